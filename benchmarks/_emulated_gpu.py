@@ -1,17 +1,20 @@
 """A run of the real training loop, feed, clock and advice on emulated GPUs, in virtual time.
 
-An emulated GPU behaves as TensorFlow drives a real one (in tensorflow/core: common_runtime/gpu/gpu_util.cc and
-gpu_device.cc, nccl/nccl_manager.cc):
+An emulated GPU behaves as TensorFlow drives a real one (in tensorflow/core:
+common_runtime/gpu/gpu_util.cc and gpu_device.cc, nccl/nccl_manager.cc):
 
-- A launch returns at once. One compute stream does the work of a device in the order of the launches.
-- A copy to another device waits for all that is queued, when it is issued, on the compute streams of *both* devices
-  (`GPUUtil::DeviceToDeviceCopy`); a copy from the host for all that is queued on the receiver (`CopyCPUTensorToGPU`).
+- A launch returns at once. One compute stream does the work of a device in the order of the
+launches.
+- A copy to another device waits for all that is queued, when it is issued, on the compute streams
+  of *both* devices (`GPUUtil::DeviceToDeviceCopy`); a copy from the host for all that is queued on
+  the receiver (`CopyCPUTensorToGPU`).
 - The copies that a device sends to others share one stream (`num_dev_to_dev_copy_streams` is 1).
-- An eager copy blocks its caller until it is done. A compiled function returns when its kernels are launched and its
-  copies are done. It launches what follows an all-reduce by NCCL when that is done (`NcclManager::LoopKernelLaunches`).
+- An eager copy blocks its caller until it is done. A compiled function returns when its kernels are
+  launched and its copies are done. It launches what follows an all-reduce by NCCL when that is done
+  (`NcclManager::LoopKernelLaunches`).
 
-The emulation assumes that a function issues its copies before its kernels: an executor starts with the nodes that have
-no inputs, and receiving a tensor is one.
+The emulation assumes that a function issues its copies before its kernels: an executor starts with
+the nodes that have no inputs, and receiving a tensor is one.
 """
 
 import logging
@@ -55,7 +58,8 @@ class Workload:
         all_reduce_s: of a step of several replicas.
         launch_s: the host launches the kernels of a step.
         produce_launch_s: the host launches the kernels of a batch.
-        dispatch_s: the host calls a step, until its copies are issued; what the producer does then is on its way.
+        dispatch_s: the host calls a step, until its copies are issued; what the producer does then
+            is on its way.
         replicas: each on a device of its own, besides the data devices.
         producers: data devices, which take turns.
         is_single: the data device trains, as the only one.
@@ -84,7 +88,9 @@ class Workload:
         is_single: bool = False,
         producers: int = 1,
     ) -> "Workload":
-        """Return a workload whose launches take 20 % of a step and of a batch, and a call 0.5 ms."""
+        """Return a workload whose launches take 20 % of a step and of a batch, and a call
+        0.5 ms.
+        """
         return cls(
             produce_s=produce_ms / 1e3,
             step_s=step_ms / 1e3,
@@ -102,7 +108,10 @@ class Workload:
         """Seconds of a step by arithmetic."""
         if self.is_single:
             return self.produce_s + self.step_s
-        producer_s, transfers_s = self.replicas * self.produce_s / self.producers, self.replicas * self.transfer_s
+        producer_s, transfers_s = (
+            self.replicas * self.produce_s / self.producers,
+            self.replicas * self.transfer_s,
+        )
         return max(producer_s, transfers_s, self.step_s + self.all_reduce_s)
 
 
@@ -135,7 +144,8 @@ class Outcome(NamedTuple):
         bottleneck: of the whole run.
         lines: of the console.
         advice: warnings.
-        pause_share: of the time from the first to the last step; what comes after the last one is left out.
+        pause_share: of the time from the first to the last step; what comes after the last one is
+            left out.
     """
 
     step_s: float
@@ -148,10 +158,12 @@ class Outcome(NamedTuple):
 
 
 class VirtualTime:
-    """Seconds that pass only while all threads wait. One thread runs at a time, so a run is the same on every machine.
+    """Seconds that pass only while all threads wait. One thread runs at a time, so a run is the
+    same on every machine.
 
-    If several threads can go on, the one that made this is the first. So a step is called before the producer, whose
-    place in the feed it has freed, begins a batch: Python's interpreter lock has the same effect.
+    If several threads can go on, the one that made this is the first. So a step is called before
+    the producer, whose place in the feed it has freed, begins a batch: Python's interpreter lock
+    has the same effect.
 
     Args:
         threads: that will wait here, with this one.
@@ -174,7 +186,8 @@ class VirtualTime:
             self.wait(lambda: self.now_s >= end_s, end_s)
 
     def wait(self, is_over: Callable[[], bool], end_s: float = math.inf) -> None:
-        """Wait until `is_over` returns true; it is called whenever all threads wait, and at `end_s`.
+        """Wait until `is_over` returns true; it is called whenever all threads wait, and at
+        `end_s`.
 
         Raises:
             RuntimeError: all threads wait for each other.
@@ -241,7 +254,9 @@ class VirtualQueue(HoldingQueue):
 
 
 class ObserverQueue(queue.Queue):
-    """A queue between the loop and the observer, whose threads wait in virtual time until it is stopped."""
+    """A queue between the loop and the observer, whose threads wait in virtual time until it is
+    stopped.
+    """
 
     def __init__(self, maxsize: int, time: VirtualTime):
         super().__init__(maxsize)
@@ -261,7 +276,9 @@ class Gpu:
         self._sent_s = self._received_s = 0.0
 
     def launch(self, seconds: float, launch_s: float = 0.0) -> None:
-        """Queue kernels that take `seconds`, one after the other from now on, the last one after `launch_s`."""
+        """Queue kernels that take `seconds`, one after the other from now on, the last one after
+        `launch_s`.
+        """
         done_s = self._kernels[-1][2] if self._kernels else 0.0
         for number in range(1, KERNELS + 1):
             launched_s = self._time.now() + launch_s * number / KERNELS
@@ -273,13 +290,20 @@ class Gpu:
     def queued_s(self) -> float:
         """When the device will be done with the kernels that are launched now."""
         now_s = self._time.now()
-        return next((done_s for launched_s, _, done_s in reversed(self._kernels) if launched_s <= now_s), 0.0)
+        return next(
+            (done_s for launched_s, _, done_s in reversed(self._kernels) if launched_s <= now_s),
+            0.0,
+        )
 
     def send(self, receiver: "Gpu", seconds: float) -> float:
-        """Queue a copy to a device, and return when it will be done. On one device there is nothing to copy."""
+        """Queue a copy to a device, and return when it will be done. On one device there is nothing
+        to copy.
+        """
         if receiver is self:
             return self._time.now()
-        self._sent_s = max(self._time.now(), self._sent_s, self.queued_s, receiver.queued_s) + seconds
+        self._sent_s = (
+            max(self._time.now(), self._sent_s, self.queued_s, receiver.queued_s) + seconds
+        )
         return self._sent_s
 
     def receive_scalar(self) -> float:
@@ -292,7 +316,9 @@ class Gpu:
 
     def busy_s(self, start_s: float, end_s: float) -> float:
         """Return for how long it computes between two moments."""
-        return sum(max(0.0, min(done, end_s) - max(begun, start_s)) for _, begun, done in self._kernels)
+        return sum(
+            max(0.0, min(done, end_s) - max(begun, start_s)) for _, begun, done in self._kernels
+        )
 
 
 class Machine(NamedTuple):
@@ -306,11 +332,15 @@ class Machine(NamedTuple):
     @classmethod
     def of(cls, workload: Workload, further_threads: int = 0) -> "Machine":
         time = VirtualTime(threads=1 + workload.producers + further_threads)
-        data, models = ([Gpu(time) for _ in range(count)] for count in (workload.producers, workload.replicas))
+        data, models = (
+            [Gpu(time) for _ in range(count)] for count in (workload.producers, workload.replicas)
+        )
         return cls(workload, time, data, data if workload.is_single else models)
 
     def launch_step(self) -> None:
-        """Launch the kernels of a step on all replicas, each by a thread of its own, and their all-reduce."""
+        """Launch the kernels of a step on all replicas, each by a thread of its own, and their
+        all-reduce.
+        """
         workload = self.workload
         for model in self.models:
             model.launch(workload.step_s, workload.launch_s)
@@ -320,10 +350,16 @@ class Machine(NamedTuple):
                 model.launch(workload.all_reduce_s)
             self.models[0].synchronize()
 
-    def produced(self, data: Gpu, hand_over: Callable[[Gpu], None] = lambda model: None) -> Iterator[tuple]:
-        """Make the batches of one step after another, as `Producer.replica_batches`; the features are the device."""
+    def produced(
+        self, data: Gpu, hand_over: Callable[[Gpu], None] = lambda model: None
+    ) -> Iterator[tuple]:
+        """Make the batches of one step after another, as `Producer.replica_batches`; the features
+        are the device.
+        """
         time, workload = self.time, self.workload
-        step = SimpleNamespace(audio_s=1.0, padded_s=1.0, bucket=0, position=SimpleNamespace(epoch=0))
+        step = SimpleNamespace(
+            audio_s=1.0, padded_s=1.0, bucket=0, position=SimpleNamespace(epoch=0)
+        )
         planned = SimpleNamespace(step=step, last=True)
         while True:
             batches = []
@@ -365,7 +401,9 @@ class EmulatedStep:
 
     def _send(self, senders: Sequence[Gpu]) -> float:
         models, transfer_s = self._machine.models, self._machine.workload.transfer_s
-        return max(data.send(model, transfer_s) for data, model in zip(senders, models, strict=True))
+        return max(
+            data.send(model, transfer_s) for data, model in zip(senders, models, strict=True)
+        )
 
     def synchronize(self, outcome):
         self._machine.time.sleep_until(outcome)
@@ -391,7 +429,9 @@ class EmulatedState:
 
 
 class Validations:
-    """The validations of an emulated run: a hook of the loop, and an observer if they run during training."""
+    """The validations of an emulated run: a hook of the loop, and an observer if they run during
+    training.
+    """
 
     pause_kind = "validation"
 
@@ -401,9 +441,15 @@ class Validations:
         self._device = {"model": model, "data": machine.data[0], "other": Gpu(time)}[held_out.place]
         self.observer, self.hook = NoObserver(), self
         if held_out.place != "model":
-            with mock.patch("myxtts.training.observer.Queue", lambda depth: ObserverQueue(depth, time)):
-                self.observer = Observer(self._observe, self._record, now=time.now, sleep=time.sleep)
-            self.hook = Observe({VALIDATION: held_out.every}, self.observer, self, lambda step: None)
+            with mock.patch(
+                "myxtts.training.observer.Queue", lambda depth: ObserverQueue(depth, time)
+            ):
+                self.observer = Observer(
+                    self._observe, self._record, now=time.now, sleep=time.sleep
+                )
+            self.hook = Observe(
+                {VALIDATION: held_out.every}, self.observer, self, lambda step: None
+            )
 
     def is_due(self, end: StepEnd) -> bool:
         return end.is_due(self._held_out.every)
@@ -413,7 +459,9 @@ class Validations:
 
     def take(self) -> None:
         """Copy the weights to the observer's device."""
-        self._machine.time.sleep_until(self._machine.models[0].send(self._device, self._held_out.copy_s))
+        self._machine.time.sleep_until(
+            self._machine.models[0].send(self._device, self._held_out.copy_s)
+        )
 
     def _observe(self, _: Observation | None, pace: Callable[[], None]) -> dict[str, float]:
         seconds, launch_s = self._held_out.batch_s, 0.2 * self._held_out.batch_s
@@ -430,7 +478,9 @@ class Validations:
 
 def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None) -> Outcome:
     """Train with the project's loop."""
-    machine = Machine.of(workload, further_threads=int(held_out is not None and held_out.place != "model"))
+    machine = Machine.of(
+        workload, further_threads=int(held_out is not None and held_out.place != "model")
+    )
     clock, reports, advice = Clock(machine.time.now, workload.producers), [], Advice()
     reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, metrics)))
     hooks = [Report(reporter, LongWait(0, DataConfig(), workload.is_single, devices=2))]
@@ -450,16 +500,27 @@ def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None)
         total = clock.total()
         idle_share = machine.idle_share(total.busy_s)
     lines = [console_line(step, metrics) for step, metrics in reports]
-    pause_s, step_s = (sum(metrics[name] for _, metrics in reports) for name in ("pause_s", "step_s"))
+    pause_s, step_s = (
+        sum(metrics[name] for _, metrics in reports) for name in ("pause_s", "step_s")
+    )
     shares = total.wait_share, idle_share, total.bottleneck
-    return Outcome(total.busy_s / total.steps, *shares, lines, advice.messages, pause_s / (pause_s + step_s))
+    return Outcome(
+        total.busy_s / total.steps, *shares, lines, advice.messages, pause_s / (pause_s + step_s)
+    )
 
 
-def open_feed(stack: ExitStack, machine: Machine, producers: Sequence[Iterator[tuple]]) -> ReplicaFeed:
-    """Return a feed of the batches of a machine's producers that had time to fill up; `stack` closes it."""
-    with mock.patch("myxtts.data.feed.HoldingQueue", lambda depth: VirtualQueue(depth, machine.time)):
+def open_feed(
+    stack: ExitStack, machine: Machine, producers: Sequence[Iterator[tuple]]
+) -> ReplicaFeed:
+    """Return a feed of the batches of a machine's producers that had time to fill up; `stack`
+    closes it.
+    """
+    with mock.patch(
+        "myxtts.data.feed.HoldingQueue", lambda depth: VirtualQueue(depth, machine.time)
+    ):
         feeds = [
-            Feed(batches, machine.workload.depth, f"producer {number}") for number, batches in enumerate(producers)
+            Feed(batches, machine.workload.depth, f"producer {number}")
+            for number, batches in enumerate(producers)
         ]
     replica_feed = stack.enter_context(ReplicaFeed([feeds], [range(machine.workload.replicas)]))
     stack.callback(machine.time.stop)
@@ -489,7 +550,9 @@ class Advice(logging.Handler):
 
 
 def train_as_formerly(workload: Workload, steps: int = 400) -> Outcome:
-    """Train as up to version 0.1: the producer hands over by eager copies, and scalars are made on the model device."""
+    """Train as up to version 0.1: the producer hands over by eager copies, and scalars are made on
+    the model device.
+    """
     machine = Machine.of(workload)
     time, clock = machine.time, Clock(machine.time.now)
 
@@ -512,4 +575,6 @@ def train_as_formerly(workload: Workload, steps: int = 400) -> Outcome:
         machine.models[0].synchronize()
         total = clock.total()
         idle_share = machine.idle_share(total.busy_s)
-    return Outcome(total.busy_s / total.steps, total.wait_share, idle_share, total.bottleneck, [], [])
+    return Outcome(
+        total.busy_s / total.steps, total.wait_share, idle_share, total.bottleneck, [], []
+    )

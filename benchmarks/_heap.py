@@ -1,20 +1,22 @@
 """train_main.py, which also writes how much memory it has in use and occupies.
 
-Growth is hard to see in what a process usually occupies, since two allocators keep what they were given back. The C
-library returns it to the system at times: in a run of benchmarks/soak.py 90 MiB come and go. Here malloc_trim(3)
-returns all of it before each measurement. TensorFlow keeps the memory of its tensors on a CPU for good, in regions that
-double: one of 128 MiB was taken in the second hour, when a tensor found no gap in the others. Here, by
-TF_ONEDNN_USE_SYSTEM_ALLOCATOR, tensors have memory of the C library instead. What is left is memory in use, what Python
-keeps, and gaps between pieces in use.
+Growth is hard to see in what a process usually occupies, since two allocators keep what they were
+given back. The C library returns it to the system at times: in a run of benchmarks/soak.py 90 MiB
+come and go. Here malloc_trim(3) returns all of it before each measurement. TensorFlow keeps the
+memory of its tensors on a CPU for good, in regions that double: one of 128 MiB was taken in the
+second hour, when a tensor found no gap in the others. Here, by TF_ONEDNN_USE_SYSTEM_ALLOCATOR,
+tensors have memory of the C library instead. What is left is memory in use, what Python keeps, and
+gaps between pieces in use.
 
-One growth is taken ahead, since it happens once and then never again. pathlib interns each part of a path. Python's
-table of interned strings (some 100,000 with TensorFlow) has places for 174,762, and a string that is gone keeps its
-place, so after some 12,000 steps the table is full and Python makes a larger one: 3.7 MiB more, with room for good.
+One growth is taken ahead, since it happens once and then never again. pathlib interns each part of
+a path. Python's table of interned strings (some 100,000 with TensorFlow) has places for 174,762,
+and a string that is gone keeps its place, so after some 12,000 steps the table is full and Python
+makes a larger one: 3.7 MiB more, with room for good.
 
     python benchmarks/_heap.py heap.txt --simulate-gpus 2 --data-gpu 0 --model-gpu 1 --max-steps 20
 
-adds a line `IN_USE OCCUPIED` to heap.txt four times a second: bytes that malloc has handed out, and bytes of anonymous
-memory. It needs Linux and the GNU C library from version 2.33.
+adds a line `IN_USE OCCUPIED` to heap.txt four times a second: bytes that malloc has handed out, and
+bytes of anonymous memory. It needs Linux and the GNU C library from version 2.33.
 """
 
 import ctypes
@@ -28,9 +30,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 
-EVERY_S = 0.25  # memory differs by 10 MiB within a step, so only the mean of many lines shows growth
+EVERY_S = (
+    0.25  # memory differs by 10 MiB within a step, so only the mean of many lines shows growth
+)
 ENVIRON = {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}
-STRINGS = 200_000  # more than are free in the table of interned strings, and fewer than are in the next larger one
+# more than are free in the table of interned strings, and fewer than are in the next larger one
+STRINGS = 200_000
 
 
 class Mallinfo2(ctypes.Structure):
@@ -38,7 +43,10 @@ class Mallinfo2(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
-        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
+        *(
+            (name, ctypes.c_size_t)
+            for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+        ),
     ]
 
 
@@ -51,7 +59,9 @@ def bytes_in_use() -> int:
 
 
 def bytes_occupied() -> int:
-    """Return the bytes of anonymous memory after malloc has returned what it can; 0 where the system does not tell."""
+    """Return the bytes of anonymous memory after malloc has returned what it can; 0 where the
+    system does not tell.
+    """
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         return 1024 * sum(int(line.split()[1]) for line in file if line.startswith("RssAnon:"))

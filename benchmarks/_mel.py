@@ -1,4 +1,6 @@
-"""What log-mel spectrograms are compared with: librosa's in float64, and those of a transform in float32."""
+"""What log-mel spectrograms are compared with: librosa's in float64, and those of a transform in
+float32.
+"""
 
 import librosa
 import numpy as np
@@ -21,8 +23,16 @@ from myxtts.matmul import float32_matmul
 def mel_by_librosa(wave: np.ndarray) -> np.ndarray:
     """Return the log-mel spectrogram by librosa alone, float64 [samples // 256, 80]."""
     reflected = np.pad(wave.astype(np.float64), PAD_SAMPLES, mode="reflect")
-    spectrum = librosa.stft(reflected, n_fft=FFT_SAMPLES, hop_length=HOP_SAMPLES, center=False, dtype=np.complex128)
-    bands = {"sr": SAMPLE_RATE_HZ, "n_fft": FFT_SAMPLES, "n_mels": MEL_BANDS, "fmin": LOW_HZ, "fmax": HIGH_HZ}
+    spectrum = librosa.stft(
+        reflected, n_fft=FFT_SAMPLES, hop_length=HOP_SAMPLES, center=False, dtype=np.complex128
+    )
+    bands = {
+        "sr": SAMPLE_RATE_HZ,
+        "n_fft": FFT_SAMPLES,
+        "n_mels": MEL_BANDS,
+        "fmin": LOW_HZ,
+        "fmax": HIGH_HZ,
+    }
     filters = librosa.filters.mel(**bands, dtype=np.float64)
     return np.log(np.maximum(filters @ np.abs(spectrum), LOG_FLOOR)).T
 

@@ -36,12 +36,14 @@ class Slope:
 
 
 def fit(t: Sequence[float], y: Sequence[float]) -> Slope | None:
-    """Fit y = a + b t to samples at even intervals; return None if there are fewer than six, or all at one time.
+    """Fit y = a + b t to samples at even intervals; return None if there are fewer than six, or all
+    at one time.
 
-    The standard error of b is sqrt(r^2 / (n - 2) / sum (t - mean t)^2), with r^2 the sum of the squared residuals. It
-    holds for residuals that do not depend on each other. Samples of a process do, so n is replaced by the effective
-    number n (1 - c) / (1 + c), where c is the correlation of neighbouring residuals, at least 0 (Santer et al. 2000,
-    J. Geophys. Res. 105, 7337, equations 4 to 6), and at least 6. The interval is b ± t(0.975) times that error.
+    The standard error of b is sqrt(r^2 / (n - 2) / sum (t - mean t)^2), with r^2 the sum of the
+    squared residuals. It holds for residuals that do not depend on each other. Samples of a process
+    do, so n is replaced by the effective number n (1 - c) / (1 + c), where c is the correlation of
+    neighbouring residuals, at least 0 (Santer et al. 2000, J. Geophys. Res. 105, 7337, equations 4
+    to 6), and at least 6. The interval is b ± t(0.975) times that error.
     """
     n = len(t)
     mean_t, mean_y = (fmean(values) if values else 0.0 for values in (t, y))
@@ -62,8 +64,13 @@ def fit(t: Sequence[float], y: Sequence[float]) -> Slope | None:
 def t_quantile(probability: float, freedom: float) -> float:
     """Return a quantile of Student's t distribution, within 1 % from 4 degrees of freedom on.
 
-    The expansion around the normal quantile, Abramowitz and Stegun 26.7.5; below 4 degrees it is too small.
+    The expansion around the normal quantile, Abramowitz and Stegun 26.7.5; below 4 degrees it is
+    too small.
     """
     z = NormalDist().inv_cdf(probability)
-    terms = (z**3 + z) / 4.0, (5 * z**5 + 16 * z**3 + 3 * z) / 96.0, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384.0
+    terms = (
+        (z**3 + z) / 4.0,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96.0,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384.0,
+    )
     return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))

@@ -30,7 +30,8 @@ from myxtts.training.setup import build_state, configure_devices, make_step, tun
 
 
 def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[str, float]:
-    """Return real-time factors of held-out texts and the training step's share of the machine's matrix-product rate.
+    """Return real-time factors of held-out texts and the training step's share of the machine's
+    matrix-product rate.
 
     Args:
         utterances: number of texts to synthesize.
@@ -46,13 +47,17 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
         rate = matmul_flops_per_s()
     figures = step_speed(config, corpus, metadata, placement, run, steps)
     figures |= {"rate_share": figures["step_flops_per_s"] / rate, "matmul_gflops": rate / 1e9}
-    return figures | synthesis_speed(config, held_out, checkpoint, metadata, route, run, utterances, iterations)
+    return figures | synthesis_speed(
+        config, held_out, checkpoint, metadata, route, run, utterances, iterations
+    )
 
 
 def step_speed(
     config: Config, corpus: Corpus, metadata: dict, placement: Placement, run: Path, steps: int
 ) -> dict[str, float]:
-    """Return time and matrix products of the training step, repeated on one batch of medium length."""
+    """Return time and matrix products of the training step, repeated on one batch of medium
+    length.
+    """
     training = config.training.model_copy(update={"gradient_accumulation": 1})
     config = config.model_copy(update={"training": training})
     state = build_state(config, vocabulary_of(metadata), make_replicas(placement.routes))
@@ -75,7 +80,9 @@ def medium_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> Pro
     """Return the first batch of the bucket in the middle."""
     middle = len(corpus.plan.bounds) // 2
     extractor = task_of(config).extractor(config, training=False)
-    pipeline = Pipeline(corpus, [route], extractor, config.data, seed=config.training.seed, cache_folder=run)
+    pipeline = Pipeline(
+        corpus, [route], extractor, config.data, seed=config.training.seed, cache_folder=run
+    )
     with pipeline.open_feed(Position(), epochs=1) as feed:
         return next(batch for (batch,) in feed if batch.planned.step.bucket == middle)
 
@@ -90,7 +97,9 @@ def synthesis_speed(
     utterances: int,
     iterations: int,
 ) -> dict[str, float]:
-    """Return the seconds of computation per second of speech, from text to wave, after one warm-up pass."""
+    """Return the seconds of computation per second of speech, from text to wave, after one warm-up
+    pass.
+    """
     network = load_model(checkpoint, metadata, route.model, task="tts")
     loaded = load_utterances(network, held_out, config, route, run, utterances).utterances
     options = synthesis_options(config.model)
@@ -98,7 +107,10 @@ def synthesis_speed(
     def synthesize_batch(batch: Sequence[Utterance]) -> float:
         """Synthesize a batch and return the seconds of speech."""
         vocoder = GriffinLim(iterations)
-        texts, languages = [utterance.text for utterance in batch], [utterance.language for utterance in batch]
+        texts, languages = (
+            [utterance.text for utterance in batch],
+            [utterance.language for utterance in batch],
+        )
         references = [utterance.reference for utterance in batch]
         mels = predict_mels(network, metadata, texts, languages, references, options, route.model)
         waves = vocode_mels(vocoder, mels, route.model)

@@ -1,4 +1,6 @@
-"""Training runs that take a given time, for benchmarks: started by the commands that a user types, and resumable."""
+"""Training runs that take a given time, for benchmarks: started by the commands that a user types,
+and resumable.
+"""
 
 import argparse
 import json
@@ -36,42 +38,63 @@ class Target:
 
     def __str__(self) -> str:
         bounds = [f"≥ {self._format(self.minimum)}"] if self.minimum is not None else []
-        return " ".join([*bounds, f"≤ {self._format(self.maximum)}"] if self.maximum is not None else bounds)
+        return " ".join(
+            [*bounds, f"≤ {self._format(self.maximum)}"] if self.maximum is not None else bounds
+        )
 
     def row(self, values: Sequence[float]) -> str:
         value = median(values)
-        reached = (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
+        reached = (self.minimum is None or value >= self.minimum) and (
+            self.maximum is None or value <= self.maximum
+        )
         several = f" ({', '.join(map(self._format, values))})" if len(values) > 1 else ""
         verdict = ("yes" if reached else "no") if str(self) else "–"
         return f"| {self.name} | {str(self) or '–'} | {self._format(value)}{several} | {verdict} |"
 
     def _format(self, value: float) -> str:
-        return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.3g}{self.unit and ' ' + self.unit}"
+        return (
+            f"{100 * value:.1f} %"
+            if self.unit == "%"
+            else f"{value:.3g}{self.unit and ' ' + self.unit}"
+        )
 
 
 def parse_options(parser: argparse.ArgumentParser, parts: Sequence[str] = ()) -> argparse.Namespace:
-    """Parse the command line; `train_flags` are the arguments after --, which are for train_main.py.
+    """Parse the command line; `train_flags` are the arguments after --, which are for
+    train_main.py.
 
-    Adds --seeds, --only and --json to the options, which the benchmarks of timed runs have in common.
+    Adds --seeds, --only and --json to the options, which the benchmarks of timed runs have in
+    common.
 
     Args:
         parts: further values of --only.
     """
     parser.epilog = "Arguments after -- are passed to train_main.py."
     parser.add_argument(
-        "--seeds", type=bounded(int, 0, 2**31 - 1), nargs="+", default=[0], help="of the runs; medians are shown"
+        "--seeds",
+        type=bounded(int, 0, 2**31 - 1),
+        nargs="+",
+        default=[0],
+        help="of the runs; medians are shown",
     )
     parser.add_argument(
-        "--only", choices=(*parts, "train", "measure"), help="only train, or only measure existing runs, and the like"
+        "--only",
+        choices=(*parts, "train", "measure"),
+        help="only train, or only measure existing runs, and the like",
     )
     parser.add_argument(
-        "--json", metavar="FILE", type=absolute, help="output file for the figures (default: beside the runs)"
+        "--json",
+        metavar="FILE",
+        type=absolute,
+        help="output file for the figures (default: beside the runs)",
     )
     arguments, train_flags = split_arguments(sys.argv[1:])
     options = parser.parse_args(arguments)
     options.train_flags = train_flags
     if train_flags and options.only == "measure":
-        parser.error("arguments after -- are passed to train_main.py, which --only measure does not run")
+        parser.error(
+            "arguments after -- are passed to train_main.py, which --only measure does not run"
+        )
     return options
 
 
@@ -92,12 +115,14 @@ def absolute(path: str) -> Path:
 
 
 def check_unused_flags(runs: Iterable[Path], flags: Sequence[str]) -> None:
-    """Raise ConfigError if training flags are given for an existing run, which keeps its own settings."""
+    """Raise ConfigError if training flags are given for an existing run, which keeps its own
+    settings.
+    """
     existing = [run.name for run in runs if settings_of(run).exists()]
     if flags and existing:
         raise ConfigError(
-            f"{' '.join(flags)} was given, but {', '.join(existing)} already exists and keeps its own settings. "
-            "Start another run with --name, or leave out the arguments after --."
+            f"{' '.join(flags)} was given, but {', '.join(existing)} already exists and keeps its"
+            " own settings. Start another run with --name, or leave out the arguments after --."
         )
 
 
@@ -113,9 +138,14 @@ def settings_of(run: Path) -> Path:
 
 
 def train_for(
-    run: Path, minutes: float, probe_steps: int, common: Sequence[str], script: str = "train_main.py"
+    run: Path,
+    minutes: float,
+    probe_steps: int,
+    common: Sequence[str],
+    script: str = "train_main.py",
 ) -> None:
-    """Train a run whose steps take the given minutes, or resume it. A finished run is not trained again.
+    """Train a run whose steps take the given minutes, or resume it. A finished run is not trained
+    again.
 
     A short run measures the step time first, which gives the number of steps.
 
@@ -142,10 +172,14 @@ def metrics_of(run: Path) -> list[dict]:
 
 
 def training_figures(run: Path) -> dict[str, float]:
-    """Return the run's times from its own reports, which exclude the first step, because it is traced."""
+    """Return the run's times from its own reports, which exclude the first step, because it is
+    traced.
+    """
     reports = metrics_of(run)
     if not reports or reports[-1]["step"] < 2:
-        raise ConfigError(f"{run} has no report of a second step. Train it first, or give more --minutes.")
+        raise ConfigError(
+            f"{run} has no report of a second step. Train it first, or give more --minutes."
+        )
     steps, busy_s, wait_s, previous_step = 0, 0.0, 0.0, 1
     for report in reports:
         count = report["step"] - previous_step
@@ -160,7 +194,9 @@ def training_figures(run: Path) -> dict[str, float]:
 
 
 def print_table(goals: dict[str, Target], figures: Sequence[dict]) -> None:
-    """Print the median of each figure over the runs, with the values of the runs, and whether it reaches its target."""
+    """Print the median of each figure over the runs, with the values of the runs, and whether it
+    reaches its target.
+    """
     print("\n| figure | target | result | target reached |\n|---|---|---|---|")
     for key, target in goals.items():
         values = [run[key] for run in figures if key in run]

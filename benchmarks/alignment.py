@@ -1,14 +1,16 @@
-"""Time, loop iterations and kernels of implementations of the alignment search, which all find the same path.
+"""Time, loop iterations and kernels of implementations of the alignment search, which all find the
+same path.
 
     python benchmarks/alignment.py
     python benchmarks/alignment.py --shapes 16x600x90 --repeats 51
 
-Each implementation must find the paths of the first one on random scores, or the program ends with an error. All take
-turns (A B A B) in one process; times are medians of processor time in milliseconds, with their ratio to the first
-implementation. Kernels
-are the instructions of the program that XLA optimised for this CPU, times the iterations of their loops: the program
-for a GPU fuses differently, so they indicate launches there and do not count them. `host reads` are iterations of
-loops whose number XLA does not know: a GPU returns the condition to the host in each of these.
+Each implementation must find the paths of the first one on random scores, or the program ends with
+an error. All take turns (A B A B) in one process; times are medians of processor time in
+milliseconds, with their ratio to the first implementation. Kernels are the instructions of the
+program that XLA optimised for this CPU, times the iterations of their loops: the program for a GPU
+fuses differently, so they indicate launches there and do not count them. `host reads` are
+iterations of loops whose number XLA does not know: a GPU returns the condition to the host in each
+of these.
 """
 
 import argparse
@@ -38,24 +40,39 @@ def main() -> int:
     import tensorflow as tf
 
     searches = implementations(tf)
-    print("shape         implementation              ms  ratio  first s  iterations  kernels  host reads")
+    print(
+        "shape         implementation              ms  ratio  first s  iterations  kernels  host"
+        " reads"
+    )
     for shape in options.shapes:
         arguments = random_rows(tf, *map(int, shape.split("x")), seed=0)
         times_ms, first_s = measure(searches, arguments, options.repeats)
         reference = next(iter(times_ms.values()))
         for name, search in searches.items():
-            line = f"{shape:12}  {name:22} {times_ms[name]:7.2f} {times_ms[name] / reference:6.2f} {first_s[name]:8.2f}"
+            line = (
+                f"{shape:12}  {name:22} {times_ms[name]:7.2f} {times_ms[name] / reference:6.2f}"
+                f" {first_s[name]:8.2f}"
+            )
             print(line, launches(search, arguments) if "XLA" in name else "", flush=True)
     print(other_order(tf))
     return 0
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--shapes", type=shape, nargs="+", default=SHAPES, metavar="ROWSxFRAMESxTOKENS", help="batches to search"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=bounded(int, 1), default=21, help="turns of each implementation")
+    parser.add_argument(
+        "--shapes",
+        type=shape,
+        nargs="+",
+        default=SHAPES,
+        metavar="ROWSxFRAMESxTOKENS",
+        help="batches to search",
+    )
+    parser.add_argument(
+        "--repeats", type=bounded(int, 1), default=21, help="turns of each implementation"
+    )
     return parser.parse_args()
 
 
@@ -71,20 +88,26 @@ def implementations(tf) -> dict[str, Callable]:
 
     def by_blocks(frames):
         def search(*arguments):
-            with mock.patch.object(alignment, "BLOCK_FRAMES", frames):  # read while the function is traced
+            with mock.patch.object(
+                alignment, "BLOCK_FRAMES", frames
+            ):  # read while the function is traced
                 return alignment.search_by_blocks(*arguments)
 
         return tf.function(search, jit_compile=True, autograph=False)
 
     def in_python(search):
-        return tf.function(lambda *arguments: tf.numpy_function(search, arguments, tf.int32), autograph=False)
+        return tf.function(
+            lambda *arguments: tf.numpy_function(search, arguments, tf.int32), autograph=False
+        )
 
     def by_frames(xla):
         return tf.function(alignment.search_by_frames, jit_compile=xla, autograph=False)
 
     return {
         "frames, XLA": by_frames(xla=True),
-        "frames, XLA, before": tf.function(lambda *a: former_search(tf, *a), jit_compile=True, autograph=False),
+        "frames, XLA, before": tf.function(
+            lambda *a: former_search(tf, *a), jit_compile=True, autograph=False
+        ),
         **{f"blocks of {frames}, XLA": by_blocks(frames) for frames in (2, 4, 8, 16)},
         "frames, TensorFlow": by_frames(xla=None),
         "numpy": in_python(numpy_search),
@@ -93,17 +116,24 @@ def implementations(tf) -> dict[str, Callable]:
 
 
 def random_rows(tf, rows: int, frames: int, tokens: int, seed: int) -> tuple:
-    """Return scores as a half-trained model has them, with tokens and frames of each row; the first row is full."""
+    """Return scores as a half-trained model has them, with tokens and frames of each row; the first
+    row is full.
+    """
     random = np.random.default_rng(seed)
     frame_count = random.integers(frames * 3 // 4, frames + 1, rows).astype(np.int32)
-    token_count = np.minimum(random.integers(tokens * 3 // 4, tokens + 1, rows), frame_count).astype(np.int32)
+    token_count = np.minimum(
+        random.integers(tokens * 3 // 4, tokens + 1, rows), frame_count
+    ).astype(np.int32)
     frame_count[0], token_count[0] = frames, min(tokens, frames)
     score = -np.log1p(random.normal(0.0, 10.0, (rows, frames, tokens)) ** 2).astype(np.float32)
     return tf.constant(score), tf.constant(token_count), tf.constant(frame_count)
 
 
-def measure(searches: dict, arguments: tuple, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Return median milliseconds of processor time, and the processor seconds of the first call, which compiles.
+def measure(
+    searches: dict, arguments: tuple, repeats: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return median milliseconds of processor time, and the processor seconds of the first call,
+    which compiles.
 
     Raises:
         TrainingError: an implementation finds another path.
@@ -115,7 +145,9 @@ def measure(searches: dict, arguments: tuple, repeats: int) -> tuple[dict[str, f
         first_s[name] = time.process_time() - started_s
         expected = path if expected is None else expected
         if not np.array_equal(path, expected):
-            raise TrainingError(f"'{name}' finds other paths than the first implementation. This is a defect.")
+            raise TrainingError(
+                f"'{name}' finds other paths than the first implementation. This is a defect."
+            )
     for _ in range(repeats):
         for name, search in searches.items():
             started_s = time.process_time()
@@ -129,7 +161,9 @@ def launches(search, arguments: tuple) -> str:
     text = search.experimental_get_compiler_ir(*arguments)(stage="optimized_hlo")
     bodies = {
         name: re.findall(r"^  (?:ROOT )?%\S+ = .*? ([a-z][a-z-]*)\((.*)$", lines, re.MULTILINE)
-        for name, lines in re.findall(r"^(?:ENTRY )?%(\S+) \(.*\{\n((?:  .*\n)*)\}", text, re.MULTILINE)
+        for name, lines in re.findall(
+            r"^(?:ENTRY )?%(\S+) \(.*\{\n((?:  .*\n)*)\}", text, re.MULTILINE
+        )
     }
     entry = re.search(r"^ENTRY %(\S+) ", text, re.MULTILINE).group(1)
     frames = arguments[0].shape[1]
@@ -137,7 +171,9 @@ def launches(search, arguments: tuple) -> str:
 
 
 def counted(bodies: dict, name: str, frames: int) -> np.ndarray:
-    """Return int [3] of a computation: iterations, kernels and host reads; an unknown loop runs once for each frame."""
+    """Return int [3] of a computation: iterations, kernels and host reads; an unknown loop runs
+    once for each frame.
+    """
     total = np.zeros(3, int)
     for operation, rest in bodies[name]:
         if operation == "while":
@@ -153,7 +189,9 @@ def counted(bodies: dict, name: str, frames: int) -> np.ndarray:
 
 
 def other_order(tf) -> str:
-    """Count the paths that differ if the scores are summed from the end, as in scans that join blocks of frames."""
+    """Count the paths that differ if the scores are summed from the end, as in scans that join
+    blocks of frames.
+    """
     from myxtts.models.alignment import search_by_frames
 
     search = tf.function(search_by_frames, jit_compile=True)
@@ -162,11 +200,16 @@ def other_order(tf) -> str:
     path = search(score, *full).numpy()
     backwards = 89 - search(score[:, ::-1, ::-1], *full).numpy()[:, ::-1]
     differing = int((path != backwards).any(axis=1).sum())
-    return f"summed from the end: {differing} of {ASSOCIATION_ROWS} rows of 600 frames and 90 tokens have another path"
+    return (
+        f"summed from the end: {differing} of {ASSOCIATION_ROWS} rows of 600 frames and 90 tokens"
+        " have another path"
+    )
 
 
 def former_search(tf, score, token_count, frames):
-    """The search as it was: one loop over the frames counts down, so that XLA does not know its iterations."""
+    """The search as it was: one loop over the frames counts down, so that XLA does not know its
+    iterations.
+    """
     impossible = -1e9
     batch, padded_frames, tokens = tf.unstack(tf.shape(score))
     token = tf.range(tokens)[None, :]
@@ -192,7 +235,9 @@ def former_search(tf, score, token_count, frames):
     start = 0, tf.fill([batch, tokens], impossible), advanced
     _, _, advanced = tf.while_loop(lambda t, *_: t < padded_frames, forward, start)
     path = tf.zeros([padded_frames, batch], tf.int32)
-    _, _, path = tf.while_loop(lambda t, *_: t >= 0, backward, (padded_frames - 1, token_count - 1, path))
+    _, _, path = tf.while_loop(
+        lambda t, *_: t >= 0, backward, (padded_frames - 1, token_count - 1, path)
+    )
     return tf.transpose(path)
 
 
@@ -219,7 +264,9 @@ def numpy_search(score, token_count, frames):
 
 
 def numba_search():
-    """Return a search that numba compiles, row by row; it comes with librosa and does not hold Python's lock."""
+    """Return a search that numba compiles, row by row; it comes with librosa and does not hold
+    Python's lock.
+    """
     import numba
 
     @numba.njit(nogil=True)
@@ -234,7 +281,9 @@ def numba_search():
                 totals[0, 1] = score[row, 0, 0]
             for t in range(1, frames[row]):
                 for n in range(token_count[row]):
-                    totals[t, n + 1] = max(totals[t - 1, n + 1], totals[t - 1, n]) + score[row, t, n]
+                    totals[t, n + 1] = (
+                        max(totals[t - 1, n + 1], totals[t - 1, n]) + score[row, t, n]
+                    )
             n = token_count[row] - 1
             for t in range(frames[row] - 1, -1, -1):
                 path[row, t] = n

@@ -1,12 +1,14 @@
-"""Train speech recognition from scratch: Legendre memory units against a GRU and convolutions of the same size.
+"""Train speech recognition from scratch: Legendre memory units against a GRU and convolutions of
+the same size.
 
     python benchmarks/asr.py
     python benchmarks/asr.py --encoders lmu --steps 900
     python benchmarks/asr.py --config configs/asr_voices.yaml --encoders lmu --steps 1500
 
-Creates the demo corpus of 1,500 sentences if it is missing, trains each encoder with the configuration through
-train_main.py, in dual placement on two simulated GPUs, and prints the error rates of the last validation, on the 5 % of
-the sentences that are held out, and the time from the first step to the last, including validation.
+Creates the demo corpus of 1,500 sentences if it is missing, trains each encoder with the
+configuration through train_main.py, in dual placement on two simulated GPUs, and prints the error
+rates of the last validation, on the 5 % of the sentences that are held out, and the time from the
+first step to the last, including validation.
 """
 
 import argparse
@@ -33,10 +35,18 @@ DUAL = "--simulate-gpus 2 --data-gpu 0 --model-gpu 1"
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare encoders for speech recognition: LMU, GRU and convolutions.")
-    parser.add_argument("--encoders", nargs="+", choices=("lmu", "gru", "conv"), default=("lmu", "gru", "conv"))
-    parser.add_argument("--steps", type=bounded(int, 50), default=300, help="training steps (default 300)")
-    parser.add_argument("--seed", type=bounded(int, 0), default=0, help="seed of the runs (default 0)")
+    parser = argparse.ArgumentParser(
+        description="Compare encoders for speech recognition: LMU, GRU and convolutions."
+    )
+    parser.add_argument(
+        "--encoders", nargs="+", choices=("lmu", "gru", "conv"), default=("lmu", "gru", "conv")
+    )
+    parser.add_argument(
+        "--steps", type=bounded(int, 50), default=300, help="training steps (default 300)"
+    )
+    parser.add_argument(
+        "--seed", type=bounded(int, 0), default=0, help="seed of the runs (default 0)"
+    )
     parser.add_argument("--config", default=CONFIG, help=f"configuration (default {CONFIG})")
     return parser.parse_args(arguments)
 
@@ -45,11 +55,19 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.config == CONFIG and not (CORPUS / "metadata.csv").exists():
         make_demo_corpus(CORPUS, utterances=SENTENCES, languages=["en"], speakers=1, seed=0)
-    print("| encoder | parameters | steps | minutes | steps/s | CER | WER |\n|---|---|---|---|---|---|---|")
+    print(
+        "| encoder | parameters | steps | minutes | steps/s | CER | WER"
+        " |\n|---|---|---|---|---|---|---|"
+    )
     for encoder in options.encoders:
         figures = train_encoder(options.config, encoder, options.steps, options.seed)
-        rates = (f"{100 * figures[name]:.1f} %" for name in ("character_error_rate", "word_error_rate"))
-        cost = f"{figures['parameters']:,} | {options.steps} | {figures['minutes']:.1f} | {figures['steps_per_s']:.1f}"
+        rates = (
+            f"{100 * figures[name]:.1f} %" for name in ("character_error_rate", "word_error_rate")
+        )
+        cost = (
+            f"{figures['parameters']:,} | {options.steps} | {figures['minutes']:.1f} |"
+            f" {figures['steps_per_s']:.1f}"
+        )
         print(f"| {encoder} | {cost} | {' | '.join(rates)} |", flush=True)
     return 0
 
@@ -63,19 +81,27 @@ def train_encoder(config: str, encoder: str, steps: int, seed: int) -> dict[str,
         command = [sys.executable, "-u", "train_main.py", *flags.split()]
         output: list[str] = []
         start_s = time.monotonic()
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        with subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as run:
             for line in run.stdout:
                 output.append(line)
                 if line.startswith("first step"):
                     start_s = time.monotonic()
         minutes = (time.monotonic() - start_s) / 60
         if run.returncode:
-            raise TrainingError(f"train_main.py {flags} ended with code {run.returncode}:\n{''.join(output)}")
+            raise TrainingError(
+                f"train_main.py {flags} ended with code {run.returncode}:\n{''.join(output)}"
+            )
         reports = read_metrics(Path(folder) / "run" / "metrics.jsonl")
     parameters = int(re.search(r"([0-9,]+) parameters", "".join(output))[1].replace(",", ""))
     speeds = sorted(report["steps_per_s"] for report in reports)
     rates = {name.removeprefix("validation_"): value for name, value in reports[-1].items()}
-    return rates | {"parameters": parameters, "minutes": minutes, "steps_per_s": speeds[len(speeds) // 2]}
+    return rates | {
+        "parameters": parameters,
+        "minutes": minutes,
+        "steps_per_s": speeds[len(speeds) // 2],
+    }
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
 """Damage the real program at random, again and again, and look at what it does.
 
-    python benchmarks/chaos.py --minutes 60 --seed 0
-    python benchmarks/chaos.py --minutes 5 --seed 1 --scenarios interrupts full-disk
-    python benchmarks/chaos.py --seed 0 --repeat 17          # one case again, with its outputs in --out
-    python benchmarks/chaos.py --list
+    python benchmarks/chaos.py --minutes 60 --seed 0 python benchmarks/chaos.py --minutes 5 --seed 1
+    --scenarios interrupts full-disk python benchmarks/chaos.py --seed 0 --repeat 17          # one
+    case again, with its outputs in --out python benchmarks/chaos.py --list
 
-Each case is a function of the seed and its number alone: which scenario, which faults, which settings, and at which
-moments: at a named point such as the second rename of a file, at a line of the log, or after a random time. The
-programs are forks of this process, which has imported TensorFlow and started no device. They run train_main.py with its
-smallest settings, and train a toy in place of the network.
+Each case is a function of the seed and its number alone: which scenario, which faults, which
+settings, and at which moments: at a named point such as the second rename of a file, at a line of
+the log, or after a random time. The programs are forks of this process, which has imported
+TensorFlow and started no device. They run train_main.py with its smallest settings, and train a toy
+in place of the network.
 
-After each program: its exit code is 0, 2 with one message on what to do, 130 or 143, or that of the signal sent; no
-output has a traceback; it ends within a time limit and leaves no process behind, and so no port. No checkpoint that was
-complete is lost; and where a run goes on to its end, its losses and weights are those of an undisturbed run, bit for
-bit. Linux only.
+After each program: its exit code is 0, 2 with one message on what to do, 130 or 143, or that of the
+signal sent; no output has a traceback; it ends within a time limit and leaves no process behind,
+and so no port. No checkpoint that was complete is lost; and where a run goes on to its end, its
+losses and weights are those of an undisturbed run, bit for bit. Linux only.
 """
 
 import argparse
@@ -34,7 +34,9 @@ from myxtts.commands.tensorflow_log import filter_stderr
 from myxtts.errors import PlacementError
 from myxtts.files import check_writable, make_folder, write_json
 
-FOLDER = "MYXTTS_CHAOS_FOLDER"  # environment variable: the folder of this test, over the start with the shim
+FOLDER = (  # environment variable: the folder of this test, over the start with the shim
+    "MYXTTS_CHAOS_FOLDER"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,20 +45,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(scenario.line() for scenario in SCENARIOS))
         return 0
     if sys.platform != "linux":
-        raise PlacementError(f"the chaos test needs Linux, and this is {sys.platform}. Run it in a container.")
+        raise PlacementError(
+            f"the chaos test needs Linux, and this is {sys.platform}. Run it in a container."
+        )
     check_writable("--json", options.json)
     folder = prepare_folder(options.out)
     chosen = [scenario for scenario in SCENARIOS if scenario.name in options.scenarios]
     if not is_preloaded() and all(scenario.needs_shim for scenario in chosen):
         raise PlacementError(
-            f"{', '.join(options.scenarios)} needs a C compiler, and there is none. Install gcc or clang."
+            f"{', '.join(options.scenarios)} needs a C compiler, and there is none. Install gcc or"
+            " clang."
         )
     os.environ.update({"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"})
     filter_stderr()
     from benchmarks.faults.driver import run_cases  # imports TensorFlow, which takes seconds
 
     settings = Settings(
-        options.seed, folder, tuple(options.scenarios), options.minutes, options.cases, options.repeat, options.jobs
+        options.seed,
+        folder,
+        tuple(options.scenarios),
+        options.minutes,
+        options.cases,
+        options.repeat,
+        options.jobs,
     )
     result = run_cases(settings)
     if options.json is not None:
@@ -69,7 +80,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     names = [scenario.name for scenario in SCENARIOS]
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0],
-        epilog="Exit code: 0 if no case failed, 1 otherwise, 2 for wrong use. The folder of a failed case is kept.",
+        epilog=(
+            "Exit code: 0 if no case failed, 1 otherwise, 2 for wrong use. The folder of a failed"
+            " case is kept."
+        ),
     )
     parser.add_argument(
         "--minutes",
@@ -77,19 +91,45 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=10.0,
         help="of all cases, after the undisturbed runs; default 10",
     )
-    parser.add_argument("--cases", metavar="N", type=bounded(int, 1), default=0, help="end after N cases")
+    parser.add_argument(
+        "--cases", metavar="N", type=bounded(int, 1), default=0, help="end after N cases"
+    )
     parser.add_argument("--seed", type=bounded(int, 0), default=0, help="of all cases (default 0)")
-    parser.add_argument("--scenarios", metavar="NAME", nargs="+", choices=names, default=names, help="some of --list")
+    parser.add_argument(
+        "--scenarios",
+        metavar="NAME",
+        nargs="+",
+        choices=names,
+        default=names,
+        help="some of --list",
+    )
     parser.add_argument("--list", action="store_true", help="list the scenarios and exit")
-    parser.add_argument("--repeat", metavar="CASE", type=bounded(int, 0), help="the number of the only case to run")
-    parser.add_argument("--jobs", metavar="N", type=bounded(int, 1, 64), default=2, help="cases at a time (default 2)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write all cases and failures as JSON")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="parent of the test's folder (default: the system's)")
+    parser.add_argument(
+        "--repeat", metavar="CASE", type=bounded(int, 0), help="the number of the only case to run"
+    )
+    parser.add_argument(
+        "--jobs",
+        metavar="N",
+        type=bounded(int, 1, 64),
+        default=2,
+        help="cases at a time (default 2)",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write all cases and failures as JSON"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="parent of the test's folder (default: the system's)",
+    )
     return parser.parse_args(argv)
 
 
 def prepare_folder(parent: Path | None) -> Path:
-    """Return a new folder for the test; start this program again first, with the shim preloaded, if it compiles."""
+    """Return a new folder for the test; start this program again first, with the shim preloaded, if
+    it compiles.
+    """
     if FOLDER in os.environ:
         return Path(os.environ[FOLDER])
     if parent is not None:

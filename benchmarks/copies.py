@@ -1,10 +1,12 @@
-"""List the copies between host and GPU memory in the producer and the step, with the lines that cause them.
+"""List the copies between host and GPU memory in the producer and the step, with the lines that
+cause them.
 
     python benchmarks/copies.py
     python benchmarks/copies.py --config configs/asr_voice.yaml --encoder gru
 
-Takes the settings of train_main.py, but needs neither a corpus nor a GPU: see myxtts/placement/copies.py. Prints a
-Markdown table of the numbers, and then the copies to the host, which wait for the GPU, and those to the GPU.
+Takes the settings of train_main.py, but needs neither a corpus nor a GPU: see
+myxtts/placement/copies.py. Prints a Markdown table of the numbers, and then the copies to the host,
+which wait for the GPU, and those to the GPU.
 """
 
 import sys
@@ -28,13 +30,18 @@ def main(argv: list[str] | None = None) -> int:
     copies = {name: find_copies(function) for name, function in functions.items()}
     print("| function | to the host | in loops | to the GPU | in loops |\n|---|---|---|---|---|")
     for name, found in copies.items():
-        counts = (_of(found, to_host, in_loop) for to_host in (True, False) for in_loop in (False, True))
+        counts = (
+            _of(found, to_host, in_loop) for to_host in (True, False) for in_loop in (False, True)
+        )
         print(f"| {name} | {' | '.join(str(len(part)) for part in counts)} |")
     for name, found in copies.items():
         for copy in sorted(found, key=lambda copy: (not copy.to_host, copy.source, copy.tensor)):
-            direction = ("to host" if copy.to_host else "to GPU") + (", in a loop" if copy.in_loop else "")
+            direction = ("to host" if copy.to_host else "to GPU") + (
+                ", in a loop" if copy.in_loop else ""
+            )
             print(
-                f"{name}  {direction}  {copy.source or '?'}  {copy.tensor}  {copy.dtype} {copy.type} → {copy.consumer}"
+                f"{name}  {direction}  {copy.source or '?'}  {copy.tensor}  {copy.dtype}"
+                f" {copy.type} → {copy.consumer}"
             )
     return 0
 
@@ -54,11 +61,15 @@ def traced_functions(config: Config) -> dict:
     from myxtts.training.setup import build_state, configure_devices, make_step
 
     replicas = make_replicas(configure_devices(config).routes)
-    vocabulary = Vocabulary(SymbolTable(tuple("abcdefghijklmnopqrstuvwxyz")), ("speaker",), ("en", "ka"))
+    vocabulary = Vocabulary(
+        SymbolTable(tuple("abcdefghijklmnopqrstuvwxyz")), ("speaker",), ("en", "ka")
+    )
     extractor = task_of(config).extractor(config, training=True)
     state = build_state(config, vocabulary, replicas)
     task_of(config).tune(config, state.model, state.device, TYPICAL)
-    steps = make_step(config, state).functions([empty_batch(extractor.features) for _ in replicas.devices])
+    steps = make_step(config, state).functions(
+        [empty_batch(extractor.features) for _ in replicas.devices]
+    )
     return {"producer": trace_produce(replicas.routes[0].data, extractor)} | {
         name: function for name, function in zip(("step", "last microbatch"), steps, strict=False)
     }

@@ -3,10 +3,10 @@
     python benchmarks/data_service.py
     python benchmarks/data_service.py --train-data CORPUS --workers 1 2 --batches 2000
 
-The benchmark starts the service on this machine, where its workers share the cores with the reader, so the batches per
-second are a lower bound for workers on other machines. The processor time of this process is the same with remote
-workers: it is the cost of reading during training. The benchmark also compares the first batches of both readers bit
-for bit.
+The benchmark starts the service on this machine, where its workers share the cores with the reader,
+so the batches per second are a lower bound for workers on other machines. The processor time of
+this process is the same with remote workers: it is the cost of reading during training. The
+benchmark also compares the first batches of both readers bit for bit.
 """
 
 import argparse
@@ -60,14 +60,17 @@ def main() -> int:
     arguments = parse()
     read_locally, read_by_service = open_readers(arguments)
     print(
-        "| read by | batches/s | MiB/s | processor time here, ms per batch | dispatcher grows, MiB per 1,000 batches |"
+        "| read by | batches/s | MiB/s | processor time here, ms per batch | dispatcher grows, MiB"
+        " per 1,000 batches |"
     )
     print("|---|---|---|---|---|")
     local = measure(read_locally, arguments.batches)
     print(row("this process", local, "–"), flush=True)
     for workers in arguments.workers:
         with service(workers) as (address, dispatcher):
-            served = measure(lambda address=address: read_by_service(address), arguments.batches, dispatcher)
+            served = measure(
+                lambda address=address: read_by_service(address), arguments.batches, dispatcher
+            )
         growth = f"{served.growth_mib * 1000 / arguments.batches:.1f}"
         print(row(f"{workers} worker{'s' * (workers > 1)}", served, growth), flush=True)
         if not are_equal(local.first, served.first):
@@ -81,20 +84,36 @@ def parse() -> argparse.Namespace:
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument(
-        "--train-data", metavar="CORPUS", default=None, help="corpus, as for train_main.py (default: the demo corpus)"
+        "--train-data",
+        metavar="CORPUS",
+        default=None,
+        help="corpus, as for train_main.py (default: the demo corpus)",
     )
     parser.add_argument(
-        "--workers", type=bounded(int, 1, 64), nargs="+", default=[1, 2], help="numbers of workers to measure"
+        "--workers",
+        type=bounded(int, 1, 64),
+        nargs="+",
+        default=[1, 2],
+        help="numbers of workers to measure",
     )
-    parser.add_argument("--batches", type=bounded(int, 100), default=1000, help="number of batches to time")
     parser.add_argument(
-        "--batch-size", type=bounded(int, 1, 1024), default=DataConfig().batch_size, help="utterances in a batch"
+        "--batches", type=bounded(int, 100), default=1000, help="number of batches to time"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=bounded(int, 1, 1024),
+        default=DataConfig().batch_size,
+        help="utterances in a batch",
     )
     return parser.parse_args()
 
 
-def open_readers(arguments: argparse.Namespace) -> "tuple[Callable[[], ReadBatches], Callable[[str], ReadBatches]]":
-    """Return two functions that read TTS batches endlessly: in this process, and from the service at an address."""
+def open_readers(
+    arguments: argparse.Namespace,
+) -> "tuple[Callable[[], ReadBatches], Callable[[str], ReadBatches]]":
+    """Return two functions that read TTS batches endlessly: in this process, and from the service
+    at an address.
+    """
     from myxtts.batch import TTS_INPUTS
     from myxtts.data.dataset import ensure_demo_corpus, load_corpora
     from myxtts.data.manifest import LengthRule
@@ -114,7 +133,9 @@ def open_readers(arguments: argparse.Namespace) -> "tuple[Callable[[], ReadBatch
     settings = (corpus.manifest, TTS_INPUTS, REFERENCE_SAMPLES, data)
 
     def read(reader: "Reader") -> "ReadBatches":
-        planned = planned_batches(corpus.plan, corpus.manifest, Position(), seed=0, reference_samples=REFERENCE_SAMPLES)
+        planned = planned_batches(
+            corpus.plan, corpus.manifest, Position(), seed=0, reference_samples=REFERENCE_SAMPLES
+        )
         return reader.read(planned, "/CPU:0")
 
     def read_locally() -> "ReadBatches":
@@ -123,7 +144,9 @@ def open_readers(arguments: argparse.Namespace) -> "tuple[Callable[[], ReadBatch
     return read_locally, lambda address: read(ServiceReader(address, *settings))
 
 
-def measure(read: "Callable[[], ReadBatches]", batches: int, dispatcher: int | None = None) -> Measurement:
+def measure(
+    read: "Callable[[], ReadBatches]", batches: int, dispatcher: int | None = None
+) -> Measurement:
     """Time some batches after a warm-up.
 
     Args:
@@ -136,11 +159,19 @@ def measure(read: "Callable[[], ReadBatches]", batches: int, dispatcher: int | N
         before_mib = memory_mib(dispatcher)
         started_s, cpu_s = time.perf_counter(), cpu_seconds()
         read_bytes = sum(
-            waves[name].numpy().nbytes for _, waves in islice(source, batches) for name in ("pcm", "reference_pcm")
+            waves[name].numpy().nbytes
+            for _, waves in islice(source, batches)
+            for name in ("pcm", "reference_pcm")
         )
         elapsed_s, cpu_s = time.perf_counter() - started_s, cpu_seconds() - cpu_s
     growth_mib = memory_mib(dispatcher) - before_mib
-    return Measurement(batches / elapsed_s, read_bytes / elapsed_s / 2**20, 1e3 * cpu_s / batches, growth_mib, first)
+    return Measurement(
+        batches / elapsed_s,
+        read_bytes / elapsed_s / 2**20,
+        1e3 * cpu_s / batches,
+        growth_mib,
+        first,
+    )
 
 
 def cpu_seconds() -> float:
@@ -170,7 +201,8 @@ def service(workers: int) -> Iterator[tuple[str, int]]:
                     return int(line.split()[-1]), program.pid
             errors.seek(0)
             raise TrainingError(
-                f"the {arguments[0]} ended with code {program.wait()} before it listened:\n{errors.read()}"
+                f"the {arguments[0]} ended with code {program.wait()} before it"
+                f" listened:\n{errors.read()}"
             )
 
         port, dispatcher = start("dispatcher", "--port", "0")

@@ -1,21 +1,24 @@
-"""Train small voices without and with a teacher, from 5 and from 45 minutes of recordings, and compare them.
+"""Train small voices without and with a teacher, from 5 and from 45 minutes of recordings, and
+compare them.
 
     python benchmarks/distillation.py one
     python benchmarks/distillation.py many --minutes 25 --teacher-minutes 60 --recordings 5
     python benchmarks/distillation.py one --recordings 5 --only measure
     python benchmarks/distillation.py many --teacher-utterances 4800 --sentences 8000 --only corpora
 
-`one` is an espeak-ng voice of English, `many` are eight of them. The teacher, of --model-size small, learns from 45
-minutes of the corpus, or from a larger one of its own; the students, tiny, from the same 45 minutes or from their first
-5. A student with a teacher also hears it speak sentences of which nobody has a recording. All students train for the
-same time, in dual placement, with each device held to one core (see benchmarks/_one_core.py): a student without a
-teacher leaves most of the data device idle, and one with a teacher takes fewer steps only where speaking a batch takes
-longer than learning it. They are measured on 50 sentences that are neither in the corpus nor among these, by a
-recogniser that learned from the whole corpus; and those of many speakers also with two others.
+`one` is an espeak-ng voice of English, `many` are eight of them. The teacher, of --model-size
+small, learns from 45 minutes of the corpus, or from a larger one of its own; the students, tiny,
+from the same 45 minutes or from their first
+5. A student with a teacher also hears it speak sentences of which nobody has a recording. All
+students train for the same time, in dual placement, with each device held to one core (see
+benchmarks/_one_core.py): a student without a teacher leaves most of the data device idle, and one
+with a teacher takes fewer steps only where speaking a batch takes longer than learning it. They are
+measured on 50 sentences that are neither in the corpus nor among these, by a recogniser that
+learned from the whole corpus; and those of many speakers also with two others.
 
-Existing results are reused: the corpora under data/, and the runs under runs/, which continue where they were stopped.
-A probe run gives the number of steps, as in benchmarks/voice.py. Arguments after -- are passed to train_main.py for the
-students with a teacher, and only to new ones.
+Existing results are reused: the corpora under data/, and the runs under runs/, which continue where
+they were stopped. A probe run gives the number of steps, as in benchmarks/voice.py. Arguments after
+-- are passed to train_main.py for the students with a teacher, and only to new ones.
 """
 
 import argparse
@@ -122,24 +125,33 @@ class Kind:
         make_corpus(self.corpus, "1400", *seen)
         make_corpus(measured[0], "200", *seen, "--seed", "1")
         if self.unseen:
-            make_corpus(measured[1], "240", *unseen, "--first-speaker", str(self.speakers), "--seed", "1")
+            make_corpus(
+                measured[1], "240", *unseen, "--first-speaker", str(self.speakers), "--seed", "1"
+            )
         rows = rows_of(self.corpus / "corpus.csv")
         for minutes in (FEW, MANY):
             write_rows(self.recordings(minutes), first_minutes(rows, minutes, self.corpus))
         texts = load_grammar("en").draw(SENTENCES, random.Random(2))
         known, measured_texts = {*texts, *(row["text"] for row in rows)}, set()
         for metadata in self.measured.values():
-            held_out = [row for row in rows_of(metadata.with_name("corpus.csv")) if row["text"] not in known]
+            held_out = [
+                row for row in rows_of(metadata.with_name("corpus.csv")) if row["text"] not in known
+            ]
             write_rows(metadata, held_out)
             measured_texts.update(row["text"] for row in held_out)
-        # What is measured does not depend on the sizes below, so that teachers of all sizes can be compared.
+        # What is measured does not depend on the sizes below, so that teachers of all sizes can be
+        # compared.
         if sentences != SENTENCES:
             drawn = load_grammar("en").draw(sentences, random.Random(7))
             texts = [text for text in drawn if text not in measured_texts]
         self.texts(sentences).write_text("\n".join(texts) + "\n", encoding="utf-8")
         if teacher_utterances:
             make_corpus(self.teacher_corpus, str(teacher_utterances), *seen, "--seed", "3")
-            others = [row for row in rows_of(self.teacher_corpus / "corpus.csv") if row["text"] not in measured_texts]
+            others = [
+                row
+                for row in rows_of(self.teacher_corpus / "corpus.csv")
+                if row["text"] not in measured_texts
+            ]
             write_rows(self.teacher_corpus / "others.csv", others)
 
 
@@ -164,7 +176,8 @@ def main() -> int:
     teacher, asr = RUNS / f"{name}{taught}", RUNS / f"{name}-asr"
     students = {
         (minutes, way): [
-            RUNS / f"{name}-{minutes}-{way}{taught if way == 'with' else ''}-{options.minutes:g}min-seed{seed}"
+            RUNS
+            / f"{name}-{minutes}-{way}{taught if way == 'with' else ''}-{options.minutes:g}min-seed{seed}"
             for seed in options.seeds
         ]
         for minutes in options.recordings
@@ -194,8 +207,15 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("kind", choices=KINDS, help="one speaker, or many")
     minutes = bounded(float, 0.1, 1e5)
-    parser.add_argument("--minutes", type=minutes, default=10.0, help="minutes of steps of each student (default 10)")
-    parser.add_argument("--teacher-minutes", type=minutes, default=25.0, help="those of the teacher (default 25)")
+    parser.add_argument(
+        "--minutes",
+        type=minutes,
+        default=10.0,
+        help="minutes of steps of each student (default 10)",
+    )
+    parser.add_argument(
+        "--teacher-minutes", type=minutes, default=25.0, help="those of the teacher (default 25)"
+    )
     parser.add_argument(
         "--recordings",
         type=int,
@@ -212,21 +232,34 @@ def parse() -> argparse.Namespace:
         help="utterances of a corpus for the teacher (default 0: the 45 minutes)",
     )
     parser.add_argument(
-        "--sentences", type=utterances, default=SENTENCES, help=f"for the teacher to speak (default {SENTENCES})"
+        "--sentences",
+        type=utterances,
+        default=SENTENCES,
+        help=f"for the teacher to speak (default {SENTENCES})",
     )
-    parser.add_argument("--name", help="first part of the names of the runs (default: distillation- and the kind)")
+    parser.add_argument(
+        "--name", help="first part of the names of the runs (default: distillation- and the kind)"
+    )
     return parse_options(parser, ("corpora",))
 
 
 def train(
-    kind: Kind, options: argparse.Namespace, teacher: Path, asr: Path, students: dict[tuple[int, str], list[Path]]
+    kind: Kind,
+    options: argparse.Namespace,
+    teacher: Path,
+    asr: Path,
+    students: dict[tuple[int, str], list[Path]],
 ) -> None:
     common = ("--config", kind.config, *kind.flags, *DUAL)
-    heard = kind.teacher_corpus / "others.csv" if options.teacher_utterances else kind.recordings(MANY)
+    heard = (
+        kind.teacher_corpus / "others.csv" if options.teacher_utterances else kind.recordings(MANY)
+    )
     large = ("--train-data", str(heard), "--model-size", "small", "--learning-rate", "1e-3")
     train_for(teacher, options.teacher_minutes, PROBE_STEPS, (*common, *large))
     if settings_of(asr).exists():
-        run_script("train_main.py", "--resume", "--run", asr.name)  # ends at once if all steps are done
+        run_script(
+            "train_main.py", "--resume", "--run", asr.name
+        )  # ends at once if all steps are done
     else:
         flags = (
             "--config",
@@ -238,16 +271,31 @@ def train(
         )
         length = ("--max-steps", str(ASR_STEPS), "--validate-every", "0", "--sample-every", "0")
         run_script("train_main.py", *flags, *length)
-    with_teacher = ("--teacher", str(teacher), "--texts", str(kind.texts(options.sentences)), *options.train_flags)
+    with_teacher = (
+        "--teacher",
+        str(teacher),
+        "--texts",
+        str(kind.texts(options.sentences)),
+        *options.train_flags,
+    )
     for number, seed in enumerate(options.seeds):
         for (minutes, way), runs in students.items():
             flags = ("--train-data", str(kind.recordings(minutes)), "--seed", str(seed))
             further = with_teacher if way == "with" else ()
-            train_for(runs[number], options.minutes, PROBE_STEPS, (*common, *flags, *further), ONE_CORE)
+            train_for(
+                runs[number], options.minutes, PROBE_STEPS, (*common, *flags, *further), ONE_CORE
+            )
 
 
 def make_corpus(folder: Path, utterances: str, *arguments: str) -> None:
-    run_script("utilities/make_demo_corpus.py", "--out", str(folder), "--utterances", utterances, *arguments)
+    run_script(
+        "utilities/make_demo_corpus.py",
+        "--out",
+        str(folder),
+        "--utterances",
+        utterances,
+        *arguments,
+    )
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -262,7 +310,9 @@ def write_rows(path: Path, rows: Sequence[dict[str, str]]) -> None:
         writer.writerows(rows)
 
 
-def first_minutes(rows: Iterable[dict[str, str]], minutes: float, folder: Path) -> list[dict[str, str]]:
+def first_minutes(
+    rows: Iterable[dict[str, str]], minutes: float, folder: Path
+) -> list[dict[str, str]]:
     """Return as many rows as the minutes need."""
     chosen, seconds = [], 0.0
     for row in rows:
@@ -278,7 +328,16 @@ def measure(kind: Kind, run: Path, asr: Path) -> dict[str, float]:
     figures = training_figures(run)
     for prefix, metadata in kind.measured.items():
         file = run / f"score-{metadata.parent.name}.json"
-        flags = ("--run", str(run), "--data", str(metadata), "--utterances", str(MEASURED), "--asr", str(asr))
+        flags = (
+            "--run",
+            str(run),
+            "--data",
+            str(metadata),
+            "--utterances",
+            str(MEASURED),
+            "--asr",
+            str(asr),
+        )
         run_script("utilities/evaluate.py", *flags, "--json", str(file))
         for key, metric in json.loads(file.read_text(encoding="utf-8"))["metrics"].items():
             if metric["synthesized"] is not None:
@@ -302,13 +361,24 @@ def print_figures(figures: dict[str, list[dict]]) -> None:
 def print_targets(minutes: int, without: list[dict], taught: list[dict]) -> None:
     distortion = [middle(runs, "mel_cepstral_distortion_ratio") for runs in (without, taught)]
     rates = [100 * middle(runs, "character_error_rate") for runs in (without, taught)]
-    reduction, skipped = 1 - distortion[1] / distortion[0], middle(taught, "utterances_with_deletions")
+    reduction, skipped = (
+        1 - distortion[1] / distortion[0],
+        middle(taught, "utterances_with_deletions"),
+    )
     targets = {
-        f"distortion lower by ≥ {MIN_REDUCTION:.0%}": (f"{reduction:.1%}", reduction >= MIN_REDUCTION),
-        "character error rate lower": (f"{rates[1]:.2f} against {rates[0]:.2f} %", rates[1] < rates[0]),
+        f"distortion lower by ≥ {MIN_REDUCTION:.0%}": (
+            f"{reduction:.1%}",
+            reduction >= MIN_REDUCTION,
+        ),
+        "character error rate lower": (
+            f"{rates[1]:.2f} against {rates[0]:.2f} %",
+            rates[1] < rates[0],
+        ),
         f"skipped of {MEASURED}: 0": (f"{skipped:g}", skipped == 0),
     }
-    print(f"\n| with a teacher, {minutes} minutes of recordings | result | reached |\n|---|---|---|")
+    print(
+        f"\n| with a teacher, {minutes} minutes of recordings | result | reached |\n|---|---|---|"
+    )
     for target, (result, reached) in targets.items():
         print(f"| {target} | {result} | {'yes' if reached else 'no'} |")
 

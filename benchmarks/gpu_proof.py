@@ -1,13 +1,13 @@
 """Prove on this machine's GPUs what MyXTTS claims, in about ten minutes.
 
-    python benchmarks/gpu_proof.py --out proof
-    python benchmarks/gpu_proof.py --out proof --sections 3 4 --minutes 5
-    python benchmarks/gpu_proof.py --out proof --simulate-gpus 2 --small     # tests the proof itself, without a GPU
+    python benchmarks/gpu_proof.py --out proof python benchmarks/gpu_proof.py --out proof --sections
+    3 4 --minutes 5 python benchmarks/gpu_proof.py --out proof --simulate-gpus 2 --small     # tests
+    the proof itself, without a GPU
 
-Each section runs in a process of its own with a time limit, so that a crash, an error of a device or a hang leaves the
-others alone. After each section its results are in OUT/section-N.json, its log in OUT/section-N/log.txt, and the page
-OUT/proof.md is complete up to there. The page ends with all claims, each with the figure found here, the figure that is
-expected, and whether it is met.
+Each section runs in a process of its own with a time limit, so that a crash, an error of a device
+or a hang leaves the others alone. After each section its results are in OUT/section-N.json, its log
+in OUT/section-N/log.txt, and the page OUT/proof.md is complete up to there. The page ends with all
+claims, each with the figure found here, the figure that is expected, and whether it is met.
 """
 
 import argparse
@@ -45,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     end_s = time.monotonic() + 60.0 * options.minutes
     if options.small and not options.simulate_gpus:
-        raise ConfigError("--small was given, whose placements share a process, as GPUs cannot. Add --simulate-gpus 2.")
+        raise ConfigError(
+            "--small was given, whose placements share a process, as GPUs cannot. Add"
+            " --simulate-gpus 2."
+        )
     make_folder(options.out, "--out")
     gpus = options.simulate_gpus or real_gpus()
     utterances = SMALL_UTTERANCES if options.small else UTTERANCES
@@ -53,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     corpus = out / f"corpus-{utterances}"
     make_demo_corpus(corpus, utterances, ["en"], speakers=2, seed=0)
     run = Run(gpus, bool(options.simulate_gpus), options.small, out, corpus, options.in_process)
-    outcomes = run_sections(run, [section for section in SECTIONS if section.number in options.sections], end_s)
+    outcomes = run_sections(
+        run, [section for section in SECTIONS if section.number in options.sections], end_s
+    )
     print(f"wrote          {options.out / PAGE}")
     return int(any(map(failed, outcomes)))
 
@@ -62,39 +67,65 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     numbers = [section.number for section in SECTIONS]
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0],
-        epilog="Exit code: 0 if all sections are complete and no claim is unmet, 1 otherwise, 2 for wrong use.",
-    )
-    parser.add_argument("--out", type=Path, default=Path("proof"), help="folder of the results (default proof)")
-    parser.add_argument(
-        "--sections", metavar="N", type=int, nargs="+", choices=numbers, default=numbers, help=f"some of {numbers}"
-    )
-    parser.add_argument(
-        "--minutes", type=bounded(float, 0.1, 1440.0), default=10.0, help="time of all sections (default 10)"
+        epilog=(
+            "Exit code: 0 if all sections are complete and no claim is unmet, 1 otherwise, 2 for"
+            " wrong use."
+        ),
     )
     parser.add_argument(
-        "--simulate-gpus", metavar="N", type=bounded(int, 1, 8), default=0, help="use N logical devices of the CPU"
+        "--out", type=Path, default=Path("proof"), help="folder of the results (default proof)"
     )
-    parser.add_argument("--small", action="store_true", help="smallest models and fewest steps, to test the proof")
     parser.add_argument(
-        "--in-process", action="store_true", help="run all sections in this process, without time limits"
+        "--sections",
+        metavar="N",
+        type=int,
+        nargs="+",
+        choices=numbers,
+        default=numbers,
+        help=f"some of {numbers}",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=bounded(float, 0.1, 1440.0),
+        default=10.0,
+        help="time of all sections (default 10)",
+    )
+    parser.add_argument(
+        "--simulate-gpus",
+        metavar="N",
+        type=bounded(int, 1, 8),
+        default=0,
+        help="use N logical devices of the CPU",
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="smallest models and fewest steps, to test the proof"
+    )
+    parser.add_argument(
+        "--in-process",
+        action="store_true",
+        help="run all sections in this process, without time limits",
     )
     return parser.parse_args(argv)
 
 
 def real_gpus() -> int:
-    """Return how many GPUs TensorFlow sees; asked in another process, since this one must not hold memory of them.
+    """Return how many GPUs TensorFlow sees; asked in another process, since this one must not hold
+    memory of them.
 
     Raises:
         PlacementError: there is none.
     """
     asked = subprocess.run([sys.executable, "-c", COUNT_GPUS], capture_output=True, text=True)
-    count = next((int(line.split()[1]) for line in asked.stdout.splitlines() if line.startswith("GPUs ")), 0)
+    count = next(
+        (int(line.split()[1]) for line in asked.stdout.splitlines() if line.startswith("GPUs ")), 0
+    )
     if not count:
         reasons = [line for line in asked.stderr.splitlines() if line.strip()]
         found = f"it reports: {reasons[-1]}" if reasons else "it gives no reason"
         raise PlacementError(
-            f"the proof needs a GPU, but TensorFlow sees none; {found}. Run nvidia-smi, and install "
-            "requirements-gpu.txt on a machine with a driver. To try the proof without: --simulate-gpus 2 --small."
+            f"the proof needs a GPU, but TensorFlow sees none; {found}. Run nvidia-smi, and install"
+            " requirements-gpu.txt on a machine with a driver. To try the proof without:"
+            " --simulate-gpus 2 --small."
         )
     return count
 

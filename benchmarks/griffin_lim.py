@@ -3,8 +3,9 @@
     python benchmarks/griffin_lim.py
     python benchmarks/griffin_lim.py --waves data/voice/wavs --iterations 10 100
 
-The mel-cepstral distortion compares equal frames, without warping; the other error is the mean error of the log-mel
-above -61 dB. Times are wall time and processor time per second of speech, the minimum of three.
+The mel-cepstral distortion compares equal frames, without warping; the other error is the mean
+error of the log-mel above -61 dB. Times are wall time and processor time per second of speech, the
+minimum of three.
 """
 
 import argparse
@@ -32,7 +33,9 @@ def main() -> int:
     from myxtts.audio.mel import log_mel
     from myxtts.audio.vocoder import vocode
 
-    mels = [log_mel(wave[None])[0].numpy() for wave in recordings(options.waves, options.utterances)]
+    mels = [
+        log_mel(wave[None])[0].numpy() for wave in recordings(options.waves, options.utterances)
+    ]
     frames = sum(map(len, mels))
     speech_s = frames * HOP_SAMPLES / SAMPLE_RATE_HZ
     print(f"{len(mels)} recordings, {speech_s:.0f} s")
@@ -46,15 +49,26 @@ def main() -> int:
         wall, processor = np.min(clocks, axis=0) / speech_s
         copied = [log_mel(copy[None])[0].numpy() for copy in copies]
         distortion, error = compare(np.concatenate(mels), np.concatenate(copied))
-        print(f"{iterations:10d}   {wall:8.4f}   {processor:13.4f}   {distortion:26.3f}   {error:16.3f}", flush=True)
+        print(
+            f"{iterations:10d}   {wall:8.4f}   {processor:13.4f}   {distortion:26.3f}  "
+            f" {error:16.3f}",
+            flush=True,
+        )
     return 0
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--waves", type=Path, default=Path("data/demo/wavs"), help="folder of recordings")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--utterances", type=bounded(int, 1), default=24, help="number of recordings, the first by name"
+        "--waves", type=Path, default=Path("data/demo/wavs"), help="folder of recordings"
+    )
+    parser.add_argument(
+        "--utterances",
+        type=bounded(int, 1),
+        default=24,
+        help="number of recordings, the first by name",
     )
     parser.add_argument(
         "--iterations",
@@ -68,7 +82,9 @@ def parse() -> argparse.Namespace:
 
 def compare(recorded: np.ndarray, copied: np.ndarray) -> tuple[float, float]:
     """Return distortion and mean error in dB between two log-mels, [T, 80] each."""
-    distortion = MCD_FACTOR * np.linalg.norm(mel_cepstrum(recorded) - mel_cepstrum(copied), axis=1).mean()
+    distortion = (
+        MCD_FACTOR * np.linalg.norm(mel_cepstrum(recorded) - mel_cepstrum(copied), axis=1).mean()
+    )
     error = DECIBELS_PER_NEPER * np.abs(recorded - copied)[recorded > AUDIBLE].mean()
     return float(distortion), float(error)
 

@@ -1,9 +1,11 @@
-"""Counts mutated audio files at which libsndfile crashes or hangs, by the first use that ends the process.
+"""Counts mutated audio files at which libsndfile crashes or hangs, by the first use that ends the
+process.
 
     python benchmarks/hostile_decoders.py --files 500
 
-The files are those of the kind `audio` of hostile_input.py, without files of other formats. They are read in forks of
-this process, which has imported no TensorFlow. A use that takes more than 60 s hangs.
+The files are those of the kind `audio` of hostile_input.py, without files of other formats. They
+are read in forks of this process, which has imported no TensorFlow. A use that takes more than 60 s
+hangs.
 """
 
 import argparse
@@ -34,7 +36,9 @@ USES: dict[str, Callable[[soundfile.SoundFile], object]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=500, help="of each format (default 500)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -51,7 +55,9 @@ def main() -> None:
 
 def mutated(name: str, number: int, seed: int) -> bytes:
     draw = random.Random(f"{seed}:{name}:{number}")
-    return draw.choice((*MUTATIONS[name.rpartition(".")[2]], mutate_bytes, mutate_bytes))(draw, sound_of(name))
+    return draw.choice((*MUTATIONS[name.rpartition(".")[2]], mutate_bytes, mutate_bytes))(
+        draw, sound_of(name)
+    )
 
 
 def fatal_use(path: Path) -> list[str]:

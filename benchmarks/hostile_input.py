@@ -1,15 +1,18 @@
-"""Hostile input at volume: mutated audio, metadata, configurations, checkpoints and texts, through the program itself.
+"""Hostile input at volume: mutated audio, metadata, configurations, checkpoints and texts, through
+the program itself.
 
     python benchmarks/hostile_input.py                                    # all 7,500 cases
     python benchmarks/hostile_input.py --kinds yaml texts --cases 200 --seed 7
     python benchmarks/hostile_input.py --repeat metadata:1234             # one case, with its files
     python benchmarks/hostile_input.py --strace --json cases.json
 
-A case is a pure function of (seed, kind, number). It calls what the commands call, in a worker process that runs case
-after case, and must end within 2 s in success or in a user error: exit code 0 or 2, one message on stderr without
-traceback and without control characters, less than 512 MiB of memory on top, and no file opened outside of its corpus
-and run folders (benchmarks/hostile/case.py). The 2 s are without the time in which other processes had the processor; a
-case that is slower runs again once. A worker that hangs in C code or dies is replaced, and that case has failed.
+A case is a pure function of (seed, kind, number). It calls what the commands call, in a worker
+process that runs case after case, and must end within 2 s in success or in a user error: exit code
+0 or 2, one message on stderr without traceback and without control characters, less than 512 MiB of
+memory on top, and no file opened outside of its corpus and run folders
+(benchmarks/hostile/case.py). The 2 s are without the time in which other processes had the
+processor; a case that is slower runs again once. A worker that hangs in C code or dies is replaced,
+and that case has failed.
 
 What Python opens is seen by an audit hook. With --strace, also what C libraries open.
 """
@@ -36,7 +39,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.hostile.case import HANG_S, KINDS, MARK, OPENED, PROGRAM, Outcome, make_place, prepare, run_case
+from benchmarks.hostile.case import (
+    HANG_S,
+    KINDS,
+    MARK,
+    OPENED,
+    PROGRAM,
+    Outcome,
+    make_place,
+    prepare,
+    run_case,
+)
 
 ADDRESS_SPACE = 4 << 30  # bytes that a worker may reserve on top of what it has after its warm-up
 KILL_S = 20 * HANG_S  # a worker that has reported nothing for so long hangs in C code
@@ -46,24 +59,39 @@ _OPENED = re.compile(r"\b(?:open|openat|creat)(?:\(| resumed>).*= \d+<(.*)>$")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="by default all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="by default all"
+    )
     parser.add_argument("--cases", type=int, help="of each kind; by default 7,500 in all")
     parser.add_argument("--first", type=int, default=0, help="number of the first case (default 0)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeat", metavar="KIND:NUMBER", help="run one case, and keep its files")
-    parser.add_argument("--strace", action="store_true", help="see what C libraries open, too; needs strace")
+    parser.add_argument(
+        "--strace", action="store_true", help="see what C libraries open, too; needs strace"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcome of each case")
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="end after a time, with a report of the cases so far"
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="end after a time, with a report of the cases so far",
     )
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.repeat and not re.fullmatch(rf"({'|'.join(KINDS)}):\d+", options.repeat):
-        parser.error(f"--repeat {options.repeat} is no case; give one such as {options.kinds[0]}:17")
+        parser.error(
+            f"--repeat {options.repeat} is no case; give one such as {options.kinds[0]}:17"
+        )
     if options.repeat:
         return repeat(options.repeat, options.seed)
-    cases = [(kind, number) for kind in options.kinds for number in numbers_of(kind, options.first, options.cases)]
+    cases = [
+        (kind, number)
+        for kind in options.kinds
+        for number in numbers_of(kind, options.first, options.cases)
+    ]
     if options.work:
         index, folder = options.work
         return work(cases[int(index) :], Path(folder), options.seed)
@@ -91,17 +119,24 @@ def report(outcomes: Sequence[Outcome], seed: int, elapsed_s: float) -> str:
     for kind in dict.fromkeys(outcome.kind for outcome in outcomes):
         of_kind = [outcome for outcome in outcomes if outcome.kind == kind]
         codes = Counter(outcome.code for outcome in of_kind if not outcome.faults)
-        slowest, largest = (max(of_kind, key=key) for key in (lambda o: o.seconds, lambda o: o.memory_mib))
+        slowest, largest = (
+            max(of_kind, key=key) for key in (lambda o: o.seconds, lambda o: o.memory_mib)
+        )
         lines.append(
-            f"| {kind} | {len(of_kind):,} | {codes[0]:,} | {codes[2]:,} | {sum(bool(o.faults) for o in of_kind)} | "
-            f"{slowest.seconds:.2f} s ({slowest.number}) | {largest.memory_mib:.0f} MiB ({largest.number}) |"
+            f"| {kind} | {len(of_kind):,} | {codes[0]:,} | {codes[2]:,} |"
+            f" {sum(bool(o.faults) for o in of_kind)} | {slowest.seconds:.2f} s ({slowest.number})"
+            f" | {largest.memory_mib:.0f} MiB ({largest.number}) |"
         )
         for outcome in of_kind:
             for fault in outcome.faults:
                 failures[kind, group_of(fault)].append(outcome.number)
     lines.append(f"\n{len(outcomes):,} cases of seed {seed} in {elapsed_s:.0f} s")
-    for (kind, fault), numbers in sorted(failures.items(), key=lambda item: (item[0][0], -len(item[1]))):
-        lines.append(f"\n{kind}, {len(numbers)} x {fault}\n    --seed {seed} --repeat {kind}:{numbers[0]}")
+    for (kind, fault), numbers in sorted(
+        failures.items(), key=lambda item: (item[0][0], -len(item[1]))
+    ):
+        lines.append(
+            f"\n{kind}, {len(numbers)} x {fault}\n    --seed {seed} --repeat {kind}:{numbers[0]}"
+        )
         lines += [f"    also {', '.join(map(str, numbers[1:20]))}"] * (len(numbers) > 1)
     return "\n".join(lines)
 
@@ -124,14 +159,28 @@ def repeat(case: str, seed: int) -> int:
 
 
 def run_cases(cases: Sequence[tuple[str, int]], is_traced: bool, end_s: float) -> Iterator[Outcome]:
-    """Run cases in worker processes, one after another; each takes over where the one before died."""
+    """Run cases in worker processes, one after another; each takes over where the one
+    before died.
+    """
     index = 0
     while index < len(cases) and time.perf_counter() < end_s:
-        with tempfile.TemporaryDirectory(prefix="hostile-input-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="hostile-input-", ignore_cleanup_errors=True
+        ) as folder:
             command = [sys.executable, "-B", *sys.argv, "--work", str(index), folder]
             trace = Path(folder) / "trace"
             if is_traced:
-                traced = ["strace", "-f", "-y", "-qq", "--seccomp-bpf", "-s", "4096", "-o", str(trace)]
+                traced = [
+                    "strace",
+                    "-f",
+                    "-y",
+                    "-qq",
+                    "--seccomp-bpf",
+                    "-s",
+                    "4096",
+                    "-o",
+                    str(trace),
+                ]
                 command = [*traced, "-e", "trace=open,openat,creat", *command]
             outcomes = list(_outcomes_of_worker(command, cases[index:], folder, end_s))
             if is_traced:
@@ -143,14 +192,23 @@ def run_cases(cases: Sequence[tuple[str, int]], is_traced: bool, end_s: float) -
 def _outcomes_of_worker(
     command: list[str], cases: Sequence[tuple[str, int]], folder: str, end_s: float
 ) -> Iterator[Outcome]:
-    """Yield the outcomes that a worker reports, and if it dies or hangs, one for the case that it was at."""
+    """Yield the outcomes that a worker reports, and if it dies or hangs, one for the case that it
+    was at.
+    """
     with open(Path(folder) / "log", "w+b") as log:
         worker = subprocess.Popen(  # unbuffered, because `select` does not see what a buffer holds
-            command, bufsize=0, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            bufsize=0,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         done, limit_s = 0, START_S
         try:
-            while line := _line_of(worker.stdout, min(limit_s, max(end_s - time.perf_counter(), 0.0))):
+            while line := _line_of(
+                worker.stdout, min(limit_s, max(end_s - time.perf_counter(), 0.0))
+            ):
                 yield Outcome(**json.loads(line))
                 done, limit_s = done + 1, KILL_S
             is_over = time.perf_counter() >= end_s
@@ -163,7 +221,11 @@ def _outcomes_of_worker(
         if done < len(cases) and not is_over:
             log.seek(0)
             last = log.read()[-300:].decode(errors="replace")
-            fault = f"hang: killed after {limit_s:g} s" if line is None else f"crash: exit code {code}, {last!r}"
+            fault = (
+                f"hang: killed after {limit_s:g} s"
+                if line is None
+                else f"crash: exit code {code}, {last!r}"
+            )
             yield Outcome(*cases[done], faults=[fault])
 
 
@@ -188,7 +250,9 @@ def work(cases: Sequence[tuple[str, int]], folder: Path, seed: int) -> int:
 
 
 def _warm_up(kind: str, folder: Path) -> None:
-    """Run some cases that nobody counts, without the limit on the address space, and set it again."""
+    """Run some cases that nobody counts, without the limit on the address space, and set it
+    again.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     for number in range(WARM_UP):
         run_case(kind, number, -1, folder)
@@ -198,7 +262,9 @@ def _warm_up(kind: str, folder: Path) -> None:
 
 
 def add_opens(outcomes: Sequence[Outcome], trace: Path, folder: str) -> None:
-    """Add to each outcome what its process opened outside of its folders, by the trace of its system calls."""
+    """Add to each outcome what its process opened outside of its folders, by the trace of its
+    system calls.
+    """
     by_case = {(outcome.kind, outcome.number): outcome for outcome in outcomes}
     case = os.path.join(os.path.realpath(folder), "case")
     allowed = tuple(f"{case}/{name}" for name in OPENED)

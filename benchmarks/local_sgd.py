@@ -4,11 +4,11 @@
     python benchmarks/local_sgd.py
     python benchmarks/local_sgd.py --steps 300 --cases "single job" "one merge" "5 syncs"
 
-Each case trains a tiny recogniser on two halves of a machine with the same total number of utterances: STEPS steps of
-16 for a single job, half as many for two replicas, and for two jobs half of the steps that remain after a common start.
-All GPUs are simulated.
-The seconds include all commands of a case; every case uses the same two halves of the processors. The table shows the
-mean of the jobs, even if the merge kept a better job instead.
+Each case trains a tiny recogniser on two halves of a machine with the same total number of
+utterances: STEPS steps of 16 for a single job, half as many for two replicas, and for two jobs half
+of the steps that remain after a common start. All GPUs are simulated. The seconds include all
+commands of a case; every case uses the same two halves of the processors. The table shows the mean
+of the jobs, even if the merge kept a better job instead.
 """
 
 import argparse
@@ -50,18 +50,27 @@ class Bench:
 
     def __init__(self, corpus: Path, folder: Path, steps: int, seed: int):
         self.folder, self.steps, self.corpus = folder, steps, corpus
-        self.common = f"--config {ROOT}/configs/asr_voice.yaml --runs-dir {folder} --seed {seed} {QUIET}"
+        self.common = (
+            f"--config {ROOT}/configs/asr_voice.yaml --runs-dir {folder} --seed {seed} {QUIET}"
+        )
         self.seed = seed
 
     def run(self, *command: str, codes: tuple[int, ...] = (0,)) -> None:
-        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         if done.returncode not in codes:
-            raise TrainingError(f"{' '.join(command)} ended with code {done.returncode}:\n{done.stdout}{done.stderr}")
+            raise TrainingError(
+                f"{' '.join(command)} ended with code"
+                f" {done.returncode}:\n{done.stdout}{done.stderr}"
+            )
 
     def checkpoints(self, *runs: str) -> list[Path]:
         found = {run: latest(self.folder / run / "checkpoints") for run in runs}
         if missing := [run for run, checkpoint in found.items() if checkpoint is None]:
-            raise TrainingError(f"{' and '.join(missing)} wrote no checkpoint: see their log.txt in {self.folder}")
+            raise TrainingError(
+                f"{' and '.join(missing)} wrote no checkpoint: see their log.txt in {self.folder}"
+            )
         return [checkpoint for checkpoint in found.values() if checkpoint is not None]
 
     def train(self, name: str, steps: int, flags: str) -> list[Path]:
@@ -75,27 +84,38 @@ class Bench:
         flags = f"{self.common} --train-data {self.corpus} --run {name} --max-steps {steps} {flags}"
         launcher_flags = f"{JOBS} --warmstart-steps {warmstart_steps}"
         # Exit code 1: the mean is worse than its best input.
-        self.run("utilities/train_independent.py", *flags.split(), *launcher_flags.split(), codes=(0, 1))
+        self.run(
+            "utilities/train_independent.py", *flags.split(), *launcher_flags.split(), codes=(0, 1)
+        )
         checkpoints = self.checkpoints(f"{name}/gpu0", f"{name}/gpu1")
         if any(step_of(path) < steps for path in checkpoints):
             raise TrainingError(f"a job of '{name}' failed at {' or '.join(map(str, checkpoints))}")
         return checkpoints
 
     def with_syncs(self, name: str, syncs: int, flags: str = "") -> list[Path]:
-        return self.jobs(name, round(WARMSTART_FRACTION * self.steps), f"--num-syncs {syncs} {flags}")
+        return self.jobs(
+            name, round(WARMSTART_FRACTION * self.steps), f"--num-syncs {syncs} {flags}"
+        )
 
     def from_different_starts(self, name: str) -> list[Path]:
-        """Train two jobs with different initial weights, each on one shard and one half of the machine."""
+        """Train two jobs with different initial weights, each on one shard and one half of the
+        machine.
+        """
         shards = self.folder / name
         split = f"--input {self.corpus} --out {shards} --seed {self.seed}"
         self.run("utilities/split_dataset.py", *split.split())
         cores = usable_cores()
         if len(cores) < 2:
-            raise PlacementError(f"two jobs of one core each need two cores, and this process may use {len(cores)}.")
+            raise PlacementError(
+                f"two jobs of one core each need two cores, and this process may use {len(cores)}."
+            )
         data = f"--val-data {shards}/held_out.csv --audio-root {self.corpus} {HALF}"
 
         def train_job(number: int) -> None:
-            job_flags = f"--train-data {shards}/shard-{number}.csv --run {name}-{number} --max-steps {self.steps // 2}"
+            job_flags = (
+                f"--train-data {shards}/shard-{number}.csv --run {name}-{number} --max-steps"
+                f" {self.steps // 2}"
+            )
             flags = f"{self.common} {job_flags} {data} --seed {self.seed + number}"
             pinned(cores[number], "train_main.py", *flags.split())
 
@@ -104,7 +124,12 @@ class Bench:
         checkpoints = self.checkpoints(f"{name}-0", f"{name}-1")
         output = str(self.folder / f"{name}-merged")
         self.run(
-            "utilities/merge_checkpoints.py", "--checkpoints", *map(str, checkpoints), "--output", output, "--force"
+            "utilities/merge_checkpoints.py",
+            "--checkpoints",
+            *map(str, checkpoints),
+            "--output",
+            output,
+            "--force",
         )
         return checkpoints
 
@@ -118,7 +143,9 @@ CASES: dict[str, Case] = {
     "5 syncs": lambda bench: bench.with_syncs("five", 5),
     "20 syncs": lambda bench: bench.with_syncs("twenty", 20),
     "5 syncs, optimizers kept": lambda bench: bench.with_syncs("kept", 5, "--sync-optimizer keep"),
-    "5 syncs, optimizers reset": lambda bench: bench.with_syncs("reset", 5, "--sync-optimizer reset"),
+    "5 syncs, optimizers reset": lambda bench: bench.with_syncs(
+        "reset", 5, "--sync-optimizer reset"
+    ),
     "5 syncs, outer Nesterov 0.7, 0.9": lambda bench: bench.with_syncs(
         "outer", 5, "--outer-learning-rate 0.7 --outer-momentum 0.9"
     ),
@@ -128,9 +155,18 @@ CASES: dict[str, Case] = {
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--corpus", type=Path, default=Path("data/asr"), help="(default data/asr)")
-    parser.add_argument("--steps", type=bounded(int, 40), default=400, help="steps of a single job (default 400)")
+    parser.add_argument(
+        "--steps", type=bounded(int, 40), default=400, help="steps of a single job (default 400)"
+    )
     parser.add_argument("--seed", type=bounded(int, 0, 1000), default=0)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=tuple(CASES), metavar="CASE", help="cases to run")
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        choices=CASES,
+        default=tuple(CASES),
+        metavar="CASE",
+        help="cases to run",
+    )
     return parser.parse_args(arguments)
 
 
@@ -150,12 +186,17 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n| case | character error rate | loss | seconds |\n|---|---|---|---|")
         for name, measurement in measure(checkpoints).items():
             seconds = f"{elapsed_s[name]:.0f}" if name in elapsed_s else "–"
-            print(f"| {name} | {100 * measurement.metric:.1f} % | {measurement.loss:.3f} | {seconds} |")
+            print(
+                f"| {name} | {100 * measurement.metric:.1f} % | {measurement.loss:.3f} |"
+                f" {seconds} |"
+            )
     return 0
 
 
 def measure(cases: dict[str, list[Path]]) -> dict:
-    """Measure the mean of each case's checkpoints, weighted by audio, on the same held-out utterances."""
+    """Measure the mean of each case's checkpoints, weighted by audio, on the same held-out
+    utterances.
+    """
     from myxtts.evaluation.held_out import load_held_out
     from myxtts.local_sgd.averaging import normalised
     from myxtts.local_sgd.interpolation import make_evaluator
@@ -168,13 +209,19 @@ def measure(cases: dict[str, list[Path]]) -> dict:
     first = inputs[0]
     run = first.checkpoint.parents[1]
     (config, *_), held_out = load_held_out(first.checkpoint, first.metadata, run, run)
-    evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], first.checkpoint.parents[1])
+    evaluate = make_evaluator(
+        inputs, held_out, config, placement.routes[0], first.checkpoint.parents[1]
+    )
     measurements = {}
     for name, checkpoints in cases.items():
         used = [source.checkpoint in checkpoints for source in inputs]
-        weights = merge_weights([source for source, is_used in zip(inputs, used, strict=True) if is_used], None)
+        weights = merge_weights(
+            [source for source, is_used in zip(inputs, used, strict=True) if is_used], None
+        )
         coefficients = iter(normalised(weights))
-        measurements[name] = evaluate(tuple(next(coefficients) if is_used else 0.0 for is_used in used))
+        measurements[name] = evaluate(
+            tuple(next(coefficients) if is_used else 0.0 for is_used in used)
+        )
     return measurements
 
 

@@ -1,14 +1,15 @@
-"""Mutation testing: plant small defects in the package, one at a time, and see whether a test fails.
+"""Mutation testing: plant small defects in the package, one at a time, and see whether a test
+fails.
 
-    python benchmarks/mutants.py --count 60 --seed 0 --out mutants.json
-    python benchmarks/mutants.py --show data/feed.py                 # prints the mutants of a module, runs nothing
-    python benchmarks/mutants.py --only data/feed.py:42:compare:0
+    python benchmarks/mutants.py --count 60 --seed 0 --out mutants.json python benchmarks/mutants.py
+    --show data/feed.py                 # prints the mutants of a module, runs nothing python
+    benchmarks/mutants.py --only data/feed.py:42:compare:0
 
-A mutant is a copy of the checkout in a temporary folder, in which one expression or statement of one module is
-replaced, so that processes which tests start have the defect, too. The tests of that module run in a fork of this
-process. It has imported TensorFlow, whose import takes seconds, but has started no device. The tests end at the first
-failure, which must not occur without the defect. A mutant is killed if a test fails or if the tests exceed their time
-limit; otherwise it survives.
+A mutant is a copy of the checkout in a temporary folder, in which one expression or statement of
+one module is replaced, so that processes which tests start have the defect, too. The tests of that
+module run in a fork of this process. It has imported TensorFlow, whose import takes seconds, but
+has started no device. The tests end at the first failure, which must not occur without the defect.
+A mutant is killed if a test fails or if the tests exceed their time limit; otherwise it survives.
 """
 
 import argparse
@@ -33,19 +34,56 @@ from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("myxtts", "tests", "benchmarks", "utilities", "configs", "docs", "*.py", "*.md", "*.toml", "*.txt")
-SLOW_IMPORTS = ("tensorflow", "keras", "librosa", "soundfile", "matplotlib.pyplot", "tensorboard", "yaml", "pydantic")
-LIMIT_S, LIMIT_FACTOR = 120.0, 10.0  # time limit of tests: LIMIT_S + LIMIT_FACTOR * the seconds in tests/times.json
+COPIED = (
+    "myxtts",
+    "tests",
+    "benchmarks",
+    "utilities",
+    "configs",
+    "docs",
+    "*.py",
+    "*.md",
+    "*.toml",
+    "*.txt",
+)
+SLOW_IMPORTS = (
+    "tensorflow",
+    "keras",
+    "librosa",
+    "soundfile",
+    "matplotlib.pyplot",
+    "tensorboard",
+    "yaml",
+    "pydantic",
+)
+LIMIT_S, LIMIT_FACTOR = (
+    120.0,
+    10.0,
+)  # time limit of tests: LIMIT_S + LIMIT_FACTOR * the seconds in tests/times.json
 
 PIPELINE, DAMAGED = "test_intelligent_gpu_pipeline", "test_damaged_corpus"
 RESUME, MINIMAL_RUN = "test_resume.ToyRuns", "test_run.MinimalRun"
-DEVICES, EQUIVALENCE, REST_OF_EPOCH = "test_dual_gpu_device_placement", "test_replicas", "test_replicas.RestOfEpochTest"
+DEVICES, EQUIVALENCE, REST_OF_EPOCH = (
+    "test_dual_gpu_device_placement",
+    "test_replicas",
+    "test_replicas.RestOfEpochTest",
+)
 TESTS = {
     "placement/routes.py": ("test_routes", DEVICES),
     "placement/replicas.py": ("test_worker_group", EQUIVALENCE, "test_check_distributed"),
     "placement/audit.py": ("test_audit", DEVICES),
-    "data/batch_plan.py": ("test_batch_plan", REST_OF_EPOCH, "test_readers", f"{PIPELINE}.PipelineTest"),
-    "data/plan_iterator.py": ("test_readers", REST_OF_EPOCH, f"{PIPELINE}.PipelineTest", f"{PIPELINE}.ReferenceTest"),
+    "data/batch_plan.py": (
+        "test_batch_plan",
+        REST_OF_EPOCH,
+        "test_readers",
+        f"{PIPELINE}.PipelineTest",
+    ),
+    "data/plan_iterator.py": (
+        "test_readers",
+        REST_OF_EPOCH,
+        f"{PIPELINE}.PipelineTest",
+        f"{PIPELINE}.ReferenceTest",
+    ),
     "data/features.py": (f"{PIPELINE}.PipelineTest", "test_spec_augment", "test_asr"),
     "data/producer.py": (PIPELINE, DAMAGED, DEVICES, "test_replicas.RunTest"),
     "data/feed.py": ("test_feed", PIPELINE),
@@ -72,17 +110,67 @@ TESTS = {
 """Module -> test modules or classes that test it, quick ones first."""
 
 COMPARISONS = {
-    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
+    **{
+        ast.Lt: ast.LtE,
+        ast.LtE: ast.Lt,
+        ast.Gt: ast.GtE,
+        ast.GtE: ast.Gt,
+        ast.Eq: ast.NotEq,
+        ast.NotEq: ast.Eq,
+    },
     **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
 }
 ARITHMETIC = {
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult},
+    **{
+        ast.Add: ast.Sub,
+        ast.Sub: ast.Add,
+        ast.Mult: ast.Add,
+        ast.Div: ast.Mult,
+        ast.FloorDiv: ast.Mult,
+    },
     **{ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd},
 }
-SAME_TYPE = {  # calls that a first argument can take the place of; other calls without effect fail at once
-    *("max", "min", "sorted", "reversed", "abs", "int", "float", "list", "tuple", "round", "copy", "resolve"),
-    *("maximum", "minimum", "cast", "where", "exp", "log", "log1p", "cos", "cumsum", "transpose", "identity", "clip"),
-    *("ensure_shape", "zeros_like", "ravel", "unique", "softmax", "norm", "dropout", "isfinite", "stateless_dropout"),
+# calls that a first argument can take the place of; other calls without effect fail at once
+SAME_TYPE = {
+    *(
+        "max",
+        "min",
+        "sorted",
+        "reversed",
+        "abs",
+        "int",
+        "float",
+        "list",
+        "tuple",
+        "round",
+        "copy",
+        "resolve",
+    ),
+    *(
+        "maximum",
+        "minimum",
+        "cast",
+        "where",
+        "exp",
+        "log",
+        "log1p",
+        "cos",
+        "cumsum",
+        "transpose",
+        "identity",
+        "clip",
+    ),
+    *(
+        "ensure_shape",
+        "zeros_like",
+        "ravel",
+        "unique",
+        "softmax",
+        "norm",
+        "dropout",
+        "isfinite",
+        "stateless_dropout",
+    ),
 }
 UNMUTATED_FIELDS = ("annotation", "returns", "decorator_list", "type_params")
 MESSAGES = ("log.", "logging.", "print(", "raise ", "assert ", "warnings.")
@@ -118,8 +206,12 @@ class Mutant:
 
     def diff(self) -> str:
         original = path_of(self.module).read_text(encoding="utf-8")
-        lines = difflib.unified_diff(original.splitlines(), self.source().splitlines(), lineterm="", n=0)
-        return "\n".join(line for line in lines if line[0] in "+-" and line[:3] not in ("---", "+++"))
+        lines = difflib.unified_diff(
+            original.splitlines(), self.source().splitlines(), lineterm="", n=0
+        )
+        return "\n".join(
+            line for line in lines if line[0] in "+-" and line[:3] not in ("---", "+++")
+        )
 
 
 @dataclass(frozen=True)
@@ -140,9 +232,18 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60, help="number of mutants (default 60)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of mutants (default 0)")
     parser.add_argument("--only", nargs="+", metavar="ID", help="these mutants instead")
-    parser.add_argument("--tests", nargs="+", metavar="TEST", help="these tests, such as test_step.Gradient, for all")
-    parser.add_argument("--show", metavar="PREFIX", help="print the mutants whose ids begin so, and end")
-    parser.add_argument("--out", type=Path, help="JSON file of the outcomes; mutants that it has are not run again")
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        metavar="TEST",
+        help="these tests, such as test_step.Gradient, for all",
+    )
+    parser.add_argument(
+        "--show", metavar="PREFIX", help="print the mutants whose ids begin so, and end"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="JSON file of the outcomes; mutants that it has are not run again"
+    )
     options = parser.parse_args()
     mutants = {mutant.id: mutant for module in TESTS for mutant in mutants_of(module)}
     if options.count < 1:
@@ -150,7 +251,13 @@ def main() -> int:
     if unknown := [id_ for id_ in options.only or () if id_ not in mutants]:
         parser.error(f"--only {unknown[0]} is no mutant; --show lists them")
     if options.show is not None:
-        print("\n".join(f"{id_}\n{mutant.diff()}" for id_, mutant in mutants.items() if id_.startswith(options.show)))
+        print(
+            "\n".join(
+                f"{id_}\n{mutant.diff()}"
+                for id_, mutant in mutants.items()
+                if id_.startswith(options.show)
+            )
+        )
         return 0
     for name in SLOW_IMPORTS:
         importlib.import_module(name)
@@ -158,7 +265,9 @@ def main() -> int:
     passed = {outcome["by"] for outcome in outcomes.values()}
     for id_ in options.only or sample(mutants.values(), options.count, options.seed):
         if id_ not in outcomes:
-            outcomes[id_] = verdict_on(mutants[id_], options.tests or TESTS[mutants[id_].module], passed)
+            outcomes[id_] = verdict_on(
+                mutants[id_], options.tests or TESTS[mutants[id_].module], passed
+            )
             if options.out:
                 options.out.write_text(json.dumps(outcomes, indent=1))
     print(table(outcomes))
@@ -173,7 +282,8 @@ def table(outcomes: dict[str, dict]) -> str:
             planted[row] += 1
             killed[row] += outcome["verdict"] != "survived"
     rows = [
-        f"| {row} | {planted[row]} | {killed[row]} |" for row in sorted(planted, key=lambda row: (row == "all", row))
+        f"| {row} | {planted[row]} | {killed[row]} |"
+        for row in sorted(planted, key=lambda row: (row == "all", row))
     ]
     return "\n".join(["| package | mutants | killed |", "|---|---:|---:|", *rows])
 
@@ -183,7 +293,10 @@ def sample(mutants: Iterable[Mutant], number: int, seed: int) -> list[str]:
     draw, tree = random.Random(seed), {}
     for mutant in mutants:
         tree.setdefault(mutant.module, {}).setdefault(mutant.operator, []).append(mutant.id)
-    modules = [in_turn([shuffled(ids, draw) for ids in shuffled(of.values(), draw)]) for of in tree.values()]
+    modules = [
+        in_turn([shuffled(ids, draw) for ids in shuffled(of.values(), draw)])
+        for of in tree.values()
+    ]
     return in_turn(shuffled(modules, draw))[:number]
 
 
@@ -222,11 +335,17 @@ def mutated_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes below one, except types, decorators, messages and f-strings."""
     for name, field in ast.iter_fields(node):
         for child in field if isinstance(field, list) else [field]:
-            if name in UNMUTATED_FIELDS or not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr):
+            if (
+                name in UNMUTATED_FIELDS
+                or not isinstance(child, ast.AST)
+                or isinstance(child, ast.JoinedStr)
+            ):
                 continue
             if isinstance(child, ast.stmt) and ast.unparse(child).startswith(MESSAGES):
                 continue
-            if isinstance(node, ast.Module) and isinstance(getattr(child, "value", None), ast.Subscript):
+            if isinstance(node, ast.Module) and isinstance(
+                getattr(child, "value", None), ast.Subscript
+            ):
                 continue
             yield child
             yield from mutated_nodes(child)
@@ -240,7 +359,11 @@ def replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, str]
         case ast.BinOp(op=operator) if type(operator) in ARITHMETIC and not has_string(node):
             yield "arithmetic", node, text(node, op=ARITHMETIC[type(operator)]())
         case ast.BoolOp(op=operator):
-            yield "boolean", node, text(node, op=ast.Or() if isinstance(operator, ast.And) else ast.And())
+            yield (
+                "boolean",
+                node,
+                text(node, op=ast.Or() if isinstance(operator, ast.And) else ast.And()),
+            )
         case ast.UnaryOp(op=ast.Not() | ast.Invert() | ast.USub(), operand=operand):
             yield "unary", node, text(operand)
         case ast.Constant(value=bool(value)):
@@ -248,9 +371,19 @@ def replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, str]
         case ast.Constant(value=int(value) | float(value)):
             yield "constant", node, str(value + 1)
             if value:
-                yield "constant", node, f"({value - 1})" if isinstance(value, int) else f"{value / 2}"
-        case ast.Call(args=args, keywords=keywords) if not any(isinstance(arg, ast.Starred) for arg in args):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                yield (
+                    "constant",
+                    node,
+                    f"({value - 1})" if isinstance(value, int) else f"{value / 2}",
+                )
+        case ast.Call(args=args, keywords=keywords) if not any(
+            isinstance(arg, ast.Starred) for arg in args
+        ):
+            name = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             kept = args[0] if args else getattr(node.func, "value", None)
             if name in SAME_TYPE and kept is not None:
                 yield "call", node, text(kept)
@@ -258,7 +391,11 @@ def replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, str]
                 yield "swap", node, text(node, args=[args[1], args[0], *args[2:]])
             for index, keyword in enumerate(keywords):
                 if keyword.arg not in (None, "strict"):
-                    yield "keyword", node, text(node, keywords=keywords[:index] + keywords[index + 1 :])
+                    yield (
+                        "keyword",
+                        node,
+                        text(node, keywords=keywords[:index] + keywords[index + 1 :]),
+                    )
         case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Break() | ast.Continue():
             yield "statement", node, "pass"
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
@@ -280,15 +417,18 @@ def text(node: ast.AST, **changes) -> str:
 
 def has_string(node: ast.AST) -> bool:
     return any(
-        isinstance(child, ast.JoinedStr) or (isinstance(child, ast.Constant) and isinstance(child.value, str))
+        isinstance(child, ast.JoinedStr)
+        or (isinstance(child, ast.Constant) and isinstance(child.value, str))
         for child in ast.walk(node)
     )
 
 
 def verdict_on(mutant: Mutant, tests: Sequence[str], passed: set[str]) -> dict[str, str]:
-    """Run the tests of a mutant, one module or class after another, until one fails; return the outcome.
+    """Run the tests of a mutant, one module or class after another, until one fails; return the
+    outcome.
 
-    A test that fails must pass without the defect, or it says nothing about it. If all pass, they need no such check.
+    A test that fails must pass without the defect, or it says nothing about it. If all pass, they
+    need no such check.
 
     Args:
         passed: tests that are known to pass without a defect; it is completed.
@@ -308,8 +448,13 @@ def verdict_on(mutant: Mutant, tests: Sequence[str], passed: set[str]) -> dict[s
 
 
 def run(test: str, mutant: Mutant | None = None) -> Outcome:
-    """Run a module or class of tests, or one test, in a fork of this process, in a copy of the checkout."""
-    limit_s = LIMIT_S + LIMIT_FACTOR * json.loads((ROOT / "tests/times.json").read_text())[test.split(".")[0]]
+    """Run a module or class of tests, or one test, in a fork of this process, in a copy of the
+    checkout.
+    """
+    limit_s = (
+        LIMIT_S
+        + LIMIT_FACTOR * json.loads((ROOT / "tests/times.json").read_text())[test.split(".")[0]]
+    )
     with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         copy_checkout(folder)
@@ -356,7 +501,8 @@ def run_in_fork(folder: Path, test: str) -> None:
         result = unittest.TextTestRunner(failfast=True).run(suite)
         code = 0 if result.wasSuccessful() else 1
         for case, _ in (result.errors + result.failures)[:1]:
-            # Such as "tests.test_a.Case.test_b (subtest)", "setUpClass (tests.test_a.Case)", or a failed import.
+            # Such as "tests.test_a.Case.test_b (subtest)", "setUpClass (tests.test_a.Case)", or a
+            # failed import.
             if name := re.search(r"tests\.([\w.]+)", case.id()):
                 Path(folder, "failed.txt").write_text(name[1], encoding="utf-8")
     finally:

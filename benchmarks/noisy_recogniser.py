@@ -1,19 +1,22 @@
-"""Train recognisers without and with augmentation for some minutes each, and compare their error rates in noise.
+"""Train recognisers without and with augmentation for some minutes each, and compare their error
+rates in noise.
 
     python benchmarks/noisy_recogniser.py
     python benchmarks/noisy_recogniser.py --minutes 20 --seeds 0 1 2
     python benchmarks/noisy_recogniser.py --only measure
     python benchmarks/noisy_recogniser.py --name babble -- --babble-fraction 1
 
-Both have the settings of configs/asr_voice.yaml, a tiny recogniser of one espeak-ng voice; one has the augmentation of
-configs/asr_noisy.yaml in addition. They are measured on the held-out sentences as they are, in noise, and in rooms.
-These noises and rooms are fixed, and of other kinds than those of training (myxtts/evaluation/noise.py). P and C are
-the times in which a batch is produced and a step is taken, each stage alone on all cores.
+Both have the settings of configs/asr_voice.yaml, a tiny recogniser of one espeak-ng voice; one has
+the augmentation of configs/asr_noisy.yaml in addition. They are measured on the held-out sentences
+as they are, in noise, and in rooms. These noises and rooms are fixed, and of other kinds than those
+of training (myxtts/evaluation/noise.py). P and C are the times in which a batch is produced and a
+step is taken, each stage alone on all cores.
 
-Existing results are reused: the corpus under data/, and the runs under runs/, which continue where they were stopped.
-The minutes are those of the steps, as in benchmarks/vocoder.py: a probe run gives their number. Augmentation takes
-time from the steps where both devices share cores, as here, so its run has fewer of them. Arguments after -- are passed
-to train_main.py for the run with augmentation, and only to a new one.
+Existing results are reused: the corpus under data/, and the runs under runs/, which continue where
+they were stopped. The minutes are those of the steps, as in benchmarks/vocoder.py: a probe run
+gives their number. Augmentation takes time from the steps where both devices share cores, as here,
+so its run has fewer of them. Arguments after -- are passed to train_main.py for the run with
+augmentation, and only to a new one.
 """
 
 import argparse
@@ -73,9 +76,14 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--minutes", type=bounded(float, 0.1, 1e5), default=9.0, help="minutes of steps of each run (default 9)"
+        "--minutes",
+        type=bounded(float, 0.1, 1e5),
+        default=9.0,
+        help="minutes of steps of each run (default 9)",
     )
-    parser.add_argument("--name", default="noisy", help="first part of the names of the runs (default noisy)")
+    parser.add_argument(
+        "--name", default="noisy", help="first part of the names of the runs (default noisy)"
+    )
     return parse_options(parser)
 
 
@@ -84,7 +92,9 @@ def run_of(options: argparse.Namespace, kind: str, seed: int) -> Path:
 
 
 def train(options: argparse.Namespace, runs: dict[str, list[Path]]) -> None:
-    run_script("utilities/make_demo_corpus.py", "--out", str(CORPUS), "--utterances", str(SENTENCES))
+    run_script(
+        "utilities/make_demo_corpus.py", "--out", str(CORPUS), "--utterances", str(SENTENCES)
+    )
     flags = {"without": (), "with": (*augmentation_flags(), *options.train_flags)}
     for number, seed in enumerate(options.seeds):
         for kind in KINDS:
@@ -111,7 +121,14 @@ def measure(run: Path) -> dict:
     if not profile.exists():
         run_script(
             "utilities/dual_gpu_bottleneck_profiler.py",
-            *("--config", str(settings_of(run)), "--num-steps", str(PROFILE_STEPS), "--json", str(profile)),
+            *(
+                "--config",
+                str(settings_of(run)),
+                "--num-steps",
+                str(PROFILE_STEPS),
+                "--json",
+                str(profile),
+            ),
         )
     rates = json.loads(score.read_text(encoding="utf-8"))
     stages = json.loads(profile.read_text(encoding="utf-8"))["stages"]
@@ -129,23 +146,37 @@ def print_figures(figures: dict[str, list[dict]]) -> None:
     print(f"\n{', '.join(run['run'] for kind in KINDS for run in figures[kind])}\n")
     print("| | without augmentation | with augmentation | change |\n|---|---|---|---|")
     conditions = figures["with"][0]["rates"]
-    rates = {condition: [rate_of(figures[kind], condition) for kind in KINDS] for condition in conditions}
+    rates = {
+        condition: [rate_of(figures[kind], condition) for kind in KINDS] for condition in conditions
+    }
     for condition, (without, augmented) in rates.items():
         change = f"{100 * (augmented / without - 1):+.0f} %" if without else "–"
-        print(f"| character error rate, {condition} | {100 * without:.2f} % | {100 * augmented:.2f} % | {change} |")
+        print(
+            f"| character error rate, {condition} | {100 * without:.2f} % | {100 * augmented:.2f} %"
+            f" | {change} |"
+        )
     for key, name, factor, unit in (
         ("produce_s", "P, producing a batch", 1e3, "ms"),
         ("step_s", "C, a step", 1e3, "ms"),
         ("steps", "steps", 1, ""),
         ("training_minutes", "time of the steps", 1, "min"),
     ):
-        cells = [f"{factor * median(run[key] for run in figures[kind]):.4g} {unit}".strip() for kind in KINDS]
+        cells = [
+            f"{factor * median(run[key] for run in figures[kind]):.4g} {unit}".strip()
+            for kind in KINDS
+        ]
         print(f"| {name} | {' | '.join(cells)} | |")
     reduction = 1 - rates[JUDGED][1] / rates[JUDGED][0]
     loss = rates[CLEAN][1] - rates[CLEAN][0]
     targets = {
-        f"errors at 5 dB reduced by ≥ {MIN_REDUCTION:.0%}": (f"{reduction:.1%}", reduction >= MIN_REDUCTION),
-        f"clean rate higher by ≤ {100 * MAX_CLEAN_LOSS:g} points": (f"{100 * loss:+.2f}", loss <= MAX_CLEAN_LOSS),
+        f"errors at 5 dB reduced by ≥ {MIN_REDUCTION:.0%}": (
+            f"{reduction:.1%}",
+            reduction >= MIN_REDUCTION,
+        ),
+        f"clean rate higher by ≤ {100 * MAX_CLEAN_LOSS:g} points": (
+            f"{100 * loss:+.2f}",
+            loss <= MAX_CLEAN_LOSS,
+        ),
     }
     print("\n| target | result | reached |\n|---|---|---|")
     for target, (result, reached) in targets.items():

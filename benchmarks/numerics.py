@@ -4,10 +4,11 @@
     python benchmarks/numerics.py mel --waves data/demo/wavs
     python benchmarks/numerics.py tf32 --waves data/demo/wavs
 
-Alternatives take turns in one process (A B A B); times are processor time, the least of --repeats. `ctc` compares
-sparse labels (TensorFlow's kernel), dense labels, and the recursion for rows that cuDNN rejects, by loss and gradient;
-errors are those from the recursion in float64. `mel` compares the log-mel with librosa's in float64, and estimates the
-times of a GPU from nominal rates. `tf32` emulates the rounding of GPUs since Ampere.
+Alternatives take turns in one process (A B A B); times are processor time, the least of --repeats.
+`ctc` compares sparse labels (TensorFlow's kernel), dense labels, and the recursion for rows that
+cuDNN rejects, by loss and gradient; errors are those from the recursion in float64. `mel` compares
+the log-mel with librosa's in float64, and estimates the times of a GPU from nominal rates. `tf32`
+emulates the rounding of GPUs since Ampere.
 """
 
 import argparse
@@ -26,8 +27,12 @@ from benchmarks._recordings import recordings
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 
-CTC_SHAPES = ((16, 215, 60, 60), (8, 818, 310, 60))  # rows, frames, labels, symbols: 5 s, and 19 s of fast speech
-# Nominal rates in 1e12 operations/s (NVIDIA's data sheets, without sparsity): float32, float64, TF32; and GB/s.
+CTC_SHAPES = (
+    (16, 215, 60, 60),
+    (8, 818, 310, 60),
+)  # rows, frames, labels, symbols: 5 s, and 19 s of fast speech
+# Nominal rates in 1e12 operations/s (NVIDIA's data sheets, without sparsity): float32, float64,
+# TF32; and GB/s.
 GPUS = {
     "RTX 3060": (12.7, 0.199, 25.5, 360),
     "RTX 4090": (82.6, 1.29, 82.6, 1008),
@@ -45,16 +50,28 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", choices=("ctc", "mel", "tf32"))
-    parser.add_argument("--waves", type=Path, default=Path("data/demo/wavs"), help="folder of recordings")
-    parser.add_argument("--utterances", type=bounded(int, 1), default=24, help="number of recordings, first by name")
-    parser.add_argument("--repeats", type=bounded(int, 1), default=5, help="measurements of each alternative")
+    parser.add_argument(
+        "--waves", type=Path, default=Path("data/demo/wavs"), help="folder of recordings"
+    )
+    parser.add_argument(
+        "--utterances", type=bounded(int, 1), default=24, help="number of recordings, first by name"
+    )
+    parser.add_argument(
+        "--repeats", type=bounded(int, 1), default=5, help="measurements of each alternative"
+    )
     return parser.parse_args()
 
 
-def processor_seconds(alternatives: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Return the least processor time of each alternative; they take turns, after a call that does not count."""
+def processor_seconds(
+    alternatives: dict[str, Callable[[], object]], repeats: int
+) -> dict[str, float]:
+    """Return the least processor time of each alternative; they take turns, after a call that does
+    not count.
+    """
     for run in alternatives.values():
         run()
     best = dict.fromkeys(alternatives, np.inf)
@@ -82,15 +99,18 @@ def ctc(options: argparse.Namespace) -> None:
     for shape in CTC_SHAPES:
         logits, *rest = _ctc_rows(*shape)
         compiled = {name: _loss_and_gradient(function) for name, function in functions.items()}
-        exact_loss, exact_gradient = map(np.asarray, compiled["recursion"](tf.cast(logits, tf.float64), *rest))
+        exact_loss, exact_gradient = map(
+            np.asarray, compiled["recursion"](tf.cast(logits, tf.float64), *rest)
+        )
         runs = {name: partial(run, logits, *rest) for name, run in compiled.items()}
         times_s = processor_seconds(runs, options.repeats)
         for name, run in compiled.items():
             loss, gradient = map(np.asarray, run(logits, *rest))
             print(
-                f"{shape[0]:4d} {shape[1]:6d} {shape[2]:6d} | {name:9s} {1e3 * times_s[name]:8.1f} "
-                f"{times_s[name] / times_s['sparse']:7.1f}   {np.abs(loss / exact_loss - 1).max():13.1e}   "
-                f"{np.abs(gradient - exact_gradient).max():11.1e}",
+                f"{shape[0]:4d} {shape[1]:6d} {shape[2]:6d} | {name:9s} {1e3 * times_s[name]:8.1f}"
+                f" {times_s[name] / times_s['sparse']:7.1f}  "
+                f" {np.abs(loss / exact_loss - 1).max():13.1e}  "
+                f" {np.abs(gradient - exact_gradient).max():11.1e}",
                 flush=True,
             )
 
@@ -100,7 +120,9 @@ def _ctc_rows(rows: int, frames: int, labels: int, symbols: int) -> tuple:
 
     random = np.random.default_rng(0)
     count = random.integers(labels // 2, labels, rows, endpoint=True)
-    text = np.where(np.arange(labels) < count[:, None], random.integers(1, symbols, (rows, labels)), 0)
+    text = np.where(
+        np.arange(labels) < count[:, None], random.integers(1, symbols, (rows, labels)), 0
+    )
     real = random.integers(9 * frames // 10, frames, rows, endpoint=True)
     logits = tf.constant(random.normal(0, 3, (rows, frames, symbols)), tf.float32)
     return logits, *(tf.constant(values, tf.int32) for values in (real, text, count))
@@ -133,32 +155,55 @@ def mel(options: argparse.Namespace) -> None:
     functions = {"float64": tf.function(log_mel), "float32": tf.function(log_mel_float32)}
     print("signal                     | largest error of the log-mel in float64, in float32")
     for name, waves in _signals(recordings(options.waves, options.utterances)).items():
-        errors = [max(mel_error(run(wave[None])[0].numpy(), wave) for wave in waves) for run in functions.values()]
+        errors = [
+            max(mel_error(run(wave[None])[0].numpy(), wave) for wave in waves)
+            for run in functions.values()
+        ]
         print(f"{name:26s} | {errors[0]:.1e}  {errors[1]:.1e}", flush=True)
-    rows = np.random.default_rng(0).uniform(-1, 1, (STEP_ROWS, round(STEP_SECONDS * SAMPLE_RATE_HZ))).astype(np.float32)
+    rows = (
+        np.random.default_rng(0)
+        .uniform(-1, 1, (STEP_ROWS, round(STEP_SECONDS * SAMPLE_RATE_HZ)))
+        .astype(np.float32)
+    )
     runs = {name: lambda run=run: run(rows).numpy() for name, run in functions.items()}
     times_s = processor_seconds(runs, 10 * options.repeats)
     wide, narrow = times_s["float64"], times_s["float32"]
-    print(f"processor ms for {STEP_ROWS} rows of {STEP_SECONDS:g} s: {1e3 * wide:.1f}, {1e3 * narrow:.1f}")
+    print(
+        f"processor ms for {STEP_ROWS} rows of {STEP_SECONDS:g} s: {1e3 * wide:.1f},"
+        f" {1e3 * narrow:.1f}"
+    )
 
     frames = SAMPLE_RATE_HZ / HOP_SAMPLES
     transform = frames * (2.5 * FFT_SAMPLES * np.log2(FFT_SAMPLES) + FFT_SAMPLES)
     product = frames * 2 * (FFT_SAMPLES // 2 + 1) * MEL_BANDS
-    steps = {f"{task} {size}": step_flops(task, size) for task in ("tts", "asr") for size in ("tiny", "normal")}
+    steps = {
+        f"{task} {size}": step_flops(task, size)
+        for task in ("tts", "asr")
+        for size in ("tiny", "normal")
+    }
     print("\n1e6 operations per audio second")
     print(
-        f"transform {transform / 1e6:.2f}, mel product {product / 1e6:.2f}; products and convolutions of a step: ",
+        f"transform {transform / 1e6:.2f}, mel product {product / 1e6:.2f}; products and"
+        " convolutions of a step: ",
         end="",
     )
     print(", ".join(f"{name} {flops / 1e6:,.0f}" for name, flops in steps.items()))
     print("\nestimated microseconds per audio second, with the step's in TF32")
-    print("GPU        | log-mel in float64, float32 | " + " | ".join(f"{name:10s}" for name in steps))
+    print(
+        "GPU        | log-mel in float64, float32 | " + " | ".join(f"{name:10s}" for name in steps)
+    )
     for gpu, (rate32, rate64, rate_tf32, gb_per_s) in GPUS.items():
-        # Framing, window and transform each read and write a frame; float64 adds a conversion at either end.
+        # Framing, window and transform each read and write a frame; float64 adds a conversion at
+        # either end.
         wide = max(transform / FFT_RATE / rate64, frames * FFT_SAMPLES * 48 * 1e3 / gb_per_s)
         narrow = max(transform / FFT_RATE / rate32, frames * FFT_SAMPLES * 24 * 1e3 / gb_per_s)
-        wide, narrow = wide + product / PRODUCT_RATE / rate64, narrow + product / PRODUCT_RATE / rate32
-        shares = " | ".join(f"{flops / STEP_RATE / rate_tf32 / 1e6:10.0f}" for flops in steps.values())
+        wide, narrow = (
+            wide + product / PRODUCT_RATE / rate64,
+            narrow + product / PRODUCT_RATE / rate32,
+        )
+        shares = " | ".join(
+            f"{flops / STEP_RATE / rate_tf32 / 1e6:10.0f}" for flops in steps.values()
+        )
         print(f"{gpu:10s} | {wide / 1e6:18.1f} {narrow / 1e6:8.1f} | {shares}", flush=True)
 
 
@@ -166,13 +211,17 @@ def _signals(recorded: list[np.ndarray]) -> dict[str, list[np.ndarray]]:
     from myxtts.audio.format import SAMPLE_RATE_HZ
 
     time_s = np.arange(SAMPLE_RATE_HZ) / SAMPLE_RATE_HZ
-    tones = [np.sin(2 * np.pi * hz * time_s).astype(np.float32) for hz in (60, 300, 1_000, 5_000, 10_500)]
+    tones = [
+        np.sin(2 * np.pi * hz * time_s).astype(np.float32) for hz in (60, 300, 1_000, 5_000, 10_500)
+    ]
     half = (np.arange(SAMPLE_RATE_HZ) < SAMPLE_RATE_HZ // 2).astype(np.float32)
     silence = np.zeros(SAMPLE_RATE_HZ // 2, np.float32)
     return {
         "speech": recorded,
         "speech, peak at full scale": [wave / np.abs(wave).max() for wave in recorded],
-        "speech in digital silence": [np.concatenate([silence, wave, silence]) for wave in recorded],
+        "speech in digital silence": [
+            np.concatenate([silence, wave, silence]) for wave in recorded
+        ],
         "full-scale tones": tones,
         "tones in digital silence": [tone * half for tone in tones],
     }
@@ -196,7 +245,9 @@ def step_flops(task: str, size: str) -> float:
     frames = round(STEP_SECONDS * 22_050 / 256)
     batch = features([(45, frames)] * STEP_ROWS, (45, frames), (frames, frames))
     model = build_xtts(size, 60, 2) if task == "tts" else build_asr(size, 60, "lmu", 2)
-    batch = {name: tf.constant(value) for name, value in batch.items() if name in model.BATCH_FIELDS}
+    batch = {
+        name: tf.constant(value) for name, value in batch.items() if name in model.BATCH_FIELDS
+    }
     model(batch)
     variables = [variable.value for variable in model.trainable_variables]
 
@@ -216,17 +267,29 @@ def tf32(options: argparse.Namespace) -> None:
     from benchmarks._gpu_numerics import on_emulated_gpu, tf32_products
 
     waves = recordings(options.waves, options.utterances)
-    emulations = {"CPU": (), "TF32": (tf32_products,), "TF32, as on a GPU": (tf32_products, on_emulated_gpu)}
+    emulations = {
+        "CPU": (),
+        "TF32": (tf32_products,),
+        "TF32, as on a GPU": (tf32_products, on_emulated_gpu),
+    }
     expected = None
-    print("products          | log-mel against librosa | difference from the CPU: score, pitch, energy, F0 in Hz")
+    print(
+        "products          | log-mel against librosa | difference from the CPU: score, pitch,"
+        " energy, F0 in Hz"
+    )
     for name, contexts in emulations.items():
         with ExitStack() as opened:
             for context in contexts:
                 opened.enter_context(context())
             error, values = _features_and_targets(waves)
         expected = expected or values
-        differences = (np.abs(value - other).max() for value, other in zip(values, expected, strict=True))
-        print(f"{name:17s} | {error:23.1e} | " + ", ".join(f"{value:.1e}" for value in differences), flush=True)
+        differences = (
+            np.abs(value - other).max() for value, other in zip(values, expected, strict=True)
+        )
+        print(
+            f"{name:17s} | {error:23.1e} | " + ", ".join(f"{value:.1e}" for value in differences),
+            flush=True,
+        )
 
 
 def _features_and_targets(waves: list[np.ndarray]) -> tuple[float, list[np.ndarray]]:

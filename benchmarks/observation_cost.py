@@ -3,11 +3,12 @@
     python benchmarks/observation_cost.py
     python benchmarks/observation_cost.py --tasks asr --batches 20
 
-The device is a logical device of the CPU that is held to one core (see benchmarks/_one_core.py), and all figures are
-processor time, which other programs do not change much: P and C of a batch, the losses of a batch without gradient
-(`forward`; the planner assumes a third of C), a validation with reading, and a set of samples. Of the last two the
-second one counts. V / C is what validation every 100 steps and samples every 500 steps take of the data device, in
-steps: `planned` by --placement auto, and `measured`, with the real validation in place of its estimate.
+The device is a logical device of the CPU that is held to one core (see benchmarks/_one_core.py),
+and all figures are processor time, which other programs do not change much: P and C of a batch, the
+losses of a batch without gradient (`forward`; the planner assumes a third of C), a validation with
+reading, and a set of samples. Of the last two the second one counts. V / C is what validation every
+100 steps and samples every 500 steps take of the data device, in steps: `planned` by --placement
+auto, and `measured`, with the real validation in place of its estimate.
 """
 
 import argparse
@@ -61,12 +62,14 @@ def main() -> int:
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, metavar="TASK")
-    parser.add_argument("--batches", type=bounded(int, 1), default=10, help="of which P and C are the means")
+    parser.add_argument(
+        "--batches", type=bounded(int, 1), default=10, help="of which P and C are the means"
+    )
     options = parser.parse_args()
     run_script(str(ROOT / "utilities" / "make_demo_corpus.py"), "--out", str(CORPUS))
     print(
-        "| task | P, ms | C, ms | forward, ms | forward / C | held-out batches | validation, s | samples, s "
-        "| V / C: planned | measured |"
+        "| task | P, ms | C, ms | forward, ms | forward / C | held-out batches | validation, s |"
+        " samples, s | V / C: planned | measured |"
     )
     print("|---" * 10 + "|")
     with tempfile.TemporaryDirectory() as name:
@@ -75,7 +78,9 @@ def main() -> int:
             flags = [flag.format(vocoder=vocoder) for flag in TASKS[task]]
             if "--vocoder" in flags:
                 in_process(make_vocoder, vocoder)
-            cost = in_process(measure, [*flags, "--train-data", str(CORPUS), *COMMON], options.batches)
+            cost = in_process(
+                measure, [*flags, "--train-data", str(CORPUS), *COMMON], options.batches
+            )
             print(f"| {task} | {' | '.join(cells(cost))} |", flush=True)
     return 0
 
@@ -84,13 +89,39 @@ def cells(cost: Cost) -> list[str]:
     milliseconds = (f"{1e3 * value:.0f}" for value in (cost.produce, cost.step, cost.forward))
     seconds = (f"{value:.2f}" for value in (cost.validation, cost.samples))
     shares = (f"{value / cost.step:.1%}" for value in (cost.planned_v, cost.v))
-    return [*milliseconds, f"{cost.forward / cost.step:.2f}", str(cost.held_out_batches), *seconds, *shares]
+    return [
+        *milliseconds,
+        f"{cost.forward / cost.step:.2f}",
+        str(cost.held_out_batches),
+        *seconds,
+        *shares,
+    ]
 
 
 def make_vocoder(run: Path) -> None:
     """Make the run of an untrained vocoder: what it computes does not depend on its weights."""
-    flags = (*VOCODER, "--model-size", "tiny", "--train-data", str(CORPUS), "--runs-dir", str(run.parent))
-    train_quietly((*flags, "--run", run.name, "--stop-at-step", "0", "--validate-every", "0", "--sample-every", "0"))
+    flags = (
+        *VOCODER,
+        "--model-size",
+        "tiny",
+        "--train-data",
+        str(CORPUS),
+        "--runs-dir",
+        str(run.parent),
+    )
+    train_quietly(
+        (
+            *flags,
+            "--run",
+            run.name,
+            "--stop-at-step",
+            "0",
+            "--validate-every",
+            "0",
+            "--sample-every",
+            "0",
+        )
+    )
 
 
 def measure(flags: Sequence[str], batches: int) -> Cost:
@@ -115,14 +146,20 @@ def measure(flags: Sequence[str], batches: int) -> Cost:
         window = measurement_window(pipeline, batches)
         times, features = isolated.measure_isolated(run, pipeline, window)
         held_out_batches = run.setup.corpora.held_out.plan.steps_per_epoch
-        profile = StageProfile(times, window.measured_buckets, 0.0, held_out_batches, isolated.time_samples(run.setup))
+        profile = StageProfile(
+            times, window.measured_buckets, 0.0, held_out_batches, isolated.time_samples(run.setup)
+        )
         folder = RunFolder(Path(name))
         with closing(TensorBoard(folder.tensorboard)) as tensorboard:
             state = run.setup.state
-            work = held_out_work(run.setup, state.model, state.device, folder, tensorboard, open_evaluator, False)
+            work = held_out_work(
+                run.setup, state.model, state.device, folder, tensorboard, open_evaluator, False
+            )
             work.trace()
             validation_s = second_call_s(work.validation.evaluate)
-            forward_s, _ = isolated.time_stage(window, features, lambda batch: losses_of(work.validation, batch))
+            forward_s, _ = isolated.time_stage(
+                window, features, lambda batch: losses_of(work.validation, batch)
+            )
     v = validation_s / config.run.validate_every + profile.samples_s / config.run.sample_every
     return Cost(
         produce=times.produce_s.mean(),

@@ -1,14 +1,16 @@
-"""Measure how much of the producing time the hand-over hides: with stages that sleep, and on emulated GPUs.
+"""Measure how much of the producing time the hand-over hides: with stages that sleep, and on
+emulated GPUs.
 
     python benchmarks/overlap.py
     python benchmarks/overlap.py --produce-ms 5 --consume-ms 20 --batches 200
     python benchmarks/overlap.py --gpus
 
-Both stages sleep, as in MLPerf Storage, so that the hand-over is measured and not the cores. One after the other they
-take batches x (produce + consume). The ideal is the shorter of the two twice (a step begins when the batch of the next
-one is there), plus batches x the longer.
+Both stages sleep, as in MLPerf Storage, so that the hand-over is measured and not the cores. One
+after the other they take batches x (produce + consume). The ideal is the shorter of the two twice
+(a step begins when the batch of the next one is there), plus batches x the longer.
 
---gpus prints the steps of the training loop on emulated GPUs instead, in virtual time: the same on every machine.
+--gpus prints the steps of the training loop on emulated GPUs instead, in virtual time: the same on
+every machine.
 """
 
 import argparse
@@ -52,19 +54,30 @@ def main() -> int:
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    batches, produce_s, consume_s = arguments.batches, arguments.produce_ms / 1e3, arguments.consume_ms / 1e3
+    batches, produce_s, consume_s = (
+        arguments.batches,
+        arguments.produce_ms / 1e3,
+        arguments.consume_ms / 1e3,
+    )
     produce, consume = np.full(batches, produce_s), np.full(batches, consume_s)
     slowest_s = batches * max(produce_s, consume_s)
     ideal_s = slowest_s + 2 * min(produce_s, consume_s)
     achieved = [overlapped_s(produce, consume, arguments.depth) for _ in range(arguments.repeats)]
     achieved_s = median(achieved)
-    print(f"{batches} batches, {1e3 * produce_s:g} ms to produce and {1e3 * consume_s:g} ms to consume each; ", end="")
+    print(
+        f"{batches} batches, {1e3 * produce_s:g} ms to produce and {1e3 * consume_s:g} ms to"
+        " consume each; ",
+        end="",
+    )
     print(f"depth {arguments.depth}, median of {arguments.repeats}")
     print(f"serial      {serial_s(produce, consume):7.3f} s")
     print(f"ideal       {ideal_s:7.3f} s")
     print(f"achieved    {achieved_s:7.3f} s   ({min(achieved):.3f} to {max(achieved):.3f})")
     print(f"efficiency  {100 * ideal_s / achieved_s:7.1f} %   (ideal / achieved)")
-    print(f"achieved / slower stage ({slowest_s:.3f} s): {achieved_s / slowest_s:.3f}, limit {arguments.limit:g}")
+    print(
+        f"achieved / slower stage ({slowest_s:.3f} s): {achieved_s / slowest_s:.3f}, limit"
+        f" {arguments.limit:g}"
+    )
     if arguments.table:
         print_table(arguments)
     return 0 if achieved_s <= arguments.limit * slowest_s else 1
@@ -82,9 +95,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--depth", type=bounded(int, 1), default=3)
     parser.add_argument("--repeats", type=bounded(int, 1), default=5)
     parser.add_argument("--limit", type=bounded(float, 0.0, 1000.0), default=1.05)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the varying times in the table")
-    parser.add_argument("--gpus", action="store_true", help="print steps on emulated GPUs, before and now, instead")
-    parser.add_argument("--real-time", action="store_true", help="run with real-time priority, for a busy machine")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the varying times in the table"
+    )
+    parser.add_argument(
+        "--gpus", action="store_true", help="print steps on emulated GPUs, before and now, instead"
+    )
+    parser.add_argument(
+        "--real-time", action="store_true", help="run with real-time priority, for a busy machine"
+    )
     parser.add_argument(
         "--table",
         action=argparse.BooleanOptionalAction,
@@ -95,10 +114,14 @@ def parse() -> argparse.Namespace:
 
 
 def overlapped_s(produce: np.ndarray, consume: np.ndarray, depth: int) -> float:
-    """Return the seconds from producing the first batch to consuming the last; the feed starts empty."""
+    """Return the seconds from producing the first batch to consuming the last; the feed starts
+    empty.
+    """
     nothing = np.zeros(len(produce))
     stages = StageTimes(nothing, produce, nothing, consume)
-    return emulate([Route("producer", "consumer")], stages, QueueDepths(feed=depth)).result.duration_s
+    return emulate(
+        [Route("producer", "consumer")], stages, QueueDepths(feed=depth)
+    ).result.duration_s
 
 
 def serial_s(produce: np.ndarray, consume: np.ndarray) -> float:
@@ -110,7 +133,9 @@ def serial_s(produce: np.ndarray, consume: np.ndarray) -> float:
 
 
 def print_table(arguments: argparse.Namespace) -> None:
-    """Print the efficiency against the same ideal if stage times vary, which shows the use of a deeper feed."""
+    """Print the efficiency against the same ideal if stage times vary, which shows the use of a
+    deeper feed.
+    """
     random = np.random.default_rng(arguments.seed)
     print("\nefficiency in % if the times vary (gamma distributed, the same for all depths)")
     print("  variation" + "".join(f"  depth {depth}" for depth in DEPTHS))
@@ -121,21 +146,42 @@ def print_table(arguments: argparse.Namespace) -> None:
         )
         ideal_s = max(produce.sum() + consume[-2:].sum(), produce[:2].sum() + consume.sum())
         ratios = [ideal_s / overlapped_s(produce, consume, depth) for depth in DEPTHS]
-        print(f"  {variation:9.2f}" + "".join(f"  {100 * efficiency:7.1f}" for efficiency in ratios))
+        print(
+            f"  {variation:9.2f}" + "".join(f"  {100 * efficiency:7.1f}" for efficiency in ratios)
+        )
 
 
 STEP_MS, TRANSFER_MS = 100.0, 5.0
-GPU_CASES = ((1, 30.0), (1, 98.0), (1, 102.0), (1, 150.0), (3, 10.0), (3, 30.0), (3, 33.0), (3, 50.0))  # replicas, P
+GPU_CASES = (
+    (1, 30.0),
+    (1, 98.0),
+    (1, 102.0),
+    (1, 150.0),
+    (3, 10.0),
+    (3, 30.0),
+    (3, 33.0),
+    (3, 50.0),
+)  # replicas, P
 
 
 def gpu_table() -> Iterator[str]:
-    """Yield a Markdown table of runs on emulated GPUs, with the former hand-over and the present one."""
-    from benchmarks._emulated_gpu import Workload, train, train_as_formerly  # imports TensorFlow, which takes seconds
+    """Yield a Markdown table of runs on emulated GPUs, with the former hand-over and the present
+    one.
+    """
+    from benchmarks._emulated_gpu import (
+        Workload,
+        train,
+        train_as_formerly,
+    )  # imports TensorFlow, which takes seconds
 
-    yield f"C {STEP_MS:g} ms, T {TRANSFER_MS:g} ms; launching takes 20 % of a step and of a batch, a call 0.5 ms"
+    yield (
+        f"C {STEP_MS:g} ms, T {TRANSFER_MS:g} ms; launching takes 20 % of a step and of a batch, a"
+        " call 0.5 ms"
+    )
     yield ""
     columns = (
-        "replicas | P, ms | by arithmetic, ms | before: step, ms | wait | idle | now: step, ms | wait | idle | warning"
+        "replicas | P, ms | by arithmetic, ms | before: step, ms | wait | idle | now: step, ms |"
+        " wait | idle | warning"
     )
     yield f"| {columns} |"
     yield "|---" * 10 + "|"
@@ -145,7 +191,11 @@ def gpu_table() -> Iterator[str]:
         figures = [
             text
             for run in runs
-            for text in (f"{1e3 * run.step_s:.1f}", f"{run.wait_share:.1%}", f"{run.idle_share:.1%}")
+            for text in (
+                f"{1e3 * run.step_s:.1f}",
+                f"{run.wait_share:.1%}",
+                f"{run.idle_share:.1%}",
+            )
         ]
         warning = "long waits" if runs[1].advice else "none"
         cells = f"{replicas}", f"{produce_ms:g}", f"{1e3 * workload.ideal_s:.1f}", *figures, warning

@@ -1,12 +1,12 @@
 """Measure the reliability of a synthesizer's phoneme times against changes in the signal.
 
-    python utilities/make_demo_corpus.py --out data/voices --utterances 1200 --languages en ka fa --speakers 8
-    python benchmarks/phoneme_times.py data/voices
+    python utilities/make_demo_corpus.py --out data/voices --utterances 1200 --languages en ka fa
+    --speakers 8 python benchmarks/phoneme_times.py data/voices
 
-Next to silence, the change is the first or last sample of the longest run of zeros within 30 ms. Between two sounds, it
-is the position within 30 ms with the largest spectral change: the distance of two log-mel spectra 12 ms apart, with
-windows of 10 ms. A reported time near the change is right. If it is not near, the change may be gradual or the time
-wrong.
+Next to silence, the change is the first or last sample of the longest run of zeros within 30 ms.
+Between two sounds, it is the position within 30 ms with the largest spectral change: the distance
+of two log-mel spectra 12 ms apart, with windows of 10 ms. A reported time near the change is right.
+If it is not near, the change may be gradual or the time wrong.
 """
 
 import argparse
@@ -38,7 +38,9 @@ BANDS = 24
 def main() -> int:
     options = parse()
     offsets_ms = defaultdict(list)
-    for number, (name, phonemes) in enumerate(read_alignments(options.corpus / "alignments.jsonl").items()):
+    for number, (name, phonemes) in enumerate(
+        read_alignments(options.corpus / "alignments.jsonl").items()
+    ):
         if number == options.utterances:
             break
         wave = read_wave(options.corpus / "wavs" / f"{name}.wav")
@@ -50,7 +52,10 @@ def main() -> int:
         if len(values) >= options.min_boundaries:
             low, middle, high = np.percentile(values, [25, 50, 75])
             near = np.mean(np.abs(values) <= TOLERANCE_MS)
-            print(f"| {left} → {right} | {len(values)} | {middle:+.1f} | {low:+.1f} to {high:+.1f} | {near:.0%} |")
+            print(
+                f"| {left} → {right} | {len(values)} | {middle:+.1f} | {low:+.1f} to {high:+.1f} |"
+                f" {near:.0%} |"
+            )
     return 0
 
 
@@ -60,10 +65,16 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("corpus", type=Path, help="folder with wavs/ and alignments.jsonl")
     parser.add_argument(
-        "--utterances", type=bounded(int, 1), default=1200, help="maximum number of utterances to measure"
+        "--utterances",
+        type=bounded(int, 1),
+        default=1200,
+        help="maximum number of utterances to measure",
     )
     parser.add_argument(
-        "--min-boundaries", type=bounded(int, 1), default=100, help="show classes with at least this many boundaries"
+        "--min-boundaries",
+        type=bounded(int, 1),
+        default=100,
+        help="show classes with at least this many boundaries",
     )
     return parser.parse_args()
 
@@ -88,7 +99,9 @@ def offsets(wave: np.ndarray, phonemes: list[Phoneme]) -> Iterator[tuple[tuple[s
 
 
 def silence_edge_ms(wave: np.ndarray, time_s: float, at_end: bool) -> float | None:
-    """Return where the longest run of zeros around a time ends or begins; None if no sample is 0."""
+    """Return where the longest run of zeros around a time ends or begins; None if no sample
+    is 0.
+    """
     begin = max(round(time_s * SAMPLE_RATE_HZ) - SEARCH_MS * MILLISECOND, 0)
     part = wave[begin : begin + 2 * SEARCH_MS * MILLISECOND]
     changes = np.flatnonzero(np.diff(np.concatenate([[False], part == 0, [False]]).astype(int)))
@@ -100,11 +113,17 @@ def silence_edge_ms(wave: np.ndarray, time_s: float, at_end: bool) -> float | No
 
 
 def largest_change_ms(spectra: np.ndarray, time_s: float) -> float | None:
-    """Return where the spectrum changes most around a time; None too close to an end of the wave."""
-    positions = np.arange(-SEARCH_MS, SEARCH_MS + 1) + round(time_s * SAMPLE_RATE_HZ / MILLISECOND)  # rows
+    """Return where the spectrum changes most around a time; None too close to an end of the
+    wave.
+    """
+    positions = np.arange(-SEARCH_MS, SEARCH_MS + 1) + round(
+        time_s * SAMPLE_RATE_HZ / MILLISECOND
+    )  # rows
     if positions[0] < WINDOW_OFFSET_MS or positions[-1] >= len(spectra) - WINDOW_OFFSET_MS:
         return None
-    change = np.linalg.norm(spectra[positions + WINDOW_OFFSET_MS] - spectra[positions - WINDOW_OFFSET_MS], axis=1)
+    change = np.linalg.norm(
+        spectra[positions + WINDOW_OFFSET_MS] - spectra[positions - WINDOW_OFFSET_MS], axis=1
+    )
     return float(positions[change.argmax()]) * MILLISECOND * 1000 / SAMPLE_RATE_HZ
 
 

@@ -4,10 +4,11 @@
     python benchmarks/planner.py --real-time
     python benchmarks/planner.py --devices 1024
 
-A case is a grid point of P/C, variation, depth, consumers and reading. All placements that `consumers` + 1 GPUs allow
-are predicted and run on the same sequence of batches at least twice. Runs in which a sleep returned late are repeated,
-since they measure the machine and not the queues; so are runs that disagree. --devices runs nothing: the simulation
-alone shows where each part of a large installation saturates.
+A case is a grid point of P/C, variation, depth, consumers and reading. All placements that
+`consumers` + 1 GPUs allow are predicted and run on the same sequence of batches at least twice.
+Runs in which a sleep returned late are repeated, since they measure the machine and not the queues;
+so are runs that disagree. --devices runs nothing: the simulation alone shows where each part of a
+large installation saturates.
 """
 
 import argparse
@@ -33,8 +34,10 @@ TRANSFER_S = 0.5e-3
 BATCHES = 60  # one sequence for all placements; divisible by 1 to 5 replicas
 MIN_RUNS = 2  # undisturbed runs per placement; they usually differ by 0.1 %
 MAX_RUNS = 9
-MAX_SPREAD = 1.02  # median over minimum of the undisturbed runs: the machine may also stop between two sleeps
-LATE_S = 2e-3  # a later sleep was disturbed by the machine: by 85 to 99 ms in one run of ten on a busy machine
+# median over minimum of the undisturbed runs: the machine may also stop between two sleeps
+MAX_SPREAD = 1.02
+# a later sleep was disturbed by the machine: by 85 to 99 ms in one run of ten on a busy machine
+LATE_S = 2e-3
 
 
 class Case(NamedTuple):
@@ -115,12 +118,16 @@ class Comparison(NamedTuple):
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0],
-        epilog="Exit code 1 if a prediction is off by more than --limit, or the chosen placement is slower than the "
-        "best one by more than --tolerance.",
+        epilog=(
+            "Exit code 1 if a prediction is off by more than --limit, or the chosen placement is"
+            " slower than the best one by more than --tolerance."
+        ),
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     fraction = bounded(float, 0.0, 1.0)
-    parser.add_argument("--limit", type=fraction, default=0.05, help="largest error of the throughput")
+    parser.add_argument(
+        "--limit", type=fraction, default=0.05, help="largest error of the throughput"
+    )
     parser.add_argument(
         "--tolerance",
         type=fraction,
@@ -128,10 +135,17 @@ def parse() -> argparse.Namespace:
         help="allowed loss of the chosen placement against the best",
     )
     parser.add_argument(
-        "--max-runs", type=bounded(int, MIN_RUNS, 99), default=MAX_RUNS, help="maximum number of runs per placement"
+        "--max-runs",
+        type=bounded(int, MIN_RUNS, 99),
+        default=MAX_RUNS,
+        help="maximum number of runs per placement",
     )
-    parser.add_argument("--real-time", action="store_true", help="run with real-time priority, for a busy machine")
-    parser.add_argument("--devices", type=bounded(int, 1, 1024), help="simulate up to this many devices instead")
+    parser.add_argument(
+        "--real-time", action="store_true", help="run with real-time priority, for a busy machine"
+    )
+    parser.add_argument(
+        "--devices", type=bounded(int, 1, 1024), help="simulate up to this many devices instead"
+    )
     return parser.parse_args()
 
 
@@ -145,20 +159,31 @@ def main() -> int:
 
 
 def run_grid(options: argparse.Namespace) -> int:
-    columns = "P, ms | C, ms | P/C | variation | depth | consumers | A, ms | R, ms | chosen | predicted, batches/s"
+    columns = (
+        "P, ms | C, ms | P/C | variation | depth | consumers | A, ms | R, ms | chosen | predicted,"
+        " batches/s"
+    )
     print(f"| {columns} | measured | error | placements | worst error | against the best |")
     print("|---" * 15 + "|")
     misses = runs = disturbed = 0
     for case in CASES:
-        comparisons = [compare(prediction, case, options.max_runs) for prediction in predict_case(case)]
-        chosen, best = comparisons[0], max(comparisons, key=lambda comparison: comparison.batches_per_s)
+        comparisons = [
+            compare(prediction, case, options.max_runs) for prediction in predict_case(case)
+        ]
+        chosen, best = (
+            comparisons[0],
+            max(comparisons, key=lambda comparison: comparison.batches_per_s),
+        )
         worst = max((comparison.error for comparison in comparisons), key=abs)
         behind = chosen.batches_per_s / best.batches_per_s - 1.0
         misses += abs(worst) > options.limit or -behind > options.tolerance
         runs += sum(comparison.runs.total for comparison in comparisons)
         disturbed += sum(comparison.runs.disturbed for comparison in comparisons)
         cells = (
-            *(f"{number:.3g}" for number in (case.produce_ms, case.step_ms, case.produce_ms / case.step_ms)),
+            *(
+                f"{number:.3g}"
+                for number in (case.produce_ms, case.step_ms, case.produce_ms / case.step_ms)
+            ),
             *(f"{number:g}" for number in case[2:]),
             placement_name(chosen.prediction),
             f"{chosen.prediction.batches_per_s:.1f}",
@@ -169,15 +194,21 @@ def run_grid(options: argparse.Namespace) -> int:
             "best" if best is chosen else f"{behind:.1%}, {placement_name(best.prediction)}",
         )
         print(f"| {' | '.join(cells)} |", flush=True)
-    print(f"\n{len(CASES)} cases, {runs} runs; in {disturbed} a sleep returned more than {1e3 * LATE_S:g} ms late.")
     print(
-        f"Cases with an error above {options.limit:.0%} or a choice more than {options.tolerance:.0%} behind: {misses}."
+        f"\n{len(CASES)} cases, {runs} runs; in {disturbed} a sleep returned more than"
+        f" {1e3 * LATE_S:g} ms late."
+    )
+    print(
+        f"Cases with an error above {options.limit:.0%} or a choice more than"
+        f" {options.tolerance:.0%} behind: {misses}."
     )
     return 1 if misses else 0
 
 
 def predict_case(case: Case) -> list[Prediction]:
-    return predict_all(candidate_placements(case.consumers + 1), case.times, case.depths, case.all_reduce_ms / 1e3)
+    return predict_all(
+        candidate_placements(case.consumers + 1), case.times, case.depths, case.all_reduce_ms / 1e3
+    )
 
 
 def compare(prediction: Prediction, case: Case, max_runs: int) -> Comparison:
@@ -187,7 +218,11 @@ def compare(prediction: Prediction, case: Case, max_runs: int) -> Comparison:
 
 
 def emulate_runs(
-    routes: Sequence[Route], times: StageTimes, depths: QueueDepths, all_reduce_s: float, max_runs: int
+    routes: Sequence[Route],
+    times: StageTimes,
+    depths: QueueDepths,
+    all_reduce_s: float,
+    max_runs: int,
 ) -> Runs:
     """Run until MIN_RUNS undisturbed runs agree within MAX_SPREAD, at most `max_runs` times."""
     all_s: list[float] = []
@@ -197,19 +232,29 @@ def emulate_runs(
         all_s.append(result.duration_s)
         if max_delay_s(spans, times) < LATE_S:
             undisturbed_s.append(result.duration_s)
-        if len(undisturbed_s) >= MIN_RUNS and median(undisturbed_s) <= MAX_SPREAD * min(undisturbed_s):
+        if len(undisturbed_s) >= MIN_RUNS and median(undisturbed_s) <= MAX_SPREAD * min(
+            undisturbed_s
+        ):
             break
     return Runs(result.batches, undisturbed_s or all_s, len(all_s) - len(undisturbed_s), len(all_s))
 
 
 def max_delay_s(spans: list[StageSpan], times: StageTimes) -> float:
     """Return the largest delay of a sleep."""
-    return max(span.end_s - span.start_s - times[span.stage][span.batch] for span in spans if span.stage in STAGES)
+    return max(
+        span.end_s - span.start_s - times[span.stage][span.batch]
+        for span in spans
+        if span.stage in STAGES
+    )
 
 
 def placement_name(prediction: Prediction) -> str:
     candidate = prediction.candidate
-    return f"{candidate.name}, {candidate.replicas} replicas" if candidate.name == "replicated" else candidate.name
+    return (
+        f"{candidate.name}, {candidate.replicas} replicas"
+        if candidate.name == "replicated"
+        else candidate.name
+    )
 
 
 class Installation(NamedTuple):
@@ -223,7 +268,9 @@ class Installation(NamedTuple):
     variation: float = 0.25
     link_s: float = 0.28e-3  # 3.5 MB of PCM (16 utterances of 5 s) over 100 Gbit/s
 
-    def batches_per_s(self, routes: Sequence[Route], read_s: float = 0.0, link_s: float = 0.0) -> float:
+    def batches_per_s(
+        self, routes: Sequence[Route], read_s: float = 0.0, link_s: float = 0.0
+    ) -> float:
         times_s = read_s, self.produce_s, self.transfer_s, self.step_s
         times = StageTimes.constant(STEPS * len(routes), *times_s, variation=self.variation)
         reduce_s = ring_all_reduce_s(self.all_reduce_s, len(routes))
@@ -235,7 +282,9 @@ DEVICES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def scaling_table(max_devices: int) -> Iterator[str]:
-    """Yield a Markdown table: batches/s by number of devices, for different placements and ways to read."""
+    """Yield a Markdown table: batches/s by number of devices, for different placements and ways to
+    read.
+    """
     varying = Installation()
     steady = varying._replace(variation=0.0)
     producer_s = max(varying.produce_s, varying.transfer_s)
@@ -245,9 +294,15 @@ def scaling_table(max_devices: int) -> Iterator[str]:
     layouts: dict[str, tuple[Callable[[int], float], float | None]] = {
         "replicated, constant times": (lambda n: steady.batches_per_s(replicated_routes(n)), None),
         "replicated": (lambda n: varying.batches_per_s(replicated_routes(n)), None),
-        f"a producer for {group - 1}": (lambda n: varying.batches_per_s(grouped_routes(n, group)), None),
+        f"a producer for {group - 1}": (
+            lambda n: varying.batches_per_s(grouped_routes(n, group)),
+            None,
+        ),
         "one producer": (lambda n: varying.batches_per_s(grouped_routes(n, n)), 1 / producer_s),
-        "a reader for each": (lambda n: varying.batches_per_s(replicated_routes(n), read_s=varying.read_s), None),
+        "a reader for each": (
+            lambda n: varying.batches_per_s(replicated_routes(n), read_s=varying.read_s),
+            None,
+        ),
         "link of 100 Gbit/s": (
             lambda n: varying.batches_per_s(replicated_routes(n), link_s=varying.link_s),
             1 / varying.link_s,
@@ -269,8 +324,14 @@ def replicated_routes(devices: int) -> list[Route]:
 
 
 def grouped_routes(devices: int, group: int) -> list[Route]:
-    """Return routes where the first of each group makes the batches of the others; a group of one makes its own."""
-    routes = [Route(str(device - device % group), str(device)) for device in range(devices) if device % group]
+    """Return routes where the first of each group makes the batches of the others; a group of one
+    makes its own.
+    """
+    routes = [
+        Route(str(device - device % group), str(device))
+        for device in range(devices)
+        if device % group
+    ]
     last_alone = devices % group == 1 or group == 1
     return [*routes, Route(str(devices - 1), str(devices - 1))] if last_alone else routes
 

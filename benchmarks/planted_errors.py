@@ -1,10 +1,11 @@
-"""Measure what the deletion and insertion metrics detect in sentences with and without planted errors.
+"""Measure what the deletion and insertion metrics detect in sentences with and without planted
+errors.
 
     python benchmarks/planted_errors.py
 
-espeak-ng synthesizes each sentence with the voice of the demo corpus, which represents the recording, and then with
-other voices: another rate, pitch or timbre. These have no errors. Then one word of each sentence is deleted or
-repeated.
+espeak-ng synthesizes each sentence with the voice of the demo corpus, which represents the
+recording, and then with other voices: another rate, pitch or timbre. These have no errors. Then one
+word of each sentence is deleted or repeated.
 """
 
 import argparse
@@ -37,7 +38,9 @@ WORDS_MS = (0, 60, 80, 100, 2000)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sentences", type=bounded(int, 1), default=150, help="number of sentences (default 150)")
+    parser.add_argument(
+        "--sentences", type=bounded(int, 1), default=150, help="number of sentences (default 150)"
+    )
     options = parser.parse_args()
     from myxtts.audio.griffin_lim import GriffinLim  # imports TensorFlow
     from myxtts.evaluation.acoustic_metrics import utterance_metrics
@@ -46,27 +49,42 @@ def main() -> int:
 
     texts = load_grammar("en").draw(options.sentences, random.Random(0))
     with isolated_copy() as espeak:
-        syntheses = {name: [_synthesize(espeak, text, voice) for text in texts] for name, voice in SYNTHESES.items()}
-        recorded = acoustic_features([_synthesize(espeak, text, RECORDED)[0] for text in texts], "/CPU:0")
+        syntheses = {
+            name: [_synthesize(espeak, text, voice) for text in texts]
+            for name, voice in SYNTHESES.items()
+        }
+        recorded = acoustic_features(
+            [_synthesize(espeak, text, RECORDED)[0] for text in texts], "/CPU:0"
+        )
 
     def detect(waves) -> np.ndarray:
         """Return bool [sentences, 2]: has a deletion, has an insertion."""
         pairs = zip(recorded, acoustic_features(waves, "/CPU:0"), strict=True)
         metrics = [utterance_metrics(*pair) for pair in pairs]
-        return np.array([(utterance.has_deletion, utterance.has_insertion) for utterance in metrics])
+        return np.array(
+            [(utterance.has_deletion, utterance.has_insertion) for utterance in metrics]
+        )
 
-    false_alarms = detect(vocode_mels(GriffinLim(), [features.mel for features in recorded], "/CPU:0")).sum(axis=0)
+    false_alarms = detect(
+        vocode_mels(GriffinLim(), [features.mel for features in recorded], "/CPU:0")
+    ).sum(axis=0)
     print(
-        "| synthesized again | deletions | insertions | deleted, detected | inserted, detected |\n|---|---|---|---|---|"
+        "| synthesized again | deletions | insertions | deleted, detected | inserted, detected"
+        " |\n|---|---|---|---|---|"
     )
     print(f"| copy synthesis | {false_alarms[0]} | {false_alarms[1]} | – | – |")
     words_ms, deletions, insertions = [], [], []
     for name, sentences in syntheses.items():
         waves, alignments = [wave for wave, _ in sentences], [phonemes for _, phonemes in sentences]
-        false_alarms, (deleted, inserted) = detect(waves).sum(axis=0), plant_errors(waves, alignments)
+        false_alarms, (deleted, inserted) = (
+            detect(waves).sum(axis=0),
+            plant_errors(waves, alignments),
+        )
         deletions.append(detect(deleted)[:, 0])
         insertions.append(detect(inserted)[:, 1])
-        spans = [random_word(number, word_spans(phonemes)) for number, phonemes in enumerate(alignments)]
+        spans = [
+            random_word(number, word_spans(phonemes)) for number, phonemes in enumerate(alignments)
+        ]
         words_ms += [1000 * (end_s - start_s) for start_s, end_s in spans]
         counts = (*false_alarms, deletions[-1].sum(), insertions[-1].sum())
         print(f"| {name} | {' | '.join(map(str, counts))} |")
@@ -75,7 +93,10 @@ def main() -> int:
         np.concatenate(deletions),
         np.concatenate(insertions),
     )
-    print("\n| duration of the word | words | deleted, detected | inserted, detected |\n|---|---|---|---|")
+    print(
+        "\n| duration of the word | words | deleted, detected | inserted, detected"
+        " |\n|---|---|---|---|"
+    )
     for lower, upper in itertools.pairwise(WORDS_MS):
         selected = (durations_ms >= lower) & (durations_ms < upper)
         if selected.any():

@@ -3,9 +3,10 @@
     python benchmarks/reading.py --corpus data/demo
     python benchmarks/reading.py --corpus data/demo --latency-ms 20 --formats flac --batches 12
 
-Each measurement is a process of its own, because determinism cannot be turned off; they take turns (A B A B). With
-`--latency-ms` each FLAC file takes that much longer, as on a network file system: then the time shows how many batches
-are read at a time, also on a busy machine. A batch of a voice has 32 files, an utterance and a reference for each row.
+Each measurement is a process of its own, because determinism cannot be turned off; they take turns
+(A B A B). With `--latency-ms` each FLAC file takes that much longer, as on a network file system:
+then the time shows how many batches are read at a time, also on a busy machine. A batch of a voice
+has 32 files, an utterance and a reference for each row.
 """
 
 import argparse
@@ -32,8 +33,12 @@ REFERENCE_SAMPLES = 66_150  # 3 s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, default=Path("data/demo"), help="LJSpeech folder of 16-bit WAV files")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--corpus", type=Path, default=Path("data/demo"), help="LJSpeech folder of 16-bit WAV files"
+    )
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
     parser.add_argument("--batches", type=bounded(int, 4), default=40)
     parser.add_argument("--latency-ms", type=bounded(float, 0.0), default=0.0)
@@ -93,11 +98,22 @@ def measure(corpus: Path, arguments: argparse.Namespace, deterministic: bool) ->
     if deterministic:
         tf.config.experimental.enable_op_determinism()
     files.read_pcm = partial(read_slowly, arguments.latency_ms / 1000)
-    settings = {"train_data": str(corpus), "text_frontend": "characters", "validation_fraction": 0.0}
+    settings = {
+        "train_data": str(corpus),
+        "text_frontend": "characters",
+        "validation_fraction": 0.0,
+    }
     config = load(None, settings | {"num_workers": arguments.num_workers})
-    manifest, plan = (loaded := load_corpora(config, corpus, length_rule_of(config))[0]).manifest, loaded.plan
-    planned = planned_batches(plan, manifest, Position(), seed=1, reference_samples=REFERENCE_SAMPLES)
-    reader = LocalReader(manifest, TTS_INPUTS, REFERENCE_SAMPLES, config.data, files.rows_from_files(manifest, True))
+    manifest, plan = (
+        (loaded := load_corpora(config, corpus, length_rule_of(config))[0]).manifest,
+        loaded.plan,
+    )
+    planned = planned_batches(
+        plan, manifest, Position(), seed=1, reference_samples=REFERENCE_SAMPLES
+    )
+    reader = LocalReader(
+        manifest, TTS_INPUTS, REFERENCE_SAMPLES, config.data, files.rows_from_files(manifest, True)
+    )
     batches, digest = reader.read(planned, "/CPU:0"), hashlib.sha256()
     next(batches)
     started_s = time.perf_counter()

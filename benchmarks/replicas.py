@@ -1,13 +1,14 @@
-"""Compare replicas with a single device on the same batches, which the device accumulates one after another.
+"""Compare replicas with a single device on the same batches, which the device accumulates one after
+another.
 
-    python benchmarks/replicas.py
-    python benchmarks/replicas.py --tasks asr --replicas 2 --precisions mixed_bfloat16 --accumulations 2
-    python benchmarks/replicas.py --gpus --replicas 2 --deterministic
+    python benchmarks/replicas.py python benchmarks/replicas.py --tasks asr --replicas 2
+    --precisions mixed_bfloat16 --accumulations 2 python benchmarks/replicas.py --gpus --replicas 2
+    --deterministic
 
-Trains 20 steps of each case on the demo corpus, on simulated GPUs or real ones, and prints the largest differences of
-weights, averages and losses. The corpus is so small that some steps are incomplete: some of their batches are shorter
-or empty.
-Exit code 1 if float32 weights differ by more than 1e-5.
+Trains 20 steps of each case on the demo corpus, on simulated GPUs or real ones, and prints the
+largest differences of weights, averages and losses. The corpus is so small that some steps are
+incomplete: some of their batches are shorter or empty. Exit code 1 if float32 weights differ by
+more than 1e-5.
 """
 
 import argparse
@@ -33,18 +34,32 @@ MAX_SECONDS = 2.6  # keeps 84 utterances of the demo corpus, which are 2 to 14 s
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare replicas with a single device on the same batches.")
+    parser = argparse.ArgumentParser(
+        description="Compare replicas with a single device on the same batches."
+    )
     parser.add_argument("--tasks", nargs="+", choices=("tts", "asr"), default=("tts", "asr"))
     parser.add_argument("--replicas", nargs="+", type=int, choices=range(2, 9), default=(2, 4))
     parser.add_argument(
-        "--precisions", nargs="+", choices=("float32", "mixed_bfloat16", "mixed_float16"), default=("float32",)
+        "--precisions",
+        nargs="+",
+        choices=("float32", "mixed_bfloat16", "mixed_float16"),
+        default=("float32",),
     )
     parser.add_argument("--accumulations", nargs="+", type=int, default=(1, 2))
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--train-data", metavar="CORPUS", help="another corpus than the demo corpus")
+    parser.add_argument(
+        "--train-data", metavar="CORPUS", help="another corpus than the demo corpus"
+    )
     parser.add_argument("--gpus", action="store_true", help="use real GPUs")
-    parser.add_argument("--simulate-gpus", metavar="N", type=int, help="number of them (default: one for each replica)")
-    parser.add_argument("--deterministic", action="store_true", help="use deterministic kernels only")
+    parser.add_argument(
+        "--simulate-gpus",
+        metavar="N",
+        type=int,
+        help="number of them (default: one for each replica)",
+    )
+    parser.add_argument(
+        "--deterministic", action="store_true", help="use deterministic kernels only"
+    )
     return parser.parse_args(arguments)
 
 
@@ -52,13 +67,21 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     logging.getLogger("myxtts").setLevel(logging.ERROR)
     models = configure(max(options.replicas), options)
-    print("| task | replicas | accumulation | precision | weights | averages | loss |\n|---|---|---|---|---|---|---|")
+    print(
+        "| task | replicas | accumulation | precision | weights | averages | loss"
+        " |\n|---|---|---|---|---|---|---|"
+    )
     failed = False
-    for case in itertools.product(options.tasks, options.replicas, options.accumulations, options.precisions):
+    for case in itertools.product(
+        options.tasks, options.replicas, options.accumulations, options.precisions
+    ):
         task, replicas, accumulation, precision = case
         config = settings(task, accumulation, precision, options.train_data)
         weights, averages, loss = differences(config, models[:replicas], options.steps)
-        print(f"| {' | '.join(map(str, case))} | {weights:.1e} | {averages:.1e} | {loss:.1e} |", flush=True)
+        print(
+            f"| {' | '.join(map(str, case))} | {weights:.1e} | {averages:.1e} | {loss:.1e} |",
+            flush=True,
+        )
         failed |= precision == "float32" and not weights <= TOLERANCE  # NaN fails, too
     return int(failed)
 
@@ -72,7 +95,9 @@ def configure(replicas: int, options: argparse.Namespace) -> list[str]:
     from myxtts.placement.routes import plan_routes
 
     simulated = {} if options.gpus else {"simulate_gpus": options.simulate_gpus or replicas}
-    placement = plan_routes(PlacementConfig(model_gpus=tuple(range(replicas)), **simulated), devices.gpu_count())
+    placement = plan_routes(
+        PlacementConfig(model_gpus=tuple(range(replicas)), **simulated), devices.gpu_count()
+    )
     devices.configure(placement)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -88,7 +113,9 @@ def differences(config: Config, models: Sequence[str], steps: int) -> tuple[floa
     several = train(config, models, steps, together=True)
     single = train(config, models, steps, together=False)
     weights, averages, losses = (
-        float(np.max([np.abs(value - expected).max() for value, expected in zip(*pair, strict=True)]))  # keeps NaN
+        float(
+            np.max([np.abs(value - expected).max() for value, expected in zip(*pair, strict=True)])
+        )  # keeps NaN
         for pair in zip(several, single, strict=True)
     )
     return weights, averages, losses
@@ -108,18 +135,22 @@ def settings(task: str, accumulation: int, precision: str, corpus: str | None) -
             **({} if corpus else {"max_seconds": MAX_SECONDS, "max_rejected": 1.0}),
             "gradient_accumulation": accumulation,
             "precision": precision,
-            # With 5 steps, TTS training is unstable: a difference in the last bit grew to 2.8e-4 in three steps.
+            # With 5 steps, TTS training is unstable: a difference in the last bit grew to 2.8e-4 in
+            # three steps.
             "warmup_steps": 40,
             "ema_decay": 0.9,
         },
     )
 
 
-def train(config: Config, models: Sequence[str], steps: int, together: bool) -> tuple[list[np.ndarray], ...]:
+def train(
+    config: Config, models: Sequence[str], steps: int, together: bool
+) -> tuple[list[np.ndarray], ...]:
     """Train some steps of a plan for several replicas; return weights, averages and losses.
 
     Args:
-        together: use one device for each replica; otherwise one device accumulates the batches of all replicas.
+        together: use one device for each replica; otherwise one device accumulates the batches of
+            all replicas.
     """
     from myxtts.clock import Clock
     from myxtts.data.dataset import load_corpora
@@ -132,9 +163,13 @@ def train(config: Config, models: Sequence[str], steps: int, together: bool) -> 
     from myxtts.training import loop
     from myxtts.training.setup import build_state, make_schedule, make_step, tune
 
-    routes = tuple(Route(model, model) for model in (models if together else [models[0]] * len(models)))
+    routes = tuple(
+        Route(model, model) for model in (models if together else [models[0]] * len(models))
+    )
     with tempfile.TemporaryDirectory() as folder:
-        corpus, _, vocabulary = load_corpora(config, Path(folder), length_rule_of(config), replicas=len(models))
+        corpus, _, vocabulary = load_corpora(
+            config, Path(folder), length_rule_of(config), replicas=len(models)
+        )
         state = build_state(config, vocabulary, make_replicas(routes if together else routes[:1]))
         tune(config, state, corpus.plan)
         if not together:  # every batch of a step is a microbatch
@@ -144,14 +179,20 @@ def train(config: Config, models: Sequence[str], steps: int, together: bool) -> 
             step = make_step(config, state)
         schedule, losses = make_schedule(config, corpus, state), []
         extractor = task_of(config).extractor(config, training=True)
-        pipeline = Pipeline(corpus, routes, extractor, config.data, seed=0, cache_folder=Path(folder))
+        pipeline = Pipeline(
+            corpus, routes, extractor, config.data, seed=0, cache_folder=Path(folder)
+        )
         with pipeline.open_feed(Position()) as feed:
             ahead = loop.LookAhead(feed, step, Clock())
             for number in range(1, steps + 1):
                 features = ahead.take(running=None, is_last=True).features[:-1]
                 if not together:  # replica by replica
-                    features = [[batch] for replica in zip(*features, strict=True) for batch in replica]
-                outcome, _ = step(step.hand_over(features[0]), [*features[1:], features[0]], number, schedule)
+                    features = [
+                        [batch] for replica in zip(*features, strict=True) for batch in replica
+                    ]
+                outcome, _ = step(
+                    step.hand_over(features[0]), [*features[1:], features[0]], number, schedule
+                )
                 losses.append(np.array(step.read(outcome)["loss"]))
     weights = [state.replicas.local_results(v.value)[-1].numpy() for v in state.trained]
     return weights, [state.replicas.local_results(v)[-1].numpy() for v in state.averages], losses

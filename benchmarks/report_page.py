@@ -1,4 +1,5 @@
-"""Time and size of report.html after a long run: of a synthetic run with samples, refreshed as a run does.
+"""Time and size of report.html after a long run: of a synthetic run with samples, refreshed as a
+run does.
 
 python benchmarks/report_page.py
 python benchmarks/report_page.py --steps 100000 --log-every 50 --sample-every 500
@@ -33,7 +34,9 @@ REFRESHES = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=bounded(int, 1), default=100_000)
     parser.add_argument("--log-every", type=bounded(int, 1), default=1)
     parser.add_argument("--sample-every", type=bounded(int, 1), default=1000)
@@ -50,7 +53,10 @@ def measure(folder: Path, steps: int, log_every: int, sample_every: int) -> None
     metrics.write_text("".join(line(step) for step in reports))
     write_samples(folder, range(sample_every, steps + 1, sample_every))
     add_spans(timeline)
-    print(f"{len(reports):,} reports, {metrics.stat().st_size / 1e6:.1f} MB; samples of {steps // sample_every} steps")
+    print(
+        f"{len(reports):,} reports, {metrics.stat().st_size / 1e6:.1f} MB; samples of"
+        f" {steps // sample_every} steps"
+    )
 
     report = RunPage(folder, timeline)
     print(f"first page of a process    {refresh(report)}")
@@ -77,7 +83,9 @@ def measure(folder: Path, steps: int, log_every: int, sample_every: int) -> None
 
 
 class Seconds(NamedTuple):
-    """Of a thread: time on a processor, which other programs do not change much, and on the wall."""
+    """Of a thread: time on a processor, which other programs do not change much, and on the
+    wall.
+    """
 
     busy: float
     wall: float
@@ -96,18 +104,38 @@ def line(step: int) -> str:
     """Return a line of metrics.jsonl with noisy values that fall."""
     noise = 1 + 0.3 * math.sin(step * 12.9898)
     losses = {name: noise * (i + 1) * step**-0.3 for i, name in enumerate(PARTS)}
-    times = {"step_s": 0.11 * noise, "wait_s": 1e-4, "pause_s": 0.002, "read_s": 0.002, "produce_s": 0.05 * noise}
-    rates = {"steps_per_s": 9 / noise, "audio_seconds_per_s": 200.0, "padding": 0.06, "blocked_s": 0.06}
+    times = {
+        "step_s": 0.11 * noise,
+        "wait_s": 1e-4,
+        "pause_s": 0.002,
+        "read_s": 0.002,
+        "produce_s": 0.05 * noise,
+    }
+    rates = {
+        "steps_per_s": 9 / noise,
+        "audio_seconds_per_s": 200.0,
+        "padding": 0.06,
+        "blocked_s": 0.06,
+    }
     rates |= {"accelerator_utilisation": 0.999, "remaining_s": 100.0}
     losses |= {"loss": sum(losses.values()), "gradient_norm": noise}
-    report = {"step": step, "epoch": 1} | losses | {"learning_rate": 1e-3} | rates | times | {"bottleneck": "step"}
+    report = (
+        {"step": step, "epoch": 1}
+        | losses
+        | {"learning_rate": 1e-3}
+        | rates
+        | times
+        | {"bottleneck": "step"}
+    )
     if step % 500 == 0:
         report |= {f"validation_{name}": 1.1 * losses[name] for name in (*PARTS, "loss")}
     return json.dumps(report) + "\n"
 
 
 def write_samples(folder: Path, steps: range) -> None:
-    """Write the same pictures for all steps, and sounds for the newest, since those of the others are links."""
+    """Write the same pictures for all steps, and sounds for the newest, since those of the others
+    are links.
+    """
     random = np.random.default_rng(0)
     wave = (0.3 * random.normal(size=int(SECONDS * RATE_HZ))).astype(np.float32)
     mel = random.normal(-5, 2, (int(SECONDS * 86), 80)).astype(np.float32)
@@ -130,7 +158,10 @@ def write_samples(folder: Path, steps: range) -> None:
 def add_spans(timeline: Timeline) -> None:
     for number in range(400):
         at_s = 0.1 * number
-        timeline.add(Span(MODEL, "step", at_s, at_s + 0.099, number), Span(MODEL, "wait", at_s + 0.099, at_s + 0.1))
+        timeline.add(
+            Span(MODEL, "step", at_s, at_s + 0.099, number),
+            Span(MODEL, "wait", at_s + 0.099, at_s + 0.1),
+        )
         timeline.add(Span("/GPU:0", "read", at_s, at_s + 0.01, number))
         timeline.add(Span("/GPU:0", "produce", at_s + 0.01, at_s + 0.06, number))
         timeline.add(Span("/GPU:0", "feed", at_s + 0.06, at_s + 0.36, number))

@@ -1,12 +1,14 @@
-"""Measure how much several workers gain over one, each pinned to its own core, with the same batch size per worker.
+"""Measure how much several workers gain over one, each pinned to its own core, with the same batch
+size per worker.
 
     python benchmarks/scaling.py
     python benchmarks/scaling.py --tasks asr --workers 2 --repeats 3 --steps 200
 
-Trains on the demo corpus with utilities/launch_workers.py, alternating between one worker, several workers, and as many
-independent runs at the same time. The independent runs show what the machine allows, since its cores share memory and
-cache. The table compares audio seconds trained per second: medians over the reports of all repeats, without the first
-report of each run. The all-reduce is measured on tensors of the model's size.
+Trains on the demo corpus with utilities/launch_workers.py, alternating between one worker, several
+workers, and as many independent runs at the same time. The independent runs show what the machine
+allows, since its cores share memory and cache. The table compares audio seconds trained per second:
+medians over the reports of all repeats, without the first report of each run. The all-reduce is
+measured on tensors of the model's size.
 """
 
 import argparse
@@ -34,12 +36,25 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare several workers with one, each on its own core.")
+    parser = argparse.ArgumentParser(
+        description="Compare several workers with one, each on its own core."
+    )
     parser.add_argument("--tasks", nargs="+", choices=("tts", "asr"), default=("tts", "asr"))
-    parser.add_argument("--workers", type=bounded(int, 2, 64), default=2, help="number of workers (default 2)")
-    parser.add_argument("--repeats", type=bounded(int, 1, 20), default=2, help="runs of each kind (default 2)")
-    parser.add_argument("--steps", type=bounded(int, 40), default=160, help="steps of each run (default 160)")
-    parser.add_argument("--batch-size", type=bounded(int, 1), default=16, help="batch size of each worker (default 16)")
+    parser.add_argument(
+        "--workers", type=bounded(int, 2, 64), default=2, help="number of workers (default 2)"
+    )
+    parser.add_argument(
+        "--repeats", type=bounded(int, 1, 20), default=2, help="runs of each kind (default 2)"
+    )
+    parser.add_argument(
+        "--steps", type=bounded(int, 40), default=160, help="steps of each run (default 160)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=bounded(int, 1),
+        default=16,
+        help="batch size of each worker (default 16)",
+    )
     return parser.parse_args(arguments)
 
 
@@ -55,16 +70,24 @@ def main(arguments: list[str] | None = None) -> int:
                 results.append(train(task, workers, options.steps, options.batch_size))
             with ThreadPoolExecutor(options.workers) as pool:
                 cores = sorted(os.sched_getaffinity(0))[: options.workers]
-                independent.append([*pool.map(partial(train, task, 1, options.steps, options.batch_size), cores)])
+                independent.append(
+                    [*pool.map(partial(train, task, 1, options.steps, options.batch_size), cores)]
+                )
         parameters = runs[1][0]["parameters"]
         reduce_s = all_reduce_s(options.workers, BYTES_PER_PARAMETER * parameters)
         single = median(speed for run in runs[1] for speed in run["audio_seconds_per_s"])
         for workers, results in runs.items():
             speed = median(speed for run in results for speed in run["audio_seconds_per_s"])
             steps = median(speed for run in results for speed in run["steps_per_s"])
-            all_reduce = f"{1e3 * reduce_s:.0f} ms | {100 * reduce_s * steps:.1f} %" if workers > 1 else "– | –"
+            all_reduce = (
+                f"{1e3 * reduce_s:.0f} ms | {100 * reduce_s * steps:.1f} %"
+                if workers > 1
+                else "– | –"
+            )
             print(
-                f"| {task} | {workers} | {speed:.1f} | {steps:.2f} | {speed / single:.2f} | {all_reduce} |", flush=True
+                f"| {task} | {workers} | {speed:.1f} | {steps:.2f} | {speed / single:.2f} |"
+                f" {all_reduce} |",
+                flush=True,
             )
         gains.append(speed / single)
         ceiling = sum(
@@ -72,29 +95,48 @@ def main(arguments: list[str] | None = None) -> int:
             for core_runs in zip(*independent, strict=True)
         )
         print(
-            f"| {task} | {options.workers} independent | {ceiling:.1f} | – | {ceiling / single:.2f} | – | – |",
+            f"| {task} | {options.workers} independent | {ceiling:.1f} | – | {ceiling / single:.2f}"
+            " | – | – |",
             flush=True,
         )
     return int(options.workers == 2 and min(gains) < TARGET_GAIN)
 
 
 def train(task: str, workers: int, steps: int, batch_size: int, core: int | None = None) -> dict:
-    """Train, on one core if given; return the number of parameters and the figures of all reports except the first."""
+    """Train, on one core if given; return the number of parameters and the figures of all reports
+    except the first.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        flags = f"--task {task} --model-size tiny --text-frontend characters --run run --runs-dir {folder}"
-        flags += f" --batch-size {batch_size} --max-steps {steps} --log-every {LOG_EVERY} --validate-every 0"
+        flags = (
+            f"--task {task} --model-size tiny --text-frontend characters --run run --runs-dir"
+            f" {folder}"
+        )
+        flags += (
+            f" --batch-size {batch_size} --max-steps {steps} --log-every {LOG_EVERY}"
+            " --validate-every 0"
+        )
         flags += " --simulate-gpus 1"  # the gain of cores, also on a machine with GPUs
-        command = ["train_main.py", *flags.split(), "--sample-every", "0", "--checkpoint-every", "0"]
+        command = [
+            "train_main.py",
+            *flags.split(),
+            "--sample-every",
+            "0",
+            "--checkpoint-every",
+            "0",
+        ]
         printed = launched(workers, *command) if core is None else pinned(core, *command)
         reports = read_metrics(Path(folder) / "run" / "metrics.jsonl")[1:]
     parameters = int(re.search(r"([0-9,]+) parameters", printed)[1].replace(",", ""))
     return {"parameters": parameters} | {
-        name: [report[name] for report in reports] for name in ("audio_seconds_per_s", "steps_per_s")
+        name: [report[name] for report in reports]
+        for name in ("audio_seconds_per_s", "steps_per_s")
     }
 
 
 def all_reduce_s(workers: int, size_bytes: int) -> float:
-    """Return the seconds of an all-reduce of this size, interpolated between the sizes of check_distributed.py."""
+    """Return the seconds of an all-reduce of this size, interpolated between the sizes of
+    check_distributed.py.
+    """
     printed = launched(workers, "utilities/check_distributed.py", "--gpus-per-worker", "0")
     rows = re.findall(r"([0-9,]+) +([0-9.]+) ms +[0-9.]+", printed)
     points = sorted((int(size.replace(",", "")), float(ms) / 1e3) for size, ms in rows)
@@ -108,21 +150,37 @@ def pinned(core: int, *command: str) -> str:
     """Return the output of a run on one core. Raise TrainingError if it fails."""
     code = f"import os, runpy, sys; os.sched_setaffinity(0, {{{core}}}); sys.argv.pop(0)"
     code += "; runpy.run_path(sys.argv[0], run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
-        raise TrainingError(f"a run on core {core} ended with code {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        raise TrainingError(
+            f"a run on core {core} ended with code {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        )
     return done.stdout
 
 
 def launched(workers: int, *command: str) -> str:
     """Return the output of the workers. Raise TrainingError if they fail."""
     with tempfile.TemporaryDirectory() as logs:
-        launcher = f"utilities/launch_workers.py --workers {workers} --cores-per-worker 1 --logs {logs} --"
+        launcher = (
+            f"utilities/launch_workers.py --workers {workers} --cores-per-worker 1 --logs {logs} --"
+        )
         done = subprocess.run(
-            [sys.executable, *launcher.split(), *command], cwd=ROOT, capture_output=True, text=True, check=False
+            [sys.executable, *launcher.split(), *command],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     if done.returncode:
-        raise TrainingError(f"{workers} workers ended with code {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        raise TrainingError(
+            f"{workers} workers ended with code {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        )
     return done.stdout
 
 

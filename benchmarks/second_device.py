@@ -4,17 +4,19 @@
     python benchmarks/second_device.py --rows tts-tiny-small-teacher --repeats 5
     python benchmarks/second_device.py --list
 
-Nothing sleeps and nothing is emulated: a device is a logical device of the CPU that is held to one core (see
-benchmarks/_one_core.py), and the placements are runs of train_main.py's own program, which take turns (A B C A B C).
-P and C are the means of producing a batch and of a step, each alone, in wall and in processor time; a device that
-computes in one thread has the same figure for both. All batches have the same padded length (one bucket).
+Nothing sleeps and nothing is emulated: a device is a logical device of the CPU that is held to one
+core (see benchmarks/_one_core.py), and the placements are runs of train_main.py's own program,
+which take turns (A B C A B C). P and C are the means of producing a batch and of a step, each
+alone, in wall and in processor time; a device that computes in one thread has the same figure for
+both. All batches have the same padded length (one bucket).
 
-The planner predicts from the stages measured with one core each, with the code of --placement auto. It chooses right if
-no placement that ran is faster than its choice by more than --tolerance.
+The planner predicts from the stages measured with one core each, with the code of --placement auto.
+It chooses right if no placement that ran is faster than its choice by more than --tolerance.
 
-`two runs at once` are two independent runs in single placement, each on a core of its own: what the cores allow two
-devices that never wait for each other. `both cores` is single placement with TensorFlow's usual executor, which runs
-the operations of a batch on either core, as it does for replicas. Their processor time shows what that costs.
+`two runs at once` are two independent runs in single placement, each on a core of its own: what the
+cores allow two devices that never wait for each other. `both cores` is single placement with
+TensorFlow's usual executor, which runs the operations of a batch on either core, as it does for
+replicas. Their processor time shows what that costs.
 """
 
 import argparse
@@ -55,7 +57,17 @@ PLACEMENTS = {  # the name of the planner: flags
 }
 SINGLE, DUAL, REPLICATED = PLACEMENTS
 TWO_RUNS, BOTH_CORES = "two runs at once", "both cores"  # not placements
-COMMON = ("--buckets", "1", "--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0", *THREADS)
+COMMON = (
+    "--buckets",
+    "1",
+    "--validate-every",
+    "0",
+    "--sample-every",
+    "0",
+    "--checkpoint-every",
+    "0",
+    *THREADS,
+)
 WARM_UP_STEPS = 4  # not measured: the first is traced, and the feed fills
 
 
@@ -64,7 +76,8 @@ class Row:
     """A task to measure.
 
     Attributes:
-        teacher: size of an untrained voice as --teacher; what it computes does not depend on its weights.
+        teacher: size of an untrained voice as --teacher; what it computes does not depend on its
+            weights.
         steps: measured in a run; fewer where they take long.
     """
 
@@ -86,8 +99,12 @@ ROWS = {
     "vocoder-tiny": Row((*VOCODER, "--model-size", "tiny")),
     "vocoder-tiny-tiny-teacher": Row((*VOCODER, "--model-size", "tiny"), "tiny"),
     "vocoder-tiny-small-teacher": Row((*VOCODER, "--model-size", "tiny"), "small", 16),
-    "tts-tiny-small-teacher": Row(("--model-size", "tiny", "--teacher-fraction", "0.5"), "small", 16),
-    "tts-tiny-normal-teacher": Row(("--model-size", "tiny", "--teacher-fraction", "0.25"), "normal", 16),
+    "tts-tiny-small-teacher": Row(
+        ("--model-size", "tiny", "--teacher-fraction", "0.5"), "small", 16
+    ),
+    "tts-tiny-normal-teacher": Row(
+        ("--model-size", "tiny", "--teacher-fraction", "0.25"), "normal", 16
+    ),
 }
 
 
@@ -130,10 +147,10 @@ def main() -> int:
         return 0
     run_script(str(ROOT / "utilities" / "make_demo_corpus.py"), "--out", str(CORPUS))
     print(
-        "| task | P, ms (processor) | C, ms (processor) | P/C | A, ms | dual / single: predicted | measured "
-        "| dual / two replicas: predicted | measured | chosen | fastest | agrees "
-        "| two replicas / two runs at once "
-        "| processor, ms for a batch: single | dual | two replicas | two runs | both cores |\n" + "|---" * 18 + "|"
+        "| task | P, ms (processor) | C, ms (processor) | P/C | A, ms | dual / single: predicted |"
+        " measured | dual / two replicas: predicted | measured | chosen | fastest | agrees | two"
+        " replicas / two runs at once | processor, ms for a batch: single | dual | two replicas |"
+        " two runs | both cores |\n" + "|---" * 18 + "|"
     )
     results, misses = {}, 0
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +158,9 @@ def main() -> int:
             stages, runs = measure_row(ROWS[name], Path(folder), options.repeats)
             misses += not print_row(name, stages, runs, options.tolerance)
             results[name] = asdict(stages) | {
-                "measured": {placement: [*map(asdict, measured)] for placement, measured in runs.items()}
+                "measured": {
+                    placement: [*map(asdict, measured)] for placement, measured in runs.items()
+                }
             }
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -150,20 +169,30 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], epilog="Exit code 1 if a choice of the planner is not the fastest."
+        description=__doc__.split("\n")[0],
+        epilog="Exit code 1 if a choice of the planner is not the fastest.",
     )
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help="default: all")
-    parser.add_argument("--list", action="store_true", help="print the rows and their flags")
-    parser.add_argument("--repeats", type=bounded(int, 1, 99), default=1, help="runs of each placement (default 1)")
     parser.add_argument(
-        "--tolerance", type=bounded(float, 0.0, 1.0), default=0.03, help="loss of a choice that counts as none"
+        "--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help="default: all"
+    )
+    parser.add_argument("--list", action="store_true", help="print the rows and their flags")
+    parser.add_argument(
+        "--repeats", type=bounded(int, 1, 99), default=1, help="runs of each placement (default 1)"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=bounded(float, 0.0, 1.0),
+        default=0.03,
+        help="loss of a choice that counts as none",
     )
     parser.add_argument("--json", type=Path, help="output file for the figures")
     return parser.parse_args()
 
 
 def measure_row(row: Row, folder: Path, repeats: int) -> tuple[Stages, dict[str, list[Throughput]]]:
-    """Return the stages, and what the runs of each placement, two runs at once and a run on both cores reached."""
+    """Return the stages, and what the runs of each placement, two runs at once and a run on both
+    cores reached.
+    """
     flags = (*row.flags, "--train-data", str(CORPUS), *SIMULATED, *COMMON)
     if row.teacher:
         flags = (*flags, "--teacher", str(untrained(row.teacher, folder)))
@@ -179,16 +208,32 @@ def measure_row(row: Row, folder: Path, repeats: int) -> tuple[Stages, dict[str,
 
 def two_runs_at_once(flags: Sequence[str], steps: int) -> Throughput:
     with ThreadPoolExecutor(2) as pool:
-        both = [*pool.map(lambda core: in_process(throughput, flags, SINGLE, steps, core), range(2))]
-    return Throughput(sum(run.batches_per_s for run in both), fmean(run.processor_s for run in both))
+        both = [
+            *pool.map(lambda core: in_process(throughput, flags, SINGLE, steps, core), range(2))
+        ]
+    return Throughput(
+        sum(run.batches_per_s for run in both), fmean(run.processor_s for run in both)
+    )
 
 
 def untrained(size: str, folder: Path) -> Path:
     """Return the run of an untrained voice of a size; make it if there is none."""
     run = folder / f"untrained-{size}"
     if not run.exists():
-        flags = ("--model-size", size, "--train-data", str(CORPUS), "--runs-dir", str(folder), "--run", run.name)
-        in_process(train_quietly, (*flags, "--stop-at-step", "0", "--validate-every", "0", "--sample-every", "0"))
+        flags = (
+            "--model-size",
+            size,
+            "--train-data",
+            str(CORPUS),
+            "--runs-dir",
+            str(folder),
+            "--run",
+            run.name,
+        )
+        in_process(
+            train_quietly,
+            (*flags, "--stop-at-step", "0", "--validate-every", "0", "--sample-every", "0"),
+        )
     return run
 
 
@@ -204,7 +249,9 @@ def train_quietly(flags: Sequence[str]) -> None:
             raise ConfigError(f"training with {' '.join(flags)} ended with exit code {code}")
 
 
-def throughput(flags: Sequence[str], placement: str, steps: int, core: int | None = 0) -> Throughput:
+def throughput(
+    flags: Sequence[str], placement: str, steps: int, core: int | None = 0
+) -> Throughput:
     """Train in a placement, each device on one core; return the throughput after the first steps.
 
     Args:
@@ -217,17 +264,23 @@ def throughput(flags: Sequence[str], placement: str, steps: int, core: int | Non
     length = ("--max-steps", str(WARM_UP_STEPS + steps), "--log-every", str(WARM_UP_STEPS))
     with tempfile.TemporaryDirectory() as folder:
         with processor_time_at_steps() as at_steps_s:
-            train_quietly((*flags, *PLACEMENTS[placement], *length, "--runs-dir", folder, "--run", "run"))
+            train_quietly(
+                (*flags, *PLACEMENTS[placement], *length, "--runs-dir", folder, "--run", "run")
+            )
         reports = metrics_of(Path(folder) / "run")
     step_s = median(report["step_s"] for report in reports if report["step"] > WARM_UP_STEPS)
     batches = 2 if placement == REPLICATED else 1
-    processor_s = (at_steps_s[-1] - at_steps_s[WARM_UP_STEPS]) / (len(at_steps_s) - 1 - WARM_UP_STEPS)
+    processor_s = (at_steps_s[-1] - at_steps_s[WARM_UP_STEPS]) / (
+        len(at_steps_s) - 1 - WARM_UP_STEPS
+    )
     return Throughput(batches / step_s, processor_s / batches)
 
 
 @contextmanager
 def processor_time_at_steps() -> Iterator[list[float]]:
-    """Yield a list that receives the processor seconds of this process, all threads, at the start of each step."""
+    """Yield a list that receives the processor seconds of this process, all threads, at the start
+    of each step.
+    """
     from myxtts.training.step import Step
 
     at_steps_s: list[float] = []
@@ -244,7 +297,9 @@ def processor_time_at_steps() -> Iterator[list[float]]:
 
 
 def measure_stages(flags: Sequence[str], steps: int) -> Stages:
-    """Measure the stages of a row alone, each on one core, and predict all placements on two devices."""
+    """Measure the stages of a row alone, each on one core, and predict all placements on two
+    devices.
+    """
     run_functions_in_one_thread()
     from myxtts.planner.auto import rank_placements
     from myxtts.planner.stage_times import StageProfile
@@ -264,9 +319,14 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
             isolated.time_steps(run.setup, run.step, window, features)
         with run_functions_in_the_pool():
             all_reduce_s = isolated.measure_all_reduce(run)
-    predictions = rank_placements(StageProfile(times, window.measured_buckets, all_reduce_s), 2, config)
+    predictions = rank_placements(
+        StageProfile(times, window.measured_buckets, all_reduce_s), 2, config
+    )
     mean_s, measured = times.mean_s(), len(times)
-    warm_up = sum(map(len, waves.values())), len(features)  # batches and steps that the processor time has in addition
+    warm_up = (
+        sum(map(len, waves.values())),
+        len(features),
+    )  # batches and steps that the processor time has in addition
     return Stages(
         produce_s=mean_s["produce"],
         produce_cpu_s=produce_cpu_s[0] / (measured + warm_up[0]),
@@ -274,22 +334,34 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
         step_cpu_s=step_cpu_s[0] / (measured + warm_up[1]),
         transfer_s=mean_s["transfer"],
         all_reduce_s=all_reduce_s,
-        predicted={prediction.candidate.name: prediction.batches_per_s for prediction in predictions},
+        predicted={
+            prediction.candidate.name: prediction.batches_per_s for prediction in predictions
+        },
     )
 
 
 @contextmanager
 def processor_time() -> Iterator[list[float]]:
-    """Yield a list that has the processor seconds of the scope, all threads, when the scope has ended."""
+    """Yield a list that has the processor seconds of the scope, all threads, when the scope has
+    ended.
+    """
     started_s, seconds = time.process_time(), []
     yield seconds
     seconds.append(time.process_time() - started_s)
 
 
-def print_row(name: str, stages: Stages, runs: dict[str, list[Throughput]], tolerance: float) -> bool:
+def print_row(
+    name: str, stages: Stages, runs: dict[str, list[Throughput]], tolerance: float
+) -> bool:
     """Print a line of the table; return whether the planner's choice is the fastest."""
-    measured = {placement: median(run.batches_per_s for run in repeats) for placement, repeats in runs.items()}
-    chosen, fastest = next(iter(stages.predicted)), max(PLACEMENTS, key=lambda placement: measured[placement])
+    measured = {
+        placement: median(run.batches_per_s for run in repeats)
+        for placement, repeats in runs.items()
+    }
+    chosen, fastest = (
+        next(iter(stages.predicted)),
+        max(PLACEMENTS, key=lambda placement: measured[placement]),
+    )
     agrees = measured.get(chosen, 0.0) >= (1.0 - tolerance) * measured[fastest]
 
     def milliseconds(wall_s: float, processor_s: float) -> str:

@@ -1,21 +1,25 @@
-"""Train for hours at tiny size, and see whether memory, threads, descriptors, disk use or the time of a step grow.
+"""Train for hours at tiny size, and see whether memory, threads, descriptors, disk use or the time
+of a step grow.
 
     python benchmarks/soak.py --minutes 120 --json soak.json
     python benchmarks/soak.py --minutes 5
 
-One run trains the network `tiny` on a demo corpus, on two simulated GPUs, with validation and samples beside the
-training, and checkpoints. Nine tenths of the time belong to its first process, since a slope needs a long one. Then it
-is stopped by SIGTERM and resumed, three times by default, so that what a process has at its start can be compared, too.
+One run trains the network `tiny` on a demo corpus, on two simulated GPUs, with validation and
+samples beside the training, and checkpoints. Nine tenths of the time belong to its first process,
+since a slope needs a long one. Then it is stopped by SIGTERM and resumed, three times by default,
+so that what a process has at its start can be compared, too.
 
-Every few seconds the process is sampled: the memory that it has in use and its anonymous memory, which no other process
-changes; it writes both itself, and keeps no memory in reserve (see `benchmarks/_heap.py`). Further resident memory
-(RSS), threads, file descriptors, the size of the run folder and of its checkpoints, and the time of a step since its
-last report. A checkpoint in the making comes and goes, so of the checkpoints' sizes the least of each minute counts.
+Every few seconds the process is sampled: the memory that it has in use and its anonymous memory,
+which no other process changes; it writes both itself, and keeps no memory in reserve (see
+`benchmarks/_heap.py`). Further resident memory (RSS), threads, file descriptors, the size of the
+run folder and of its checkpoints, and the time of a step since its last report. A checkpoint in the
+making comes and goes, so of the checkpoints' sizes the least of each minute counts.
 
-The slopes are those of the first process after a warm-up of a quarter of its time and 60 steps, by ordinary least
-squares, with 95 % intervals (`benchmarks/_slope.py` has the formulas). A limit is met if the whole interval is below
-it, not met if the whole interval is above it, and otherwise not shown. Less than 30 minutes after the warm-up are too
-short for a verdict, since memory still settles. Linux only.
+The slopes are those of the first process after a warm-up of a quarter of its time and 60 steps, by
+ordinary least squares, with 95 % intervals (`benchmarks/_slope.py` has the formulas). A limit is
+met if the whole interval is below it, not met if the whole interval is above it, and otherwise not
+shown. Less than 30 minutes after the warm-up are too short for a verdict, since memory still
+settles. Linux only.
 """
 
 import argparse
@@ -49,21 +53,30 @@ from myxtts.files import check_writable, make_folder, write_json
 SCRIPT = (str(Path(__file__).with_name("_heap.py").resolve()),)
 UTTERANCES, ENDLESS = 24, 10_000_000
 FIRST_SHARE = 0.9  # of the time, for the first process
-LEAST_RESUMED_S = 60.0  # a resumed process starts TensorFlow and traces before it trains and can be stopped
+LEAST_RESUMED_S = (
+    60.0  # a resumed process starts TensorFlow and traces before it trains and can be stopped
+)
 WARM_UP = 0.25  # of a process' time: TensorFlow's memory grows while shapes are new
-WARM_UP_STEPS = 60  # until all checkpoints that are kept are there, and validation and samples have run
+WARM_UP_STEPS = (
+    60  # until all checkpoints that are kept are there, and validation and samples have run
+)
 LEAST_S = 1800.0  # after the warm-up, for a verdict
 LEAST_SAMPLE_S, SAMPLES = 2.0, 1500
 MINUTE_S = 60.0
 POLL_S = 0.2
-ENDED = (FileNotFoundError, ProcessLookupError, PermissionError, KeyError)  # of /proc; a zombie has no VmRSS
+ENDED = (
+    FileNotFoundError,
+    ProcessLookupError,
+    PermissionError,
+    KeyError,
+)  # of /proc; a zombie has no VmRSS
 STOP_S = 300.0  # from SIGTERM to the end, with the last checkpoint; a machine may be busy
 MIB = 1 << 20
 MEGABYTE = 1e6 / MIB
 SETTINGS = (
-    "--model-size tiny --text-frontend characters --batch-size 4 --buckets 2 --validation-fraction 0.15 --ode-steps 1 "
-    f"--max-steps {ENDLESS} --log-every 5 --validate-every 20 --sample-every 40 --checkpoint-every 20 "
-    "--keep-checkpoints 2"
+    "--model-size tiny --text-frontend characters --batch-size 4 --buckets 2 --validation-fraction"
+    f" 0.15 --ode-steps 1 --max-steps {ENDLESS} --log-every 5 --validate-every 20 --sample-every 40"
+    " --checkpoint-every 20 --keep-checkpoints 2"
 ).split()
 
 
@@ -125,7 +138,10 @@ QUANTITIES = (
 def main() -> int:
     options = parse()
     if sys.platform != "linux":
-        raise PlacementError(f"the soak test reads /proc of Linux, and this is {sys.platform}. Run it in a container.")
+        raise PlacementError(
+            f"the soak test reads /proc of Linux, and this is {sys.platform}. Run it in a"
+            " container."
+        )
     check_writable("--json", options.json)
     if options.out is not None:
         make_folder(options.out, "--out")
@@ -135,14 +151,29 @@ def main() -> int:
     every_s = max(LEAST_SAMPLE_S, seconds / SAMPLES)
     samples: list[Sample] = []
     for process in range(options.resumes + 1):
-        share = 1.0 if not options.resumes else FIRST_SHARE if not process else (1.0 - FIRST_SHARE) / options.resumes
+        share = (
+            1.0
+            if not options.resumes
+            else FIRST_SHARE
+            if not process
+            else (1.0 - FIRST_SHARE) / options.resumes
+        )
         least_s = LEAST_RESUMED_S if process else 0.0
         samples += train(folder, process, max(share * seconds, least_s), every_s, options.seed)
-        print(f"process {process}: {samples[-1].seconds / 60:.1f} minutes, up to step {samples[-1].step}", flush=True)
+        print(
+            f"process {process}: {samples[-1].seconds / 60:.1f} minutes, up to step"
+            f" {samples[-1].step}",
+            flush=True,
+        )
     rows = table(samples)
     print("\n".join(describe(samples, rows)))
     if options.json is not None:
-        content = {"minutes": options.minutes, "every_s": every_s, "rows": rows, "samples": list(map(asdict, samples))}
+        content = {
+            "minutes": options.minutes,
+            "every_s": every_s,
+            "rows": rows,
+            "samples": list(map(asdict, samples)),
+        }
         write_json(options.json, content)
     shutil.rmtree(folder)
     return int(any(row["verdict"] == "not met" for row in rows))
@@ -150,13 +181,22 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], epilog="Exit code: 1 if a limit is not met, else 0; 2 for wrong use."
+        description=__doc__.split("\n")[0],
+        epilog="Exit code: 1 if a limit is not met, else 0; 2 for wrong use.",
     )
-    parser.add_argument("--minutes", type=bounded(float, 0.5, 10_000.0), default=120.0, help="default 120")
-    parser.add_argument("--resumes", metavar="N", type=bounded(int, 0, 100), default=3, help="default 3")
-    parser.add_argument("--seed", type=bounded(int, 0), default=0, help="of the corpus and the run (default 0)")
+    parser.add_argument(
+        "--minutes", type=bounded(float, 0.5, 10_000.0), default=120.0, help="default 120"
+    )
+    parser.add_argument(
+        "--resumes", metavar="N", type=bounded(int, 0, 100), default=3, help="default 3"
+    )
+    parser.add_argument(
+        "--seed", type=bounded(int, 0), default=0, help="of the corpus and the run (default 0)"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all samples and slopes")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="parent of the run's folder (default: the system's)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help="parent of the run's folder (default: the system's)"
+    )
     return parser.parse_args()
 
 
@@ -167,9 +207,26 @@ def train(folder: Path, process: int, seconds: float, every_s: float, seed: int)
         TrainingError: the process ended by itself, or not as a stopped one ends.
     """
     run = folder / "runs" / "soak"
-    argv = ["--run", run.name, "--runs-dir", str(run.parent), "--train-data", str(folder / "corpus"), *DUAL, *SETTINGS]
+    argv = [
+        "--run",
+        run.name,
+        "--runs-dir",
+        str(run.parent),
+        "--train-data",
+        str(folder / "corpus"),
+        *DUAL,
+        *SETTINGS,
+    ]
     heap = folder / f"heap-{process}.txt"
-    command = [sys.executable, *SCRIPT, str(heap), *argv, "--seed", str(seed), *["--resume"] * bool(process)]
+    command = [
+        sys.executable,
+        *SCRIPT,
+        str(heap),
+        *argv,
+        "--seed",
+        str(seed),
+        *["--resume"] * bool(process),
+    ]
     samples, start_s = [], time.monotonic()
     with open(folder / "log.txt", "ab") as log, OutputReader() as output:
         child = ChildProcess(command, log, f"process {process}", {"CUDA_VISIBLE_DEVICES": ""})
@@ -179,29 +236,40 @@ def train(folder: Path, process: int, seconds: float, every_s: float, seed: int)
                 if wait_for_end(child, output, start_s + number * every_s):
                     break
                 with contextlib.suppress(*ENDED):
-                    samples.append(sample_of(child.pid, run, heap, process, time.monotonic() - start_s, every_s))
+                    samples.append(
+                        sample_of(
+                            child.pid, run, heap, process, time.monotonic() - start_s, every_s
+                        )
+                    )
             child.send_signal(signal.SIGTERM)
             wait_for_end(child, output, time.monotonic() + STOP_S)
         finally:
             child.kill()
     if child.code not in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        raise TrainingError(f"process {process} of the soak test {child.failure_report()}\nSee {folder}.")
+        raise TrainingError(
+            f"process {process} of the soak test {child.failure_report()}\nSee {folder}."
+        )
     if child.code == -signal.SIGTERM or not samples or not samples[-1].step:
         raise TrainingError(
-            f"process {process} was stopped after {seconds:.0f} s without a report. Give more --minutes."
+            f"process {process} was stopped after {seconds:.0f} s without a report. Give more"
+            " --minutes."
         )
     return samples
 
 
 def wait_for_end(child: ChildProcess, output: OutputReader, end_s: float) -> bool:
-    """Read the output of a process until it ends, but not beyond a time; return whether it has ended."""
+    """Read the output of a process until it ends, but not beyond a time; return whether it has
+    ended.
+    """
     while not child.has_ended() and (left_s := end_s - time.monotonic()) > 0.0:
         for _ in output.lines(min(left_s, POLL_S)):
             pass
     return child.has_ended()
 
 
-def sample_of(pid: int, run: Path, heap: Path, process: int, seconds: float, every_s: float) -> Sample:
+def sample_of(
+    pid: int, run: Path, heap: Path, process: int, seconds: float, every_s: float
+) -> Sample:
     """Sample a process and its run folder; raises one of ENDED if it has ended.
 
     Args:
@@ -229,14 +297,20 @@ def sample_of(pid: int, run: Path, heap: Path, process: int, seconds: float, eve
 def _numbers(file: Path) -> dict[str, int]:
     """Return the numbers of a file of /proc by name; memory is in KiB."""
     lines = (line.split() for line in file.read_text().splitlines())
-    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
+    return {
+        words[0].rstrip(":"): int(words[1])
+        for words in lines
+        if len(words) > 1 and words[1].isdecimal()
+    }
 
 
 def means_of_last_lines(file: Path, count: int) -> list[float]:
     """Return the means of the two numbers in the last lines of a file; 0 without any."""
     with contextlib.suppress(FileNotFoundError):
         if lines := file.read_text().splitlines()[-count:]:
-            return [fmean(map(int, numbers)) for numbers in zip(*map(str.split, lines), strict=True)]
+            return [
+                fmean(map(int, numbers)) for numbers in zip(*map(str.split, lines), strict=True)
+            ]
     return [0.0] * 2
 
 
@@ -261,18 +335,27 @@ def size_of(folder: Path) -> int:
 
 
 def table(samples: Sequence[Sample]) -> list[dict]:
-    """Return a row for each quantity: its slope in the first process, and what each process has after its warm-up."""
+    """Return a row for each quantity: its slope in the first process, and what each process has
+    after its warm-up.
+    """
     rows = []
     for quantity in QUANTITIES:
-        by_process = [_after_warm_up(samples, process) for process in range(samples[-1].process + 1)]
+        by_process = [
+            _after_warm_up(samples, process) for process in range(samples[-1].process + 1)
+        ]
         if quantity.least:
             by_process = [_least_of_each_minute(part, quantity.name) for part in by_process]
         chosen = [sample for sample in by_process[0] if getattr(sample, quantity.name)]
         values = [float(getattr(sample, quantity.name)) for sample in chosen]
         slope = fit([sample.seconds / 3600.0 for sample in chosen], values)
-        means = [fmean(getattr(sample, quantity.name) for sample in part) if part else None for part in by_process]
+        means = [
+            fmean(getattr(sample, quantity.name) for sample in part) if part else None
+            for part in by_process
+        ]
         unit = fmean(values) if quantity.relative and values else 1.0
-        scaled = slope and Slope(slope.value / unit, slope.half_width / unit, slope.samples, slope.correlation)
+        scaled = slope and Slope(
+            slope.value / unit, slope.half_width / unit, slope.samples, slope.correlation
+        )
         rows.append(
             {
                 "name": quantity.label,
@@ -281,7 +364,11 @@ def table(samples: Sequence[Sample]) -> list[dict]:
                 "slope": scaled and scaled.value,
                 "half_width": scaled and scaled.half_width,
                 "limit": quantity.limit,
-                "verdict": verdict(scaled, quantity.limit, chosen[-1].seconds - chosen[0].seconds if chosen else 0.0),
+                "verdict": verdict(
+                    scaled,
+                    quantity.limit,
+                    chosen[-1].seconds - chosen[0].seconds if chosen else 0.0,
+                ),
                 "means": means,
                 "relative": quantity.relative,
             }
@@ -319,7 +406,8 @@ def verdict(slope: Slope | None, limit: float | None, seconds: float) -> str:
 def describe(samples: Sequence[Sample], rows: Sequence[dict]) -> list[str]:
     """Return the table as Markdown."""
     lines = [
-        f"\n{samples[-1].step} steps in {samples[-1].process + 1} processes, {len(samples)} samples\n",
+        f"\n{samples[-1].step} steps in {samples[-1].process + 1} processes, {len(samples)}"
+        " samples\n",
         "| figure | first | last | slope an hour | limit | verdict | mean of each process |",
         "|---" * 7 + "|",
     ]
@@ -327,12 +415,17 @@ def describe(samples: Sequence[Sample], rows: Sequence[dict]) -> list[str]:
         percent = "%" if row["relative"] else ""
         scale = 100.0 if row["relative"] else 1.0
         slope = (
-            "–" if row["slope"] is None else f"{scale * row['slope']:+.3g} ± {scale * row['half_width']:.2g}{percent}"
+            "–"
+            if row["slope"] is None
+            else f"{scale * row['slope']:+.3g} ± {scale * row['half_width']:.2g}{percent}"
         )
         limit = "–" if row["limit"] is None else f"< {scale * row['limit']:.3g}{percent}"
         means = ", ".join("–" if mean is None else f"{mean:.4g}" for mean in row["means"])
         ends = [("–" if row[end] is None else f"{row[end]:.4g}") for end in ("first", "last")]
-        lines.append(f"| {row['name']} | {ends[0]} | {ends[1]} | {slope} | {limit} | {row['verdict']} | {means} |")
+        lines.append(
+            f"| {row['name']} | {ends[0]} | {ends[1]} | {slope} | {limit} | {row['verdict']} |"
+            f" {means} |"
+        )
     return lines
 
 

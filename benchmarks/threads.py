@@ -1,12 +1,14 @@
-"""Compare sizes of TensorFlow's thread pools: speed of training on the CPU, and whether the losses are equal.
+"""Compare sizes of TensorFlow's thread pools: speed of training on the CPU, and whether the losses
+are equal.
 
     python benchmarks/threads.py
     python benchmarks/threads.py --rows tiny-dual --threads 2,2 1,2 --steps 40 --repeats 1
     taskset -c 0 python benchmarks/threads.py --rows tiny-single --threads 1,1 1,2
 
-Each run is a process of its own, because the pools cannot change in a process. All sizes of a row take turns (A B A B),
-that a change of the machine's load meets all of them. `2,2` is intra-op 2 and inter-op 2; TensorFlow's default is the
-number of cores for both. The ratio is to the first size. Processor seconds are of the whole process, with its start.
+Each run is a process of its own, because the pools cannot change in a process. All sizes of a row
+take turns (A B A B), that a change of the machine's load meets all of them. `2,2` is intra-op 2 and
+inter-op 2; TensorFlow's default is the number of cores for both. The ratio is to the first size.
+Processor seconds are of the whole process, with its start.
 """
 
 import argparse
@@ -71,7 +73,9 @@ def main() -> int:
     arguments = parse()
     results = {}
     print(f"{core_count()} cores; medians of {arguments.repeats} runs")
-    print(f"{'row':16} {'threads':>8} {'steps/s':>8} {'ratio':>6} {'CPU s':>6} {'ratio':>6}  losses")
+    print(
+        f"{'row':16} {'threads':>8} {'steps/s':>8} {'ratio':>6} {'CPU s':>6} {'ratio':>6}  losses"
+    )
     for name in arguments.rows:
         runs: dict[str, list[Run]] = {threads: [] for threads in arguments.threads}
         for _ in range(arguments.repeats):
@@ -80,9 +84,15 @@ def main() -> int:
         results[name] = runs
         print_row(name, runs)
     differing = [
-        name for name, runs in results.items() if len({run.losses for each in runs.values() for run in each}) > 1
+        name
+        for name, runs in results.items()
+        if len({run.losses for each in runs.values() for run in each}) > 1
     ]
-    print(f"losses differ in {', '.join(differing)}" if differing else "all losses of a row are equal, bit for bit")
+    print(
+        f"losses differ in {', '.join(differing)}"
+        if differing
+        else "all losses of a row are equal, bit for bit"
+    )
     return 0
 
 
@@ -91,11 +101,25 @@ def parse() -> argparse.Namespace:
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     cores = core_count()
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
-    parser.add_argument("--threads", nargs="+", default=[f"{cores},{cores}", f"1,{cores}"], help="INTRA,INTER or auto")
-    parser.add_argument("--steps", type=bounded(int, REPORTS), default=120, help="of the tiny voice; others take fewer")
+    parser.add_argument(
+        "--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS)
+    )
+    parser.add_argument(
+        "--threads",
+        nargs="+",
+        default=[f"{cores},{cores}", f"1,{cores}"],
+        help="INTRA,INTER or auto",
+    )
+    parser.add_argument(
+        "--steps",
+        type=bounded(int, REPORTS),
+        default=120,
+        help="of the tiny voice; others take fewer",
+    )
     parser.add_argument("--repeats", type=bounded(int, 1), default=2)
-    parser.add_argument("--train-data", type=Path, default=ROOT / "data" / "demo", help="default: data/demo")
+    parser.add_argument(
+        "--train-data", type=Path, default=ROOT / "data" / "demo", help="default: data/demo"
+    )
     return parser.parse_args()
 
 
@@ -104,7 +128,15 @@ def train(row: Row, threads: str, arguments: argparse.Namespace) -> Run:
     intra_op, _, inter_op = threads.partition(",")
     every = max(arguments.steps // row.weight // REPORTS, 1)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "train_main.py"), *row.arguments, "--runs-dir", folder, "--run", "run"]
+        command = [
+            sys.executable,
+            str(ROOT / "train_main.py"),
+            *row.arguments,
+            "--runs-dir",
+            folder,
+            "--run",
+            "run",
+        ]
         command += ["--train-data", str(arguments.train_data), "--intra-op-threads", intra_op]
         command += ["--inter-op-threads", inter_op or intra_op, "--max-steps", str(REPORTS * every)]
         command += ["--log-every", str(every), "--warmup-steps", "10", "--learning-rate", "2e-3"]
@@ -113,9 +145,13 @@ def train(row: Row, threads: str, arguments: argparse.Namespace) -> Run:
         done = subprocess.run(command, capture_output=True, text=True)
         after = os.times()
         if done.returncode:
-            raise ConfigError(f"the training ended with exit code {done.returncode}: {done.stderr.strip()}")
+            raise ConfigError(
+                f"the training ended with exit code {done.returncode}: {done.stderr.strip()}"
+            )
         reports = read_metrics(Path(folder) / "run" / "metrics.jsonl")
-    processor_s = after.children_user + after.children_system - before.children_user - before.children_system
+    processor_s = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
     step_s = median(report["step_s"] for report in reports[1:])
     return Run(1.0 / step_s, processor_s, tuple(report["loss"] for report in reports))
 

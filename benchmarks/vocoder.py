@@ -6,15 +6,15 @@
     python benchmarks/vocoder.py --minutes 15 --only measure
     python benchmarks/vocoder.py --minutes 15 --name wide -- --model-size normal
 
-The corpus is made by espeak-ng: by default one English voice of 54 minutes. With several speakers, two more that are
-not in the training data are measured, too. Existing results are reused: the corpora under data/, and the runs under
-runs/, which continue where they were stopped. Arguments after -- are passed to train_main.py, and only to a new run:
-use another --name for another run. A new run is in dual placement on two simulated GPUs, and on real ones with
-`-- --simulate-gpus 0`.
+The corpus is made by espeak-ng: by default one English voice of 54 minutes. With several speakers,
+two more that are not in the training data are measured, too. Existing results are reused: the
+corpora under data/, and the runs under runs/, which continue where they were stopped. Arguments
+after -- are passed to train_main.py, and only to a new run: use another --name for another run. A
+new run is in dual placement on two simulated GPUs, and on real ones with `-- --simulate-gpus 0`.
 
-A short probe run measures the step time, which gives the number of steps that fit into the minutes; the learning rate
-schedule ends after these steps. The minutes exclude the first step, which is traced, and checkpoints; there are no
-validation and no samples. The table shows the actual time.
+A short probe run measures the step time, which gives the number of steps that fit into the minutes;
+the learning rate schedule ends after these steps. The minutes exclude the first step, which is
+traced, and checkpoints; there are no validation and no samples. The table shows the actual time.
 """
 
 import argparse
@@ -51,7 +51,14 @@ PROBE_STEPS = 60
 UTTERANCES = 1100
 UNSEEN_SPEAKERS = 2
 UNSEEN_UTTERANCES = 120
-SCORES = "pesq_wb", "stoi", "log_mel_error", "mel_cepstral_distortion", "log_f0_rmse", "voicing_error"
+SCORES = (
+    "pesq_wb",
+    "stoi",
+    "log_mel_error",
+    "mel_cepstral_distortion",
+    "log_f0_rmse",
+    "voicing_error",
+)
 NOT_WORSE = "log_mel_error", "mel_cepstral_distortion"  # than Griffin-Lim
 COLUMNS = "neural", "griffin_lim", "recordings"
 TRAINING = {
@@ -74,10 +81,14 @@ def main() -> int:
     os.chdir(ROOT)  # corpora, runs and the paths in a run's settings are relative to it
     corpus = corpus_of(options)
     runs = {
-        minutes: {seed: RUNS / f"{run_name(options)}-{minutes:g}min-seed{seed}" for seed in options.seeds}
+        minutes: {
+            seed: RUNS / f"{run_name(options)}-{minutes:g}min-seed{seed}" for seed in options.seeds
+        }
         for minutes in options.minutes
     }
-    check_unused_flags([run for of_minutes in runs.values() for run in of_minutes.values()], options.train_flags)
+    check_unused_flags(
+        [run for of_minutes in runs.values() for run in of_minutes.values()], options.train_flags
+    )
     if options.only != "measure":
         make_corpora(corpus, options)
     all_figures = {}
@@ -85,11 +96,21 @@ def main() -> int:
         figures = []
         for seed, run in of_minutes.items():
             if options.only != "measure":
-                common = ("--config", CONFIG, "--train-data", str(corpus.folder), *DUAL, *NOTHING_ELSE)
-                train_for(run, minutes, PROBE_STEPS, (*common, "--seed", str(seed), *options.train_flags))
+                common = (
+                    "--config",
+                    CONFIG,
+                    "--train-data",
+                    str(corpus.folder),
+                    *DUAL,
+                    *NOTHING_ELSE,
+                )
+                train_for(
+                    run, minutes, PROBE_STEPS, (*common, "--seed", str(seed), *options.train_flags)
+                )
             if options.only != "train":
                 figures.append(
-                    {"run": run.name, "seed": seed, "scores": scores_of(run, corpus)} | training_figures(run)
+                    {"run": run.name, "seed": seed, "scores": scores_of(run, corpus)}
+                    | training_figures(run)
                 )
         if figures:
             print_figures(figures, minutes, many=corpus.unseen is not None)
@@ -102,17 +123,27 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--minutes", type=bounded(float, 0.1, 1e5), nargs="+", default=[15.0], help="minutes of steps (default 15)"
+        "--minutes",
+        type=bounded(float, 0.1, 1e5),
+        nargs="+",
+        default=[15.0],
+        help="minutes of steps (default 15)",
     )
-    parser.add_argument("--speakers", type=bounded(int, 1, 48), default=1, help="speakers to train on (default 1)")
-    parser.add_argument("--languages", nargs="+", default=["en"], help="languages of the corpus (default en)")
+    parser.add_argument(
+        "--speakers", type=bounded(int, 1, 48), default=1, help="speakers to train on (default 1)"
+    )
+    parser.add_argument(
+        "--languages", nargs="+", default=["en"], help="languages of the corpus (default en)"
+    )
     parser.add_argument(
         "--utterances",
         type=bounded(int, 20),
         default=UTTERANCES,
         help=f"utterances to train on (default {UTTERANCES}: 54 min of en)",
     )
-    parser.add_argument("--name", default="vocoder", help="first part of the names of the runs (default vocoder)")
+    parser.add_argument(
+        "--name", default="vocoder", help="first part of the names of the runs (default vocoder)"
+    )
     return parse_options(parser)
 
 
@@ -127,7 +158,9 @@ def run_name(options: argparse.Namespace) -> str:
 
 def corpus_of(options: argparse.Namespace) -> Corpus:
     folder = Path("data") / f"vocoder-{corpus_name(options)}-{options.utterances}"
-    return Corpus(folder, folder.with_name(f"{folder.name}-unseen") if options.speakers > 1 else None)
+    return Corpus(
+        folder, folder.with_name(f"{folder.name}-unseen") if options.speakers > 1 else None
+    )
 
 
 def make_corpora(corpus: Corpus, options: argparse.Namespace) -> None:
@@ -137,11 +170,21 @@ def make_corpora(corpus: Corpus, options: argparse.Namespace) -> None:
     run_script(script, "--out", str(corpus.folder), *size, *languages)
     if corpus.unseen:
         others = ("--first-speaker", speakers, "--speakers", str(UNSEEN_SPEAKERS), "--seed", "1")
-        run_script(script, "--out", str(corpus.unseen), "--utterances", str(UNSEEN_UTTERANCES), *others, *languages)
+        run_script(
+            script,
+            "--out",
+            str(corpus.unseen),
+            "--utterances",
+            str(UNSEEN_UTTERANCES),
+            *others,
+            *languages,
+        )
 
 
 def scores_of(run: Path, corpus: Corpus) -> dict[str, dict]:
-    """Return the metrics of the held-out utterances and, with several speakers, of others, by what the table says."""
+    """Return the metrics of the held-out utterances and, with several speakers, of others, by what
+    the table says.
+    """
     if not corpus.unseen:
         return groups_of(evaluate(run), "")
     seen, unseen = evaluate(run), evaluate(run, "--data", str(corpus.unseen))
@@ -160,25 +203,39 @@ def evaluate(run: Path, *flags: str) -> dict:
 
 
 def print_figures(figures: Sequence[dict], minutes: float, many: bool) -> None:
-    """Print the scores, each the median over the runs with the values of the runs, and the figures of training."""
+    """Print the scores, each the median over the runs with the values of the runs, and the figures
+    of training.
+    """
     print(f"\n{', '.join(run['run'] for run in figures)}\n")
-    print("| score | target | neural | Griffin-Lim | recordings | target reached |\n|---|---|---|---|---|---|")
+    print(
+        "| score | target | neural | Griffin-Lim | recordings | target reached"
+        " |\n|---|---|---|---|---|---|"
+    )
     for group in figures[0]["scores"]:
-        keys = SCORES[:1] if "," in group else (*SCORES, "real_time_factor")  # a language has its PESQ only
+        keys = (
+            SCORES[:1] if "," in group else (*SCORES, "real_time_factor")
+        )  # a language has its PESQ only
         for key in keys:
-            print(score_row(group, key, [run["scores"][group][key] for run in figures], minutes, many))
+            print(
+                score_row(group, key, [run["scores"][group][key] for run in figures], minutes, many)
+            )
     print_table(TRAINING, figures)
 
 
 def score_row(group: str, key: str, metrics: Sequence[dict], minutes: float, many: bool) -> str:
     label, unit, factor, decimals = METRICS[key]
-    values = {column: [metric[column] for metric in metrics if metric[column] is not None] for column in COLUMNS}
+    values = {
+        column: [metric[column] for metric in metrics if metric[column] is not None]
+        for column in COLUMNS
+    }
 
     def cell(of_column: Sequence[float]) -> str:
         if not of_column:
             return "–"
         shown = [f"{factor * value:.{decimals}f}" for value in of_column]
-        return f"{factor * median(of_column):.{decimals}f}" + f" ({', '.join(shown)})" * (len(shown) > 1)
+        return f"{factor * median(of_column):.{decimals}f}" + f" ({', '.join(shown)})" * (
+            len(shown) > 1
+        )
 
     limit = limit_of(group, key, minutes, many)
     if limit is None and key in NOT_WORSE:
@@ -196,7 +253,9 @@ def score_row(group: str, key: str, metrics: Sequence[dict], minutes: float, man
 
 
 def limit_of(group: str, key: str, minutes: float, many: bool) -> float | None:
-    """Return the lowest PESQ or the highest real-time factor that is asked for; None without a target of its own."""
+    """Return the lowest PESQ or the highest real-time factor that is asked for; None without a
+    target of its own.
+    """
     if key == "real_time_factor":
         return 0.02
     if key != "pesq_wb" or "," in group:  # a language

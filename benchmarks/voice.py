@@ -1,19 +1,21 @@
-"""Train a TTS voice from scratch for some minutes, evaluate it and compare the figures with targets.
+"""Train a TTS voice from scratch for some minutes, evaluate it and compare the figures with
+targets.
 
     python benchmarks/voice.py one --minutes 15 --seeds 0 1 2
     python benchmarks/voice.py many --minutes 45
     python benchmarks/voice.py one --minutes 15 --only measure
     python benchmarks/voice.py one --minutes 15 --name wide -- --batch-size 8 --learning-rate 1e-3
 
-`one` is configs/voice.yaml: one English voice. `many` is configs/voices.yaml: eight speakers of English, Georgian and
-Persian, and two more that are not in the training data. Existing results are reused: the corpora under data/, and the
-runs under runs/, which continue where they were stopped. Arguments after -- are passed to train_main.py, and only to a
-new run: use another --name for another run. A new run is in dual placement on two simulated GPUs, and on real ones with
-`-- --simulate-gpus 0`.
+`one` is configs/voice.yaml: one English voice. `many` is configs/voices.yaml: eight speakers of
+English, Georgian and Persian, and two more that are not in the training data. Existing results are
+reused: the corpora under data/, and the runs under runs/, which continue where they were stopped.
+Arguments after -- are passed to train_main.py, and only to a new run: use another --name for
+another run. A new run is in dual placement on two simulated GPUs, and on real ones with `--
+--simulate-gpus 0`.
 
-A short probe run measures the step time, which gives the number of steps that fit into the minutes; the learning rate
-schedule ends after these steps. The minutes exclude the first step, which is traced, and
-checkpoints; there are no validation and no samples. The table shows the actual time.
+A short probe run measures the step time, which gives the number of steps that fit into the minutes;
+the learning rate schedule ends after these steps. The minutes exclude the first step, which is
+traced, and checkpoints; there are no validation and no samples. The table shows the actual time.
 """
 
 import argparse
@@ -70,7 +72,17 @@ KINDS = {
         {
             "data/voices": ("--utterances", "1200", *LANGUAGES, "--speakers", "8"),
             "data/voices_unseen": (
-                *("--utterances", "120", *LANGUAGES, "--first-speaker", "8", "--speakers", "2", "--seed", "1"),
+                *(
+                    "--utterances",
+                    "120",
+                    *LANGUAGES,
+                    "--first-speaker",
+                    "8",
+                    "--speakers",
+                    "2",
+                    "--seed",
+                    "1",
+                ),
             ),
         },
         unseen="data/voices_unseen/corpus.csv",
@@ -86,26 +98,38 @@ def targets(kind: str, minutes: float) -> dict[str, Target]:
         voice = {
             "mel_cepstral_distortion_ratio": Target(distortion, "×", maximum=best),
             "duration_ratio": Target("duration ratio", "s/s", minimum=0.95, maximum=1.05),
-            "utterances_with_deletions": Target(f"with deletions, of {UTTERANCES} sentences", maximum=0),
-            "utterances_with_insertions": Target(f"with insertions, of {UTTERANCES} sentences", maximum=0),
-            "boundary_absolute_median": Target("phoneme boundaries, absolute median error", "ms", maximum=15),
+            "utterances_with_deletions": Target(
+                f"with deletions, of {UTTERANCES} sentences", maximum=0
+            ),
+            "utterances_with_insertions": Target(
+                f"with insertions, of {UTTERANCES} sentences", maximum=0
+            ),
+            "boundary_absolute_median": Target(
+                "phoneme boundaries, absolute median error", "ms", maximum=15
+            ),
             "boundary_within_20_ms": Target("phoneme boundaries within 20 ms", "%", minimum=0.7),
         }
     else:
         voice = {
-            "speaker_accuracy_seen": Target("speaker accuracy, eight speakers of the training data", "%", minimum=0.9),
+            "speaker_accuracy_seen": Target(
+                "speaker accuracy, eight speakers of the training data", "%", minimum=0.9
+            ),
             "speaker_accuracy_unseen": Target(
                 "speaker accuracy, two speakers not in the training data", "%", minimum=0.6
             ),
             **{
-                f"{code}_mel_cepstral_distortion_ratio": Target(f"{code}: {distortion}", "×", maximum=3)
+                f"{code}_mel_cepstral_distortion_ratio": Target(
+                    f"{code}: {distortion}", "×", maximum=3
+                )
                 for code in LANGUAGES[1:]
             },
             "utterances_with_deletions": Target(f"with deletions, of {UTTERANCES} sentences"),
             "utterances_with_insertions": Target(f"with insertions, of {UTTERANCES} sentences"),
         }
     return voice | {
-        "real_time_factor_single": Target("real-time factor, one sentence after another", "s/s", maximum=0.1),
+        "real_time_factor_single": Target(
+            "real-time factor, one sentence after another", "s/s", maximum=0.1
+        ),
         "real_time_factor_batch": Target("real-time factor, batches of 8", "s/s", maximum=0.1),
         "wait_share": Target("wait share in dual placement", "%", maximum=0.01),
         "rate_share": Target("the step's share of the matrix-product rate", "%", minimum=0.5),
@@ -143,9 +167,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("kind", choices=KINDS, help="one voice, or many speakers and languages")
     parser.add_argument(
-        "--minutes", type=bounded(float, 0.1, 1e5), default=15.0, help="minutes of training steps (default 15)"
+        "--minutes",
+        type=bounded(float, 0.1, 1e5),
+        default=15.0,
+        help="minutes of training steps (default 15)",
     )
-    parser.add_argument("--name", help="name of the runs, without minutes and seed (default: the configuration's)")
+    parser.add_argument(
+        "--name", help="name of the runs, without minutes and seed (default: the configuration's)"
+    )
     return parse_options(parser)
 
 
@@ -156,7 +185,9 @@ def make_corpora(kind: Kind) -> None:
 
 def train(kind: Kind, run: Path, seed: int, minutes: float, flags: Sequence[str]) -> None:
     """Train a run whose steps take the given minutes, or resume it."""
-    train_for(run, minutes, PROBE_STEPS, ("--config", kind.config, *DUAL, "--seed", str(seed), *flags))
+    train_for(
+        run, minutes, PROBE_STEPS, ("--config", kind.config, *DUAL, "--seed", str(seed), *flags)
+    )
 
 
 def measure(kind: Kind, run: Path) -> dict[str, float]:
@@ -182,7 +213,11 @@ def evaluate(run: Path, *flags: str) -> dict:
 
 
 def voices(metrics: dict[str, dict]) -> dict[str, float]:
-    return {key: metric["synthesized"] for key, metric in metrics.items() if metric["synthesized"] is not None}
+    return {
+        key: metric["synthesized"]
+        for key, metric in metrics.items()
+        if metric["synthesized"] is not None
+    }
 
 
 if __name__ == "__main__":

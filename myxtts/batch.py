@@ -1,9 +1,10 @@
 """The batch contracts: names, types, dimensions, padding and units.
 
-A batch is a dictionary of tensors. Reading yields waves on the data device (*_INPUTS); producing turns them into
-features (*_FEATURES), which are handed to the model device. Fields of int32 stay in host memory, where TensorFlow's
-functions take and return them. Dimensions with the same name are equal within a batch. All batches of a bucket have one
-shape: the last batch of an epoch is filled up with empty rows, whose `samples`, `frames` and `token_count` are 0.
+A batch is a dictionary of tensors. Reading yields waves on the data device (*_INPUTS); producing
+turns them into features (*_FEATURES), which are handed to the model device. Fields of int32 stay in
+host memory, where TensorFlow's functions take and return them. Dimensions with the same name are
+equal within a batch. All batches of a bucket have one shape: the last batch of an epoch is filled
+up with empty rows, whose `samples`, `frames` and `token_count` are 0.
 """
 
 from math import prod
@@ -13,8 +14,8 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS
 
-# Of a segment of VOCODER_FEATURES, on each side: a network sees them, but is not judged by them, since they lack
-# neighbours.
+# Of a segment of VOCODER_FEATURES, on each side: a network sees them, but is not judged by them,
+# since they lack neighbours.
 CONTEXT_FRAMES = 4
 
 
@@ -30,7 +31,9 @@ class Field(NamedTuple):
 
     @property
     def on_host(self) -> bool:
-        """Whether the field is in host memory. A function would copy an int32 argument back from a GPU, and wait."""
+        """Whether the field is in host memory. A function would copy an int32 argument back from a
+        GPU, and wait.
+        """
         return self.dtype == "int32"
 
 
@@ -39,7 +42,9 @@ TEXT = {
     "token_count": Field("int32", ("batch",), "number of tokens without padding"),
     "language": Field("int32", ("batch",), "row of the vocabulary's languages"),
     "seed": Field("int32", (2,), "seed of this batch, for stateless random operations"),
-    "step_frames": Field("float32", (), "mel frames without padding in the whole step, over all batches and replicas"),
+    "step_frames": Field(
+        "float32", (), "mel frames without padding in the whole step, over all batches and replicas"
+    ),
     "step_tokens": Field("float32", (), "tokens without padding in the whole step"),
 }
 
@@ -51,35 +56,59 @@ ASR_INPUTS = TEXT | {
 VOCODER_INPUTS = {name: ASR_INPUTS[name] for name in ("seed", "step_frames", "pcm", "samples")}
 
 TTS_INPUTS = ASR_INPUTS | {
-    "reference_pcm": Field("int16", ("batch", "reference_samples"), "another utterance of the speaker, padded with 0"),
+    "reference_pcm": Field(
+        "int16", ("batch", "reference_samples"), "another utterance of the speaker, padded with 0"
+    ),
     "reference_samples": Field("int32", ("batch",), "samples of the reference without padding"),
 }
 
 ASR_FEATURES = TEXT | {
-    "mel": Field("float32", ("batch", "frames", MEL_BANDS), "log-mel, padded with silence, log(1e-5)"),
+    "mel": Field(
+        "float32", ("batch", "frames", MEL_BANDS), "log-mel, padded with silence, log(1e-5)"
+    ),
     "frames": Field("int32", ("batch",), "number of frames without padding"),
 }
 
 TTS_FEATURES = ASR_FEATURES | {
-    "f0_hz": Field("float32", ("batch", "frames"), "fundamental frequency, 0 where unvoiced or padded"),
-    "reference": Field("float32", ("batch", "reference_frames", MEL_BANDS), "log-mel of the reference"),
+    "f0_hz": Field(
+        "float32", ("batch", "frames"), "fundamental frequency, 0 where unvoiced or padded"
+    ),
+    "reference": Field(
+        "float32", ("batch", "reference_frames", MEL_BANDS), "log-mel of the reference"
+    ),
     "reference_frames": Field("int32", ("batch",), "frames of the reference without padding"),
 }
 
 VOCODER_FEATURES = {
     **{name: TEXT[name] for name in ("seed", "step_frames")},
-    "mel": Field("float32", ("batch", "segment_frames", MEL_BANDS), "log-mel of a segment; silence outside"),
-    "f0_hz": Field("float32", ("batch", "segment_frames"), "F0 of the segment, 0 where unvoiced or outside"),
-    "pulse_phasor": Field("float32", ("batch", "segment_frames", 2), "phase of the fundamental; 0 where unvoiced"),
-    "wave": Field("float32", ("batch", "segment_samples"), "the segment in [-1, 1], 0 outside of the utterance"),
-    "frames": Field("int32", ("batch",), "frames of the whole utterance, which the segment stands for"),
+    "mel": Field(
+        "float32", ("batch", "segment_frames", MEL_BANDS), "log-mel of a segment; silence outside"
+    ),
+    "f0_hz": Field(
+        "float32", ("batch", "segment_frames"), "F0 of the segment, 0 where unvoiced or outside"
+    ),
+    "pulse_phasor": Field(
+        "float32", ("batch", "segment_frames", 2), "phase of the fundamental; 0 where unvoiced"
+    ),
+    "wave": Field(
+        "float32",
+        ("batch", "segment_samples"),
+        "the segment in [-1, 1], 0 outside of the utterance",
+    ),
+    "frames": Field(
+        "int32", ("batch",), "frames of the whole utterance, which the segment stands for"
+    ),
 }
 
 TAUGHT_TTS_INPUTS = TTS_INPUTS | {
     "frames": Field(
-        "int32", ("batch",), "frames of the utterance whose place the row has, also where a teacher speaks"
+        "int32",
+        ("batch",),
+        "frames of the utterance whose place the row has, also where a teacher speaks",
     ),
-    "utterance_tokens": Field("int32", ("batch",), "its tokens, also where a teacher speaks another text"),
+    "utterance_tokens": Field(
+        "int32", ("batch",), "its tokens, also where a teacher speaks another text"
+    ),
 }
 
 TAUGHT_TTS_FEATURES = TTS_FEATURES | {
@@ -88,14 +117,20 @@ TAUGHT_TTS_FEATURES = TTS_FEATURES | {
 }
 
 TAUGHT_VOCODER_FEATURES = VOCODER_FEATURES | {
-    "mel": VOCODER_FEATURES["mel"]._replace(meaning="log-mel that a teacher makes of a segment; silence outside"),
+    "mel": (
+        VOCODER_FEATURES["mel"]._replace(
+            meaning="log-mel that a teacher makes of a segment; silence outside"
+        )
+    ),
     "target_mel": VOCODER_FEATURES["mel"],
 }
 
 
 def tensor_specs(fields: dict[str, Field]) -> dict[str, tf.TensorSpec]:
     """Return the signature of a function that is traced once for all batches of a contract."""
-    return {name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in fields.items()}
+    return {
+        name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in fields.items()
+    }
 
 
 def batch_bytes(fields: dict[str, Field], sizes: dict[str, int]) -> int:
@@ -105,9 +140,12 @@ def batch_bytes(fields: dict[str, Field], sizes: dict[str, int]) -> int:
         sizes: of each named dimension.
     """
     elements = {
-        name: prod(dim if isinstance(dim, int) else sizes[dim] for dim in field.dims) for name, field in fields.items()
+        name: prod(dim if isinstance(dim, int) else sizes[dim] for dim in field.dims)
+        for name, field in fields.items()
     }
-    return sum(elements[name] * tf.dtypes.as_dtype(field.dtype).size for name, field in fields.items())
+    return sum(
+        elements[name] * tf.dtypes.as_dtype(field.dtype).size for name, field in fields.items()
+    )
 
 
 def empty_batch(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
@@ -115,10 +153,13 @@ def empty_batch(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
     sizes = {"batch": 1, "tokens": 8, "frames": 8, "reference_frames": 8}
     sizes |= {"segment_frames": 16, "segment_samples": 16 * HOP_SAMPLES}
     shapes = {
-        name: [dim if isinstance(dim, int) else sizes[dim] for dim in field.dims] for name, field in fields.items()
+        name: [dim if isinstance(dim, int) else sizes[dim] for dim in field.dims]
+        for name, field in fields.items()
     }
     batch = {name: tf.zeros(shape, fields[name].dtype) for name, shape in shapes.items()}
-    return batch | {name: tf.constant(1.0) for name in ("step_frames", "step_tokens") if name in fields}
+    return batch | {
+        name: tf.constant(1.0) for name in ("step_frames", "step_tokens") if name in fields
+    }
 
 
 def check_batch(batch: dict, fields: dict[str, Field], stage: str) -> None:
@@ -153,4 +194,7 @@ def check_batch(batch: dict, fields: dict[str, Field], stage: str) -> None:
 
 def first_rows(batch: dict, fields: dict[str, Field], count: int) -> dict:
     """Return the first rows of a batch of a contract."""
-    return {name: value[:count] if fields[name].dims[:1] == ("batch",) else value for name, value in batch.items()}
+    return {
+        name: value[:count] if fields[name].dims[:1] == ("batch",) else value
+        for name, value in batch.items()
+    }

@@ -1,4 +1,6 @@
-"""Where the time of a run goes: steps, waits for batches, pauses, and the producer's time for the same batches."""
+"""Where the time of a run goes: steps, waits for batches, pauses, and the producer's time for the
+same batches.
+"""
 
 import threading
 import time
@@ -7,19 +9,24 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-FIRST_STEP = "first step"  # the pause in which the step is traced; it does not recur, so no rate includes it
+FIRST_STEP = (  # the pause in which the step is traced; it does not recur, so no rate includes it
+    "first step"
+)
 NO_WAIT = 0.05  # below this wait share, batches come as fast as the model takes them
-STARVED = 0.2  # of the producer's time; taking a batch that is ready costs up to a tenth of it on small batches
+# of the producer's time; taking a batch that is ready costs up to a tenth of it on small batches
+STARVED = 0.2
 MODEL = "model"  # lane of the spans of the main thread
-SHORTEST_SPAN_S = 1e-4  # shorter waits, and what the main thread does between steps, are not recorded
+SHORTEST_SPAN_S = (
+    1e-4  # shorter waits, and what the main thread does between steps, are not recorded
+)
 KEPT_SPANS = 2048  # some hundred steps
 
 
 class Times(NamedTuple):
     """When a batch passed through the producer, in seconds of `time.perf_counter`.
 
-    A GPU runs asynchronously: there, `produced_s` is the time at which the work was launched, unless the producer
-    synchronizes.
+    A GPU runs asynchronously: there, `produced_s` is the time at which the work was launched,
+    unless the producer synchronizes.
 
     Attributes:
         began_s: the producer requested the samples.
@@ -39,8 +46,8 @@ class Span(NamedTuple):
 
     Attributes:
         lane: `MODEL`, a data device, or another thread such as `observer`.
-        kind: `step`, `wait` or the kind of a pause; of a data device `read` (its producer waited for samples),
-            `produce`, and `feed` (the batch lay ready until the main thread took it).
+        kind: `step`, `wait` or the kind of a pause; of a data device `read` (its producer waited
+            for samples), `produce`, and `feed` (the batch lay ready until the main thread took it).
         number: of the batch among those of this process, from 1; of a step, that of its last batch.
     """
 
@@ -67,7 +74,9 @@ class Timeline:
             self._spans.extend(spans)
 
     def newest(self) -> list[Span]:
-        """Return the spans in the order in which they were added, which is that of their ends for each lane."""
+        """Return the spans in the order in which they were added, which is that of their ends for
+        each lane.
+        """
         with self._lock:
             return list(self._spans)
 
@@ -78,8 +87,8 @@ class Interval(NamedTuple):
     Attributes:
         busy_s: of steps, with the waits for their batches and without pauses.
         wait_s: the model device had nothing to do, for want of a batch.
-        read_s, produce_s: the producer's time for the batches of these steps. Reading runs ahead of the
-            producer, so `read_s` is only the time that the producer waited for samples.
+        read_s, produce_s: the producer's time for the batches of these steps. Reading runs ahead of
+            the producer, so `read_s` is only the time that the producer waited for samples.
         blocked_s: the producer was blocked on a full queue.
         pause_s: the model device waited for validation, samples, checkpoints or a sync.
 
@@ -104,8 +113,8 @@ class Interval(NamedTuple):
     def bottleneck(self) -> str:
         """The slowest stage: `step` if the model does not wait, else `read` or `produce`.
 
-        Reading runs ahead of the producer. If the producer waits for samples, reading is the slower stage, even if
-        producing takes the larger part of the producer's time.
+        Reading runs ahead of the producer. If the producer waits for samples, reading is the slower
+        stage, even if producing takes the larger part of the producer's time.
         """
         if self.wait_share < NO_WAIT:
             return "step"
@@ -139,15 +148,16 @@ def _sum(*intervals: Interval) -> Interval:
 class Clock:
     """Counts step, wait and pause time between two reports, and of the whole run.
 
-    A pause (validation, checkpoint, samples) is not part of a step. Synchronize the device before `report` and
-    `pause`, or work in flight is counted in the wrong place.
+    A pause (validation, checkpoint, samples) is not part of a step. Synchronize the device before
+    `report` and `pause`, or work in flight is counted in the wrong place.
 
     Args:
         now: returns seconds of the same clock as the producer's times.
         producers: that make the batches together, over which the producer's times are averaged.
         replicas: of this process; each wait is for so many batches.
-        timeline: gets the spans of steps, waits, pauses and batches. The span of a step is what the main thread did
-            between waits and pauses, which are the times of the device as in the clock's figures.
+        timeline: gets the spans of steps, waits, pauses and batches. The span of a step is what the
+            main thread did between waits and pauses, which are the times of the device as in the
+            clock's figures.
 
     Attributes:
         pauses_s: seconds of all pauses so far, by kind.
@@ -163,10 +173,14 @@ class Clock:
         self._now, self._producers, self._replicas = now, producers, replicas
         self._timeline = timeline or Timeline()
         self._busy_since_s = now()
-        self._takes: deque[tuple[int, float]] = deque()  # number and time of batches that no step has yet
+        self._takes: deque[tuple[int, float]] = (
+            deque()
+        )  # number and time of batches that no step has yet
         self._taken = self._trained = 0
         self._last_s: dict[str, float] = {}  # when each producer finished its newest batch
-        self._pauses: deque[tuple[float, float]] = deque(maxlen=64)  # usually more than a feed runs ahead
+        self._pauses: deque[tuple[float, float]] = deque(
+            maxlen=64
+        )  # usually more than a feed runs ahead
         self._reported = NOTHING
         self.pauses_s: defaultdict[str, float] = defaultdict(float)
         self._restart()
@@ -179,7 +193,9 @@ class Clock:
 
     @contextmanager
     def wait(self) -> Iterator[None]:
-        """Count the scope as time in which the model device has nothing to do, for want of a batch."""
+        """Count the scope as time in which the model device has nothing to do, for want of
+        a batch.
+        """
         start_s = self._now()
         yield
         end_s = self._now()
@@ -200,7 +216,9 @@ class Clock:
         self._record(kind, start_s, end_s)
 
     def _record(self, kind: str, start_s: float, end_s: float) -> None:
-        """Add a wait or a pause to the timeline, and what the main thread did before as a part of the newest step."""
+        """Add a wait or a pause to the timeline, and what the main thread did before as a part of
+        the newest step.
+        """
         if end_s - start_s < SHORTEST_SPAN_S:
             return
         if start_s - self._busy_since_s >= SHORTEST_SPAN_S:
@@ -226,11 +244,15 @@ class Clock:
             self._read_s += share * (times.read_s - times.began_s)
             self._produce_s += share * (times.produced_s - times.read_s)
             if times.producer in self._last_s:
-                self._blocked_s += share * self._unpaused(self._last_s[times.producer], times.began_s)
+                self._blocked_s += share * self._unpaused(
+                    self._last_s[times.producer], times.began_s
+                )
             self._last_s[times.producer] = times.produced_s
 
     def _record_batches(self, batches: list[Times]) -> None:
-        """Add the batches of a step to the timeline, with the times at which the main thread took them."""
+        """Add the batches of a step to the timeline, with the times at which the main thread took
+        them.
+        """
         taken_s = 0.0
         for index, times in enumerate(batches):
             if index % self._replicas == 0:
@@ -271,7 +293,9 @@ class Clock:
         return _sum(self._reported, self._interval())
 
     def remaining_s(self, newest: Interval, steps: int) -> float:
-        """Return the time that more steps take: each as long as in the newest interval, with the mean pause so far."""
+        """Return the time that more steps take: each as long as in the newest interval, with the
+        mean pause so far.
+        """
         pause_s = sum(seconds for kind, seconds in self.pauses_s.items() if kind != FIRST_STEP)
         return steps * (newest.busy_s / max(newest.steps, 1) + pause_s / max(self.total().steps, 1))
 
@@ -291,7 +315,14 @@ class Clock:
 
 def format_duration(seconds: float) -> str:
     """Return seconds in the unit that suits them: `9.9 s`, `12 min`, `1.7 h`, `3.0 days`."""
-    units = {"days": (86400, 172800), "h": (3600, 5400), "min": (60, 90)}  # seconds in one, least seconds to show it
-    unit, size_s = next(((unit, size_s) for unit, (size_s, least_s) in units.items() if seconds >= least_s), ("s", 1))
+    units = {
+        "days": (86400, 172800),
+        "h": (3600, 5400),
+        "min": (60, 90),
+    }  # seconds in one, least seconds to show it
+    unit, size_s = next(
+        ((unit, size_s) for unit, (size_s, least_s) in units.items() if seconds >= least_s),
+        ("s", 1),
+    )
     count = seconds / size_s
     return f"{count:.1f} {unit}" if count < 9.95 else f"{count:.0f} {unit}"

@@ -1,11 +1,14 @@
-"""The control groups of this process: limits that containers and batch systems set (Linux). No TensorFlow."""
+"""The control groups of this process: limits that containers and batch systems set (Linux). No
+TensorFlow.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, int]]:
-    """Yield folder and version (1 or 2) of each control group that limits this process, and of all around it.
+    """Yield folder and version (1 or 2) of each control group that limits this process, and of all
+    around it.
 
     Args:
         controller: such as cpu or memory.

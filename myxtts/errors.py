@@ -7,8 +7,8 @@
     ├── CheckpointError     a run folder or a checkpoint
     └── TrainingError       a run that cannot continue: non-finite loss, out of memory
 
-Each message says what was requested, what was found and what to do. Any other error is a defect: it keeps its traceback
-and exits with code 1.
+Each message says what was requested, what was found and what to do. Any other error is a defect: it
+keeps its traceback and exits with code 1.
 """
 
 

@@ -18,7 +18,11 @@ from myxtts.errors import ConfigError, DataError
 
 PARTIAL_FILES = ".*.partial"  # the names that `partial_file_of` returns
 STEM_BYTES = 180
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the quota of the user, or the limit of a file (ulimit -f)
+FULL = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+)  # the disk, the quota of the user, or the limit of a file (ulimit -f)
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +49,11 @@ def going_on_if_full(what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        log.error("%s cannot be written: %s: %s. Free some disk space; the run goes on.", what, *_reason(error))
+        log.error(
+            "%s cannot be written: %s: %s. Free some disk space; the run goes on.",
+            what,
+            *_reason(error),
+        )
 
 
 def _reason(error: OSError) -> tuple[str, str | None]:
@@ -56,11 +64,13 @@ def read_file(path: Path, max_bytes: int) -> bytes:
     """Return the content of a file.
 
     Raises:
-        OSError: the file cannot be read, or is larger than `max_bytes`, or is a pipe or a device, which could block or
-            never end.
+        OSError: the file cannot be read, or is larger than `max_bytes`, or is a pipe or a device,
+            which could block or never end.
     """
     mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # the error for a folder is that of `open`
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(
+        mode
+    ):  # the error for a folder is that of `open`
         raise OSError(errno.EINVAL, "it is a pipe or a device, and no file", str(path))
     with path.open("rb") as file:
         return read_bounded(file, max_bytes, str(path))
@@ -83,17 +93,27 @@ def decode_text(read: Callable[[], bytes], source: str) -> str:
     try:
         return read().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 at byte {error.start}"
-        raise DataError(f"the text in {source} cannot be read: {reason}. Give a text in UTF-8.") from error
+        reason = (
+            error.strerror
+            if isinstance(error, OSError)
+            else f"it is not UTF-8 at byte {error.start}"
+        )
+        raise DataError(
+            f"the text in {source} cannot be read: {reason}. Give a text in UTF-8."
+        ) from error
 
 
 def partial_file_of(path: Path) -> Path:
-    """Return the name of a file while this thread writes it; another process or thread gets another name."""
+    """Return the name of a file while this thread writes it; another process or thread gets another
+    name.
+    """
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.partial")
 
 
 def json_bytes(document: Any) -> bytes:
-    """Return a document as JSON in UTF-8; bytes of file names that are not UTF-8 are escaped, such as `\\udce9`."""
+    """Return a document as JSON in UTF-8; bytes of file names that are not UTF-8 are escaped, such
+    as `\\udce9`.
+    """
     return json.dumps(document, ensure_ascii=False, indent=1).encode(errors="backslashreplace")
 
 
@@ -103,9 +123,11 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def numbered_name(number: int, name: str) -> str:
-    """Return how the names of files about an utterance begin: `3-chapter_1` for number 3, recorded in a/chapter_1.wav.
+    """Return how the names of files about an utterance begin: `3-chapter_1` for number 3, recorded
+    in a/chapter_1.wav.
 
-    Bytes that are not UTF-8 are replaced, and a long name is cut: most file systems take 255 bytes, with what follows.
+    Bytes that are not UTF-8 are replaced, and a long name is cut: most file systems take 255 bytes,
+    with what follows.
     """
     stem = os.fsencode(Path(name).stem).decode(errors="replace")
     return f"{number}-{stem.encode()[:STEM_BYTES].decode(errors='ignore')}"
@@ -142,7 +164,9 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def is_being_written(partial: Path) -> bool:
-    """Return whether a name of `partial_file_of` has the number of another process that is alive on this machine."""
+    """Return whether a name of `partial_file_of` has the number of another process that is alive on
+    this machine.
+    """
     named = re.search(r"\.(\d+)-\d+\.partial\Z", partial.name)
     pid = int(named[1]) if named else 0
     if pid in (0, os.getpid()):  # in a container, a killed one often had the number of this one
@@ -160,15 +184,19 @@ def make_folder(folder: Path, flag: str) -> None:
     """Make a folder that may exist, and its parents.
 
     Raises:
-        ConfigError: the folder cannot be made, or files in it cannot; the message names the flag that chooses it.
+        ConfigError: the folder cannot be made, or files in it cannot; the message names the flag
+            that chooses it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"the folder {folder} cannot be made: {error.strerror}. Choose another {flag}.") from error
+        raise ConfigError(
+            f"the folder {folder} cannot be made: {error.strerror}. Choose another {flag}."
+        ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"no files can be made in the folder {folder}: {os.strerror(errno.EACCES)}. Choose another {flag}."
+            f"no files can be made in the folder {folder}: {os.strerror(errno.EACCES)}. Choose"
+            f" another {flag}."
         )
 
 
@@ -176,29 +204,36 @@ def check_writable(flag: str, path: Path | None) -> None:
     """Check that a file can be written, before minutes of work.
 
     Raises:
-        ConfigError: the path of the flag is a folder, a pipe or a device, which a file would replace, or files in its
-            folder cannot be made.
+        ConfigError: the path of the flag is a folder, a pipe or a device, which a file would
+            replace, or files in its folder cannot be made.
     """
     if path is None:
         return
     folder, fault = path.absolute().parent, ""
     if path.is_dir():
         fault = "that is a folder"
-    elif (path.exists() and not path.is_file()) or folder == Path("/dev") or folder.is_relative_to("/proc"):
+    elif (
+        (path.exists() and not path.is_file())
+        or folder == Path("/dev")
+        or folder.is_relative_to("/proc")
+    ):
         fault = "that is a pipe or a device"
     elif not folder.is_dir():
         fault = f"there is no folder {path.parent}"
     elif not os.access(folder, os.W_OK | os.X_OK):
         fault = f"no files can be made in the folder {path.parent}"
     if fault:
-        raise ConfigError(f"{flag} {path} was given, but {fault}. Name a file in a folder that can be written to.")
+        raise ConfigError(
+            f"{flag} {path} was given, but {fault}. Name a file in a folder that can be written to."
+        )
 
 
 class FileStamp(NamedTuple):
     """By what a changed file is known.
 
-    A program that copies files may set the time of modification, but not the time of change, which is also that of a
-    new name or of new permissions. Both have the resolution of the file system, often some milliseconds.
+    A program that copies files may set the time of modification, but not the time of change, which
+    is also that of a new name or of new permissions. Both have the resolution of the file system,
+    often some milliseconds.
     """
 
     size: int
@@ -217,9 +252,11 @@ def file_stamp(path: str | os.PathLike[str]) -> FileStamp | None:
 
 @contextmanager
 def locked_file(path: Path, wait: bool = True) -> Iterator[BinaryIO]:
-    """Open a file, which is made if it is missing, and lock it for as long as the scope or the process lasts.
+    """Open a file, which is made if it is missing, and lock it for as long as the scope or the
+    process lasts.
 
-    The scope may rename or remove the file: whoever has waited for it then opens the file of that name anew.
+    The scope may rename or remove the file: whoever has waited for it then opens the file of that
+    name anew.
 
     Args:
         wait: until nobody else has it, process or thread.
@@ -245,7 +282,9 @@ def _has_name(file: BinaryIO, path: Path) -> bool:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Flush a folder's entries (names, renames) to the disk; a power cut may lose them otherwise."""
+    """Flush a folder's entries (names, renames) to the disk; a power cut may lose them
+    otherwise.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with name_in_errors(folder):

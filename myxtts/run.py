@@ -26,7 +26,12 @@ from myxtts.training import loop
 from myxtts.training.checkpoint import Checkpoints, save_nothing
 from myxtts.training.chief_hooks import chief_hooks
 from myxtts.training.description import describe_run
-from myxtts.training.diagnostics import ending_setting, explained, explained_out_of_memory, log_start
+from myxtts.training.diagnostics import (
+    ending_setting,
+    explained,
+    explained_out_of_memory,
+    log_start,
+)
 from myxtts.training.hooks import CheckDevices, Hook, note_owed, periods_of
 from myxtts.training.observer import NoObserver
 from myxtts.training.report_hooks import RecordMetrics, RefreshPage
@@ -62,8 +67,12 @@ def train(config: Config) -> int:
             return train_on(placement, replicas, config, start, folder, run_log, started_s)
 
 
-def sync_owed(weight_sync: WeightSync, setup: TrainingSetup, checkpoints: Checkpoints, request: StopRequest) -> None:
-    """Do the sync that a stopped run owes, if it owes one; the step of it is then observed with the average."""
+def sync_owed(
+    weight_sync: WeightSync, setup: TrainingSetup, checkpoints: Checkpoints, request: StopRequest
+) -> None:
+    """Do the sync that a stopped run owes, if it owes one; the step of it is then observed with the
+    average.
+    """
     state, owed_step = setup.state, setup.state.step
     with stop_on_signals(request):
         if not weight_sync.is_due(state) or not weight_sync.sync(state, request.due):
@@ -82,7 +91,9 @@ def train_on(
     run_log: RunLog,
     started_s: float,
 ) -> int:
-    """Corpus, state, feed and loop, on devices that are set up. Of several workers the chief writes the run folder."""
+    """Corpus, state, feed and loop, on devices that are set up. Of several workers the chief writes
+    the run folder.
+    """
     with ExitStack() as resources:
         if replicas.is_distributed:  # only now, so that the other workers learn of the error
             resources.enter_context(RunFolder(folder.of_process(replicas.process)).locked())
@@ -110,16 +121,26 @@ def train_on(
         hooks: list[Hook] = [CheckDevices(started_s)]
         save: loop.Save = save_nothing  # the chief saves for all workers
         observer = NoObserver()
-        request = SharedStopRequest(step.stop_requested) if replicas.is_distributed else StopRequest()
+        request = (
+            SharedStopRequest(step.stop_requested) if replicas.is_distributed else StopRequest()
+        )
         if replicas.is_chief:
             folder.write_config(f"# threads on this machine: {describe_threads()}\n{dump(config)}")
             keep = config.run.keep_checkpoints
-            checkpoints = resources.enter_context(Checkpoints(folder.checkpoints, keep, setup.metadata))
+            checkpoints = resources.enter_context(
+                Checkpoints(folder.checkpoints, keep, setup.metadata)
+            )
             if weight_sync is not None:
-                weight_sync.prepare(state, new_run=start.checkpoint is None, resumes=config.run.resume)
+                weight_sync.prepare(
+                    state, new_run=start.checkpoint is None, resumes=config.run.resume
+                )
                 sync_owed(weight_sync, setup, checkpoints, request)
                 if request.requested:
-                    log.info("stopped        by %s at step %d; resume with --resume", request.name, state.step)
+                    log.info(
+                        "stopped        by %s at step %d; resume with --resume",
+                        request.name,
+                        state.step,
+                    )
                     return request.exit_code
             of_chief, observer = resources.enter_context(
                 chief_hooks(setup, folder, checkpoints, weight_sync, timeline, open_evaluator)
@@ -141,8 +162,8 @@ def train_on(
             return 0
 
         stop = resources.enter_context(stop_on_signals(request))
-        # Synchronizing times producing apart from the hand-over. It costs nothing between two devices, where the
-        # hand-over would wait for the produced batch anyway.
+        # Synchronizing times producing apart from the hand-over. It costs nothing between two
+        # devices, where the hand-over would wait for the produced batch anyway.
         pipeline = setup.training_pipeline(synchronize=setup.between_devices)
         feed = resources.enter_context(pipeline.open_feed(state.position))
         feed.heed(stop.due)
@@ -150,7 +171,9 @@ def train_on(
         filled_s = feed.wait_until_full(config.data.model_start_delay, lambda: stop.requested)
         log.info("feed           filled in %.1f s", filled_s)
 
-        clock = Clock(producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline)
+        clock = Clock(
+            producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline
+        )
         with explained(setup, placement, folder.checkpoints):
             loop.train(state, step, feed, schedule, hooks, save, clock, stop, observer)
         observer.close()
@@ -162,19 +185,33 @@ def train_on(
             log.info("time           %s", time_line(elapsed_s, total, clock.pauses_s))
             if total.steps:  # more than the first step
                 augmentation = task_of(config).augmentation
-                run = assess_run(total, placement, replicas.count, setup.gpu_count, setup.can_replicate, augmentation)
+                run = assess_run(
+                    total,
+                    placement,
+                    replicas.count,
+                    setup.gpu_count,
+                    setup.can_replicate,
+                    augmentation,
+                )
                 log.info("grade          %s", run.line)
     if skipped := int(state.skipped_updates.numpy()):
         log.info(
-            "float16        %d updates were skipped since this process started, because their gradients overflowed",
+            "float16        %d updates were skipped since this process started, because their"
+            " gradients overflowed",
             skipped,
         )
     log.info("traces         %d of the training step", step.traces)
     if replicas.is_chief:
-        log.info("report         %s", page.end(f"stopped by {stop.name}" if stop.due() else "finished"))
+        log.info(
+            "report         %s", page.end(f"stopped by {stop.name}" if stop.due() else "finished")
+        )
     if stop.due():
         if state.step:
-            log.info("stopped        by %s at step %d, after a checkpoint; resume with --resume", stop.name, state.step)
+            log.info(
+                "stopped        by %s at step %d, after a checkpoint; resume with --resume",
+                stop.name,
+                state.step,
+            )
         else:
             log.info("stopped        by %s before the first step: nothing was saved", stop.name)
     return stop.exit_code

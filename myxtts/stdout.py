@@ -1,4 +1,6 @@
-"""A stdout that ends before the program: a closed terminal, a full disk, a reader such as `head`."""
+"""A stdout that ends before the program: a closed terminal, a full disk, a reader such as
+`head`.
+"""
 
 import os
 import sys
@@ -7,7 +9,9 @@ from io import UnsupportedOperation
 
 
 def discard_stdout() -> None:
-    """Write stdout to nowhere, with what it still has, or Python reports its error again at its exit."""
+    """Write stdout to nowhere, with what it still has, or Python reports its error again at its
+    exit.
+    """
     with suppress(UnsupportedOperation):  # of a stdout that is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,16 +1,21 @@
 """Every use of a private or deprecated TensorFlow or Keras API, one function each, with the reason.
 
-requirements.txt caps TensorFlow's minor version because of this module: check each function before raising the cap.
+requirements.txt caps TensorFlow's minor version because of this module: check each function before
+raising the cap.
 
-The package also relies on public APIs that are marked experimental and may change between minor versions:
+The package also relies on public APIs that are marked experimental and may change between minor
+versions:
 
-- `tf.config.experimental`: device policy and memory growth (placement, preflight), memory statistics and device details
-  (preflight), `enable_op_determinism` (training.setup), `enable_tensor_float_32_execution` (training.setup, preflight).
-- `tf.data.experimental`: `prefetch_to_device` (data.readers.local), `service` (data.readers.service and
-  data.readers.service_server).
+- `tf.config.experimental`: device policy and memory growth (placement, preflight), memory
+  statistics and device details (preflight), `enable_op_determinism` (training.setup),
+  `enable_tensor_float_32_execution` (training.setup, preflight).
+- `tf.data.experimental`: `prefetch_to_device` (data.readers.local), `service` (data.readers.service
+  and data.readers.service_server).
 - `tf.distribute.experimental`: `CommunicationOptions` (distributed.worker_group).
-- `Strategy.experimental_local_results` and `experimental_distribute_values_from_function` (placement.replicas).
-- `tf.random.experimental.stateless_fold_in` (seeds), `tf.nn.experimental.stateless_dropout` (models.layers).
+- `Strategy.experimental_local_results` and `experimental_distribute_values_from_function`
+(placement.replicas).
+- `tf.random.experimental.stateless_fold_in` (seeds), `tf.nn.experimental.stateless_dropout`
+(models.layers).
 - `Function.experimental_get_tracing_count` (training.step).
 """
 
@@ -31,7 +36,8 @@ from tensorflow.python.grappler import cluster, tf_optimizer
 def has_started() -> bool:
     """Return whether TensorFlow has initialised its devices.
 
-    Private because the public functions that could tell, such as `tf.config.list_logical_devices`, start TensorFlow.
+    Private because the public functions that could tell, such as `tf.config.list_logical_devices`,
+    start TensorFlow.
     """
     return context.context()._context_handle is not None
 
@@ -39,17 +45,22 @@ def has_started() -> bool:
 def device_type_in_scope() -> str:
     """Return "GPU" or "CPU": where operations run that are created, traced or executed now.
 
-    Outside of any `tf.device` it is the GPU if TensorFlow sees one. Private because the public way, the device of a
-    tensor made for this purpose, ignores scopes around a `tf.function` while it is traced.
+    Outside of any `tf.device` it is the GPU if TensorFlow sees one. Private because the public way,
+    the device of a tensor made for this purpose, ignores scopes around a `tf.function` while it is
+    traced.
     """
     device = tf.DeviceSpec.from_string(context.context().device_name or "")
     return device.device_type or ("GPU" if context.context().num_gpus() else "CPU")
 
 
-def configure_coordination_service(workers: int, register_timeout_s: int, heartbeat_timeout_s: int) -> None:
-    """Configure the coordination service, hosted by worker 0, before a multi-worker strategy is made.
+def configure_coordination_service(
+    workers: int, register_timeout_s: int, heartbeat_timeout_s: int
+) -> None:
+    """Configure the coordination service, hosted by worker 0, before a multi-worker strategy is
+    made.
 
-    Private because no public API sets its timeouts. `MultiWorkerMirroredStrategy` would set 10 s and one hour.
+    Private because no public API sets its timeouts. `MultiWorkerMirroredStrategy` would set 10 s
+    and one hour.
     """
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -63,7 +74,8 @@ def configure_coordination_service(workers: int, register_timeout_s: int, heartb
 
 
 def wait_at_barrier(name: str, timeout_s: int) -> None:
-    """Wait until all workers have reached the barrier. Private because no public API has a barrier with a timeout.
+    """Wait until all workers have reached the barrier. Private because no public API has a barrier
+    with a timeout.
 
     Raises:
         tf.errors.OpError: a worker died or did not arrive in time.
@@ -72,7 +84,8 @@ def wait_at_barrier(name: str, timeout_s: int) -> None:
 
 
 def report_error_to_cluster(message: str) -> None:
-    """Abort the collectives of all other workers with this message. Private because no public API reports errors.
+    """Abort the collectives of all other workers with this message. Private because no public API
+    reports errors.
 
     Raises:
         tf.errors.OpError: no other worker is left.
@@ -82,13 +95,21 @@ def report_error_to_cluster(message: str) -> None:
 
 
 def registered_kernels(operation: str) -> Sequence:
-    """Return the KernelDef of each kernel of an operation. Private because the registry has no public API."""
+    """Return the KernelDef of each kernel of an operation. Private because the registry has no
+    public API.
+    """
     return kernels.get_registered_kernels_for_op(operation).kernel
 
 
 def default_attribute(operation: str, name: str):
-    """Return the AttrValue that an operation's attribute has by default. Private for the same reason."""
-    return next(attribute.default_value for attribute in op_def_registry.get(operation).attr if attribute.name == name)
+    """Return the AttrValue that an operation's attribute has by default. Private for the same
+    reason.
+    """
+    return next(
+        attribute.default_value
+        for attribute in op_def_registry.get(operation).attr
+        if attribute.name == name
+    )
 
 
 def operation_definition(operation: str):
@@ -97,10 +118,11 @@ def operation_definition(operation: str):
 
 
 def optimize_graph(graph_def, fetches: Sequence[str], gpus: int):
-    """Return a GraphDef as TensorFlow's graph optimizer, Grappler, leaves it for a machine with some GPUs.
+    """Return a GraphDef as TensorFlow's graph optimizer, Grappler, leaves it for a machine with
+    some GPUs.
 
-    Called functions are inlined, and loops and branches become their low-level operations. Private because Grappler has
-    no public API. It needs no GPU.
+    Called functions are inlined, and loops and branches become their low-level operations. Private
+    because Grappler has no public API. It needs no GPU.
 
     Args:
         fetches: names of the inputs and outputs, which stay.
@@ -110,21 +132,29 @@ def optimize_graph(graph_def, fetches: Sequence[str], gpus: int):
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1  # small graphs, too
     properties = {
-        "GPU": DeviceProperties(type="GPU", frequency=1000, num_cores=100, environment={"architecture": "8.0"}),
+        "GPU": DeviceProperties(
+            type="GPU", frequency=1000, num_cores=100, environment={"architecture": "8.0"}
+        ),
         "CPU": DeviceProperties(type="CPU", frequency=1000, num_cores=1),
     }
     names = ["CPU:0", *(f"GPU:{index}" for index in range(gpus))]
     devices = [
-        NamedDevice(name=f"/job:localhost/replica:0/task:0/device:{name}", properties=properties[name[:3]])
+        NamedDevice(
+            name=f"/job:localhost/replica:0/task:0/device:{name}", properties=properties[name[:3]]
+        )
         for name in names
     ]
-    return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False, cluster=cluster.Cluster(devices=devices))
+    return tf_optimizer.OptimizeGraph(
+        config, meta_graph, verbose=False, cluster=cluster.Cluster(devices=devices)
+    )
 
 
 def device_memory_mib(name: str) -> float:
-    """Return how much memory TensorFlow may use of a device such as `/GPU:0`: its limit, or what was free at the start.
+    """Return how much memory TensorFlow may use of a device such as `/GPU:0`: its limit, or what
+    was free at the start.
 
-    Private because `tf.config.experimental.get_memory_info` returns the memory in use, but not the limit.
+    Private because `tf.config.experimental.get_memory_info` returns the memory in use, but not the
+    limit.
 
     Raises:
         LookupError: there is no such device.
@@ -148,15 +178,19 @@ def wrap_function(function: Callable, signature: list):
 
 
 def called_graph(graph: tf.Graph, name: str) -> tf.Graph:
-    """Return the graph of a function that a graph calls. Private because graphs list their functions as protos only."""
+    """Return the graph of a function that a graph calls. Private because graphs list their
+    functions as protos only.
+    """
     return graph._get_function(name).graph
 
 
 def dispatcher_config(port: int, clean_up_s: int, client_timeout_s: int):
-    """Return the configuration of a tf.data service dispatcher that removes jobs which nobody reads.
+    """Return the configuration of a tf.data service dispatcher that removes jobs which nobody
+    reads.
 
-    Private because `tf.data.experimental.service.DispatcherConfig` lacks `gc_dynamic_sharding_jobs`, without which
-    workers keep the threads and batches of each job that was not read to its end.
+    Private because `tf.data.experimental.service.DispatcherConfig` lacks
+    `gc_dynamic_sharding_jobs`, without which workers keep the threads and batches of each job that
+    was not read to its end.
     """
     return service_config_pb2.DispatcherConfig(
         port=port,
@@ -169,15 +203,17 @@ def dispatcher_config(port: int, clean_up_s: int, client_timeout_s: int):
 
 
 def worker_server_port(server) -> int:
-    """Return the port of a tf.data service `WorkerServer`. Private: only a `DispatchServer` has a public target."""
+    """Return the port of a tf.data service `WorkerServer`. Private: only a `DispatchServer` has a
+    public target.
+    """
     return int(server._address.rpartition(":")[2])
 
 
 class AdamWOnReducedGradients(keras.optimizers.AdamW):
     """AdamW on gradients that are already summed over the replicas.
 
-    The sum is needed earlier, for clipping by its norm. Overrides a private method because Keras optimizers have no
-    public way to skip their own all-reduce.
+    The sum is needed earlier, for clipping by its norm. Overrides a private method because Keras
+    optimizers have no public way to skip their own all-reduce.
     """
 
     def _all_reduce_sum_gradients(self, grads_and_vars):

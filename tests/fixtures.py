@@ -1,4 +1,6 @@
-"""Folders, contexts, clocks, processes and signals that several test modules share. No TensorFlow."""
+"""Folders, contexts, clocks, processes and signals that several test modules share. No
+TensorFlow.
+"""
 
 import contextlib
 import io
@@ -13,7 +15,9 @@ from unittest import mock
 from myxtts.commands.console import report_errors
 
 DEADLINE_S = 120.0  # of what takes a second on an idle machine
-SINGLE, DUAL, REVERSED = (("--data-gpu", data, "--model-gpu", model) for data, model in ("00", "01", "10"))
+SINGLE, DUAL, REVERSED = (
+    ("--data-gpu", data, "--model-gpu", model) for data, model in ("00", "01", "10")
+)
 
 
 def temporary_folder(add_cleanup: Callable, prefix: str | None = None) -> Path:
@@ -24,7 +28,9 @@ def temporary_folder(add_cleanup: Callable, prefix: str | None = None) -> Path:
 
 
 def entered(add_cleanup: Callable, context: contextlib.AbstractContextManager):
-    """Enter a context until the cleanup, and return its value; unittest's `enterContext` needs Python 3.11."""
+    """Enter a context until the cleanup, and return its value; unittest's `enterContext` needs
+    Python 3.11.
+    """
     value = context.__enter__()
     add_cleanup(context.__exit__, None, None, None)
     return value
@@ -43,7 +49,11 @@ def working_in(folder: Path) -> Iterator[None]:
 
 def files_below(folder: Path) -> dict[str, bytes]:
     """Return the files of a folder and of the folders in it, by their relative paths."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 class ManualTime:
@@ -95,6 +105,8 @@ def reported(program: Callable[[], int]) -> tuple[int, str]:
     with (
         contextlib.redirect_stderr(stderr),
         mock.patch("myxtts.commands.console.log_to_console"),
-        mock.patch.object(logging.getLogger("myxtts"), "handlers", []),  # those of earlier runs in this process
+        mock.patch.object(
+            logging.getLogger("myxtts"), "handlers", []
+        ),  # those of earlier runs in this process
     ):
         return report_errors(program), stderr.getvalue()

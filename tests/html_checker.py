@@ -8,7 +8,9 @@ CLOSED_BY_OTHERS = {"tr", "td", "th", "li"}  # their end tags may be left out
 
 
 class Checker(html.parser.HTMLParser):
-    """Fails a test where a page is malformed, refers to the network, or has a picture without a text."""
+    """Fails a test where a page is malformed, refers to the network, or has a picture without a
+    text.
+    """
 
     def __init__(self, test: unittest.TestCase, page: str):
         super().__init__()
@@ -25,7 +27,9 @@ class Checker(html.parser.HTMLParser):
         if tag == "img":
             self._test.assertTrue(given["alt"])
         if tag in ("svg", "audio"):
-            self._test.assertTrue(given.get("aria-label") or given.get("aria-hidden"), self.get_starttag_text())
+            self._test.assertTrue(
+                given.get("aria-label") or given.get("aria-hidden"), self.get_starttag_text()
+            )
         if tag not in VOID and tag not in CLOSED_BY_OTHERS:
             self._open.append(tag)
 

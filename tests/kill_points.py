@@ -29,10 +29,12 @@ def terminate_parent(folder: Path, *_) -> None:
 
 
 class KillPoints:
-    """Lists the calls that change the disk, as `rename step-000010`, and ends the process at one of them.
+    """Lists the calls that change the disk, as `rename step-000010`, and ends the process at one of
+    them.
 
     Args:
-        at: index of the call in whose place `end` is called; None only lists. All calls after it end, too.
+        at: index of the call in whose place `end` is called; None only lists. All calls after it
+            end, too.
         thread: name of the only thread whose calls count.
     """
 
@@ -53,10 +55,14 @@ class KillPoints:
 
     @contextlib.contextmanager
     def active(self) -> Iterator["KillPoints"]:
-        """Watch the calls of all threads in the scope. Nothing is flushed, which takes most of the time of a test."""
+        """Watch the calls of all threads in the scope. Nothing is flushed, which takes most of the
+        time of a test.
+        """
         with contextlib.ExitStack() as patches:
             for name in CHANGING:
-                patches.enter_context(mock.patch(f"os.{name}", self._watched(name, getattr(os, name))))
+                patches.enter_context(
+                    mock.patch(f"os.{name}", self._watched(name, getattr(os, name)))
+                )
             for module in MODULES:
                 patches.enter_context(mock.patch(f"{module}.open", self._open, create=True))
             yield self

@@ -17,9 +17,18 @@ The texts of the program: errors, log lines, results of the preflight and `--hel
 Left out are the pages `report.html` and `index.html`, and the advice about names of other trainers. `{name}` stands for
 a value. Written by `python -m tests.list_messages`: change the sources, then run it again.
 """
-OMITTED = ("config/document.py", "config/foreign_names.py")  # a page of the documentation, and a table of names
-# Modules in which other sentences are of a page, or names of random draws: only what is raised or logged counts.
-WITH_OTHER_TEXTS = ("observe/run_page.py", "observe/page/*.py", "audio/augmentation.py", "audio/spec_augment.py")
+OMITTED = (
+    "config/document.py",
+    "config/foreign_names.py",
+)  # a page of the documentation, and a table of names
+# Modules in which other sentences are of a page, or names of random draws: only what is raised or
+# logged counts.
+WITH_OTHER_TEXTS = (
+    "observe/run_page.py",
+    "observe/page/*.py",
+    "audio/augmentation.py",
+    "audio/spec_augment.py",
+)
 CALLS = {"print", "info", "warning", "error", "exception", "write", "add_parser"}
 KEYWORDS = {"help", "description", "epilog", "title", "expected", "advice"}
 NAMES = {"prog", "metavar"}
@@ -31,9 +40,13 @@ def page() -> str:
     omitted, mixed = matching(OMITTED), matching(WITH_OTHER_TEXTS)
     for path in sorted(set((ROOT / "myxtts").rglob("*.py")) - omitted):
         found = messages(ast.parse(path.read_text(encoding="utf-8")))
-        lines = [entry(function, text) for function, text, shown in found if shown or path not in mixed]
+        lines = [
+            entry(function, text) for function, text, shown in found if shown or path not in mixed
+        ]
         if lines:
-            sections.append("\n".join([f"## {path.relative_to(ROOT).as_posix()}\n", "```text", *lines, "```\n"]))
+            sections.append(
+                "\n".join([f"## {path.relative_to(ROOT).as_posix()}\n", "```text", *lines, "```\n"])
+            )
     return "\n".join(sections)
 
 
@@ -45,8 +58,12 @@ def entry(function: str, text: str) -> str:
     return f"{function}: " + text.rstrip("\n").replace("\n", "\n    ")
 
 
-def messages(node: ast.AST, function: str = "module", shown: bool = False) -> Iterator[tuple[str, str, bool]]:
-    """(function, text, shown) of each sentence in the code, and of each string that is raised, logged or a help."""
+def messages(
+    node: ast.AST, function: str = "module", shown: bool = False
+) -> Iterator[tuple[str, str, bool]]:
+    """(function, text, shown) of each sentence in the code, and of each string that is raised,
+    logged or a help.
+    """
     text = text_of(node)
     if text is not None:
         if WORD.search(text) and (" " in text.strip() or shown):
@@ -62,16 +79,16 @@ def messages(node: ast.AST, function: str = "module", shown: bool = False) -> It
 
 
 def text_of(node: ast.AST | None) -> str | None:
-    """The text of a string, an f-string or a sum of them; {expression} for each value. None for any other node."""
+    """The text of a string, an f-string or a sum of them; {expression} for each value. None for any
+    other node.
+    """
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
         return "".join(text_of(part) or "" for part in node.values)
     if isinstance(node, ast.FormattedValue):
         conversion = f"!{chr(node.conversion)}" if node.conversion > 0 else ""
-        return (
-            f"{{{ast.unparse(node.value)}{conversion}{':' * bool(node.format_spec)}{text_of(node.format_spec) or ''}}}"
-        )
+        return f"{{{ast.unparse(node.value)}{conversion}{':' * bool(node.format_spec)}{text_of(node.format_spec) or ''}}}"
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         sides = text_of(node.left), text_of(node.right)
         if sides != (None, None):

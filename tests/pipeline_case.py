@@ -25,7 +25,9 @@ from tests.fixtures import temporary_folder
 from tests.sine_corpus import planned_corpus, write_corpus
 
 ROUTE = TWO.routes[0]
-TWO_PRODUCERS, THREE_PRODUCERS = (Route(DATA, MODEL, further) for further in ((MODEL,), (MODEL, DATA)))
+TWO_PRODUCERS, THREE_PRODUCERS = (
+    Route(DATA, MODEL, further) for further in ((MODEL,), (MODEL, DATA))
+)
 PLAIN = tts_extractor()
 BEGINNING = Position()
 
@@ -35,7 +37,9 @@ def host(produced: ProducedBatch) -> dict[str, np.ndarray]:
 
 
 class PipelineCase(unittest.TestCase):
-    """A corpus of 13 sinusoids by three speakers: two buckets, batches of three, two batches per step."""
+    """A corpus of 13 sinusoids by three speakers: two buckets, batches of three, two batches per
+    step.
+    """
 
     SETTINGS = DataConfig(batch_size=3, buckets=2, reference_seconds=0.5)
     SECONDS = tuple(0.3 + 0.05 * i for i in range(13))
@@ -74,7 +78,9 @@ class PipelineCase(unittest.TestCase):
         """Return planned batches with TTS_INPUTS of silence on a device."""
         return self.reader(silence).read(planned, device)
 
-    def epoch(self, start=BEGINNING, epochs=1, mean_over="step", route=ROUTE, **settings) -> list[ProducedBatch]:
+    def epoch(
+        self, start=BEGINNING, epochs=1, mean_over="step", route=ROUTE, **settings
+    ) -> list[ProducedBatch]:
         with self.pipeline(route, **settings).open_feed(start, epochs, mean_over) as feed:
             return [produced_batch for (produced_batch,) in feed]
 
@@ -82,10 +88,15 @@ class PipelineCase(unittest.TestCase):
         self.assertEqual(len(received), len(expected))
         for produced_batch, expected_batch in zip(received, expected, strict=True):
             step, expected_step = produced_batch.planned.step, expected_batch.planned.step
-            self.assertEqual((step.position, step.next_position), (expected_step.position, expected_step.next_position))
+            self.assertEqual(
+                (step.position, step.next_position),
+                (expected_step.position, expected_step.next_position),
+            )
             self.assertEqual(produced_batch.planned.last, expected_batch.planned.last)
             for name, array in host(produced_batch).items():
-                np.testing.assert_array_equal(array, host(expected_batch)[name], err_msg=name, strict=True)
+                np.testing.assert_array_equal(
+                    array, host(expected_batch)[name], err_msg=name, strict=True
+                )
 
 
 def silence(rows, starts, samples, padded):

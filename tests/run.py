@@ -1,11 +1,12 @@
-"""Run the test modules in several processes: `python -m tests.run [MODULE ...] [--jobs N] [--quick] [--times]`.
+"""Run the test modules in several processes: `python -m tests.run [MODULE ...] [--jobs N] [--quick]
+[--times]`.
 
-Each process imports TensorFlow once and takes module after module, the slowest first. A module stays in one
-process, so that its tests share traced models. If a process dies, its module fails and another process goes on; one
-that hangs is aborted and shows where.
+Each process imports TensorFlow once and takes module after module, the slowest first. A module
+stays in one process, so that its tests share traced models. If a process dies, its module fails and
+another process goes on; one that hangs is aborted and shows where.
 
-Where there are GPUs, the modules that import `tests.real_gpus` run last, in one process that sees them; all others
-simulate GPUs. TEST_GPUS=0 hides the GPUs from all modules.
+Where there are GPUs, the modules that import `tests.real_gpus` run last, in one process that sees
+them; all others simulate GPUs. TEST_GPUS=0 hides the GPUs from all modules.
 """
 
 import argparse
@@ -35,19 +36,35 @@ ROOT = Path(__file__).parents[1]
 TIMES = Path(__file__).with_name("times.json")  # seconds of each module, as --times measured them
 SLOWEST_TESTS = 30  # how many --times lists
 LAST_LINES = 100  # how many are shown of what a process printed before it died
-LIMIT_S = 7200.0 if LONG else 1200.0  # of a module; the slowest one takes 71 s on idle cores, 210 s on busy ones
+LIMIT_S = (
+    7200.0 if LONG else 1200.0
+)  # of a module; the slowest one takes 71 s on idle cores, 210 s on busy ones
 END_S = 10.0  # from the SIGINT of a process to its SIGKILL
-SHARED_RUNS = ("whole_run", "vocoder_run")  # of tests.tiny and tests.tiny_vocoder: a process trains each once, in 20 s
+SHARED_RUNS = (
+    "whole_run",
+    "vocoder_run",
+)  # of tests.tiny and tests.tiny_vocoder: a process trains each once, in 20 s
 FAILED = ("failures", "errors", "unexpectedSuccesses")
 COUNTS = (*FAILED, "skipped", "expectedFailures")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description="Run the test suite.")
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help="test modules, such as test_step (default: all)")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="number of processes (default: 2)")
-    parser.add_argument("--quick", action="store_true", help="only the modules that do not import TensorFlow")
-    parser.add_argument("--times", action="store_true", help=f"list the slowest tests and rewrite {TIMES.name}")
+    parser.add_argument(
+        "modules",
+        nargs="*",
+        metavar="MODULE",
+        help="test modules, such as test_step (default: all)",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="number of processes (default: 2)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="only the modules that do not import TensorFlow"
+    )
+    parser.add_argument(
+        "--times", action="store_true", help=f"list the slowest tests and rewrite {TIMES.name}"
+    )
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     modules = options.modules or sorted(path.stem for path in TIMES.parent.glob("test_*.py"))
@@ -75,7 +92,9 @@ class Suite:
     def __init__(self, modules: list[str], quick: bool):
         self._modules, self._quick = modules, quick
         self._waiting: list[str] = []
-        self._shared = {module: [run for run in SHARED_RUNS if run in _source(module)] for module in modules}
+        self._shared = {
+            module: [run for run in SHARED_RUNS if run in _source(module)] for module in modules
+        }
         self._owners: dict[str, int] = {}  # shared run -> the thread whose process trained it
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen] = []
@@ -85,17 +104,24 @@ class Suite:
     def run(self, jobs: int) -> None:
         on_gpus = gpu_modules(self._modules)
         try:
-            self._run_group([module for module in self._modules if module not in on_gpus], jobs, gpus="0")
+            self._run_group(
+                [module for module in self._modules if module not in on_gpus], jobs, gpus="0"
+            )
             self._run_group(on_gpus, 1, gpus="1")
         finally:
             self._end_processes()
 
     def _run_group(self, modules: list[str], jobs: int, gpus: str) -> None:
         times = json.loads(TIMES.read_text())
-        self._waiting = sorted(modules, key=lambda module: times.get(module, float("inf")))  # the slowest comes last
+        self._waiting = sorted(
+            modules, key=lambda module: times.get(module, float("inf"))
+        )  # the slowest comes last
         self._owners = {}
         arguments = (modules, os.environ | {"TEST_GPUS": gpus})
-        threads = [threading.Thread(target=self._run_modules, args=arguments, daemon=True) for _ in range(jobs)]
+        threads = [
+            threading.Thread(target=self._run_modules, args=arguments, daemon=True)
+            for _ in range(jobs)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -112,7 +138,8 @@ class Suite:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
-                    start_new_session=True,  # so that a signal to its group reaches the processes of its tests
+                    # so that a signal to its group reaches the processes of its tests
+                    start_new_session=True,
                 )
                 self._processes.append(process)
                 self._feed(process, log)
@@ -162,7 +189,9 @@ class Suite:
         self._reports[module] = report
         failed = "  FAILED" if any(report["counts"][name] for name in FAILED) else ""
         times = f"{report['seconds']:7.1f} s, {report['cpu_s']:5.1f} s of CPU time"
-        line = f"{times}, {report['peak_mib']:5,.0f} MiB, {report['ran']:3d} tests: {module}{failed}"
+        line = (
+            f"{times}, {report['peak_mib']:5,.0f} MiB, {report['ran']:3d} tests: {module}{failed}"
+        )
         print("\n".join(filter(None, (line, report["output"]))), flush=True)
 
     def _end_processes(self) -> None:
@@ -200,16 +229,26 @@ class Suite:
 
     def write_times(self) -> None:
         """List the slowest tests and record the seconds of each module."""
-        test_s = {test: seconds for report in self._reports.values() for test, seconds in report["test_s"].items()}
+        test_s = {
+            test: seconds
+            for report in self._reports.values()
+            for test, seconds in report["test_s"].items()
+        }
         for test in sorted(test_s, key=test_s.__getitem__, reverse=True)[:SLOWEST_TESTS]:
             print(f"{test_s[test]:7.1f} s  {test.removeprefix('tests.')}")
         times = {module: round(report["seconds"], 1) for module, report in self._reports.items()}
-        TIMES.write_text(json.dumps(json.loads(TIMES.read_text()) | times, indent=1, sort_keys=True) + "\n")
+        TIMES.write_text(
+            json.dumps(json.loads(TIMES.read_text()) | times, indent=1, sort_keys=True) + "\n"
+        )
 
 
 def _report_of(process: subprocess.Popen) -> str:
-    """Return the report on the module of a process; nothing if it dies. It is aborted after LIMIT_S."""
-    abort = threading.Timer(LIMIT_S, process.send_signal, (signal.SIGABRT,))  # faulthandler shows where it hangs
+    """Return the report on the module of a process; nothing if it dies. It is aborted after
+    LIMIT_S.
+    """
+    abort = threading.Timer(
+        LIMIT_S, process.send_signal, (signal.SIGABRT,)
+    )  # faulthandler shows where it hangs
     abort.daemon = True
     abort.start()
     try:
@@ -221,23 +260,38 @@ def _report_of(process: subprocess.Popen) -> str:
 def _death(code: int, log: IO[str]) -> dict:
     """Return the report of a module in which its process died."""
     log.seek(0)
-    output = "\n".join([f"ERROR: the process died with exit code {code}:", *log.read().splitlines()[-LAST_LINES:]])
+    output = "\n".join(
+        [f"ERROR: the process died with exit code {code}:", *log.read().splitlines()[-LAST_LINES:]]
+    )
     numbers = dict.fromkeys(("seconds", "ran", "passed", "peak_mib", "cpu_s", "tensorflow"), 0)
-    return numbers | {"output": output, "test_s": {}, "counts": dict.fromkeys(COUNTS, 0) | {"errors": 1}}
+    return numbers | {
+        "output": output,
+        "test_s": {},
+        "counts": dict.fromkeys(COUNTS, 0) | {"errors": 1},
+    }
 
 
 def work(modules: list[str]) -> int:
-    """Run the modules that standard input names, one in a line, and report each in a line of JSON."""
+    """Run the modules that standard input names, one in a line, and report each in a line
+    of JSON.
+    """
     reports = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what tests print
     faulthandler.enable()
-    # All modules are imported before the first one runs, because some configure TensorFlow's devices.
-    suites = {module: unittest.defaultTestLoader.loadTestsFromName(f"tests.{module}") for module in modules}
-    gc.freeze()  # the collector does not walk through TensorFlow's modules again and again: 10 % of the processor time
+    # All modules are imported before the first one runs, because some configure TensorFlow's
+    # devices.
+    suites = {
+        module: unittest.defaultTestLoader.loadTestsFromName(f"tests.{module}")
+        for module in modules
+    }
+    # the collector does not walk through TensorFlow's modules again and again: 10 % of the
+    # processor time
+    gc.freeze()
     for line in sys.stdin:
         result = ModuleResult()
         suites.pop(line.strip()).run(result)
-        gc.collect()  # models and graphs of this module; those that remain are cached for further modules
+        # models and graphs of this module; those that remain are cached for further modules
+        gc.collect()
         gc.freeze()
         print(json.dumps(result.report()), file=reports, flush=True)
     return 0
@@ -247,8 +301,15 @@ class ModuleResult(unittest.TextTestResult):
     """The result of one module, with the seconds of each test."""
 
     def __init__(self):
-        super().__init__(unittest.runner._WritelnDecorator(io.StringIO()), descriptions=False, verbosity=0)
-        self.start_s, self.start_cpu_s, self.passed, self.test_s = time.perf_counter(), _cpu_s(), 0, {}
+        super().__init__(
+            unittest.runner._WritelnDecorator(io.StringIO()), descriptions=False, verbosity=0
+        )
+        self.start_s, self.start_cpu_s, self.passed, self.test_s = (
+            time.perf_counter(),
+            _cpu_s(),
+            0,
+            {},
+        )
 
     def startTest(self, test):
         super().startTest(test)
@@ -279,15 +340,21 @@ class ModuleResult(unittest.TextTestResult):
 
 def _cpu_s() -> float:
     """Return the processor time of this process and of the processes that it waited for."""
-    usages = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    usages = [
+        resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def gpu_modules(modules: list[str]) -> list[str]:
-    """Return the modules that use real GPUs, which need a process of their own: all others simulate them."""
+    """Return the modules that use real GPUs, which need a process of their own: all others simulate
+    them.
+    """
     if os.environ.get("TEST_GPUS") == "0" or not visible_gpus():
         return []
-    return [module for module in modules if "tests.real_gpus" in _imports(ast.parse(_source(module)))]
+    return [
+        module for module in modules if "tests.real_gpus" in _imports(ast.parse(_source(module)))
+    ]
 
 
 def _source(module: str) -> str:
@@ -295,7 +362,9 @@ def _source(module: str) -> str:
 
 
 def imports_tensorflow(module: str) -> bool:
-    """Return whether the import of a module imports TensorFlow, directly or through modules of the project."""
+    """Return whether the import of a module imports TensorFlow, directly or through modules of the
+    project.
+    """
     seen, names = set(), [module]
     while names:
         name = names.pop()

@@ -1,4 +1,6 @@
-"""Signals, and corpora of sinusoids. Every utterance has its own pitch, which shows which utterance was read."""
+"""Signals, and corpora of sinusoids. Every utterance has its own pitch, which shows which utterance
+was read.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,13 +19,17 @@ from myxtts.data.metadata_file import read_corpus
 LETTERS = "abcdefghij"
 
 
-def sine(hz: float, seconds: float, rate_hz: int = SAMPLE_RATE_HZ, level: float = 0.5) -> np.ndarray:
+def sine(
+    hz: float, seconds: float, rate_hz: int = SAMPLE_RATE_HZ, level: float = 0.5
+) -> np.ndarray:
     """Return a sinusoid, float64 [seconds * rate_hz]."""
     return level * np.sin(2 * np.pi * hz * np.arange(round(seconds * rate_hz)) / rate_hz)
 
 
 def frequency(wave: np.ndarray) -> float:
-    """Return the frequency in Hz of the strongest bin in the Fourier transform of a wave at 22,050 Hz."""
+    """Return the frequency in Hz of the strongest bin in the Fourier transform of a wave at 22,050
+    Hz.
+    """
     return float(np.abs(np.fft.rfft(wave)).argmax() * SAMPLE_RATE_HZ / len(wave))
 
 
@@ -31,7 +37,9 @@ def pitch_of(number: int) -> float:
     return 300.0 + 40.0 * number
 
 
-def write_sound(path: Path, wave: np.ndarray, rate_hz: int = SAMPLE_RATE_HZ, subtype: str | None = None) -> None:
+def write_sound(
+    path: Path, wave: np.ndarray, rate_hz: int = SAMPLE_RATE_HZ, subtype: str | None = None
+) -> None:
     """Write a sound file to any path, including paths that soundfile cannot encode."""
     with open(path, "wb") as file:
         soundfile.write(file, wave, rate_hz, subtype=subtype, format=path.suffix[1:])
@@ -40,7 +48,9 @@ def write_sound(path: Path, wave: np.ndarray, rate_hz: int = SAMPLE_RATE_HZ, sub
 def write_corpus(
     folder: Path, seconds: Sequence[float], speakers: int = 2, suffixes: Sequence[str] = (".wav",)
 ) -> Manifest:
-    """Write sinusoids: utterance `u<i>` has `pitch_of(i)` Hz, 1 to 8 letters and speaker i modulo `speakers`."""
+    """Write sinusoids: utterance `u<i>` has `pitch_of(i)` Hz, 1 to 8 letters and speaker i modulo
+    `speakers`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["path,text,speaker"]
     for i, length_s in enumerate(seconds):
@@ -78,21 +88,31 @@ def noise(samples: int, level: float) -> np.ndarray:
 
 
 def vowels(seconds: float = 1.5) -> np.ndarray:
-    """Return a vowel that goes from 100 to 140 Hz and back while its timbre changes, and some noise; float32."""
+    """Return a vowel that goes from 100 to 140 Hz and back while its timbre changes, and some
+    noise; float32.
+    """
     position = np.arange(round(seconds * SAMPLE_RATE_HZ)) / (seconds * SAMPLE_RATE_HZ)
     phase = 2 * np.pi * np.cumsum(100 + 40 * np.sin(np.pi * position)) / SAMPLE_RATE_HZ
-    wave = sum(np.sin(k * phase) * np.exp(-((k - 4 - 6 * position) ** 2) / 20) for k in range(1, 21))
+    wave = sum(
+        np.sin(k * phase) * np.exp(-((k - 4 - 6 * position) ** 2) / 20) for k in range(1, 21)
+    )
     return (0.05 * wave + noise(len(wave), 0.005)).astype(np.float32)
 
 
 def tones(seed: int = 0, padded: int = 10_240) -> dict[str, np.ndarray]:
-    """Return TTS_INPUTS with three tones of 200 Hz and a row without an utterance; references have 300 Hz."""
+    """Return TTS_INPUTS with three tones of 200 Hz and a row without an utterance; references have
+    300 Hz.
+    """
     target, reference = (np.zeros((4, samples), np.int16) for samples in (padded, 5_120))
     for wave, hz in ((target, 200.0), (reference, 300.0)):
         wave[:3] = 32_768 * sine(hz, wave.shape[1] / 22_050)
     lengths = {"samples": [10_240, 8_000, 6_000, 0], "reference_samples": [5_120, 5_120, 4_000, 0]}
     lengths = {name: np.array(samples, np.int32) for name, samples in lengths.items()}
-    whole = {"seed": np.array([seed, 1], np.int32), "step_frames": np.float32(95), "step_tokens": np.float32(20)}
+    whole = {
+        "seed": np.array([seed, 1], np.int32),
+        "step_frames": np.float32(95),
+        "step_tokens": np.float32(20),
+    }
     text = {
         "tokens": np.zeros((4, 5), np.int32),
         "token_count": np.zeros(4, np.int32),
@@ -102,7 +122,9 @@ def tones(seed: int = 0, padded: int = 10_240) -> dict[str, np.ndarray]:
 
 
 def signals() -> dict[str, np.ndarray]:
-    """Return signals of half a second. Loud tones are the hardest, since some bands stay at the floor."""
+    """Return signals of half a second. Loud tones are the hardest, since some bands stay at the
+    floor.
+    """
     random, tone = np.random.default_rng(0), sine(300, 0.5, level=1.0)
     middle = np.zeros(len(tone))
     middle[4_000:8_000] = 1.0
@@ -112,7 +134,9 @@ def signals() -> dict[str, np.ndarray]:
         "low tone": sine(60, 0.5, level=1.0),
         "high tone": sine(5_000, 0.5, level=1.0),
         "above all bands": sine(10_500, 0.5, level=1.0),
-        "chirp": np.sin(2 * np.pi * (50 + 8_000 * np.arange(len(tone)) / SAMPLE_RATE_HZ) ** 2 / 16_000),
+        "chirp": np.sin(
+            2 * np.pi * (50 + 8_000 * np.arange(len(tone)) / SAMPLE_RATE_HZ) ** 2 / 16_000
+        ),
         "square": np.sign(tone),
         "click": np.eye(1, len(tone), 5_000)[0],
         "constant": np.ones(len(tone)),
@@ -126,6 +150,10 @@ def librosa_log_mel(wave: np.ndarray) -> np.ndarray:
     import librosa  # slow, and most tests do without
 
     wave = np.pad(wave.astype(np.float64), 384, mode="reflect")
-    magnitude = np.abs(librosa.stft(wave, n_fft=1024, hop_length=256, center=False, dtype=np.complex128))
-    bank = librosa.filters.mel(sr=SAMPLE_RATE_HZ, n_fft=1024, n_mels=80, fmin=0, fmax=8000, dtype=np.float64)
+    magnitude = np.abs(
+        librosa.stft(wave, n_fft=1024, hop_length=256, center=False, dtype=np.complex128)
+    )
+    bank = librosa.filters.mel(
+        sr=SAMPLE_RATE_HZ, n_fft=1024, n_mels=80, fmin=0, fmax=8000, dtype=np.float64
+    )
     return np.log(np.maximum(bank @ magnitude, 1e-5)).T

@@ -25,7 +25,9 @@ SHAPES = ((1, 1), (6, 6), (9, 4), (40, 13), (57, 57))  # frames and tokens
 
 
 def reference_path(score):
-    """Return the best monotonic path through float [frames, tokens], by dynamic programming in float64."""
+    """Return the best monotonic path through float [frames, tokens], by dynamic programming in
+    float64.
+    """
     frames, tokens = score.shape
     best = np.full((frames, tokens), -np.inf)
     best[0, 0] = score[0, 0]
@@ -64,24 +66,34 @@ class Path(unittest.TestCase):
             np.testing.assert_array_equal(path[15], -1)
 
     def test_searching_by_blocks_finds_the_same_path_bit_for_bit(self):
-        for seed, shape in enumerate((*SHAPES, (8, 3), (9, 3), (10, 3), (90, 40))):  # blocks have 8 frames
+        for seed, shape in enumerate(
+            (*SHAPES, (8, 3), (9, 3), (10, 3), (90, 40))
+        ):  # blocks have 8 frames
             with self.subTest(shape=shape):
                 rows = alignment_rows(seed, *shape, ties=seed % 2 == 0)
-                np.testing.assert_array_equal(search(*rows, function=search_by_blocks), search(*rows))
+                np.testing.assert_array_equal(
+                    search(*rows, function=search_by_blocks), search(*rows)
+                )
 
     def test_searches_that_xla_compiles_find_the_same_path_bit_for_bit(self):
         for ties in (False, True):
             rows = alignment_rows(7, 150, 4, ties)
             for function in (search_by_frames, search_by_blocks):
                 with self.subTest(function=function.__name__, ties=ties):
-                    np.testing.assert_array_equal(search(*rows, function=compiled(function)), search(*rows))
+                    np.testing.assert_array_equal(
+                        search(*rows, function=compiled(function)), search(*rows)
+                    )
 
     def test_xla_knows_how_often_each_loop_runs(self):
-        """Otherwise a GPU returns a loop's condition to the host in each iteration. XLA tries up to 128 of any loop."""
+        """Otherwise a GPU returns a loop's condition to the host in each iteration. XLA tries up to
+        128 of any loop.
+        """
         for function, loops in ((search_by_frames, [149, 150]), (search_by_blocks, [8, 19])):
             with self.subTest(function=function.__name__):
                 arguments = [tf.constant(rows) for rows in alignment_rows(0, 150, 4)]
-                program = compiled(function).experimental_get_compiler_ir(*arguments)(stage="optimized_hlo")
+                program = compiled(function).experimental_get_compiler_ir(*arguments)(
+                    stage="optimized_hlo"
+                )
                 self.assertEqual(len(re.findall(r" while\(", program)), 2)
                 counts = re.findall(r'"known_trip_count":{"n":"(\d+)"', program)
                 self.assertEqual(sorted(map(int, counts)), loops)
@@ -104,11 +116,15 @@ class Path(unittest.TestCase):
         score = random.normal(size=(2, 10, 6)).astype(np.float32)
         changed = score.copy()
         changed[0, 7:], changed[0, :, 4:], changed[1, 10:], changed[1, :, 3:] = 1e4, 1e4, 1e4, 1e4
-        np.testing.assert_array_equal(search(score, [4, 3], [7, 10]), search(changed, [4, 3], [7, 10]))
+        np.testing.assert_array_equal(
+            search(score, [4, 3], [7, 10]), search(changed, [4, 3], [7, 10])
+        )
 
     def test_the_path_is_the_same_on_both_devices(self):
         score = np.random.default_rng(1).normal(size=(2, 10, 6)).astype(np.float32)
-        np.testing.assert_array_equal(search(score, [6, 2], [10, 9], DATA), search(score, [6, 2], [10, 9], MODEL))
+        np.testing.assert_array_equal(
+            search(score, [6, 2], [10, 9], DATA), search(score, [6, 2], [10, 9], MODEL)
+        )
 
 
 def real(index):
@@ -118,7 +134,9 @@ def real(index):
 class Durations(unittest.TestCase):
     def test_durations_count_the_frames_of_each_token(self):
         path = tf.constant([[0, 0, 1, 2, 2, 2], [0, 1, -1, -1, -1, -1], [-1, -1, -1, -1, -1, -1]])
-        self.assertEqual(durations_of_path(path, 4).numpy().tolist(), [[2, 1, 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+        self.assertEqual(
+            durations_of_path(path, 4).numpy().tolist(), [[2, 1, 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
+        )
 
 
 class Score(unittest.TestCase):
@@ -130,11 +148,24 @@ class Score(unittest.TestCase):
         np.testing.assert_allclose(score, expected, atol=1e-6)
 
     def test_a_pause_that_fits_no_token_does_not_displace_words(self):
-        """Tokens: space, p, vowel, comma, n. The comma was aligned with speech before; p is silent at its closure."""
-        frames = {"space": (-0.5, 2), "p": (-2.4, 2), "vowel": (1.0, 10), "comma": (-2.9, 6), "n": (0.3, 4)}
+        """Tokens: space, p, vowel, comma, n. The comma was aligned with speech before; p is silent
+        at its closure.
+        """
+        frames = {
+            "space": (-0.5, 2),
+            "p": (-2.4, 2),
+            "vowel": (1.0, 10),
+            "comma": (-2.9, 6),
+            "n": (0.3, 4),
+        }
         means = {"space": -0.5, "p": -2.8, "vowel": 1.0, "comma": 0.2, "n": 0.3}
-        mel = np.repeat([level for level, _ in frames.values()], [count for _, count in frames.values()])
-        mel, mean = (np.repeat(np.array(x, np.float32)[None, :, None], 80, axis=2) for x in (mel, [*means.values()]))
+        mel = np.repeat(
+            [level for level, _ in frames.values()], [count for _, count in frames.values()]
+        )
+        mel, mean = (
+            np.repeat(np.array(x, np.float32)[None, :, None], 80, axis=2)
+            for x in (mel, [*means.values()])
+        )
         expected = np.repeat(np.arange(5), [count for _, count in frames.values()]).tolist()
         self.assertEqual(search(frame_token_scores(mel, mean), [5], [24])[0].tolist(), expected)
         normal = -np.square(mel[:, :, None] - mean[:, None]).sum(axis=3)
@@ -145,7 +176,9 @@ class Frames(unittest.TestCase):
     def test_path_from_ends_inverts_durations(self):
         path = path_from_ends(tf.constant([[2, 3, 3], [1, 2, 5]]), tf.constant([2, 3]), 6).numpy()
         self.assertEqual(path.tolist(), [[0, 0, 1, -1, -1, -1], [0, 1, 2, 2, 2, -1]])
-        self.assertEqual(durations_of_path(path, 3).numpy().tolist(), [[2.0, 1.0, 0.0], [1.0, 1.0, 3.0]])
+        self.assertEqual(
+            durations_of_path(path, 3).numpy().tolist(), [[2.0, 1.0, 0.0], [1.0, 1.0, 3.0]]
+        )
 
     def test_gathered_rows_are_zero_at_index_minus_1(self):
         rows = gather_rows(tf.constant([[[1.0], [2.0]]]), tf.constant([[1, 1, 0, -1]])).numpy()
@@ -157,7 +190,10 @@ class Frames(unittest.TestCase):
         index = tf.constant(random.integers(-1, 5, (3, 40)))
         weights = tf.constant(random.normal(size=(3, 40, 7)), tf.float32)
         gradients = []
-        for gather in (gather_rows, lambda x, i: tf.gather(x, tf.maximum(i, 0), batch_dims=1) * real(i)):
+        for gather in (
+            gather_rows,
+            lambda x, i: tf.gather(x, tf.maximum(i, 0), batch_dims=1) * real(i),
+        ):
             with tf.GradientTape() as tape:
                 tape.watch(values)
                 result = gather(values, index) * weights
@@ -170,9 +206,13 @@ class Frames(unittest.TestCase):
         durations = durations_of_path(tf.constant(path), 3)
         frame = np.arange(8, dtype=np.int32)[None]
         whole = position_in_token(tf.constant(path), tf.constant(frame), durations).numpy()
-        np.testing.assert_allclose(whole[0, :, 0], [0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 0.5, 0.0])
+        np.testing.assert_allclose(
+            whole[0, :, 0], [0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 0.5, 0.0]
+        )
         np.testing.assert_allclose(whole[0, :, 1], np.log([2, 2, 4, 4, 4, 4, 1, 1]), rtol=1e-6)
-        segment = position_in_token(tf.constant(path[:, 3:6]), tf.constant(frame[:, 3:6]), durations).numpy()
+        segment = position_in_token(
+            tf.constant(path[:, 3:6]), tf.constant(frame[:, 3:6]), durations
+        ).numpy()
         np.testing.assert_array_equal(segment, whole[:, 3:6])
 
     def test_a_random_segment_has_real_frames_and_any_start(self):

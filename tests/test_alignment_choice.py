@@ -21,8 +21,13 @@ from tests.two_devices import MODEL
 GPU = "/GPU:0"
 SIZES = {"batch": 2, "frames": 9, "tokens": 4}
 # What XLA raises on a GPU without ptxas.
-NO_PTXAS = "No PTX compilation provider is available. Neither ptxas/nvlink nor nvjtlink is available."
-REASON = "UnavailableError: No PTX compilation provider is available. Neither ptxas/nvlink nor nvjtlink is available"
+NO_PTXAS = (
+    "No PTX compilation provider is available. Neither ptxas/nvlink nor nvjtlink is available."
+)
+REASON = (
+    "UnavailableError: No PTX compilation provider is available. Neither ptxas/nvlink nor nvjtlink"
+    " is available"
+)
 
 
 @contextlib.contextmanager
@@ -30,7 +35,9 @@ def without_xla():
     """Let XLA fail on every device with the error that TensorFlow raises on a GPU without ptxas."""
 
     def fail(x):
-        raise tf.errors.UnavailableError(None, None, f"{NO_PTXAS}\nAs a fallback you can enable JIT compilation")
+        raise tf.errors.UnavailableError(
+            None, None, f"{NO_PTXAS}\nAs a fallback you can enable JIT compilation"
+        )
 
     xla.xla_failure.cache_clear()
     with mock.patch.object(xla, "_loop", fail):
@@ -72,7 +79,9 @@ class Choice(unittest.TestCase):
         with failing_on(GPU, HOST):
             choice = choose_alignment_search("auto", False, GPU, SIZES)
         self.assertIs(choice.search, search_by_frames)
-        expected = f"loop: XLA does not work on {GPU} ({REASON}); XLA does not work on {HOST} ({REASON})"
+        expected = (
+            f"loop: XLA does not work on {GPU} ({REASON}); XLA does not work on {HOST} ({REASON})"
+        )
         self.assertEqual(choice.line, expected)
 
     def test_a_step_that_xla_compiles_contains_the_search(self):
@@ -83,7 +92,9 @@ class Choice(unittest.TestCase):
         with failing_on(GPU):
             self.assertEqual(self.line(GPU, "loop"), "loop")
             self.assertEqual(self.line(GPU, "host"), "host")
-            with self.assertRaisesRegex(ConfigError, re.escape(f"XLA does not work on {GPU} ({REASON})")):
+            with self.assertRaisesRegex(
+                ConfigError, re.escape(f"XLA does not work on {GPU} ({REASON})")
+            ):
                 self.line(GPU, "xla")
 
     def test_measured_searches_find_the_same_path(self):
@@ -93,11 +104,19 @@ class Choice(unittest.TestCase):
                 path = alignment_choice.search_of(name, MODEL)(*rows)
             np.testing.assert_array_equal(path, search_by_frames(*rows))
             self.assertTrue(path.device.endswith(MODEL[1:]), name)
-        self.assertGreater(alignment_choice._milliseconds(alignment_choice.search_of("loop", MODEL), rows), 0.0)
+        self.assertGreater(
+            alignment_choice._milliseconds(alignment_choice.search_of("loop", MODEL), rows), 0.0
+        )
 
-    @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+    @unittest.skipUnless(
+        has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up"
+    )
     def test_each_search_has_gpu_kernels(self):
-        specs = tf.TensorSpec([None] * 3), tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int32)
+        specs = (
+            tf.TensorSpec([None] * 3),
+            tf.TensorSpec([None], tf.int32),
+            tf.TensorSpec([None], tf.int32),
+        )
         for name in ("xla", "host", "loop"):
             with self.subTest(name=name):
                 function = tf.function(alignment_choice.search_of(name, GPU), autograph=False)
@@ -114,8 +133,12 @@ class Probe(unittest.TestCase):
 
     def test_an_operation_that_xla_cannot_compile_is_a_failure(self):
         xla.xla_failure.cache_clear()
-        with mock.patch.object(xla, "_loop", lambda x: tf.py_function(lambda x: x, [x], tf.float32)):
-            self.assertIn("InvalidArgumentError: Detected unsupported operations", xla.xla_failure(MODEL))
+        with mock.patch.object(
+            xla, "_loop", lambda x: tf.py_function(lambda x: x, [x], tf.float32)
+        ):
+            self.assertIn(
+                "InvalidArgumentError: Detected unsupported operations", xla.xla_failure(MODEL)
+            )
         xla.xla_failure.cache_clear()
 
 
@@ -128,14 +151,20 @@ class Program(unittest.TestCase):
         with without_xla():
             finished = self.workspace.train("loop", "--stop-at-step=0")
         self.assertEqual(finished.code, 0, finished.err)
-        self.assertRegex(finished.out, rf"alignment      loop: XLA does not work on /\w+:\d \({re.escape(REASON)}\)")
+        self.assertRegex(
+            finished.out,
+            rf"alignment      loop: XLA does not work on /\w+:\d \({re.escape(REASON)}\)",
+        )
 
     def test_requiring_xla_without_xla_is_an_error_with_the_reason(self):
         for flags in (["--alignment-search=xla"], ["--compile=xla", "--enable-static-shapes"]):
             with self.subTest(flags=flags), without_xla():
                 finished = self.workspace.train("xla", *flags)
                 self.assertEqual(finished.code, 2)
-                self.assertIn(f"{flags[0].replace('=', ' ')} was given, but XLA does not work on", finished.err)
+                self.assertIn(
+                    f"{flags[0].replace('=', ' ')} was given, but XLA does not work on",
+                    finished.err,
+                )
                 self.assertIn(REASON, finished.err)
 
     def test_a_compiled_step_cannot_search_on_the_host(self):

@@ -9,7 +9,15 @@ import tensorflow as tf
 
 from benchmarks._gpu_numerics import cudnn_ctc_loss
 from myxtts.batch import ASR_FEATURES
-from myxtts.models.asr import ENCODERS, SIZES, ASRModel, ASRSize, MaskedBatchNorm, ctc_labels, ctc_losses
+from myxtts.models.asr import (
+    ENCODERS,
+    SIZES,
+    ASRModel,
+    ASRSize,
+    MaskedBatchNorm,
+    ctc_labels,
+    ctc_losses,
+)
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
@@ -48,7 +56,9 @@ def model_of(encoder, dropout=0.5):
 
 def call(model, batch, **options):
     with tf.device(MODEL):
-        return tf.nest.map_structure(lambda tensor: tensor.numpy(), model(on_device(batch), **options))
+        return tf.nest.map_structure(
+            lambda tensor: tensor.numpy(), model(on_device(batch), **options)
+        )
 
 
 @cache
@@ -73,14 +83,18 @@ def gradients_of(model, batch):
     variables = [v.value for v in model.trainable_variables]
     with tf.device(MODEL), tf.GradientTape() as tape:
         loss = model(on_device(batch), training=True)[0]["ctc"]
-    return float(loss), [tf.convert_to_tensor(gradient).numpy() for gradient in tape.gradient(loss, variables)]
+    return float(loss), [
+        tf.convert_to_tensor(gradient).numpy() for gradient in tape.gradient(loss, variables)
+    ]
 
 
 class Padding(unittest.TestCase):
     def assert_same(self, left, right, frames):
         np.testing.assert_allclose(left[0]["ctc"], right[0]["ctc"], rtol=1e-5)
         for row, real in enumerate(subsampled_length(np.array(frames), 2)):
-            np.testing.assert_allclose(left[1]["logits"][row, :real], right[1]["logits"][row, :real], atol=1e-5)
+            np.testing.assert_allclose(
+                left[1]["logits"][row, :real], right[1]["logits"][row, :real], atol=1e-5
+            )
 
     def test_amount_of_padding_never_changes_an_output(self):
         for encoder in ENCODERS:
@@ -98,13 +112,18 @@ class Padding(unittest.TestCase):
                 changed = batch[name].copy()
                 changed[np.arange(changed.shape[1])[None, :] >= batch[count][:, None]] = 3
                 with self.subTest(encoder=encoder, name=name):
-                    self.assert_same(outputs, call(model_of(encoder), batch | {name: changed}), (13, 24, 1))
+                    self.assert_same(
+                        outputs, call(model_of(encoder), batch | {name: changed}), (13, 24, 1)
+                    )
 
     def test_microbatch_losses_add_up_to_the_loss_of_the_whole_batch(self):
         batch = asr_features([*ROWS, (8, 19)])
         for encoder in ENCODERS:
             whole = call(model_of(encoder), batch)[0]["ctc"]
-            losses = [call(model_of(encoder), rows_of(batch, rows))[0]["ctc"] for rows in (slice(0, 1), slice(1, 4))]
+            losses = [
+                call(model_of(encoder), rows_of(batch, rows))[0]["ctc"]
+                for rows in (slice(0, 1), slice(1, 4))
+            ]
             np.testing.assert_allclose(sum(losses), whole, rtol=1e-5)
 
     def test_every_logit_depends_on_the_first_and_last_frame(self):
@@ -136,7 +155,9 @@ class EmptyRows(unittest.TestCase):
             batch = asr_features([(0, 0), (0, 0)]) | {"step_tokens": np.float32(7)}
             loss, gradients = gradients_of(model_of(encoder, 0.0), batch)
             self.assertEqual(loss, 0.0)
-            self.assertEqual([float(np.abs(gradient).max()) for gradient in gradients], [0.0] * len(gradients))
+            self.assertEqual(
+                [float(np.abs(gradient).max()) for gradient in gradients], [0.0] * len(gradients)
+            )
 
     def test_rows_without_labels_add_nothing(self):
         model = model_of("lmu")
@@ -145,12 +166,16 @@ class EmptyRows(unittest.TestCase):
 
 class Loss(unittest.TestCase):
     def test_loss_sums_over_all_paths(self):
-        """Two frames, 4 equally likely symbols: `a` has the paths a-, -a, aa: 3/16; `ab` has the path ab: 1/16."""
+        """Two frames, 4 equally likely symbols: `a` has the paths a-, -a, aa: 3/16; `ab` has the
+        path ab: 1/16.
+        """
         logits, frames = tf.zeros([2, 2, 4]), tf.constant([2, 2])
         losses = ctc_losses(logits, frames, tf.constant([[3, 0], [3, 2]]), tf.constant([1, 2]))
         np.testing.assert_allclose(losses, -np.log([3 / 16, 1 / 16]), rtol=1e-6)
 
-    def test_gradients_of_the_weights_do_not_depend_on_what_a_kernel_leaves_behind_the_end_of_a_row(self):
+    def test_gradients_of_the_weights_do_not_depend_on_what_a_kernel_leaves_behind_the_end_of_a_row(
+        self,
+    ):
         batch = asr_features([*ROWS, (2, 9), (0, 0)])
         loss, gradients = gradients_of(model_of("conv"), batch)
         with cudnn_ctc_loss(garbage=np.nan):
@@ -171,7 +196,10 @@ class Loss(unittest.TestCase):
 
     def test_loss_is_divided_by_the_tokens_of_the_whole_step(self):
         batch = asr_features(ROWS)
-        once, half = (call(model_of("lmu"), batch | {"step_tokens": n})[0]["ctc"] for n in np.float32([16, 32]))
+        once, half = (
+            call(model_of("lmu"), batch | {"step_tokens": n})[0]["ctc"]
+            for n in np.float32([16, 32])
+        )
         self.assertAlmostEqual(once, 2 * half, places=5)
 
 
@@ -180,8 +208,12 @@ class Subsampling(unittest.TestCase):
         batch = asr_features([(3, 13), (3, 24), (3, 1), (0, 0)])
         for subsampling in (1, 2, 4):
             _, outputs = call(build(subsampling=subsampling), batch)
-            np.testing.assert_array_equal(outputs["frames"], subsampled_length(batch["frames"], subsampling))
-            self.assertEqual(outputs["logits"].shape, (4, subsampled_length(24, subsampling), SYMBOLS))
+            np.testing.assert_array_equal(
+                outputs["frames"], subsampled_length(batch["frames"], subsampling)
+            )
+            self.assertEqual(
+                outputs["logits"].shape, (4, subsampled_length(24, subsampling), SYMBOLS)
+            )
 
     def test_unknown_encoders_and_factors_are_rejected(self):
         for options in ({"subsampling": 3}, {"encoder": "lstm"}):
@@ -195,14 +227,23 @@ class Training(unittest.TestCase):
         reseeded = batch | {"seed": np.array([1, 2], np.int32)}
         for encoder in ENCODERS:
             model = model_of(encoder)
-            inference, first = call(model, batch)[0]["ctc"], call(model, batch, training=True)[0]["ctc"]
+            inference, first = (
+                call(model, batch)[0]["ctc"],
+                call(model, batch, training=True)[0]["ctc"],
+            )
             self.assertEqual(call(model, batch, training=True)[0]["ctc"], first)
             self.assertNotEqual(call(model, reseeded, training=True)[0]["ctc"], first)
             self.assertNotEqual(inference, first)
-        self.assertEqual(call(model_of("lmu"), reseeded)[0]["ctc"], call(model_of("lmu"), batch)[0]["ctc"])
+        self.assertEqual(
+            call(model_of("lmu"), reseeded)[0]["ctc"], call(model_of("lmu"), batch)[0]["ctc"]
+        )
 
     def test_dropout_differs_between_layers(self):
-        names = [layer.seed_name for layer in model_of("lmu")._flatten_layers() if hasattr(layer, "seed_name")]
+        names = [
+            layer.seed_name
+            for layer in model_of("lmu")._flatten_layers()
+            if hasattr(layer, "seed_name")
+        ]
         self.assertEqual((len(names), len(set(names))), (2, 2))
 
     def test_each_layer_is_in_one_component(self):
@@ -218,7 +259,9 @@ class Training(unittest.TestCase):
 
     def test_variable_names_do_not_depend_on_earlier_models(self):
         for encoder in ENCODERS:
-            self.assertEqual(*([v.path for v in model_of(encoder, dropout).variables] for dropout in (0.0, 0.5)))
+            self.assertEqual(
+                *([v.path for v in model_of(encoder, dropout).variables] for dropout in (0.0, 0.5))
+            )
 
     def test_overfits_two_batches_with_one_trace(self):
         for encoder in ENCODERS:
@@ -252,7 +295,9 @@ class Normalisation(unittest.TestCase):
         mask = tf.constant([[[1.0], [1.0], [0.0]], [[1.0], [0.0], [0.0]]])
         normalised = norm(x, mask, training=True).numpy()
         real = (np.array([1.0, 3.0, 5.0]) - 3.0) / np.sqrt(8 / 3 + 1e-3)
-        np.testing.assert_allclose([normalised[0, 0, 0], normalised[0, 1, 0], normalised[1, 0, 0]], real, atol=1e-5)
+        np.testing.assert_allclose(
+            [normalised[0, 0, 0], normalised[0, 1, 0], normalised[1, 0, 0]], real, atol=1e-5
+        )
         np.testing.assert_allclose(norm.moving_mean, [0.05 * 3.0], rtol=1e-5)
         np.testing.assert_allclose(norm.moving_variance, [0.95 + 0.05 * 8 / 3], rtol=1e-5)
 
@@ -278,15 +323,23 @@ class Normalisation(unittest.TestCase):
             with tf.GradientTape() as tape:
                 loss = model(batch, training=True)[0]["ctc"]
             gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-            return loss, tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+            return loss, tf.distribute.get_replica_context().all_reduce(
+                tf.distribute.ReduceOp.SUM, gradients
+            )
 
         values = strategy.experimental_distribute_values_from_function(
-            lambda context: {n: tf.constant(v) for n, v in halves[context.replica_id_in_sync_group].items()}
+            lambda context: {
+                n: tf.constant(v) for n, v in halves[context.replica_id_in_sync_group].items()
+            }
         )
         losses, reduced = strategy.run(replica, args=(values,))
-        self.assertAlmostEqual(float(sum(strategy.experimental_local_results(losses))), whole, places=4)
+        self.assertAlmostEqual(
+            float(sum(strategy.experimental_local_results(losses))), whole, places=4
+        )
         for left, right in zip(gradients, reduced, strict=True):
-            np.testing.assert_allclose(strategy.experimental_local_results(right)[1], left, atol=1e-4)
+            np.testing.assert_allclose(
+                strategy.experimental_local_results(right)[1], left, atol=1e-4
+            )
 
 
 class Precision(unittest.TestCase):
@@ -299,7 +352,9 @@ class Precision(unittest.TestCase):
                 losses, outputs = call(model, batch)
                 with self.subTest(encoder=encoder, precision=precision):
                     np.testing.assert_allclose(losses["ctc"], expected, rtol=0.03)
-                    self.assertEqual({losses["ctc"].dtype, outputs["logits"].dtype}, {np.dtype("float32")})
+                    self.assertEqual(
+                        {losses["ctc"].dtype, outputs["logits"].dtype}, {np.dtype("float32")}
+                    )
                     self.assertEqual({v.dtype for v in model.variables}, {"float32"})
                     _, gradients = gradients_of(model, batch)
                     self.assertTrue(all(np.isfinite(gradient).all() for gradient in gradients))
@@ -307,12 +362,19 @@ class Precision(unittest.TestCase):
 
 class Sizes(unittest.TestCase):
     def test_parameter_counts_match_the_documentation(self):
-        for size, smallest, largest in (("tiny", 1.0e6, 1.5e6), ("normal", 0.98 * 7.16e6, 1.02 * 7.16e6)):
+        for size, smallest, largest in (
+            ("tiny", 1.0e6, 1.5e6),
+            ("normal", 0.98 * 7.16e6, 1.02 * 7.16e6),
+        ):
             count = parameter_count(build(size=SIZES[size], symbols=40))
             self.assertTrue(smallest <= count <= largest, count)
 
     def test_blocks_of_all_encoders_have_equally_many_parameters(self):
-        x, mask, frames = tf.zeros([1, 1, SIZES["tiny"].channels]), tf.ones([1, 1, 1]), tf.constant([1])
+        x, mask, frames = (
+            tf.zeros([1, 1, SIZES["tiny"].channels]),
+            tf.ones([1, 1, 1]),
+            tf.constant([1]),
+        )
         counts = []
         for encoder in ENCODERS:
             block = ASRModel._block(encoder, SIZES["tiny"], 0.0, False, name=encoder)

@@ -1,11 +1,21 @@
-"""The grade of a placement: utilisation of both devices, and throughput compared with other placements, by hand."""
+"""The grade of a placement: utilisation of both devices, and throughput compared with other
+placements, by hand.
+"""
 
 import unittest
 from dataclasses import replace
 
 from myxtts.clock import Interval
 from myxtts.config.schema import PlacementConfig
-from myxtts.observe.assessment import DATA_BUSY, TARGETS, Assessment, assess_run, data_busy_text, grade, has_two_devices
+from myxtts.observe.assessment import (
+    DATA_BUSY,
+    TARGETS,
+    Assessment,
+    assess_run,
+    data_busy_text,
+    grade,
+    has_two_devices,
+)
 from myxtts.placement.routes import Placement, plan_routes
 
 
@@ -14,18 +24,35 @@ def stages(produce=0.0, transfer=0.0, step=0.0, read=0.0) -> dict[str, float]:
 
 
 IDLE = Assessment(
-    interval_s=24.0, mean_s=stages(1.0, 0.5, 24.0), model_busy=1.0, data_busy=1 / 24, augmentation="--vtlp 0.1"
+    interval_s=24.0,
+    mean_s=stages(1.0, 0.5, 24.0),
+    model_busy=1.0,
+    data_busy=1 / 24,
+    augmentation="--vtlp 0.1",
 )
 EQUAL = Assessment(interval_s=20.0, mean_s=stages(20.0, 0.0, 20.0), model_busy=1.0, data_busy=1.0)
-SINGLE = Assessment(interval_s=40.0, mean_s=stages(10.0, 0.0, 30.0), model_busy=0.75, data_busy=None)
+SINGLE = Assessment(
+    interval_s=40.0, mean_s=stages(10.0, 0.0, 30.0), model_busy=0.75, data_busy=None
+)
 
 
 class AssessmentTest(unittest.TestCase):
     def test_grade_requires_both_limits(self):
-        cases = {(0.90, 0.1): "excellent", (0.95, 0.25): "good", (0.85, 0.1): "good", (0.80, 0.1): "minimum"}
-        cases |= {(0.95, 0.39): "minimum", (0.95, 0.4): "below minimum", (0.79, 0.1): "below minimum"}
+        cases = {
+            (0.90, 0.1): "excellent",
+            (0.95, 0.25): "good",
+            (0.85, 0.1): "good",
+            (0.80, 0.1): "minimum",
+        }
+        cases |= {
+            (0.95, 0.39): "minimum",
+            (0.95, 0.4): "below minimum",
+            (0.79, 0.1): "below minimum",
+        }
         self.assertEqual({case: grade(*case) for case in cases}, cases)
-        self.assertEqual(replace(IDLE, step_variation=0.25).grade_text, "good, since steps vary by 25 %")
+        self.assertEqual(
+            replace(IDLE, step_variation=0.25).grade_text, "good, since steps vary by 25 %"
+        )
         self.assertEqual([target.model_busy for target in TARGETS], [0.9, 0.85, 0.8])
 
     def test_data_device_has_a_target_from_40_to_60_per_cent(self):
@@ -42,7 +69,9 @@ class AssessmentTest(unittest.TestCase):
         """The model device is fed, but the second device gains next to nothing."""
         self.assertEqual(IDLE.grade, "excellent")
         replicas, single, work = IDLE.recommended
-        self.assertEqual(replicas, "--model-gpus 0 1 if the all-reduce of its step takes less than 23 s")
+        self.assertEqual(
+            replicas, "--model-gpus 0 1 if the all-reduce of its step takes less than 23 s"
+        )
         self.assertTrue(single.startswith("single placement"))
         self.assertTrue(work.startswith("more work for the data device"))
         self.assertIn("1.04 x single, 0.52 x two replicas without their all-reduce.", IDLE.line)
@@ -65,7 +94,10 @@ class AssessmentTest(unittest.TestCase):
         for stage_s in ((28.0, 2.0, 20.0), (20.0, 28.0, 20.0)):
             (change,) = replace(slow, mean_s=stages(*stage_s), all_reduce_s=20.0).recommended
             self.assertIn("a larger --model-size", change)
-        for stage_s in ((18.0, 18.0, 20.0), (20.1, 0.0, 20.0)):  # a transfer overlaps; 0.5 % is no difference
+        for stage_s in (
+            (18.0, 18.0, 20.0),
+            (20.1, 0.0, 20.0),
+        ):  # a transfer overlaps; 0.5 % is no difference
             equal = replace(EQUAL, mean_s=stages(*stage_s), all_reduce_s=20.0)
             self.assertEqual(equal.recommended, [])
 
@@ -78,30 +110,41 @@ class AssessmentTest(unittest.TestCase):
         faster = replace(turns, mean_s=stages(10.0, 0.0, 20.0))
         limit = "if the all-reduce of its step takes less than 30 s"  # (10 + 20 + 30) / 3 = 20
         self.assertEqual(faster.recommended[0], f"--model-gpus 0 1 2 {limit}")
-        self.assertEqual(replace(faster, all_reduce_s=3.0).placements_s["replicas"], (10.0 + 20.0 + 4.0) / 3)
+        self.assertEqual(
+            replace(faster, all_reduce_s=3.0).placements_s["replicas"], (10.0 + 20.0 + 4.0) / 3
+        )
 
     def test_single_placement_says_what_a_second_device_would_bring(self):
         self.assertEqual(SINGLE.placements_s, {"single": 40.0, "dual": 30.0, "replicas": 20.0})
         self.assertEqual(SINGLE.gains, {"dual": 40 / 30, "replicas": 2.0})
         self.assertEqual(SINGLE.recommended[1], "--data-gpu 0 --model-gpu 1")
-        self.assertIn("at most 1.33 x as data device, 2.00 x as a replica without the all-reduce", SINGLE.line)
+        self.assertIn(
+            "at most 1.33 x as data device, 2.00 x as a replica without the all-reduce", SINGLE.line
+        )
 
     def test_a_step_longer_than_by_arithmetic_is_as_much_longer_in_the_other_placements(self):
         self.assertEqual(replace(SINGLE, interval_s=80.0).gains, SINGLE.gains)
         self.assertEqual(replace(SINGLE, interval_s=80.0).break_even_s, SINGLE.break_even_s)
-        self.assertEqual(replace(EQUAL, interval_s=30.0).placements_s, {"single": 60.0, "dual": 30.0, "replicas": 30.0})
+        self.assertEqual(
+            replace(EQUAL, interval_s=30.0).placements_s,
+            {"single": 60.0, "dual": 30.0, "replicas": 30.0},
+        )
 
     def test_no_flag_is_recommended_that_would_be_rejected(self):
         self.assertEqual(replace(SINGLE, second_device=False).recommended, [])
         self.assertNotIn("--model-gpus", replace(IDLE, can_replicate=False).line)
-        self.assertEqual(replace(SINGLE, can_replicate=False).recommended, ["--data-gpu 0 --model-gpu 1"])
+        self.assertEqual(
+            replace(SINGLE, can_replicate=False).recommended, ["--data-gpu 0 --model-gpu 1"]
+        )
         self.assertIn("--model-gpus 3 2 ", replace(IDLE, gpus=(3, 2)).line)
         self.assertNotIn("more work for the data device", replace(IDLE, augmentation="").line)
 
     def test_slow_reading_comes_before_any_placement(self):
         for assessment in (IDLE, SINGLE):
             slow = replace(assessment, interval_s=50.0, mean_s=assessment.mean_s | {"read": 50.0})
-            self.assertEqual([change.split()[:2] for change in slow.recommended], [["faster", "reading"]])
+            self.assertEqual(
+                [change.split()[:2] for change in slow.recommended], [["faster", "reading"]]
+            )
 
 
 DUAL, ONE = PlacementConfig(data_gpu=0, model_gpu=1), PlacementConfig()
@@ -113,7 +156,13 @@ def placement(settings: PlacementConfig, simulated=0, gpus=2) -> Placement:
 
 def run(placement: Placement, replicas=1, wait_s=0.0, produce_s=100.0, read_s=0.0) -> Assessment:
     """Return the assessment of 10 steps in 250 s."""
-    total = {"steps": 10, "busy_s": 250.0, "wait_s": wait_s, "read_s": read_s, "produce_s": produce_s}
+    total = {
+        "steps": 10,
+        "busy_s": 250.0,
+        "wait_s": wait_s,
+        "read_s": read_s,
+        "produce_s": produce_s,
+    }
     total = Interval(**dict.fromkeys(Interval._fields, 0.0) | total)
     return assess_run(total, placement, replicas, devices=2, can_replicate=True)
 
@@ -123,7 +172,9 @@ class RunTest(unittest.TestCase):
 
     def test_dual_run_knows_the_time_of_each_stage(self):
         assessed = run(placement(DUAL))
-        self.assertEqual((assessed.interval_s, assessed.model_busy, assessed.data_busy), (25.0, 1.0, 0.4))
+        self.assertEqual(
+            (assessed.interval_s, assessed.model_busy, assessed.data_busy), (25.0, 1.0, 0.4)
+        )
         self.assertEqual(assessed.placements_s, {"single": 35.0, "dual": 25.0, "replicas": 17.5})
         self.assertEqual(assessed.note, "")
 
@@ -141,13 +192,17 @@ class RunTest(unittest.TestCase):
     def test_simulated_devices_share_cores(self):
         assessed = run(placement(DUAL, simulated=2))
         self.assertTrue(
-            assessed.line.endswith("Note: these devices share the cores of one CPU, so two GPUs may gain more or less.")
+            assessed.line.endswith(
+                "Note: these devices share the cores of one CPU, so two GPUs may gain more or less."
+            )
         )
 
     def test_single_run_knows_its_producer_only_on_the_cpu(self):
         self.assertIn("one GPU does not time its producer", run(placement(ONE)).line)
         assessed = run(placement(ONE, gpus=0))
-        self.assertEqual(assessed.mean_s, stages(10.0, 0.0, 15.0))  # the device did one after the other
+        self.assertEqual(
+            assessed.mean_s, stages(10.0, 0.0, 15.0)
+        )  # the device did one after the other
         self.assertAlmostEqual(assessed.gains["dual"], 25 / 15)
 
     def test_starved_producer_takes_as_long_to_read_as_for_the_rest_of_its_time(self):
@@ -157,8 +212,12 @@ class RunTest(unittest.TestCase):
 
     def test_producers_that_take_turns_have_their_mean_time_in_the_clock(self):
         turns = PlacementConfig(data_gpus=(0, 1), model_gpu=2)
-        assessed = run(placement(turns, gpus=3))  # 10 s a step and producer: each makes every other batch in 20 s
-        self.assertEqual((assessed.gpus, assessed.data_busy, assessed.mean_s["produce"]), ((0, 1, 2), 0.4, 20.0))
+        assessed = run(
+            placement(turns, gpus=3)
+        )  # 10 s a step and producer: each makes every other batch in 20 s
+        self.assertEqual(
+            (assessed.gpus, assessed.data_busy, assessed.mean_s["produce"]), ((0, 1, 2), 0.4, 20.0)
+        )
         self.assertEqual(assessed.placements_s, {"single": 45.0, "dual": 25.0, "replicas": 15.0})
 
     def test_replicas_are_not_compared_but_their_utilisation_is_known(self):
@@ -168,10 +227,15 @@ class RunTest(unittest.TestCase):
         self.assertIn("`python utilities/plan_placement.py` compares placements", assessed.line)
 
     def test_parts_of_one_gpu_are_no_two_gpus(self):
-        split = PlacementConfig(data_gpu=0, model_gpu=0, data_gpu_memory=4096, model_gpu_memory=8192)
+        split = PlacementConfig(
+            data_gpu=0, model_gpu=0, data_gpu_memory=4096, model_gpu_memory=8192
+        )
         self.assertIn("share one GPU", run(placement(split, gpus=1)).note)
         cases = ((split, False), (DUAL, True), (ONE, False))
-        self.assertEqual([has_two_devices(placement(settings)) for settings, _ in cases], [two for _, two in cases])
+        self.assertEqual(
+            [has_two_devices(placement(settings)) for settings, _ in cases],
+            [two for _, two in cases],
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The audit finds no operation without a GPU kernel in this project, and finds planted ones anywhere."""
+"""The audit finds no operation without a GPU kernel in this project, and finds planted ones
+anywhere.
+"""
 
 import unittest
 
@@ -24,11 +26,16 @@ WHOLE = tf.TensorSpec([4, 4], tf.int32)
 
 
 def audit_of(function, *specs: tf.TensorSpec, xla: bool = False) -> Audit:
-    return audit(tf.function(function, jit_compile=True if xla else None).get_concrete_function(*specs))
+    return audit(
+        tf.function(function, jit_compile=True if xla else None).get_concrete_function(*specs)
+    )
 
 
 def missing_kernels(function, *specs: tf.TensorSpec, xla: bool = False) -> list[tuple[str, str]]:
-    return [(operation.type, operation.missing) for operation in audit_of(function, *specs, xla=xla).host_only]
+    return [
+        (operation.type, operation.missing)
+        for operation in audit_of(function, *specs, xla=xla).host_only
+    ]
 
 
 def length(text):
@@ -51,15 +58,21 @@ class ProjectTest(unittest.TestCase):
     def assert_clean(self, function, least: int):
         result = audit(function)
         self.assertEqual(result.host_only, ())
-        self.assertGreater(result.operations, least)  # fewer if the audit had skipped called functions
+        self.assertGreater(
+            result.operations, least
+        )  # fewer if the audit had skipped called functions
 
     def test_producer_passes_the_audit(self):
         for vtlp in (0.0, 0.1):
             with self.subTest(vtlp=vtlp):
                 self.assert_clean(traced_once(DATA, tts_extractor(vtlp)), 200)
 
-    def assert_step_clean(self, model, precision: str, accumulation: int, least: int, xla: bool = False):
-        step = Step(training_state(model, precision), 1.0, accumulation, static_shapes=xla, compile_xla=xla)
+    def assert_step_clean(
+        self, model, precision: str, accumulation: int, least: int, xla: bool = False
+    ):
+        step = Step(
+            training_state(model, precision), 1.0, accumulation, static_shapes=xla, compile_xla=xla
+        )
         functions = step.functions([on_device(features([(5, 13), (8, 24)]))])
         self.assertEqual(len(functions), 1 if accumulation == 1 else 2)
         for function in functions:
@@ -73,7 +86,9 @@ class ProjectTest(unittest.TestCase):
 
     @long
     def test_float16_step_with_gradient_checkpointing_passes_the_audit(self):
-        self.assert_step_clean(build_model("mixed_float16", gradient_checkpointing=True), "mixed_float16", 1, 3000)
+        self.assert_step_clean(
+            build_model("mixed_float16", gradient_checkpointing=True), "mixed_float16", 1, 3000
+        )
 
     def test_xla_compiled_step_passes_the_audit(self):
         self.assert_step_clean(build_toy(), "float32", 1, 100, xla=True)
@@ -101,8 +116,12 @@ class PlantedOperationTest(unittest.TestCase):
         self.assertEqual(result.host_only[0].name, "StringLength")
 
     def test_kernel_must_match_types(self):
-        self.assertEqual(missing_kernels(lambda x: tf.matmul(x, x), WHOLE), [("MatMul", "GPU kernel")])
-        self.assertEqual(missing_kernels(lambda x: tf.matmul(x, x), tf.TensorSpec([4, 4], tf.float32)), [])
+        self.assertEqual(
+            missing_kernels(lambda x: tf.matmul(x, x), WHOLE), [("MatMul", "GPU kernel")]
+        )
+        self.assertEqual(
+            missing_kernels(lambda x: tf.matmul(x, x), tf.TensorSpec([4, 4], tf.float32)), []
+        )
         self.assertEqual(audit_of(lambda x: tf.matmul(x, x), WHOLE).host_only[0].dtypes, "T=int32")
 
     def test_default_kernel_with_host_arguments_counts(self):
@@ -111,18 +130,31 @@ class PlantedOperationTest(unittest.TestCase):
         self.assertEqual(missing_kernels(lambda text, x: call(text, x)[1], TEXTS, NUMBERS), [])
 
     def test_python_functions_are_found_despite_their_default_kernel(self):
-        self.assertEqual(missing_kernels(lambda x: tf.numpy_function(abs, [x], tf.float32), NUMBERS)[0][0], "PyFunc")
-        self.assertEqual(missing_kernels(lambda x: tf.py_function(abs, [x], tf.float32), NUMBERS)[0][0], "EagerPyFunc")
+        self.assertEqual(
+            missing_kernels(lambda x: tf.numpy_function(abs, [x], tf.float32), NUMBERS)[0][0],
+            "PyFunc",
+        )
+        self.assertEqual(
+            missing_kernels(lambda x: tf.py_function(abs, [x], tf.float32), NUMBERS)[0][0],
+            "EagerPyFunc",
+        )
 
     def test_reading_and_decoding_are_found(self):
         path = tf.TensorSpec([], tf.string)
-        types = [name for name, _ in missing_kernels(lambda path: tf.audio.decode_wav(tf.io.read_file(path))[0], path)]
+        types = [
+            name
+            for name, _ in missing_kernels(
+                lambda path: tf.audio.decode_wav(tf.io.read_file(path))[0], path
+            )
+        ]
         self.assertEqual(types, ["ReadFile", "DecodeWav"])
 
     def test_operation_in_a_loop_body_or_condition_is_found(self):
         def loop(text):
             return tf.while_loop(
-                lambda i, total: tf.reduce_sum(length(text)) > total, lambda i, total: (i + 1, total + 1.0), (0, 0.0)
+                lambda i, total: tf.reduce_sum(length(text)) > total,
+                lambda i, total: (i + 1, total + 1.0),
+                (0, 0.0),
             )
 
         self.assertEqual(missing_kernels(loop, TEXTS), [("StringLength", "GPU kernel")])
@@ -160,8 +192,12 @@ class PlantedOperationTest(unittest.TestCase):
         product = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
         self.assertEqual(missing_kernels(product, WHOLE), [])
         self.assertEqual(missing_kernels(lambda x: product(x) + 1, WHOLE), [])
-        self.assertEqual(missing_kernels(lambda x: tf.matmul(product(x), x), WHOLE), [("MatMul", "GPU kernel")])
-        plain = tf.function(lambda x: tf.matmul(x, x))  # compiled if its caller is, but not by itself
+        self.assertEqual(
+            missing_kernels(lambda x: tf.matmul(product(x), x), WHOLE), [("MatMul", "GPU kernel")]
+        )
+        plain = tf.function(
+            lambda x: tf.matmul(x, x)
+        )  # compiled if its caller is, but not by itself
         self.assertEqual(missing_kernels(lambda x: plain(x) + 1, WHOLE, xla=True), [])
         self.assertEqual(missing_kernels(lambda x: plain(x) + 1, WHOLE), [("MatMul", "GPU kernel")])
         self.assertEqual(missing_kernels(length, TEXTS, xla=True), [("StringLength", "XLA kernel")])

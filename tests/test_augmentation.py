@@ -49,7 +49,10 @@ ALL = AugmentationConfig(
 
 def waves(padded: int = 6000) -> np.ndarray:
     """Return rows of different tones with garbage behind their ends, float32 [4, padded]."""
-    tones = [0.3 * np.sin(2 * np.pi * hz * np.arange(padded) / SAMPLE_RATE_HZ) for hz in (200, 300, 500, 700)]
+    tones = [
+        0.3 * np.sin(2 * np.pi * hz * np.arange(padded) / SAMPLE_RATE_HZ)
+        for hz in (200, 300, 500, 700)
+    ]
     return np.stack(tones).astype(np.float32)
 
 
@@ -75,7 +78,9 @@ def constants(*values: float) -> tuple[tf.Tensor, ...]:
 class BatchTest(unittest.TestCase):
     def test_nothing_is_changed_if_all_is_off(self):
         rows = tf.constant(waves())
-        self.assertIs(augment(rows, tf.constant(SAMPLES), tf.constant(SEED), AugmentationConfig()), rows)
+        self.assertIs(
+            augment(rows, tf.constant(SAMPLES), tf.constant(SEED), AugmentationConfig()), rows
+        )
 
     def test_padding_is_silent_and_all_values_are_finite(self):
         for seed in range(4):
@@ -87,7 +92,9 @@ class BatchTest(unittest.TestCase):
     def test_the_seed_decides_and_rows_differ(self):
         rows = np.repeat(waves()[:1], 4, axis=0)
         first = augmented(rows, noise_probability=1.0, babble_fraction=0.0)
-        np.testing.assert_array_equal(first, augmented(rows, noise_probability=1.0, babble_fraction=0.0))
+        np.testing.assert_array_equal(
+            first, augmented(rows, noise_probability=1.0, babble_fraction=0.0)
+        )
         other = augmented(rows, seed=(1, 3), noise_probability=1.0, babble_fraction=0.0)
         self.assertFalse(np.array_equal(first[0], other[0]))
         self.assertFalse(np.array_equal(first[0, :2000], first[1, :2000]))
@@ -97,10 +104,16 @@ class BatchTest(unittest.TestCase):
         np.testing.assert_array_equal(augmented(), augmented(real(waves())))
 
     def test_what_is_drawn_for_a_row_depends_neither_on_later_rows_nor_on_padding(self):
-        settings = {"reverb_probability": 1.0, "equaliser_probability": 1.0, "band_limit_probability": 0.5}
+        settings = {
+            "reverb_probability": 1.0,
+            "equaliser_probability": 1.0,
+            "band_limit_probability": 0.5,
+        }
         expected = augmented(**settings)
         longer = np.pad(waves()[:2], [(0, 0), (0, 500)])
-        np.testing.assert_allclose(augmented(longer, SAMPLES[:2], **settings)[:, :6000], expected[:2], atol=1e-5)
+        np.testing.assert_allclose(
+            augmented(longer, SAMPLES[:2], **settings)[:, :6000], expected[:2], atol=1e-5
+        )
 
     def test_probabilities_are_fractions_of_the_rows(self):
         rows, samples = np.repeat(waves(500)[:1], 400, axis=0), np.full(400, 500, np.int32)
@@ -113,9 +126,16 @@ class BatchTest(unittest.TestCase):
 class NoiseTest(unittest.TestCase):
     def test_noise_has_the_drawn_ratio_to_speech(self):
         for babble in (0.0, 1.0):
-            rows = augmented(noise_probability=1.0, noise_min_snr_db=5.0, noise_max_snr_db=5.0, babble_fraction=babble)
+            rows = augmented(
+                noise_probability=1.0,
+                noise_min_snr_db=5.0,
+                noise_max_snr_db=5.0,
+                babble_fraction=babble,
+            )
             noise = energy(rows - real(waves()))[:3]
-            np.testing.assert_allclose(10 * np.log10(energy(real(waves()))[:3] / noise), 5.0, atol=0.01)
+            np.testing.assert_allclose(
+                10 * np.log10(energy(real(waves()))[:3] / noise), 5.0, atol=0.01
+            )
 
     def test_babble_is_a_sum_of_the_other_rows(self):
         rows = augmented(noise_probability=1.0, babble_fraction=1.0)
@@ -130,7 +150,9 @@ class NoiseTest(unittest.TestCase):
         rows = augmented(waves()[:1], SAMPLES[:1], noise_probability=1.0, babble_fraction=1.0)
         self.assertGreater(energy(rows - waves()[:1])[0], 0.0)
 
-    def test_the_amplitude_of_brown_noise_halves_with_each_octave_and_that_of_white_noise_stays(self):
+    def test_the_amplitude_of_brown_noise_halves_with_each_octave_and_that_of_white_noise_stays(
+        self,
+    ):
         gain = noise_gain(tf.constant([0.0, 50.0, 100.0, 200.0]), tf.constant([[0.0], [1.0]]))
         np.testing.assert_allclose(gain, [[1, 1, 1, 1], [1, 1, 0.5, 0.25]], rtol=1e-5)
 
@@ -175,13 +197,21 @@ class ChannelTest(unittest.TestCase):
         np.testing.assert_allclose(20 * np.log10(gain), [[0.0, 6.0, 6.0 * np.exp(-0.5)]], atol=1e-4)
 
     def test_band_limits_have_3_db_at_their_edges_and_36_db_an_octave(self):
-        gain = band_pass_gain(tf.constant([0.0, 150.0, 300.0, 1000.0, 3400.0, 6800.0]), *constants(300.0, 3400.0))
-        np.testing.assert_allclose(20 * np.log10(gain[0, 1:]), [-36.12, -3.01, 0.0, -3.01, -36.12], atol=0.01)
-        np.testing.assert_array_equal(band_pass_gain(tf.constant([0.0, 5000.0]), *constants(0.0, np.inf)), [[1, 1]])
+        gain = band_pass_gain(
+            tf.constant([0.0, 150.0, 300.0, 1000.0, 3400.0, 6800.0]), *constants(300.0, 3400.0)
+        )
+        np.testing.assert_allclose(
+            20 * np.log10(gain[0, 1:]), [-36.12, -3.01, 0.0, -3.01, -36.12], atol=0.01
+        )
+        np.testing.assert_array_equal(
+            band_pass_gain(tf.constant([0.0, 5000.0]), *constants(0.0, np.inf)), [[1, 1]]
+        )
 
     def test_no_filter_reaches_around_the_end_of_the_transform(self):
         # The longest filters, at the lowest and the narrowest frequencies, of a click at the end.
-        gain = band_pass_gain(tf.range(32769.0) * SAMPLE_RATE_HZ / 65536, *constants(60.0, 2500.0)).numpy()[0]
+        gain = band_pass_gain(
+            tf.range(32769.0) * SAMPLE_RATE_HZ / 65536, *constants(60.0, 2500.0)
+        ).numpy()[0]
         response = np.abs(np.fft.irfft(gain))
         self.assertLess(response[MARGIN_SAMPLES:-MARGIN_SAMPLES].max(), 1e-4 * response[0])
 
@@ -193,7 +223,9 @@ class CodecTest(unittest.TestCase):
             quantised = mu_law(ramp[None], *constants(bits)).numpy()[0]
             self.assertEqual(len(np.unique(quantised)), 2**bits - 1)
             np.testing.assert_allclose(quantised[[0, 20_000, -1]], [-1, 0, 1], atol=1e-6)
-            np.testing.assert_allclose(mu_law(quantised[None], *constants(bits))[0], quantised, atol=1e-6)
+            np.testing.assert_allclose(
+                mu_law(quantised[None], *constants(bits))[0], quantised, atol=1e-6
+            )
             np.testing.assert_allclose(quantised, -quantised[::-1], atol=1e-6)
 
     def test_8_bits_have_an_error_of_2_percent_at_most(self):
@@ -207,7 +239,9 @@ class SpeedTest(unittest.TestCase):
     def changed(self, fewest=0, seed=SEED, limit=LIMIT):
         with tf.device(DATA):
             fewest = tf.fill([4], fewest)
-            rows, samples = perturb_speed(tf.constant(waves()), tf.constant(SAMPLES), fewest, tf.constant(seed), limit)
+            rows, samples = perturb_speed(
+                tf.constant(waves()), tf.constant(SAMPLES), fewest, tf.constant(seed), limit
+            )
         return rows.numpy(), samples.numpy()
 
     def test_the_pitch_of_a_tone_is_multiplied_and_its_length_divided_by_the_speed(self):
@@ -222,7 +256,9 @@ class SpeedTest(unittest.TestCase):
             np.testing.assert_array_equal(row[length:], 0.0)
 
     def test_speeds_cover_the_range_and_depend_on_the_seed(self):
-        speeds = np.concatenate([SAMPLES[:3] / self.changed(seed=(seed, 0))[1][:3] for seed in range(20)])
+        speeds = np.concatenate(
+            [SAMPLES[:3] / self.changed(seed=(seed, 0))[1][:3] for seed in range(20)]
+        )
         self.assertLess(speeds.min(), 0.92)
         self.assertGreater(speeds.max(), 1.08)
         self.assertGreater(len(np.unique(speeds)), 50)  # of 60; lengths are whole numbers
@@ -254,12 +290,16 @@ class TaskTest(unittest.TestCase):
         with tf.device(DATA):
             batch = {name: tf.constant(value) for name, value in batch.items()}
             features = ASRTask().extractor(config, training=True).produce(batch)
-            np.testing.assert_array_equal(ASRTask().extractor(config, training=False).produce(batch)["mel"], plain)
+            np.testing.assert_array_equal(
+                ASRTask().extractor(config, training=False).produce(batch)["mel"], plain
+            )
             default = asr_extractor().produce(batch)["mel"]
         np.testing.assert_array_equal(default, plain)
         check_batch(features, ASR_FEATURES, "producing")
         self.assertEqual(features["mel"].shape[1], 50)  # 40 frames, at 0.8 times the speed
-        self.assertFalse((features["frames"].numpy()[:3] == batch["samples"].numpy()[:3] // 256).all())
+        self.assertFalse(
+            (features["frames"].numpy()[:3] == batch["samples"].numpy()[:3] // 256).all()
+        )
 
     def test_of_a_voice_only_the_reference_is_distorted(self):
         plain, features = tts_features(tones()), tts_features(tones(), augmentation=ALL)
@@ -267,13 +307,20 @@ class TaskTest(unittest.TestCase):
             self.assertEqual(np.array_equal(plain[name], features[name]), name != "reference", name)
 
     def test_the_lowest_ratio_must_not_be_above_the_highest(self):
-        with self.assertRaisesRegex(ConfigError, r"noise_min_snr_db \(30\) must not be above noise_max_snr_db \(20\)"):
+        with self.assertRaisesRegex(
+            ConfigError, r"noise_min_snr_db \(30\) must not be above noise_max_snr_db \(20\)"
+        ):
             check_settings(Config(augmentation=AugmentationConfig(noise_min_snr_db=30.0)))
 
-    @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+    @unittest.skipUnless(
+        has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up"
+    )
     def test_every_operation_has_a_gpu_kernel_and_no_value_returns_to_the_host(self):
         speed = ALL.model_copy(update={"speed_perturbation": 0.1})
-        for extractor, to_gpu in ((tts_extractor(augmentation=ALL), 21), (asr_extractor(augmentation=speed), 19)):
+        for extractor, to_gpu in (
+            (tts_extractor(augmentation=ALL), 21),
+            (asr_extractor(augmentation=speed), 19),
+        ):
             function = trace_produce(DATA, extractor)
             copies = find_copies(function)
             self.assertEqual(audit(function).host_only, ())

@@ -21,7 +21,12 @@ from myxtts.distributed.cluster import Cluster
 from myxtts.errors import DataError, PlacementError
 from myxtts.placement.routes import plan_routes
 from myxtts.planner import auto
-from myxtts.planner.auto import choose_placement, measure_in_subprocess, observe_per_step_s, rank_placements
+from myxtts.planner.auto import (
+    choose_placement,
+    measure_in_subprocess,
+    observe_per_step_s,
+    rank_placements,
+)
 from myxtts.planner.stage_times import StageProfile, StageTimes
 from myxtts.profiling.isolated_stages import measure_stage_times
 from myxtts.training.checkpoint_files import write_checkpoint
@@ -30,8 +35,12 @@ from tests.kill_points import terminate_parent
 from tests.tiny import Workspace, toy_models
 
 
-def profile(read_ms: float, produce_ms: float, transfer_ms: float, step_ms, all_reduce_ms: float = 0.0) -> StageProfile:
-    """Return a profile of 20 batches; if `step_ms` is a list, batches with equal values share a bucket."""
+def profile(
+    read_ms: float, produce_ms: float, transfer_ms: float, step_ms, all_reduce_ms: float = 0.0
+) -> StageProfile:
+    """Return a profile of 20 batches; if `step_ms` is a list, batches with equal values share a
+    bucket.
+    """
     columns_ms = read_ms, produce_ms, transfer_ms, step_ms
     times = StageTimes(*(np.resize(column_ms, 20) / 1e3 for column_ms in columns_ms))
     _, bucket = np.unique(times.step_s, return_inverse=True)
@@ -45,7 +54,9 @@ def read_no_file(config: Config, steps: int) -> StageProfile:
 
 class RankPlacementsTest(unittest.TestCase):
     def best(self, *milliseconds, gpus: int = 2, **training):
-        return rank_placements(profile(*milliseconds), gpus, Config(training=TrainingConfig(**training)))[0]
+        return rank_placements(
+            profile(*milliseconds), gpus, Config(training=TrainingConfig(**training))
+        )[0]
 
     def test_replicas_win_if_the_all_reduce_is_cheap(self):
         best = self.best(1, 5, 2, 22, 3)
@@ -70,7 +81,9 @@ class RankPlacementsTest(unittest.TestCase):
         names = []
         for accumulation in (1, 8):
             training = TrainingConfig(gradient_accumulation=accumulation)
-            names.append(rank_placements(measured, 2, Config(run=run, training=training))[0].candidate.name)
+            names.append(
+                rank_placements(measured, 2, Config(run=run, training=training))[0].candidate.name
+            )
         self.assertEqual(names, ["dual", "replicated"])
 
     def test_single_wins_if_a_second_gpu_gains_nothing(self):
@@ -79,14 +92,18 @@ class RankPlacementsTest(unittest.TestCase):
         self.assertAlmostEqual(best.batches_per_s, 1 / 0.025, delta=0.2)
 
     def test_each_gpu_that_makes_batches_has_its_own_readers(self):
-        best = self.best(60, 5, 1, 20, 0)  # the interval between batches from all readers of one data GPU
+        best = self.best(
+            60, 5, 1, 20, 0
+        )  # the interval between batches from all readers of one data GPU
         self.assertEqual(best.candidate.name, "replicated")
         self.assertAlmostEqual(best.batches_per_s, 2 / 0.060, delta=0.2)
 
     def test_replicas_train_on_batches_of_the_same_bucket_in_a_step(self):
         best = self.best(0, 0, 0, [10, 30])
         self.assertEqual(best.candidate.flags, "--model-gpus 0 1")
-        self.assertAlmostEqual(best.batches_per_s, 2 / 0.020, delta=0.2)  # drawn independently: 2 / 0.025
+        self.assertAlmostEqual(
+            best.batches_per_s, 2 / 0.020, delta=0.2
+        )  # drawn independently: 2 / 0.025
 
     def test_two_producers_win_if_producing_takes_twice_as_long_as_the_step(self):
         best = self.best(1, 40, 2, 20, 4, gpus=3)
@@ -95,12 +112,19 @@ class RankPlacementsTest(unittest.TestCase):
         self.assertNotIn("producers", self.best(1, 10, 2, 20, 4, gpus=3).candidate.name)
 
     def test_validation_takes_time_of_the_data_device_in_dual_placement_only(self):
-        measured, run = profile(1, 10, 2, 22, 9)._replace(held_out_batches=15), RunConfig(validate_every=100)
-        self.assertAlmostEqual(observe_per_step_s(measured, Config(run=run)), 0.15 * (0.010 + 0.022 / 3))
+        measured, run = (
+            profile(1, 10, 2, 22, 9)._replace(held_out_batches=15),
+            RunConfig(validate_every=100),
+        )
+        self.assertAlmostEqual(
+            observe_per_step_s(measured, Config(run=run)), 0.15 * (0.010 + 0.022 / 3)
+        )
         sampled = Config(run=RunConfig(validate_every=0, sample_every=500))
         self.assertAlmostEqual(observe_per_step_s(measured._replace(samples_s=3.0), sampled), 0.006)
         evaluated = Config(run=RunConfig(validate_every=0, sample_every=0, evaluate_every=500))
-        self.assertAlmostEqual(observe_per_step_s(measured._replace(evaluation_s=4.0), evaluated), 0.008)
+        self.assertAlmostEqual(
+            observe_per_step_s(measured._replace(evaluation_s=4.0), evaluated), 0.008
+        )
         self.assertEqual(rank_placements(measured, 2, Config())[0].candidate.name, "replicated")
         validated = rank_placements(measured, 2, Config(run=run))[0]
         self.assertEqual((validated.candidate.name, validated.bound_s), ("dual", 0.022))
@@ -109,7 +133,9 @@ class RankPlacementsTest(unittest.TestCase):
         self.assertIn("C + V", dual.formula)
 
     def test_xla_allows_one_replica_only(self):
-        ranked = rank_placements(profile(1, 5, 2, 22), 4, Config(training=TrainingConfig(compile="xla")))
+        ranked = rank_placements(
+            profile(1, 5, 2, 22), 4, Config(training=TrainingConfig(compile="xla"))
+        )
         self.assertEqual({prediction.candidate.replicas for prediction in ranked}, {1})
 
 
@@ -122,7 +148,9 @@ class ChoosePlacementTest(unittest.TestCase):
 
     def test_choice_of_replicas_logs_the_larger_step(self):
         with (
-            mock.patch.object(auto, "measure_in_subprocess", lambda measure, config: profile(1, 5, 2, 22, 3)),
+            mock.patch.object(
+                auto, "measure_in_subprocess", lambda measure, config: profile(1, 5, 2, 22, 3)
+            ),
             self.assertLogs("myxtts", "INFO") as logged,
         ):
             chosen = choose_placement(self.AUTO, not_called)
@@ -144,23 +172,35 @@ class ChoosePlacementTest(unittest.TestCase):
 
     def test_several_producers_can_be_chosen(self):
         config = Config(placement=PlacementConfig(placement="auto", simulate_gpus=3))
-        with mock.patch.object(auto, "measure_in_subprocess", lambda measure, config: profile(1, 40, 2, 20, 4)):
+        with mock.patch.object(
+            auto, "measure_in_subprocess", lambda measure, config: profile(1, 40, 2, 20, 4)
+        ):
             chosen = choose_placement(config, not_called).placement
-        self.assertEqual(chosen, PlacementConfig(data_gpus=(0, 1), model_gpus=(2,), simulate_gpus=3))
+        self.assertEqual(
+            chosen, PlacementConfig(data_gpus=(0, 1), model_gpus=(2,), simulate_gpus=3)
+        )
 
     def test_single_device_needs_no_measurement(self):
         config = Config(placement=PlacementConfig(placement="auto", simulate_gpus=1))
-        self.assertEqual(choose_placement(config, not_called).placement, PlacementConfig(simulate_gpus=1))
+        self.assertEqual(
+            choose_placement(config, not_called).placement, PlacementConfig(simulate_gpus=1)
+        )
 
     def test_named_placement_is_rejected(self):
         for named in ({"data_gpu": 0, "model_gpu": 1}, {"model_gpus": (0,)}):
             config = Config(placement=PlacementConfig(placement="auto", simulate_gpus=2, **named))
-            with self.subTest(**named), self.assertRaisesRegex(PlacementError, "together with .*--model-gpu"):
+            with (
+                self.subTest(**named),
+                self.assertRaisesRegex(PlacementError, "together with .*--model-gpu"),
+            ):
                 choose_placement(config, not_called)
 
     def test_one_of_several_workers_is_rejected(self):
         worker = {"TF_CONFIG": Cluster(("a:20000", "b:20000"), 1).tf_config()}
-        with mock.patch.dict(os.environ, worker), self.assertRaisesRegex(PlacementError, "worker 1 .* of 2"):
+        with (
+            mock.patch.dict(os.environ, worker),
+            self.assertRaisesRegex(PlacementError, "worker 1 .* of 2"),
+        ):
             choose_placement(self.AUTO, not_called)
 
     def test_auto_has_no_routes_until_a_placement_is_chosen(self):
@@ -171,9 +211,12 @@ class ChoosePlacementTest(unittest.TestCase):
 class MeasureTest(unittest.TestCase):
     def test_measurement_has_all_stage_times_that_a_prediction_needs(self):
         workspace = Workspace.temporary(self.addCleanup)
-        argv = workspace.argv("measured", "--data-gpu", "0", "--model-gpu", "1", "--sample-every", "500")
+        argv = workspace.argv(
+            "measured", "--data-gpu", "0", "--model-gpu", "1", "--sample-every", "500"
+        )
         argv += ["--evaluate-every", "500"]
-        # In its own process: TensorFlow treats the all-reduce of another strategy there as a part of this one.
+        # In its own process: TensorFlow treats the all-reduce of another strategy there as a part
+        # of this one.
         with multiprocessing.get_context("spawn").Pool(1) as process:
             measured = process.apply(measure_toy_run, (argv,))
         self.assertEqual((len(measured.times), len(measured.bucket)), (4, 4))
@@ -184,7 +227,9 @@ class MeasureTest(unittest.TestCase):
         self.assertGreater(measured.evaluation_s, 0.0)
 
     def test_user_error_in_the_measuring_process_is_raised(self):
-        measure = partial(read_corpus, Path("nowhere"))  # without TensorFlow, whose import takes 5 s
+        measure = partial(
+            read_corpus, Path("nowhere")
+        )  # without TensorFlow, whose import takes 5 s
         with self.assertRaisesRegex(DataError, "nowhere"):
             measure_in_subprocess(measure, Config())
 
@@ -202,8 +247,12 @@ class MeasureTest(unittest.TestCase):
 
 
 def measure_toy_run(argv: list[str]) -> StageProfile:
-    sampler = mock.patch("myxtts.profiling.isolated_stages.make_sampler", return_value=mock.MagicMock())
-    evaluator = mock.patch("myxtts.profiling.isolated_stages.open_evaluator", return_value=mock.MagicMock())
+    sampler = mock.patch(
+        "myxtts.profiling.isolated_stages.make_sampler", return_value=mock.MagicMock()
+    )
+    evaluator = mock.patch(
+        "myxtts.profiling.isolated_stages.open_evaluator", return_value=mock.MagicMock()
+    )
     with toy_models(), sampler, evaluator:
         return measure_stage_times(parse(argv)[0], steps=4)
 

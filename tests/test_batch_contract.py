@@ -16,21 +16,37 @@ from myxtts.audio.mel import log_mel, warped_mel_filters
 from myxtts.batch import TEXT, TTS_FEATURES, TTS_INPUTS, check_batch
 from myxtts.data.features import VTLP_COSINES, tts_extractor, tts_features, vtlp_warp
 
-SIZES = {"batch": 2, "tokens": 5, "samples": 2_560, "reference_samples": 1_280, "frames": 10, "reference_frames": 5}
+SIZES = {
+    "batch": 2,
+    "tokens": 5,
+    "samples": 2_560,
+    "reference_samples": 1_280,
+    "frames": 10,
+    "reference_frames": 5,
+}
 
 
 def batch_of(fields) -> dict[str, np.ndarray]:
     """Return zeros that satisfy the contract."""
-    return {name: np.zeros([SIZES.get(dim, dim) for dim in field.dims], field.dtype) for name, field in fields.items()}
+    return {
+        name: np.zeros([SIZES.get(dim, dim) for dim in field.dims], field.dtype)
+        for name, field in fields.items()
+    }
 
 
 class CheckTest(unittest.TestCase):
     def test_valid_arrays_tensors_and_symbolic_tensors_pass(self):
         for fields in (TTS_INPUTS, TTS_FEATURES):
             check_batch(batch_of(fields), fields, "test")
-            check_batch({name: tf.constant(array) for name, array in batch_of(fields).items()}, fields, "test")
             check_batch(
-                {name: tf.TensorSpec(field.shape, field.dtype) for name, field in fields.items()}, fields, "test"
+                {name: tf.constant(array) for name, array in batch_of(fields).items()},
+                fields,
+                "test",
+            )
+            check_batch(
+                {name: tf.TensorSpec(field.shape, field.dtype) for name, field in fields.items()},
+                fields,
+                "test",
             )
 
     def test_missing_field_is_rejected(self):
@@ -52,7 +68,9 @@ class CheckTest(unittest.TestCase):
                 check_batch(batch, TTS_FEATURES, "test")
         with self.assertRaisesRegex(TypeError, "mel is bfloat16, not float32"):
             check_batch(
-                batch_of(TTS_FEATURES) | {"mel": tf.zeros([2, 10, MEL_BANDS], tf.bfloat16)}, TTS_FEATURES, "test"
+                batch_of(TTS_FEATURES) | {"mel": tf.zeros([2, 10, MEL_BANDS], tf.bfloat16)},
+                TTS_FEATURES,
+                "test",
             )
 
     def test_wrong_rank_is_named(self):
@@ -64,23 +82,37 @@ class CheckTest(unittest.TestCase):
 
     def test_a_named_dimension_must_have_one_size_in_all_fields(self):
         with self.assertRaisesRegex(TypeError, "has [23] batch, not [23]"):
-            check_batch(batch_of(TTS_FEATURES) | {"frames": np.zeros(3, np.int32)}, TTS_FEATURES, "test")
+            check_batch(
+                batch_of(TTS_FEATURES) | {"frames": np.zeros(3, np.int32)}, TTS_FEATURES, "test"
+            )
 
     def test_a_fixed_dimension_must_have_its_size(self):
         for name, shape in (("mel", (2, 10, 79)), ("reference", (2, 5, 81))):
             with self.assertRaisesRegex(TypeError, f"{name} has {shape[2]} 80, not 80"):
-                check_batch(batch_of(TTS_FEATURES) | {name: np.zeros(shape, np.float32)}, TTS_FEATURES, "test")
+                check_batch(
+                    batch_of(TTS_FEATURES) | {name: np.zeros(shape, np.float32)},
+                    TTS_FEATURES,
+                    "test",
+                )
 
     def test_all_violations_are_listed_in_one_error(self):
-        batch = batch_of(TTS_INPUTS) | {"pcm": np.zeros((2, 3), np.float32), "seed": np.zeros(3, np.int32)}
+        batch = batch_of(TTS_INPUTS) | {
+            "pcm": np.zeros((2, 3), np.float32),
+            "seed": np.zeros(3, np.int32),
+        }
         del batch["tokens"]
-        with self.assertRaisesRegex(TypeError, "pcm is float32, not int16; seed has 3 2, not 2; tokens is missing"):
+        with self.assertRaisesRegex(
+            TypeError, "pcm is float32, not int16; seed has 3 2, not 2; tokens is missing"
+        ):
             check_batch(batch, TTS_INPUTS, "test")
 
     def test_values_are_not_checked(self):
         with tf.device(DATA):
             check_batch(
-                {name: tf.fill(array.shape, array.dtype.type(7)) for name, array in batch_of(TTS_INPUTS).items()},
+                {
+                    name: tf.fill(array.shape, array.dtype.type(7))
+                    for name, array in batch_of(TTS_INPUTS).items()
+                },
                 TTS_INPUTS,
                 "",
             )
@@ -120,7 +152,10 @@ class VTLPTest(unittest.TestCase):
     def test_a_range_of_0_leaves_the_features_unchanged(self):
         waves = tones()
         features = tts_features(waves, 0.0)
-        for mel, pcm, samples in (("mel", "pcm", "samples"), ("reference", "reference_pcm", "reference_samples")):
+        for mel, pcm, samples in (
+            ("mel", "pcm", "samples"),
+            ("reference", "reference_pcm", "reference_samples"),
+        ):
             expected = log_mel(waves[pcm].astype(np.float32) / 32_768, waves[samples])
             np.testing.assert_array_equal(features[mel], expected)
 
@@ -130,7 +165,10 @@ class VTLPTest(unittest.TestCase):
         check_batch(features, TTS_FEATURES, "producing")
         factor, filters = vtlp_warp(tf.constant(waves["seed"]), 4, self.VTLP)
         np.testing.assert_allclose(factors(features), factor[:3], rtol=0.002)
-        for mel, pcm, samples in (("mel", "pcm", "samples"), ("reference", "reference_pcm", "reference_samples")):
+        for mel, pcm, samples in (
+            ("mel", "pcm", "samples"),
+            ("reference", "reference_pcm", "reference_samples"),
+        ):
             expected = log_mel(waves[pcm].astype(np.float32) / 32_768, waves[samples], filters)
             np.testing.assert_allclose(features[mel], expected, atol=1e-4)
         np.testing.assert_array_equal(features["f0_hz"] > 0, tts_features(waves)["f0_hz"] > 0)
@@ -144,9 +182,14 @@ class VTLPTest(unittest.TestCase):
             audible = plain > 1e-4
             raised = np.where(audible, filters / np.where(audible, plain, 1.0), np.nan)
             gains.append(np.log(np.nanmean(raised, axis=1)))
-            np.testing.assert_allclose(np.nanmax(raised, axis=1), np.nanmin(raised, axis=1), rtol=1e-3)
+            np.testing.assert_allclose(
+                np.nanmax(raised, axis=1), np.nanmin(raised, axis=1), rtol=1e-3
+            )
         gains = np.concatenate(gains)  # [80, 80]
-        self.assertLess(np.abs(np.diff(gains, axis=1)).max(), 2 * self.VTLP * sum(range(VTLP_COSINES)) * np.pi / 80)
+        self.assertLess(
+            np.abs(np.diff(gains, axis=1)).max(),
+            2 * self.VTLP * sum(range(VTLP_COSINES)) * np.pi / 80,
+        )
         heights = 2 / 80 * gains @ np.cos(np.pi * np.outer(np.arange(80) + 0.5, np.arange(12)) / 80)
         np.testing.assert_allclose(heights[:, VTLP_COSINES:], 0.0, atol=1e-3)
         uniform = 2 * self.VTLP / np.sqrt(3)
@@ -155,7 +198,9 @@ class VTLPTest(unittest.TestCase):
 
     def test_factors_cover_the_range_and_differ_between_rows_and_batches(self):
         traced = traced_once(DATA, tts_extractor(self.VTLP))
-        batches = ({name: tf.constant(value) for name, value in tones(seed).items()} for seed in range(30))
+        batches = (
+            {name: tf.constant(value) for name, value in tones(seed).items()} for seed in range(30)
+        )
         measured = np.log([factors(traced(batch).features) for batch in batches])
         self.assertEqual(len(np.unique(measured)), measured.size)
         self.assertLess(np.abs(measured).max(), self.VTLP + 0.01)
@@ -166,8 +211,12 @@ class VTLPTest(unittest.TestCase):
     def test_factors_depend_on_the_seed_but_not_on_padding_or_later_rows(self):
         waves = tones(3)
         expected = factors(tts_features(waves, self.VTLP))
-        np.testing.assert_allclose(factors(tts_features(tones(3, padded=20_480), self.VTLP)), expected, rtol=1e-5)
-        fewer = {n: v if n in ("seed", "step_frames", "step_tokens") else v[:3] for n, v in waves.items()}
+        np.testing.assert_allclose(
+            factors(tts_features(tones(3, padded=20_480), self.VTLP)), expected, rtol=1e-5
+        )
+        fewer = {
+            n: v if n in ("seed", "step_frames", "step_tokens") else v[:3] for n, v in waves.items()
+        }
         np.testing.assert_allclose(factors(tts_features(fewer, self.VTLP)), expected, rtol=1e-5)
         traced = traced_once(DATA, tts_extractor(self.VTLP))
         features = traced({name: tf.constant(value) for name, value in waves.items()}).features

@@ -13,7 +13,11 @@ def corpus(utterances, seed=0, speakers=5):
     """Return random lengths (0.3 to 10 s), token counts and speakers."""
     random = np.random.default_rng(seed)
     samples = random.integers(6_615, 220_500, utterances).astype(np.int32)
-    return samples, (samples // 1_500).astype(np.int32), random.integers(0, speakers, utterances).astype(np.int32)
+    return (
+        samples,
+        (samples // 1_500).astype(np.int32),
+        random.integers(0, speakers, utterances).astype(np.int32),
+    )
 
 
 def plan_of(columns, buckets=4, **settings):
@@ -24,7 +28,12 @@ def plan_of(columns, buckets=4, **settings):
 def utterances_of(epoch, replicas=1):
     """Return all utterances of an epoch in the order of its batches."""
     return np.concatenate(
-        [rows for step in range(epoch.steps) for replica in range(replicas) for rows, _ in epoch.batches(step, replica)]
+        [
+            rows
+            for step in range(epoch.steps)
+            for replica in range(replicas)
+            for rows, _ in epoch.batches(step, replica)
+        ]
     )
 
 
@@ -50,13 +59,18 @@ class BucketBounds(unittest.TestCase):
         for seed, buckets in itertools.product(range(10), (1, 2, 3)):
             hops = np.random.default_rng(seed).integers(5, 30, 12)
             choices = (
-                (*cut, hops.max()) for cut in itertools.combinations(np.unique(hops[hops < hops.max()]), buckets - 1)
+                (*cut, hops.max())
+                for cut in itertools.combinations(np.unique(hops[hops < hops.max()]), buckets - 1)
             )
             least = min(padded(hops, np.array(choice)) for choice in choices)
-            self.assertEqual(padded(hops, bucket_bounds(hops * HOP_SAMPLES, buckets) // HOP_SAMPLES), least)
+            self.assertEqual(
+                padded(hops, bucket_bounds(hops * HOP_SAMPLES, buckets) // HOP_SAMPLES), least
+            )
 
     def test_bounds_are_ascending_multiples_of_the_hop_and_cover_the_longest_utterance(self):
-        for utterances, buckets, step in itertools.product((1, 2, 7, 300, 5000), (1, 3, 64), (1, 16)):
+        for utterances, buckets, step in itertools.product(
+            (1, 2, 7, 300, 5000), (1, 3, 64), (1, 16)
+        ):
             samples = corpus(utterances)[0]
             bounds = bucket_bounds(samples, buckets, step)
             self.assertEqual(bounds.dtype, np.int32)
@@ -111,8 +125,12 @@ class Epoch(unittest.TestCase):
         for columns, buckets, settings in random_settings(20):
             replicas, utterances = settings["replicas"], len(columns[0])
             share = -(-utterances // replicas)
-            capped = plan_of(columns, buckets, **settings | {"batch_size": 1_000_000, "batch_seconds": 0.0})
-            fitting = plan_of(columns, buckets, **settings | {"batch_size": share, "batch_seconds": 0.0})
+            capped = plan_of(
+                columns, buckets, **settings | {"batch_size": 1_000_000, "batch_seconds": 0.0}
+            )
+            fitting = plan_of(
+                columns, buckets, **settings | {"batch_size": share, "batch_seconds": 0.0}
+            )
             self.assertEqual(set(capped.batch_sizes), {share})
             np.testing.assert_array_equal(capped.epoch(1).order, fitting.epoch(1).order)
             self.assertEqual(capped.steps_per_epoch, 1)
@@ -121,7 +139,9 @@ class Epoch(unittest.TestCase):
         first, second = plan_of(corpus(100)), plan_of(corpus(100))
         second.epoch(7)
         for column in ("order", "references", "step_start", "step_bucket"):
-            np.testing.assert_array_equal(getattr(first.epoch(2), column), getattr(second.epoch(2), column))
+            np.testing.assert_array_equal(
+                getattr(first.epoch(2), column), getattr(second.epoch(2), column)
+            )
 
     def test_order_differs_between_epochs_and_seeds(self):
         order = plan_of(corpus(100)).epoch(0).order
@@ -130,7 +150,10 @@ class Epoch(unittest.TestCase):
 
     def test_each_epoch_groups_the_utterances_of_a_bucket_differently(self):
         plan = plan_of(corpus(64), buckets=1, batch_size=8)
-        together = [{frozenset(plan.epoch(n).utterances(step).tolist()) for step in range(8)} for n in (0, 1)]
+        together = [
+            {frozenset(plan.epoch(n).utterances(step).tolist()) for step in range(8)}
+            for n in (0, 1)
+        ]
         self.assertEqual(together[0] & together[1], set())
 
     def test_steps_of_long_and_short_utterances_are_mixed(self):
@@ -139,8 +162,13 @@ class Epoch(unittest.TestCase):
 
     def test_longest_leftover_utterances_move_to_the_next_bucket(self):
         samples = np.array([100, 200, 250, 300, 900]) * 1
-        plan = Plan(samples, samples, samples * 0, bounds=np.array([512, 1024]), batch_size=3, seed=0)
-        steps = {tuple(sorted(plan.epoch(0).utterances(step).tolist())) for step in range(plan.steps_per_epoch)}
+        plan = Plan(
+            samples, samples, samples * 0, bounds=np.array([512, 1024]), batch_size=3, seed=0
+        )
+        steps = {
+            tuple(sorted(plan.epoch(0).utterances(step).tolist()))
+            for step in range(plan.steps_per_epoch)
+        }
         self.assertEqual(steps, {(0, 1, 2), (3, 4)})
 
     def test_batches_from_a_later_step_equal_those_of_an_uninterrupted_epoch(self):
@@ -154,7 +182,14 @@ class Epoch(unittest.TestCase):
 
     def test_an_utterance_longer_than_the_longest_bucket_is_rejected(self):
         with self.assertRaisesRegex(ValueError, "2000 samples"):
-            Plan(np.array([2000]), np.array([5]), np.array([0]), bounds=np.array([1024]), batch_size=1, seed=0)
+            Plan(
+                np.array([2000]),
+                np.array([5]),
+                np.array([0]),
+                bounds=np.array([1024]),
+                batch_size=1,
+                seed=0,
+            )
 
 
 class Replicas(unittest.TestCase):
@@ -173,10 +208,18 @@ class Replicas(unittest.TestCase):
             np.testing.assert_array_equal(np.concatenate(shares), epoch.utterances(step))
 
     def test_the_incomplete_step_is_divided_evenly_among_replicas_and_microbatches(self):
-        expected = {1: [[1], [0], [0]], 4: [[2], [1], [1]], 10: [[3, 1], [3, 0], [3, 0]], 17: [[3, 3], [3, 3], [3, 2]]}
+        expected = {
+            1: [[1], [0], [0]],
+            4: [[2], [1], [1]],
+            10: [[3, 1], [3, 0], [3, 0]],
+            17: [[3, 3], [3, 3], [3, 2]],
+        }
         for utterances, shares in expected.items():
             epoch = plan_of(corpus(utterances), batch_size=3, accumulation=2, replicas=3).epoch(0)
-            self.assertEqual([[len(rows) for rows, _ in epoch.batches(0, replica)] for replica in range(3)], shares)
+            self.assertEqual(
+                [[len(rows) for rows, _ in epoch.batches(0, replica)] for replica in range(3)],
+                shares,
+            )
 
     def test_two_replicas_have_the_steps_of_one_replica_with_twice_the_batch_size(self):
         both = plan_of(corpus(200), batch_size=4, replicas=2).epoch(0)
@@ -188,7 +231,9 @@ class Replicas(unittest.TestCase):
 class Shapes(unittest.TestCase):
     def test_batch_seconds_limits_padded_audio_and_gives_short_buckets_larger_batches(self):
         plan = plan_of(corpus(500), batch_seconds=30.0)
-        sizes, samples, _ = zip(*(plan.shape(bucket) for bucket in range(len(plan.bounds))), strict=True)
+        sizes, samples, _ = zip(
+            *(plan.shape(bucket) for bucket in range(len(plan.bounds))), strict=True
+        )
         for size, length in zip(sizes, samples, strict=True):
             self.assertTrue(size * length <= 30.0 * SAMPLE_RATE_HZ < (size + 1) * length)
         self.assertGreater(sizes[0], sizes[-1])
@@ -198,16 +243,31 @@ class Shapes(unittest.TestCase):
 
     def test_token_dimension_of_a_shape_is_the_maximum_over_all_utterances_that_fit(self):
         samples, tokens = np.array([100, 200, 600, 900]), np.array([9, 3, 5, 4])
-        plan = Plan(samples, tokens, samples * 0, bounds=np.array([256, 768, 1024]), batch_size=2, seed=0)
+        plan = Plan(
+            samples, tokens, samples * 0, bounds=np.array([256, 768, 1024]), batch_size=2, seed=0
+        )
         self.assertEqual([plan.shape(bucket)[2] for bucket in range(3)], [9, 9, 9])
-        plan = Plan(samples, tokens[::-1].copy(), samples * 0, bounds=np.array([256, 768, 1024]), batch_size=2, seed=0)
+        plan = Plan(
+            samples,
+            tokens[::-1].copy(),
+            samples * 0,
+            bounds=np.array([256, 768, 1024]),
+            batch_size=2,
+            seed=0,
+        )
         self.assertEqual([plan.shape(bucket)[2] for bucket in range(3)], [5, 5, 9])
 
     def test_padding_is_the_padded_fraction_of_all_batches(self):
         samples = np.array([256, 256, 512])
-        plan = Plan(samples, samples, samples * 0, bounds=np.array([256, 512]), batch_size=2, seed=0)
-        self.assertAlmostEqual(plan.padding, 1 - 1024 / (2 * 256 + 2 * 512))  # one row of the last batch is empty
-        plan = Plan(samples, samples, samples * 0, bounds=np.array([512]), batch_size=2, replicas=2, seed=0)
+        plan = Plan(
+            samples, samples, samples * 0, bounds=np.array([256, 512]), batch_size=2, seed=0
+        )
+        self.assertAlmostEqual(
+            plan.padding, 1 - 1024 / (2 * 256 + 2 * 512)
+        )  # one row of the last batch is empty
+        plan = Plan(
+            samples, samples, samples * 0, bounds=np.array([512]), batch_size=2, replicas=2, seed=0
+        )
         self.assertAlmostEqual(plan.padding, 1 - 1024 / (4 * 512))
 
 
@@ -231,7 +291,9 @@ class References(unittest.TestCase):
             epoch = plan.epoch(number)
             pairs[epoch.order, epoch.references] += 1
         others = pairs[~np.eye(5, dtype=bool)]
-        self.assertTrue(np.all((others > 60) & (others < 140)), pairs)  # 100 expected, standard deviation 9
+        self.assertTrue(
+            np.all((others > 60) & (others < 140)), pairs
+        )  # 100 expected, standard deviation 9
 
 
 if __name__ == "__main__":

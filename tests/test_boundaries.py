@@ -36,7 +36,13 @@ class BoundaryTest(unittest.TestCase):
 
     def test_classes_of_phonemes(self):
         for symbol, name in (
-            *(("", "silence"), (" ", "silence"), ("ˈuː", "vowel"), ("ˌɛɹ", "vowel"), ("dʒ", "affricate")),
+            *(
+                ("", "silence"),
+                (" ", "silence"),
+                ("ˈuː", "vowel"),
+                ("ˌɛɹ", "vowel"),
+                ("dʒ", "affricate"),
+            ),
             *(("d", "stop"), ("ʒ", "fricative"), ("ŋ", "nasal"), ("ɹ", "approximant")),
         ):
             self.assertEqual(phoneme_class(symbol), name, symbol)
@@ -59,7 +65,10 @@ class BoundaryTest(unittest.TestCase):
             ],
         )
         self.assertEqual(
-            [(boundary.kind, boundary.is_reliable) for boundary in boundaries(self.TOKEN_SYMBOLS, phonemes)],
+            [
+                (boundary.kind, boundary.is_reliable)
+                for boundary in boundaries(self.TOKEN_SYMBOLS, phonemes)
+            ],
             [
                 *(("onset", True), ("between", False), ("offset", True), ("onset", True)),
                 *(("between", True), ("between", True), ("offset", True)),
@@ -71,20 +80,30 @@ class BoundaryTest(unittest.TestCase):
             *(("t", 0.1, 0.2), ("ˈuː", 0.2, 0.3), (" ", 0.3, 0.3)),
             *(("s", 0.3, 0.4), ("ɪ", 0.4, 0.4), ("s", 0.4, 0.6)),
         )
-        self.assertEqual([boundary.true_s for boundary in boundaries(self.TOKEN_SYMBOLS, phonemes)], [0.1, 0.2, 0.6])
+        self.assertEqual(
+            [boundary.true_s for boundary in boundaries(self.TOKEN_SYMBOLS, phonemes)],
+            [0.1, 0.2, 0.6],
+        )
 
     def test_length_marks_may_be_missing_but_no_other_letters(self):
-        self.assertIsNone(boundaries(self.TOKEN_SYMBOLS, self.phonemes(("t", 0, 1), ("ˈu", 1, 2), ("s", 2, 3))))
+        self.assertIsNone(
+            boundaries(self.TOKEN_SYMBOLS, self.phonemes(("t", 0, 1), ("ˈu", 1, 2), ("s", 2, 3)))
+        )
         whole = (("t", 0, 1), ("ˈu", 1, 2), ("s", 2, 3), ("ɪ", 3, 4), ("s", 4, 5))
         self.assertEqual(
-            [boundary.token for boundary in boundaries(self.TOKEN_SYMBOLS, self.phonemes(*whole))], [1, 2, 7, 8, 8]
+            [boundary.token for boundary in boundaries(self.TOKEN_SYMBOLS, self.phonemes(*whole))],
+            [1, 2, 7, 8, 8],
         )
         self.assertIsNone(boundaries(self.TOKEN_SYMBOLS, ()))
 
     def test_aligned_times_are_where_the_path_passes_the_tokens(self):
         path, frame_s = np.array([0, 1, 1, 2, 3, 3, 4, 4, 5]), HOP_SAMPLES / SAMPLE_RATE_HZ
-        self.assertAlmostEqual(aligned_s(path, Boundary("silence", "vowel", 0.0, 2, False)), 3 * frame_s)
-        self.assertAlmostEqual(aligned_s(path, Boundary("vowel", "silence", 0.0, 3, True)), 6 * frame_s)
+        self.assertAlmostEqual(
+            aligned_s(path, Boundary("silence", "vowel", 0.0, 2, False)), 3 * frame_s
+        )
+        self.assertAlmostEqual(
+            aligned_s(path, Boundary("vowel", "silence", 0.0, 3, True)), 6 * frame_s
+        )
 
     def test_metrics_of_known_errors(self):
         metrics = boundary_metrics("boundary", np.array([-30.0, -10.0, 20.0]))
@@ -96,8 +115,12 @@ class BoundaryTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "alignments.jsonl"
             good = {"id": "a", "phonemes": [["", 0, 0.1], ["t", 0.1, 0.2]]}
-            file.write_text(json.dumps(good) + "\n" + json.dumps({"id": "b", "phonemes": []}), encoding="utf-8")
-            self.assertEqual(read_alignments(file), {"a": [("", 0.0, 0.1), ("t", 0.1, 0.2)], "b": []})
+            file.write_text(
+                json.dumps(good) + "\n" + json.dumps({"id": "b", "phonemes": []}), encoding="utf-8"
+            )
+            self.assertEqual(
+                read_alignments(file), {"a": [("", 0.0, 0.1), ("t", 0.1, 0.2)], "b": []}
+            )
             huge = f'{{"id": "c", "phonemes": [["a", 0, 1{"0" * 400}]]}}'
             for bad in (
                 "{",
@@ -126,13 +149,19 @@ class BoundaryTest(unittest.TestCase):
         tokens = np.array([1, 4, 3, 2])  # begin, n, a, end
         utterances = [utterance(name, tokens, np.arange(4)) for name in ("x.wav", "y.wav", "z.wav")]
         alignments = {
-            "x": self.phonemes(("", 0, 0.02), ("n", 0.02, 0.03), ("a", 0.03, 0.04), ("", 0.04, 0.05)),
+            "x": self.phonemes(
+                ("", 0, 0.02), ("n", 0.02, 0.03), ("a", 0.03, 0.04), ("", 0.04, 0.05)
+            ),
             "y": self.phonemes(("", 0, 0.02), ("m", 0.02, 0.03)),
         }
         metrics, note = alignment_metrics(utterances, alignments, symbols)
         frame_ms = 1000 * HOP_SAMPLES / SAMPLE_RATE_HZ
-        self.assertAlmostEqual(metrics["boundary_onset_signed_median"]["synthesized"], frame_ms - 20)
-        self.assertAlmostEqual(metrics["boundary_offset_signed_median"]["synthesized"], 3 * frame_ms - 40)
+        self.assertAlmostEqual(
+            metrics["boundary_onset_signed_median"]["synthesized"], frame_ms - 20
+        )
+        self.assertAlmostEqual(
+            metrics["boundary_offset_signed_median"]["synthesized"], 3 * frame_ms - 40
+        )
         self.assertNotIn("boundary_between_signed_median", metrics)
         self.assertIn("2 phoneme boundaries (1 offset, 1 onset), without 1 whose", note)
         self.assertIn("2 recordings whose text and phonemes differ", note)

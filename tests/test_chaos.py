@@ -1,4 +1,6 @@
-"""The chaos test draws the same cases again, injects what it says, and notices what a program does wrong."""
+"""The chaos test draws the same cases again, injects what it says, and notices what a program does
+wrong.
+"""
 
 import contextlib
 import errno
@@ -47,13 +49,17 @@ os.replace(root / "first", root / "third")
 
 
 class InProcess:
-    """Runs programs in this process, as `children.Forks` runs them in forks; without faults of system calls."""
+    """Runs programs in this process, as `children.Forks` runs them in forks; without faults of
+    system calls.
+    """
 
     def start(self, command, folder, name, prepare, **keywords):
         assert not prepare and not keywords, "faults need a process of their own"
         out, err = io.StringIO(), io.StringIO()
         with shared_traces(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = report_errors(lambda: train.main([*command[1:], "--simulate-gpus", str(SIMULATED)]))
+            code = report_errors(
+                lambda: train.main([*command[1:], "--simulate-gpus", str(SIMULATED)])
+            )
         return Ended(code, out.getvalue(), err.getvalue())
 
     def end_orphans(self, known):
@@ -82,7 +88,9 @@ class Mute(Ended):
 
     def __init__(self, folder: Path, name: str):
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
-        super().__init__(0, "".join(f"step {step:6d} | loss 1\n" for step in range(1, STEPS + 1)), "")
+        super().__init__(
+            0, "".join(f"step {step:6d} | loss 1\n" for step in range(1, STEPS + 1)), ""
+        )
 
     def wait(self, limit_s, meanwhile=lambda child: None):
         meanwhile(self)
@@ -105,19 +113,32 @@ class ChaosTest(unittest.TestCase):
         self.folder = temporary_folder(self.addCleanup)
 
     def settings(self, **changes) -> Settings:
-        values = {"seed": 0, "scenarios": ("damaged-run",), "minutes": 1.0, "cases": 5, "repeat": None, "jobs": 1}
+        values = {
+            "seed": 0,
+            "scenarios": ("damaged-run",),
+            "minutes": 1.0,
+            "cases": 5,
+            "repeat": None,
+            "jobs": 1,
+        }
         return Settings(folder=self.folder, **{**values, **changes})
 
     def test_a_case_depends_on_seed_and_number_alone(self):
         for number in range(50):
             (scenario, source), (again, same) = draw(3, number), draw(3, number)
             self.assertEqual((scenario, source.random()), (again, same.random()))
-        self.assertEqual({draw(3, number)[0].name for number in range(300)}, {scenario.name for scenario in SCENARIOS})
+        self.assertEqual(
+            {draw(3, number)[0].name for number in range(300)},
+            {scenario.name for scenario in SCENARIOS},
+        )
 
     def test_chosen_scenarios_leave_the_numbers_of_their_cases(self):
         both = list(numbers_of(self.settings(scenarios=("clock", "damaged-run"), cases=40)))
         damaged = set(numbers_of(self.settings(cases=200)))
-        self.assertEqual({number for number in both if draw(0, number)[0].name == "damaged-run"}, damaged & set(both))
+        self.assertEqual(
+            {number for number in both if draw(0, number)[0].name == "damaged-run"},
+            damaged & set(both),
+        )
 
     def test_each_scenario_says_what_it_does(self):
         for scenario in SCENARIOS:
@@ -164,18 +185,29 @@ class ChaosTest(unittest.TestCase):
         for _ in range(2):
             with self.assertRaises(OSError) as raised:
                 hook("open", opened)
-            self.assertEqual((raised.exception.errno, raised.exception.filename), (errno.EIO, opened[0]))
+            self.assertEqual(
+                (raised.exception.errno, raised.exception.filename), (errno.EIO, opened[0])
+            )
 
     def test_the_preloaded_library_fails_and_kills_at_the_named_call(self):
         shim = compile_shim(self.folder)
         if shim is None:
             self.skipTest("no C compiler")
         (self.folder / "root").mkdir()
-        environ = {**os.environ, "LD_PRELOAD": str(shim), PRELOADED: str(shim), "PYTHONPATH": str(ROOT)}
+        environ = {
+            **os.environ,
+            "LD_PRELOAD": str(shim),
+            PRELOADED: str(shim),
+            "PYTHONPATH": str(ROOT),
+        }
         command = [sys.executable, "-u", "-c", IN_SHIM, str(self.folder / "root")]
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
-        self.assertEqual((done.returncode, done.stdout), (-signal.SIGKILL, "first 1\nsecond 28\n"), done.stderr)
-        self.assertEqual(sorted(path.name for path in (self.folder / "root").iterdir()), ["first", "second"])
+        self.assertEqual(
+            (done.returncode, done.stdout), (-signal.SIGKILL, "first 1\nsecond 28\n"), done.stderr
+        )
+        self.assertEqual(
+            sorted(path.name for path in (self.folder / "root").iterdir()), ["first", "second"]
+        )
         self.assertEqual(len({*CALLS.values()}), len(CALLS))
 
     def test_what_a_program_does_wrong_is_a_failure_of_its_kind(self):
@@ -193,12 +225,17 @@ class ChaosTest(unittest.TestCase):
             trial = Trial(None, self.folder, random.Random(0))
             trial.check_end(Finished(code, out, err, hung=False), (0, 2))
             self.assertEqual([failure.kind for failure in trial.failures], kinds, (code, out, err))
-        self.assertFalse(is_advice("KeyError: <Position object at 0x7f0> was raised in this run. Sorry."))
+        self.assertFalse(
+            is_advice("KeyError: <Position object at 0x7f0> was raised in this run. Sorry.")
+        )
 
     def test_the_error_of_a_start_behind_a_proxy_is_its_own(self):
         trial = mock.Mock(helpers=[], random=random.Random(0))
         trial.start.side_effect = OSError("no process can be started")
-        with mock.patch.object(several, "Proxy") as proxy, self.assertRaisesRegex(OSError, "no process"):
+        with (
+            mock.patch.object(several, "Proxy") as proxy,
+            self.assertRaisesRegex(OSError, "no process"),
+        ):
             several._disturbed_workers(trial, mock.Mock())
         proxy.return_value.close.assert_called_once_with()
         self.assertEqual(trial.helpers, [])
@@ -216,10 +253,17 @@ class ChaosTest(unittest.TestCase):
                 True,
                 ["lost steps"],
             ),
-            ("resumed        runs/run/checkpoints/step-000003\n", 6, False, ["lost steps", "lost steps"]),
+            (
+                "resumed        runs/run/checkpoints/step-000003\n",
+                6,
+                False,
+                ["lost steps", "lost steps"],
+            ),
         ):
             trial.failures.clear()
-            trial.check_checkpoints(Finished(0, out, "", hung=False), before, is_killed, checks_start=True)
+            trial.check_checkpoints(
+                Finished(0, out, "", hung=False), before, is_killed, checks_start=True
+            )
             self.assertEqual([failure.kind for failure in trial.failures], kinds, out)
 
     def test_no_scenario_takes_a_program_that_does_nothing_for_a_run(self):
@@ -238,7 +282,12 @@ class ChaosTest(unittest.TestCase):
                 continue  # of several processes, which wait for what each says
             kinds = set()
             for number in range(4):
-                trial = Trial(lab, self.folder / f"{scenario.name}-{number}", random.Random(number), limit_s=1.0)
+                trial = Trial(
+                    lab,
+                    self.folder / f"{scenario.name}-{number}",
+                    random.Random(number),
+                    limit_s=1.0,
+                )
                 trial.folder.mkdir()
                 scenario.run(trial)
                 kinds |= {failure.kind for failure in trial.failures}
@@ -252,7 +301,14 @@ class ChaosTest(unittest.TestCase):
         cases = [run_case(settings, lab, number, limit_s=60.0) for number in numbers_of(settings)]
         self.assertEqual([case["failures"] for case in cases], [[]] * 5)
         self.assertGreater(sum(case["processes"] for case in cases), 5)  # one follows advice
-        result = {"seed": 0, "jobs": 1, "shim": False, "limit_s": 60.0, "undisturbed_s": 1.0, "undisturbed_cpu_s": 1.0}
+        result = {
+            "seed": 0,
+            "jobs": 1,
+            "shim": False,
+            "limit_s": 60.0,
+            "undisturbed_s": 1.0,
+            "undisturbed_cpu_s": 1.0,
+        }
         result |= {"seconds": 60.0, "folder": "", "cases": cases}
         self.assertFalse(failed(result))
         self.assertIn("5.0 cases and 5.0 faults a minute; 0 cases failed", describe(result))
@@ -261,8 +317,19 @@ class ChaosTest(unittest.TestCase):
     @long
     def test_cases_of_a_fixed_seed_find_nothing(self):
         out = self.folder / "chaos.json"
-        command = [sys.executable, "benchmarks/chaos.py", "--seed", "0", "--cases", "20", "--json", str(out)]
-        done = subprocess.run([*command, "--out", str(self.folder)], cwd=ROOT, capture_output=True, text=True)
+        command = [
+            sys.executable,
+            "benchmarks/chaos.py",
+            "--seed",
+            "0",
+            "--cases",
+            "20",
+            "--json",
+            str(out),
+        ]
+        done = subprocess.run(
+            [*command, "--out", str(self.folder)], cwd=ROOT, capture_output=True, text=True
+        )
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
         self.assertEqual(len(json.loads(out.read_text())["cases"]), 20)
 

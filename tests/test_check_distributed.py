@@ -12,12 +12,21 @@ from unittest import mock
 
 from myxtts.commands import check_distributed
 from myxtts.errors import ConfigError
-from myxtts.preflight.distributed import REPETITIONS, AllReduceTime, ClusterResult, all_reduce_table, cluster_checks
+from myxtts.preflight.distributed import (
+    REPETITIONS,
+    AllReduceTime,
+    ClusterResult,
+    all_reduce_table,
+    cluster_checks,
+)
 from tests.long import long
 from tests.sine_corpus import write_corpus
 
 ROOT = Path(__file__).parents[1]
-SCRIPT, LAUNCHER = ROOT / "utilities" / "check_distributed.py", ROOT / "utilities" / "launch_workers.py"
+SCRIPT, LAUNCHER = (
+    ROOT / "utilities" / "check_distributed.py",
+    ROOT / "utilities" / "launch_workers.py",
+)
 TRAINER = ROOT / "train_main.py"
 GOOD = ClusterResult(2, 2, "CPU", 0.0, (AllReduceTime(1 << 20, 0.002),), (1e-7, 2e-7), 0.2)
 # Worker 1 cannot make its seventh batch.
@@ -49,21 +58,30 @@ with toy_models():
 class TwoWorkersTest(unittest.TestCase):
     def test_two_workers_match_one_process(self):
         with tempfile.TemporaryDirectory() as folder:  # for its logs
-            done = subprocess.run([sys.executable, SCRIPT], cwd=folder, capture_output=True, text=True, timeout=600.0)
+            done = subprocess.run(
+                [sys.executable, SCRIPT], cwd=folder, capture_output=True, text=True, timeout=600.0
+            )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("[worker 0] 2 workers, 2 replicas, each on a CPU", done.stdout)
         self.assertEqual(done.stdout.count("✅"), 2)
-        rows = re.findall(r"^\[worker 0\] +([\d,]+) +([\d.]+) ms +([\d.]+)$", done.stdout, re.MULTILINE)
+        rows = re.findall(
+            r"^\[worker 0\] +([\d,]+) +([\d.]+) ms +([\d.]+)$", done.stdout, re.MULTILINE
+        )
         self.assertEqual([int(row[0].replace(",", "")) for row in rows], list(REPETITIONS))
         self.assertTrue(all(float(row[1]) > 0 for row in rows))
 
     def test_two_workers_train(self):
         with tempfile.TemporaryDirectory() as folder:
             write_corpus(Path(folder, "corpus"), [0.5] * 12)
-            flags = "--train-data corpus/corpus.csv --text-frontend characters --model-size tiny --batch-size 2"
+            flags = (
+                "--train-data corpus/corpus.csv --text-frontend characters --model-size tiny"
+                " --batch-size 2"
+            )
             flags += " --max-steps 2 --run two --validate-every 0 --sample-every 0"
             command = [sys.executable, LAUNCHER, "--workers", "2", "--", TRAINER, *flags.split()]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600.0)
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=600.0
+            )
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertTrue(Path(folder, "runs/two/checkpoints/step-000002").is_dir())
         self.assertIn("in 2 replicas with ", done.stdout)
@@ -72,15 +90,31 @@ class TwoWorkersTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             write_corpus(Path(folder, "corpus"), [0.5] * 12)
             Path(folder, "program.py").write_text(UNREADABLE)
-            flags = "--train-data corpus/corpus.csv --text-frontend characters --model-size tiny --batch-size 2"
+            flags = (
+                "--train-data corpus/corpus.csv --text-frontend characters --model-size tiny"
+                " --batch-size 2"
+            )
             flags += " --max-steps 9 --run two --validate-every 0 --sample-every 0"
-            command = [sys.executable, LAUNCHER, "--workers", "2", "--", "program.py", *flags.split()]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600.0)
+            command = [
+                sys.executable,
+                LAUNCHER,
+                "--workers",
+                "2",
+                "--",
+                "program.py",
+                *flags.split(),
+            ]
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=600.0
+            )
             self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
             checkpoints = [path.name for path in Path(folder, "runs/two/checkpoints").iterdir()]
         self.assertEqual(checkpoints, ["step-000006"])
         self.assertIn("[worker 1] error: utterance 'u3' cannot be read", done.stdout)
-        self.assertRegex(done.stdout, r"\[worker 0\] error: worker 1 \(\S+\) gave up: utterance 'u3' cannot be read")
+        self.assertRegex(
+            done.stdout,
+            r"\[worker 0\] error: worker 1 \(\S+\) gave up: utterance 'u3' cannot be read",
+        )
         self.assertNotIn("Traceback", done.stdout + done.stderr)
 
 
@@ -96,18 +130,26 @@ class ClusterResultTest(unittest.TestCase):
         for name, fault in faults.items():
             result = GOOD._replace(**fault)
             self.assertFalse(result.passed)
-            self.assertEqual([check.name for check in cluster_checks(result) if check.status == "failed"], [name])
+            self.assertEqual(
+                [check.name for check in cluster_checks(result) if check.status == "failed"], [name]
+            )
         self.assertFalse(GOOD._replace(weight_differences=(float("nan"), 0.0)).passed)
-        self.assertFalse(GOOD._replace(largest_update=0.0).passed)  # unchanged weights would be equal too
+        self.assertFalse(
+            GOOD._replace(largest_update=0.0).passed
+        )  # unchanged weights would be equal too
 
     def test_speed_is_for_the_size_of_the_tensor(self):
         self.assertEqual(GOOD.all_reduce_times[0].bytes_per_s, (1 << 20) / 0.002)
-        self.assertEqual(list(all_reduce_table(GOOD))[1].split(), ["1,048,576", "2.00", "ms", "0.524"])
+        self.assertEqual(
+            list(all_reduce_table(GOOD))[1].split(), ["1,048,576", "2.00", "ms", "0.524"]
+        )
 
 
 class MistakeTest(unittest.TestCase):
     def test_mistakes_are_explained(self):
-        task = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}})
+        task = json.dumps(
+            {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}
+        )
         mistakes = [
             ("one worker was requested", ["--workers", "1"], {}),
             ("--node-rank is missing", ["--nodes", "a:1,b:2"], {}),

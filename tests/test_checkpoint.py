@@ -33,12 +33,18 @@ def randomise(state, seed=0):
     random = np.random.default_rng(seed)
     for variables in state.variables().values():
         for variable in variables.values():
-            variable.assign(random.integers(0, 1000, variable.shape).astype(variable.dtype.as_numpy_dtype))
+            variable.assign(
+                random.integers(0, 1000, variable.shape).astype(variable.dtype.as_numpy_dtype)
+            )
     return values(state)
 
 
 def values(state):
-    return {(group, name): v.numpy() for group, named in state.variables().items() for name, v in named.items()}
+    return {
+        (group, name): v.numpy()
+        for group, named in state.variables().items()
+        for name, v in named.items()
+    }
 
 
 class Case(unittest.TestCase):
@@ -46,7 +52,9 @@ class Case(unittest.TestCase):
         self.folder = temporary_folder(self.addCleanup) / "checkpoints"
 
     def checkpoints(self, keep=3, **metadata):
-        return Checkpoints(self.folder, keep, {"settings": {"a": {"b": 1}}, "symbols": ["ა", "b"]} | metadata)
+        return Checkpoints(
+            self.folder, keep, {"settings": {"a": {"b": 1}}, "symbols": ["ა", "b"]} | metadata
+        )
 
     def save(self, state, loss=None, checkpoints=None):
         """Save a state, and wait until the thread has written it."""
@@ -67,9 +75,14 @@ class RoundTrip(Case):
         for make, precision in ((build_model, "float32"), (build_toy, "mixed_float16")):
             with self.subTest(precision=precision):
                 state = training_state(make(precision=precision), precision)
-                everything = {id(v.value) for v in (*state.model.variables, *state.optimizer.variables)}
+                everything = {
+                    id(v.value) for v in (*state.model.variables, *state.optimizer.variables)
+                }
                 everything |= {id(v) for v in state.averages}
-                self.assertEqual(everything, {id(v) for named in state.variables().values() for v in named.values()})
+                self.assertEqual(
+                    everything,
+                    {id(v) for named in state.variables().values() for v in named.values()},
+                )
                 saved_values = randomise(state)
                 state.step, state.position = 41, Position(2, 5)
                 saved = self.save(state)
@@ -93,7 +106,8 @@ class RoundTrip(Case):
         state.step = 3
         metadata = read_metadata(self.save(state))
         self.assertEqual(
-            (metadata["settings"], metadata["symbols"], metadata["step"]), ({"a": {"b": 1}}, ["ა", "b"], 3)
+            (metadata["settings"], metadata["symbols"], metadata["step"]),
+            ({"a": {"b": 1}}, ["ა", "b"], 3),
         )
 
 
@@ -120,7 +134,10 @@ class Retention(Case):
         checkpoints = self.checkpoints(keep=1)
         self.save_steps(checkpoints, 10)
         refused = PermissionError(13, "Permission denied", "model.npz")
-        with mock.patch("shutil.rmtree", side_effect=refused), self.assertLogs("myxtts.training", "WARNING") as logs:
+        with (
+            mock.patch("shutil.rmtree", side_effect=refused),
+            self.assertLogs("myxtts.training", "WARNING") as logs,
+        ):
             self.save_steps(checkpoints, 20)
             checkpoints.wait()
         self.assertIn("step-000010 cannot be removed: model.npz: Permission denied", logs.output[0])
@@ -139,7 +156,9 @@ class Retention(Case):
         checkpoints = self.checkpoints(keep=1)
         self.save_steps(checkpoints, 10)
         with (
-            mock.patch("os.access", lambda path, _: path.name != "step-000010"),  # root may write everywhere
+            mock.patch(
+                "os.access", lambda path, _: path.name != "step-000010"
+            ),  # root may write everywhere
             self.assertLogs("myxtts.training", "WARNING") as logs,
         ):
             self.save_steps(checkpoints, 20, 30)
@@ -151,9 +170,14 @@ class Retention(Case):
     def test_remains_that_cannot_be_removed_end_no_run(self):
         (self.folder / ".partial-step-000010").mkdir(parents=True)
         refused = PermissionError(13, "Permission denied", "model.npz")
-        with mock.patch("shutil.rmtree", side_effect=refused), self.assertLogs("myxtts.training", "WARNING") as logs:
+        with (
+            mock.patch("shutil.rmtree", side_effect=refused),
+            self.assertLogs("myxtts.training", "WARNING") as logs,
+        ):
             remove_remains(self.folder)
-        self.assertIn(".partial-step-000010 cannot be removed: model.npz: Permission denied", logs.output[0])
+        self.assertIn(
+            ".partial-step-000010 cannot be removed: model.npz: Permission denied", logs.output[0]
+        )
 
     def test_an_observation_is_recorded_beside_a_damaged_checkpoint(self):
         checkpoints = self.checkpoints(keep=3)
@@ -163,7 +187,9 @@ class Retention(Case):
         with self.assertLogs("myxtts.training", "ERROR"):
             checkpoints.record(self.state, 20, 0.5)
             checkpoints.wait()
-        self.assertEqual([read_best(self.folder / f"step-0000{step}") for step in (20, 40)], [(20, 0.5)] * 2)
+        self.assertEqual(
+            [read_best(self.folder / f"step-0000{step}") for step in (20, 40)], [(20, 0.5)] * 2
+        )
 
     def test_best_checkpoint_is_known_after_a_restart(self):
         self.save_steps(self.checkpoints(keep=1), 10, loss=0.5)
@@ -177,7 +203,9 @@ class Retention(Case):
 
     def test_what_only_an_observation_asked_for_goes_also_after_a_restart(self):
         def observe(loss):
-            """Save steps 10 and 20, the second for an observation; a new process records its result, and saves 30."""
+            """Save steps 10 and 20, the second for an observation; a new process records its
+            result, and saves 30.
+            """
             before = self.checkpoints(keep=2)
             self.save_steps(before, 10)
             before.add_provisional(20)
@@ -190,7 +218,9 @@ class Retention(Case):
 
         self.assertEqual(observe(loss=None), [10, 30])
         shutil.rmtree(self.folder)
-        self.assertEqual(observe(loss=0.5), [20, 30])  # the best, as if the validation had asked for it
+        self.assertEqual(
+            observe(loss=0.5), [20, 30]
+        )  # the best, as if the validation had asked for it
         self.save_steps(self.checkpoints(keep=2), 40, loss=0.4)
         self.assertEqual(self.steps(), [30, 40])
 
@@ -223,7 +253,10 @@ class Atomic(Case):
     def test_a_partly_removed_folder_is_not_a_checkpoint(self):
         checkpoints = self.checkpoints(keep=1)
         self.save(self.state_at(10), checkpoints=checkpoints)
-        with mock.patch("shutil.rmtree", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+        with (
+            mock.patch("shutil.rmtree", side_effect=KeyboardInterrupt),
+            self.assertRaises(KeyboardInterrupt),
+        ):
             self.save(self.state_at(20), checkpoints=checkpoints)
         self.assertEqual(self.steps(), [20])
 
@@ -282,7 +315,9 @@ class Background(Case):
         self.assertEqual((self.state.step, self.state.position), (10, Position(2, 5)))
 
     def test_nothing_that_changes_a_variable_changes_a_copy(self):
-        variables = [variable for group in self.state.variables().values() for variable in group.values()]
+        variables = [
+            variable for group in self.state.variables().values() for variable in group.values()
+        ]
 
         def train():
             for variable in variables:
@@ -291,16 +326,24 @@ class Background(Case):
 
         changes = [train, tf.function(train), tf.function(train, jit_compile=True)]
         table = next(variable for variable in variables if variable.shape.rank == 2)
-        changes.append(lambda: table.scatter_sub(tf.IndexedSlices(tf.ones_like(table)[:1], tf.constant([1]))))
+        changes.append(
+            lambda: table.scatter_sub(tf.IndexedSlices(tf.ones_like(table)[:1], tf.constant([1])))
+        )
         for change in changes:
             with tf.device(self.state.device):
                 change()  # traced, compiled
                 before, copy = values(self.state), copy_state(self.state)
                 change()
                 change()
-            copied = {(group, name): array for group, named in copy.groups.items() for name, array in named.items()}
+            copied = {
+                (group, name): array
+                for group, named in copy.groups.items()
+                for name, array in named.items()
+            }
             self.assert_equal_values(copied, before)
-            self.assertIn(True, [np.any(value != before[key]) for key, value in values(self.state).items()])
+            self.assertIn(
+                True, [np.any(value != before[key]) for key, value in values(self.state).items()]
+            )
         with self.assertRaises(ValueError):  # the memory may be that of the variable
             copy.groups["optimizer"].popitem()[1][...] = 0
 
@@ -317,7 +360,8 @@ class Background(Case):
                 self.save_at(checkpoints, 20)
             self.assertTrue((self.folder / "step-000010").exists())
             self.assertRegex(
-                logs.output[0], r"training waited \d+\.\d s at step 20: the checkpoint before was still being "
+                logs.output[0],
+                r"training waited \d+\.\d s at step 20: the checkpoint before was still being ",
             )
         self.assertEqual(self.steps(), [10, 20])
 
@@ -336,13 +380,18 @@ class Background(Case):
         for step, line in zip((20, 30), logs.output, strict=True):
             self.assertRegex(
                 line,
-                rf"the checkpoint of step {step} was not written: {self.folder}/\.partial-step-0000{step}/model\.npz: "
-                r"No space left on device \((\S+) MB are needed, \S+ MB are free\)\. If the run goes on, it tries",
+                rf"the checkpoint of step {step} was not written:"
+                rf" {self.folder}/\.partial-step-0000{step}/model\.npz: "
+                r"No space left on device \((\S+) MB are needed, \S+ MB are free\)\. If the run"
+                r" goes on, it tries",
             )
             self.assertAlmostEqual(float(line.partition("(")[2].split()[0]), needed_mb, delta=0.1)
         with self.assertRaises(CheckpointError) as raised:
             checkpoints.finish()
-        self.assertRegex(str(raised.exception), rf"It is the last .* which continues from {self.folder}/step-000010\.$")
+        self.assertRegex(
+            str(raised.exception),
+            rf"It is the last .* which continues from {self.folder}/step-000010\.$",
+        )
         self.save_at(checkpoints, 40)
         checkpoints.finish()
         self.assertEqual(self.steps(), [10, 40])
@@ -360,7 +409,9 @@ class Background(Case):
 
     def test_a_defect_of_the_writing_thread_is_raised_in_training(self):
         checkpoints = self.checkpoints()
-        with mock.patch("myxtts.training.checkpoint.write_checkpoint", side_effect=ValueError("defect")):
+        with mock.patch(
+            "myxtts.training.checkpoint.write_checkpoint", side_effect=ValueError("defect")
+        ):
             self.save_at(checkpoints, 10)
             with self.assertRaisesRegex(ValueError, "defect"):
                 self.save_at(checkpoints, 20)
@@ -391,7 +442,10 @@ class Damaged(Case):
                 with self.subTest(group=group, length=length):
                     message = self.restore_error()
                     self.assertTrue(message.startswith(f"{path} cannot be read: "), message)
-                    self.assertIn(f"No other checkpoint in {self.folder} is intact: start another run", message)
+                    self.assertIn(
+                        f"No other checkpoint in {self.folder} is intact: start another run",
+                        message,
+                    )
             path.unlink()
             self.assertIn(f"{path} cannot be read", self.restore_error())
             path.write_bytes(whole)
@@ -433,7 +487,8 @@ class Damaged(Case):
         path.write_text(json.dumps(json.loads(whole) | {"format": 1}))
         self.assertEqual(
             self.restore_error(),
-            f"{self.saved} has format 1, but this version of MyXTTS reads format 6. Use the version that wrote it.",
+            f"{self.saved} has format 1, but this version of MyXTTS reads format 6. Use the version"
+            " that wrote it.",
         )
 
     def test_error_for_another_architecture_names_the_first_difference(self):
@@ -462,7 +517,8 @@ class Damaged(Case):
             write_arrays(path, changed.items())
             self.assertEqual(
                 self.restore_error(),
-                f"{path}: {message}. Use the settings that the run was started with (its config.yaml).",
+                f"{path}: {message}. Use the settings that the run was started with (its"
+                " config.yaml).",
             )
         self.saved = self.save(training_state(build_model()))
         self.assertIn("is only in the ", self.restore_error())

@@ -1,4 +1,6 @@
-"""Checkpoints are written whole or not at all, and damaged ones are rejected by name. No TensorFlow."""
+"""Checkpoints are written whole or not at all, and damaged ones are rejected by name. No
+TensorFlow.
+"""
 
 import contextlib
 import itertools
@@ -47,7 +49,9 @@ def write(folder: Path, step: int, value: float) -> None:
     """Write a checkpoint whose weights all have one value, as a run does."""
     arrays = [("w", np.full(3, value, np.float32))]
     groups = [("model", arrays), ("optimizer", arrays)]
-    write_checkpoint(checkpoint_of(folder, step), groups, {"step": step, "best": None}, replace=True)
+    write_checkpoint(
+        checkpoint_of(folder, step), groups, {"step": step, "best": None}, replace=True
+    )
 
 
 def kill_at(at: int, folder: str, step: int) -> None:
@@ -80,14 +84,18 @@ class Case(unittest.TestCase):
         return False
 
     def restarted(self):
-        """Return the value of each checkpoint by its step, as the next start of the run finds them."""
+        """Return the value of each checkpoint by its step, as the next start of the run
+        finds them.
+        """
         put_back_former(self.folder)
         newest = latest(self.folder)
         remove_remains(self.folder)
         found = {}
         for checkpoint in self.folder.iterdir():
             arrays = [read_arrays(checkpoint / name)["w"] for name in FILES[:2]]
-            (found[read_metadata(checkpoint)["step"]],) = {float(x) for array in arrays for x in array}
+            (found[read_metadata(checkpoint)["step"]],) = {
+                float(x) for array in arrays for x in array
+            }
             self.assertEqual(sorted(path.name for path in checkpoint.iterdir()), FILES)
         self.assertEqual(newest, checkpoint_of(self.folder, max(found)))
         return found
@@ -107,10 +115,19 @@ class InterruptedWrites(Case):
             self.assertEqual(self.restarted(), BEFORE | {step: NEW})
             partial = f".partial-step-0000{step}"
             expected = {f"{call} {name}" for call in ("write", "fsync") for name in FILES[:2]}
-            expected |= {f"mkdir {partial}", f"fsync {partial}", f"rename {partial}", "replace .state.json.partial"}
-            self.assertLess(expected | ({f"rename step-0000{step}"} if step in BEFORE else set()), seen)
+            expected |= {
+                f"mkdir {partial}",
+                f"fsync {partial}",
+                f"rename {partial}",
+                "replace .state.json.partial",
+            }
+            self.assertLess(
+                expected | ({f"rename step-0000{step}"} if step in BEFORE else set()), seen
+            )
 
-    def test_a_full_disk_at_any_write_leaves_the_checkpoints_before_and_no_part_of_the_new_one(self):
+    def test_a_full_disk_at_any_write_leaves_the_checkpoints_before_and_no_part_of_the_new_one(
+        self,
+    ):
         for step in STEPS:
             for at in itertools.count():
                 points = FullDisk(at)
@@ -120,8 +137,12 @@ class InterruptedWrites(Case):
                 with self.subTest(step=step, at=points.names[at]):
                     names = {path.name for path in self.folder.iterdir()}
                     found = self.restarted()
-                    self.assertEqual(names, {checkpoint_of(self.folder, step).name for step in found})
-                    is_named = points.names[at].startswith(("rename", "fsync checkpoints", "unlink", "rmdir"))
+                    self.assertEqual(
+                        names, {checkpoint_of(self.folder, step).name for step in found}
+                    )
+                    is_named = points.names[at].startswith(
+                        ("rename", "fsync checkpoints", "unlink", "rmdir")
+                    )
                     self.assertEqual(found, BEFORE | {step: NEW} if is_named else BEFORE)
                     self.assertTrue(is_refused)
 
@@ -130,7 +151,10 @@ class InterruptedWrites(Case):
         for step in STEPS:
             for at in itertools.count():
                 self.prepare()
-                call = f"from tests.test_checkpoint_files import kill_at; kill_at({at}, {str(self.folder)!r}, {step})"
+                call = (
+                    f"from tests.test_checkpoint_files import kill_at; kill_at({at},"
+                    f" {str(self.folder)!r}, {step})"
+                )
                 code = subprocess.run([sys.executable, "-c", call], cwd=ROOT).returncode
                 with self.subTest(step=step, at=at):
                     self.assertIn(self.restarted(), (BEFORE, BEFORE | {step: NEW}))
@@ -141,7 +165,9 @@ class InterruptedWrites(Case):
 
 
 class Hostile(Case):
-    """Damaged files, or files made by another program: one message each, and no memory for what they promise."""
+    """Damaged files, or files made by another program: one message each, and no memory for what
+    they promise.
+    """
 
     def setUp(self):
         super().setUp()
@@ -161,12 +187,19 @@ class Hostile(Case):
             archive.writestr("w.npy", member, **options)
 
     def test_an_archive_that_promises_terabytes_is_rejected_before_memory_is_taken(self):
-        for shape, dtype in (((10**13,), "<f4"), ((-1,), "<f4"), ((2, 10**30), "<f4"), ((3,), "|O"), ((3,), "<U4")):
+        for shape, dtype in (
+            ((10**13,), "<f4"),
+            ((-1,), "<f4"),
+            ((2, 10**30), "<f4"),
+            ((3,), "|O"),
+            ((3,), "<U4"),
+        ):
             header = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode()
             self.write_member(header, bytes(12))
             with self.subTest(shape=shape, dtype=dtype):
                 self.assertRegex(
-                    self.message(read_arrays, self.archive), "^" + str(self.archive) + " cannot be read: w.npy "
+                    self.message(read_arrays, self.archive),
+                    "^" + str(self.archive) + " cannot be read: w.npy ",
                 )
         self.write_member(b"(" * 9000, b"")
         self.assertIn("cannot be read", self.message(read_arrays, self.archive))
@@ -174,21 +207,36 @@ class Hostile(Case):
         self.assertIn("it is compressed", self.message(read_arrays, self.archive))
 
     def test_arrays_are_read_in_one_pass_that_finds_every_damaged_one(self):
-        write_arrays(self.archive, [("w", np.zeros(1 << 18, np.float32)), ("none", np.zeros(0)), ("n", np.arange(9))])
+        write_arrays(
+            self.archive,
+            [("w", np.zeros(1 << 18, np.float32)), ("none", np.zeros(0)), ("n", np.arange(9))],
+        )
         with mock.patch("zipfile.crc32", wraps=zlib.crc32) as crc32:
             arrays = read_arrays(self.archive)
         self.assertEqual([arrays[name].size for name in ("w", "none", "n")], [1 << 18, 0, 9])
-        self.assertLess(sum(len(call.args[0]) for call in crc32.call_args_list), 1.1 * self.archive.stat().st_size)
+        self.assertLess(
+            sum(len(call.args[0]) for call in crc32.call_args_list),
+            1.1 * self.archive.stat().st_size,
+        )
         whole = self.archive.read_bytes()
-        for at in (whole.index(b"\0" * 1000), whole.index(b"(0,)"), whole.index(np.arange(9).tobytes()) + 71):
+        for at in (
+            whole.index(b"\0" * 1000),
+            whole.index(b"(0,)"),
+            whole.index(np.arange(9).tobytes()) + 71,
+        ):
             self.archive.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
             self.assertIn("cannot be read", self.message(read_arrays, self.archive))
 
     def test_a_pipe_or_a_folder_in_place_of_a_file_is_rejected_without_waiting(self):
-        for path, read in ((self.archive, read_arrays), (self.state, lambda _: read_metadata(self.checkpoint))):
+        for path, read in (
+            (self.archive, read_arrays),
+            (self.state, lambda _: read_metadata(self.checkpoint)),
+        ):
             path.unlink()
             os.mkfifo(path)
-            self.assertIn(f"{path} cannot be read: it is not a regular file", self.message(read, path))
+            self.assertIn(
+                f"{path} cannot be read: it is not a regular file", self.message(read, path)
+            )
 
     def test_a_value_of_another_type_in_the_metadata_is_named(self):
         for key, value in (
@@ -208,11 +256,15 @@ class Hostile(Case):
             with self.subTest(key=key, value=value):
                 message = self.message(read_metadata, self.checkpoint)
                 self.assertRegex(
-                    message, rf"^{self.state} cannot be read: {key}[\w.]*: .*The newest intact checkpoint is "
+                    message,
+                    rf"^{self.state} cannot be read: {key}[\w.]*: .*The newest intact"
+                    r" checkpoint is ",
                 )
         for text in ("[" * 100_000, "9" * 5_000):
             self.state.write_text(text)
-            self.assertIn(f"{self.state} cannot be read", self.message(read_metadata, self.checkpoint))
+            self.assertIn(
+                f"{self.state} cannot be read", self.message(read_metadata, self.checkpoint)
+            )
 
     def test_no_flipped_bit_of_the_metadata_changes_what_is_read(self):
         write(self.folder, 20, NEW)
@@ -223,8 +275,12 @@ class Hostile(Case):
             damaged = bytearray(whole)
             damaged[bit // 8] ^= 1 << bit % 8
             (checkpoint / "state.json").write_bytes(damaged)
-            with contextlib.suppress(CheckpointError):  # else it is a bit of the line of the checksum
-                self.assertEqual({**read_metadata(checkpoint), **expected}, read_metadata(checkpoint), bit)
+            with contextlib.suppress(
+                CheckpointError
+            ):  # else it is a bit of the line of the checksum
+                self.assertEqual(
+                    {**read_metadata(checkpoint), **expected}, read_metadata(checkpoint), bit
+                )
 
     def test_metadata_without_checksum_are_read(self):
         self.state.write_text(json.dumps(METADATA))

@@ -62,15 +62,25 @@ class FlagTest(unittest.TestCase):
                 self.assertEqual(load.call_args.args[1], {name: setting.default})
 
     def test_a_second_list_of_a_flag_is_rejected(self):
-        with self.assertRaisesRegex(ConfigError, "^--model-gpus was given 2 times. Give all values after one.$"):
+        with self.assertRaisesRegex(
+            ConfigError, "^--model-gpus was given 2 times. Give all values after one.$"
+        ):
             train.parse(["--model-gpus", "0", "--model-gpus", "1"])
         with self.assertRaisesRegex(ConfigError, "^--languages was given 2 times"):
-            main.load_command("corpus").parse(["--out", "a", "--languages", "en", "--languages", "ka"])
+            main.load_command("corpus").parse(
+                ["--out", "a", "--languages", "en", "--languages", "ka"]
+            )
 
     def test_a_tilde_that_no_shell_expands_and_an_empty_text_are_rejected(self):
         for argv, expected in (
-            (["--runs-dir=~/runs"], "^--runs-dir is '~/runs', but a shell expands ~ only at the start"),
-            (["--runs-dir", "~/runs"], rf"only a shell expands ~.* Write {os.path.expanduser('~/runs')}\.$"),
+            (
+                ["--runs-dir=~/runs"],
+                "^--runs-dir is '~/runs', but a shell expands ~ only at the start",
+            ),
+            (
+                ["--runs-dir", "~/runs"],
+                rf"only a shell expands ~.* Write {os.path.expanduser('~/runs')}\.$",
+            ),
             (["--train-data", ""], "^--train-data is an empty text"),
         ):
             with self.subTest(argv), self.assertRaisesRegex(ConfigError, expected):
@@ -81,11 +91,16 @@ class FlagTest(unittest.TestCase):
     def test_words_that_argparse_changes_are_answered(self):
         fixed = ["--gpus", "1", "--produce-ms", "1", "--step-ms", "1"]
         for words in (["--_foo"], ["--", "foo"], ["--5_0"], ["--\u200bbatch_size", "3"]):
-            with self.subTest(words), self.assertRaisesRegex(ConfigError, "neither a flag nor the value|not a flag"):
+            with (
+                self.subTest(words),
+                self.assertRaisesRegex(ConfigError, "neither a flag nor the value|not a flag"),
+            ):
                 main.load_command("plan").main([*fixed, *words], "plan")
 
     def test_list_takes_several_values(self):
-        self.assertEqual(train.parse(["--model-gpus", "1", "2", "3"])[0].placement.model_gpus, (1, 2, 3))
+        self.assertEqual(
+            train.parse(["--model-gpus", "1", "2", "3"])[0].placement.model_gpus, (1, 2, 3)
+        )
 
     def test_null_resets_a_setting_of_the_file(self):
         argv = ["--config", str(ROOT / "configs/dual_gpu.yaml"), "--data-gpu", "null"]
@@ -117,15 +132,18 @@ class FlagTest(unittest.TestCase):
             (("--zzzz", "3"), "'--zzzz' is not a flag. --help lists the flags."),
             (
                 ("--model-gpu", "1", "2"),
-                "--model-gpu takes one value, but '1' and '2' follow it. Give one; --model-gpus takes several.",
+                "--model-gpu takes one value, but '1' and '2' follow it. Give one; --model-gpus"
+                " takes several.",
             ),
             (
                 ("--train-data", "my", "corpus"),
-                "--train-data takes one value, but 'my' and 'corpus' follow it. Give one, in quotes if it has spaces.",
+                "--train-data takes one value, but 'my' and 'corpus' follow it. Give one, in"
+                " quotes if it has spaces.",
             ),
             (
                 ("--resume", "runs/demo"),
-                "--resume takes no value, but 'runs/demo' follows it. Leave the value out; --no-resume turns it off.",
+                "--resume takes no value, but 'runs/demo' follows it. Leave the value out;"
+                " --no-resume turns it off.",
             ),
             (
                 ("--print-config", "yes"),
@@ -141,21 +159,23 @@ class FlagTest(unittest.TestCase):
             ("--lr", ". Use --learning-rate."),
             (
                 "--nodes=2",
-                f". Use {launch} --nodes HOST:PORT,HOST:PORT --node-rank N`, with the addresses of the machines.",
+                f". Use {launch} --nodes HOST:PORT,HOST:PORT --node-rank N`, with the addresses"
+                " of the machines.",
             ),
             (
                 "--vocoder-type",
-                ". Use --vocoder runs/NAME, a vocoder that was trained with --task vocoder; without one, the waves are "
-                "Griffin-Lim's.",
+                ". Use --vocoder runs/NAME, a vocoder that was trained with --task vocoder;"
+                " without one, the waves are Griffin-Lim's.",
             ),
             (
                 "--checkpoint_dir",
-                ". Use --run NAME: all files of a run are in runs/NAME, and --runs-dir DIR moves the folder runs.",
+                ". Use --run NAME: all files of a run are in runs/NAME, and --runs-dir DIR"
+                " moves the folder runs.",
             ),
             (
                 "--nproc_per_node=2",
-                f". Use --model-gpus 0 1: one process trains on all GPUs of a machine; {launch} --workers N` starts "
-                "several.",
+                f". Use --model-gpus 0 1: one process trains on all GPUs of a machine; {launch}"
+                " --workers N` starts several.",
             ),
             ("--fp16", ". Use --precision mixed_float16."),
             ("--coqpit.lr=1", ". Use --learning-rate."),
@@ -206,31 +226,55 @@ class FlagTest(unittest.TestCase):
                 self.assertEqual(hint, f"{meant}?" if meant else "")
 
     def test_each_unknown_flag_is_named(self):
-        message = self.error_of("--lr", "1e-4", "--val-csv", "x", "--batch-size", "2", "--dev_dir", "y")
+        message = self.error_of(
+            "--lr", "1e-4", "--val-csv", "x", "--batch-size", "2", "--dev_dir", "y"
+        )
         self.assertEqual(
             message,
-            "'--lr' is not a flag. Use --learning-rate.\n'--val-csv' and '--dev_dir' are not flags. Use --val-data.",
+            "'--lr' is not a flag. Use --learning-rate.\n'--val-csv' and '--dev_dir' are not flags."
+            " Use --val-data.",
         )
 
     def test_invalid_value_is_rejected_in_one_line(self):
         for argv, message in (
-            (("--batch-size", "-3"), "--batch-size is -3, but must be a whole number from 1 to 1000000."),
-            (("--batch-size", "x"), "--batch-size is 'x', but must be a whole number from 1 to 1000000."),
+            (
+                ("--batch-size", "-3"),
+                "--batch-size is -3, but must be a whole number from 1 to 1000000.",
+            ),
+            (
+                ("--batch-size", "x"),
+                "--batch-size is 'x', but must be a whole number from 1 to 1000000.",
+            ),
             (
                 ("--batch-size", "8.0"),
-                "--batch-size is '8.0', but must be a whole number from 1 to 1000000. Did you mean 8?",
+                "--batch-size is '8.0', but must be a whole number from 1 to 1000000. Did you"
+                " mean 8?",
             ),
-            (("--batch-size", "8.5"), "--batch-size is '8.5', but must be a whole number from 1 to 1000000."),
-            (("--ema-decay", "nan"), "--ema-decay is NaN, but must be a number of at least 0 and below 1."),
-            (("--batch-seconds", "inf"), "--batch-seconds is Infinity, but must be a number from 0 to 86400."),
+            (
+                ("--batch-size", "8.5"),
+                "--batch-size is '8.5', but must be a whole number from 1 to 1000000.",
+            ),
+            (
+                ("--ema-decay", "nan"),
+                "--ema-decay is NaN, but must be a number of at least 0 and below 1.",
+            ),
+            (
+                ("--batch-seconds", "inf"),
+                "--batch-seconds is Infinity, but must be a number from 0 to 86400.",
+            ),
             (
                 ("--model-size", "big\x1b[2J"),
-                r"--model-size is 'big\x1b[2J', but must be one of tiny, small, normal, big. Did you mean big?",
+                r"--model-size is 'big\x1b[2J', but must be one of tiny, small, normal, big."
+                r" Did you mean big?",
             ),
-            (("--data-gpu", "none"), "--data-gpu is 'none', but must be a whole number from 0 to 1023, or null."),
+            (
+                ("--data-gpu", "none"),
+                "--data-gpu is 'none', but must be a whole number from 0 to 1023, or null.",
+            ),
             (
                 ("--batch-size", "--resume"),
-                "--batch-size needs a value: a whole number from 1 to 1000000. --help lists the flags.",
+                "--batch-size needs a value: a whole number from 1 to 1000000. --help lists the"
+                " flags.",
             ),
             (("--config",), "--config needs a value. --help lists the flags."),
         ):
@@ -307,27 +351,45 @@ class MainTest(unittest.TestCase):
 
     def test_help_of_a_setting_is_that_of_a_flag(self):
         meanings = {
-            "data_gpu": "Physical GPU that makes batches. Requires --model-gpu or --model-gpus. "
-            "(a whole number from 0 to 1023; default: not set)",
-            "cache_dataset": "Decode the corpus once, into a memory-mapped file in the run folder. (default: off)",
-            "seed": "Seed of all randomness: initial weights, order of the utterances, dropout. "
-            "(a whole number of at least 0 and below 2147483648; default: 0)",
-            "subsampling": "Factor by which frames are subsampled. Each symbol of the text needs one frame afterwards. "
-            "Only with --task asr. (one of 1, 2, 4; default: 2)",
+            "data_gpu": (
+                "Physical GPU that makes batches. Requires --model-gpu or --model-gpus. "
+                "(a whole number from 0 to 1023; default: not set)"
+            ),
+            "cache_dataset": (
+                "Decode the corpus once, into a memory-mapped file in the run folder. (default:"
+                " off)"
+            ),
+            "seed": (
+                "Seed of all randomness: initial weights, order of the utterances, dropout. "
+                "(a whole number of at least 0 and below 2147483648; default: 0)"
+            ),
+            "subsampling": (
+                "Factor by which frames are subsampled. Each symbol of the text needs one frame"
+                " afterwards. Only with --task asr. (one of 1, 2, 4; default: 2)"
+            ),
         }
         for name, meaning in meanings.items():
             self.assertEqual(setting_help(SETTINGS[name]), meaning)
 
     def test_error_for_a_number_out_of_bounds_has_all_digits_of_the_bounds(self):
-        with self.assertRaisesRegex(argparse.ArgumentTypeError, "a whole number from 0 to 2147483647"):
+        with self.assertRaisesRegex(
+            argparse.ArgumentTypeError, "a whole number from 0 to 2147483647"
+        ):
             bounded(int, 0, 2**31 - 1)("-1")
 
 
 class FreshInterpreterTest(unittest.TestCase):
     def run_counting_modules(self, program: str, slow: set[str]) -> tuple[int, str]:
-        """Run a program; return how many modules it imported, which must not be these, and its output."""
-        code = f"import atexit, sys\natexit.register(lambda: print(*sys.modules, file=sys.stderr))\n{program}"
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        """Run a program; return how many modules it imported, which must not be these, and its
+        output.
+        """
+        code = (
+            "import atexit, sys\natexit.register(lambda: print(*sys.modules,"
+            f" file=sys.stderr))\n{program}"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+        )
         modules = set(done.stderr.split())
         self.assertEqual((done.returncode, slow & modules), (0, set()), done.stderr)
         return len(modules), done.stdout
@@ -336,12 +398,16 @@ class FreshInterpreterTest(unittest.TestCase):
         for flag in ("--help", "--print-config"):
             program = f"from myxtts.commands import train; sys.exit(train.main(['{flag}']))"
             modules, _ = self.run_counting_modules(program, {"tensorflow", "keras", "numpy"})
-            self.assertLess(modules, 400)  # 271 take 0.3 s of processor time, TensorFlow's 8,500 take 5 s
+            self.assertLess(
+                modules, 400
+            )  # 271 take 0.3 s of processor time, TensorFlow's 8,500 take 5 s
 
     def test_list_of_commands_is_fast_and_needs_no_tensorflow(self):
         program = "from myxtts.commands import main; sys.exit(main.run(['--help']))"
         modules, output = self.run_counting_modules(program, {"tensorflow", "keras"})
-        self.assertEqual(re.findall(r"^  ([a-z-]+)  +[A-Z].*\.$", output, re.MULTILINE), list(main.COMMANDS))
+        self.assertEqual(
+            re.findall(r"^  ([a-z-]+)  +[A-Z].*\.$", output, re.MULTILINE), list(main.COMMANDS)
+        )
         self.assertLess(modules, 600)  # 376
 
     def test_user_error_writes_no_file_and_no_traceback(self):
@@ -349,7 +415,9 @@ class FreshInterpreterTest(unittest.TestCase):
             argv = [sys.executable, str(ROOT / "train_main.py"), "--config", "nowhere.yaml"]
             done = subprocess.run(argv, cwd=folder, capture_output=True, text=True)
             self.assertEqual(done.returncode, 2)
-            self.assertRegex(done.stderr, r"\Aerror: nowhere\.yaml: the configuration cannot be read: .*\n\Z")
+            self.assertRegex(
+                done.stderr, r"\Aerror: nowhere\.yaml: the configuration cannot be read: .*\n\Z"
+            )
             self.assertEqual(list(Path(folder).iterdir()), [])
 
 
@@ -377,15 +445,26 @@ class CommandTest(unittest.TestCase):
 
     def test_help_of_a_script_shows_the_name_that_the_user_typed(self):
         for script in ("train_main.py", "utilities/plan_placement.py"):
-            done = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True
+            )
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertTrue(done.stdout.startswith(f"usage: python {script} "), done.stdout[:200])
 
     def test_flags_of_every_command_are_suggested(self):
         for argv, message in (
-            (("evaluate", "--run", "x", "--utterence", "3"), "'--utterence' is not a flag. Did you mean --utterances?"),
-            (("evaluate", "--run", "x", "--recogniser=y"), "'--recogniser' is not a flag: it was renamed to --asr."),
-            (("synthesize", "--run", "x", "--steps", "3"), "'--steps' is not a flag. Use --ode-steps."),
+            (
+                ("evaluate", "--run", "x", "--utterence", "3"),
+                "'--utterence' is not a flag. Did you mean --utterances?",
+            ),
+            (
+                ("evaluate", "--run", "x", "--recogniser=y"),
+                "'--recogniser' is not a flag: it was renamed to --asr.",
+            ),
+            (
+                ("synthesize", "--run", "x", "--steps", "3"),
+                "'--steps' is not a flag. Use --ode-steps.",
+            ),
             (
                 ("shard", "--input", "x", "--out", "y", "--parts", "2"),
                 "'--parts' is not a flag: it was renamed to --shards.",
@@ -397,8 +476,14 @@ class CommandTest(unittest.TestCase):
             (("train", "--subsampling", "3"), "--subsampling is 3, but must be one of 1, 2, 4."),
             (("jobs", "--rounds", "5"), "'--rounds' is not a flag: it was renamed to --num-syncs."),
             (("train", "--no-recompute_activations"), "renamed to --no-gradient-checkpointing."),
-            (("serve-data", "dispatcher", "--prot", "1"), "'--prot' is not a flag. Did you mean --port?"),
-            (("launch", "--nproc_per_node", "2", "x.py"), "'--nproc_per_node' is not a flag. Use --workers N."),
+            (
+                ("serve-data", "dispatcher", "--prot", "1"),
+                "'--prot' is not a flag. Did you mean --port?",
+            ),
+            (
+                ("launch", "--nproc_per_node", "2", "x.py"),
+                "'--nproc_per_node' is not a flag. Use --workers N.",
+            ),
             (("check-distributed", "--nproc", "2"), "'--nproc' is not a flag. Use --workers N."),
             (
                 ("synthesize", "--run", "x", "--speaker_wav", "y"),
@@ -423,7 +508,9 @@ class CommandTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as name:
             (Path(name) / "file").touch()
             out = Path(name) / "file" / "shards"
-            with self.assertRaisesRegex(ConfigError, f"{out} cannot be made: Not a directory. Choose another --out."):
+            with self.assertRaisesRegex(
+                ConfigError, f"{out} cannot be made: Not a directory. Choose another --out."
+            ):
                 main.run(["shard", "--input", "x", "--out", str(out)])
 
     def test_package_has_one_console_script_and_includes_its_types_and_data(self):
@@ -432,9 +519,15 @@ class CommandTest(unittest.TestCase):
         self.assertIn('[project.scripts]\nmyxtts = "myxtts.commands.main:main"\n', text)
         patterns = dict(re.findall(r'^"?(myxtts[.\w]*)"? = \["(.+)"\]$', text, re.MULTILINE))
         shipped = {
-            path for package, pattern in patterns.items() for path in ROOT.joinpath(*package.split(".")).glob(pattern)
+            path
+            for package, pattern in patterns.items()
+            for path in ROOT.joinpath(*package.split(".")).glob(pattern)
         }
-        data = {path for path in (ROOT / "myxtts").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+        data = {
+            path
+            for path in (ROOT / "myxtts").rglob("*")
+            if path.is_file() and path.suffix not in (".py", ".pyc")
+        }
         self.assertEqual(data - shipped, set())
         self.assertIn(ROOT / "myxtts" / "py.typed", shipped)
 
@@ -449,7 +542,10 @@ class StopTest(unittest.TestCase):
                 time.sleep(60.0)
 
         command = types.SimpleNamespace(NAME="evaluate", main=main_of_command)
-        with mock.patch.object(main, "load_command", lambda name: command), self.assertRaises(SystemExit) as stopped:
+        with (
+            mock.patch.object(main, "load_command", lambda name: command),
+            self.assertRaises(SystemExit) as stopped,
+        ):
             main.run(["evaluate"])
         self.assertEqual((stopped.exception.code, list(folder.iterdir())), (143, []))
 
@@ -459,7 +555,10 @@ class DiskErrorTest(unittest.TestCase):
         pipe = temporary_folder(self.addCleanup) / "pipe"
         os.mkfifo(pipe)
         for path in (pipe, Path("/dev/null"), Path("/dev/stdout"), Path("/proc/self/fd/1")):
-            with self.subTest(path), self.assertRaisesRegex(ConfigError, "that is a pipe or a device"):
+            with (
+                self.subTest(path),
+                self.assertRaisesRegex(ConfigError, "that is a pipe or a device"),
+            ):
                 files.check_writable("--json", path)
         self.assertTrue(pipe.is_fifo())
 
@@ -474,7 +573,8 @@ class DiskErrorTest(unittest.TestCase):
         folder = path.parent
         self.assertEqual(
             err.getvalue(),
-            f"error: {path}: No space left on device. Free some disk space or fix the permissions of {folder}.\n",
+            f"error: {path}: No space left on device. Free some disk space or fix the permissions"
+            f" of {folder}.\n",
         )
 
     def test_faults_of_disks_and_limits_say_what_to_do(self):
@@ -488,7 +588,9 @@ class DiskErrorTest(unittest.TestCase):
             fault = mock.Mock(side_effect=OSError(number, os.strerror(number), "runs/a/.lock"))
             with contextlib.redirect_stderr(io.StringIO()) as err:
                 self.assertEqual(report_errors(fault), 2)
-            self.assertEqual(err.getvalue(), f"error: runs/a/.lock: {os.strerror(number)}. {remedy}\n")
+            self.assertEqual(
+                err.getvalue(), f"error: runs/a/.lock: {os.strerror(number)}. {remedy}\n"
+            )
 
     def test_a_full_disk_behind_stdout_ends_no_program(self):
         def program() -> int:
@@ -509,9 +611,14 @@ class DiskErrorTest(unittest.TestCase):
 class MemoryErrorTest(unittest.TestCase):
     def test_a_lack_of_memory_says_where_and_what_to_do(self):
         class ResourceExhaustedError(Exception):
-            message = "OOM when allocating tensor with shape[8,9] on /device:GPU:0 by allocator GPU_0_bfc.\nHint"
+            message = (
+                "OOM when allocating tensor with shape[8,9] on /device:GPU:0 by allocator"
+                " GPU_0_bfc.\nHint"
+            )
 
-        tensorflow = types.SimpleNamespace(errors=types.SimpleNamespace(ResourceExhaustedError=ResourceExhaustedError))
+        tensorflow = types.SimpleNamespace(
+            errors=types.SimpleNamespace(ResourceExhaustedError=ResourceExhaustedError)
+        )
         for error, expected in (
             (
                 MemoryError("Unable to allocate 88. GiB"),
@@ -548,11 +655,19 @@ W0000 00:00:1.1   1 service.cc:153] XLA service is slow
 Traceback (most recent call last):
 Warning: Xing stream size off by more than 1%, fuzzy seeking may be even more fuzzy than by design!
 """
-        code = "import os, sys\nfrom myxtts.commands.tensorflow_log import filter_stderr\nfilter_stderr()\n"
-        code += "os.write(2, sys.argv[1].encode()); os.abort()"  # also the last lines of one that aborts arrive
+        code = (
+            "import os, sys\nfrom myxtts.commands.tensorflow_log import"
+            " filter_stderr\nfilter_stderr()\n"
+        )
+        code += (  # also the last lines of one that aborts arrive
+            "os.write(2, sys.argv[1].encode()); os.abort()"
+        )
         last = "F0000 the last line"
         done = subprocess.run(
-            [sys.executable, "-c", code, noise + real + last], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-c", code, noise + real + last],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
         )
         self.assertEqual((done.returncode, done.stderr), (-signal.SIGABRT, real + last))
 

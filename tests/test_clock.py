@@ -88,7 +88,13 @@ class ClockTest(unittest.TestCase):
         self.assertEqual(
             self.clock.report().metrics(),
             {
-                **{"step_s": 0.5, "wait_s": 0.25, "steps_per_s": 2.0, "audio_seconds_per_s": 6.0, "padding": 0.25},
+                **{
+                    "step_s": 0.5,
+                    "wait_s": 0.25,
+                    "steps_per_s": 2.0,
+                    "audio_seconds_per_s": 6.0,
+                    "padding": 0.25,
+                },
                 **{"read_s": 0.0, "produce_s": 0.0, "blocked_s": 0.0, "pause_s": 0.0},
                 **{"accelerator_utilisation": 0.5, "bottleneck": "produce"},
             },
@@ -102,13 +108,17 @@ class ClockTest(unittest.TestCase):
 
     def test_an_empty_interval_has_finite_metrics(self):
         metrics = self.clock.report().metrics()
-        self.assertEqual((metrics["steps_per_s"], metrics["wait_s"], metrics["padding"]), (0.0, 0.0, 0.0))
+        self.assertEqual(
+            (metrics["steps_per_s"], metrics["wait_s"], metrics["padding"]), (0.0, 0.0, 0.0)
+        )
         self.assertEqual((metrics["accelerator_utilisation"], metrics["bottleneck"]), (1.0, "step"))
 
     def test_producer_time_is_split_by_stage(self):
         self.step(work_s=4.0, batches=[Times(0.0, 1.0, 3.5), Times(4.0, 4.25, 7.0)])
         metrics = self.clock.report().metrics()
-        self.assertEqual([metrics[f"{name}_s"] for name in ("read", "produce", "blocked")], [1.25, 5.25, 0.5])
+        self.assertEqual(
+            [metrics[f"{name}_s"] for name in ("read", "produce", "blocked")], [1.25, 5.25, 0.5]
+        )
 
     def test_blocked_time_is_counted_between_batches_and_across_reports(self):
         self.step(batches=[Times(0.0, 0.0, 1.0)])
@@ -126,17 +136,29 @@ class ClockTest(unittest.TestCase):
     def test_times_of_producers_that_take_turns_are_means_over_them(self):
         clock = Clock(self.time, producers=2)
         turns = ("/GPU:0", 0.0), ("/GPU:1", 2.0), ("/GPU:0", 4.0), ("/GPU:1", 6.0)
-        for device, began_s in turns:  # each waits 1 s, makes a batch in 2 s, and is blocked for 1 s
+        for (
+            device,
+            began_s,
+        ) in turns:  # each waits 1 s, makes a batch in 2 s, and is blocked for 1 s
             self.time.advance(2.0)
             clock.finish_step(3.0, 4.0, [Times(began_s, began_s + 1.0, began_s + 3.0, device)])
         metrics = clock.report().metrics()
-        self.assertEqual([metrics[f"{name}_s"] for name in ("step", "read", "produce")], [2.0, 0.5, 1.0])
+        self.assertEqual(
+            [metrics[f"{name}_s"] for name in ("step", "read", "produce")], [2.0, 0.5, 1.0]
+        )
         self.assertEqual(metrics["blocked_s"], 0.25)  # twice 1 s by two producers in four steps
 
     def test_bottleneck_is_the_stage_that_the_others_wait_for(self):
         cases = {
-            "step": {"wait_s": 0.04, "read_s": 0.9},  # the model hardly waits, regardless of the producer
-            "read": {"wait_s": 0.06, "read_s": 0.3, "produce_s": 0.7},  # producing takes longer, but has to wait
+            "step": {
+                "wait_s": 0.04,
+                "read_s": 0.9,
+            },  # the model hardly waits, regardless of the producer
+            "read": {
+                "wait_s": 0.06,
+                "read_s": 0.3,
+                "produce_s": 0.7,
+            },  # producing takes longer, but has to wait
             "produce": {"wait_s": 0.06, "read_s": 0.1, "produce_s": 0.9},
         }
         nothing = Interval(1, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
@@ -157,17 +179,30 @@ class TimeLineTest(unittest.TestCase):
     """The line that sums up where the time of a run went."""
 
     def test_durations_have_the_unit_that_suits_them(self):
-        cases = {0.0: "0.0 s", 9.94: "9.9 s", 9.96: "10 s", 89.0: "89 s", 90.0: "1.5 min", 5_399.0: "90 min"}
+        cases = {
+            0.0: "0.0 s",
+            9.94: "9.9 s",
+            9.96: "10 s",
+            89.0: "89 s",
+            90.0: "1.5 min",
+            5_399.0: "90 min",
+        }
         cases |= {5_400.0: "1.5 h", 100_000.0: "28 h", 172_800.0: "2.0 days"}
         self.assertEqual({seconds: format_duration(seconds) for seconds in cases}, cases)
 
     def test_times_add_up_to_that_of_the_program(self):
         total = Interval(100, 494.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 17.0)
-        pauses_s = {"first step": 11.0, "validation": 5.1, "samples": 9.9, "checkpoints": 2.0, "reports": 0.01}
+        pauses_s = {
+            "first step": 11.0,
+            "validation": 5.1,
+            "samples": 9.9,
+            "checkpoints": 2.0,
+            "reports": 0.01,
+        }
         self.assertEqual(
             time_line(532.01, total, pauses_s),
-            "8.9 min: start and first step 21 s, training 8.2 min, waiting for batches 2.0 s, pauses 17 s "
-            "(validation 5.1 s, samples 9.9 s, checkpoints 2.0 s)",
+            "8.9 min: start and first step 21 s, training 8.2 min, waiting for batches 2.0 s,"
+            " pauses 17 s (validation 5.1 s, samples 9.9 s, checkpoints 2.0 s)",
         )
         without = time_line(505.0, total, {"first step": 11.0})
         self.assertTrue(without.endswith(", waiting for batches 2.0 s, pauses 0.0 s"), without)
@@ -212,7 +247,9 @@ class LongWaitTest(unittest.TestCase):
         self.assertIn("--prefetch-buffer-size 6; --buffer-size 16", message)
 
     def test_settings_already_in_use_are_not_suggested(self):
-        data = DataConfig(num_workers=10_000, cache_dataset=True, enable_static_shapes=True, batch_seconds=9.0)
+        data = DataConfig(
+            num_workers=10_000, cache_dataset=True, enable_static_shapes=True, batch_seconds=9.0
+        )
         for stage in ("read", "step"):
             self.assertEqual(candidates(stage, data, single=True, devices=2), [])
 
@@ -222,7 +259,9 @@ class LongWaitTest(unittest.TestCase):
         self.assertEqual(candidates("produce", DataConfig(), single=True, devices=1), [])
         self.assertEqual(candidates("produce", DataConfig(), single=False, devices=2), [])
         for producers, flags in ((1, ["--data-gpus 0 1 --model-gpu 2"]), (2, [])):
-            further = candidates("produce", DataConfig(), single=False, devices=3, producers=producers)
+            further = candidates(
+                "produce", DataConfig(), single=False, devices=3, producers=producers
+            )
             self.assertEqual(list(map(flags_of, further)), flags)
         (message,) = self.warnings_for([(200, 0.5)], bottleneck="produce")
         self.assertIn("Only a faster device is known to help", message)

@@ -42,14 +42,21 @@ class TfConfigTest(unittest.TestCase):
     def test_chief_is_worker_0(self):
         jobs = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
         self.assertEqual(find_cluster(tf_config(jobs, "chief")), Cluster(("a:1", "b:2", "c:3"), 0))
-        self.assertEqual(find_cluster(tf_config(jobs, "worker", 1)), Cluster(("a:1", "b:2", "c:3"), 2))
+        self.assertEqual(
+            find_cluster(tf_config(jobs, "worker", 1)), Cluster(("a:1", "b:2", "c:3"), 2)
+        )
 
     def test_tf_config_round_trips(self):
         cluster = Cluster(("a:1", "b:2"), 1)
         self.assertEqual(find_cluster({"TF_CONFIG": cluster.tf_config()}), cluster)
 
     def test_fewer_than_two_workers_are_not_a_cluster(self):
-        for environ in ({}, {"TF_CONFIG": " "}, {"TF_CONFIG": "{}"}, tf_config({"worker": ["a:1"]})):
+        for environ in (
+            {},
+            {"TF_CONFIG": " "},
+            {"TF_CONFIG": "{}"},
+            tf_config({"worker": ["a:1"]}),
+        ):
             with self.subTest(environ=environ):
                 self.assertIsNone(find_cluster(environ))
 
@@ -82,20 +89,32 @@ class TfConfigTest(unittest.TestCase):
 
 class KubernetesTest(unittest.TestCase):
     def test_job_in_the_docs_gives_each_pod_its_index(self):
-        page = (Path(__file__).parents[1] / "docs" / "guides" / "distributed.md").read_text(encoding="utf-8")
-        documents = yaml.safe_load_all(re.search(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1])
+        page = (Path(__file__).parents[1] / "docs" / "guides" / "distributed.md").read_text(
+            encoding="utf-8"
+        )
+        documents = yaml.safe_load_all(
+            re.search(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]
+        )
         service, job, policy = documents
         spec = job["spec"]
         pod = spec["template"]["spec"]
         name, count = job["metadata"]["name"], spec["completions"]
-        self.assertEqual((service["spec"]["selector"], spec["parallelism"]), ({"job-name": name}, count))
+        self.assertEqual(
+            (service["spec"]["selector"], spec["parallelism"]), ({"job-name": name}, count)
+        )
         self.assertEqual(policy["spec"]["podSelector"]["matchLabels"], {"job-name": name})
         index_variable, tf_config_variable = pod["containers"][0]["env"]
         # The second refers to the first, and Kubernetes replaces the reference.
         self.assertEqual(tf_config_variable["name"], "TF_CONFIG")
         for index in range(count):
-            environ = {"TF_CONFIG": tf_config_variable["value"].replace(f"$({index_variable['name']})", str(index))}
-            hosts = [f"{name}-{i}.{pod['subdomain']}:2222" for i in range(count)]  # as Kubernetes names the pods
+            environ = {
+                "TF_CONFIG": tf_config_variable["value"].replace(
+                    f"$({index_variable['name']})", str(index)
+                )
+            }
+            hosts = [
+                f"{name}-{i}.{pod['subdomain']}:2222" for i in range(count)
+            ]  # as Kubernetes names the pods
             self.assertEqual(find_cluster(environ), Cluster(tuple(hosts), index))
         self.assertEqual(pod["subdomain"], service["metadata"]["name"])
         train.parse(pod["containers"][0]["command"][2:])
@@ -103,27 +122,54 @@ class KubernetesTest(unittest.TestCase):
 
 class SlurmTest(unittest.TestCase):
     def test_each_task_of_a_step_has_a_host_and_a_port(self):
-        workers = ("n2:30234", "n2:30235", "n9:30234", "n9:30235", "n10:30234")  # 15000 + 31234 % 16000
+        workers = (
+            "n2:30234",
+            "n2:30235",
+            "n9:30234",
+            "n9:30235",
+            "n10:30234",
+        )  # 15000 + 31234 % 16000
         self.assertEqual(find_cluster(SLURM), Cluster(workers, 4))
-        self.assertEqual(find_cluster({**SLURM, "SLURM_NODEID": "1", "SLURM_LOCALID": "1"}), Cluster(workers, 3))
+        self.assertEqual(
+            find_cluster({**SLURM, "SLURM_NODEID": "1", "SLURM_LOCALID": "1"}), Cluster(workers, 3)
+        )
 
     def test_every_task_has_its_own_index_under_any_distribution(self):
-        positions = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]  # the order of SLURM_PROCID under the cyclic distribution
-        tasks = [{"SLURM_NODEID": str(node), "SLURM_LOCALID": str(local_id)} for node, local_id in positions]
+        positions = [
+            (0, 0),
+            (1, 0),
+            (2, 0),
+            (0, 1),
+            (1, 1),
+        ]  # the order of SLURM_PROCID under the cyclic distribution
+        tasks = [
+            {"SLURM_NODEID": str(node), "SLURM_LOCALID": str(local_id)}
+            for node, local_id in positions
+        ]
         self.assertEqual([find_cluster({**SLURM, **task}).index for task in tasks], [0, 2, 4, 1, 3])
 
     def test_tf_config_takes_precedence(self):
-        self.assertEqual(find_cluster({**SLURM, **tf_config({"worker": ["a:1", "b:2"]})}).workers, ("a:1", "b:2"))
+        self.assertEqual(
+            find_cluster({**SLURM, **tf_config({"worker": ["a:1", "b:2"]})}).workers, ("a:1", "b:2")
+        )
         self.assertIsNone(find_cluster({**SLURM, **tf_config({"worker": ["a:1"]})}))
 
     def test_allocation_without_a_step_or_with_one_task_is_not_a_cluster(self):
-        single = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n2", "SLURM_STEP_TASKS_PER_NODE": "1"}
+        single = {
+            "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_STEP_NODELIST": "n2",
+            "SLURM_STEP_TASKS_PER_NODE": "1",
+        }
         self.assertIsNone(find_cluster({**SLURM, **single, "SLURM_NODEID": "0"}))
-        self.assertIsNone(find_cluster({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}))
+        self.assertIsNone(
+            find_cluster({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"})
+        )
 
     def test_node_lists_are_expanded_in_their_order(self):
         self.assertEqual(expand_hosts("n[9-11],gpu"), ["n9", "n10", "n11", "gpu"])
-        self.assertEqual(expand_hosts("r[1-2]n[08-09]-ib"), ["r1n08-ib", "r1n09-ib", "r2n08-ib", "r2n09-ib"])
+        self.assertEqual(
+            expand_hosts("r[1-2]n[08-09]-ib"), ["r1n08-ib", "r1n09-ib", "r2n08-ib", "r2n09-ib"]
+        )
         self.assertEqual(expand_counts("2(x3),1"), [2, 2, 2, 1])
         for text in ("", "n[1", "n[1-]", "n[a-b]", "n[3-1]", "a,,b", "n[0-99999999]"):
             with self.subTest(text=text), self.assertRaises(PlacementError):
@@ -192,7 +238,9 @@ class JobTokenTest(unittest.TestCase):
             self.assertNotIn(self.SECRET, str(raised.exception))
         self.assertEqual(token_of({}), "")
         for token in ("", "short"):
-            with self.assertRaisesRegex(ConfigError, f"{VARIABLE} has a job token of {len(token)} characters"):
+            with self.assertRaisesRegex(
+                ConfigError, f"{VARIABLE} has a job token of {len(token)} characters"
+            ):
                 token_of({VARIABLE: token})
 
 

@@ -47,22 +47,32 @@ class YamlTest(unittest.TestCase):
 
     def test_override_replaces_file_and_file_replaces_default(self):
         config = self.load("data:\n  batch_size: 8\n  buckets: 4\n", batch_size=3)
-        self.assertEqual((config.data.batch_size, config.data.buckets, config.data.num_workers), (3, 4, 2))
+        self.assertEqual(
+            (config.data.batch_size, config.data.buckets, config.data.num_workers), (3, 4, 2)
+        )
 
     def test_numbers_without_a_dot_are_numbers(self):
         config = self.load(
-            "training:\n  learning_rate: 1e-4\n  weight_decay: 5E-3\n  max_steps: 100_000\n  ema_decay: 0\n"
+            "training:\n  learning_rate: 1e-4\n  weight_decay: 5E-3\n  max_steps: 100_000\n "
+            " ema_decay: 0\n"
         )
         self.assertEqual(config.training.learning_rate, 0.0001)
         self.assertEqual(config.training.weight_decay, 0.005)
         self.assertEqual((config.training.max_steps, config.training.ema_decay), (100_000, 0.0))
 
     def test_yaml_1_1_booleans_are_text(self):
-        config = self.load("training:\n  compile: off\ndata:\n  language: no\nrun:\n  run: 2026-01-31\n")
-        self.assertEqual((config.training.compile, config.data.language, config.run.run), ("off", "no", "2026-01-31"))
+        config = self.load(
+            "training:\n  compile: off\ndata:\n  language: no\nrun:\n  run: 2026-01-31\n"
+        )
+        self.assertEqual(
+            (config.training.compile, config.data.language, config.run.run),
+            ("off", "no", "2026-01-31"),
+        )
 
     def test_list_becomes_tuple(self):
-        self.assertEqual(self.load("placement:\n  model_gpus: [2, 0]\n").placement.model_gpus, (2, 0))
+        self.assertEqual(
+            self.load("placement:\n  model_gpus: [2, 0]\n").placement.model_gpus, (2, 0)
+        )
 
     def test_error_for_an_invalid_value_names_line_and_bound(self):
         whole = "must be a whole number from 1 to 1000000."
@@ -80,7 +90,10 @@ class YamlTest(unittest.TestCase):
         ):
             with self.subTest(value=value):
                 message = self.error_of(f"data:\n  buckets: 4\n  batch_size: {value}\n")
-                self.assertEqual(message.partition(" Did")[0], f"c.yaml, line 3: batch_size is {found}, but {whole}")
+                self.assertEqual(
+                    message.partition(" Did")[0],
+                    f"c.yaml, line 3: batch_size is {found}, but {whole}",
+                )
 
     def test_value_in_another_form_is_answered_by_the_allowed_one(self):
         for text, hint in (
@@ -113,7 +126,8 @@ class YamlTest(unittest.TestCase):
             message.splitlines(),
             [
                 "c.yaml, line 2: dropout is 1, but must be a number of at least 0 and below 1.",
-                "c.yaml, line 3: model_size is 'huge', but must be one of tiny, small, normal, big. Did you mean big?",
+                "c.yaml, line 3: model_size is 'huge', but must be one of tiny, small, normal,"
+                " big. Did you mean big?",
                 "--batch-size is 0, but must be a whole number from 1 to 1000000.",
             ],
         )
@@ -126,22 +140,32 @@ class YamlTest(unittest.TestCase):
 
     def test_error_for_an_unknown_name_suggests_the_nearest(self):
         for text, message in (
-            ("data:\n  batch_sise: 3\n", "c.yaml, line 2: 'batch_sise' is unknown. Did you mean 'batch_size'?"),
-            ("data:\n  batch-size: 3\n", "c.yaml, line 2: 'batch-size' is unknown. Did you mean 'batch_size'?"),
+            (
+                "data:\n  batch_sise: 3\n",
+                "c.yaml, line 2: 'batch_sise' is unknown. Did you mean 'batch_size'?",
+            ),
+            (
+                "data:\n  batch-size: 3\n",
+                "c.yaml, line 2: 'batch-size' is unknown. Did you mean 'batch_size'?",
+            ),
             (
                 "model:\n\n  batch_sise: 3\n",
                 "c.yaml, line 3: 'batch_sise' is unknown. Did you mean 'batch_size' under 'data:'?",
             ),
             ("model:\n  batch_size: 3\n", "c.yaml, line 2: 'batch_size' belongs under 'data:'."),
             ("batch_size: 3\n", "c.yaml, line 1: 'batch_size' belongs under 'data:'."),
-            ("trainig:\n  seed: 3\n", "c.yaml, line 1: 'trainig' is unknown. Did you mean 'training'?"),
+            (
+                "trainig:\n  seed: 3\n",
+                "c.yaml, line 1: 'trainig' is unknown. Did you mean 'training'?",
+            ),
             (
                 "داده: 3\n",
                 f"c.yaml, line 1: 'داده' is unknown. Known names: defaults, {', '.join(SECTIONS)}.",
             ),
             (
                 "model:\n  <<: {dropout: 0}\n",
-                f"c.yaml, line 2: '<<' is unknown. Known names: {', '.join(ModelConfig.model_fields)}.",
+                "c.yaml, line 2: '<<' is unknown. Known names:"
+                f" {', '.join(ModelConfig.model_fields)}.",
             ),
         ):
             with self.subTest(text=text):
@@ -157,11 +181,19 @@ class YamlTest(unittest.TestCase):
                 self.assertTrue(self.error_of(text).endswith(f": {message}"), self.error_of(text))
         message = self.error_of("model:\n  task: voice\n")
         self.assertEqual(
-            message, "c.yaml, line 2: task is 'voice', but must be one of tts, asr, vocoder. It was renamed to tts."
+            message,
+            "c.yaml, line 2: task is 'voice', but must be one of tts, asr, vocoder. It was renamed"
+            " to tts.",
         )
 
     def test_new_names_of_renamed_settings_exist(self):
-        flags = {*SETTINGS, "shards", "num_syncs", "warmstart_steps", "asr"}  # the last four belong to other commands
+        flags = {
+            *SETTINGS,
+            "shards",
+            "num_syncs",
+            "warmstart_steps",
+            "asr",
+        }  # the last four belong to other commands
         self.assertEqual(set(RENAMED.values()) - flags, set())
         self.assertEqual(set(RENAMED) & set(SETTINGS), set())
         self.assertLessEqual(set(RENAMED_SECTIONS.values()), set(SECTIONS))
@@ -170,30 +202,50 @@ class YamlTest(unittest.TestCase):
 
     def test_names_of_other_trainers_are_translated(self):
         for text, advice in (
-            ("training:\n  lr: 1e-4\n", "line 2: 'lr' is unknown. Use 'learning_rate' under 'training:'."),
+            (
+                "training:\n  lr: 1e-4\n",
+                "line 2: 'lr' is unknown. Use 'learning_rate' under 'training:'.",
+            ),
             ("lr: 1e-4\n", "line 1: 'lr' is unknown. Use 'learning_rate' under 'training:'."),
-            ("data:\n  gpus: 2\n", "line 2: 'gpus' is unknown. Use 'model_gpus: [0, 1]' under 'placement:', with the "),
+            (
+                "data:\n  gpus: 2\n",
+                "line 2: 'gpus' is unknown. Use 'model_gpus: [0, 1]' under 'placement:', with the ",
+            ),
             (
                 "trainer: {x: 1}\n",
-                "line 1: 'trainer' is unknown. Use the section 'training', and the section 'placement'",
+                "line 1: 'trainer' is unknown. Use the section 'training', and the section"
+                " 'placement'",
             ),
-            ("audio:\n  fs: 1\n", "line 1: 'audio' is unknown: all models have the same audio format: 22,050 Hz"),
+            (
+                "audio:\n  fs: 1\n",
+                "line 1: 'audio' is unknown: all models have the same audio format: 22,050 Hz",
+            ),
             ("gpu: 0\n", "line 1: 'gpu' is unknown. Use the section 'placement'."),
             ("hardware:\n", "line 1: 'hardware' is unknown. Use the section 'placement'."),
             ("dataloader: {}\n", "line 1: 'dataloader' is unknown. Use the section 'data'."),
-            ("optimizer: adam\n", "line 1: 'optimizer' is unknown. Use the section 'training'; the optimizer is AdamW"),
+            (
+                "optimizer: adam\n",
+                "line 1: 'optimizer' is unknown. Use the section 'training'; the optimizer is"
+                " AdamW",
+            ),
         ):
             with self.subTest(text=text):
                 self.assertIn(advice, self.error_of(text))
 
     def test_section_distributed_names_the_file_and_the_launcher(self):
         message = self.error_of("distributed:\n  enabled: true\n  backend: nccl\n")
-        for name in ("configs/distributed.yaml", "utilities/launch_workers.py", "docs/guides/distributed.md"):
+        for name in (
+            "configs/distributed.yaml",
+            "utilities/launch_workers.py",
+            "docs/guides/distributed.md",
+        ):
             self.assertIn(name, message)
             self.assertTrue((ROOT / name).exists(), name)
 
     def test_all_unknown_names_of_a_file_are_listed(self):
-        self.assertEqual(len(self.error_of("training:\n  lr: 1\n  fp16: 1\nseeds:\n  a: 1\n").splitlines()), 3)
+        self.assertEqual(
+            len(self.error_of("training:\n  lr: 1\n  fp16: 1\nseeds:\n  a: 1\n").splitlines()), 3
+        )
         names = "".join(f"  name{i}: 1\n" for i in range(30))
         lines = self.error_of(f"data:\n{names}").splitlines()
         self.assertEqual((len(lines), lines[-2]), (MAX_UNKNOWN + 2, "18 more names are unknown."))
@@ -204,7 +256,9 @@ class YamlTest(unittest.TestCase):
             self.error_of("data:\n  buckets: 3\n  buckets: 3\n"),
             "c.yaml, line 3: 'buckets' was already given in line 2. Keep one of them.",
         )
-        self.assertIn("line 2: 'data' was already given in line 1", self.error_of("data: {}\ndata: {}\n"))
+        self.assertIn(
+            "line 2: 'data' was already given in line 1", self.error_of("data: {}\ndata: {}\n")
+        )
 
     def test_file_that_is_not_a_mapping_of_sections_is_rejected(self):
         for text, place in (
@@ -255,8 +309,14 @@ class YamlTest(unittest.TestCase):
         with mock.patch.object(config_files, "SHIPPED", folder):
             for path, message in (
                 (folder / "config.yaml", f"there is no such file. {listed}"),
-                (folder / "vioce.yaml", f"there is no such file. Did you mean {folder / 'voice.yaml'}? {listed}"),
-                (folder / "voices", f"there is no such file. Did you mean {folder / 'voices.yml'}? {listed}"),
+                (
+                    folder / "vioce.yaml",
+                    f"there is no such file. Did you mean {folder / 'voice.yaml'}? {listed}",
+                ),
+                (
+                    folder / "voices",
+                    f"there is no such file. Did you mean {folder / 'voices.yml'}? {listed}",
+                ),
                 (
                     folder / "nowhere" / "voices.yaml",
                     f"there is no such file. Did you mean {folder / 'voices.yml'}? {listed}",
@@ -266,25 +326,39 @@ class YamlTest(unittest.TestCase):
             ):
                 with self.subTest(path=path), self.assertRaises(ConfigError) as caught:
                     load(path)
-                self.assertEqual(str(caught.exception), f"{path}: the configuration cannot be read: {message}")
+                self.assertEqual(
+                    str(caught.exception), f"{path}: the configuration cannot be read: {message}"
+                )
 
     def test_file_without_permission_is_rejected(self):
         denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         self.path.touch()
-        with mock.patch.object(Path, "open", side_effect=denied), self.assertRaisesRegex(ConfigError, "Fix the perm"):
+        with (
+            mock.patch.object(Path, "open", side_effect=denied),
+            self.assertRaisesRegex(ConfigError, "Fix the perm"),
+        ):
             load(self.path)
 
     def test_json_of_another_program_is_answered_name_by_name(self):
-        text = '{\n "run_name": "x",\n "output_path": "y",\n "lr": 0.1,\n "audio": {"fs": 22050},\n "datasets": []}'
+        text = (
+            '{\n "run_name": "x",\n "output_path": "y",\n "lr": 0.1,\n "audio": {"fs": 22050},\n'
+            ' "datasets": []}'
+        )
         self.path = self.path.with_name("config.json")
         with self.assertRaises(ConfigError) as caught:
             self.load(text)
         lines = str(caught.exception).replace(str(self.path), "config.json").splitlines()
-        self.assertEqual(lines[0], "config.json, line 2: 'run_name' is unknown. Use 'run' under 'run:'.")
+        self.assertEqual(
+            lines[0], "config.json, line 2: 'run_name' is unknown. Use 'run' under 'run:'."
+        )
         self.assertEqual((len(lines), lines[-1][:33]), (6, "Start from configs/default.yaml; "))
-        with self.assertRaisesRegex(ConfigError, "line 2: broken YAML: .* A configuration is a YAML file."):
+        with self.assertRaisesRegex(
+            ConfigError, "line 2: broken YAML: .* A configuration is a YAML file."
+        ):
             self.load('{\n\t"lr": 1}')
-        with self.assertRaisesRegex(ConfigError, "not a plain value. If another trainer .* docs/guides/coming_from.md"):
+        with self.assertRaisesRegex(
+            ConfigError, "not a plain value. If another trainer .* docs/guides/coming_from.md"
+        ):
             self.load('{"model": "vits"}')
 
     def test_epochs_replace_the_default_of_max_steps_only(self):
@@ -310,7 +384,9 @@ class YamlTest(unittest.TestCase):
             with self.subTest(text=text, flags=flags):
                 self.path.with_name("a.yaml").write_text("training: {max_steps: 70}\n")
                 self.assertEqual(limits(text, **flags), expected)
-                self.assertEqual(self.load(dump(self.load(text, **flags))), self.load(text, **flags))
+                self.assertEqual(
+                    self.load(dump(self.load(text, **flags))), self.load(text, **flags)
+                )
         written = dump(load(None, {"epochs": 5}))
         self.assertEqual(limits(written, epochs=9), (0, 9))  # to resume it
         self.assertEqual(limits(dump(Config()), epochs=9), (0, 9))
@@ -319,24 +395,67 @@ class YamlTest(unittest.TestCase):
     def test_settings_that_contradict_each_other_are_rejected(self):
         self.assertIn("--enable-static-shapes", self.error_of("training:\n  compile: xla\n"))
         self.assertIn("never end", self.error_of("training:\n  max_steps: 0\n"))
-        self.assertIn("min_seconds (4)", self.error_of("data:\n  min_seconds: 4\n  max_seconds: 4\n"))
-        self.assertIn("--val-data are both c.csv", self.error_of("data:\n  train_data: c.csv\n  val_data: c.csv\n"))
+        self.assertIn(
+            "min_seconds (4)", self.error_of("data:\n  min_seconds: 4\n  max_seconds: 4\n")
+        )
+        self.assertIn(
+            "--val-data are both c.csv",
+            self.error_of("data:\n  train_data: c.csv\n  val_data: c.csv\n"),
+        )
         self.load("training:\n  compile: xla\n", enable_static_shapes=True)
         self.load("training:\n  max_steps: 0\n", epochs=1)
 
     def test_dump_loads_back_to_an_equal_config(self):
-        texts = ("null", "true", "no", "1e-4", "1_0", "0o7", "1:30", "2026-01-31", ".5", "=", "<<", " a ", "#a")
-        texts += ("a: b", "- a", "'", '"', "a\nb", "a\x85b", "\u2028", "/corpora/ქართული", "داده", "!x", "\\")
+        texts = (
+            "null",
+            "true",
+            "no",
+            "1e-4",
+            "1_0",
+            "0o7",
+            "1:30",
+            "2026-01-31",
+            ".5",
+            "=",
+            "<<",
+            " a ",
+            "#a",
+        )
+        texts += (
+            "a: b",
+            "- a",
+            "'",
+            '"',
+            "a\nb",
+            "a\x85b",
+            "\u2028",
+            "/corpora/ქართული",
+            "داده",
+            "!x",
+            "\\",
+        )
         for text in texts:
             with self.subTest(text=text):
-                config = load(None, {"train_data": text, "learning_rate": 1e-5, "model_gpus": (1, 2), "run": "1e-4"})
+                config = load(
+                    None,
+                    {
+                        "train_data": text,
+                        "learning_rate": 1e-5,
+                        "model_gpus": (1, 2),
+                        "run": "1e-4",
+                    },
+                )
                 self.assertEqual(self.load(dump(config)), config)
 
     def test_texts_that_no_json_file_or_no_path_can_have_are_rejected(self):
         for text in ("/data/caf\udce9", "a\0b"):
-            with self.assertRaisesRegex(ConfigError, r"--train-data is '.*(udce9|x00).*give a link to it"):
+            with self.assertRaisesRegex(
+                ConfigError, r"--train-data is '.*(udce9|x00).*give a link to it"
+            ):
                 load(None, {"train_data": text})
-        self.assertIn("c.yaml, line 2: runs_dir is 'a\\x00b'", self.error_of('run:\n  runs_dir: "a\\0b"\n'))
+        self.assertIn(
+            "c.yaml, line 2: runs_dir is 'a\\x00b'", self.error_of('run:\n  runs_dir: "a\\0b"\n')
+        )
 
 
 class ForeignNamesTest(unittest.TestCase):
@@ -348,7 +467,9 @@ class ForeignNamesTest(unittest.TestCase):
 
     def test_no_foreign_name_is_ours(self):
         self.assertEqual(set(by_name(foreign_names.SETTINGS)) & {*SETTINGS, *RENAMED}, set())
-        self.assertEqual(set(by_name(foreign_names.SECTIONS)) & {*SECTIONS, *RENAMED_SECTIONS, *SETTINGS}, set())
+        self.assertEqual(
+            set(by_name(foreign_names.SECTIONS)) & {*SECTIONS, *RENAMED_SECTIONS, *SETTINGS}, set()
+        )
         for name, table in foreign_names.VALUES.items():
             self.assertEqual(set(by_name(table)) & set(SETTINGS[name].choices), set())
         for command, table in foreign_names.COMMANDS.items():
@@ -364,7 +485,10 @@ class ForeignNamesTest(unittest.TestCase):
     def test_each_suggestion_exists(self):
         for name, table in foreign_names.VALUES.items():
             self.assertLessEqual(set(by_name(table).values()), set(SETTINGS[name].choices))
-        tables = {"train": (*foreign_names.SETTINGS, *foreign_names.SECTIONS), **foreign_names.COMMANDS}
+        tables = {
+            "train": (*foreign_names.SETTINGS, *foreign_names.SECTIONS),
+            **foreign_names.COMMANDS,
+        }
         for command, table in tables.items():
             for field in (field for _, text in table for field in fields(text)):
                 other, _, flag = field.rpartition(" ")
@@ -372,12 +496,17 @@ class ForeignNamesTest(unittest.TestCase):
                     if flag.startswith("--"):
                         self.assertIn(flag, self.flags[other or command])
                     else:
-                        self.assertIn(flag, {*SETTINGS, *SCRIPTS, *(f"{section}:" for section in SECTIONS)})
+                        self.assertIn(
+                            flag, {*SETTINGS, *SCRIPTS, *(f"{section}:" for section in SECTIONS)}
+                        )
 
     def test_each_script_runs_its_command(self):
         self.assertEqual(set(SCRIPTS), set(COMMANDS))
         for command, script in SCRIPTS.items():
-            self.assertIn(f"run_script({command.replace('-', '_')})", (ROOT / script).read_text(encoding="utf-8"))
+            self.assertIn(
+                f"run_script({command.replace('-', '_')})",
+                (ROOT / script).read_text(encoding="utf-8"),
+            )
 
 
 def flags_of(command: str) -> set[str]:
@@ -420,34 +549,53 @@ class SchemaTest(unittest.TestCase):
                 load(path)
 
     def test_only_the_demo_hides_real_gpus(self):
-        simulating = {path.stem for path in (ROOT / "configs").glob("*.yaml") if load(path).placement.simulate_gpus}
+        simulating = {
+            path.stem
+            for path in (ROOT / "configs").glob("*.yaml")
+            if load(path).placement.simulate_gpus
+        }
         self.assertEqual(simulating, {"demo", "demo_vocoder"})
 
     def test_a_tiny_model_is_announced_in_the_first_line(self):
         """But for the demo, and for vocoders, whose tiny size is not for trials only."""
         for path in (ROOT / "configs").glob("*.yaml"):
             with self.subTest(config=path.name):
-                is_small = path.read_text(encoding="utf-8").startswith("# A small experiment for a laptop: ")
+                is_small = path.read_text(encoding="utf-8").startswith(
+                    "# A small experiment for a laptop: "
+                )
                 model = load(path).model
                 is_tiny = model.model_size == "tiny" and model.task != "vocoder"
                 self.assertEqual(is_small, is_tiny and path.stem != "demo")
 
     def test_the_recogniser_has_the_default_size_placement_and_length(self):
         config, default = load(ROOT / "configs/asr_lmu.yaml"), Config()
-        self.assertEqual((config.placement, config.model.model_size), (default.placement, default.model.model_size))
+        self.assertEqual(
+            (config.placement, config.model.model_size),
+            (default.placement, default.model.model_size),
+        )
         self.assertEqual((config.model.task, config.training), ("asr", default.training))
 
     def test_memory_presets_hold_the_published_matrix(self):
-        for name, expected in (("12", (8, 4096, 8192)), ("16", (12, 6144, 10240)), ("24", (16, 8192, 16384))):
+        for name, expected in (
+            ("12", (8, 4096, 8192)),
+            ("16", (12, 6144, 10240)),
+            ("24", (16, 8192, 16384)),
+        ):
             config = load(ROOT / f"configs/dual_gpu_{name}gb.yaml")
             limits = (config.placement.data_gpu_memory, config.placement.model_gpu_memory)
             self.assertEqual((config.data.batch_size, *limits), expected)
 
     def test_documentation_is_current(self):
-        self.assertEqual(document.PAGE.read_text(encoding="utf-8"), document.page(), "python -m myxtts.config.document")
+        self.assertEqual(
+            document.PAGE.read_text(encoding="utf-8"),
+            document.page(),
+            "python -m myxtts.config.document",
+        )
 
     def test_every_setting_is_read_outside_config(self):
-        """A setting counts as read in `data.batch_size`, `….data.batch_size` or `settings.batch_size`."""
+        """A setting counts as read in `data.batch_size`, `….data.batch_size` or
+        `settings.batch_size`.
+        """
         read: set[tuple[str, str]] = set()
         for path in (ROOT / "myxtts").rglob("*.py"):
             if Path(schema.__file__).parent not in path.parents:

@@ -25,7 +25,9 @@ class DefaultsTest(unittest.TestCase):
         """Return the error message, without the folder."""
         with self.assertRaises(ConfigError) as caught:
             self.load(files)
-        return str(caught.exception).replace(f"{self.folder}/", "").replace(str(self.folder), "FOLDER")
+        return (
+            str(caught.exception).replace(f"{self.folder}/", "").replace(str(self.folder), "FOLDER")
+        )
 
     def test_later_files_override_earlier_and_flags_override_all(self):
         files = {
@@ -34,7 +36,9 @@ class DefaultsTest(unittest.TestCase):
             "c.yaml": "data: {num_workers: 3, buffer_size: 3}\ndefaults: [a, b.yaml]\n",
         }
         data = self.load(files, buffer_size=4).data
-        self.assertEqual((data.batch_size, data.buckets, data.num_workers, data.buffer_size), (1, 2, 3, 4))
+        self.assertEqual(
+            (data.batch_size, data.buckets, data.num_workers, data.buffer_size), (1, 2, 3, 4)
+        )
 
     def test_listed_file_may_list_further_files(self):
         files = {
@@ -48,7 +52,11 @@ class DefaultsTest(unittest.TestCase):
                 self.assertEqual((config.data.batch_size, config.data.buckets), (1, buckets))
 
     def test_file_may_only_list_others(self):
-        files = {"a.yml": "run: {run: seven}\n", "7.yaml": "", "x.y.yaml": "training: {ema_decay: 0}\n"}
+        files = {
+            "a.yml": "run: {run: seven}\n",
+            "7.yaml": "",
+            "x.y.yaml": "training: {ema_decay: 0}\n",
+        }
         config = self.load(files | {"c.yaml": "defaults:\n  - a.yml\n  - 7\n  - x.y\n"})
         self.assertEqual((config.run.run, config.training.ema_decay), ("seven", 0.0))
         self.assertEqual(self.load({"c.yaml": "defaults:\n"}), Config())
@@ -57,14 +65,28 @@ class DefaultsTest(unittest.TestCase):
     def test_error_names_the_listed_file_and_line(self):
         composed = "\ndefaults: [a]\nmodel: {dropout: 0}\n"
         for text, message in (
-            ("data:\n  buckets: 0\n", "a.yaml, line 2: buckets is 0, but must be a whole number from 1 to 64."),
-            ("data:\n  bucket: 1\n", "a.yaml, line 2: 'bucket' is unknown. Did you mean 'buckets'?"),
+            (
+                "data:\n  buckets: 0\n",
+                "a.yaml, line 2: buckets is 0, but must be a whole number from 1 to 64.",
+            ),
+            (
+                "data:\n  bucket: 1\n",
+                "a.yaml, line 2: 'bucket' is unknown. Did you mean 'buckets'?",
+            ),
             ("default: [b]\n", "a.yaml, line 1: 'default' is unknown. Did you mean 'defaults'?"),
-            ("- a\n", "a.yaml, line 1: the file must hold lines of the form 'name: value', not a list."),
+            (
+                "- a\n",
+                "a.yaml, line 1: the file must hold lines of the form 'name: value', not a list.",
+            ),
         ):
             with self.subTest(text):
                 self.assertEqual(self.error_of({"a.yaml": text, "c.yaml": composed}), message)
-        self.assertEqual(self.load({"a.yaml": "data: {buckets: 0}\n", "c.yaml": composed}, buckets=2).data.buckets, 2)
+        self.assertEqual(
+            self.load(
+                {"a.yaml": "data: {buckets: 0}\n", "c.yaml": composed}, buckets=2
+            ).data.buckets,
+            2,
+        )
 
     def test_error_for_a_missing_file_suggests_the_nearest_name(self):
         files = {"distributed.yaml": "", "default.yaml": ""}
@@ -73,19 +95,29 @@ class DefaultsTest(unittest.TestCase):
             ("ასრ", "'ასრ.yaml' in FOLDER. Available files: default, distributed."),
         ):
             with self.subTest(listed):
-                message = self.error_of(files | {"c.yaml": f"defaults:\n  - default\n  - {listed}\n"})
-                self.assertEqual(message, f"c.yaml, line 3: defaults names '{listed}', but there is no file {hint}")
+                message = self.error_of(
+                    files | {"c.yaml": f"defaults:\n  - default\n  - {listed}\n"}
+                )
+                self.assertEqual(
+                    message,
+                    f"c.yaml, line 3: defaults names '{listed}', but there is no file {hint}",
+                )
 
     def test_cycle_is_rejected(self):
         self.assertEqual(
             self.error_of({"c.yaml": "defaults: [c]\n"}),
-            "c.yaml, line 1: defaults names 'c', which makes a cycle: c.yaml → c.yaml. Remove one of them.",
+            "c.yaml, line 1: defaults names 'c', which makes a cycle: c.yaml → c.yaml. Remove one"
+            " of them.",
         )
-        files = {"c.yaml": "defaults: [a]\n", "a.yaml": "defaults: [b]\n", "b.yaml": "\ndefaults: [a.yaml]\n"}
+        files = {
+            "c.yaml": "defaults: [a]\n",
+            "a.yaml": "defaults: [b]\n",
+            "b.yaml": "\ndefaults: [a.yaml]\n",
+        }
         self.assertEqual(
             self.error_of(files),
-            "b.yaml, line 2: defaults names 'a.yaml', which makes a cycle: a.yaml → b.yaml → a.yaml. "
-            "Remove one of them.",
+            "b.yaml, line 2: defaults names 'a.yaml', which makes a cycle: a.yaml → b.yaml →"
+            " a.yaml. Remove one of them.",
         )
 
     def test_files_outside_the_folder_are_rejected(self):
@@ -94,10 +126,24 @@ class DefaultsTest(unittest.TestCase):
         (self.folder / "a.yaml").write_text("data: {buckets: 1}\n")
         (inside / "sub").mkdir()
         (inside / "sub" / "a.yaml").write_text("data: {buckets: 1}\n")
-        for name in ("../a", str(self.folder / "a"), "sub/a", ".", "..", ".a", "", r"..\a", "~/a", "C:a", "𐌰" * 61):
+        for name in (
+            "../a",
+            str(self.folder / "a"),
+            "sub/a",
+            ".",
+            "..",
+            ".a",
+            "",
+            r"..\a",
+            "~/a",
+            "C:a",
+            "𐌰" * 61,
+        ):
             with self.subTest(name):
                 (inside / "c.yaml").write_text(f"defaults: ['{name}']\n")
-                with self.assertRaisesRegex(ConfigError, "line 1: defaults names .*, but must be a list of files in"):
+                with self.assertRaisesRegex(
+                    ConfigError, "line 1: defaults names .*, but must be a list of files in"
+                ):
                     load(inside / "c.yaml")
 
     def test_malformed_list_is_rejected(self):
@@ -118,18 +164,23 @@ class DefaultsTest(unittest.TestCase):
         self.assertIn("there is no file 'a.yaml'", self.error_of({"c.yaml": "defaults: [a]\n"}))
 
     def test_the_number_of_files_is_bounded_and_each_is_read_once(self):
-        """Each file lists the next two, so that without a cache the last would be read 610 times."""
+        """Each file lists the next two, so that without a cache the last would be read 610
+        times.
+        """
         last = MAX_FILES - 2
         files = {f"f{i}.yaml": f"defaults: [f{i + 1}, f{i + 2}]\n" for i in range(last - 1)}
-        files |= {f"f{last - 1}.yaml": f"defaults: [f{last}]\n", f"f{last}.yaml": "data: {buckets: 3}\n"}
+        files |= {
+            f"f{last - 1}.yaml": f"defaults: [f{last}]\n",
+            f"f{last}.yaml": "data: {buckets: 3}\n",
+        }
         with mock.patch.object(Path, "open", autospec=True, side_effect=Path.open) as opened:
             self.assertEqual(self.load(files | {"c.yaml": "defaults: [f0]\n"}).data.buckets, 3)
         self.assertEqual(sum(call.args[1:] == ("rb",) for call in opened.call_args_list), MAX_FILES)
         files |= {f"f{last}.yaml": f"defaults: [f{last + 1}]\n", f"f{last + 1}.yaml": ""}
         self.assertEqual(
             self.error_of(files),
-            f"f{last}.yaml, line 1: defaults names 'f{last + 1}', but a configuration has at most {MAX_FILES} "
-            "files. Merge some of them.",
+            f"f{last}.yaml, line 1: defaults names 'f{last + 1}', but a configuration has at most"
+            f" {MAX_FILES} files. Merge some of them.",
         )
 
 

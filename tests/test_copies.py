@@ -1,4 +1,6 @@
-"""Copies between host and GPU memory are found where a GPU would make them, once for each tensor."""
+"""Copies between host and GPU memory are found where a GPU would make them, once for each
+tensor.
+"""
 
 import unittest
 from contextlib import nullcontext
@@ -24,7 +26,10 @@ def copies_of(function, *specs: tf.TensorSpec) -> list[Copy]:
 
 
 def summary(function, *specs: tf.TensorSpec) -> list[tuple[str, str, str]]:
-    return [("to host" if copy.to_host else "to GPU", copy.type, copy.consumer) for copy in copies_of(function, *specs)]
+    return [
+        ("to host" if copy.to_host else "to GPU", copy.type, copy.consumer)
+        for copy in copies_of(function, *specs)
+    ]
 
 
 def tensordot(x):
@@ -39,11 +44,14 @@ class CopiesTest(unittest.TestCase):
 
     def test_a_shape_among_floats_is_copied_to_the_gpu(self):
         self.assertEqual(
-            summary(lambda x: x * tf.cast(tf.shape(x)[0], tf.float32), X), [("to GPU", "StridedSlice", "Cast")]
+            summary(lambda x: x * tf.cast(tf.shape(x)[0], tf.float32), X),
+            [("to GPU", "StridedSlice", "Cast")],
         )
 
     def test_a_value_as_shape_is_copied_to_the_host(self):
-        self.assertEqual(summary(lambda x: tf.zeros(tf.cast(x[0], tf.int32)), X), [("to host", "Cast", "Fill")])
+        self.assertEqual(
+            summary(lambda x: tf.zeros(tf.cast(x[0], tf.int32)), X), [("to host", "Cast", "Fill")]
+        )
 
     def test_consumers_in_the_same_memory_share_a_copy(self):
         def two_consumers(x, number):
@@ -52,18 +60,24 @@ class CopiesTest(unittest.TestCase):
         self.assertEqual(summary(two_consumers, X, WHOLE), [("to GPU", "Placeholder", "Cast")])
 
     def test_integer_results_return_to_the_host(self):
-        self.assertEqual(summary(lambda x: tf.cast(x, tf.int32), X), [("to host", "Cast", "Identity")])
+        self.assertEqual(
+            summary(lambda x: tf.cast(x, tf.int32), X), [("to host", "Cast", "Identity")]
+        )
         self.assertEqual(summary(lambda x: tf.cast(x, tf.int64), X), [])
 
     def test_copies_in_called_functions_are_found_with_their_lines(self):
         inner = tf.function(lambda x: x * tf.cast(tf.shape(x)[1], tf.float32))
         self.assertEqual(summary(lambda x: inner(x) + 1.0, X), [("to GPU", "StridedSlice", "Cast")])
-        (copy, *_) = find_copies(traced_once(DATA, tts_extractor()))
+        copy, *_ = find_copies(traced_once(DATA, tts_extractor()))
         self.assertRegex(copy.source, r"^\w+/\w+\.py:\d+$")
 
     def test_copies_of_an_iteration_are_marked(self):
         def loop(x):
-            return tf.while_loop(lambda x: tf.reduce_sum(x) < 9.0, lambda x: x * tf.cast(tf.shape(x)[0], x.dtype), [x])
+            return tf.while_loop(
+                lambda x: tf.reduce_sum(x) < 9.0,
+                lambda x: x * tf.cast(tf.shape(x)[0], x.dtype),
+                [x],
+            )
 
         self.assertTrue(all(copy.in_loop for copy in copies_of(loop, X)))
         self.assertIn(("to host", "Less", "LoopCond"), summary(loop, X))
@@ -71,7 +85,8 @@ class CopiesTest(unittest.TestCase):
     def test_xla_keeps_integers_on_the_gpu(self):
         compiled = tf.function(lambda x, number: tf.gather(x, number + 1), jit_compile=True)
         self.assertEqual(
-            summary(lambda x, number: compiled(x, number), X, WHOLE), [("to GPU", "Placeholder", "PartitionedCall")]
+            summary(lambda x, number: compiled(x, number), X, WHOLE),
+            [("to GPU", "Placeholder", "PartitionedCall")],
         )
 
     def test_the_product_of_an_unknown_shape_waits_for_the_gpu(self):
@@ -90,13 +105,18 @@ class CopiesTest(unittest.TestCase):
             return tf.zeros(size) * x[0, 0]
 
         seed = tf.TensorSpec([2], tf.int32)
-        to_host = [copy.to_host for copy in copies_of(lambda x, seed: shape(x, seed, nullcontext), X, seed)]
+        to_host = [
+            copy.to_host for copy in copies_of(lambda x, seed: shape(x, seed, nullcontext), X, seed)
+        ]
         self.assertIn(True, to_host)
         self.assertEqual(summary(lambda x, seed: shape(x, seed, on_host), X, seed), [])
 
     def test_the_producer_does_not_wait_for_the_gpu(self):
         # In single placement it would wait for the steps that are queued on the same GPU.
-        for extractor, to_gpu in ((tts_extractor(0.1), 15), (ASRTask().extractor(Config(), training=True), 12)):
+        for extractor, to_gpu in (
+            (tts_extractor(0.1), 15),
+            (ASRTask().extractor(Config(), training=True), 12),
+        ):
             copies = find_copies(traced_once(DATA, extractor))
             self.assertEqual([copy for copy in copies if copy.to_host], [])
             self.assertLessEqual(len(copies), to_gpu)

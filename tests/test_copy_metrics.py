@@ -36,22 +36,37 @@ class CopyMetricsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.wave = vowels()
-        copies = [cls.wave, 2 * cls.wave, *(cls.wave + noise(len(cls.wave), level) for level in (0.01, 0.05))]
+        copies = [
+            cls.wave,
+            2 * cls.wave,
+            *(cls.wave + noise(len(cls.wave), level) for level in (0.01, 0.05)),
+        ]
         copies = [copy.astype(np.float32) for copy in copies]
         measured = measure([cls.wave] * len(copies), copies)
-        cls.same, cls.louder, cls.noisy, cls.noisier = (mean_copy_metrics([metrics]) for metrics in measured)
+        cls.same, cls.louder, cls.noisy, cls.noisier = (
+            mean_copy_metrics([metrics]) for metrics in measured
+        )
 
     def test_a_wave_is_the_best_copy_of_itself(self):
-        best = {"log_mel_error": 0.0, "mel_cepstral_distortion": 0.0, "log_f0_rmse": 0.0, "voicing_error": 0.0}
+        best = {
+            "log_mel_error": 0.0,
+            "mel_cepstral_distortion": 0.0,
+            "log_f0_rmse": 0.0,
+            "voicing_error": 0.0,
+        }
         self.assertEqual(self.same, self.same | best)
-        self.assertAlmostEqual(self.same["pesq_wb"], 4.644, places=3)  # the highest value of P.862.2
+        self.assertAlmostEqual(
+            self.same["pesq_wb"], 4.644, places=3
+        )  # the highest value of P.862.2
         self.assertAlmostEqual(self.same["stoi"], 1.0, places=6)
 
     def test_double_amplitude_is_an_error_of_6_db_and_no_distortion(self):
         self.assertAlmostEqual(self.louder["log_mel_error"], 20 * np.log10(2), delta=0.01)
         self.assertAlmostEqual(self.louder["mel_cepstral_distortion"], 0.0, delta=0.01)
         self.assertAlmostEqual(self.louder["log_f0_rmse"], 0.0, delta=1e-3)
-        self.assertAlmostEqual(self.louder["pesq_wb"], self.same["pesq_wb"], delta=0.02)  # it equalizes levels
+        self.assertAlmostEqual(
+            self.louder["pesq_wb"], self.same["pesq_wb"], delta=0.02
+        )  # it equalizes levels
 
     def test_noise_makes_every_score_worse(self):
         for score in ("pesq_wb", "stoi"):
@@ -68,15 +83,20 @@ class CopyMetricsTest(unittest.TestCase):
         self.assertAlmostEqual(log_mel_error_db(recorded, copied), 20 / np.log(10) / 2, places=5)
 
     def test_frames_are_compared_with_the_frame_of_the_same_time(self):
-        # c3 is 0.5 higher in the second frame; the warping path of `align` would compare it with another frame.
+        # c3 is 0.5 higher in the second frame; the warping path of `align` would compare it with
+        # another frame.
         recorded = np.stack([np.zeros(80), np.zeros(80)])
         ripple = 0.5 * np.cos(np.pi * 3 * (np.arange(80) + 0.5) / 80)
         np.testing.assert_allclose(
-            frame_distortion_db(recorded, recorded + [[0], [1]] * ripple), [0, MCD_FACTOR * 0.5], atol=1e-9
+            frame_distortion_db(recorded, recorded + [[0], [1]] * ripple),
+            [0, MCD_FACTOR * 0.5],
+            atol=1e-9,
         )
 
     def test_copies_are_compared_as_16_bit_samples(self):
-        np.testing.assert_array_equal(in_16_bits(np.float32([-2, 0.1 / 32768, 1])), np.float32([-1, 0, 32767 / 32768]))
+        np.testing.assert_array_equal(
+            in_16_bits(np.float32([-2, 0.1 / 32768, 1])), np.float32([-1, 0, 32767 / 32768])
+        )
 
     def test_pesq_and_stoi_of_short_long_and_silent_recordings_are_not_defined(self):
         silence, short = np.zeros_like(self.wave), self.wave[:3000]
@@ -84,7 +104,8 @@ class CopyMetricsTest(unittest.TestCase):
             self.assertIsNone(pesq_wb(recording, copy))
         for recording in (silence, short, np.pad(self.wave[:6000], (0, 9000))):
             self.assertIsNone(stoi(recording, recording))
-        # 55 stretches of speech with pauses, for which the package has no room: it would end the process.
+        # 55 stretches of speech with pauses, for which the package has no room: it would end the
+        # process.
         period = np.concatenate([self.wave[:4700], silence[:4700]])
         many = np.tile(period, 55)
         self.assertGreater(len(many), MAX_PESQ_S * SAMPLE_RATE_HZ)
@@ -98,7 +119,9 @@ class CopyMetricsTest(unittest.TestCase):
 
     def test_the_extra_and_the_requirements_file_name_the_packages_of_the_scores(self):
         extra = re.search(
-            r"^evaluation = \[(.+?)\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+            r"^evaluation = \[(.+?)\]",
+            (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
+            re.MULTILINE,
         )
         lines = (ROOT / "requirements-evaluation.txt").read_text(encoding="utf-8").splitlines()
         required = [line.split("#")[0].strip() for line in lines if not line.startswith("#")]

@@ -1,4 +1,6 @@
-"""CTC: feasible pairs of labels and frames, the loss on a CPU and a GPU, greedy and beam search decoding."""
+"""CTC: feasible pairs of labels and frames, the loss on a CPU and a GPU, greedy and beam search
+decoding.
+"""
 
 import unittest
 from itertools import groupby
@@ -36,7 +38,9 @@ def decoded(decode, logits, frames, **options):
 
 
 def loss_of(labels, frames):
-    """Return the CTC loss; infinite where the labels do not fit, also where TensorFlow raises an error."""
+    """Return the CTC loss; infinite where the labels do not fit, also where TensorFlow raises an
+    error.
+    """
     sparse = tf.sparse.from_dense(np.array([labels], np.int32))
     try:
         return tf.nn.ctc_loss(sparse, tf.zeros([9, 1, 6]), None, [frames], blank_index=0).numpy()[0]
@@ -46,7 +50,14 @@ def loss_of(labels, frames):
 
 class Feasibility(unittest.TestCase):
     def test_frames_needed_are_one_per_label_plus_one_between_equal_labels(self):
-        for labels, frames in (([], 0), ([3], 1), ([3, 4], 2), ([3, 3], 3), ([3, 3, 3, 4, 4], 8), ([3, 4, 3], 3)):
+        for labels, frames in (
+            ([], 0),
+            ([3], 1),
+            ([3, 4], 2),
+            ([3, 3], 3),
+            ([3, 3, 3, 4, 4], 8),
+            ([3, 4, 3], 3),
+        ):
             self.assertEqual(frames_needed(np.array(labels, np.int32)), frames, labels)
 
     def test_the_loss_is_finite_with_at_least_the_frames_needed(self):
@@ -57,15 +68,20 @@ class Feasibility(unittest.TestCase):
 
     def test_subsampled_length_is_rounded_up(self):
         self.assertEqual([subsampled_length(frames, 2) for frames in (0, 1, 2, 3)], [0, 1, 1, 2])
-        np.testing.assert_array_equal(subsampled_length(np.arange(9), 4), [0, 1, 1, 1, 1, 2, 2, 2, 2])
         np.testing.assert_array_equal(
-            subsampled_length(subsampled_length(tf.range(20), 2), 2), subsampled_length(tf.range(20), 4)
+            subsampled_length(np.arange(9), 4), [0, 1, 1, 1, 1, 2, 2, 2, 2]
+        )
+        np.testing.assert_array_equal(
+            subsampled_length(subsampled_length(tf.range(20), 2), 2),
+            subsampled_length(tf.range(20), 4),
         )
         self.assertEqual(subsampled_length(7, 1), 7)
 
 
 def long_rows(*counts, frames=340, symbols=20):
-    """Return logits, frames, labels and counts of random rows: the first has fewer frames than are padded."""
+    """Return logits, frames, labels and counts of random rows: the first has fewer frames than are
+    padded.
+    """
     rng, rows = np.random.default_rng(0), len(counts)
     labels = rng.integers(1, symbols, (rows, max(counts)))
     labels[np.arange(max(counts)) >= np.array(counts)[:, None]] = BLANK
@@ -97,22 +113,31 @@ class Loss(unittest.TestCase):
         self.assertTrue(np.all(again_gradient[0, 40:] == 0.0))
 
     def test_recursion_sums_over_all_paths(self):
-        """Two frames, 4 equally likely symbols: `a` has the paths a-, -a, aa: 3/16; `ab` has the path ab: 1/16."""
+        """Two frames, 4 equally likely symbols: `a` has the paths a-, -a, aa: 3/16; `ab` has the
+        path ab: 1/16.
+        """
         labels, count = tf.constant([[3, 0], [3, 2]]), tf.constant([1, 2])
-        losses = ctc_loss.ctc_losses_by_recursion(tf.zeros([2, 2, 4]), tf.constant([2, 2]), labels, count)
+        losses = ctc_loss.ctc_losses_by_recursion(
+            tf.zeros([2, 2, 4]), tf.constant([2, 2]), labels, count
+        )
         np.testing.assert_allclose(losses, -np.log([3 / 16, 1 / 16]), rtol=1e-6)
 
     def test_rows_with_more_labels_than_cudnn_takes_are_computed_on_a_gpu(self):
         rows = long_rows(256, 0, 255, 260)
         losses, gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
-        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "cuDNN CTCLoss launch failure"), cudnn_ctc_loss():
+        with (
+            self.assertRaisesRegex(tf.errors.InvalidArgumentError, "cuDNN CTCLoss launch failure"),
+            cudnn_ctc_loss(),
+        ):
             losses_and_gradient(ctc_loss.ctc_losses, *rows)
         with on_emulated_gpu(), cudnn_ctc_loss():
             on_gpu, on_gpu_gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
         np.testing.assert_allclose(on_gpu, losses, rtol=1e-5)
         # The kernel's gradient is the one that is off: docs/experiments/asr.md.
         np.testing.assert_allclose(on_gpu_gradient, gradient, atol=0.01)
-        np.testing.assert_array_equal(on_gpu_gradient[1:3], gradient[1:3])  # these rows the kernel takes
+        np.testing.assert_array_equal(
+            on_gpu_gradient[1:3], gradient[1:3]
+        )  # these rows the kernel takes
 
     def test_gradient_behind_the_end_of_a_row_is_zero_whatever_the_kernel_leaves_there(self):
         rows = long_rows(5, 0, 1, frames=60)
@@ -121,7 +146,11 @@ class Loss(unittest.TestCase):
             again, again_gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
         np.testing.assert_array_equal(again, losses)
         np.testing.assert_array_equal(again_gradient, gradient)
-        self.assertTrue(np.isfinite(gradient).all() and np.all(gradient[0, 40:] == 0.0) and np.all(gradient[1] == 0.0))
+        self.assertTrue(
+            np.isfinite(gradient).all()
+            and np.all(gradient[0, 40:] == 0.0)
+            and np.all(gradient[1] == 0.0)
+        )
 
     def test_on_a_gpu_all_operations_have_kernels_and_the_host_waits_once(self):
         if not has_gpu_kernels():
@@ -134,11 +163,18 @@ class Loss(unittest.TestCase):
             return losses, tf.convert_to_tensor(tape.gradient(losses, rows[0]))
 
         integers = tf.TensorSpec([None], tf.int32)
-        specs = tf.TensorSpec([None, None, 20]), integers, tf.TensorSpec([None, None], tf.int32), integers
+        specs = (
+            tf.TensorSpec([None, None, 20]),
+            integers,
+            tf.TensorSpec([None, None], tf.int32),
+            integers,
+        )
         function = tf.function(gradient).get_concrete_function(*specs)
         self.assertEqual(audit(function).host_only, ())
         to_host = [copy for copy in find_copies(function) if copy.to_host]
-        self.assertLessEqual(len([copy for copy in to_host if "cond/" not in copy.tensor]), 1)  # TensorFlow's own
+        self.assertLessEqual(
+            len([copy for copy in to_host if "cond/" not in copy.tensor]), 1
+        )  # TensorFlow's own
         self.assertEqual({copy.consumer for copy in to_host if copy.in_loop}, {"LoopCond"})
 
 
@@ -164,24 +200,34 @@ class Greedy(unittest.TestCase):
 
     def test_no_rows_and_no_frames_have_no_symbols(self):
         self.assertEqual(decoded(greedy_decode, tf.zeros([0, 7, 6]), tf.zeros([0], tf.int32)), [])
-        self.assertEqual(decoded(greedy_decode, tf.zeros([2, 0, 6]), tf.zeros([2], tf.int32)), [[], []])
+        self.assertEqual(
+            decoded(greedy_decode, tf.zeros([2, 0, 6]), tf.zeros([2], tf.int32)), [[], []]
+        )
 
     def test_is_traced_once_for_all_lengths(self):
         function = tf.function(
-            greedy_decode, input_signature=[tf.TensorSpec([None, None, 6]), tf.TensorSpec([None], tf.int32)]
+            greedy_decode,
+            input_signature=[tf.TensorSpec([None, None, 6]), tf.TensorSpec([None], tf.int32)],
         )
         for paths in (([3, 4],), ([3, 0, 3], [4, 4, 4])):
-            self.assertEqual(decoded(function, *logits_of(*paths)), decoded(greedy_decode, *logits_of(*paths)))
+            self.assertEqual(
+                decoded(function, *logits_of(*paths)), decoded(greedy_decode, *logits_of(*paths))
+            )
         self.assertEqual(function.experimental_get_tracing_count(), 1)
 
 
 class Beam(unittest.TestCase):
     def test_confident_logits_decode_as_in_greedy_decoding(self):
         logits, frames = logits_of([3, 3, 0, 3, 4, 4, 5], [0, 0, 5], [0])
-        self.assertEqual(decoded(beam_search_decode, logits, frames, width=4), decoded(greedy_decode, logits, frames))
+        self.assertEqual(
+            decoded(beam_search_decode, logits, frames, width=4),
+            decoded(greedy_decode, logits, frames),
+        )
 
     def test_probabilities_of_all_paths_of_a_text_are_added(self):
-        """Two frames with P(blank) = 0.6 and P(a) = 0.4: silence has 0.36, `a` 0.64 by three paths (Graves 2012)."""
+        """Two frames with P(blank) = 0.6 and P(a) = 0.4: silence has 0.36, `a` 0.64 by three paths
+        (Graves 2012).
+        """
         probability = np.full([1, 2, 6], 1e-9, np.float32)
         probability[..., [0, 3]] = 0.6, 0.4
         logits, frames = tf.constant(np.log(probability)), tf.constant([2])
@@ -190,12 +236,17 @@ class Beam(unittest.TestCase):
 
     def test_frames_after_the_end_are_ignored(self):
         logits, _ = logits_of([3, 4, 5, 5], [3, 4, 0, 5])
-        self.assertEqual(decoded(beam_search_decode, logits, tf.constant([2, 0]), width=4), [[3, 4], []])
+        self.assertEqual(
+            decoded(beam_search_decode, logits, tf.constant([2, 0]), width=4), [[3, 4], []]
+        )
 
 
 class Texts(unittest.TestCase):
     def test_begin_end_and_padding_are_left_out(self):
-        ids, counts = tf.constant([[1, 3, 4, 2], [5, 5, 0, 3], [0, 0, 0, 0]]), tf.constant([4, 2, 0])
+        ids, counts = (
+            tf.constant([[1, 3, 4, 2], [5, 5, 0, 3], [0, 0, 0, 0]]),
+            tf.constant([4, 2, 0]),
+        )
         self.assertEqual(decoded_texts(ids, counts, TABLE), ["ab", "cc", ""])
 
 

@@ -1,4 +1,6 @@
-"""Files that are damaged after the manifest was made, and unusual corpora, through the data path."""
+"""Files that are damaged after the manifest was made, and unusual corpora, through the data
+path.
+"""
 
 import os
 import shutil
@@ -30,21 +32,37 @@ class DamagedCorpusTest(PipelineCase):
     """A file that changes after the manifest was made is named in an error at its batch."""
 
     def assert_named_at_its_batch(
-        self, change: Callable[[Path], None], reason: str, row: int = 7, route: Route = ROUTE, **settings
+        self,
+        change: Callable[[Path], None],
+        reason: str,
+        row: int = 7,
+        route: Route = ROUTE,
+        **settings,
     ):
         path = Path(self.manifest.paths[row])
         pipeline = self.pipeline(route, **settings)
         planned = list(
             planned_batches(
-                self.corpus.plan, self.manifest, Position(), seed=self.SEED, reference_samples=11_008, epochs=1
+                self.corpus.plan,
+                self.manifest,
+                Position(),
+                seed=self.SEED,
+                reference_samples=11_008,
+                epochs=1,
             )
         )
-        users = [row in plan.rows or row in plan.arrays["reference_row"][: len(plan.rows)] for plan in planned]
+        users = [
+            row in plan.rows or row in plan.arrays["reference_row"][: len(plan.rows)]
+            for plan in planned
+        ]
         content = path.read_bytes()
         change(path)
         delivered = []
         try:
-            with pipeline.open_feed(Position(), epochs=1) as feed, self.assertRaisesRegex(DataError, reason) as raised:
+            with (
+                pipeline.open_feed(Position(), epochs=1) as feed,
+                self.assertRaisesRegex(DataError, reason) as raised,
+            ):
                 delivered.extend(feed)
         finally:
             path.write_bytes(content)
@@ -56,11 +74,18 @@ class DamagedCorpusTest(PipelineCase):
     def setUpClass(cls):
         super().setUpClass()
         rows = planned_batches(
-            cls.corpus.plan, cls.manifest, Position(), seed=cls.SEED, reference_samples=11_008, epochs=1
+            cls.corpus.plan,
+            cls.manifest,
+            Position(),
+            seed=cls.SEED,
+            reference_samples=11_008,
+            epochs=1,
         )
         seen = []
         for plan in rows:
-            seen.append({*plan.rows.tolist(), *plan.arrays["reference_row"][: len(plan.rows)].tolist()})
+            seen.append(
+                {*plan.rows.tolist(), *plan.arrays["reference_row"][: len(plan.rows)].tolist()}
+            )
         cls.latest = max(range(13), key=lambda row: [row in batch for batch in seen].index(True))
 
     def test_a_missing_file_is_named_at_its_batch(self):
@@ -71,7 +96,9 @@ class DamagedCorpusTest(PipelineCase):
             self.assert_named_at_its_batch(os.remove, "No such file", self.latest, route)
 
     def test_a_missing_file_is_named_at_its_batch_by_soundfile(self):
-        self.assert_named_at_its_batch(os.remove, "No such file", self.latest, use_tf_native_loading=False)
+        self.assert_named_at_its_batch(
+            os.remove, "No such file", self.latest, use_tf_native_loading=False
+        )
 
     def test_a_truncated_file_is_named_at_its_batch(self):
         def cut(path):
@@ -106,15 +133,23 @@ class DamagedCorpusTest(PipelineCase):
 
             return change
 
-        self.assert_named_at_its_batch(replace_with(2, SAMPLE_RATE_HZ, "PCM_16"), "was 16-bit mono", self.latest)
-        self.assert_named_at_its_batch(replace_with(1, 44_100, "PCM_16"), "samples at 22050 Hz, but had", self.latest)
-        self.assert_named_at_its_batch(replace_with(1, SAMPLE_RATE_HZ, "PCM_24"), "was 16-bit mono", self.latest)
+        self.assert_named_at_its_batch(
+            replace_with(2, SAMPLE_RATE_HZ, "PCM_16"), "was 16-bit mono", self.latest
+        )
+        self.assert_named_at_its_batch(
+            replace_with(1, 44_100, "PCM_16"), "samples at 22050 Hz, but had", self.latest
+        )
+        self.assert_named_at_its_batch(
+            replace_with(1, SAMPLE_RATE_HZ, "PCM_24"), "was 16-bit mono", self.latest
+        )
 
 
 class UnusualCorpusTest(unittest.TestCase):
     """Each corpus passes through the pipeline completely, once."""
 
-    def delivered(self, seconds, suffixes=(".wav",), speakers=1, name="corpus", **settings) -> list[ProducedBatch]:
+    def delivered(
+        self, seconds, suffixes=(".wav",), speakers=1, name="corpus", **settings
+    ) -> list[ProducedBatch]:
         folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder)
         data = DataConfig(**{"batch_size": 2, "buckets": 3, "reference_seconds": 0.5} | settings)
@@ -127,9 +162,13 @@ class UnusualCorpusTest(unittest.TestCase):
         self.assertEqual(sorted(rows.tolist()), list(range(len(seconds))))
         for planned, batch, _ in delivered:
             mel = batch["mel"].numpy()
-            for row, frames, spectrogram in zip(planned.rows, batch["frames"].numpy(), mel, strict=False):
+            for row, frames, spectrogram in zip(
+                planned.rows, batch["frames"].numpy(), mel, strict=False
+            ):
                 self.assertEqual(frames, round(seconds[row] * SAMPLE_RATE_HZ) // HOP_SAMPLES)
-                self.assertGreater(spectrogram[:frames].max(axis=1).min(), -3.0)  # the tone is audible in every frame
+                self.assertGreater(
+                    spectrogram[:frames].max(axis=1).min(), -3.0
+                )  # the tone is audible in every frame
         return delivered
 
     def test_a_single_utterance_is_its_own_reference(self):
@@ -139,12 +178,20 @@ class UnusualCorpusTest(unittest.TestCase):
         np.testing.assert_array_equal(batch["reference"][0, :34], batch["mel"][0, :34])
 
     def test_very_short_and_very_long_utterances_are_read(self):
-        delivered = self.delivered([0.06, 0.3, 20.0, 0.31], speakers=2, batch_seconds=1.0, reference_seconds=30.0)
-        self.assertEqual({d.features["reference"].shape[1] for d in delivered}, {2583})  # 30 s in whole frames
-        self.assertEqual(max(int(d.features["reference_frames"].numpy().max()) for d in delivered), 1722)  # 20 s
+        delivered = self.delivered(
+            [0.06, 0.3, 20.0, 0.31], speakers=2, batch_seconds=1.0, reference_seconds=30.0
+        )
+        self.assertEqual(
+            {d.features["reference"].shape[1] for d in delivered}, {2583}
+        )  # 30 s in whole frames
+        self.assertEqual(
+            max(int(d.features["reference_frames"].numpy().max()) for d in delivered), 1722
+        )  # 20 s
 
     def test_paths_with_spaces_and_letters_of_any_script_are_read(self):
-        self.delivered([0.3, 0.4], suffixes=("  ა سلام ü %s.wav", " {0}'\".wav"), name="der Körper\t日本")
+        self.delivered(
+            [0.3, 0.4], suffixes=("  ა سلام ü %s.wav", " {0}'\".wav"), name="der Körper\t日本"
+        )
 
     def test_a_path_that_is_not_utf_8_is_read(self):
         self.delivered([0.3], name=os.fsdecode(b"caf\xe9"))

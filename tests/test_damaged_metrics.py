@@ -1,4 +1,6 @@
-"""Damaged lines of metrics.jsonl stop neither a run nor a page: they are dropped, and a run says how many."""
+"""Damaged lines of metrics.jsonl stop neither a run nor a page: they are dropped, and a run says
+how many.
+"""
 
 import json
 import unittest
@@ -9,7 +11,9 @@ from myxtts.observe.metrics_reader import parse_report, read_metrics
 from myxtts.observe.page.history import History, read_last_report
 from tests.fixtures import temporary_folder
 
-WHOLE = [{"step": step, "loss": 1.0 / step, "mel": None, "bottleneck": "step"} for step in (1, 2, 3, 4)]
+WHOLE = [
+    {"step": step, "loss": 1.0 / step, "mel": None, "bottleneck": "step"} for step in (1, 2, 3, 4)
+]
 DAMAGED = {
     "NULs": b"\0" * 40,
     "half a line": b'{"step": 3, "lo',
@@ -58,7 +62,10 @@ class DamagedMetricsTest(unittest.TestCase):
             file = MetricsFile(self.path, 3)
         file.write({"step": 5, "loss": 0.2})
         file.close()
-        expected = f"{len(DAMAGED)} of {len(DAMAGED) + 4} lines of {self.path} were damaged and are dropped"
+        expected = (
+            f"{len(DAMAGED)} of {len(DAMAGED) + 4} lines of {self.path} were damaged and are"
+            " dropped"
+        )
         self.assertEqual([record.getMessage() for record in logs.records], [expected])
         reports = list(map(json.loads, self.path.read_text(encoding="utf-8").splitlines()))
         self.assertEqual(reports, [*WHOLE[:3], {"step": 5, "loss": 0.2}])
@@ -91,7 +98,9 @@ class DamagedMetricsTest(unittest.TestCase):
         self.damage()
         history = History(self.path)
         history.update()
-        self.assertEqual([point.mean for point in history.points("loss")], [report["loss"] for report in WHOLE])
+        self.assertEqual(
+            [point.mean for point in history.points("loss")], [report["loss"] for report in WHOLE]
+        )
         self.path.write_bytes(written(json.dumps(WHOLE[0]).encode(), *DAMAGED.values()))
         self.assertEqual(read_last_report(self.path), WHOLE[0])
         self.assertEqual(read_progress(self.path.parent).step, 1)

@@ -60,7 +60,12 @@ class Corpus:
 
     def planned(self, epochs: int, start: Position = Position()):  # noqa: B008
         return planned_batches(
-            self.plan, self.manifest, start, seed=3, reference_samples=REFERENCE_SAMPLES, epochs=epochs
+            self.plan,
+            self.manifest,
+            start,
+            seed=3,
+            reference_samples=REFERENCE_SAMPLES,
+            epochs=epochs,
         )
 
     def read_here(self, epochs: int, fields=TTS_INPUTS, start: Position = Position()):  # noqa: B008
@@ -107,13 +112,17 @@ class ServiceCase(unittest.TestCase):
     def assert_same(self, received, expected, fields=TTS_INPUTS):
         received, expected = list(received), list(expected)
         self.assertEqual(len(received), len(expected))
-        for (planned, batch), (expected_plan, expected_batch) in zip(received, expected, strict=True):
+        for (planned, batch), (expected_plan, expected_batch) in zip(
+            received, expected, strict=True
+        ):
             self.assertEqual(planned.step.position, expected_plan.step.position)
             np.testing.assert_array_equal(planned.rows, expected_plan.rows)
             check_batch(batch, fields, "reading")
             for name in fields:
                 self.assertEqual(batch[name].device, expected_batch[name].device)
-                np.testing.assert_array_equal(batch[name], expected_batch[name], err_msg=name, strict=True)
+                np.testing.assert_array_equal(
+                    batch[name], expected_batch[name], err_msg=name, strict=True
+                )
 
 
 class OrderTest(ServiceCase):
@@ -130,19 +139,27 @@ class OrderTest(ServiceCase):
     def test_batches_equal_locally_read_batches_in_order(self):
         for fields in (TTS_INPUTS, ASR_INPUTS):
             with self.subTest(len(fields)), self.assertNoLogs("myxtts", "WARNING"):
-                received = self.corpus.read_by(self.corpus.service(self.address, fields, stall_s=60.0), 4)
+                received = self.corpus.read_by(
+                    self.corpus.service(self.address, fields, stall_s=60.0), 4
+                )
                 self.assert_same(received, self.corpus.read_here(4, fields), fields)
 
     def test_reading_can_start_at_any_position(self):
         start = Position(1, 4)
         with self.assertNoLogs("myxtts", "WARNING"):
-            received = self.corpus.read_by(self.corpus.service(self.address, stall_s=60.0), 3, start)
+            received = self.corpus.read_by(
+                self.corpus.service(self.address, stall_s=60.0), 3, start
+            )
             self.assert_same(received, self.corpus.read_here(3, start=start))
 
     def test_no_python_runs_on_a_worker(self):
         dataset = self.corpus.service(self.address).job_dataset(list(self.corpus.planned(1)), 0)
         graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
-        types = {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
+        types = {
+            node.op
+            for nodes in (graph.node, *(f.node_def for f in graph.library.function))
+            for node in nodes
+        }
         self.assertIn("DecodeWav", types)
         self.assertFalse([name for name in types if "PyFunc" in name])
 
@@ -157,18 +174,26 @@ class OrderTest(ServiceCase):
         manifest = self.corpus.manifest
         self.addCleanup(setattr, self.corpus, "manifest", manifest)
         self.corpus.manifest = replace(manifest, native=np.arange(22) < 19)
-        with self.assertRaisesRegex(DataError, "but 3 of 22 files have another format, the first is .*/u19.wav"):
+        with self.assertRaisesRegex(
+            DataError, "but 3 of 22 files have another format, the first is .*/u19.wav"
+        ):
             self.corpus.service(self.address)
 
     def test_a_missing_utterance_is_named_at_its_batch(self):
         planned = list(self.corpus.planned(4))
         row = planned[9].rows[0]
         path = Path(self.corpus.manifest.paths[row])
-        first = next(i for i, plan in enumerate(planned) if row in plan.rows or row in plan.arrays["reference_row"])
+        first = next(
+            i
+            for i, plan in enumerate(planned)
+            if row in plan.rows or row in plan.arrays["reference_row"]
+        )
         reader, taken = self.corpus.service(self.address, stall_s=60.0), 0
         self.addCleanup(path.with_suffix(".away").rename, path)
         path.rename(path.with_suffix(".away"))
-        with self.assertRaisesRegex(DataError, f"utterance '.*' .*{path.name} cannot be read: No such file"):
+        with self.assertRaisesRegex(
+            DataError, f"utterance '.*' .*{path.name} cannot be read: No such file"
+        ):
             for _ in self.corpus.read_by(reader, 4):
                 taken += 1
         self.assertEqual(taken, first)
@@ -182,14 +207,17 @@ class OrderTest(ServiceCase):
         with (
             mock.patch.object(service, "_select_rows", elsewhere),
             self.assertRaisesRegex(
-                DataError, "could not read files that this machine can read: .*/nowhere/u.wav; No such file"
+                DataError,
+                "could not read files that this machine can read: .*/nowhere/u.wav; No such file",
             ),
         ):
             list(self.corpus.read_by(self.corpus.service(self.address, stall_s=60.0), 1))
 
 
 class LossTest(ServiceCase):
-    """A request to a lost server ends only when a new server takes its address, so each test starts one."""
+    """A request to a lost server ends only when a new server takes its address, so each test starts
+    one.
+    """
 
     def test_without_workers_this_machine_reads_the_batches_with_a_warning(self):
         servers, address = self.servers(workers=0)
@@ -232,7 +260,9 @@ class LossTest(ServiceCase):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))  # bound, but not listening
             address = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
-            with self.assertRaisesRegex(DataError, "nothing answers there: Connection refused. Start `myxtts"):
+            with self.assertRaisesRegex(
+                DataError, "nothing answers there: Connection refused. Start `myxtts"
+            ):
                 list(self.corpus.read_by(self.corpus.service(address), 1))
 
     def test_a_dispatcher_without_workers_is_an_error_after_the_timeout(self):
@@ -287,7 +317,9 @@ class JobTest(unittest.TestCase):
         job = self.job(range(8))
         self.assertEqual(job.take(0, 60.0)["pcm"], 0)
         job._thread.join(0.1)
-        self.assertLessEqual(len(self.requested), 4)  # one taken, two ready, and one requested before
+        self.assertLessEqual(
+            len(self.requested), 4
+        )  # one taken, two ready, and one requested before
         self.assertEqual([job.take(place, 60.0)["pcm"] for place in range(1, 8)], list(range(1, 8)))
 
     def test_an_error_ends_the_job_after_the_batches_before_it(self):
@@ -299,7 +331,9 @@ class JobTest(unittest.TestCase):
         self.assertIsInstance(job.error, tf.errors.NotFoundError)
 
     def test_batches_of_another_job_are_rejected(self):
-        """A restarted dispatcher may send them to a client that still waits for batches of the old one."""
+        """A restarted dispatcher may send them to a client that still waits for batches of the old
+        one.
+        """
         job = self.job([0, (1, 1), 2])  # the second belongs to the next job
         self.assertEqual(self.taken(job), [0] + [None] * 7)
         self.assertIn("restarted", str(job.error))
@@ -314,7 +348,8 @@ class JobTest(unittest.TestCase):
 def interfaces(port: int) -> set[bytes]:
     """Return the interfaces that this process listens on; an empty name means all interfaces."""
     names = [
-        listening.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) for listening in listening_sockets(port)
+        listening.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
+        for listening in listening_sockets(port)
     ]
     return {name.rstrip(b"\0") for name in names}
 
@@ -322,8 +357,14 @@ def interfaces(port: int) -> set[bytes]:
 class ServerTest(unittest.TestCase):
     def test_a_port_in_use_is_rejected(self):
         with dispatcher("127.0.0.1", 0) as port:
-            for server in (lambda: dispatcher("127.0.0.1", port), lambda: worker("127.0.0.1", port, "127.0.0.1", port)):
-                with self.assertRaisesRegex(ConfigError, f"--port {port} .*Address already in use"), server():
+            for server in (
+                lambda: dispatcher("127.0.0.1", port),
+                lambda: worker("127.0.0.1", port, "127.0.0.1", port),
+            ):
+                with (
+                    self.assertRaisesRegex(ConfigError, f"--port {port} .*Address already in use"),
+                    server(),
+                ):
                     pass
 
     def test_a_server_on_a_loopback_address_listens_on_the_loopback_interface_only(self):
@@ -337,13 +378,25 @@ class ServerTest(unittest.TestCase):
         self.assertIn("without encryption", logs.output[0])
 
     def test_an_unreachable_worker_address_is_rejected(self):
-        for at, host in (("node1", "127.0.0.1"), ("10.0.0.1", "localhost"), ("10.0.0.1", "0.0.0.0")):
+        for at, host in (
+            ("node1", "127.0.0.1"),
+            ("10.0.0.1", "localhost"),
+            ("10.0.0.1", "0.0.0.0"),
+        ):
             with self.assertRaisesRegex(ConfigError, "--host"), worker(at, 5050, host, 0):
                 pass
 
     def test_loopback_addresses_are_recognised(self):
         self.assertTrue(all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "127.1", "localhost"))))
-        others = ("0.0.0.0", "10.0.0.1", "10.1", "node1", "127.0.0.1.example.org", "127.0.0.1 node1", "")
+        others = (
+            "0.0.0.0",
+            "10.0.0.1",
+            "10.1",
+            "node1",
+            "127.0.0.1.example.org",
+            "127.0.0.1 node1",
+            "",
+        )
         self.assertFalse(any(map(is_loopback, others)))
 
 
@@ -365,7 +418,9 @@ class ProgramTest(ServiceCase):
 
         logging.getLogger("myxtts.data").addHandler(quiet := logging.NullHandler())
         self.addCleanup(logging.getLogger("myxtts.data").removeHandler, quiet)
-        with closing(self.corpus.read_by(self.corpus.service(f"grpc://{address}", stall_s=2.0), 8)) as batches:
+        with closing(
+            self.corpus.read_by(self.corpus.service(f"grpc://{address}", stall_s=2.0), 8)
+        ) as batches:
             received = list(islice(batches, 16))
             victim.kill()
             received += batches
@@ -385,24 +440,49 @@ class ProgramTest(ServiceCase):
             (("worker", "--dispatcher", "node1"), "--dispatcher is 'node1', but must be HOST:PORT"),
             (("dispatcher", "--host", "a b"), "--host is 'a b', but must be a host name"),
         ):
-            ended = subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=600)
-            self.assertEqual((ended.returncode, ended.stderr.startswith(f"error: {message}")), (2, True), ended.stderr)
+            ended = subprocess.run(
+                [sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=600
+            )
+            self.assertEqual(
+                (ended.returncode, ended.stderr.startswith(f"error: {message}")),
+                (2, True),
+                ended.stderr,
+            )
 
 
 class AddressTest(unittest.TestCase):
     def test_an_address_is_a_host_and_a_port(self):
-        self.assertEqual(service_address("grpc://node-1.example.org:5050"), ("node-1.example.org", 5050))
+        self.assertEqual(
+            service_address("grpc://node-1.example.org:5050"), ("node-1.example.org", 5050)
+        )
         self.assertEqual(service_address("grpc://10.0.0.1:1"), ("10.0.0.1", 1))
         self.assertEqual(service_address("grpc://node_1.a-b.lan.:1"), ("node_1.a-b.lan.", 1))
 
     def test_any_other_address_is_rejected(self):
         for text in (
-            *("", "grpc://", "node1:5050", "http://node1:5050", "grpc://node1", "grpc://:5050", "grpc://node1:"),
-            *("grpc://node1:0", "grpc://node1:65536", "grpc://node1:5050/", "grpc://a b:1", "grpc://node1:5050\n"),
+            *(
+                "",
+                "grpc://",
+                "node1:5050",
+                "http://node1:5050",
+                "grpc://node1",
+                "grpc://:5050",
+                "grpc://node1:",
+            ),
+            *(
+                "grpc://node1:0",
+                "grpc://node1:65536",
+                "grpc://node1:5050/",
+                "grpc://a b:1",
+                "grpc://node1:5050\n",
+            ),
             *("grpc://node1..lan:5050", f"grpc://{'a' * 64}:5050", "grpc://.node1:5050"),
             *("grpc://node1:٥٠٥٠", "grpc://[::1]:5050", "grpc://grpc://node1:1"),
         ):
-            with self.subTest(text), self.assertRaisesRegex(ConfigError, "data_service is .* must be grpc://HOST:PORT"):
+            with (
+                self.subTest(text),
+                self.assertRaisesRegex(ConfigError, "data_service is .* must be grpc://HOST:PORT"),
+            ):
                 service_address(text)
 
 

@@ -29,7 +29,10 @@ ARGUMENTS = {"utterances": 12, "languages": ["en", "ka", "fa"], "speakers": 2, "
 
 def digests(folder: Path) -> dict[str, str]:
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 class GeneratedCorpus(unittest.TestCase):
@@ -40,7 +43,10 @@ class GeneratedCorpus(unittest.TestCase):
         assert make_demo_corpus(cls.out, **ARGUMENTS)
         with open(cls.out / "corpus.csv", encoding="utf-8", newline="") as file:
             cls.rows = list(csv.DictReader(file))
-        cls.alignments = [json.loads(line) for line in (cls.out / "alignments.jsonl").read_text("utf-8").splitlines()]
+        cls.alignments = [
+            json.loads(line)
+            for line in (cls.out / "alignments.jsonl").read_text("utf-8").splitlines()
+        ]
 
     def test_waves_are_22050_hz_16_bit_mono_and_unclipped(self):
         for row in self.rows:
@@ -53,7 +59,9 @@ class GeneratedCorpus(unittest.TestCase):
         for row in self.rows:
             samples, _ = soundfile.read(self.out / row["path"], dtype="int16")
             sounding = np.flatnonzero(samples)
-            self.assertEqual((sounding[0], len(samples) - 1 - sounding[-1]), (EDGE_SAMPLES, EDGE_SAMPLES))
+            self.assertEqual(
+                (sounding[0], len(samples) - 1 - sounding[-1]), (EDGE_SAMPLES, EDGE_SAMPLES)
+            )
 
     def test_metadata_has_the_ljspeech_format(self):
         lines = (self.out / "metadata.csv").read_text("utf-8").splitlines()
@@ -69,7 +77,9 @@ class GeneratedCorpus(unittest.TestCase):
         self.assertEqual([row["language"] for row in self.rows], ["en", "ka", "fa"] * 4)
 
     def test_each_speaker_speaks_every_language(self):
-        self.assertEqual([row["speaker"] for row in self.rows], (["speaker-00"] * 3 + ["speaker-01"] * 3) * 2)
+        self.assertEqual(
+            [row["speaker"] for row in self.rows], (["speaker-00"] * 3 + ["speaker-01"] * 3) * 2
+        )
 
     def test_texts_are_distinct(self):
         self.assertEqual(len({row["text"] for row in self.rows}), len(self.rows))
@@ -112,7 +122,18 @@ class GeneratedCorpus(unittest.TestCase):
         again = self.folder / "again"
         make_demo_corpus(again, **ARGUMENTS)
         self.assertEqual(digests(again), digests(self.out))
-        flags = ["--utterances", "12", "--languages", "en", "ka", "fa", "--speakers", "2", "--seed", "3"]
+        flags = [
+            "--utterances",
+            "12",
+            "--languages",
+            "en",
+            "ka",
+            "fa",
+            "--speakers",
+            "2",
+            "--seed",
+            "3",
+        ]
         run = utility(["--out", "elsewhere", *flags], self.folder)
         self.assertEqual((run.returncode, run.stderr), (0, ""))
         self.assertEqual(digests(self.folder / "elsewhere"), digests(self.out))
@@ -127,7 +148,9 @@ class Speakers(unittest.TestCase):
             with open(later / "corpus.csv", encoding="utf-8", newline="") as file:
                 speakers = [row["speaker"] for row in csv.DictReader(file)]
             self.assertEqual(speakers, ["en-08", "en-09"])
-            self.assertEqual(json.loads((later / "demo_corpus.json").read_text())["first_speaker"], 8)
+            self.assertEqual(
+                json.loads((later / "demo_corpus.json").read_text())["first_speaker"], 8
+            )
             self.assertNotIn("first_speaker", json.loads((first / "demo_corpus.json").read_text()))
 
     def test_all_voices_differ(self):
@@ -142,12 +165,17 @@ class Rejected(unittest.TestCase):
 
     def assert_rejected(self, pattern: str, **arguments) -> None:
         with self.assertRaisesRegex(DataError, pattern):
-            make_demo_corpus(self.out, **{"utterances": 2, "languages": ["en"], "speakers": 1, "seed": 0, **arguments})
+            make_demo_corpus(
+                self.out,
+                **{"utterances": 2, "languages": ["en"], "speakers": 1, "seed": 0, **arguments},
+            )
 
     def test_arguments_out_of_range_are_rejected(self):
         self.assert_rejected("at least 1", utterances=0)
         self.assert_rejected(f"1 to {MAX_SPEAKERS}", speakers=MAX_SPEAKERS + 1)
-        self.assert_rejected(f"Begin with 0 to {MAX_SPEAKERS - 2}", speakers=2, first_speaker=MAX_SPEAKERS - 1)
+        self.assert_rejected(
+            f"Begin with 0 to {MAX_SPEAKERS - 2}", speakers=2, first_speaker=MAX_SPEAKERS - 1
+        )
         self.assert_rejected("Begin with 0", first_speaker=-1)
         self.assert_rejected("de.*en, fa, ka", languages=["en", "de"])
         self.assert_rejected("once", languages=["en", "en"])
@@ -157,7 +185,9 @@ class Rejected(unittest.TestCase):
     def test_error_for_too_many_utterances_names_the_number_of_sentences(self):
         distinct = sum(load_grammar("fa").sizes())
         self.assert_rejected(
-            f"{distinct + 1} utterances.* {distinct} distinct", utterances=distinct + 1, languages=["fa"]
+            f"{distinct + 1} utterances.* {distinct} distinct",
+            utterances=distinct + 1,
+            languages=["fa"],
         )
 
     def test_a_huge_number_of_utterances_is_rejected_at_once(self):
@@ -220,17 +250,26 @@ class Grammars(unittest.TestCase):
         for language in grammar_languages():
             grammar = load_grammar(language)
             for name, choices in grammar.slots.items():
-                self.assertTrue(any(f"{{{name}}}" in template for template in grammar.templates), name)
+                self.assertTrue(
+                    any(f"{{{name}}}" in template for template in grammar.templates), name
+                )
                 self.assertTrue(all(isinstance(choice, str) for choice in choices), choices)
 
     def test_whole_georgian_alphabet_occurs(self):
-        letters = {letter for choices in load_grammar("ka").slots.values() for choice in choices for letter in choice}
+        letters = {
+            letter
+            for choices in load_grammar("ka").slots.values()
+            for choice in choices
+            for letter in choice
+        }
         self.assertEqual({chr(code) for code in range(0x10D0, 0x10F1)} - letters, set())
 
 
 def utility(flags: list[str], folder) -> subprocess.CompletedProcess:
     program = REPOSITORY / "utilities" / "make_demo_corpus.py"
-    return subprocess.run([sys.executable, program, *flags], cwd=folder, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, program, *flags], cwd=folder, capture_output=True, text=True
+    )
 
 
 if __name__ == "__main__":

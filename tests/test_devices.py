@@ -1,7 +1,8 @@
 """The set-up of real GPUs, against a fake of `tf.config` with four physical GPUs.
 
-A process configures its devices once, and most machines that run the tests have no GPU. So `FakeConfig` records the
-calls, and numbers logical devices as TensorFlow does. `HardwareTest` uses real GPUs and is skipped without one.
+A process configures its devices once, and most machines that run the tests have no GPU. So
+`FakeConfig` records the calls, and numbers logical devices as TensorFlow does. `HardwareTest` uses
+real GPUs and is skipped without one.
 """
 
 from tests import real_gpus  # noqa: F401 - before tests.two_devices
@@ -30,7 +31,8 @@ A100, L4 = "NVIDIA A100-SXM4-80GB", "NVIDIA L4"
 
 
 class FakeConfig:
-    """`tf.config` on a machine with one CPU and some GPUs, as in tensorflow/python/eager/context.py (2.21).
+    """`tf.config` on a machine with one CPU and some GPUs, as in tensorflow/python/eager/context.py
+    (2.21).
 
     Attributes:
         visible: the visible GPUs.
@@ -79,31 +81,58 @@ class FakeConfig:
         setattr(self, name, value)
 
     def logical_gpus(self) -> dict[str, tuple[str, int | None]]:
-        """Return (physical GPU, limit) of each logical GPU: visible GPUs by physical index, in the order of limits."""
+        """Return (physical GPU, limit) of each logical GPU: visible GPUs by physical index, in the
+        order of limits.
+        """
         if len({self.growth.get(gpu, False) for gpu in self.visible}) > 1:
             raise ValueError("Memory growth cannot differ between GPU devices")
-        parts = [(gpu, limit) for gpu in self.gpus if gpu in self.visible for limit in self.logical.get(gpu, [None])]
+        parts = [
+            (gpu, limit)
+            for gpu in self.gpus
+            if gpu in self.visible
+            for limit in self.logical.get(gpu, [None])
+        ]
         return {f"/GPU:{i}": part for i, part in enumerate(parts)}
 
 
-def configured(names: tuple[str, ...] = (A100,) * 4, **settings) -> tuple[FakeConfig, list[tuple[str, str]]]:
+def configured(
+    names: tuple[str, ...] = (A100,) * 4, **settings
+) -> tuple[FakeConfig, list[tuple[str, str]]]:
     """Configure the devices of these settings; return the fake and the routes."""
     fake = FakeConfig(names)
     placement = plan_routes(PlacementConfig(**settings), len(names))
-    with mock.patch.object(devices, "tf", SimpleNamespace(config=fake)), mock.patch.object(devices, "log"):
+    with (
+        mock.patch.object(devices, "tf", SimpleNamespace(config=fake)),
+        mock.patch.object(devices, "log"),
+    ):
         devices.configure(placement)
     return fake, [(route.data, route.model) for route in placement.routes]
 
 
 class ThreadsTest(unittest.TestCase):
-    def pools(self, cores: int, pinned: bool = False, names: tuple[str, ...] = (), **options) -> list[object]:
-        """Configure devices on a machine with these cores; return the sizes of the intra-op and inter-op pool."""
+    def pools(
+        self, cores: int, pinned: bool = False, names: tuple[str, ...] = (), **options
+    ) -> list[object]:
+        """Configure devices on a machine with these cores; return the sizes of the intra-op and
+        inter-op pool.
+        """
         fake = FakeConfig(names)
-        settings = {name: options.pop(name) for name in list(options) if name in PlacementConfig.model_fields}
-        machine = {"core_count": lambda: cores, "is_pinned": lambda: pinned, "log": mock.MagicMock()}
+        settings = {
+            name: options.pop(name)
+            for name in list(options)
+            if name in PlacementConfig.model_fields
+        }
+        machine = {
+            "core_count": lambda: cores,
+            "is_pinned": lambda: pinned,
+            "log": mock.MagicMock(),
+        }
         with mock.patch.multiple(devices, tf=SimpleNamespace(config=fake), **machine):
             devices.configure(plan_routes(PlacementConfig(**settings), len(names)), **options)
-        calls = fake.threading.set_intra_op_parallelism_threads, fake.threading.set_inter_op_parallelism_threads
+        calls = (
+            fake.threading.set_intra_op_parallelism_threads,
+            fake.threading.set_inter_op_parallelism_threads,
+        )
         return [call.call_args.args[0] for call in calls]
 
     def test_auto_depends_on_cores_and_operations(self):
@@ -114,7 +143,9 @@ class ThreadsTest(unittest.TestCase):
 
     def test_given_sizes_are_set_with_and_without_gpus(self):
         for names in ((), (A100,)):
-            self.assertEqual(self.pools(2, names=names, intra_op_threads=5, inter_op_threads=7), [5, 7])
+            self.assertEqual(
+                self.pools(2, names=names, intra_op_threads=5, inter_op_threads=7), [5, 7]
+            )
 
     def test_processes_share_the_cores_unless_they_are_pinned(self):
         self.assertEqual(self.pools(8, processes=2), [4, 4])
@@ -127,11 +158,15 @@ class ThreadsTest(unittest.TestCase):
             fake = FakeConfig(())
             fake.threading.set_intra_op_parallelism_threads.side_effect = started
             placement = plan_routes(PlacementConfig(intra_op_threads=size), 0)
-            with mock.patch.multiple(devices, tf=SimpleNamespace(config=fake), log=mock.MagicMock()):
+            with mock.patch.multiple(
+                devices, tf=SimpleNamespace(config=fake), log=mock.MagicMock()
+            ):
                 if size == "auto":
                     devices.configure(placement)
                 else:
-                    with self.assertRaisesRegex(PlacementError, "Intra op parallelism .*restart the process"):
+                    with self.assertRaisesRegex(
+                        PlacementError, "Intra op parallelism .*restart the process"
+                    ):
                         devices.configure(placement)
 
 
@@ -140,7 +175,8 @@ class RealGpuSetUpTest(unittest.TestCase):
         """Check (physical GPU, limit) of both ends of a route."""
         logical = fake.logical_gpus()
         self.assertEqual(
-            [logical[name] for name in route], [(f"GPU {data[0]}", data[1]), (f"GPU {model[0]}", model[1])]
+            [logical[name] for name in route],
+            [(f"GPU {data[0]}", data[1]), (f"GPU {model[0]}", model[1])],
         )
 
     def test_each_role_is_on_its_gpu_in_any_order(self):
@@ -171,18 +207,26 @@ class RealGpuSetUpTest(unittest.TestCase):
 
     def test_gpus_2_and_3_become_the_first_two_of_tensorflow(self):
         fake, routes = configured(data_gpu=3, model_gpu=2)
-        self.assertEqual(fake.logical_gpus(), {"/GPU:0": ("GPU 2", None), "/GPU:1": ("GPU 3", None)})
+        self.assertEqual(
+            fake.logical_gpus(), {"/GPU:0": ("GPU 2", None), "/GPU:1": ("GPU 3", None)}
+        )
         self.assertEqual(routes, [("/GPU:1", "/GPU:0")])
 
     def test_memory_grows_on_exactly_the_visible_gpus_without_limits(self):
-        for settings in ({}, {"data_gpu": 0, "model_gpu": 3}, {"data_gpu": 2, "model_gpus": (0, 1)}):
+        for settings in (
+            {},
+            {"data_gpu": 0, "model_gpu": 3},
+            {"data_gpu": 2, "model_gpus": (0, 1)},
+        ):
             with self.subTest(**settings):
                 fake, _ = configured(**settings)
                 self.assertEqual(fake.growth, dict.fromkeys(fake.visible, True))
                 self.assertEqual(fake.logical, {})
 
     def test_one_gpu_is_split_by_limits_with_the_data_device_first(self):
-        fake, routes = configured(data_gpu=1, model_gpu=1, data_gpu_memory=1000, model_gpu_memory=2000)
+        fake, routes = configured(
+            data_gpu=1, model_gpu=1, data_gpu_memory=1000, model_gpu_memory=2000
+        )
         self.assertEqual(fake.logical, {"GPU 1": [1000, 2000]})
         self.assertEqual(routes, [("/GPU:0", "/GPU:1")])
 
@@ -195,8 +239,15 @@ class RealGpuSetUpTest(unittest.TestCase):
     def test_limits_that_do_not_fit_are_rejected_before_any_device_is_configured(self):
         fake, small = FakeConfig((A100,)), {0: GpuMemory(A100, 2_500, 2_400, 8)}
         split = PlacementConfig(data_gpu=0, model_gpu=0, data_gpu_memory=500, model_gpu_memory=500)
-        patched = {"tf": SimpleNamespace(config=fake), "read_memory": lambda gpus: small, "has_started": lambda: False}
-        with mock.patch.multiple(devices, **patched), self.assertRaisesRegex(PlacementError, "2,400 MiB are free"):
+        patched = {
+            "tf": SimpleNamespace(config=fake),
+            "read_memory": lambda gpus: small,
+            "has_started": lambda: False,
+        }
+        with (
+            mock.patch.multiple(devices, **patched),
+            self.assertRaisesRegex(PlacementError, "2,400 MiB are free"),
+        ):
             devices.configure(plan_routes(split, 1))
         self.assertEqual((fake.visible, fake.logical, fake.policy), (["GPU 0"], {}, None))
 
@@ -218,12 +269,25 @@ class RealGpuSetUpTest(unittest.TestCase):
     def test_other_devices_are_rejected_after_the_start_and_the_same_are_accepted(self):
         limits = {"data_gpu": 1, "model_gpu": 1, "enable_memory_isolation": True}
         for settings, others in (
-            ({"data_gpu": 0, "model_gpu": 1}, ({"data_gpu": 0, "model_gpu": 2}, limits, {"simulate_gpus": 2})),
-            (limits, ({"data_gpu": 1, "model_gpu": 1}, limits | {"data_gpu_memory": 1000}, {"simulate_gpus": 2})),
+            (
+                {"data_gpu": 0, "model_gpu": 1},
+                ({"data_gpu": 0, "model_gpu": 2}, limits, {"simulate_gpus": 2}),
+            ),
+            (
+                limits,
+                (
+                    {"data_gpu": 1, "model_gpu": 1},
+                    limits | {"data_gpu_memory": 1000},
+                    {"simulate_gpus": 2},
+                ),
+            ),
         ):
             fake, _ = configured(**settings)
             fake.started = True
-            with mock.patch.object(devices, "tf", SimpleNamespace(config=fake)), mock.patch.object(devices, "log"):
+            with (
+                mock.patch.object(devices, "tf", SimpleNamespace(config=fake)),
+                mock.patch.object(devices, "log"),
+            ):
                 devices.configure(plan_routes(PlacementConfig(**settings), 4))
                 for other in others:
                     with (
@@ -274,7 +338,8 @@ class LogTest(unittest.TestCase):
                 self.assert_warned(
                     names,
                     {"simulate_gpus": 4} | settings,
-                    f"--simulate-gpus 4 trains on the CPU, but TensorFlow sees {found}. To train there: {flags}",
+                    f"--simulate-gpus 4 trains on the CPU, but TensorFlow sees {found}. To train"
+                    f" there: {flags}",
                 )
 
     def test_the_warning_counts_gpus_not_their_parts(self):
@@ -282,19 +347,29 @@ class LogTest(unittest.TestCase):
         self.assertIn("--simulate-gpus 2 trains on the CPU", self.log_of((L4,), **split)[0])
 
     def test_simulation_without_real_gpus_and_real_gpus_are_no_warning(self):
-        for names, settings in (((), {"simulate_gpus": 2}), ((), {}), ((L4, L4), {"data_gpu": 0, "model_gpu": 1})):
+        for names, settings in (
+            ((), {"simulate_gpus": 2}),
+            ((), {}),
+            ((L4, L4), {"data_gpu": 0, "model_gpu": 1}),
+        ):
             self.assertNotIn("WARNING", "".join(self.log_of(names, **settings)))
 
     def test_one_gpu_of_several_is_mentioned_unless_it_was_chosen(self):
         line = "GPUs           1 of 4 is used; --placement auto measures which are worth using"
         self.assertIn(line, self.log_of((A100,) * 4))
         self.assertIn(line, self.log_of((), simulate_gpus=4))
-        for settings in ({"model_gpus": (2,)}, {"data_gpu": 0, "model_gpu": 0}, {"simulate_gpus": 1}):
+        for settings in (
+            {"model_gpus": (2,)},
+            {"data_gpu": 0, "model_gpu": 0},
+            {"simulate_gpus": 1},
+        ):
             self.assertNotIn(line, self.log_of((A100,) * 4, **settings))
         self.assertNotIn("is used", "".join(self.log_of((A100,))))
 
     def test_gpus_are_mapped_to_devices(self):
-        requested = PlacementConfig(data_gpu=3, model_gpu=1, data_gpu_memory=4096, model_gpu_memory=8192)
+        requested = PlacementConfig(
+            data_gpu=3, model_gpu=1, data_gpu_memory=4096, model_gpu_memory=8192
+        )
         self.assertEqual(
             devices.describe(plan_routes(requested, 4)),
             [
@@ -310,8 +385,10 @@ class LogTest(unittest.TestCase):
             devices.describe(plan_routes(simulated, 0)),
             [
                 "placement      dual (GPUs simulated on the CPU)",
-                "  device       simulated GPU 0 is /CPU:0, at most 16384 MiB (not applied: the device is simulated)",
-                "  device       simulated GPU 1 is /CPU:1, at most 4096 MiB (not applied: the device is simulated)",
+                "  device       simulated GPU 0 is /CPU:0, at most 16384 MiB (not applied: the"
+                " device is simulated)",
+                "  device       simulated GPU 1 is /CPU:1, at most 4096 MiB (not applied: the"
+                " device is simulated)",
                 "  route        batches made on /CPU:1, trained on /CPU:0",
                 "  observer     validation, samples and evaluation on /CPU:1, during training",
             ],
@@ -335,13 +412,21 @@ class DevicesOfTestsTest(unittest.TestCase):
             (8, [("/GPU:0", 0, None), ("/GPU:1", 1, None)]),
         ):
             placement = plan_routes(two_devices(gpus), gpus)
-            self.assertEqual([(d.name, d.physical, d.memory_mib) for d in placement.devices], expected)
+            self.assertEqual(
+                [(d.name, d.physical, d.memory_mib) for d in placement.devices], expected
+            )
             (route,) = placement.routes
-            self.assertEqual([route.data, route.model], [device.name for device in placement.devices[:2]])
+            self.assertEqual(
+                [route.data, route.model], [device.name for device in placement.devices[:2]]
+            )
 
     def test_modules_on_gpus_have_a_process_of_their_own_where_there_are_gpus(self):
         modules = sorted(path.stem for path in (ROOT / "tests").glob("test_*.py"))
-        on_gpus = ["test_devices", "test_dual_gpu_device_placement", "test_intelligent_gpu_pipeline"]
+        on_gpus = [
+            "test_devices",
+            "test_dual_gpu_device_placement",
+            "test_intelligent_gpu_pipeline",
+        ]
         for environ, expected in (
             ({"CUDA_VISIBLE_DEVICES": "0", "TEST_GPUS": "1"}, on_gpus),
             ({"CUDA_VISIBLE_DEVICES": "0", "TEST_GPUS": "0"}, []),
@@ -362,9 +447,13 @@ for check in check_placement(Config.model_validate_json(sys.argv[1])):
 """
 
 
-@unittest.skipUnless(GPUS, "TensorFlow sees no GPU here, or TEST_GPUS=0 hides it: nothing real to configure")
+@unittest.skipUnless(
+    GPUS, "TensorFlow sees no GPU here, or TEST_GPUS=0 hides it: nothing real to configure"
+)
 class HardwareTest(unittest.TestCase):
-    """TensorFlow itself has the devices of a placement, and computes on them; each placement needs a process."""
+    """TensorFlow itself has the devices of a placement, and computes on them; each placement needs
+    a process.
+    """
 
     def assert_configured(self, **settings):
         config = json.dumps({"placement": settings})

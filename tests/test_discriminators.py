@@ -41,7 +41,12 @@ SETTINGS = AdversarialSettings(0.1, 0.5, warmup_steps=4, learning_rate_ratio=2.0
 
 def few_discriminators() -> contextlib.AbstractContextManager:
     """Return a context in which there is one small discriminator of each kind, also for runs."""
-    small = {"PERIODS": (3,), "PERIOD_CHANNELS": (4, 4), "RESOLUTIONS": (512,), "RESOLUTION_CHANNELS": 4}
+    small = {
+        "PERIODS": (3,),
+        "PERIOD_CHANNELS": (4, 4),
+        "RESOLUTIONS": (512,),
+        "RESOLUTION_CHANNELS": 4,
+    }
     return mock.patch.multiple(discriminators, **small)
 
 
@@ -99,7 +104,9 @@ class Layers(unittest.TestCase):
             self.assertEqual(sum(int(tf.size(x)) for x in features), judge.hidden_values(4096))
 
     def test_relative_distance_does_not_depend_on_the_scale(self):
-        real, other = (tf.constant(self.random.normal(size=(2, 3, 4, 5)), tf.float32) for _ in range(2))
+        real, other = (
+            tf.constant(self.random.normal(size=(2, 3, 4, 5)), tf.float32) for _ in range(2)
+        )
         distance = relative_distance(real, other).numpy()
         np.testing.assert_allclose(relative_distance(100 * real, 100 * other), distance, rtol=1e-3)
         expected = np.abs(real - other).mean(axis=(1, 2, 3)) / np.abs(real).mean(axis=(1, 2, 3))
@@ -110,12 +117,18 @@ class Layers(unittest.TestCase):
             """Scores 0.5 and 3 for recordings, -0.25 and -4 for others."""
 
             def __call__(self, wave):
-                scores = tf.where(wave[:, :1] > 0.0, [[0.5, 3.0]], [[-0.25, -4.0]])[:, :, None, None]
+                scores = tf.where(wave[:, :1] > 0.0, [[0.5, 3.0]], [[-0.25, -4.0]])[
+                    :, :, None, None
+                ]
                 return scores, [wave[:, :, None, None]]
 
         real = tf.fill([1, 8], 2.0)
         losses = Discriminators._losses_of(Known(), real, -real)
-        expected = {"discriminator_real": 0.25, "discriminator_generated": 0.375, "adversarial": 3.125}
+        expected = {
+            "discriminator_real": 0.25,
+            "discriminator_generated": 0.375,
+            "adversarial": 3.125,
+        }
         for name, value in (expected | {"feature_matching": 2.0}).items():
             np.testing.assert_allclose(losses[name], [value], rtol=1e-3, err_msg=name)
 
@@ -124,7 +137,9 @@ class SecondStageStep(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         with few_discriminators():
-            cls.state = training_state(build("mixed_float16", adversarial=SETTINGS), "mixed_float16")
+            cls.state = training_state(
+                build("mixed_float16", adversarial=SETTINGS), "mixed_float16"
+            )
             cls.step = Step(cls.state, 1.0, 1, static_shapes=False, compile_xla=False)
             cls.batch = on_device(vocoder_features([30, 20]))
             cls.outcome = cls.step.read(take_step(cls.step, [[cls.batch]], 1, 1e-3, 0.9))
@@ -152,12 +167,18 @@ class SecondStageStep(unittest.TestCase):
         self.assertEqual(set(self.state.variables()["model"]), names)
         self.assertEqual(set(self.state.variables()["averages"]), names)
 
-    @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+    @unittest.skipUnless(
+        has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up"
+    )
     def test_a_gpu_runs_every_operation_and_never_waits_for_a_shape(self):
         for function in self.functions:
             self.assertEqual(audit(function).host_only, ())
             # The loss scale of float16 decides on the host whether to update.
-            waits = [copy for copy in find_copies(function) if copy.to_host and copy.source.startswith("models/")]
+            waits = [
+                copy
+                for copy in find_copies(function)
+                if copy.to_host and copy.source.startswith("models/")
+            ]
             self.assertEqual(waits, [])
 
 
@@ -166,16 +187,22 @@ class Settings(unittest.TestCase):
         sizes = {"batch": 16, "segment_frames": 64, "segment_samples": 64 * 256}
         task, model = VocoderTask(), ModelConfig(task="vocoder", model_size="tiny")
         without, judged = (
-            task.activation_bytes(Config(model=model, vocoder=VocoderConfig(discriminators=flag)), sizes)
+            task.activation_bytes(
+                Config(model=model, vocoder=VocoderConfig(discriminators=flag)), sizes
+            )
             for flag in (False, True)
         )
         self.assertAlmostEqual((judged - without) / 2**30, 1.3, delta=0.2)  # GiB
 
     def test_discriminators_need_a_trained_vocoder(self):
-        config = Config(model=ModelConfig(task="vocoder"), vocoder=VocoderConfig(discriminators=True))
+        config = Config(
+            model=ModelConfig(task="vocoder"), vocoder=VocoderConfig(discriminators=True)
+        )
         with self.assertRaisesRegex(ConfigError, "name its run with --init-from"):
             check_settings(config)
-        check_settings(config.model_copy(update={"training": TrainingConfig(init_from="runs/vocoder")}))
+        check_settings(
+            config.model_copy(update={"training": TrainingConfig(init_from="runs/vocoder")})
+        )
 
 
 class SecondStageRun(unittest.TestCase):
@@ -204,7 +231,9 @@ class SecondStageRun(unittest.TestCase):
     def test_the_vocoder_is_kept_and_the_discriminators_start_from_random_weights(self):
         self.assertEqual(self.whole.code, 0, self.whole)
         self.assertIn("discriminators from random weights", self.whole.out + self.whole.err)
-        self.assertRegex(self.whole.out + self.whole.err, r"parameters, [\d,]+ of the discriminators")
+        self.assertRegex(
+            self.whole.out + self.whole.err, r"parameters, [\d,]+ of the discriminators"
+        )
 
     @long
     def test_a_resumed_run_repeats_an_uninterrupted_one_bit_for_bit(self):
@@ -214,7 +243,9 @@ class SecondStageRun(unittest.TestCase):
         with small_vocoders(), few_discriminators():
             resumed = self.train("gan_resumed", *self.DUAL, "--validate-every", "0", "--resume")
         self.assertEqual(resumed.code, 0, resumed)
-        expected, result = (dict(arrays_of(self.checkpoint(name, 4))) for name in ("gan", "gan_resumed"))
+        expected, result = (
+            dict(arrays_of(self.checkpoint(name, 4))) for name in ("gan", "gan_resumed")
+        )
         self.assertTrue(any(name.startswith("discriminators/") for name in expected))
         self.assertEqual(list(result), list(expected))
         for name, array in expected.items():
@@ -236,15 +267,23 @@ class SecondStageRun(unittest.TestCase):
         with small_vocoders(), tf.device(MODEL):
             write_export(vocoder_export(source, MODEL), out)
         saved = [
-            shape for name, shape in tf.train.list_variables(str(out / "variables/variables")) if "weights" in name
+            shape
+            for name, shape in tf.train.list_variables(str(out / "variables/variables"))
+            if "weights" in name
         ]
-        weights = [tuple(array.shape) for name, array in arrays_of(checkpoint) if name.startswith("averages/")]
+        weights = [
+            tuple(array.shape)
+            for name, array in arrays_of(checkpoint)
+            if name.startswith("averages/")
+        ]
         self.assertEqual(sorted(map(tuple, saved)), sorted(weights))
 
     def test_discriminators_cannot_be_turned_off_within_a_run(self):
         runs = self.workspace.folder / "runs"
         with small_vocoders():
-            finished = self.workspace.main("--run", "gan", "--runs-dir", str(runs), "--no-discriminators", "--resume")
+            finished = self.workspace.main(
+                "--run", "gan", "--runs-dir", str(runs), "--no-discriminators", "--resume"
+            )
         self.assertEqual(finished.code, 2, finished)
         self.assertIn("vocoder.discriminators is False", finished.err)
 

@@ -53,7 +53,9 @@ class FreeTexts(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "texts.txt")
             path.write_bytes(content)
-            return read_texts(path, language, "characters", lambda text, *_: list(text), VOCABULARY, longest)
+            return read_texts(
+                path, language, "characters", lambda text, *_: list(text), VOCABULARY, longest
+            )
 
     def test_usable_sentences_are_sorted_by_length(self):
         """Blank lines, a byte order mark and sentences with unknown symbols are left out."""
@@ -62,14 +64,22 @@ class FreeTexts(unittest.TestCase):
         np.testing.assert_array_equal(found.tokens, [1, 6, 7, 2, 1, 3, 4, 5, 2])
 
     def test_mistakes_are_named(self):
-        for content, message in ((b"", "none of them"), (b"xyz", "none of them"), (b"a\xff", "not UTF-8 at byte 1")):
+        for content, message in (
+            (b"", "none of them"),
+            (b"xyz", "none of them"),
+            (b"a\xff", "not UTF-8 at byte 1"),
+        ):
             with self.assertRaisesRegex(DataError, message):
                 self.read(content)
         with self.assertRaisesRegex(DataError, "the teacher speaks en"):
             self.read(b"abc", language="ka")
         with self.assertRaisesRegex(DataError, "cannot be read"):
-            read_texts(Path("missing.txt"), "en", "characters", lambda text, *_: list(text), VOCABULARY, 99)
-        with self.assertRaisesRegex(DataError, r"longer .* \(1 symbols; the shortest sentence has 2\)"):
+            read_texts(
+                Path("missing.txt"), "en", "characters", lambda text, *_: list(text), VOCABULARY, 99
+            )
+        with self.assertRaisesRegex(
+            DataError, r"longer .* \(1 symbols; the shortest sentence has 2\)"
+        ):
             self.read(b"abc\nde", longest=3)
 
     def test_sentences_that_no_place_can_take_count_as_left_out(self):
@@ -81,9 +91,13 @@ class FreeTexts(unittest.TestCase):
     def test_a_fraction_of_less_than_one_row_is_named(self):
         def rows_of(fraction, *batch_sizes):
             config = Config(teacher=TeacherConfig(teacher="runs/voice", teacher_fraction=fraction))
-            return teacher_rows_of(config, VOCABULARY, None, mock.Mock(batch_sizes=np.array(batch_sizes)))
+            return teacher_rows_of(
+                config, VOCABULARY, None, mock.Mock(batch_sizes=np.array(batch_sizes))
+            )
 
-        with self.assertRaisesRegex(ConfigError, "0.05 is less .* has 16, .* Give at least 0.063, or 0 "):
+        with self.assertRaisesRegex(
+            ConfigError, "0.05 is less .* has 16, .* Give at least 0.063, or 0 "
+        ):
             rows_of(0.05, 16, 8)
         self.assertEqual(taught_rows(16, 0.063), 1)
         with self.assertLogs("myxtts.data.dataset", "WARNING") as logs:
@@ -110,15 +124,28 @@ class FreeTexts(unittest.TestCase):
         corpus = mock.MagicMock()
         corpus.teacher_rows.fingerprint = "texts of this worker"
         replicas = mock.Mock(all_equal=lambda digest: digest != "texts of this worker")
-        loaded = mock.patch("myxtts.training.setup.load_corpora", return_value=(corpus, corpus, VOCABULARY))
-        with loaded, self.assertRaisesRegex(DataError, "all workers must read the same texts, but --texts runs/a.txt"):
+        loaded = mock.patch(
+            "myxtts.training.setup.load_corpora", return_value=(corpus, corpus, VOCABULARY)
+        )
+        with (
+            loaded,
+            self.assertRaisesRegex(
+                DataError, "all workers must read the same texts, but --texts runs/a.txt"
+            ),
+        ):
             config = Config(teacher=TeacherConfig(teacher="runs/voice", texts="runs/a.txt"))
             open_corpora(config, Start(), replicas, Path())
 
     def test_the_last_rows_of_a_batch_are_spoken_and_not_read(self):
         self.assertEqual([taught_rows(size, 0.5) for size in (1, 4, 5)], [0, 2, 2])
-        arrays = {name: np.full(4, 7, np.int32) for name in ("row", "samples", "reference_row", "reference_samples")}
-        arrays |= {name: np.full(4, 6, np.int32) for name in ("reference_start", "token_count", "language", "frames")}
+        arrays = {
+            name: np.full(4, 7, np.int32)
+            for name in ("row", "samples", "reference_row", "reference_samples")
+        }
+        arrays |= {
+            name: np.full(4, 6, np.int32)
+            for name in ("reference_start", "token_count", "language", "frames")
+        }
         arrays["utterance_tokens"] = arrays["token_count"]
         arrays["tokens"] = np.full((4, 8), 9, np.int32)
 
@@ -158,7 +185,9 @@ class Networks(unittest.TestCase):
             found, _ = self.network(self.batch, training=training)
             given, _ = self.taught(self.batch | {"path": path}, training=training)
             for name, loss in found.items():
-                self.assertAlmostEqual(float(loss), float(given[name]), delta=1e-6 * float(loss), msg=name)
+                self.assertAlmostEqual(
+                    float(loss), float(given[name]), delta=1e-6 * float(loss), msg=name
+                )
 
     def test_a_teacher_speaks_as_in_synthesis_and_within_the_frames(self):
         texts = [self.batch[name] for name in TEXT_INPUTS]
@@ -181,14 +210,20 @@ class Networks(unittest.TestCase):
         half = tf.where(tf.range(24)[None, :] % 24 < tf.constant([[10], [12], [0]]), path, -1)
         whole, _ = self.taught(silent | {"path": path})
         spoken, _ = self.taught(silent | {"path": half})
-        self.assertAlmostEqual(float(whole["prior"]), float(spoken["prior"]), delta=1e-5 * float(whole["prior"]))
+        self.assertAlmostEqual(
+            float(whole["prior"]), float(spoken["prior"]), delta=1e-5 * float(whole["prior"])
+        )
 
     def test_a_shorter_text_counts_as_the_text_whose_place_it_takes(self):
         path = self.network.align(self.batch)
         once, _ = self.taught(self.batch | {"path": path})
-        thrice, _ = self.taught(self.batch | {"path": path, "utterance_tokens": 3 * self.batch["token_count"]})
+        thrice, _ = self.taught(
+            self.batch | {"path": path, "utterance_tokens": 3 * self.batch["token_count"]}
+        )
         for name in ("duration", "pitch", "energy"):
-            self.assertAlmostEqual(3.0 * float(once[name]), float(thrice[name]), delta=1e-5 * float(thrice[name]))
+            self.assertAlmostEqual(
+                3.0 * float(once[name]), float(thrice[name]), delta=1e-5 * float(thrice[name])
+            )
         self.assertEqual(float(once["mel"]), float(thrice["mel"]))
 
 
@@ -198,7 +233,11 @@ class TaughtFeatures(unittest.TestCase):
         cls.teachers = {device: UntrainedTeacher(device) for device in (DATA, MODEL)}
         frames = np.array([40, 9, 30, 26], np.int32)
         counts = tf.constant([4, 3, 5, 5])
-        cls.batch = spoken_inputs() | {"frames": frames, "token_count": counts, "utterance_tokens": counts}
+        cls.batch = spoken_inputs() | {
+            "frames": frames,
+            "token_count": counts,
+            "utterance_tokens": counts,
+        }
         cls.extractor = tts_extractor(load_teacher=cls.teachers.__getitem__, teacher_fraction=0.5)
         cls.taught = produced(DATA, cls.extractor, cls.batch)
 
@@ -225,8 +264,12 @@ class TaughtFeatures(unittest.TestCase):
         rest = produced(DATA, replace(self.extractor, load_frozen=lambda _: NoVoice()), self.batch)
         check_batch(rest, TAUGHT_TTS_FEATURES, "test")
         for name, value in rest.items():
-            rows = slice(2 if name in ("mel", "f0_hz") else 0 if name == "path" else None)  # recordings
-            np.testing.assert_array_equal(np.atleast_1d(value)[rows], np.atleast_1d(self.taught[name])[rows], name)
+            rows = slice(
+                2 if name in ("mel", "f0_hz") else 0 if name == "path" else None
+            )  # recordings
+            np.testing.assert_array_equal(
+                np.atleast_1d(value)[rows], np.atleast_1d(self.taught[name])[rows], name
+            )
 
     def test_features_are_equal_bit_for_bit_on_each_device(self):
         for name, value in produced(MODEL, self.extractor, self.batch).items():
@@ -258,7 +301,9 @@ class Runs(unittest.TestCase):
         assert cls.workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code == 0
         cls.texts = cls.workspace.folder / "texts.txt"
         symbols = read_metadata(cls.voice / "checkpoints/step-000000")["symbols"]
-        cls.texts.write_text("".join(f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip()))
+        cls.texts.write_text(
+            "".join(f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip())
+        )
         cls.flags = [
             "--teacher",
             str(cls.voice),
@@ -269,14 +314,18 @@ class Runs(unittest.TestCase):
             "--checkpoint-every",
             "2",
         ]
-        cls.finished = cls.workspace.train("student", *cls.flags, "--data-gpu", "0", "--model-gpu", "1")
+        cls.finished = cls.workspace.train(
+            "student", *cls.flags, "--data-gpu", "0", "--model-gpu", "1"
+        )
         cls.folder = cls.workspace.run_dir("student")
 
     def test_the_log_names_the_teacher_and_the_texts(self):
         self.assertEqual((self.finished.code, self.finished.err), (0, ""))
         self.assertIn(f"sentences without recordings in {self.texts}", self.finished.out)
         self.assertIn("alignment      by the teacher", self.finished.out)
-        self.assertRegex(self.finished.out, rf"teacher        {self.voice}, step 0, on /\S*CPU:0: tts, tiny")
+        self.assertRegex(
+            self.finished.out, rf"teacher        {self.voice}, step 0, on /\S*CPU:0: tts, tiny"
+        )
 
     @long
     def test_a_resumed_run_repeats_bit_for_bit_with_the_devices_exchanged(self):
@@ -286,7 +335,8 @@ class Runs(unittest.TestCase):
         finished = self.workspace.train("student_resumed", *self.flags, *exchanged)
         self.assertEqual(finished.code, 0, finished.err)
         for (name, first), (_, again) in zip(
-            *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)), strict=True
+            *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)),
+            strict=True,
         ):
             np.testing.assert_array_equal(first, again, name)
 
@@ -300,12 +350,16 @@ class Runs(unittest.TestCase):
     def test_other_texts_are_rejected(self):
         other = self.workspace.folder / "other.txt"
         other.write_text(self.texts.read_text()[:-8])
-        refused = self.workspace.train("student", *self.flags, "--texts", str(other), "--max-steps", "6", "--resume")
+        refused = self.workspace.train(
+            "student", *self.flags, "--texts", str(other), "--max-steps", "6", "--resume"
+        )
         self.assertEqual(refused.code, 2)
         self.assertIn("was trained on other texts", refused.err)
 
     def test_missing_texts_are_named_before_the_corpus_is_read(self):
-        refused = self.workspace.train("refused", *self.flags, "--texts", "missing.txt", "--train-data", "missing")
+        refused = self.workspace.train(
+            "refused", *self.flags, "--texts", "missing.txt", "--train-data", "missing"
+        )
         self.assertEqual(refused.code, 2)
         self.assertIn("--texts missing.txt", refused.err)
 
@@ -325,7 +379,9 @@ class Runs(unittest.TestCase):
         refused = self.workspace.train("student", *self.flags, "--teacher", str(other), "--resume")
         self.assertEqual(refused.code, 2)
         self.assertRegex(refused.err, "it has no step-000000, with which .*student.* was trained")
-        refused = self.workspace.train("student", *self.flags, "--teacher", "runs/voise", "--resume")
+        refused = self.workspace.train(
+            "student", *self.flags, "--teacher", "runs/voise", "--resume"
+        )
         self.assertEqual(refused.code, 2)
         self.assertIn("runs/voise has no checkpoint: there is no such folder", refused.err)
 

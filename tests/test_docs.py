@@ -23,20 +23,32 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 COMING_FROM = DOCS / "guides" / "coming_from.md"
-FOREIGN_FLAGS = {"--logdir", "--no-deps", "--wheel-dir", "--times"}  # of tensorboard, pip and tests.run
+FOREIGN_FLAGS = {
+    "--logdir",
+    "--no-deps",
+    "--wheel-dir",
+    "--times",
+}  # of tensorboard, pip and tests.run
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SCRIPT = r"(?:train_main|validate_dual_gpu_pipeline|utilities/\w+|benchmarks/\w+)\.py"
 COMMAND = re.compile(
-    rf"^(?:\w+=\S+ )?(?:python3? +({SCRIPT})|(?:python3? -m |bin/)?myxtts ([a-z-]+))(.*)$", re.MULTILINE
+    rf"^(?:\w+=\S+ )?(?:python3? +({SCRIPT})|(?:python3? -m |bin/)?myxtts ([a-z-]+))(.*)$",
+    re.MULTILINE,
 )
-ABSOLUTE_PATH = re.compile(r"(?<![\w.:/>])/(?!corpora/)[A-Za-z]\w*/\w|\b[A-Z]:\\|file:/")  # /corpora/ is the example
+ABSOLUTE_PATH = re.compile(
+    r"(?<![\w.:/>])/(?!corpora/)[A-Za-z]\w*/\w|\b[A-Z]:\\|file:/"
+)  # /corpora/ is the example
 
 
 def setting_flags() -> set[str]:
-    switches = {setting.flag.replace("--", "--no-", 1) for setting in SETTINGS.values() if setting.kind is bool}
+    switches = {
+        setting.flag.replace("--", "--no-", 1)
+        for setting in SETTINGS.values()
+        if setting.kind is bool
+    }
     return {setting.flag for setting in SETTINGS.values()} | switches
 
 
@@ -55,7 +67,10 @@ def help_of(program: str, *subcommand: str) -> str:
         if command is not None:
             run([command, *subcommand, "--help"])
         else:
-            with mock.patch.object(sys, "argv", [program, *subcommand, "--help"]), mock.patch.dict(os.environ):
+            with (
+                mock.patch.object(sys, "argv", [program, *subcommand, "--help"]),
+                mock.patch.dict(os.environ),
+            ):
                 runpy.run_path(str(ROOT / program), run_name="__main__")
     return out.getvalue()
 
@@ -65,7 +80,9 @@ def command_of(program: str) -> str | None:
     if program in COMMANDS or program.startswith("benchmarks/"):
         return program if program in COMMANDS else None
     module = re.search(
-        r"^from myxtts.commands import (\w+)$", (ROOT / program).read_text(encoding="utf-8"), re.MULTILINE
+        r"^from myxtts.commands import (\w+)$",
+        (ROOT / program).read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     return module[1].replace("_", "-") if module else None
 
@@ -77,7 +94,9 @@ def programs() -> list[str]:
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Return (script or command, arguments) of each command line in the code blocks of a page, also after `--`."""
+    """Return (script or command, arguments) of each command line in the code blocks of a page, also
+    after `--`.
+    """
     for block in FENCED.findall(text.replace("\\\n", " ")):
         for script, name, rest in COMMAND.findall(block):
             arguments, launched = shlex.split(rest, comments=True), []
@@ -90,11 +109,15 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 # The runs that pages resume do not exist.
-of_any_run = mock.patch("myxtts.commands.parser.config_of_run", lambda run, runs_dir: ROOT / "configs" / "default.yaml")
+of_any_run = mock.patch(
+    "myxtts.commands.parser.config_of_run", lambda run, runs_dir: ROOT / "configs" / "default.yaml"
+)
 
 
 def with_shipped_files(arguments: list[str]) -> list[str]:
-    """Return the arguments with --config paths under ROOT for files of the project; drop other --config files."""
+    """Return the arguments with --config paths under ROOT for files of the project; drop other
+    --config files.
+    """
     if "--config" not in arguments:
         return arguments
     at = arguments.index("--config")
@@ -104,7 +127,9 @@ def with_shipped_files(arguments: list[str]) -> list[str]:
 
 
 def foreign_rows(text: str) -> Iterator[tuple[str, str]]:
-    """Return (what another trainer has, what we have) of each row of the tables in the page for its users."""
+    """Return (what another trainer has, what we have) of each row of the tables in the page for its
+    users.
+    """
     for line in re.findall(r"^\| (?!-)(.+) \|$", text, re.MULTILINE):
         theirs, _, ours = line.partition(" | ")
         yield theirs, ours
@@ -167,7 +192,9 @@ class FlagTest(unittest.TestCase):
         for page in PAGES:
             if page == COMING_FROM:
                 continue  # ForeignFlagTest
-            named = {flag.replace("_", "-") for flag in FLAG.findall(page.read_text(encoding="utf-8"))}
+            named = {
+                flag.replace("_", "-") for flag in FLAG.findall(page.read_text(encoding="utf-8"))
+            }
             with self.subTest(page=page.name):
                 self.assertEqual(named - known, set())
 
@@ -191,7 +218,11 @@ class FlagTest(unittest.TestCase):
             for program, arguments in commands(page.read_text(encoding="utf-8")):
                 with self.subTest(page=page.name, program=program):
                     self.assertIn(program, programs())
-                    flags = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+                    flags = {
+                        argument.partition("=")[0]
+                        for argument in arguments
+                        if argument.startswith("--")
+                    }
                     known = (
                         flags_of(program) | setting_flags()
                         if program in ("train", "train_main.py")
@@ -201,7 +232,9 @@ class FlagTest(unittest.TestCase):
 
 
 class ForeignFlagTest(unittest.TestCase):
-    """The page for users of other trainers: their names on the left of each table, ours on the right."""
+    """The page for users of other trainers: their names on the left of each table, ours on the
+    right.
+    """
 
     def setUp(self):
         self.rows = list(foreign_rows(COMING_FROM.read_text(encoding="utf-8")))
@@ -219,7 +252,10 @@ class ForeignFlagTest(unittest.TestCase):
         for theirs, ours in self.rows:
             for words in spans(ours):
                 program, arguments = words[1:2], words[2:]
-                if words[0].startswith("--") and {word for word in words if word.startswith("--")} <= setting_flags():
+                if (
+                    words[0].startswith("--")
+                    and {word for word in words if word.startswith("--")} <= setting_flags()
+                ):
                     program, arguments = ["train"], words if len(words) > 1 else ["--help"]
                 elif words[0] != "python":
                     continue
@@ -240,7 +276,8 @@ class ForeignFlagTest(unittest.TestCase):
                     with self.assertRaises(ConfigError) as caught:
                         train.parse([flag, "1"])
                     self.assertTrue(
-                        set(FLAG.findall(ours)) & set(FLAG.findall(str(caught.exception))), caught.exception
+                        set(FLAG.findall(ours)) & set(FLAG.findall(str(caught.exception))),
+                        caught.exception,
                     )
                 named += 1
         self.assertGreater(named, 20)

@@ -2,8 +2,8 @@
 
     python -m unittest tests.test_dual_gpu_device_placement -v
 
-Soft placement is off: a misplaced operation or tensor is an error, not a silent copy. The devices are real GPUs where
-there are any: see `tests.two_devices`.
+Soft placement is off: a misplaced operation or tensor is an error, not a silent copy. The devices
+are real GPUs where there are any: see `tests.two_devices`.
 """
 
 from tests import real_gpus  # noqa: F401 - before tests.two_devices
@@ -55,17 +55,25 @@ ADVICE = "This is a defect of the program or of a custom model: build and call i
 
 def flags_of(settings: Settings) -> list[str]:
     values = {"simulate_gpus": 0} | settings.model_dump(exclude_defaults=True)
-    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return [
+        word
+        for name, value in values.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
 
 
 def device_of(value) -> str:
-    spec = tf.DeviceSpec.from_string(value.backing_device if isinstance(value, tf.Tensor) else value.device)
+    spec = tf.DeviceSpec.from_string(
+        value.backing_device if isinstance(value, tf.Tensor) else value.device
+    )
     return f"/{spec.device_type}:{spec.device_index}"
 
 
 @contextmanager
 def placed_functions():
-    """Yield a list that collects, for each function that TensorFlow instantiates, its operations and their devices."""
+    """Yield a list that collects, for each function that TensorFlow instantiates, its operations
+    and their devices.
+    """
     functions = []
     context.context().enable_run_metadata()
     try:
@@ -80,7 +88,9 @@ def placed_functions():
 
 
 class RouteOfAStepTest(unittest.TestCase):
-    """A step of the real pipeline, model and optimizer: the network on a route, a toy model on the opposite route."""
+    """A step of the real pipeline, model and optimizer: the network on a route, a toy model on the
+    opposite route.
+    """
 
     @classmethod
     def setUpClass(cls):
@@ -88,12 +98,16 @@ class RouteOfAStepTest(unittest.TestCase):
         cls.manifest = write_corpus(folder, SECONDS)
 
     def step(self, model, route, accumulation):
-        """Take a full step; return (state, gradient sums, its first and the next microbatch, outcome, functions)."""
+        """Take a full step; return (state, gradient sums, its first and the next microbatch,
+        outcome, functions).
+        """
         corpus = planned_corpus(self.manifest, READING, accumulation=accumulation)
         state = training_state(model, device=route.model)
         step = Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
         with placed_functions() as functions:
-            pipeline = Pipeline(corpus, [route], tts_extractor(), READING, seed=0, cache_folder=Path("unused"))
+            pipeline = Pipeline(
+                corpus, [route], tts_extractor(), READING, seed=0, cache_folder=Path("unused")
+            )
             with pipeline.open_feed(Position()) as feed:
                 ahead = LookAhead(feed, step, Clock())
                 taken = ahead.take(running=None, is_last=False)
@@ -109,7 +123,9 @@ class RouteOfAStepTest(unittest.TestCase):
         self.assertEqual({device_of(value) for value in values}, {device})
 
     def assert_on_route(self, model, route, accumulation, operations):
-        """Check the devices of some operations of the step. Only the step has the last operation."""
+        """Check the devices of some operations of the step. Only the step has the last
+        operation.
+        """
         state, sums, microbatches, outcome, functions = self.step(model, route, accumulation)
         self.assertEqual(bool(sums), accumulation > 1)
         self.assert_on(route.model, [outcome, *sums])
@@ -162,7 +178,10 @@ class MisplacedValueTest(unittest.TestCase):
         self.assert_rejected(
             f"all values must be on {MODEL}, but found adamw/iteration on {DATA}",
             lambda: TrainingState(
-                toy, make_optimizers(toy, 0.01, "float32"), averaged=False, replicas=replicas_on(MODEL)
+                toy,
+                make_optimizers(toy, 0.01, "float32"),
+                averaged=False,
+                replicas=replicas_on(MODEL),
             ),
         )
 
@@ -183,7 +202,9 @@ class MisplacedValueTest(unittest.TestCase):
             require_device(MODEL, [("mel", misplaced["mel"])] * 10)
 
     def test_the_devices_of_a_worker_are_those_of_its_process(self):
-        """tf.data's tensors are on a device of the job `localhost`, and the routes of a worker name another job."""
+        """tf.data's tensors are on a device of the job `localhost`, and the routes of a worker name
+        another job.
+        """
         worker = "/job:worker/replica:0/task:1/device:"
         batch = on_device(features([(5, 13)]))
         require_device(worker + MODEL[1:], batch.items())
@@ -198,13 +219,18 @@ class MisplacedValueTest(unittest.TestCase):
             self.assertIn(f"error: all values must be on {MODEL}, but found toy/", finished.err)
 
     def test_missing_device_is_an_error(self):
-        with self.assertRaises((RuntimeError, tf.errors.InvalidArgumentError)), tf.device(f"{MODEL}9"):
+        with (
+            self.assertRaises((RuntimeError, tf.errors.InvalidArgumentError)),
+            tf.device(f"{MODEL}9"),
+        ):
             tf.constant([1.0]) + 1.0
 
 
 class ConfigureTest(unittest.TestCase):
     def test_same_devices_can_be_configured_again(self):
-        swapped = SETTINGS.model_copy(update={"data_gpu": SETTINGS.model_gpu, "model_gpu": SETTINGS.data_gpu})
+        swapped = SETTINGS.model_copy(
+            update={"data_gpu": SETTINGS.model_gpu, "model_gpu": SETTINGS.data_gpu}
+        )
         for requested in (SETTINGS, swapped):
             devices.configure(plan_routes(requested, GPUS))
 
@@ -218,7 +244,8 @@ class ConfigureTest(unittest.TestCase):
             devices.configure(plan_routes(Settings(simulate_gpus=3), 0))
         self.assertRegex(
             str(caught.exception),
-            r"^the devices of this run \(single\) cannot be configured: TensorFlow has already started: .*"
+            r"^the devices of this run \(single\) cannot be configured: TensorFlow has already"
+            r" started: .*"
             r"restart the process or notebook kernel\.$",
         )
 

@@ -37,8 +37,12 @@ class EditDistance(unittest.TestCase):
     def test_matches_the_recursive_definition(self):
         random = np.random.default_rng(0)
         for _ in range(100):
-            left, right = ("".join(random.choice(list("abc"), random.integers(0, 9))) for _ in range(2))
-            self.assertEqual(edit_distance(left, right), recursive_edit_distance(left, right), (left, right))
+            left, right = (
+                "".join(random.choice(list("abc"), random.integers(0, 9))) for _ in range(2)
+            )
+            self.assertEqual(
+                edit_distance(left, right), recursive_edit_distance(left, right), (left, right)
+            )
 
 
 class ErrorRate(unittest.TestCase):
@@ -46,7 +50,9 @@ class ErrorRate(unittest.TestCase):
         self.assertEqual(error_rate([("a", "b"), ("abcdefghi", "abcdefghi")]), 0.1)
 
     def test_lists_of_words_have_a_word_error_rate(self):
-        self.assertEqual(error_rate([(["one", "two", "three", "four"], ["one", "too", "three"])]), 0.5)
+        self.assertEqual(
+            error_rate([(["one", "two", "three", "four"], ["one", "too", "three"])]), 0.5
+        )
 
     def test_insertions_can_exceed_100_percent(self):
         self.assertEqual(error_rate([("a", "bcd")]), 3.0)

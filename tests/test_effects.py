@@ -1,4 +1,6 @@
-"""Settings that have no effect in a run: what was given is an error, and what a run has recorded is none."""
+"""Settings that have no effect in a run: what was given is an error, and what a run has recorded is
+none.
+"""
 
 import unittest
 from pathlib import Path
@@ -24,7 +26,9 @@ DEPENDENT = [setting for setting in SETTINGS.values() if setting.needs.names]
 def another_value(setting: Setting) -> Any:
     """Return an allowed value that is not the default."""
     if setting.choices:
-        return next(value for value in map(setting.kind, setting.choices) if value != setting.default)
+        return next(
+            value for value in map(setting.kind, setting.choices) if value != setting.default
+        )
     if setting.kind is bool:
         return not setting.default
     if setting.kind is int:
@@ -54,12 +58,16 @@ class NeedsTest(unittest.TestCase):
             (either & needs(encoder="conv"), ["task", "encoder"]),
         ):
             with self.subTest(needed.text):
-                self.assertEqual((needed.unmet(values), needed.is_met(values)), (expected, not expected))
+                self.assertEqual(
+                    (needed.unmet(values), needed.is_met(values)), (expected, not expected)
+                )
         self.assertTrue(either.is_met(values | {"teacher": "runs/voice"}))
 
     def test_conditions_of_a_section_and_of_a_setting_are_joined(self):
         self.assertEqual((needs(task=("tts", "asr")) & needs(task="asr")).text, "with --task asr")
-        self.assertEqual(SETTINGS["sync_batch_norm"].needs.text, "with --task asr and with --encoder conv")
+        self.assertEqual(
+            SETTINGS["sync_batch_norm"].needs.text, "with --task asr and with --encoder conv"
+        )
         self.assertEqual(SETTINGS["batch_size"].needs.text, "without --batch-seconds")
 
     def test_conditions_are_about_other_settings_and_values_that_they_may_have(self):
@@ -68,7 +76,9 @@ class NeedsTest(unittest.TestCase):
                 for name, condition in conditions.items():
                     self.assertNotEqual(name, setting.name)
                     if isinstance(condition, tuple):
-                        self.assertLessEqual(set(condition), set(SETTINGS[name].choices), setting.name)
+                        self.assertLessEqual(
+                            set(condition), set(SETTINGS[name].choices), setting.name
+                        )
 
 
 class EffectsTest(unittest.TestCase):
@@ -90,14 +100,19 @@ class EffectsTest(unittest.TestCase):
                 given = meeting(conditions) | WITH_OTHERS.get(setting.name, {})
                 with self.subTest(setting.name, given=given):
                     config = load(None, {setting.name: value} | given)
-                    self.assertEqual(values_of(config)[setting.name], given.get(setting.name, value))
+                    self.assertEqual(
+                        values_of(config)[setting.name], given.get(setting.name, value)
+                    )
             if setting.needs.is_met(defaults):
                 continue
             with self.subTest(setting.name):
                 error = self.error_of("", **{setting.name: value})
                 self.assertTrue(error.startswith(f"{setting.flag} is "), error)
                 self.assertIn(f"but it has an effect only {setting.needs.text}, and --", error)
-                load(None, {setting.name: setting.default} if is_off(setting, setting.default) else {})
+                load(
+                    None,
+                    {setting.name: setting.default} if is_off(setting, setting.default) else {},
+                )
 
     def test_the_flags_of_other_tasks_and_of_other_ways_are_rejected(self):
         for flags, found in (
@@ -105,12 +120,24 @@ class EffectsTest(unittest.TestCase):
             ({"encoder": "lmu"}, "only with --task asr, and --task is tts"),
             ({"sync_batch_norm": True}, "and --task is tts and --encoder is lmu"),
             ({"task": "asr", "sync_batch_norm": True}, "and --encoder is lmu"),
-            ({"job": 1, "jobs": 2}, "--jobs is 2, but it has an effect only with --sync-every, and --sync-every is 0"),
+            (
+                {"job": 1, "jobs": 2},
+                "--jobs is 2, but it has an effect only with --sync-every, and --sync-every is 0",
+            ),
             ({"outer_momentum": 0.9}, "and --sync-every is 0"),
-            ({"batch_size": 16, "batch_seconds": 100.0}, "only without --batch-seconds, and --batch-seconds is 100.0"),
-            ({"validation_fraction": 0.1, "val_data": "v"}, "only without --val-data, and --val-data is v"),
+            (
+                {"batch_size": 16, "batch_seconds": 100.0},
+                "only without --batch-seconds, and --batch-seconds is 100.0",
+            ),
+            (
+                {"validation_fraction": 0.1, "val_data": "v"},
+                "only without --val-data, and --val-data is v",
+            ),
             ({"task": "vocoder", "segment_seconds": 1.0}, "only with --task tts"),
-            ({"teacher_fraction": 0.3}, "and --teacher is not given. Leave it out, or change what it needs."),
+            (
+                {"teacher_fraction": 0.3},
+                "and --teacher is not given. Leave it out, or change what it needs.",
+            ),
             (
                 {"observer": "data", "validate_every": 0, "sample_every": 0},
                 "with --validate-every, or with --sample-every",
@@ -121,8 +148,12 @@ class EffectsTest(unittest.TestCase):
 
     def test_a_value_of_a_file_that_is_not_the_default_is_named_with_its_line(self):
         error = self.error_of("data:\n  batch_size: 8\n  batch_seconds: 100\n")
-        self.assertIn(f"{self.path}, line 2: batch_size is 8, but it has an effect only without", error)
-        self.path.write_text("data: {batch_size: 16, batch_seconds: 100}\nasr: {encoder: lmu}\nmodel: {task: tts}\n")
+        self.assertIn(
+            f"{self.path}, line 2: batch_size is 8, but it has an effect only without", error
+        )
+        self.path.write_text(
+            "data: {batch_size: 16, batch_seconds: 100}\nasr: {encoder: lmu}\nmodel: {task: tts}\n"
+        )
         load(self.path)
 
     def test_a_flag_replaces_what_it_makes_useless_in_a_file(self):
@@ -132,7 +163,9 @@ class EffectsTest(unittest.TestCase):
         self.assertEqual(load(self.path, {"encoder": "conv"}).asr.encoder, "conv")
 
     def test_a_run_of_an_older_version_resumes_with_what_it_has_recorded(self):
-        recorded = Config(data=DataConfig(batch_size=8, batch_seconds=9.0), asr=ASRConfig(encoder="gru"))
+        recorded = Config(
+            data=DataConfig(batch_size=8, batch_seconds=9.0), asr=ASRConfig(encoder="gru")
+        )
         self.assertIn("has an effect only", self.error_of(dump(recorded)))
         (self.folder / "checkpoints").mkdir()
         config = load(self.path.rename(self.folder / "config.yaml"), {"max_steps": 7})
@@ -140,11 +173,16 @@ class EffectsTest(unittest.TestCase):
         checkpoint = Path("runs/old/checkpoints/step-000001")
         check_same_settings(checkpoint, recorded, config)
         other = config.model_copy(update={"data": DataConfig(batch_seconds=10.0)})
-        with self.assertRaisesRegex(CheckpointError, "batch_seconds is 10.0, but .* was written with 9.0"):
+        with self.assertRaisesRegex(
+            CheckpointError, "batch_seconds is 10.0, but .* was written with 9.0"
+        ):
             check_same_settings(checkpoint, recorded, other)
 
     def test_useless_values_are_not_written(self):
-        config = Config(model=ModelConfig(task="asr", segment_seconds=3.0, dropout=0.2), asr=ASRConfig(encoder="gru"))
+        config = Config(
+            model=ModelConfig(task="asr", segment_seconds=3.0, dropout=0.2),
+            asr=ASRConfig(encoder="gru"),
+        )
         self.assertEqual(
             without_useless(config),
             Config(model=ModelConfig(task="asr", dropout=0.2), asr=ASRConfig(encoder="gru")),
@@ -172,7 +210,9 @@ class ResumeTest(unittest.TestCase):
     def test_a_run_that_was_moved_or_renamed_has_its_own_settings(self):
         config = self.resumed("--run", "mine")
         self.assertEqual((config.run.run, config.run.runs_dir), ("mine", str(self.runs)))
-        self.assertEqual((config.training.learning_rate, config.training.stop_at_step), (3e-4, None))
+        self.assertEqual(
+            (config.training.learning_rate, config.training.stop_at_step), (3e-4, None)
+        )
         self.assertEqual((config.placement.model_gpu, config.run.resume), (1, True))
 
     def test_flags_replace_the_settings_of_the_run(self):
@@ -181,9 +221,13 @@ class ResumeTest(unittest.TestCase):
 
     def test_flags_that_name_GPUs_replace_all_GPUs_of_the_run(self):
         placement = self.resumed("--run", "mine", "--model-gpus", "2", "3").placement
-        self.assertEqual((placement.data_gpu, placement.model_gpu, placement.model_gpus), (None, None, (2, 3)))
+        self.assertEqual(
+            (placement.data_gpu, placement.model_gpu, placement.model_gpus), (None, None, (2, 3))
+        )
         self.assertEqual(placement.model_gpu_memory, 999)
-        self.assertEqual(self.resumed("--run", "mine", "--model-gpu-memory", "888").placement.data_gpu, 0)
+        self.assertEqual(
+            self.resumed("--run", "mine", "--model-gpu-memory", "888").placement.data_gpu, 0
+        )
 
     def test_the_limit_of_a_data_GPU_goes_with_it(self):
         (self.runs / "mine" / "config.yaml").write_text(
@@ -211,9 +255,9 @@ class ResumeTest(unittest.TestCase):
             self.resumed("--run", "mime")
         self.assertEqual(
             str(caught.exception),
-            f"--resume was given without the settings of a run, but there is no {self.runs}/mime/config.yaml to read. "
-            f"Did you mean --run mine? Runs in {self.runs}: mine. "
-            "Name a run with --run and --runs-dir, or give the settings of a new one.",
+            "--resume was given without the settings of a run, but there is no"
+            f" {self.runs}/mime/config.yaml to read. Did you mean --run mine? Runs in {self.runs}:"
+            " mine. Name a run with --run and --runs-dir, or give the settings of a new one.",
         )
 
     def test_a_misspelt_run_is_not_started_with_further_flags(self):

@@ -1,27 +1,44 @@
-"""The training loop, feed, clock and advice on emulated GPUs: the hand-over overlaps the step, and waits are true.
+"""The training loop, feed, clock and advice on emulated GPUs: the hand-over overlaps the step, and
+waits are true.
 
-P, C and T are in milliseconds. The host needs a fifth of the time of a step or batch to launch it, and 0.5 ms to call a
-step.
+P, C and T are in milliseconds. The host needs a fifth of the time of a step or batch to launch it,
+and 0.5 ms to call a step.
 """
 
 import unittest
 from dataclasses import replace
 from functools import cache
 
-from benchmarks._emulated_gpu import Gpu, HeldOut, Outcome, VirtualTime, Workload, train, train_as_formerly
+from benchmarks._emulated_gpu import (
+    Gpu,
+    HeldOut,
+    Outcome,
+    VirtualTime,
+    Workload,
+    train,
+    train_as_formerly,
+)
 
 C_MS = 100.0
 STEPS = 250  # LongWait warns after 200
 
 
 @cache
-def outcome(produce_ms: float, transfer_ms: float = 0.0, replicas: int = 1, is_single: bool = False) -> Outcome:
+def outcome(
+    produce_ms: float, transfer_ms: float = 0.0, replicas: int = 1, is_single: bool = False
+) -> Outcome:
     """Return the outcome of a run with C = 100 ms; all tests of a workload share one run."""
     return train(Workload.of_ms(produce_ms, C_MS, transfer_ms, replicas, is_single), STEPS)
 
 
-ONE = [(produce_ms, transfer_ms) for produce_ms in (30.0, 98.0, 102.0, 150.0) for transfer_ms in (0.0, 5.0)]
-THREE = [(produce_ms, transfer_ms, 3) for produce_ms in (10.0, 33.0, 50.0) for transfer_ms in (0.0, 5.0)]
+ONE = [
+    (produce_ms, transfer_ms)
+    for produce_ms in (30.0, 98.0, 102.0, 150.0)
+    for transfer_ms in (0.0, 5.0)
+]
+THREE = [
+    (produce_ms, transfer_ms, 3) for produce_ms in (10.0, 33.0, 50.0) for transfer_ms in (0.0, 5.0)
+]
 SINGLE = [(produce_ms, 0.0, 1, True) for produce_ms in (30.0, 150.0)]
 
 
@@ -43,7 +60,9 @@ class HandOverTest(unittest.TestCase):
                 self.assertLessEqual(step_s, 1.05 * max(3 * produce_ms, C_MS) / 1e3)
 
     def test_two_producers_halve_the_time_of_producing_however_fast_they_are_launched(self):
-        """Even if a whole batch is launched at once, for which a copy from the same device would wait."""
+        """Even if a whole batch is launched at once, for which a copy from the same device would
+        wait.
+        """
         for produce_ms in (150.0, 200.0, 300.0):
             launched = Workload.of_ms(produce_ms, C_MS, 5.0, producers=2)
             for launch_s in (launched.produce_launch_s, 0.0):
@@ -53,7 +72,9 @@ class HandOverTest(unittest.TestCase):
 
     def test_one_device_takes_the_sum(self):
         for produce_ms, *_ in SINGLE:
-            self.assertLessEqual(outcome(produce_ms, 0.0, 1, True).step_s, 1.02 * (produce_ms + C_MS) / 1e3)
+            self.assertLessEqual(
+                outcome(produce_ms, 0.0, 1, True).step_s, 1.02 * (produce_ms + C_MS) / 1e3
+            )
 
     def test_reported_wait_is_the_idle_time_of_the_model_devices_within_two_points(self):
         for case in ONE + THREE + SINGLE:
@@ -68,21 +89,30 @@ class HandOverTest(unittest.TestCase):
                 self.assertEqual(len(run.advice), run.idle_share > 0.1, run.advice)
                 self.assertEqual(run.bottleneck, "produce" if run.idle_share > 0.1 else "step")
         self.assertIn("feed keeps up", outcome(30.0).lines[-1])
-        self.assertRegex(outcome(150.0).lines[-1], r"wait 3[23]\.\d % .* bottleneck produce, 100 % of making a batch")
+        self.assertRegex(
+            outcome(150.0).lines[-1],
+            r"wait 3[23]\.\d % .* bottleneck produce, 100 % of making a batch",
+        )
         self.assertIn("because the slowest stage is produce", *outcome(150.0).advice)
 
     def test_a_transfer_longer_than_the_step_sets_the_rate(self):
         self.assertAlmostEqual(outcome(30.0, 130.0).step_s, 0.130, delta=0.003)
-        self.assertAlmostEqual(outcome(10.0, 50.0, 3).step_s, 0.150, delta=0.003)  # one stream sends all three
+        self.assertAlmostEqual(
+            outcome(10.0, 50.0, 3).step_s, 0.150, delta=0.003
+        )  # one stream sends all three
 
     def test_wait_is_a_lower_bound_where_batches_are_launched_faster_than_steps(self):
-        """The copy then waits for the next batch on the data device, and with it the call of the step."""
+        """The copy then waits for the next batch on the data device, and with it the call of the
+        step.
+        """
         for produce_ms in (30.0, 102.0, 150.0):
             fast = replace(Workload.of_ms(produce_ms, C_MS, 5.0), produce_launch_s=0.0)
             run = train(fast, STEPS)
             self.assertLessEqual(run.step_s, 1.02 * fast.ideal_s)
             self.assertLessEqual(run.wait_share, run.idle_share + 0.001)
-        self.assertLess(run.wait_share, run.idle_share - 0.3)  # known: docs/guides/profiling.md says so
+        self.assertLess(
+            run.wait_share, run.idle_share - 0.3
+        )  # known: docs/guides/profiling.md says so
 
     def test_the_former_hand_over_called_a_busy_device_starved(self):
         run = train_as_formerly(Workload.of_ms(30.0, C_MS, 5.0), STEPS)
@@ -93,10 +123,14 @@ class HandOverTest(unittest.TestCase):
 
 
 class ObserverTest(unittest.TestCase):
-    """Every 100 steps a snapshot is copied in 10 ms, and validated on the data device in 20 batches of 40 ms."""
+    """Every 100 steps a snapshot is copied in 10 ms, and validated on the data device in 20 batches
+    of 40 ms.
+    """
 
     def validated(self, produce_ms: float, place: str) -> Outcome:
-        return train(Workload.of_ms(produce_ms, C_MS, 5.0), STEPS, HeldOut(100, 20, 0.04, 0.01, place))
+        return train(
+            Workload.of_ms(produce_ms, C_MS, 5.0), STEPS, HeldOut(100, 20, 0.04, 0.01, place)
+        )
 
     def test_a_step_takes_as_long_as_without_an_observer_and_no_batch_is_late(self):
         for place in ("data", "other"):
@@ -107,7 +141,9 @@ class ObserverTest(unittest.TestCase):
         self.assertGreater(self.validated(30.0, "model").pause_share, 0.05)
 
     def test_producers_without_time_to_spare_go_first(self):
-        """The observer gets no time, so training waits for it when it is due again, but never for a batch."""
+        """The observer gets no time, so training waits for it when it is due again, but never for a
+        batch.
+        """
         run = self.validated(98.0, "data")
         self.assertLessEqual(run.wait_share, 0.01)
         self.assertLessEqual(run.step_s, 1.02 * C_MS / 1e3)

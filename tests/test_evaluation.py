@@ -32,10 +32,7 @@ from myxtts.evaluation.acoustic_metrics import (
     utterance_metrics,
     warping_path,
 )
-from myxtts.evaluation.boundaries import (
-    Phoneme,
-    word_spans,
-)
+from myxtts.evaluation.boundaries import Phoneme, word_spans
 from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.held_out import load_held_out
 from myxtts.evaluation.options import EvaluationOptions
@@ -73,7 +70,9 @@ def glide(semitones: float = 0.0, seconds: float = 1.0, swing_hz: float = 40.0) 
     position = np.arange(round(seconds * SAMPLE_RATE_HZ)) / (seconds * SAMPLE_RATE_HZ)
     hz = (100 + swing_hz * np.sin(np.pi * position)) * 2 ** (semitones / 12)
     phase = 2 * np.pi * np.cumsum(hz) / SAMPLE_RATE_HZ
-    wave = sum(np.sin(k * phase) * np.exp(-((k - 4 - 6 * position) ** 2) / 20) for k in range(1, 21))
+    wave = sum(
+        np.sin(k * phase) * np.exp(-((k - 4 - 6 * position) ** 2) / 20) for k in range(1, 21)
+    )
     return (0.1 * wave).astype(np.float32)
 
 
@@ -81,7 +80,9 @@ def features(*waves: np.ndarray) -> list[AcousticFeatures]:
     return acoustic_features([wave.astype(np.float32) for wave in waves], MODEL)
 
 
-def metrics_of(recorded: AcousticFeatures, synthesized: AcousticFeatures) -> dict[str, float | None]:
+def metrics_of(
+    recorded: AcousticFeatures, synthesized: AcousticFeatures
+) -> dict[str, float | None]:
     return corpus_metrics([utterance_metrics(recorded, synthesized)])
 
 
@@ -102,21 +103,32 @@ class DistortionTest(unittest.TestCase):
         )
 
     def test_a_known_difference_of_one_coefficient_has_the_known_distortion(self):
-        # c3 is 0.5 higher in all frames: log|H| gains 0.5 cos(3ω), and the distortion is 10√2/ln 10 · 0.5 dB.
+        # c3 is 0.5 higher in all frames: log|H| gains 0.5 cos(3ω), and the distortion is 10√2/ln 10
+        # · 0.5 dB.
         (sound,) = features(glide())
         ripple = 0.5 * np.cos(np.pi * 3 * (np.arange(80) + 0.5) / 80)
-        rippled = AcousticFeatures((sound.mel + ripple).astype(np.float32), sound.f0_hz, sound.voiced)
+        rippled = AcousticFeatures(
+            (sound.mel + ripple).astype(np.float32), sound.f0_hz, sound.voiced
+        )
         difference = mel_cepstrum(rippled.mel) - mel_cepstrum(sound.mel)
-        np.testing.assert_allclose(difference, np.eye(13)[[2]].repeat(len(sound.mel), 0) * 0.5, atol=1e-5)
+        np.testing.assert_allclose(
+            difference, np.eye(13)[[2]].repeat(len(sound.mel), 0) * 0.5, atol=1e-5
+        )
         self.assertAlmostEqual(MCD_FACTOR * 0.5, 3.0709, places=4)
-        self.assertAlmostEqual(MCD_FACTOR * np.linalg.norm(difference, axis=1).mean(), 3.0709, places=3)
-        self.assertLessEqual(utterance_metrics(sound, rippled).mcd_db, 3.0710)  # warping can only reduce it
+        self.assertAlmostEqual(
+            MCD_FACTOR * np.linalg.norm(difference, axis=1).mean(), 3.0709, places=3
+        )
+        self.assertLessEqual(
+            utterance_metrics(sound, rippled).mcd_db, 3.0710
+        )  # warping can only reduce it
 
     def test_distortion_over_all_coefficients_is_the_rms_difference_in_decibels(self):
         x, y = np.random.default_rng(0).normal(0, 1, (2, 1, 80))
         x, y = x - x.mean(), y - y.mean()
         decibels = 20 / np.log(10) * np.sqrt(np.mean((x - y) ** 2))
-        self.assertAlmostEqual(MCD_FACTOR * np.linalg.norm(mel_cepstrum(x, 1, 79) - mel_cepstrum(y, 1, 79)), decibels)
+        self.assertAlmostEqual(
+            MCD_FACTOR * np.linalg.norm(mel_cepstrum(x, 1, 79) - mel_cepstrum(y, 1, 79)), decibels
+        )
 
     def test_distortion_does_not_depend_on_loudness(self):
         (sound,) = features(glide())
@@ -157,13 +169,17 @@ class PitchErrorTest(unittest.TestCase):
 
     def test_a_wave_a_semitone_higher_has_that_error(self):
         sound, higher = features(glide(swing_hz=0.0), glide(semitones=1.0, swing_hz=0.0))
-        self.assertAlmostEqual(metrics_of(sound, higher)["log_f0_rmse"], np.log(2) / 12, delta=0.002)
+        self.assertAlmostEqual(
+            metrics_of(sound, higher)["log_f0_rmse"], np.log(2) / 12, delta=0.002
+        )
 
     def test_voicing_error_is_the_fraction_of_pairs_that_differ(self):
         mel = np.random.default_rng(0).normal(-5, 2, (4, 80)).astype(np.float32)
         voiced = np.array([True, True, False, False])
         shifted = np.array([True, False, True, False])
-        first, second = (AcousticFeatures(mel, np.where(v, 100.0, 0.0), v) for v in (voiced, shifted))
+        first, second = (
+            AcousticFeatures(mel, np.where(v, 100.0, 0.0), v) for v in (voiced, shifted)
+        )
         self.assertEqual(metrics_of(first, second)["voicing_error"], 0.5)
         self.assertEqual(len(utterance_metrics(first, second).log_f0_errors), 1)
 
@@ -179,7 +195,9 @@ class SpeakerTest(unittest.TestCase):
     def test_three_speakers_are_distinguished(self):
         random = np.random.default_rng(0)
         timbre = random.normal(0, 1, (3, 80))
-        mels = [(timbre[i % 3] + random.normal(-5, 1, (50, 80))).astype(np.float32) for i in range(18)]
+        mels = [
+            (timbre[i % 3] + random.normal(-5, 1, (50, 80))).astype(np.float32) for i in range(18)
+        ]
         speakers = np.arange(18) % 3 + 4
         embeddings = np.stack([speaker_embedding(mel) for mel in mels])
         classifier = SpeakerClassifier(embeddings[:12], speakers[:12])
@@ -193,7 +211,9 @@ class DeletionInsertionTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         random = np.random.default_rng(0)
-        cls.vowels = (random.normal(0, 1.5, (10, 1, 80)) - 5 + random.normal(0, 0.1, (10, 9, 80))).astype(np.float32)
+        cls.vowels = (
+            random.normal(0, 1.5, (10, 1, 80)) - 5 + random.normal(0, 0.1, (10, 9, 80))
+        ).astype(np.float32)
         cls.recorded = cls.sound(cls.vowels)
 
     @staticmethod
@@ -208,31 +228,45 @@ class DeletionInsertionTest(unittest.TestCase):
     def test_a_missing_vowel_is_a_deletion_and_a_doubled_vowel_an_insertion(self):
         self.assertEqual(self.errors(self.vowels), (False, False))
         self.assertEqual(self.errors(np.delete(self.vowels, 4, axis=0)), (True, False))
-        self.assertEqual(self.errors([*self.vowels[:5], self.vowels[3], *self.vowels[4:]]), (False, True))
+        self.assertEqual(
+            self.errors([*self.vowels[:5], self.vowels[3], *self.vowels[4:]]), (False, True)
+        )
 
     def test_longer_and_shorter_vowels_are_neither_deletions_nor_insertions(self):
         shorter = [vowel[: 4 + 5 * (number % 2)] for number, vowel in enumerate(self.vowels)]
-        longer = [np.repeat(vowel, 1 + number % 2, axis=0) for number, vowel in enumerate(self.vowels)]
+        longer = [
+            np.repeat(vowel, 1 + number % 2, axis=0) for number, vowel in enumerate(self.vowels)
+        ]
         self.assertEqual(self.errors(shorter), (False, False))
         self.assertEqual(self.errors(longer), (False, False))
 
     def test_a_missing_pause_is_not_a_deletion(self):
         pause = np.full((30, 80), SILENCE, np.float32)
         with_pause = self.sound([*self.vowels[:5], pause, *self.vowels[5:]])
-        self.assertLess(utterance_metrics(with_pause, self.recorded).deleted_s, MIN_UNMATCHED_S / 10)
-        self.assertLess(utterance_metrics(self.recorded, with_pause).inserted_s, MIN_UNMATCHED_S / 10)
+        self.assertLess(
+            utterance_metrics(with_pause, self.recorded).deleted_s, MIN_UNMATCHED_S / 10
+        )
+        self.assertLess(
+            utterance_metrics(self.recorded, with_pause).inserted_s, MIN_UNMATCHED_S / 10
+        )
 
     def test_the_longest_unmatched_stretch_has_the_known_length(self):
-        # Frames 1 and 2 of the first have no counterpart, at 30 dB and 3 dB from their match; frame 3 is silent.
+        # Frames 1 and 2 of the first have no counterpart, at 30 dB and 3 dB from their match; frame
+        # 3 is silent.
         path = np.array([[0, 0], [1, 0], [2, 0], [3, 0], [4, 1]])
         distortion_db = np.array([2.0, 30.0, 3.0, 30.0, 2.0])
         loud = np.array([True, True, True, False, True])
-        self.assertAlmostEqual(longest_unmatched_s(path, distortion_db, loud), 1.5 * HOP_SAMPLES / SAMPLE_RATE_HZ)
+        self.assertAlmostEqual(
+            longest_unmatched_s(path, distortion_db, loud), 1.5 * HOP_SAMPLES / SAMPLE_RATE_HZ
+        )
         self.assertEqual(longest_unmatched_s(path[:, ::-1], distortion_db, loud), 0.0)
 
     def test_planted_errors_delete_and_insert_a_word_at_its_time(self):
         wave = np.repeat(np.float32([0, 1, 0, 2, 0]), SAMPLE_RATE_HZ // 10)
-        phonemes = [Phoneme(*span) for span in (("", 0, 0.1), ("a", 0.1, 0.2), (" ", 0.2, 0.3), ("e", 0.3, 0.4))]
+        phonemes = [
+            Phoneme(*span)
+            for span in (("", 0, 0.1), ("a", 0.1, 0.2), (" ", 0.2, 0.3), ("e", 0.3, 0.4))
+        ]
         self.assertEqual(word_spans(phonemes), [(0.1, 0.2), (0.3, 0.4)])
         (deleted,), (inserted,) = plant_errors([wave], [phonemes])
         word = next(level for level in (1, 2) if level not in deleted)
@@ -240,34 +274,55 @@ class DeletionInsertionTest(unittest.TestCase):
         self.assertEqual(np.count_nonzero(inserted == word), 2 * np.count_nonzero(wave == word))
 
     def test_utterances_without_words_are_left_out(self):
-        utterances = [utterance(name, np.zeros(0, int), np.arange(10)) for name in ("x.wav", "y.wav")]
+        utterances = [
+            utterance(name, np.zeros(0, int), np.arange(10)) for name in ("x.wav", "y.wav")
+        ]
         wave = glide(seconds=0.5)
         recorded = features(wave, wave)
-        alignments = {"x": [Phoneme("", 0.0, 0.5)], "y": [Phoneme("", 0.0, 0.1), Phoneme("a", 0.1, 0.3)]}
+        alignments = {
+            "x": [Phoneme("", 0.0, 0.5)],
+            "y": [Phoneme("", 0.0, 0.1), Phoneme("a", 0.1, 0.3)],
+        }
         note = planted_errors_note(utterances, recorded, [wave] * 2, alignments, MODEL)
         self.assertIn("of 1 copies with a word deleted", note)
         alignments["y"] = []
-        self.assertIn("is not tested", planted_errors_note(utterances, recorded, [wave] * 2, alignments, MODEL))
+        self.assertIn(
+            "is not tested",
+            planted_errors_note(utterances, recorded, [wave] * 2, alignments, MODEL),
+        )
 
 
 class ColumnScoreTest(unittest.TestCase):
     def test_fractions_are_percentages_in_the_table_only(self):
         columns = ("synthesized", "copy_synthesis", "shuffled_texts")
         metrics = {"voicing_error": {"synthesized": 0.125, "copy_synthesis": 0.0625}}
-        groups = {"languages": {"ka": {"utterances_with_deletions": {"synthesized": 3, "copy_synthesis": 0}}}}
+        groups = {
+            "languages": {
+                "ka": {"utterances_with_deletions": {"synthesized": 3, "copy_synthesis": 0}}
+            }
+        }
         score = ColumnScore("runs/x", "step-000001", 2, columns, metrics, groups, ("a note",))
         self.assertIn("| voicing error | 12.5 | 6.2 | – | % |", score.table())
         self.assertIn("| ka: utterances with deletions | 3 | 0 | – | count |", score.table())
         self.assertIn("- a note", score.table())
         self.assertEqual(
             score.to_json()["metrics"]["voicing_error"],
-            {"synthesized": 0.125, "copy_synthesis": 0.0625, "shuffled_texts": None, "unit": "fraction"},
+            {
+                "synthesized": 0.125,
+                "copy_synthesis": 0.0625,
+                "shuffled_texts": None,
+                "unit": "fraction",
+            },
         )
-        self.assertEqual(score.to_json()["languages"]["ka"]["utterances_with_deletions"]["unit"], "count")
+        self.assertEqual(
+            score.to_json()["languages"]["ka"]["utterances_with_deletions"]["unit"], "count"
+        )
 
 
 class ColumnMetricsTest(unittest.TestCase):
-    """Two utterances in two languages; the second one is transcribed with one wrong letter of four."""
+    """Two utterances in two languages; the second one is transcribed with one wrong letter
+    of four.
+    """
 
     @classmethod
     def setUpClass(cls):
@@ -328,10 +383,13 @@ class CompleteEvaluation(unittest.TestCase):
         return self.workspace.copy_run("whole", name, self.addCleanup)
 
     def test_every_metric_is_present_and_finite(self):
-        expected = {key for key in METRICS if not key.startswith(("boundary", "speaker_accuracy_unseen"))}
+        expected = {
+            key for key in METRICS if not key.startswith(("boundary", "speaker_accuracy_unseen"))
+        }
         self.assertEqual(set(self.score.metrics), expected)
         self.assertEqual(
-            (self.score.utterances, self.score.checkpoint), (round(0.25 * len(SECONDS)), self.checkpoint.name)
+            (self.score.utterances, self.score.checkpoint),
+            (round(0.25 * len(SECONDS)), self.checkpoint.name),
         )
         for key, metric in self.score.metrics.items():
             # An untrained network may synthesize no voiced frame, and sinusoids are no speech.
@@ -350,7 +408,10 @@ class CompleteEvaluation(unittest.TestCase):
     def test_notes_name_the_recogniser_and_its_bias(self):
         table = self.score.table()
         self.assertIn("| character error rate, by the recogniser | ", table)
-        self.assertRegex(table, r"the recogniser is .*asr, step-000000; on the recordings .* of \d+\.\d% and a word")
+        self.assertRegex(
+            table,
+            r"the recogniser is .*asr, step-000000; on the recordings .* of \d+\.\d% and a word",
+        )
         self.assertIn("its error rates are optimistic", table)
 
     def test_a_tts_run_as_recogniser_is_rejected(self):
@@ -359,7 +420,13 @@ class CompleteEvaluation(unittest.TestCase):
             cached_networks("myxtts.evaluation.tts_score"),
             self.assertRaisesRegex(CheckpointError, "Give a run that was trained with --task asr"),
         ):
-            score_tts(self.run_folder, self.checkpoint, options, TWO.routes[0], self.plots.with_name("refused"))
+            score_tts(
+                self.run_folder,
+                self.checkpoint,
+                options,
+                TWO.routes[0],
+                self.plots.with_name("refused"),
+            )
 
     def test_a_language_unknown_to_the_recogniser_is_rejected_before_synthesis(self):
         run = asr_run().folder
@@ -368,7 +435,9 @@ class CompleteEvaluation(unittest.TestCase):
         with (
             mock.patch.object(transcriber, "vocabulary", foreign),
             mock.patch("myxtts.evaluation.tts_score.synthesize_columns") as synthesis,
-            self.assertRaisesRegex(DataError, "the text has language 'en', but .*asr was trained on ka"),
+            self.assertRaisesRegex(
+                DataError, "the text has language 'en', but .*asr was trained on ka"
+            ),
         ):
             self.measure(asr_run=run, plots=self.plots.with_name("foreign"))
         synthesis.assert_not_called()
@@ -377,13 +446,17 @@ class CompleteEvaluation(unittest.TestCase):
         run, file = asr_run().folder, self.plots.with_name("rates.json")
         with (
             cached_transcribers("myxtts.evaluation.asr_score"),
-            mock.patch("myxtts.placement.devices.configure"),  # this process has configured its devices
+            mock.patch(
+                "myxtts.placement.devices.configure"
+            ),  # this process has configured its devices
             contextlib.redirect_stdout(io.StringIO()) as output,
         ):
             evaluate.main(["--run", str(run), "--json", str(file), "--utterances", "2"])
         self.assertIn("| all | 2 |", output.getvalue())
         self.assertEqual(json.loads(file.read_text(encoding="utf-8"))["checkpoint"], "step-000000")
-        with self.assertRaisesRegex(ConfigError, "--ode-steps, --asr was given, but .* is a recogniser"):
+        with self.assertRaisesRegex(
+            ConfigError, "--ode-steps, --asr was given, but .* is a recogniser"
+        ):
             evaluate_run(run, None, EvaluationOptions(ode_steps=4, asr_run=run))
 
     def test_plots_are_written(self):
@@ -404,38 +477,63 @@ class CompleteEvaluation(unittest.TestCase):
     def test_beside_a_trained_vocoder_griffin_lim_has_columns_of_its_own(self):
         one_iteration = GriffinLim(1)  # in place of a trained vocoder
         with (
-            mock.patch(f"{TTS_SCORE}.select_vocoder", return_value=VocoderChoice(trained=mock.sentinel.run)),
+            mock.patch(
+                f"{TTS_SCORE}.select_vocoder", return_value=VocoderChoice(trained=mock.sentinel.run)
+            ),
             mock.patch(f"{TTS_SCORE}.load_vocoder", return_value=one_iteration),
         ):
             score = self.measure(utterances=2)
-        self.assertEqual(score.columns[3:], ("synthesized_griffin_lim", "copy_synthesis_griffin_lim"))
+        self.assertEqual(
+            score.columns[3:], ("synthesized_griffin_lim", "copy_synthesis_griffin_lim")
+        )
         error = score.metrics["log_mel_error"]
         self.assertGreater(error["copy_synthesis"], error["copy_synthesis_griffin_lim"])
         self.assertIsNone(error["synthesized"])  # whose frames are of other times
         ratio = score.metrics["mel_cepstral_distortion_ratio"]
         self.assertEqual((ratio["copy_synthesis"], ratio["copy_synthesis_griffin_lim"]), (1.0, 1.0))
-        self.assertEqual(list(score.metrics["real_time_factor"]), ["synthesized", "synthesized_griffin_lim"])
-        self.assertIn("by Griffin-Lim, 1 iterations, and in columns of their own by Griffin-Lim, 30", score.table())
+        self.assertEqual(
+            list(score.metrics["real_time_factor"]), ["synthesized", "synthesized_griffin_lim"]
+        )
+        self.assertIn(
+            "by Griffin-Lim, 1 iterations, and in columns of their own by Griffin-Lim, 30",
+            score.table(),
+        )
 
     def test_scores_in_a_run_are_measured_in_another_thread_and_are_those_of_evaluate(self):
         metadata = read_metadata(self.checkpoint)
-        corpora, manifest = load_held_out(self.checkpoint, metadata, self.run_folder, self.run_folder)
+        corpora, manifest = load_held_out(
+            self.checkpoint, metadata, self.run_folder, self.run_folder
+        )
         config = corpora.config
-        run = config.run.model_copy(update={"evaluate_every": 1, "evaluate_asr": str(asr_run().folder)})
-        config = config.model_copy(update={"run": run, "model": config.model.model_copy(update={"ode_steps": 1})})
-        corpora = RunCorpora(mock.Mock(), mock.Mock(manifest=manifest), mock.Mock(), self.run_folder)
+        run = config.run.model_copy(
+            update={"evaluate_every": 1, "evaluate_asr": str(asr_run().folder)}
+        )
+        config = config.model_copy(
+            update={"run": run, "model": config.model.model_copy(update={"ode_steps": 1})}
+        )
+        corpora = RunCorpora(
+            mock.Mock(), mock.Mock(manifest=manifest), mock.Mock(), self.run_folder
+        )
         setup = mock.Mock(config=config, corpora=corpora, metadata=metadata)
         network, batches = cached_network(self.checkpoint, MODEL), []
         with cached_transcribers(TTS_SCORE):
-            score_weights = score_in_run(setup, network, MODEL, RunFolder(self.run_folder), GriffinLim)
+            score_weights = score_in_run(
+                setup, network, MODEL, RunFolder(self.run_folder), GriffinLim
+            )
         # Nothing is traced there.
         with mock.patch(TRACE, side_effect=AssertionError("traced")), ThreadPoolExecutor(1) as pool:
-            score = pool.submit(score_weights, self.checkpoint.name, lambda: batches.append(None)).result()
-        self.assertGreater(len(batches), 3 * len(score.columns))  # each synthesis, wave and comparison
+            score = pool.submit(
+                score_weights, self.checkpoint.name, lambda: batches.append(None)
+            ).result()
+        self.assertGreater(
+            len(batches), 3 * len(score.columns)
+        )  # each synthesis, wave and comparison
         self.assertEqual(score.columns, ("synthesized", "copy_synthesis"))
         for key, metric in score.metrics.items():
             for column in score.columns:
-                self.assertEqual(metric.get(column), self.score.metrics[key].get(column), (key, column))
+                self.assertEqual(
+                    metric.get(column), self.score.metrics[key].get(column), (key, column)
+                )
         missing = {"real_time_factor", "speaker_accuracy_seen", "pesq_wb", "stoi"}
         self.assertEqual(set(self.score.metrics) - set(score.metrics), missing)
         self.assertIn("mel-cepstral distortion ", score.console_line())
@@ -473,10 +571,14 @@ class CompleteEvaluation(unittest.TestCase):
         metadata = read_metadata(self.checkpoint)
         _, manifest = load_held_out(self.checkpoint, metadata, self.run_folder, self.run_folder)
         text = self.workspace.corpus.read_text(encoding="utf-8")
-        row = next(line for line in text.splitlines() if line.startswith(Path(manifest.paths[0]).name))
+        row = next(
+            line for line in text.splitlines() if line.startswith(Path(manifest.paths[0]).name)
+        )
         path, said, speaker = row.split(",")
         self.addCleanup(self.workspace.corpus.write_text, text, encoding="utf-8")
-        self.workspace.corpus.write_text(text.replace(row, f"{path},{said}a,{speaker}"), encoding="utf-8")
+        self.workspace.corpus.write_text(
+            text.replace(row, f"{path},{said}a,{speaker}"), encoding="utf-8"
+        )
         with self.assertRaisesRegex(CheckpointError, "was validated on have changed since"):
             self.measure(self.copy_run("changed_held_out"))
 
@@ -485,7 +587,9 @@ class CompleteEvaluation(unittest.TestCase):
         others = self.workspace.corpus.with_name("unseen.csv")
         others.write_text("path,text,speaker\nu0.wav,ab,unseen\nu1.wav,abc,s1\n", encoding="utf-8")
         run = self.copy_run("merged")
-        self.rewrite(run, lambda settings: settings["data"].update(val_data=str(others)), corpus=None)
+        self.rewrite(
+            run, lambda settings: settings["data"].update(val_data=str(others)), corpus=None
+        )
         checkpoint = select_checkpoint(run)
         corpora, manifest = load_held_out(checkpoint, read_metadata(checkpoint), run, run)
         names = [corpora.vocabulary.speakers[speaker] for speaker in manifest.speaker]
@@ -496,7 +600,9 @@ class CompleteEvaluation(unittest.TestCase):
         metadata["settings"]["data"]["train_data"] = None
         folder = temporary_folder(self.addCleanup)
         with working_in(folder):
-            with self.assertRaisesRegex(DataError, "was trained on data/demo, which does not exist under"):
+            with self.assertRaisesRegex(
+                DataError, "was trained on data/demo, which does not exist under"
+            ):
                 load_held_out(self.checkpoint, metadata, self.run_folder, self.run_folder)
             self.assertEqual(list(folder.iterdir()), [])
 
@@ -522,7 +628,9 @@ class CompleteEvaluation(unittest.TestCase):
 
     def test_a_run_without_held_out_utterances_is_rejected(self):
         run = self.copy_run("all")
-        self.rewrite(run, lambda settings: settings["data"].update(validation_fraction=0.0), corpus=None)
+        self.rewrite(
+            run, lambda settings: settings["data"].update(validation_fraction=0.0), corpus=None
+        )
         with self.assertRaisesRegex(DataError, "held none out"):
             self.measure(run)
 
@@ -530,7 +638,10 @@ class CompleteEvaluation(unittest.TestCase):
         lines = self.workspace.corpus.read_text(encoding="utf-8").splitlines()
         speaker = lines[0].split(",").index("speaker")
         rows = [line.split(",") for line in lines[1:7]]
-        others = [[*row[:speaker], f"new-{number % 2}", *row[speaker + 1 :]] for number, row in enumerate(rows)]
+        others = [
+            [*row[:speaker], f"new-{number % 2}", *row[speaker + 1 :]]
+            for number, row in enumerate(rows)
+        ]
         file = self.workspace.corpus.with_name("others.csv")
         file.write_text("\n".join([lines[0], *map(",".join, others)]), encoding="utf-8")
         score = self.measure(plots=self.plots.with_name("others"), data=file, utterances=2)
@@ -541,19 +652,28 @@ class CompleteEvaluation(unittest.TestCase):
         self.assertIn("among 4 speakers (chance 25.0%)", score.table())
         with self.assertRaisesRegex(DataError, "does not exist"):
             self.measure(data=file.with_name("nowhere"))
-        file.write_text("\n".join([lines[0], *map(",".join, others)]).replace("abc", "xyz"), encoding="utf-8")
+        file.write_text(
+            "\n".join([lines[0], *map(",".join, others)]).replace("abc", "xyz"), encoding="utf-8"
+        )
         with self.assertRaisesRegex(DataError, "symbol unknown to the training corpus"):
             self.measure(plots=self.plots.with_name("unknown"), data=file)
 
     def test_ode_steps_and_guidance_default_to_those_of_the_run(self):
         run_options = synthesis_options(ModelConfig(ode_steps=5, guidance=2.0))
-        self.assertEqual(override(run_options, EvaluationOptions()), SynthesisOptions(ode_steps=5, guidance=2.0))
+        self.assertEqual(
+            override(run_options, EvaluationOptions()), SynthesisOptions(ode_steps=5, guidance=2.0)
+        )
         given = EvaluationOptions(ode_steps=3, guidance=1.0)
         self.assertEqual(override(run_options, given), SynthesisOptions(ode_steps=3, guidance=1.0))
 
     def test_flags_out_of_bounds_are_rejected(self):
         for flag, value in (
-            *(("--ode-steps", "0"), ("--ode-steps", "1001"), ("--guidance", "-1"), ("--guidance", "11")),
+            *(
+                ("--ode-steps", "0"),
+                ("--ode-steps", "1001"),
+                ("--guidance", "-1"),
+                ("--guidance", "11"),
+            ),
             *(("--guidance", "nan"), ("--utterances", "0")),
         ):
             with self.subTest(flag=flag, value=value), self.assertRaises(ConfigError):
@@ -584,9 +704,16 @@ class ShuffledTextsTest(unittest.TestCase):
             def __init__(self, name: str, language: int):
                 self.name, self.language = name, language
 
-        for languages, of_same_language in (((0, 1, 0, 0, 1), 5), ((0, 1, 2, 0), 2), ((0, 0, 1), 2), ((0, 1, 2), 0)):
+        for languages, of_same_language in (
+            ((0, 1, 0, 0, 1), 5),
+            ((0, 1, 2, 0), 2),
+            ((0, 0, 1), 2),
+            ((0, 1, 2), 0),
+        ):
             with self.subTest(languages=languages):
-                utterances = [Named("abcde"[number], language) for number, language in enumerate(languages)]
+                utterances = [
+                    Named("abcde"[number], language) for number, language in enumerate(languages)
+                ]
                 pairs = list(zip(utterances, shuffle_texts(utterances), strict=True))
                 self.assertTrue(all(utterance.name != source.name for utterance, source in pairs))
                 equal = sum(utterance.language == source.language for utterance, source in pairs)
@@ -597,7 +724,11 @@ class ContractionTest(unittest.TestCase):
     """The counter of benchmarks/voice.py."""
 
     def test_products_and_convolutions_are_counted_with_their_gradients(self):
-        x, weights, kernel = tf.zeros([2, 10, 4]), tf.Variable(tf.zeros([4, 5])), tf.Variable(tf.zeros([3, 4, 6]))
+        x, weights, kernel = (
+            tf.zeros([2, 10, 4]),
+            tf.Variable(tf.zeros([4, 5])),
+            tf.Variable(tf.zeros([3, 4, 6])),
+        )
 
         def gradients(x):
             with tf.GradientTape() as tape:
@@ -606,12 +737,16 @@ class ContractionTest(unittest.TestCase):
                 loss += tf.reduce_sum(tf.square(tf.nn.conv1d(x, kernel, 1, "SAME")))
             return tape.gradient(loss, [x, weights, kernel])
 
-        self.assertEqual(contraction_flops(gradients, x), 3 * 2 * 20 * 4 * 5 + 3 * 2 * 20 * 3 * 4 * 6)
+        self.assertEqual(
+            contraction_flops(gradients, x), 3 * 2 * 20 * 4 * 5 + 3 * 2 * 20 * 3 * 4 * 6
+        )
 
     def test_depthwise_convolutions_and_einsums_are_counted_but_additions_are_not(self):
         x = tf.zeros([2, 1, 10, 4])
         kernel = tf.zeros([1, 3, 4, 1])
-        depthwise = contraction_flops(lambda x: tf.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], "SAME"), x)
+        depthwise = contraction_flops(
+            lambda x: tf.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], "SAME"), x
+        )
         self.assertEqual(depthwise, 2 * 20 * 4 * 3)
         einsum = contraction_flops(lambda x: tf.einsum("abtc,cd->abtd", x, tf.zeros([4, 7])), x)
         self.assertEqual(einsum, 2 * 20 * 4 * 7)
@@ -620,7 +755,10 @@ class ContractionTest(unittest.TestCase):
     def test_a_product_in_a_loop_is_rejected(self):
         square = tf.zeros([3, 3])
         with self.assertRaisesRegex(ValueError, "cannot be counted"):
-            contraction_flops(lambda x: tf.map_fn(lambda row: tf.linalg.matmul(square, row), x), tf.zeros([2, 3, 3]))
+            contraction_flops(
+                lambda x: tf.map_fn(lambda row: tf.linalg.matmul(square, row), x),
+                tf.zeros([2, 3, 3]),
+            )
 
 
 if __name__ == "__main__":

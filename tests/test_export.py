@@ -1,4 +1,6 @@
-"""An exported run has the outputs of the original in a process with TensorFlow and without this package."""
+"""An exported run has the outputs of the original in a process with TensorFlow and without this
+package.
+"""
 
 import contextlib
 import io
@@ -41,7 +43,9 @@ from tests.tiny import (
 
 ITERATIONS = 4
 LETTERS = [chr(ord("a") + i) for i in range(SYMBOLS - 3)]
-OPTIONS = SynthesisOptions(speed=1.5, pitch_semitones=2.0, energy_db=-3.0, ode_steps=3, guidance=2.0, seed=5)
+OPTIONS = SynthesisOptions(
+    speed=1.5, pitch_semitones=2.0, energy_db=-3.0, ode_steps=3, guidance=2.0, seed=5
+)
 CHILD = """
 import sys
 sys.modules["keras"] = None  # importing it is an error
@@ -69,7 +73,10 @@ np.savez(out, **{name: value.numpy() for name, value in outputs.items()})
 
 def write_run(folder: Path) -> Path:
     """Write a run with random weights and one checkpoint; returns the checkpoint."""
-    settings = Config(model=ModelConfig(model_size="tiny", ode_steps=6), data=DataConfig(text_frontend="characters"))
+    settings = Config(
+        model=ModelConfig(model_size="tiny", ode_steps=6),
+        data=DataConfig(text_frontend="characters"),
+    )
     vocabulary = {"symbols": LETTERS, "speakers": ["s"], "languages": ["en", "ka"]}
     metadata = {"settings": settings.model_dump(mode="json"), **vocabulary}
     state = training_state(build_model())
@@ -83,7 +90,12 @@ def write_run(folder: Path) -> Path:
 def write_vocoder(folder: Path) -> Path:
     """Write the run of a vocoder with initial weights; returns its checkpoint."""
     settings = Config(model=ModelConfig(task="vocoder", model_size="tiny"))
-    metadata = {"settings": settings.model_dump(mode="json"), "symbols": [], "speakers": [], "languages": []}
+    metadata = {
+        "settings": settings.model_dump(mode="json"),
+        "symbols": [],
+        "speakers": [],
+        "languages": [],
+    }
     return save_checkpoint(folder, metadata, training_state(tiny_vocoder.vocoder()))
 
 
@@ -113,7 +125,9 @@ class Exported(unittest.TestCase):
         with cached_networks("myxtts.synthesis.export"):
             flags = ("--checkpoint", cls.checkpoint.name, "--vocoder", str(cls.vocoder_folder))
             cls.result = cls.program("--out", str(cls.exported), *flags)
-        cls.vocoder_result = cls.program("--run", str(cls.vocoder_folder), "--out", str(cls.exported_vocoder))
+        cls.vocoder_result = cls.program(
+            "--run", str(cls.vocoder_folder), "--out", str(cls.exported_vocoder)
+        )
         cls.griffin_lim = cls.folder / "griffin_lim"
         module = export.vocoder_module(GriffinLim(ITERATIONS))
         tf.saved_model.save(module, str(cls.griffin_lim), {"serving_default": module.synthesize})
@@ -126,7 +140,9 @@ class Exported(unittest.TestCase):
         """One row has a reference longer than the used part, and one row has no reference."""
         wave = sine(220.0, 4.0).astype(np.float32)
         ids = [self.metadata["symbols"][letter] for letter in "badgeface"]
-        rows = [[self.metadata["begin_id"], *row, self.metadata["end_id"]] for row in (ids, ids[:4])]
+        rows = [
+            [self.metadata["begin_id"], *row, self.metadata["end_id"]] for row in (ids, ids[:4])
+        ]
         tokens = np.full([2, len(rows[0])], self.metadata["padding_id"], np.int32)
         for target, row in zip(tokens, rows, strict=True):
             target[: len(row)] = row
@@ -137,14 +153,19 @@ class Exported(unittest.TestCase):
             inputs = {
                 "tokens": tokens,
                 "token_count": np.array([len(row) for row in rows], np.int32),
-                "language": np.array([self.metadata["languages"][name] for name in ("ka", "en")], np.int32),
+                "language": np.array(
+                    [self.metadata["languages"][name] for name in ("ka", "en")], np.int32
+                ),
                 "reference": np.tile(reference, [2, 1, 1]),
                 "reference_frames": np.array([frames, 0], np.int32),
             }
-            mel, lengths, _ = network.synthesize(*(tf.constant(value) for value in inputs.values()), OPTIONS)
+            mel, lengths, _ = network.synthesize(
+                *(tf.constant(value) for value in inputs.values()), OPTIONS
+            )
             vocoder = TrainedVocoder(read_vocoder_run(self.vocoder_folder), "/CPU:0")
             waves, griffin_lim_waves = (
-                vocode(way, mel, lengths, (OPTIONS.seed, 0)) for way in (vocoder, GriffinLim(ITERATIONS))
+                vocode(way, mel, lengths, (OPTIONS.seed, 0))
+                for way in (vocoder, GriffinLim(ITERATIONS))
             )
 
         inputs |= {
@@ -158,14 +179,24 @@ class Exported(unittest.TestCase):
         np.savez(self.folder / "inputs.npz", reference_wave=wave, **inputs)
         folders = self.exported, self.exported_vocoder, self.griffin_lim
         child = subprocess.run(
-            [sys.executable, "-I", "-c", CHILD, *folders, self.folder / "inputs.npz", self.folder / "outputs.npz"],
+            [
+                sys.executable,
+                "-I",
+                "-c",
+                CHILD,
+                *folders,
+                self.folder / "inputs.npz",
+                self.folder / "outputs.npz",
+            ],
             cwd=self.folder,
             capture_output=True,
             text=True,
         )
         self.assertEqual(child.returncode, 0, child.stderr)
         outputs = np.load(self.folder / "outputs.npz")
-        vocoded = {f"{name}_{key}" for name in ("vocoder", "griffin_lim") for key in ("wave", "samples")}
+        vocoded = {
+            f"{name}_{key}" for name in ("vocoder", "griffin_lim") for key in ("wave", "samples")
+        }
         voice = {"wave", "samples", "mel", "reference", "reference_frames"}
         self.assertEqual(set(outputs), voice | vocoded | {"vocoder_mel", "vocoder_frames"})
         np.testing.assert_array_equal(outputs["reference_frames"], [frames])
@@ -173,35 +204,61 @@ class Exported(unittest.TestCase):
         np.testing.assert_array_equal(outputs["samples"], lengths.numpy() * HOP_SAMPLES)
         np.testing.assert_allclose(outputs["mel"], mel, atol=1e-4)
         self.assertEqual(outputs["wave"].shape, (2, outputs["samples"].max()))
-        for name, expected in (("", waves), ("vocoder_", waves), ("griffin_lim_", griffin_lim_waves)):
+        for name, expected in (
+            ("", waves),
+            ("vocoder_", waves),
+            ("griffin_lim_", griffin_lim_waves),
+        ):
             np.testing.assert_array_equal(outputs[f"{name}samples"], outputs["samples"])
             for row, wave in zip(outputs[f"{name}wave"], expected, strict=True):
                 np.testing.assert_allclose(row[: len(wave)], wave, atol=1e-4)
                 np.testing.assert_array_equal(row[len(wave) :], 0.0)
                 self.assertGreater(np.abs(wave).max(), 0.0)
         self.assertGreater(np.ptp(outputs["mel"]), 1.0)
-        np.testing.assert_array_equal(outputs["vocoder_mel"][:, : frames - 2], reference[:, : frames - 2])
-        np.testing.assert_array_equal(outputs["vocoder_frames"], [4 * SAMPLE_RATE_HZ // HOP_SAMPLES])
+        np.testing.assert_array_equal(
+            outputs["vocoder_mel"][:, : frames - 2], reference[:, : frames - 2]
+        )
+        np.testing.assert_array_equal(
+            outputs["vocoder_frames"], [4 * SAMPLE_RATE_HZ // HOP_SAMPLES]
+        )
 
     def test_saved_model_names_no_device(self):
         saved = SavedModel.FromString((self.exported / "saved_model.pb").read_bytes())
         (meta,) = saved.meta_graphs
-        # Except the functions that read and write the variables, which TensorFlow binds to the host.
-        functions = [f for f in meta.graph_def.library.function if "_traced_" not in f.signature.name]
+        # Except the functions that read and write the variables, which TensorFlow binds to the
+        # host.
+        functions = [
+            f for f in meta.graph_def.library.function if "_traced_" not in f.signature.name
+        ]
         nodes = [node for f in functions for node in f.node_def]
         self.assertGreater(len(nodes), 1000)
         self.assertEqual([node.name for node in nodes if node.device], [])
 
     def test_metadata_has_the_ids_and_the_default_options(self):
-        self.assertEqual(self.metadata["symbols"], {letter: 3 + i for i, letter in enumerate(LETTERS)})
+        self.assertEqual(
+            self.metadata["symbols"], {letter: 3 + i for i, letter in enumerate(LETTERS)}
+        )
         self.assertEqual(self.metadata["languages"], {"en": 0, "ka": 1})
-        self.assertEqual((self.metadata["padding_id"], self.metadata["begin_id"], self.metadata["end_id"]), (0, 1, 2))
-        self.assertEqual((self.metadata["text_frontend"], self.metadata["sample_rate_hz"]), ("characters", 22_050))
+        self.assertEqual(
+            (self.metadata["padding_id"], self.metadata["begin_id"], self.metadata["end_id"]),
+            (0, 1, 2),
+        )
+        self.assertEqual(
+            (self.metadata["text_frontend"], self.metadata["sample_rate_hz"]),
+            ("characters", 22_050),
+        )
         self.assertEqual(self.metadata["vocoder"], {"run": str(self.vocoder_folder), "step": 0})
         self.assertEqual((self.metadata["task"], self.metadata["step"]), ("tts", 7))
         self.assertEqual(
             self.metadata["defaults"],
-            {"speed": 1.0, "pitch_semitones": 0.0, "energy_db": 0.0, "ode_steps": 6, "guidance": 1.0, "seed": [0, 0]},
+            {
+                "speed": 1.0,
+                "pitch_semitones": 0.0,
+                "energy_db": 0.0,
+                "ode_steps": 6,
+                "guidance": 1.0,
+                "seed": [0, 0],
+            },
         )
 
     def test_metadata_of_a_vocoder_has_its_audio_format(self):
@@ -215,7 +272,9 @@ class Exported(unittest.TestCase):
         stderr = io.StringIO()
         argv = ["--run", str(cls.run_folder), *flags]
         with (
-            mock.patch.object(export.devices, "configure"),  # this process has configured its devices
+            mock.patch.object(
+                export.devices, "configure"
+            ),  # this process has configured its devices
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(stderr),
         ):
@@ -227,15 +286,24 @@ class Exported(unittest.TestCase):
         (averages,) = broken.glob("checkpoints/*/averages.npz")
         os.truncate(averages, 1_000)
         for flags, expected in (
-            (("--out", new, "--vocoder", str(self.run_folder)), "trained with --task tts, and is no vocoder"),
+            (
+                ("--out", new, "--vocoder", str(self.run_folder)),
+                "trained with --task tts, and is no vocoder",
+            ),
             (("--out", new, "--vocoder", vocoder, "--iterations", "9"), "--iterations 9 was given"),
-            (("--out", new, "--run", vocoder, "--vocoder", "griffin-lim"), "is a vocoder itself, not a voice"),
+            (
+                ("--out", new, "--run", vocoder, "--vocoder", "griffin-lim"),
+                "is a vocoder itself, not a voice",
+            ),
             (("--out", new, "--run", vocoder, "--iterations", "9"), "Leave out --iterations"),
             (("--out", new, "--run", str(broken)), "averages.npz cannot be read"),
             (("--out", str(self.exported)), "exists already. Give another folder"),
             (("--out", str(self.folder / "none" / "new")), "there is no folder"),
             (("--out", os.fsdecode(b"caf\xe9")), "has bytes that are not UTF-8"),
-            (("--out", new, "--checkpoint", "step-000008"), "checkpoint 'step-000008' was requested"),
+            (
+                ("--out", new, "--checkpoint", "step-000008"),
+                "checkpoint 'step-000008' was requested",
+            ),
             (("--out", new, "--run", str(self.folder)), "has no checkpoint"),
         ):
             with self.subTest(flags=flags):
@@ -245,10 +313,17 @@ class Exported(unittest.TestCase):
         self.assertFalse(Path(new).exists())
 
     def test_what_a_disk_refuses_to_tensorflow_is_an_error_of_the_disk(self):
-        refused = tf.errors.ResourceExhaustedError(None, None, "variables.data; No space left on device")
-        with mock.patch("tensorflow.saved_model.save", side_effect=refused), self.assertRaises(OSError) as raised:
+        refused = tf.errors.ResourceExhaustedError(
+            None, None, "variables.data; No space left on device"
+        )
+        with (
+            mock.patch("tensorflow.saved_model.save", side_effect=refused),
+            self.assertRaises(OSError) as raised,
+        ):
             export.write_export(export.Export(StubModule(), {}, {}), self.folder / "full")
-        self.assertEqual((raised.exception.errno, raised.exception.filename), (28, str(self.folder)))
+        self.assertEqual(
+            (raised.exception.errno, raised.exception.filename), (28, str(self.folder))
+        )
         self.assertFalse((self.folder / "full").exists())
 
     def test_a_full_disk_leaves_no_files(self):
@@ -261,7 +336,9 @@ class Exported(unittest.TestCase):
 
         with (
             cached_networks("myxtts.synthesis.export"),
-            mock.patch.object(export, "synthesis_module", return_value=StubModule()),  # quick to save
+            mock.patch.object(
+                export, "synthesis_module", return_value=StubModule()
+            ),  # quick to save
             mock.patch.object(export, "write_json", side_effect=full),
         ):
             self.assertEqual(self.program("--out", str(self.folder / "full"))[0], 2)

@@ -48,7 +48,9 @@ from tests.tiny import (
 from tests.two_devices import MODEL
 
 ROOT = Path(__file__).parents[1]
-LETTERS = tuple("abcdefghijklmnop"[: SYMBOLS - 3])  # the symbols of `build_model` without the 3 special ids
+LETTERS = tuple(
+    "abcdefghijklmnop"[: SYMBOLS - 3]
+)  # the symbols of `build_model` without the 3 special ids
 
 
 class ComponentModel(keras.Model):
@@ -69,10 +71,17 @@ class ComponentModel(keras.Model):
 
     def component_layers(self) -> dict[str, list[keras.layers.Layer]]:
         vocabulary = [self.symbol_embedding, self.language_embedding]
-        return {"text_encoder": vocabulary, "decoder": [self.decoder], "prosody": [], "reference_encoder": []}
+        return {
+            "text_encoder": vocabulary,
+            "decoder": [self.decoder],
+            "prosody": [],
+            "reference_encoder": [],
+        }
 
     def call(self, batch, training=False):
-        real = tf.sequence_mask(batch["token_count"], tf.shape(batch["tokens"])[1], tf.float32)[:, :, None]
+        real = tf.sequence_mask(batch["token_count"], tf.shape(batch["tokens"])[1], tf.float32)[
+            :, :, None
+        ]
         text = tf.reduce_sum(self.symbol_embedding(batch["tokens"]) * real, axis=1)
         frame = self.decoder(text + self.language_embedding(batch["language"]))[:, None, :]
         return {"mel": tf.reduce_sum(tf.square(frame - batch["mel"])) / batch["step_frames"]}, {}
@@ -94,7 +103,9 @@ tuned: Finished
 
 
 def setUpModule():
-    """A run `base` of a model with two tables, and a run `tuned` of it on another language with other letters."""
+    """A run `base` of a model with two tables, and a run `tuned` of it on another language with
+    other letters.
+    """
     global workspace, tuned
     models = mock.patch("myxtts.tasks.tts.build_xtts", build_component_model)
     models.start()
@@ -143,13 +154,17 @@ class Started(Runs):
         self.assertEqual((tuned.code, tuned.err), (0, ""))
         base = read_pretrained(self.base, self.workspace.folder)
         self.assertIn(
-            f"start          {self.base} step {base.metadata['step']}: 8 symbols kept, 2 new (ა ბ), "
-            "1 language kept, 1 new (ka)\n",
+            f"start          {self.base} step {base.metadata['step']}: 8 symbols kept, 2 new (ა ბ),"
+            " 1 language kept, 1 new (ka)\n",
             tuned.out,
         )
-        self.assertIn("2 speakers, 13 symbols, languages en ka\n", tuned.out)  # 10 symbols and 3 special ids
+        self.assertIn(
+            "2 speakers, 13 symbols, languages en ka\n", tuned.out
+        )  # 10 symbols and 3 special ids
         metadata = read_metadata(latest(self.workspace.run_dir("tuned") / "checkpoints"))
-        self.assertEqual((metadata["symbols"], metadata["languages"]), ([*"abcdefgh", "ა", "ბ"], ["en", "ka"]))
+        self.assertEqual(
+            (metadata["symbols"], metadata["languages"]), ([*"abcdefgh", "ა", "ბ"], ["en", "ka"])
+        )
         self.assertEqual(metadata["speakers"], ["s0", "s1"])
         self.assertEqual(
             metadata["ancestor"],
@@ -179,10 +194,19 @@ class Started(Runs):
     def test_inherits_model_size_and_text_front_end_by_default(self):
         named = ("--text-frontend", "characters", "--model-size", "tiny")
         argv = [word for word in self.workspace.argv("plain") if word not in named]
-        argv += ["--train-data", str(self.corpus), "--init-from", str(self.base), "--max-steps", "2"]
+        argv += [
+            "--train-data",
+            str(self.corpus),
+            "--init-from",
+            str(self.base),
+            "--max-steps",
+            "2",
+        ]
         self.assertEqual(self.workspace.main(*argv).code, 0)
         settings = load(self.workspace.run_dir("plain") / "config.yaml")
-        self.assertEqual((settings.model.model_size, settings.data.text_frontend), ("tiny", "characters"))
+        self.assertEqual(
+            (settings.model.model_size, settings.data.text_frontend), ("tiny", "characters")
+        )
         again = self.workspace.main(*argv, "--resume")
         self.assertIn("nothing to do", again.out)
 
@@ -195,12 +219,16 @@ class Started(Runs):
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         self.assertNotIn("have changed: rebuilding", resumed.out)
         left, right = (
-            dict(arrays_of(latest(self.workspace.run_dir(name) / "checkpoints"))) for name in ("tuned", "broken")
+            dict(arrays_of(latest(self.workspace.run_dir(name) / "checkpoints")))
+            for name in ("tuned", "broken")
         )
         self.assertEqual(left.keys(), right.keys())
         for name, array in left.items():
             self.assertEqual(array.tobytes(), right[name].tobytes(), name)
-        metadata = [read_metadata(latest(self.workspace.run_dir(name) / "checkpoints")) for name in ("tuned", "broken")]
+        metadata = [
+            read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))
+            for name in ("tuned", "broken")
+        ]
         self.assertEqual(metadata[0]["ancestor"], metadata[1]["ancestor"])
 
     def test_a_fine_tuned_run_can_be_fine_tuned_again(self):
@@ -210,15 +238,28 @@ class Started(Runs):
 
 class Frozen(Runs):
     def test_frozen_components_keep_every_bit_and_have_no_moments(self):
-        flags = ("--freeze", "decoder", "--weight-decay", "0.5", "--gradient-accumulation", "2", "--batch-size", "2")
+        flags = (
+            "--freeze",
+            "decoder",
+            "--weight-decay",
+            "0.5",
+            "--gradient-accumulation",
+            "2",
+            "--batch-size",
+            "2",
+        )
         self.assertEqual(tune("frozen", *flags).code, 0)
         arrays = dict(arrays_of(latest(self.workspace.run_dir("frozen") / "checkpoints")))
         start = read_pretrained(self.base, self.workspace.folder).weights
         for name, array in start.items():
             for group in ("model", "averages"):
                 weights = arrays[f"{group}/{name}"][: len(array)]
-                unused = "language" in name  # the new corpus has no English, and embeddings do not decay
-                self.assertEqual((weights == array).all(), "decoder" in name or unused, f"{group} {name}")
+                unused = (
+                    "language" in name
+                )  # the new corpus has no English, and embeddings do not decay
+                self.assertEqual(
+                    (weights == array).all(), "decoder" in name or unused, f"{group} {name}"
+                )
         moments = [name for name in arrays if name.startswith("optimizer/") and "momentum" in name]
         self.assertEqual(len(moments), 2)  # of the two embeddings
         self.assertFalse(any("decoder" in name for name in moments))
@@ -227,20 +268,27 @@ class Frozen(Runs):
         self.assertEqual(tune("order", "--freeze", "decoder", "prosody").code, 0)
         resumed = tune("order", "--freeze", "prosody", "decoder", "--resume")
         self.assertEqual((resumed.code, resumed.err), (0, ""))
-        self.assertIn("training.freeze is ", self.rejection("order", "--freeze", "prosody", "--resume"))
+        self.assertIn(
+            "training.freeze is ", self.rejection("order", "--freeze", "prosody", "--resume")
+        )
         self.assertIn("training.freeze is nothing", self.rejection("order", "--resume"))
 
     def test_freezing_needs_a_pretrained_run_and_a_trainable_component(self):
         self.assertIn("would stay random", self.workspace.train("none", "--freeze", "decoder").err)
-        self.assertIn("nothing is left to train", self.rejection("all", "--freeze", *TASKS["tts"].components))
         self.assertIn(
-            "reference_encoder, text_encoder, prosody, decoder", self.rejection("other", "--freeze", "output")
+            "nothing is left to train", self.rejection("all", "--freeze", *TASKS["tts"].components)
+        )
+        self.assertIn(
+            "reference_encoder, text_encoder, prosody, decoder",
+            self.rejection("other", "--freeze", "output"),
         )
         self.assertIn("decoder", self.rejection("typing", "--freeze", "decodr"))
 
     def test_a_frozen_text_encoder_rejects_new_symbols(self):
         self.assertIn("does not have (ა ბ)", self.rejection("text", "--freeze", "text_encoder"))
-        known = self.workspace.train("known", "--init-from", str(self.base), "--freeze", "text_encoder")
+        known = self.workspace.train(
+            "known", "--init-from", str(self.base), "--freeze", "text_encoder"
+        )
         self.assertEqual((known.code, known.err), (0, ""))
 
 
@@ -265,10 +313,14 @@ class MissingRunTest(unittest.TestCase):
             ("voice_a", f"there is no such folder. Did you mean runs/voice_a? {runs}"),
             ("other/y", "there is no such folder. Runs in other: x."),
             ("other", f"it is not the folder of a run. {runs}"),
-            ("other/x/checkpoints/step-9", "it is a path inside the run other/x, which has step-000007. Give other/x."),
+            (
+                "other/x/checkpoints/step-9",
+                "it is a path inside the run other/x, which has step-000007. Give other/x.",
+            ),
             (
                 "weights.pt",
-                "it is a file. Give the folder of a run of MyXTTS; weights of other programs cannot be read.",
+                "it is a file. Give the folder of a run of MyXTTS; weights of other programs"
+                " cannot be read.",
             ),
             (
                 "runs/begun",
@@ -288,10 +340,10 @@ class MissingRunTest(unittest.TestCase):
         corpus = load(Path("configs/voices.yaml")).data.train_data
         self.assertEqual(
             str(caught.exception),
-            "runs/voices has no checkpoint: there is no such folder. These commands train it:\n"
-            f"  python utilities/make_demo_corpus.py --out {Path(corpus).parent} --utterances 1200 --languages en ka "
-            "fa --speakers 8\n"
-            "  python train_main.py --config configs/voices.yaml",
+            "runs/voices has no checkpoint: there is no such folder. These commands train it:\n "
+            f" python utilities/make_demo_corpus.py --out {Path(corpus).parent} --utterances 1200"
+            " --languages en ka fa --speakers 8\n  python train_main.py --config"
+            " configs/voices.yaml",
         )
         Path(corpus).parent.mkdir(parents=True)
         Path(corpus).touch()
@@ -300,7 +352,9 @@ class MissingRunTest(unittest.TestCase):
 
 class Rejected(Runs):
     def test_a_missing_run_or_one_without_a_checkpoint_is_rejected(self):
-        self.assertIn("has no checkpoint", self.rejection("a", base=self.workspace.folder / "nowhere"))
+        self.assertIn(
+            "has no checkpoint", self.rejection("a", base=self.workspace.folder / "nowhere")
+        )
         self.assertIn("has no checkpoint", self.rejection("a", base=self.corpus))
         self.assertFalse(self.workspace.run_dir("a").exists())
 
@@ -348,7 +402,10 @@ class Rejected(Runs):
         self.assertIn("Leave model_size out, or start another run with --run.", message)
 
     def test_another_pretrained_run_at_resume_is_rejected(self):
-        self.assertIn("training.init_from is ", self.rejection("tuned", "--resume", base=self.workspace.folder))
+        self.assertIn(
+            "training.init_from is ",
+            self.rejection("tuned", "--resume", base=self.workspace.folder),
+        )
 
 
 class Rows(unittest.TestCase):
@@ -374,24 +431,41 @@ class Network(unittest.TestCase):
 
     def pretrained_of(self, model, symbols, languages) -> Pretrained:
         random = np.random.default_rng(0)
-        weights = {v.path: random.normal(size=v.shape).astype(np.float32) for v in model.trainable_variables}
-        metadata = {"symbols": list(symbols), "speakers": [], "languages": list(languages), "step": 1}
-        return Pretrained(Path("runs/base"), Path("runs/base/checkpoints/step-000001"), metadata, weights)
+        weights = {
+            v.path: random.normal(size=v.shape).astype(np.float32)
+            for v in model.trainable_variables
+        }
+        metadata = {
+            "symbols": list(symbols),
+            "speakers": [],
+            "languages": list(languages),
+            "step": 1,
+        }
+        return Pretrained(
+            Path("runs/base"), Path("runs/base/checkpoints/step-000001"), metadata, weights
+        )
 
     def test_components_match_the_choices_of_the_setting(self):
         self.assertEqual(set(self.model.component_layers()), set(TASKS["tts"].components))
-        self.assertEqual({name for task in TASKS.values() for name in task.components}, set(SETTINGS["freeze"].choices))
+        self.assertEqual(
+            {name for task in TASKS.values() for name in task.components},
+            set(SETTINGS["freeze"].choices),
+        )
 
     def test_loads_all_weights_and_matches_rows_by_name(self):
         model = self.model
         base = self.pretrained_of(model, LETTERS, ["ka", "en"])
-        new = vocabulary([*LETTERS[::-1][:-1], "z"], ["en", "fa"])  # `a` is missing, all others have moved
+        new = vocabulary(
+            [*LETTERS[::-1][:-1], "z"], ["en", "fa"]
+        )  # `a` is missing, all others have moved
         symbols, languages = model.symbol_embedding.embeddings, model.language_embedding.embeddings
         fresh = symbols.numpy()
         load_pretrained(base, model, new)
         for variable in model.trainable_variables:
             if variable is not symbols and variable is not languages:
-                np.testing.assert_array_equal(variable.numpy(), base.weights[variable.path], err_msg=variable.path)
+                np.testing.assert_array_equal(
+                    variable.numpy(), base.weights[variable.path], err_msg=variable.path
+                )
         old_rows, rows = base.weights[symbols.path], symbols.numpy()
         np.testing.assert_array_equal(rows[:3], old_rows[:3])
         np.testing.assert_array_equal(rows[3:12], old_rows[:3:-1])
@@ -411,7 +485,13 @@ class Network(unittest.TestCase):
                 CheckpointError,
                 "has shape None",
             ),
-            (self.pretrained_of(model, LETTERS[1:], ["en", "ka"]), LETTERS, (), CheckpointError, "symbol_embedding"),
+            (
+                self.pretrained_of(model, LETTERS[1:], ["en", "ka"]),
+                LETTERS,
+                (),
+                CheckpointError,
+                "symbol_embedding",
+            ),
             (good, (*LETTERS[1:], "z"), ("text_encoder",), ConfigError, r"does not have \(z\)"),
         ):
             with self.assertRaisesRegex(error, expected):
@@ -425,8 +505,15 @@ class Network(unittest.TestCase):
         replicas = replicas_on(MODEL)
         with replicas.scope():
             # Without weight decay, which moves weights that have no gradient.
-            state = TrainingState(model, make_optimizers(model, 0.0, "float32"), True, replicas, frozen)
-        frozen_paths = {v.path for name in frozen for layer in model.component_layers()[name] for v in layer.variables}
+            state = TrainingState(
+                model, make_optimizers(model, 0.0, "float32"), True, replicas, frozen
+            )
+        frozen_paths = {
+            v.path
+            for name in frozen
+            for layer in model.component_layers()[name]
+            for v in layer.variables
+        }
         random = np.random.default_rng(0)
         for variable in model.trainable_variables:  # zero-initialised layers block the gradient
             variable.assign_add(random.normal(0.0, 0.05, variable.shape))
@@ -434,7 +521,13 @@ class Network(unittest.TestCase):
         step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False)
         with mock.patch("keras.remat", wraps=keras.remat) as recomputed:
             for number in (1, 2):
-                take_step(step, [[on_device(features([(5, 13), (8, 24), (6, 20), (4, 9)]))]], number, 1e-2, 0.9)
+                take_step(
+                    step,
+                    [[on_device(features([(5, 13), (8, 24), (6, 20), (4, 9)]))]],
+                    number,
+                    1e-2,
+                    0.9,
+                )
         self.assertTrue(recomputed.called)
         for variable in model.trainable_variables:
             same = (variable.numpy() == before[variable.path]).all()

@@ -5,7 +5,14 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.flow import MIN_NOISE, euler_solve, interpolate_path, sample_noise, sample_times, wiener_estimate
+from myxtts.models.flow import (
+    MIN_NOISE,
+    euler_solve,
+    interpolate_path,
+    sample_noise,
+    sample_times,
+    wiener_estimate,
+)
 from tests.two_devices import MODEL
 
 
@@ -23,7 +30,9 @@ class Flow(unittest.TestCase):
     def test_the_estimate_is_the_prior_at_time_0_and_the_data_at_time_1(self):
         random = np.random.default_rng(0)
         x, prior_mean = random.normal(size=(2, 2, 5, 4)).astype(np.float32)
-        estimate, unit, innovation = wiener_estimate(x, tf.constant([0.0, 1.0]), prior_mean, tf.constant([0.5, 0.5]))
+        estimate, unit, innovation = wiener_estimate(
+            x, tf.constant([0.0, 1.0]), prior_mean, tf.constant([0.5, 0.5])
+        )
         np.testing.assert_allclose(estimate[0], prior_mean[0], atol=1e-6)
         np.testing.assert_allclose(innovation[0], x[0], atol=1e-6)
         np.testing.assert_allclose(estimate[1], x[1], atol=1e-3)
@@ -37,16 +46,22 @@ class Flow(unittest.TestCase):
             with self.subTest(time=time):
                 times = tf.constant([time])
                 x = interpolate_path(tf.constant(noise), tf.constant(data), times)
-                estimate, unit, innovation = wiener_estimate(x, times, tf.fill([1, 1, 1], mean), tf.constant([std]))
+                estimate, unit, innovation = wiener_estimate(
+                    x, times, tf.fill([1, 1, 1], mean), tf.constant([std])
+                )
                 error = (estimate - data).numpy().ravel()
                 self.assertAlmostEqual(float(np.std(error) / np.squeeze(unit)), 1.0, delta=0.01)
                 self.assertAlmostEqual(float(np.std(innovation)), 1.0, delta=0.01)
-                self.assertAlmostEqual(float(np.corrcoef(error, np.ravel(innovation))[0, 1]), 0.0, delta=0.01)
+                self.assertAlmostEqual(
+                    float(np.corrcoef(error, np.ravel(innovation))[0, 1]), 0.0, delta=0.01
+                )
 
     def test_integrating_the_closed_form_estimate_gives_normal_data(self):
         noise = sample_noise(tf.constant([3, 3]), [1, 20_000, 1])
         mean, std = tf.fill([1, 20_000, 1], 2.0), tf.constant([0.3])
-        data = euler_solve(lambda x, time: wiener_estimate(x, time, mean, std)[0], noise, tf.constant(200)).numpy()
+        data = euler_solve(
+            lambda x, time: wiener_estimate(x, time, mean, std)[0], noise, tf.constant(200)
+        ).numpy()
         self.assertAlmostEqual(float(data.mean()), 2.0, delta=0.01)
         self.assertAlmostEqual(float(data.std()), 0.3, delta=0.01)
 
@@ -66,7 +81,9 @@ class Flow(unittest.TestCase):
             np.testing.assert_allclose(result, data, atol=1e-5)
 
     def test_integration_turns_noise_into_the_distribution_of_the_data(self):
-        """Data is -1 with probability 1/4 or 3 with 3/4, so E[data | x_t] is known by Bayes' theorem."""
+        """Data is -1 with probability 1/4 or 3 with 3/4, so E[data | x_t] is known by Bayes'
+        theorem.
+        """
 
         def estimate(x, time):
             noise_left = tf.maximum(1.0 - time[0], 1e-3)
@@ -84,7 +101,9 @@ class Flow(unittest.TestCase):
         np.testing.assert_allclose(one_step, 2.0, atol=1e-4)  # the mean of the data
 
     def test_noise_of_a_short_utterance_is_a_prefix_of_that_of_a_longer_one(self):
-        short, long = (sample_noise(tf.constant([5, 6]), [length, 80]).numpy() for length in (9, 23))
+        short, long = (
+            sample_noise(tf.constant([5, 6]), [length, 80]).numpy() for length in (9, 23)
+        )
         np.testing.assert_array_equal(short, long[:9])
 
 

@@ -1,4 +1,6 @@
-"""A full disk ends no run for the sake of metrics, samples and logs, and is never taken for full memory."""
+"""A full disk ends no run for the sake of metrics, samples and logs, and is never taken for full
+memory.
+"""
 
 import contextlib
 import errno
@@ -28,7 +30,9 @@ FULL = Path("/dev/full")  # each write to it fails with ENOSPC
 
 def full_events(*_):
     """Fail as TensorFlow does where an event file is on a full disk."""
-    raise tf.errors.ResourceExhaustedError(None, None, "/runs/a/events.v2; No space left on device\n\tFailed to flush")
+    raise tf.errors.ResourceExhaustedError(
+        None, None, "/runs/a/events.v2; No space left on device\n\tFailed to flush"
+    )
 
 
 class FullDiskTest(unittest.TestCase):
@@ -37,7 +41,9 @@ class FullDiskTest(unittest.TestCase):
 
     @contextlib.contextmanager
     def reporter(self):
-        with mock.patch("myxtts.observe.metrics.open", lambda *_, **__: open(FULL, "a"), create=True):
+        with mock.patch(
+            "myxtts.observe.metrics.open", lambda *_, **__: open(FULL, "a"), create=True
+        ):
             reporter = Reporter(self.folder / "metrics.jsonl", self.folder / "tensorboard", 0, 10)
         with reporter:
             yield reporter
@@ -52,8 +58,8 @@ class FullDiskTest(unittest.TestCase):
         self.assertEqual(
             [line.partition(":myxtts.files:")[2] for line in logs.output],
             [
-                f"{what} cannot be written: {self.folder / file}: No space left on device. Free some disk space; the "
-                "run goes on."
+                f"{what} cannot be written: {self.folder / file}: No space left on device. Free"
+                " some disk space; the run goes on."
                 for what, file in (
                     ("the metrics of step 3", "metrics.jsonl"),
                     ("the scalars of step 3", "tensorboard"),
@@ -63,7 +69,9 @@ class FullDiskTest(unittest.TestCase):
         )
 
     def test_a_worker_without_room_for_its_metrics_trains_on(self):
-        with mock.patch("myxtts.observe.metrics.open", lambda *_, **__: open(FULL, "a"), create=True):
+        with mock.patch(
+            "myxtts.observe.metrics.open", lambda *_, **__: open(FULL, "a"), create=True
+        ):
             record = RecordMetrics(self.folder / "metrics-1.jsonl", 0)
         with self.assertLogs("myxtts.files", "ERROR") as logs, record:
             record(SimpleNamespace(step=3, metrics={"loss": 1.0}))
@@ -78,14 +86,19 @@ class FullDiskTest(unittest.TestCase):
             TensorBoard(self.folder).scalars(3, {"loss": 1.0})
 
     def test_a_folder_of_scalars_that_the_disk_refuses_is_named(self):
-        for kind, number in ((tf.errors.UnknownError, errno.EIO), (tf.errors.PermissionDeniedError, errno.EACCES)):
+        for kind, number in (
+            (tf.errors.UnknownError, errno.EIO),
+            (tf.errors.PermissionDeniedError, errno.EACCES),
+        ):
             refused = kind(None, None, f"/runs/a/events.v2; {os.strerror(number)}")
             with (
                 mock.patch("tensorflow.summary.experimental.write_raw_pb", side_effect=refused),
                 self.assertRaises(OSError) as raised,
             ):
                 TensorBoard(self.folder).scalars(3, {"loss": 1.0})
-            self.assertEqual((raised.exception.errno, raised.exception.filename), (number, str(self.folder)))
+            self.assertEqual(
+                (raised.exception.errno, raised.exception.filename), (number, str(self.folder))
+            )
 
     def test_only_a_full_disk_lets_a_run_go_on(self):
         with self.assertRaises(PermissionError), going_on_if_full("the samples"):
@@ -94,7 +107,9 @@ class FullDiskTest(unittest.TestCase):
     def test_a_sound_on_a_full_disk_is_an_error_that_names_the_file(self):
         with self.assertRaises(OSError) as raised:
             write_wav(FULL, np.zeros(10_000, np.float32))
-        self.assertEqual((raised.exception.errno, raised.exception.filename), (errno.ENOSPC, str(FULL)))
+        self.assertEqual(
+            (raised.exception.errno, raised.exception.filename), (errno.ENOSPC, str(FULL))
+        )
 
     def test_a_sound_has_the_bytes_that_soundfile_writes(self):
         wave, expected = np.sin(np.arange(999, dtype=np.float32)), self.folder / "expected.wav"

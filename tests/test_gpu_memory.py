@@ -92,7 +92,8 @@ class ReadMemoryTest(unittest.TestCase):
         for order in (["a", "b"], ["b", "a"], ["b"], ["c", "b"]):
             names = {"a": "NVIDIA L4", "b": "NVIDIA H100", "c": "NVIDIA A100 MIG 1g.5gb"}
             self.assertEqual(
-                with_driver(order, driver_indices, *range(len(order))), ["abc".index(uuid) for uuid in order]
+                with_driver(order, driver_indices, *range(len(order))),
+                ["abc".index(uuid) for uuid in order],
             )
             memory = read(order, *range(len(order)))
             self.assertEqual([memory[gpu].name for gpu in memory], [names[uuid] for uuid in order])
@@ -104,8 +105,14 @@ class ReadMemoryTest(unittest.TestCase):
             self.assertEqual(read(["a"], 0)[0].processes, ((8, None),))
 
     def test_without_a_driver_or_its_package_there_is_a_reason(self):
-        for module, reason in ((None, "pip install nvidia-ml-py"), (FakeNvml(), "Driver Not Loaded")):
-            with mock.patch.dict(sys.modules, pynvml=module), self.assertRaisesRegex(DriverUnavailable, reason):
+        for module, reason in (
+            (None, "pip install nvidia-ml-py"),
+            (FakeNvml(), "Driver Not Loaded"),
+        ):
+            with (
+                mock.patch.dict(sys.modules, pynvml=module),
+                self.assertRaisesRegex(DriverUnavailable, reason),
+            ):
                 read_memory([0])
         with self.assertRaisesRegex(DriverUnavailable, "not GPU 1"):
             read(["a"], 0, 1)
@@ -121,14 +128,22 @@ class GpuSamplerTest(unittest.TestCase):
     def test_usage_is_read_of_each_gpu(self):
         sampler = with_driver(["b", "a"], GpuSampler, 0, 1)
         sampler._take_samples()
-        self.assertEqual({gpu: usage.memory_mib for gpu, usage in sampler.usage.items()}, {0: [559.0], 1: [534.0]})
+        self.assertEqual(
+            {gpu: usage.memory_mib for gpu, usage in sampler.usage.items()},
+            {0: [559.0], 1: [534.0]},
+        )
         self.assertEqual([usage.utilisation for usage in sampler.usage.values()], [[0.4], [0.4]])
 
     def test_a_gpu_that_is_lost_while_it_is_sampled_has_a_reason_instead_of_usage(self):
         sampler = with_driver(["a"], GpuSampler, 0)
         rates = FakeNvml.nvmlDeviceGetUtilizationRates
-        answers = [lambda: rates(None, "a"), mock.Mock(side_effect=FakeNvml.NVMLError("GPU is lost"))]
-        with mock.patch.object(FakeNvml, "nvmlDeviceGetUtilizationRates", lambda *_: answers.pop(0)()):
+        answers = [
+            lambda: rates(None, "a"),
+            mock.Mock(side_effect=FakeNvml.NVMLError("GPU is lost")),
+        ]
+        with mock.patch.object(
+            FakeNvml, "nvmlDeviceGetUtilizationRates", lambda *_: answers.pop(0)()
+        ):
             sampler._sample(mock.Mock(wait=lambda _: False))
             with sampler.sampling():  # again, for which there is no answer
                 pass
@@ -153,10 +168,15 @@ class LimitsTest(unittest.TestCase):
 
     def test_limits_belong_to_physical_gpus(self):
         split = PlacementConfig(**SPLIT, data_gpu_memory=1000, model_gpu_memory=2000)
-        apart = PlacementConfig(data_gpu=1, model_gpu=0, data_gpu_memory=1000, model_gpu_memory=2000)
+        apart = PlacementConfig(
+            data_gpu=1, model_gpu=0, data_gpu_memory=1000, model_gpu_memory=2000
+        )
         self.assertEqual(limits_of(plan_routes(split, 1)), {0: [1000, 2000]})
         self.assertEqual(limits_of(plan_routes(apart, 2)), {0: [2000], 1: [1000]})
-        for none in (PlacementConfig(), PlacementConfig(simulate_gpus=2, **SPLIT, data_gpu_memory=1000)):
+        for none in (
+            PlacementConfig(),
+            PlacementConfig(simulate_gpus=2, **SPLIT, data_gpu_memory=1000),
+        ):
             self.assertEqual(limits_of(plan_routes(none, 1)), {})
 
     def test_both_parts_and_the_reserve_must_fit_into_what_is_free(self):
@@ -164,25 +184,41 @@ class LimitsTest(unittest.TestCase):
         self.check(RTX_4090, **SPLIT, data_gpu_memory=4096, model_gpu_memory=largest - 4096)
         self.assertEqual(
             self.message(RTX_4090, **SPLIT, data_gpu_memory=4096, model_gpu_memory=largest - 4095),
-            "memory limits of 4096 and 18405 MiB were requested on GPU 0, which take 4,096 + 18,405 + 1,600 = 24,101 "
-            "MiB with what CUDA and its libraries need, but NVIDIA GeForce RTX 4090 has 24,564 MiB, of which 24,100 "
-            "MiB are free. Give at most 22500 MiB in all with --data-gpu-memory and --model-gpu-memory, or leave out "
-            "the limits and --enable-memory-isolation, so that memory grows as needed.",
+            "memory limits of 4096 and 18405 MiB were requested on GPU 0, which take 4,096 + 18,405"
+            " + 1,600 = 24,101 MiB with what CUDA and its libraries need, but NVIDIA GeForce RTX"
+            " 4090 has 24,564 MiB, of which 24,100 MiB are free. Give at most 22500 MiB in all with"
+            " --data-gpu-memory and --model-gpu-memory, or leave out the limits and"
+            " --enable-memory-isolation, so that memory grows as needed.",
         )
 
     def test_a_single_limit_and_the_default_limits_must_fit(self):
         message = self.message(RTX_4090, model_gpus=(0,), model_gpu_memory=24_000)
-        self.assertIn("limits of 24000 MiB were requested on GPU 0, which take 24,000 + 1,536 = 25,536 MiB", message)
-        self.assertIn("8192 and 16384 MiB", self.message(RTX_4090, **SPLIT, enable_memory_isolation=True))
+        self.assertIn(
+            "limits of 24000 MiB were requested on GPU 0, which take 24,000 + 1,536 = 25,536 MiB",
+            message,
+        )
+        self.assertIn(
+            "8192 and 16384 MiB", self.message(RTX_4090, **SPLIT, enable_memory_isolation=True)
+        )
         self.check(RTX_4090, gpus=2, data_gpu=0, model_gpu=1, enable_memory_isolation=True)
 
     def test_processes_that_hold_memory_are_named(self):
         held = GpuMemory("NVIDIA L4", 23_034, 3_000, 8, ((7, 400), (8, None)))
         message = self.message(held, **SPLIT, data_gpu_memory=1000, model_gpu_memory=2000)
-        self.assertIn("3,000 MiB are free; processes that hold memory: 7 (400 MiB), 8 (unknown). Give at most", message)
-        self.assertIn(" MiB in all with --data-gpu-memory and --model-gpu-memory, end these processes, or ", message)
+        self.assertIn(
+            "3,000 MiB are free; processes that hold memory: 7 (400 MiB), 8 (unknown). Give at"
+            " most",
+            message,
+        )
+        self.assertIn(
+            " MiB in all with --data-gpu-memory and --model-gpu-memory, end these processes, or ",
+            message,
+        )
         full = GpuMemory("NVIDIA L4", 23_034, 1_000, 8, ((7, 22_000),))
-        self.assertIn("End these processes, or use another GPU.", self.message(full, **SPLIT, data_gpu_memory=256))
+        self.assertIn(
+            "End these processes, or use another GPU.",
+            self.message(full, **SPLIT, data_gpu_memory=256),
+        )
 
     def test_the_reserve_is_that_of_tensorflow(self):
         for capability, total_mib, expected in (
@@ -193,7 +229,9 @@ class LimitsTest(unittest.TestCase):
             (9, 80_000, 1800),
             (12, 32_000, 1800),
         ):
-            self.assertEqual(GpuMemory("", total_mib, total_mib, capability).reserve_mib(1), expected)
+            self.assertEqual(
+                GpuMemory("", total_mib, total_mib, capability).reserve_mib(1), expected
+            )
 
 
 if __name__ == "__main__":

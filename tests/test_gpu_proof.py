@@ -1,4 +1,6 @@
-"""The proof for machines with GPUs: all sections on two simulated GPUs, and sections that fail, hang or are killed."""
+"""The proof for machines with GPUs: all sections on two simulated GPUs, and sections that fail,
+hang or are killed.
+"""
 
 import contextlib
 import dataclasses
@@ -36,28 +38,40 @@ from tests.long import LONG, long
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = {
-    "proof_good": """
+    "proof_good": (
+        """
         return SectionResult("Good", ["a line"], [Figure("1 + 1", "2", "2", "met")], {"infinite": float("inf")})
-    """,
-    "proof_unmet": """
+    """
+    ),
+    "proof_unmet": (
+        """
         return SectionResult("Unmet", [], [Figure("1 + 1", "3", "2", "not met")])
-    """,
-    "proof_raising": """
+    """
+    ),
+    "proof_raising": (
+        """
         scope.record(SectionResult("Raising", ["before the error"], [Figure("a", "1", "1", "met")]))
         raise ValueError("the cable is loose\\nand more")
-    """,
-    "proof_hanging": """
+    """
+    ),
+    "proof_hanging": (
+        """
         scope.record(SectionResult("Hanging", ["before the hang"]))
         subprocess.Popen(["sleep", "1000"])
         time.sleep(1000)
-    """,
-    "proof_killed": """
+    """
+    ),
+    "proof_killed": (
+        """
         print("the last words", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    """,
-    "proof_silent": """
+    """
+    ),
+    "proof_silent": (
+        """
         os._exit(0)
-    """,
+    """
+    ),
 }
 
 
@@ -71,19 +85,31 @@ class SectionsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.modules = temporary_folder(cls.addClassCleanup)
-        header = "import os, signal, subprocess, time\nfrom benchmarks.proof.section import Figure, SectionResult\n\n"
+        header = (
+            "import os, signal, subprocess, time\nfrom benchmarks.proof.section import Figure,"
+            " SectionResult\n\n"
+        )
         for name, body in SECTIONS.items():
             lines = [line[4:] for line in body.strip("\n").splitlines()]
-            (cls.modules / f"{name}.py").write_text(f"{header}def run(scope):\n" + "\n".join(lines) + "\n", "utf-8")
+            (cls.modules / f"{name}.py").write_text(
+                f"{header}def run(scope):\n" + "\n".join(lines) + "\n", "utf-8"
+            )
         entered(cls.addClassCleanup, mock.patch.dict(os.environ, PYTHONPATH=str(cls.modules)))
 
     def setUp(self):
         self.out = temporary_folder(self.addCleanup)
 
-    def run_sections(self, *sections: Section, end_s: float | None = None, **settings) -> list[dict]:
-        run = Run(**{"gpus": 2, "simulated": True, "small": True, "out": self.out, "corpus": self.out} | settings)
+    def run_sections(
+        self, *sections: Section, end_s: float | None = None, **settings
+    ) -> list[dict]:
+        run = Run(
+            **{"gpus": 2, "simulated": True, "small": True, "out": self.out, "corpus": self.out}
+            | settings
+        )
         with contextlib.redirect_stdout(io.StringIO()):
-            return run_sections(run, sections, time.monotonic() + 3600.0 if end_s is None else end_s)
+            return run_sections(
+                run, sections, time.monotonic() + 3600.0 if end_s is None else end_s
+            )
 
     def page(self) -> str:
         return (self.out / "proof.md").read_text(encoding="utf-8")
@@ -101,16 +127,22 @@ class SectionsTest(unittest.TestCase):
 
     def test_sections_that_fail_leave_the_others_alone(self):
         names = ["proof_raising", "proof_killed", "proof_silent", "proof_good"]
-        outcomes = self.run_sections(*(planned(name, number) for number, name in enumerate(names, 1)))
+        outcomes = self.run_sections(
+            *(planned(name, number) for number, name in enumerate(names, 1))
+        )
         raised, killed, silent, _ = outcomes
-        self.assertEqual([outcome["status"] for outcome in outcomes], ["failed", "killed", "failed", "complete"])
+        self.assertEqual(
+            [outcome["status"] for outcome in outcomes], ["failed", "killed", "failed", "complete"]
+        )
         self.assertEqual(raised["error"], "ValueError: the cable is loose")
         self.assertEqual(raised["lines"], ["before the error"])
         self.assertIn("was killed by SIGKILL", killed["error"])
         self.assertIn("the last words", killed["error"])
         self.assertEqual(silent["error"], "the process ended without a result")
         self.assertEqual([failed(outcome) for outcome in outcomes], [True, True, True, False])
-        self.assertIn("ValueError: the cable is loose", (self.out / "section-1" / "log.txt").read_text())
+        self.assertIn(
+            "ValueError: the cable is loose", (self.out / "section-1" / "log.txt").read_text()
+        )
         self.assertEqual(self.page().count("runs to its end"), 3)
 
     def test_a_section_ends_at_its_limit_with_what_it_found(self):
@@ -142,14 +174,19 @@ class SectionsTest(unittest.TestCase):
     def test_ctrl_c_keeps_what_was_found(self):
         program = (
             "import signal, sys; from pathlib import Path; from benchmarks import gpu_proof\n"
-            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job of a shell ignores it
-            "from benchmarks.proof.section import Section; from myxtts.commands.console import report_errors\n"
+            # a background job of a shell ignores it
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "from benchmarks.proof.section import Section; from myxtts.commands.console import"
+            " report_errors\n"
             "gpu_proof.SECTIONS = (Section(1, 'proof_hanging', 'hanging', 1.0),)\n"
             "gpu_proof.make_demo_corpus = lambda *arguments, **settings: True\n"
-            "sys.exit(report_errors(lambda: gpu_proof.main(['--out', sys.argv[1], '--simulate-gpus', '2'])))\n"
+            "sys.exit(report_errors(lambda: gpu_proof.main(['--out', sys.argv[1],"
+            " '--simulate-gpus', '2'])))\n"
         )
         environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(self.modules)])}
-        process = subprocess.Popen([sys.executable, "-c", program, str(self.out)], env=environ, cwd=self.out)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(self.out)], env=environ, cwd=self.out
+        )
         self.addCleanup(process.kill)
         result = self.out / "section-1" / "result.json"
         while not result.exists() and process.poll() is None:
@@ -171,7 +208,12 @@ class CommandLineTest(unittest.TestCase):
         return code, errors.getvalue()
 
     def test_wrong_use_returns_2(self):
-        for flags in (["--sections", "9"], ["--minutes", "0"], ["--simulate-gpus", "-1"], ["--unknown"]):
+        for flags in (
+            ["--sections", "9"],
+            ["--minutes", "0"],
+            ["--simulate-gpus", "-1"],
+            ["--unknown"],
+        ):
             with self.subTest(flags=flags):
                 self.assertEqual(self.run_program(*flags)[0], 2)
 
@@ -191,16 +233,29 @@ class CommandLineTest(unittest.TestCase):
 
 
 class SimulatedTest(unittest.TestCase):
-    """The program on two simulated GPUs, in one process of its own; `make test-long` runs it whole."""
+    """The program on two simulated GPUs, in one process of its own; `make test-long` runs
+    it whole.
+    """
 
     # 4, 6 and 7 train whole runs, and take half of the time.
-    SECTIONS = tuple(section for section in gpu_proof.SECTIONS if LONG or section.number in (1, 2, 3, 5))
+    SECTIONS = tuple(
+        section for section in gpu_proof.SECTIONS if LONG or section.number in (1, 2, 3, 5)
+    )
 
     @classmethod
     def setUpClass(cls):
         folder = temporary_folder(cls.addClassCleanup)
         cls.out = folder / "proof"
-        flags = ["--simulate-gpus", "2", "--small", "--in-process", "--minutes", "60", "--out", str(cls.out)]
+        flags = [
+            "--simulate-gpus",
+            "2",
+            "--small",
+            "--in-process",
+            "--minutes",
+            "60",
+            "--out",
+            str(cls.out),
+        ]
         flags += ["--sections", *(str(section.number) for section in cls.SECTIONS)]
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         cls.finished = subprocess.run(
@@ -211,13 +266,24 @@ class SimulatedTest(unittest.TestCase):
             text=True,
         )
         files = [cls.out / f"section-{section.number}.json" for section in cls.SECTIONS]
-        cls.outcomes = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()}
+        cls.outcomes = {
+            file.stem: json.loads(file.read_text(encoding="utf-8"))
+            for file in files
+            if file.exists()
+        }
 
     def test_every_section_is_complete_and_no_claim_unmet(self):
-        ends = {name: (outcome["status"], outcome["error"]) for name, outcome in self.outcomes.items()}
+        ends = {
+            name: (outcome["status"], outcome["error"]) for name, outcome in self.outcomes.items()
+        }
         names = [f"section-{section.number}" for section in self.SECTIONS]
         self.assertEqual(ends, dict.fromkeys(names, ("complete", "")), self.finished.stdout[-3000:])
-        unmet = [figure for outcome in self.outcomes.values() for figure in outcome["figures"] if failed_figure(figure)]
+        unmet = [
+            figure
+            for outcome in self.outcomes.values()
+            for figure in outcome["figures"]
+            if failed_figure(figure)
+        ]
         self.assertEqual(unmet, [])
         self.assertEqual(self.finished.returncode, 0)
 
@@ -227,7 +293,9 @@ class SimulatedTest(unittest.TestCase):
             self.assertIn(f"## {outcome['section']}. {outcome['title']}", page)
             for figure in outcome["figures"]:
                 self.assertIn(f"| {figure['claim']} |", page)
-        self.assertTrue(page.rstrip().splitlines()[-1].startswith(f"| {self.SECTIONS[-1].number} |"))
+        self.assertTrue(
+            page.rstrip().splitlines()[-1].startswith(f"| {self.SECTIONS[-1].number} |")
+        )
         self.assertIn("2 simulated GPUs", page)
 
     def test_what_needs_a_gpu_is_not_shown(self):
@@ -245,16 +313,29 @@ class SimulatedTest(unittest.TestCase):
                     self.assertEqual(set(operation["errors"].values()), {0.0})
 
     def test_no_producer_copies_to_the_host(self):
-        operations_of = {item["name"]: item["to_host"] for item in self.outcomes["section-2"]["data"]["operations"]}
+        operations_of = {
+            item["name"]: item["to_host"]
+            for item in self.outcomes["section-2"]["data"]["operations"]
+        }
         producers = [name for name in operations_of if name.startswith(operations.PRODUCER)]
-        self.assertEqual({name: operations_of[name] for name in producers}, {name: [] for name in producers})
+        self.assertEqual(
+            {name: operations_of[name] for name in producers}, {name: [] for name in producers}
+        )
         self.assertEqual(len(producers), 4)
 
     def test_stages_have_times(self):
         for model in self.outcomes["section-3"]["data"]["models"]:
             with self.subTest(model["size"]):
                 self.assertEqual(model["error"], "")
-                for name in ("produce_s", "transfer_s", "step_s", "half_step_s", "forecast_mib", "flops", "operations"):
+                for name in (
+                    "produce_s",
+                    "transfer_s",
+                    "step_s",
+                    "half_step_s",
+                    "forecast_mib",
+                    "flops",
+                    "operations",
+                ):
                     self.assertGreater(model[name], 0, name)
 
 
@@ -282,14 +363,21 @@ class HardwareTest(unittest.TestCase):
     BUILT = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")  # TensorFlow 2.21
 
     def test_code_for_a_card_is_native_within_a_major_version_and_ptx_beyond(self):
-        codes = {card: nvidia.code_for(card, self.BUILT) for card in ("7.5", "8.6", "9.0", "12.0", "5.2", "unknown")}
+        codes = {
+            card: nvidia.code_for(card, self.BUILT)
+            for card in ("7.5", "8.6", "9.0", "12.0", "5.2", "unknown")
+        }
         native = dict.fromkeys(("7.5", "8.6", "9.0"), "native")
         self.assertEqual(codes, {**native, "12.0": "PTX", "5.2": "none", "unknown": "unknown"})
 
     def test_fields_that_the_driver_does_not_know_are_left_out(self):
         def nvidia_smi(query: str, *_form: str) -> str | None:
             names = query.removeprefix("--query-gpu=").split(",")
-            return None if "mig.mode.current" in names else "\n".join(", ".join([name] * len(names)) for name in "ab")
+            return (
+                None
+                if "mig.mode.current" in names
+                else "\n".join(", ".join([name] * len(names)) for name in "ab")
+            )
 
         with mock.patch("myxtts.preflight.nvidia.nvidia_smi", nvidia_smi):
             first, second = hardware.queried_gpus()
@@ -297,13 +385,19 @@ class HardwareTest(unittest.TestCase):
         self.assertEqual((first["name"], second["name"]), ("a", "b"))
 
     def test_libraries_are_asked_for_their_versions(self):
-        self.assertEqual(hardware.library_version("libc.so.6", "getpid", by_argument=False), os.getpid())
-        self.assertIsNone(hardware.library_version("libc.so.6", "no_such_function", by_argument=True))
+        self.assertEqual(
+            hardware.library_version("libc.so.6", "getpid", by_argument=False), os.getpid()
+        )
+        self.assertIsNone(
+            hardware.library_version("libc.so.6", "no_such_function", by_argument=True)
+        )
         self.assertIsNone(hardware.library_version("libmissing.so.1", "version", by_argument=True))
         loaded = ["/opt/cuda/libcudnn.so.9.8", "/usr/lib/libm.so.6"]
         with mock.patch.object(hardware, "mapped_files", lambda: iter(loaded)):
             versions = hardware.library_versions("/CPU:0")
-        self.assertEqual(versions["libcudnn.so.9.8"], {"path": "/opt/cuda/libcudnn.so.9.8", "version": None})
+        self.assertEqual(
+            versions["libcudnn.so.9.8"], {"path": "/opt/cuda/libcudnn.so.9.8", "version": None}
+        )
         self.assertNotIn("libm.so.6", versions)
 
     def test_a_machine_with_gpus_is_described(self):
@@ -311,23 +405,39 @@ class HardwareTest(unittest.TestCase):
             if query == "topo":
                 return "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"
             names = query.removeprefix("--query-gpu=").split(",")
-            return "\n".join(", ".join("12" if "memory" in name else gpu for name in names) for gpu in ("A100", "H100"))
+            return "\n".join(
+                ", ".join("12" if "memory" in name else gpu for name in names)
+                for gpu in ("A100", "H100")
+            )
 
         def checked(gpus: tuple[int, ...]):
-            return [recommended(gpus == (0, 1), "kernels", "native", "native"), recommended(False, "XLA", "", "none")]
+            return [
+                recommended(gpus == (0, 1), "kernels", "native", "native"),
+                recommended(False, "XLA", "", "none"),
+            ]
 
         with contextlib.ExitStack() as patched:
             for target, value in (
                 ("myxtts.preflight.nvidia.nvidia_smi", nvidia_smi),
                 ("myxtts.preflight.nvidia.peer_access", lambda first, second: (False, "NV4")),
-                ("benchmarks.proof.hardware.check_gpu_software", lambda placement: checked(placement.model_gpus)),
+                (
+                    "benchmarks.proof.hardware.check_gpu_software",
+                    lambda placement: checked(placement.model_gpus),
+                ),
                 ("benchmarks.proof.hardware.sees_gpus", lambda count: count == 2),
-                ("benchmarks.proof.hardware.library_versions", lambda: {"libcudnn.so.9": {"path": "/x", "version": 9}}),
+                (
+                    "benchmarks.proof.hardware.library_versions",
+                    lambda: {"libcudnn.so.9": {"path": "/x", "version": 9}},
+                ),
             ):
                 patched.enter_context(mock.patch(target, value))
             result = hardware.run(Scope(2, False, False, 60.0, Path(), Path()))
         page = "\n".join(result.lines)
-        for text in ("| name | A100 | H100 |", "| libcudnn.so.9 | 9 | /x |", "Peer access of GPUs 0-1: no (NV4)."):
+        for text in (
+            "| name | A100 | H100 |",
+            "| libcudnn.so.9 | 9 | /x |",
+            "Peer access of GPUs 0-1: no (NV4).",
+        ):
             self.assertIn(text, page)
         verdicts = {figure.claim: figure.verdict for figure in result.figures}
         self.assertEqual((verdicts["kernels"], verdicts["XLA"]), ("met", "not met"))
@@ -350,7 +460,9 @@ class VerdictsTest(unittest.TestCase):
             ("step", ["models/x.py:1"], "not shown"),
         ):
             figures = operations.result_of(self.SCOPE, "/GPU:0", [compared(name, to_host)]).figures
-            (figure,) = (figure for figure in figures if figure.claim.startswith("no producer waits"))
+            (figure,) = (
+                figure for figure in figures if figure.claim.startswith("no producer waits")
+            )
             self.assertEqual(figure.verdict, verdict)
 
     def test_an_operation_that_differs_or_fails_is_found(self):
@@ -362,7 +474,10 @@ class VerdictsTest(unittest.TestCase):
         limits = {"x": ("absolute", 0.1)}
         values = {"equal": 2.0, "near": 2.05, "far": 2.2, "garbage": np.nan, "fails": None}
         compared = [
-            operations.compare(operations.Operation(name, lambda device, v=value: run_on(device, v), limits), "/GPU:0")
+            operations.compare(
+                operations.Operation(name, lambda device, v=value: run_on(device, v), limits),
+                "/GPU:0",
+            )
             for name, value in values.items()
         ]
         compared.append(operations.Comparison("late", {}, {}, operations.NO_TIME, None, []))
@@ -421,11 +536,16 @@ class VerdictsTest(unittest.TestCase):
         activity = trace.activity(space.planes, calls=2, seconds=0.8)
         self.assertEqual((activity.kernels, activity.compilations), (2.0, 1))
         self.assertAlmostEqual(activity.busy, 0.5)
-        self.assertEqual(activity.copies, {"to_host": 0.5, "to_device": 1.0, "on_device": 0.0, "between_devices": 0.0})
+        self.assertEqual(
+            activity.copies,
+            {"to_host": 0.5, "to_device": 1.0, "on_device": 0.0, "between_devices": 0.0},
+        )
         self.assertEqual(trace.activity([host], 2, 0.8), trace.Activity(None, {}, None, 1))
 
     def test_the_peak_leaves_out_what_was_used_before(self):
-        used = iter([{"current": 5 * 2**20, "peak": 9 * 2**20}, {"current": 6 * 2**20, "peak": 12 * 2**20}])
+        used = iter(
+            [{"current": 5 * 2**20, "peak": 9 * 2**20}, {"current": 6 * 2**20, "peak": 12 * 2**20}]
+        )
         with (
             mock.patch("tensorflow.config.experimental.reset_memory_stats") as reset,
             mock.patch("tensorflow.config.experimental.get_memory_info", lambda name: next(used)),
@@ -441,12 +561,16 @@ class VerdictsTest(unittest.TestCase):
             forecast_mib=600.0, activity=activity, copies_to_host=0,
         )  # fmt: skip
         bad = dataclasses.replace(
-            good, transfer_s=0.2, peak_mib=1300.0, activity=activity._replace(copies={"to_host": 9.0}, compilations=2)
+            good,
+            transfer_s=0.2,
+            peak_mib=1300.0,
+            activity=activity._replace(copies={"to_host": 9.0}, compilations=2),
         )
         failed_model = stages.StageFigures("tts", "big", error="ResourceExhaustedError: OOM")
         late = stages.StageFigures("tts", "big", error=stages.NO_TIME)
         verdicts = [
-            [f.verdict for f in stages.figures_of(self.SCOPE, item)] for item in (good, bad, failed_model, late)
+            [f.verdict for f in stages.figures_of(self.SCOPE, item)]
+            for item in (good, bad, failed_model, late)
         ]
         self.assertEqual(verdicts, [["met"] * 4, ["not met"] * 4, ["not met"], ["not shown"]])
         self.assertEqual(good.bound, "launches")
@@ -456,7 +580,9 @@ class VerdictsTest(unittest.TestCase):
 
 class TypesTest(unittest.TestCase):
     def test_a_claim_without_evidence_is_not_shown(self):
-        verdicts = [Figure.of("claim", "here", "expected", met).verdict for met in (True, False, None)]
+        verdicts = [
+            Figure.of("claim", "here", "expected", met).verdict for met in (True, False, None)
+        ]
         self.assertEqual(verdicts, ["met", "not met", "not shown"])
 
     def test_cells_cannot_break_a_table(self):
@@ -469,7 +595,9 @@ class TypesTest(unittest.TestCase):
 
     def test_results_are_recorded_before_the_end(self):
         with tempfile.TemporaryDirectory() as folder:
-            Scope(1, True, True, 10.0, Path(folder), Path()).record(SectionResult("title", ["line"]))
+            Scope(1, True, True, 10.0, Path(folder), Path()).record(
+                SectionResult("title", ["line"])
+            )
             recorded = json.loads((Path(folder) / "result.json").read_text())
         self.assertEqual((recorded["title"], recorded["complete"]), ("title", False))
 

@@ -21,29 +21,49 @@ from tests.run import ROOT
 class GpuSoftware(unittest.TestCase):
     """Whether TensorFlow and its libraries suit made-up GPUs."""
 
-    BUILT = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")  # tf.sysconfig.get_build_info() of TensorFlow 2.21
+    BUILT = (
+        "sm_60",
+        "sm_70",
+        "sm_80",
+        "sm_89",
+        "compute_90",
+    )  # tf.sysconfig.get_build_info() of TensorFlow 2.21
 
     def test_without_gpus_nothing_is_checked(self):
-        for settings in (PlacementConfig(), PlacementConfig(simulate_gpus=2), PlacementConfig(data_gpu=0, model_gpu=1)):
+        for settings in (
+            PlacementConfig(),
+            PlacementConfig(simulate_gpus=2),
+            PlacementConfig(data_gpu=0, model_gpu=1),
+        ):
             with mock.patch.object(tf.config, "list_physical_devices", return_value=[]):
                 (check,) = gpu_software.check_gpu_software(settings)
-            self.assertEqual((check.status, check.found), ("passed", "nothing was checked: the run has no real GPU"))
+            self.assertEqual(
+                (check.status, check.found),
+                ("passed", "nothing was checked: the run has no real GPU"),
+            )
 
     def test_only_the_gpus_of_the_settings_are_checked(self):
         details = ({"compute_capability": (8, 0)}, {"compute_capability": (12, 0)})
         with (
             mock.patch.object(tf.config, "list_physical_devices", return_value=[0, 1]),
-            mock.patch.object(tf.config.experimental, "get_device_details", lambda gpu: details[gpu]),
+            mock.patch.object(
+                tf.config.experimental, "get_device_details", lambda gpu: details[gpu]
+            ),
             mock.patch.object(nvidia, "driver_version", return_value="570.86.10"),
             mock.patch.object(nvidia, "cudnn_version", return_value=(9, 24, 0)),
         ):
             for settings, failing in (
                 (PlacementConfig(), []),
                 (PlacementConfig(data_gpu=0, model_gpu=0), []),
-                (PlacementConfig(data_gpu=0, model_gpu=1), ["kernels for compute capability 12.0", "XLA"]),
+                (
+                    PlacementConfig(data_gpu=0, model_gpu=1),
+                    ["kernels for compute capability 12.0", "XLA"],
+                ),
             ):
                 checks = list(gpu_software.check_gpu_software(settings))
-                self.assertEqual([check.name for check in checks if check.status != "passed"], failing)
+                self.assertEqual(
+                    [check.name for check in checks if check.status != "passed"], failing
+                )
 
     def test_kernels_are_native_compiled_by_the_driver_or_missing(self):
         for capability, status, code in (
@@ -54,7 +74,9 @@ class GpuSoftware(unittest.TestCase):
             ((5, 2), "failed", "none"),
         ):
             check = gpu_software.check_kernels(capability, self.BUILT, "570.86.10")
-            self.assertEqual((check.status, check.found.partition(";")[0]), (status, code), capability)
+            self.assertEqual(
+                (check.status, check.found.partition(";")[0]), (status, code), capability
+            )
             self.assertNotIn("too old", check.to_do)
         old = gpu_software.check_kernels((12, 0), self.BUILT, "550.54.14")
         self.assertIn("Driver 550.54.14 is too old for this: install 555.42.02 or later", old.to_do)
@@ -63,12 +85,16 @@ class GpuSoftware(unittest.TestCase):
         with (
             mock.patch.object(tf.config, "get_visible_devices", return_value=[0, 1]),
             mock.patch.object(
-                tf.config.experimental, "get_device_details", lambda gpu: {"compute_capability": (8 + 4 * gpu, 0)}
+                tf.config.experimental,
+                "get_device_details",
+                lambda gpu: {"compute_capability": (8 + 4 * gpu, 0)},
             ),
             mock.patch.object(tf, "function", side_effect=AssertionError("it was tried")),
         ):
             for device in ("/GPU:1", "/job:worker/replica:0/task:0/device:GPU:0"):
-                self.assertRegex(xla.xla_failure.__wrapped__(device), "no code for compute capability 12.0$")
+                self.assertRegex(
+                    xla.xla_failure.__wrapped__(device), "no code for compute capability 12.0$"
+                )
             with self.assertRaisesRegex(AssertionError, "it was tried"):
                 xla.xla_failure.__wrapped__("/CPU:0")
 
@@ -81,7 +107,9 @@ class GpuSoftware(unittest.TestCase):
             (None, "warning"),
         ):
             self.assertEqual(gpu_software.check_cudnn(version).status, status, version)
-        self.assertIn('pip install "nvidia-cudnn-cu12>=9.24,<10"', gpu_software.check_cudnn((9, 5, 1)).to_do)
+        self.assertIn(
+            'pip install "nvidia-cudnn-cu12>=9.24,<10"', gpu_software.check_cudnn((9, 5, 1)).to_do
+        )
         requirements = (ROOT / "requirements-gpu.txt").read_text(encoding="utf-8")
         self.assertIn(f"nvidia-cudnn-cu12{gpu_software.CUDNN_REQUIREMENT}", requirements)
 
@@ -89,8 +117,12 @@ class GpuSoftware(unittest.TestCase):
         path = "/venv/nvidia/cudnn/lib/libcudnn.so.9"
         for mapped, expected in (([path], (9, 10, 2)), ([], (9, 24, 0))):
             with (
-                mock.patch.object(nvidia, "mapped_files", return_value=iter(["/lib/libc.so.6", *mapped])),
-                mock.patch.object(nvidia, "library_version", lambda file, name, by_argument: {path: 91002}[file]),
+                mock.patch.object(
+                    nvidia, "mapped_files", return_value=iter(["/lib/libc.so.6", *mapped])
+                ),
+                mock.patch.object(
+                    nvidia, "library_version", lambda file, name, by_argument: {path: 91002}[file]
+                ),
                 mock.patch.object(metadata, "version", return_value="9.24.0.43"),
             ):
                 self.assertEqual(nvidia.cudnn_version(), expected)
@@ -101,12 +133,20 @@ class GpuSoftware(unittest.TestCase):
             self.assertIsNone(nvidia.cudnn_version())
 
     def test_an_old_driver_fails_where_a_gpu_is_needed(self):
-        for version, status in (("525.60.13", "passed"), ("470.256.02", "failed"), (None, "failed")):
+        for version, status in (
+            ("525.60.13", "passed"),
+            ("470.256.02", "failed"),
+            (None, "failed"),
+        ):
             with mock.patch.object(nvidia, "driver_version", return_value=version):
-                self.assertEqual((check_driver(1).status, check_driver(0).status), (status, "passed"))
+                self.assertEqual(
+                    (check_driver(1).status, check_driver(0).status), (status, "passed")
+                )
 
     def test_memory_limits_are_checked_where_there_are_limits_and_gpus(self):
-        split = PlacementConfig(data_gpu=0, model_gpu=0, data_gpu_memory=1000, model_gpu_memory=2000)
+        split = PlacementConfig(
+            data_gpu=0, model_gpu=0, data_gpu_memory=1000, model_gpu_memory=2000
+        )
         l4 = GpuMemory("NVIDIA L4", 23_034, 22_500, 8)
         full = GpuMemory("NVIDIA L4", 23_034, 3_000, 8, ((7, 19_000),))
         for settings, gpus, memory, expected in (
@@ -116,7 +156,11 @@ class GpuSoftware(unittest.TestCase):
             (split, 1, DriverUnavailable("no driver"), [("warning", "unknown: no driver")]),
             (split, 1, full, [("failed", mock.ANY)]),
         ):
-            read = {"side_effect": memory} if isinstance(memory, Exception) else {"return_value": {0: memory}}
+            read = (
+                {"side_effect": memory}
+                if isinstance(memory, Exception)
+                else {"return_value": {0: memory}}
+            )
             with (
                 mock.patch.object(tf.config, "list_physical_devices", return_value=["GPU"] * gpus),
                 mock.patch.object(prerequisites, "read_memory", **read),

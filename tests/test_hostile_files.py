@@ -1,4 +1,6 @@
-"""A few hostile audio files and checkpoints of benchmarks/hostile_input.py, which needs TensorFlow for these."""
+"""A few hostile audio files and checkpoints of benchmarks/hostile_input.py, which needs TensorFlow
+for these.
+"""
 
 import tempfile
 import unittest
@@ -19,7 +21,9 @@ class Cases(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             for kind, count in CASES.items():
                 for number in range(count):
-                    slow = mock.patch.multiple(case, LIMIT_S=30.0, HANG_S=120.0)  # of what took minutes
+                    slow = mock.patch.multiple(
+                        case, LIMIT_S=30.0, HANG_S=120.0
+                    )  # of what took minutes
                     with self.subTest(f"--repeat {kind}:{number}"), slow:
                         self.assertEqual(run_case(kind, number, 0, Path(folder)).faults, [])
 

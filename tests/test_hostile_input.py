@@ -1,6 +1,8 @@
-"""Hostile input ends in success or in one message, within a time, and opens nothing outside of its folders.
+"""Hostile input ends in success or in one message, within a time, and opens nothing outside of its
+folders.
 
-Each property below was found by benchmarks/hostile_input.py; the last class runs a few of its cases.
+Each property below was found by benchmarks/hostile_input.py; the last class runs a few of its
+cases.
 """
 
 import io
@@ -87,14 +89,21 @@ class Console(FolderCase):
         name = os.fsdecode(b"\xff\x1b.wav")
         package = logging.getLogger("myxtts")
         before = package.handlers, package.level, package.propagate
-        self.addCleanup(lambda: (setattr(package, "handlers", before[0]), setattr(package, "propagate", before[2])))
+        self.addCleanup(
+            lambda: (
+                setattr(package, "handlers", before[0]),
+                setattr(package, "propagate", before[2]),
+            )
+        )
         self.addCleanup(package.setLevel, before[1])
 
         def program() -> int:
             package.warning("file %s", name)
             raise DataError(f"{name} cannot be read.")
 
-        out, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+        out, errors = (
+            io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)
+        )
         with redirect_stdout(out), redirect_stderr(errors):
             self.assertEqual(report_errors(program), 2)
         self.assertEqual(out.buffer.getvalue(), b"file \\udcff\\x1b.wav\n")
@@ -119,12 +128,17 @@ class Configuration(FolderCase):
         self.assertLess(len(self.error_of(path)), 1_000)
 
     def test_a_pipe_does_not_block(self):
-        self.assertIn("it is a pipe or a device, and no file. Give another file.", self.error_of(self.pipe()))
+        self.assertIn(
+            "it is a pipe or a device, and no file. Give another file.", self.error_of(self.pipe())
+        )
 
     def test_an_escape_of_no_character_is_broken_yaml(self):
         for escape in (r"\U00110000", r"\UFFFFFFFF"):
             with self.subTest(escape):
-                self.assertIn("broken YAML", self.error_of(self.write("c.yaml", f'run: {{run: "{escape}"}}\n')))
+                self.assertIn(
+                    "broken YAML",
+                    self.error_of(self.write("c.yaml", f'run: {{run: "{escape}"}}\n')),
+                )
 
     def test_the_size_is_bounded_over_all_files(self):
         filler = "#" * (MAX_BYTES // 3) + "\n"
@@ -133,7 +147,10 @@ class Configuration(FolderCase):
         main = self.write("c.yaml", "defaults: [b0, b1]\n")
         load(main)
         self.write("c.yaml", "defaults: [b0, b1, b2]\n")
-        self.assertIn("too large for a configuration (over 64 KiB, with the files that it lists)", self.error_of(main))
+        self.assertIn(
+            "too large for a configuration (over 64 KiB, with the files that it lists)",
+            self.error_of(main),
+        )
 
     def test_a_listed_file_is_no_link_out_of_the_folder(self):
         secret = self.write("elsewhere/secret.yaml", "data: {buckets: 3}\n")
@@ -157,7 +174,10 @@ class Text(FolderCase):
         os.truncate(large, MAX_TEXT_BYTES + 1)
         with self.assertRaisesRegex(DataError, "it is larger than 5 MB"):
             read_text(None, large)
-        with open("/dev/zero", "rb") as zeros, mock.patch.object(sys, "stdin", mock.Mock(buffer=zeros)) as stdin:
+        with (
+            open("/dev/zero", "rb") as zeros,
+            mock.patch.object(sys, "stdin", mock.Mock(buffer=zeros)) as stdin,
+        ):
             stdin.isatty.return_value = False
             with self.assertRaisesRegex(DataError, "stdin .* larger than 5 MB"):
                 read_text(None, None)
@@ -183,7 +203,10 @@ class Text(FolderCase):
 
     def test_normalisation_takes_linear_time(self):
         for text, normalised in (
-            ("e" + "\u0323\u0301" * 50_000 + " a", unicodedata.normalize("NFC", "e" + "\u0323\u0301" * 15) + " a"),
+            (
+                "e" + "\u0323\u0301" * 50_000 + " a",
+                unicodedata.normalize("NFC", "e" + "\u0323\u0301" * 15) + " a",
+            ),
             ("a" + " \u00ad" * 50_000 + "b", "a b"),
         ):
             began_s = time.process_time()
@@ -209,12 +232,17 @@ class Metadata(FolderCase):
         os.truncate(path, 1 << 40)
         with self.assertRaisesRegex(DataError, "it is binary or UTF-16"):
             read_corpus(path, "en")
-        with mock.patch.object(metadata_file, "MAX_BYTES", 0), self.assertRaisesRegex(DataError, "may have 0. Split"):
+        with (
+            mock.patch.object(metadata_file, "MAX_BYTES", 0),
+            self.assertRaisesRegex(DataError, "may have 0. Split"),
+        ):
             read_corpus(self.write("metadata.csv", "path,text\na.wav,a\n"), "en")
 
     def test_a_name_longer_than_any_path_is_a_malformed_row(self):
         self.write("a.wav")
-        rows = read_corpus(self.write("metadata.csv", f"path,text\na.wav,a\n{'a/' * 50_000},b\n"), "en")
+        rows = read_corpus(
+            self.write("metadata.csv", f"path,text\na.wav,a\n{'a/' * 50_000},b\n"), "en"
+        )
         self.assertEqual([row.audio for row in rows.rows], ["a.wav"])
         self.assertIn("a path of 100,000 characters", rows.rejected[0].detail)
         self.assertLess(len(rows.rejected[0].audio), 1_000)
@@ -222,7 +250,9 @@ class Metadata(FolderCase):
 
     def test_metadata_that_is_no_file_is_named(self):
         os.mkfifo(self.folder / "metadata.csv")
-        with self.assertRaisesRegex(DataError, "metadata.csv is a folder, a pipe, a device or a link to nothing"):
+        with self.assertRaisesRegex(
+            DataError, "metadata.csv is a folder, a pipe, a device or a link to nothing"
+        ):
             read_corpus(self.folder, "en")
 
     def test_no_folder_is_listed_through_a_link_that_leaves_the_corpus(self):
@@ -232,10 +262,12 @@ class Metadata(FolderCase):
         folder = AudioFolder(self.folder / "corpus")
         with mock.patch.object(os, "listdir", side_effect=os.listdir) as listed:
             self.assertEqual(
-                [folder.find(name) for name in ("link/a.wav", "link/x.wav", "b.wav")], ["link/a.wav", None, "b.wav"]
+                [folder.find(name) for name in ("link/a.wav", "link/x.wav", "b.wav")],
+                ["link/a.wav", None, "b.wav"],
             )
         self.assertEqual(
-            [os.path.basename(os.path.normpath(call.args[0])) for call in listed.call_args_list], ["corpus"]
+            [os.path.basename(os.path.normpath(call.args[0])) for call in listed.call_args_list],
+            ["corpus"],
         )
 
     def test_a_speaker_whose_folder_is_not_utf8_has_a_name_that_can_be_written(self):
@@ -262,7 +294,9 @@ class Audio(FolderCase):
         data[21] |= 0x0F  # the length has 36 bits in STREAMINFO
         data[22:26] = b"\xff" * 4
         path.write_bytes(data)
-        with self.assertRaisesRegex(DataError, "has 68719476735 samples at 22050 Hz, but had 11025"):
+        with self.assertRaisesRegex(
+            DataError, "has 68719476735 samples at 22050 Hz, but had 11025"
+        ):
             read_pcm(path, 11_025)
 
     def rejected(self, path: Path) -> str:
@@ -290,7 +324,9 @@ class Audio(FolderCase):
 
     def test_names_that_are_not_utf8_reach_libsndfile(self):
         name = os.fsdecode(b"\xff.flac")
-        self.assertEqual(read_header(str(self.write(name, audio.sound_of("sound.flac")))).samples, 16_800)
+        self.assertEqual(
+            read_header(str(self.write(name, audio.sound_of("sound.flac")))).samples, 16_800
+        )
 
     def test_the_largest_floats_are_read_without_an_overflow(self):
         for rate_hz in (22_050, 16_000):
@@ -311,11 +347,16 @@ class Audio(FolderCase):
         ) as read:
             beginning = read_reference(path, 22_050)
         np.testing.assert_array_equal(beginning, whole[:22_050])
-        self.assertEqual(sum(call.args[1] for call in read.call_args_list if call.args[1] > 1), 2 * 16_000)
+        self.assertEqual(
+            sum(call.args[1] for call in read.call_args_list if call.args[1] > 1), 2 * 16_000
+        )
 
     def test_a_recording_of_days_is_rejected_by_its_header(self):
         path = self.sound("a.wav", 1.5, 22_050)
-        with mock.patch.object(recording, "MAX_RECORDING_S", 1.0), self.assertRaisesRegex(DataError, "Split it"):
+        with (
+            mock.patch.object(recording, "MAX_RECORDING_S", 1.0),
+            self.assertRaisesRegex(DataError, "Split it"),
+        ):
             read_recording(path, "recording", 0.1, "")
         soundfile.write(path, np.zeros(33_000), 22_050, subtype="FLOAT")
         with (
@@ -357,7 +398,11 @@ class Checkpoint(FolderCase):
         self.assertLess(len(str(caught.exception)), 1_000)
 
     def test_of_many_values_of_another_type_one_is_an_error(self):
-        for values in ('"symbols": [[], []]', '"observing": [[1, [1, 1]], 1]', '"position": [0, 0, [1, 1]]'):
+        for values in (
+            '"symbols": [[], []]',
+            '"observing": [[1, [1, 1]], 1]',
+            '"position": [0, 0, [1, 1]]',
+        ):
             with self.assertRaises(ValidationError) as caught:
                 check_types(f"{{{values}}}")
             self.assertEqual(caught.exception.error_count(), 1, values)
@@ -399,11 +444,18 @@ class Detectors(FolderCase):
             (self.open_pipe, "hang: not done after"),
             (lambda: time.sleep(0.3), "slow: "),
         ):
-            limits = {"hang": {"HANG_S": 0.5}, "slow": {"LIMIT_S": 0.2}}.get(fault.partition(":")[0], {})
-            with self.subTest(fault), mock.patch.multiple(case, **{"HANG_S": 120.0, "LIMIT_S": 60.0} | limits):
+            limits = {"hang": {"HANG_S": 0.5}, "slow": {"LIMIT_S": 0.2}}.get(
+                fault.partition(":")[0], {}
+            )
+            with (
+                self.subTest(fault),
+                mock.patch.multiple(case, **{"HANG_S": 120.0, "LIMIT_S": 60.0} | limits),
+            ):
                 faults = self.faults_of(call)
                 self.assertTrue(any(fault in found for found in faults), faults)
-        self.assertEqual(self.faults_of(lambda: (self.folder / "case" / "runs" / "a").write_text("a")), [])
+        self.assertEqual(
+            self.faults_of(lambda: (self.folder / "case" / "runs" / "a").write_text("a")), []
+        )
 
     def test_opens_of_c_libraries_are_in_the_trace(self):
         base = os.path.realpath(self.folder)
@@ -423,7 +475,10 @@ class Detectors(FolderCase):
         add_opens([outcome], trace, base)
         self.assertEqual(
             outcome.faults,
-            [f"opened, by strace: {path!r}" for path in (f"{base}/case/outside/secret.wav", "/etc/passwd")],
+            [
+                f"opened, by strace: {path!r}"
+                for path in (f"{base}/case/outside/secret.wav", "/etc/passwd")
+            ],
         )
 
 

@@ -53,19 +53,25 @@ class PipelineTest(PipelineCase):
         super().setUpClass()
         with patch.object(features, "log_mel", wraps=features.log_mel) as traced:
             cache = cls.folder / "cache"
-            pipeline = Pipeline(cls.corpus, [ROUTE], PLAIN, cls.SETTINGS, seed=cls.SEED, cache_folder=cache)
+            pipeline = Pipeline(
+                cls.corpus, [ROUTE], PLAIN, cls.SETTINGS, seed=cls.SEED, cache_folder=cache
+            )
             cls.traced_before = traced.call_count
             with pipeline.open_feed(Position(), epochs=2) as feed:
                 cls.delivered = [produced_batch for (produced_batch,) in feed]
             cls.traced = traced.call_count
         cls.steps = cls.corpus.plan.steps_per_epoch
         cls.first_epoch = [
-            produced_batch for produced_batch in cls.delivered if produced_batch.planned.step.position.epoch == 0
+            produced_batch
+            for produced_batch in cls.delivered
+            if produced_batch.planned.step.position.epoch == 0
         ]
 
     def test_an_epoch_has_each_utterance_exactly_once(self):
         for epoch in (0, 1):
-            rows = [d.planned.rows for d in self.delivered if d.planned.step.position.epoch == epoch]
+            rows = [
+                d.planned.rows for d in self.delivered if d.planned.step.position.epoch == epoch
+            ]
             self.assertEqual(sorted(np.concatenate(rows).tolist()), list(range(13)))
 
     def test_every_batch_is_complete_and_on_the_data_device(self):
@@ -76,7 +82,9 @@ class PipelineTest(PipelineCase):
     def test_the_mel_of_each_utterance_matches_librosa(self):
         for produced_batch in self.first_epoch:
             batch = host(produced_batch)
-            for row, mel, frames in zip(produced_batch.planned.rows, batch["mel"], batch["frames"], strict=False):
+            for row, mel, frames in zip(
+                produced_batch.planned.rows, batch["mel"], batch["frames"], strict=False
+            ):
                 wave, _ = soundfile.read(self.manifest.paths[row])
                 expected = librosa_log_mel(wave)
                 self.assertEqual(frames, len(expected))
@@ -86,15 +94,21 @@ class PipelineTest(PipelineCase):
         for planned, batch, _ in self.delivered:
             batch = {name: tensor.numpy() for name, tensor in batch.items()}
             rows, real = planned.rows, len(planned.rows)
-            np.testing.assert_array_equal(batch["frames"][:real], self.manifest.samples[rows] // HOP_SAMPLES)
-            np.testing.assert_array_equal(batch["token_count"][:real], self.manifest.token_counts[rows])
+            np.testing.assert_array_equal(
+                batch["frames"][:real], self.manifest.samples[rows] // HOP_SAMPLES
+            )
+            np.testing.assert_array_equal(
+                batch["token_count"][:real], self.manifest.token_counts[rows]
+            )
             np.testing.assert_array_equal(batch["seed"], planned.arrays["seed"])
             references = self.manifest.samples[planned.arrays["reference_row"][:real]]
             half_second = 43 * HOP_SAMPLES  # in whole frames
             np.testing.assert_array_equal(
                 batch["reference_frames"][:real], np.minimum(references, half_second) // HOP_SAMPLES
             )
-            self.assertAlmostEqual(planned.audio_s, self.manifest.samples[rows].sum() / SAMPLE_RATE_HZ)
+            self.assertAlmostEqual(
+                planned.audio_s, self.manifest.samples[rows].sum() / SAMPLE_RATE_HZ
+            )
             size, samples, tokens = self.corpus.plan.shape(planned.step.bucket)
             self.assertAlmostEqual(planned.padded_s, size * samples / SAMPLE_RATE_HZ)
             self.assertEqual(batch["mel"].shape, (size, samples // HOP_SAMPLES, 80))
@@ -120,22 +134,33 @@ class PipelineTest(PipelineCase):
             steps.setdefault(produced_batch.planned.step.position, []).append(produced_batch)
         self.assertTrue(any(len(batches) == 2 for batches in steps.values()))
         for batches in steps.values():
-            self.assertEqual([d.planned.last for d in batches], [False] * (len(batches) - 1) + [True])
-            frames, tokens = (sum(host(d)[name].sum() for d in batches) for name in ("frames", "token_count"))
+            self.assertEqual(
+                [d.planned.last for d in batches], [False] * (len(batches) - 1) + [True]
+            )
+            frames, tokens = (
+                sum(host(d)[name].sum() for d in batches) for name in ("frames", "token_count")
+            )
             for batch in map(host, batches):
                 self.assertEqual((batch["step_frames"], batch["step_tokens"]), (frames, tokens))
 
     def test_epoch_totals_are_the_same_in_every_batch(self):
         delivered = [host(produced_batch) for produced_batch in self.epoch(mean_over="epoch")]
-        frames, tokens = (sum(batch[name].sum() for batch in delivered) for name in ("frames", "token_count"))
-        self.assertEqual({(float(b["step_frames"]), float(b["step_tokens"])) for b in delivered}, {(frames, tokens)})
+        frames, tokens = (
+            sum(batch[name].sum() for batch in delivered) for name in ("frames", "token_count")
+        )
+        self.assertEqual(
+            {(float(b["step_frames"]), float(b["step_tokens"])) for b in delivered},
+            {(frames, tokens)},
+        )
 
     def test_each_batch_has_its_own_seed(self):
         seeds = {tuple(host(produced_batch)["seed"]) for produced_batch in self.delivered}
         self.assertEqual(len(seeds), len(self.delivered))
 
     def test_producing_is_traced_once_over_all_buckets_and_epochs(self):
-        self.assertEqual(len({produced_batch.planned.step.bucket for produced_batch in self.delivered}), 2)
+        self.assertEqual(
+            len({produced_batch.planned.step.bucket for produced_batch in self.delivered}), 2
+        )
         # The utterance and its reference, before any thread runs.
         self.assertEqual((self.traced_before, self.traced), (2, 2))
 
@@ -144,12 +169,20 @@ class PipelineTest(PipelineCase):
         for produced_batch in self.delivered:
             rows, samples, tokens = self.corpus.plan.shape(produced_batch.planned.step.bucket)
             batch = host(produced_batch)
-            self.assertEqual(batch["mel"].shape[:2] + batch["tokens"].shape, (rows, frame_count(samples), rows, tokens))
+            self.assertEqual(
+                batch["mel"].shape[:2] + batch["tokens"].shape,
+                (rows, frame_count(samples), rows, tokens),
+            )
 
     def test_reading_options_change_no_bit(self):
         for settings in (
             {"num_workers": 4, "buffer_size": 1, "prefetch_buffer_size": 1},
-            {"num_workers": 1, "buffer_size": 20, "prefetch_buffer_size": 8, "use_tf_native_loading": False},
+            {
+                "num_workers": 1,
+                "buffer_size": 20,
+                "prefetch_buffer_size": 8,
+                "use_tf_native_loading": False,
+            },
             {"cache_dataset": True},
         ):
             with self.subTest(**settings):
@@ -167,12 +200,15 @@ class PipelineTest(PipelineCase):
         for pipeline in (plain, warped, warped):
             with pipeline.open_feed(BEGINNING, 1) as feed:
                 deliveries.append([produced_batch for (produced_batch,) in feed])
-        self.assert_same(deliveries[0], self.first_epoch)  # only the extractor applies VTLP, not the setting
+        self.assert_same(
+            deliveries[0], self.first_epoch
+        )  # only the extractor applies VTLP, not the setting
         self.assert_same(deliveries[1], deliveries[2])
         for produced_batch, plain in zip(deliveries[1], self.first_epoch, strict=True):
             batch, expected = host(produced_batch), host(plain)
             self.assertTrue(
-                (batch["mel"] != expected["mel"]).any() and (batch["reference"] != expected["reference"]).any()
+                (batch["mel"] != expected["mel"]).any()
+                and (batch["reference"] != expected["reference"]).any()
             )
             for name in set(batch) - {"mel", "reference", "f0_hz"}:
                 np.testing.assert_array_equal(batch[name], expected[name], err_msg=name)
@@ -180,7 +216,9 @@ class PipelineTest(PipelineCase):
     def test_the_f0_of_each_utterance_is_its_frequency(self):
         for produced_batch in self.first_epoch:
             batch = host(produced_batch)
-            for row, hz, frames in zip(produced_batch.planned.rows, batch["f0_hz"], batch["frames"], strict=False):
+            for row, hz, frames in zip(
+                produced_batch.planned.rows, batch["f0_hz"], batch["frames"], strict=False
+            ):
                 if pitch_of(row) <= 600.0:
                     np.testing.assert_allclose(hz[4 : frames - 4], pitch_of(row), rtol=0.005)
 
@@ -188,7 +226,9 @@ class PipelineTest(PipelineCase):
         for start in (Position(0, 2), Position(1, 0), Position(1, self.steps - 1)):
             with self.subTest(start=start):
                 expected = [
-                    produced_batch for produced_batch in self.delivered if produced_batch.planned.step.position >= start
+                    produced_batch
+                    for produced_batch in self.delivered
+                    if produced_batch.planned.step.position >= start
                 ]
                 self.assert_same(self.epoch(start, epochs=2), expected)
 
@@ -210,11 +250,17 @@ class PipelineTest(PipelineCase):
         pipeline = self.pipeline(TWO_PRODUCERS)
         for taken in range(4):
             with pipeline.open_feed(Position()) as feed:
-                self.assert_same([batch for _ in range(taken) for batch in next(feed)], self.first_epoch[:taken])
+                self.assert_same(
+                    [batch for _ in range(taken) for batch in next(feed)], self.first_epoch[:taken]
+                )
             self.assertEqual(producers(), [])
 
     def test_next_positions_traverse_the_epochs(self):
-        ends = [produced_batch.planned.step for produced_batch in self.delivered if produced_batch.planned.last]
+        ends = [
+            produced_batch.planned.step
+            for produced_batch in self.delivered
+            if produced_batch.planned.last
+        ]
         positions = [Position(epoch, step) for epoch in (0, 1) for step in range(self.steps)]
         self.assertEqual([step.position for step in ends], positions)
         self.assertEqual([step.next_position for step in ends[:-1]], positions[1:])
@@ -241,7 +287,9 @@ class PipelineTest(PipelineCase):
         batches = produced_batches(self.silent(planned), DATA, PLAIN, watched)
         with Feed(batches, depth=2) as feed:
             next(feed)
-            self.assertTrue(enough.wait(TIMEOUT_S))  # this one, two in the feed, and one in production
+            self.assertTrue(
+                enough.wait(TIMEOUT_S)
+            )  # this one, two in the feed, and one in production
         self.assertTrue(all(device.endswith(DATA[1:]) for device in produced), produced)
 
     def test_the_data_device_is_waited_for_only_if_asked(self):
@@ -251,7 +299,9 @@ class PipelineTest(PipelineCase):
                 pipeline = Pipeline(self.corpus, [ROUTE], PLAIN, self.SETTINGS, **arguments)
             producer, element = pipeline.producers[0], Mock()
             produce = producer.produce
-            producer.produce = lambda waves, produce=produce, element=element: produce(waves)._replace(element=element)
+            producer.produce = lambda waves, produce=produce, element=element: produce(
+                waves
+            )._replace(element=element)
             with closing(producer.replica_batches(BEGINNING)) as batches:
                 for _ in range(2):
                     next(batches)
@@ -260,7 +310,9 @@ class PipelineTest(PipelineCase):
     def test_a_feed_keeps_as_many_batches_ready_as_the_setting_says(self):
         for depth in (1, 3):
             pipeline, source = self.pipeline(prefetch_buffer_size=depth), ObservedSource()
-            produce = patch.object(pipeline.producers[0], "replica_batches", lambda *_, source=source: source)
+            produce = patch.object(
+                pipeline.producers[0], "replica_batches", lambda *_, source=source: source
+            )
             with produce, pipeline.open_feed(BEGINNING):
                 self.assertTrue(source.wait_for(depth + 1))  # and the one that waits for a place
                 self.assertFalse(source.wait_for(depth + 2, timeout_s=0.02))
@@ -273,19 +325,25 @@ class PipelineTest(PipelineCase):
                 timeouts_s.append(timeout_s)
                 return 2.0
 
-        self.assertEqual(ReplicaFeed([[Waiting()], [Waiting()]], [[0], [1]]).wait_until_full(5.0), 4.0)
+        self.assertEqual(
+            ReplicaFeed([[Waiting()], [Waiting()]], [[0], [1]]).wait_until_full(5.0), 4.0
+        )
         self.assertEqual(timeouts_s, [5.0, 3.0])
 
     def test_every_operation_that_produces_features_is_bound_to_the_device(self):
         for device, extractor in ((DATA, tts_extractor(0.2)), (MODEL, PLAIN)):
             operations = traced_once(device, extractor).graph.get_operations()
             self.assertIn("RFFT", {operation.type for operation in operations})
-            at = {op.device for op in operations if op.type not in ("Placeholder", "Identity")}  # arguments, results
+            at = {
+                op.device for op in operations if op.type not in ("Placeholder", "Identity")
+            }  # arguments, results
             self.assertEqual(at, {f"/device:{device[1:]}"})
 
     def test_a_batch_on_the_wrong_device_is_rejected(self):
         planned = [self.first_epoch[0].planned]
-        batches = produced_batches(self.silent(planned, MODEL), DATA, PLAIN, traced_once(DATA, PLAIN))
+        batches = produced_batches(
+            self.silent(planned, MODEL), DATA, PLAIN, traced_once(DATA, PLAIN)
+        )
         with self.assertRaisesRegex(PlacementError, f"must be on {DATA}, but found .* on {MODEL}"):
             next(batches)
 
@@ -294,9 +352,13 @@ class PipelineTest(PipelineCase):
 
         def without_f0(waves):
             made = produce(waves)
-            return made._replace(features={name: value for name, value in made.features.items() if name != "f0_hz"})
+            return made._replace(
+                features={name: value for name, value in made.features.items() if name != "f0_hz"}
+            )
 
-        batches = produced_batches(self.silent([self.first_epoch[0].planned]), DATA, PLAIN, without_f0)
+        batches = produced_batches(
+            self.silent([self.first_epoch[0].planned]), DATA, PLAIN, without_f0
+        )
         with self.assertRaisesRegex(TypeError, "^batch after producing: f0_hz is missing$"):
             next(batches)
 
@@ -305,7 +367,12 @@ class SlowFilesTest(PipelineCase):
     def test_batches_keep_their_order_if_the_first_is_read_last(self):
         planned = list(
             planned_batches(
-                self.corpus.plan, self.manifest, Position(), seed=self.SEED, reference_samples=11_008, epochs=1
+                self.corpus.plan,
+                self.manifest,
+                Position(),
+                seed=self.SEED,
+                reference_samples=11_008,
+                epochs=1,
             )
         )
         others_read = threading.Event()
@@ -322,9 +389,13 @@ class SlowFilesTest(PipelineCase):
         def read_rows(rows, starts, samples, padded):
             if isinstance(padded, int):  # references
                 return silence(rows, starts, samples, padded)
-            return tf.ensure_shape(tf.numpy_function(slow_at_first, [rows, padded], tf.int16), [None, None])
+            return tf.ensure_shape(
+                tf.numpy_function(slow_at_first, [rows, padded], tf.int16), [None, None]
+            )
 
-        pairs = self.reader(read_rows, num_workers=3, buffer_size=2, prefetch_buffer_size=3).read(planned, DATA)
+        pairs = self.reader(read_rows, num_workers=3, buffer_size=2, prefetch_buffer_size=3).read(
+            planned, DATA
+        )
         received = [(batch, int(waves["pcm"][0, 0])) for batch, waves in pairs]
         self.assertNotEqual(read[0], planned[0].arrays["row"].tolist())
         self.assertEqual(received, [(batch, int(batch.rows[0])) for batch in planned])
@@ -334,10 +405,16 @@ class SlowFilesTest(PipelineCase):
         for host_batches, uploaded in ((1, 1), (4, 1), (1, 3)):
             with self.subTest(host_batches=host_batches, uploaded=uploaded):
                 source = ObservedSource()
-                reader = self.reader(silence, num_workers=1, buffer_size=host_batches, prefetch_buffer_size=uploaded)
-                with closing(reader.read((planned[number % len(planned)] for number in source), DATA)) as pairs:
+                reader = self.reader(
+                    silence, num_workers=1, buffer_size=host_batches, prefetch_buffer_size=uploaded
+                )
+                with closing(
+                    reader.read((planned[number % len(planned)] for number in source), DATA)
+                ) as pairs:
                     next(pairs)
-                    ahead = 2 + host_batches + uploaded  # with the one that was taken and the one being read
+                    ahead = (
+                        2 + host_batches + uploaded
+                    )  # with the one that was taken and the one being read
                     self.assertTrue(source.wait_for(ahead))
                     self.assertFalse(source.wait_for(ahead + 1, timeout_s=0.05))
 
@@ -345,27 +422,40 @@ class SlowFilesTest(PipelineCase):
         planned = self.planned(2)
         positions = [batch.step.position for batch, _ in self.reader(silence).read(planned, DATA)]
         self.assertEqual(
-            sorted(set(positions)), [Position(e, s) for e in (0, 1) for s in range(self.corpus.plan.steps_per_epoch)]
+            sorted(set(positions)),
+            [Position(e, s) for e in (0, 1) for s in range(self.corpus.plan.steps_per_epoch)],
         )
         self.assertIsNone(next(planned, None))
 
 
 class ReferenceTest(PipelineCase):
-    """References of a quarter of a second from utterances of half a second and more, at random positions."""
+    """References of a quarter of a second from utterances of half a second and more, at random
+    positions.
+    """
 
     SECONDS = tuple(0.6 + 0.01 * i for i in range(9))
 
     def test_a_reference_is_a_random_segment_of_another_utterance_of_the_speaker(self):
         planned = list(
             planned_batches(
-                self.corpus.plan, self.manifest, Position(), seed=self.SEED, reference_samples=5632, epochs=30
+                self.corpus.plan,
+                self.manifest,
+                Position(),
+                seed=self.SEED,
+                reference_samples=5632,
+                epochs=30,
             )
         )
         starts = []
         for plan in planned:
             real = len(plan.rows)
-            references, start = plan.arrays["reference_row"][:real], plan.arrays["reference_start"][:real]
-            np.testing.assert_array_equal(self.manifest.speaker[references], self.manifest.speaker[plan.rows])
+            references, start = (
+                plan.arrays["reference_row"][:real],
+                plan.arrays["reference_start"][:real],
+            )
+            np.testing.assert_array_equal(
+                self.manifest.speaker[references], self.manifest.speaker[plan.rows]
+            )
             self.assertFalse(np.any(references == plan.rows))
             np.testing.assert_array_equal(plan.arrays["reference_samples"][:real], 5632)
             latest = self.manifest.samples[references] - 5632
@@ -383,7 +473,9 @@ class ReferenceTest(PipelineCase):
                     begin, end = planned.arrays["reference_start"][i] + np.array([0, 11_008])
                     wave, _ = soundfile.read(self.manifest.paths[row])
                     self.assertAlmostEqual(frequency(wave[begin:end]), pitch_of(row), delta=2.0)
-                    np.testing.assert_allclose(batch["reference"][i], librosa_log_mel(wave[begin:end]), atol=1e-3)
+                    np.testing.assert_allclose(
+                        batch["reference"][i], librosa_log_mel(wave[begin:end]), atol=1e-3
+                    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Launching independent jobs: with instant programs in place of training, and once with real training."""
+"""Launching independent jobs: with instant programs in place of training, and once with real
+training.
+"""
 
 import contextlib
 import io
@@ -20,10 +22,23 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.jobs import MERGER, main
 from myxtts.commands.merge import parse
 from myxtts.config.load import load
-from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, ModelConfig, PlacementConfig, TeacherConfig
+from myxtts.config.schema import (
+    Config,
+    DataConfig,
+    LocalSGDConfig,
+    ModelConfig,
+    PlacementConfig,
+    TeacherConfig,
+)
 from myxtts.distributed.stop_signals import REPEAT_S
 from myxtts.errors import ConfigError, PlacementError
-from myxtts.local_sgd.job_settings import SHARED_SETTINGS, check_job_settings, job_config, sync_interval, updated
+from myxtts.local_sgd.job_settings import (
+    SHARED_SETTINGS,
+    check_job_settings,
+    job_config,
+    sync_interval,
+    updated,
+)
 from myxtts.local_sgd.jobs import job_devices
 from myxtts.local_sgd.launcher_state import ImmutableSettings, announced, new_state, read_state
 from myxtts.local_sgd.merge_inputs import TASK_SETTINGS
@@ -149,9 +164,13 @@ class Case(unittest.TestCase):
         self.run_folder = self.folder / "runs" / "own"
 
     def argv(self, *flags: str) -> list[str]:
-        fixed = f"--run own --runs-dir {self.folder / 'runs'} --train-data {self.folder / 'corpus' / 'corpus.csv'}"
+        fixed = (
+            f"--run own --runs-dir {self.folder / 'runs'} --train-data"
+            f" {self.folder / 'corpus' / 'corpus.csv'}"
+        )
         fixed += (
-            " --text-frontend characters --validation-fraction 0.2 --max-steps 6 --warmstart-steps 2 --max-restarts 1"
+            " --text-frontend characters --validation-fraction 0.2 --max-steps 6 --warmstart-steps"
+            " 2 --max-restarts 1"
         )
         gpus = [] if "--gpus" in flags else ["--gpus", "0", "1"]
         return [*fixed.split(), "--simulate-gpus", "4", *gpus, *flags]
@@ -160,9 +179,12 @@ class Case(unittest.TestCase):
         """Launch in this process; return exit code, stdout and stderr."""
         return self.launch_with(self.argv(*flags))
 
-    def launch_with(self, argv: list[str], commands: Sequence[Sequence[str]] = ()) -> tuple[int, str, str]:
+    def launch_with(
+        self, argv: list[str], commands: Sequence[Sequence[str]] = ()
+    ) -> tuple[int, str, str]:
         commands = commands or [
-            (sys.executable, "-u", str(self.folder / f"{name}.py")) for name in ("trainer", "merger")
+            (sys.executable, "-u", str(self.folder / f"{name}.py"))
+            for name in ("trainer", "merger")
         ]
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -171,14 +193,18 @@ class Case(unittest.TestCase):
 
     def started(self, *flags: str) -> subprocess.Popen:
         command = [sys.executable, "-c", LAUNCHER, str(self.folder), *self.argv(*flags)]
-        launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        launcher = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for act in (launcher.stdout.close, launcher.wait, launcher.kill):  # the last one first
             self.addCleanup(act)
         return launcher
 
     def fault(self, name: str, kind: str, at: int, once: bool = False) -> None:
         self.run_folder.mkdir(parents=True, exist_ok=True)
-        (self.run_folder / f"{name}.fault").write_text(json.dumps({"kind": kind, "at": at, "once": once}))
+        (self.run_folder / f"{name}.fault").write_text(
+            json.dumps({"kind": kind, "at": at, "once": once})
+        )
 
     def heal(self, name: str) -> None:
         (self.run_folder / f"{name}.fault").unlink()
@@ -191,7 +217,8 @@ class Case(unittest.TestCase):
 
     def reported(self, name: str) -> list[int]:
         return [
-            json.loads(line)["step"] for line in (self.run_folder / name / "metrics.jsonl").read_text().splitlines()
+            json.loads(line)["step"]
+            for line in (self.run_folder / name / "metrics.jsonl").read_text().splitlines()
         ]
 
     def states(self) -> dict[str, tuple[str, int]]:
@@ -204,28 +231,42 @@ class JobsTest(Case):
         code, out, err = self.launch()
         self.assertEqual((code, err), (0, ""))
         self.assertEqual(self.steps("warmstart", "gpu0", "gpu1"), [2, 6, 6])
-        runs = {name: load(self.run_folder / f"{name}.yaml") for name in ("warmstart", "gpu0", "gpu1")}
+        runs = {
+            name: load(self.run_folder / f"{name}.yaml") for name in ("warmstart", "gpu0", "gpu1")
+        }
         self.assertEqual([config.training.seed for config in runs.values()], [0, 0, 1])
-        self.assertEqual([config.training.stop_at_step for config in runs.values()], [2, None, None])
-        self.assertEqual([config.local_sgd for config in runs.values()], [LocalSGDConfig()] * 3)  # no syncs
         self.assertEqual(
-            [Path(config.data.train_data).name for config in runs.values()], ["train.csv", "shard-0.csv", "shard-1.csv"]
+            [config.training.stop_at_step for config in runs.values()], [2, None, None]
+        )
+        self.assertEqual(
+            [config.local_sgd for config in runs.values()], [LocalSGDConfig()] * 3
+        )  # no syncs
+        self.assertEqual(
+            [Path(config.data.train_data).name for config in runs.values()],
+            ["train.csv", "shard-0.csv", "shard-1.csv"],
         )
         for name, config in runs.items():
             self.assertEqual(Path(config.data.val_data).name, "held_out.csv")
             self.assertEqual(config.placement.simulate_gpus, 0)
             seen = self.read(f"{name}/seen.json")
             self.assertEqual((seen["gpus"], seen["resume"]), ("-1", "--resume"))
-        self.assertEqual([self.reported(name) for name in runs], [[1, 2], [3, 4, 5, 6], [3, 4, 5, 6]])
+        self.assertEqual(
+            [self.reported(name) for name in runs], [[1, 2], [3, 4, 5, 6], [3, 4, 5, 6]]
+        )
         forked = read_metadata(self.run_folder / "gpu1/checkpoints/step-000002")
         self.assertEqual((forked["settings"]["run"]["run"], forked["start"]), ("gpu1", "first"))
         arguments = self.read("merged/arguments.json")
-        self.assertEqual(parse(arguments).val_data, runs["warmstart"].data.val_data)  # the flags of `myxtts merge`
+        self.assertEqual(
+            parse(arguments).val_data, runs["warmstart"].data.val_data
+        )  # the flags of `myxtts merge`
         self.assertEqual(
             arguments[:5],
             [
                 "--checkpoints",
-                *(str(self.run_folder / name / "checkpoints/step-000006") for name in ("gpu0", "gpu1")),
+                *(
+                    str(self.run_folder / name / "checkpoints/step-000006")
+                    for name in ("gpu0", "gpu1")
+                ),
                 "--output",
                 str(self.run_folder / "merged"),
             ],
@@ -234,7 +275,8 @@ class JobsTest(Case):
         self.assertIn("merging\n", out)
         self.assertRegex(out, r"gpu1\s+done\s+6 of 6  0\.167\s+2\.00")
         self.assertEqual(
-            sorted(path.stem for path in (self.run_folder / "logs").iterdir())[:2], ["gpu0_training", "gpu1_training"]
+            sorted(path.stem for path in (self.run_folder / "logs").iterdir())[:2],
+            ["gpu0_training", "gpu1_training"],
         )
 
         before = (self.run_folder / "merged/arguments.json").stat().st_mtime_ns
@@ -264,7 +306,8 @@ class JobsTest(Case):
         code, _, err = self.launch(*flags)
         self.assertEqual(code, 1)
         self.assertEqual(
-            [self.states()[name] for name in ("gpu0", "gpu1", "gpu2")], [("done", 0), ("failed", 1), ("done", 0)]
+            [self.states()[name] for name in ("gpu0", "gpu1", "gpu2")],
+            [("done", 0), ("failed", 1), ("done", 0)],
         )
         self.assertIn("error: gpu1: was killed by SIGKILL; its last lines", err)
         self.assertRegex(
@@ -272,7 +315,10 @@ class JobsTest(Case):
             r"the merge lacks gpu1, which failed at step 5 of 6, and with it shard 1 .*"
             r"\(\d utterances, 0\.\d+ minutes\)",
         )
-        self.assertEqual([Path(path).parts[-3] for path in self.read("merged/arguments.json")[1:3]], ["gpu0", "gpu2"])
+        self.assertEqual(
+            [Path(path).parts[-3] for path in self.read("merged/arguments.json")[1:3]],
+            ["gpu0", "gpu2"],
+        )
         self.heal("gpu1")
         self.run_folder.parent.rename(self.folder / "moved")
         self.run_folder = self.folder / "moved" / "own"
@@ -282,7 +328,10 @@ class JobsTest(Case):
         shards = [self.run_folder / "shards" / name for name in ("shard-1.csv", "held_out.csv")]
         self.assertEqual([Path(data.train_data), Path(data.val_data)], shards)
         self.assertIn("merged-1", out)
-        self.assertEqual(len(self.read("merged/arguments.json")), 4 + len(self.read("merged-1/arguments.json")) - 3)
+        self.assertEqual(
+            len(self.read("merged/arguments.json")),
+            4 + len(self.read("merged-1/arguments.json")) - 3,
+        )
 
     def test_job_that_rejects_its_settings_is_not_restarted(self):
         self.fault("gpu1", "refuse", at=4)
@@ -299,7 +348,9 @@ class JobsTest(Case):
         self.assertEqual((code, err.count("the fault was requested")), (2, 1))
         self.assertFalse((self.run_folder / "gpu0").exists())
         self.heal("warmstart")
-        code, _, err = self.launch("--resume", "--validation-fraction", "0.4", "--warmstart-steps", "3")
+        code, _, err = self.launch(
+            "--resume", "--validation-fraction", "0.4", "--warmstart-steps", "3"
+        )
         self.assertEqual((code, err), (0, ""))
         self.assertEqual(self.steps("warmstart"), [3])
         held_out = (self.run_folder / "shards/held_out.csv").read_text().splitlines()
@@ -340,18 +391,30 @@ class JobsTest(Case):
 
     def test_init_from_fixes_settings_and_skips_the_warm_start(self):
         checkpoints = self.folder / "runs/pretrained/checkpoints"
-        settings = Config(data=DataConfig(text_frontend="characters"), model=ModelConfig(model_size="small"))
-        write_checkpoint(checkpoints / "step-000009", [], {"settings": settings.model_dump(mode="json"), "best": None})
-        argv = [flag for flag in self.argv("--init-from", str(checkpoints.parent), "--freeze", "decoder")]
+        settings = Config(
+            data=DataConfig(text_frontend="characters"), model=ModelConfig(model_size="small")
+        )
+        write_checkpoint(
+            checkpoints / "step-000009",
+            [],
+            {"settings": settings.model_dump(mode="json"), "best": None},
+        )
+        argv = [
+            flag
+            for flag in self.argv("--init-from", str(checkpoints.parent), "--freeze", "decoder")
+        ]
         for flag in ("--text-frontend", "--warmstart-steps"):
             del argv[argv.index(flag) : argv.index(flag) + 2]
         code, _, err = self.launch_with(argv)
         self.assertEqual((code, err), (0, ""))
         for name, stop_at in (("warmstart", 0), ("gpu0", None), ("gpu1", None)):
             config = load(self.run_folder / f"{name}.yaml")
-            self.assertEqual((config.data.text_frontend, config.model.model_size), ("characters", "small"))
             self.assertEqual(
-                (config.training.init_from, config.training.freeze), (str(checkpoints.parent), ("decoder",))
+                (config.data.text_frontend, config.model.model_size), ("characters", "small")
+            )
+            self.assertEqual(
+                (config.training.init_from, config.training.freeze),
+                (str(checkpoints.parent), ("decoder",)),
             )
             self.assertEqual(config.training.stop_at_step, stop_at)
 
@@ -371,13 +434,17 @@ class StopTest(Case):
         self.assertRegex(out, r"gpu0\s+running  3 of 6  0\.333\s+2\.00  1\.5 s")
         stop_command = self.started("--stop")
         output, _ = launcher.communicate(timeout=DEADLINE_S)
-        self.assertIn(f"stopped the launcher of {self.run_folder} (process {launcher.pid})", stop_command.stdout.read())
+        self.assertIn(
+            f"stopped the launcher of {self.run_folder} (process {launcher.pid})",
+            stop_command.stdout.read(),
+        )
         self.assertEqual(stop_command.wait(DEADLINE_S), 0)
         self.assertEqual(launcher.returncode, 143, output)
         self.assertIn("stopped by SIGTERM in stage jobs", output)
         self.assertEqual({state for state, _ in self.states().values()}, {"done", "stopped"})
         self.assertEqual(
-            [latest(self.run_folder / name / "checkpoints").name for name in ("gpu0", "gpu1")], ["step-000003"] * 2
+            [latest(self.run_folder / name / "checkpoints").name for name in ("gpu0", "gpu1")],
+            ["step-000003"] * 2,
         )
         self.assertIn("no launcher", self.launch("--stop")[1])
         self.assertEqual(self.launch("--resume")[0], 0)
@@ -419,7 +486,9 @@ class StopTest(Case):
         signals = []
         with (
             ExitStack() as running,
-            mock.patch.object(os, "pidfd_open", side_effect=AttributeError, create=True),  # Linux alone has it
+            mock.patch.object(
+                os, "pidfd_open", side_effect=AttributeError, create=True
+            ),  # Linux alone has it
             mock.patch("os.kill", lambda *signal: (signals.append(signal), running.close())),
         ):
             running.enter_context(announced(self.run_folder))
@@ -431,7 +500,10 @@ class StopTest(Case):
     def test_stop_does_not_signal_a_process_with_the_pid_of_a_killed_launcher(self):
         self.write_state()
         (self.run_folder / "launcher.pid").write_text(f"{os.getpid()}\n")
-        with RunFolder(self.run_folder).locked(), mock.patch("os.kill") as sent:  # by a run that is no launcher
+        with (
+            RunFolder(self.run_folder).locked(),
+            mock.patch("os.kill") as sent,
+        ):  # by a run that is no launcher
             code, out, _ = self.launch("--stop")
         self.assertEqual((code, sent.call_count), (0, 0))
         self.assertIn("no launcher", out)
@@ -448,7 +520,9 @@ class StopTest(Case):
 
     def write_state(self) -> None:
         self.run_folder.mkdir(parents=True)
-        new_state(6, ImmutableSettings(gpus=[0, 1], warmstart_steps=2, sync_every=0, corpus={})).write(self.run_folder)
+        new_state(
+            6, ImmutableSettings(gpus=[0, 1], warmstart_steps=2, sync_every=0, corpus={})
+        ).write(self.run_folder)
 
 
 class SettingsTest(Case):
@@ -464,7 +538,9 @@ class SettingsTest(Case):
         self.assertEqual([config.data.num_workers for config in configs], [2, 7])
         self.assertEqual([config.training.warmup_steps for config in configs], [3, 3])
         for section, name in (pair for settings in TASK_SETTINGS.values() for pair in settings):
-            self.assertIn(name, SHARED_SETTINGS[section])  # or the merge would refuse the jobs after all training
+            self.assertIn(
+                name, SHARED_SETTINGS[section]
+            )  # or the merge would refuse the jobs after all training
         gpu_config.write_text("defaults: [own]\nlocal_sgd: {sync_every: 7}\n")
         code, _, err = self.launch("--config", str(path), "--resume")
         self.assertEqual(code, 2)
@@ -478,14 +554,20 @@ class SettingsTest(Case):
         shared = Config(teacher=TeacherConfig(teacher="runs/voice", texts="a.txt"))
         for name, value in (("texts", "b.txt"), ("teacher_fraction", 0.0)):
             job = updated(shared, teacher={name: value})
-            with self.assertRaisesRegex(ConfigError, f"job.yaml sets {name} to {value} for one job"):
+            with self.assertRaisesRegex(
+                ConfigError, f"job.yaml sets {name} to {value} for one job"
+            ):
                 check_job_settings(shared, job, Path("job.yaml"))
 
     def test_the_text_front_end_is_the_teachers(self):
         voice = Config(data=DataConfig(text_frontend="characters"))
         checkpoints = self.folder / "voice" / "checkpoints"
         checkpoints.mkdir(parents=True)
-        write_checkpoint(checkpoints / "step-000009", [], {"settings": voice.model_dump(mode="json"), "best": None})
+        write_checkpoint(
+            checkpoints / "step-000009",
+            [],
+            {"settings": voice.model_dump(mode="json"), "best": None},
+        )
         teacher = TeacherConfig(teacher=str(checkpoints.parent))
         for data in (DataConfig(), DataConfig(text_frontend="characters")):
             config = with_inherited_settings(Config(data=data, teacher=teacher))
@@ -506,7 +588,12 @@ class SettingsTest(Case):
             "Give --warmstart-steps instead": ["--stop-at-step", "2"],
             "--jobs or --job was given": ["--jobs", "2"],
             "--warmstart-steps 6 was given": ["--warmstart-steps", "6"],
-            "--num-syncs 2 and sync_every 3 were both given": ["--num-syncs", "2", "--sync-every", "3"],
+            "--num-syncs 2 and sync_every 3 were both given": [
+                "--num-syncs",
+                "2",
+                "--sync-every",
+                "3",
+            ],
             "has no independent jobs": ["--status"],
             "nowhere has no checkpoint": ["--init-from", "nowhere"],
         }
@@ -539,27 +626,49 @@ class SettingsTest(Case):
 
     def test_simulation_beside_real_gpus_is_a_warning(self):
         for visible, expected in (
-            ("4,7", "but this process sees 2 GPUs. To train there: --simulate-gpus 0, and --gpus from 0 to 1"),
+            (
+                "4,7",
+                "but this process sees 2 GPUs. To train there: --simulate-gpus 0, and --gpus"
+                " from 0 to 1",
+            ),
             ("4", "but this process sees 1 GPU. To train there: python train_main.py"),
         ):
             with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=visible):
                 _, out, _ = self.launch("--gpus", "1", "1")  # rejected after the warning
-            self.assertEqual(out, f"WARNING        --simulate-gpus 4 trains on the CPU, {expected}\n")
+            self.assertEqual(
+                out, f"WARNING        --simulate-gpus 4 trains on the CPU, {expected}\n"
+            )
 
     def test_a_machine_without_gpus_is_offered_simulated_ones(self):
         with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
             code, out, err = self.launch("--simulate-gpus", "0")
         self.assertEqual((code, out), (2, ""))
-        self.assertIn("sees no GPU. Make some visible, or try it on the CPU with --simulate-gpus 2", err)
+        self.assertIn(
+            "sees no GPU. Make some visible, or try it on the CPU with --simulate-gpus 2", err
+        )
 
     def test_a_resumed_run_without_its_gpus_is_not_said_to_name_them(self):
         self.run_folder.mkdir(parents=True)
-        new_state(6, ImmutableSettings(gpus=[0, 3], warmstart_steps=2, sync_every=0, corpus={})).write(self.run_folder)
-        argv = ["--run", "own", "--runs-dir", str(self.folder / "runs"), "--resume", "--max-steps", "6"]
+        new_state(
+            6, ImmutableSettings(gpus=[0, 3], warmstart_steps=2, sync_every=0, corpus={})
+        ).write(self.run_folder)
+        argv = [
+            "--run",
+            "own",
+            "--runs-dir",
+            str(self.folder / "runs"),
+            "--resume",
+            "--max-steps",
+            "6",
+        ]
         with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,7"):
             code, _, err = self.launch_with(argv)
         self.assertEqual(code, 2)
-        self.assertIn("run 'own' has jobs on GPUs 0 3, but this process sees GPUs 0 to 1. A resumed run keeps", err)
+        self.assertIn(
+            "run 'own' has jobs on GPUs 0 3, but this process sees GPUs 0 to 1. A resumed run"
+            " keeps",
+            err,
+        )
 
     def test_there_are_at_most_num_syncs_syncs(self):
         for total, warmstart, num_syncs, expected in (
@@ -571,20 +680,31 @@ class SettingsTest(Case):
         ):
             every = sync_interval(total, warmstart, num_syncs)
             self.assertEqual(every, expected)
-            ends = {step for step in range(warmstart + 1, total + 1) if step % every == 0 or step == total}
+            ends = {
+                step
+                for step in range(warmstart + 1, total + 1)
+                if step % every == 0 or step == total
+            }
             self.assertLessEqual(len(ends), num_syncs)
 
     def test_a_job_on_the_cpu_keeps_the_settings_of_its_threads(self):
-        shards = CorpusShards(Path("train"), (Path("0"), Path("1")), None, Path(), "", (1, 1), (1.0, 1.0))
+        shards = CorpusShards(
+            Path("train"), (Path("0"), Path("1")), None, Path(), "", (1, 1), (1.0, 1.0)
+        )
         config = Config(
-            placement=PlacementConfig(simulate_gpus=2, observer=0, enable_memory_isolation=True, intra_op_threads=1)
+            placement=PlacementConfig(
+                simulate_gpus=2, observer=0, enable_memory_isolation=True, intra_op_threads=1
+            )
         )
         job = job_config(config, Path("run"), shards, "gpu1", 1, {"jobs": 2})
         self.assertEqual(job.placement, PlacementConfig(intra_op_threads=1))
 
     def test_each_job_sees_only_its_gpu(self):
         with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,7,9"):
-            self.assertEqual([device.environ["CUDA_VISIBLE_DEVICES"] for device in job_devices((2, 0), 0)], ["9", "4"])
+            self.assertEqual(
+                [device.environ["CUDA_VISIBLE_DEVICES"] for device in job_devices((2, 0), 0)],
+                ["9", "4"],
+            )
             with self.assertRaisesRegex(PlacementError, "sees GPUs 0 to 2"):
                 job_devices((0, 3), 0)
         with mock.patch("myxtts.local_sgd.jobs.usable_cores", lambda: [1, 2, 5, 6, 7]):
@@ -595,7 +715,10 @@ class SettingsTest(Case):
 @long
 class RealTrainingTest(Case):
     def test_killed_job_ends_bit_identical_to_an_uninterrupted_run(self):
-        flags = "--simulate-gpus 2 --validation-fraction 0 --validate-every 0 --sample-every 0 --model-size tiny"
+        flags = (
+            "--simulate-gpus 2 --validation-fraction 0 --validate-every 0 --sample-every 0"
+            " --model-size tiny"
+        )
         flags += " --batch-size 2 --log-every 1 --checkpoint-every 2 --keep-checkpoints 9"
         argv = self.argv(*flags.split())
         self.assertEqual(self.launch_with(argv, ((sys.executable, "-c", "exit(2)"), MERGER))[0], 2)
@@ -612,14 +735,23 @@ class RealTrainingTest(Case):
         again = self.run_folder / "again/checkpoints"
         shutil.copytree(self.run_folder / "gpu1/checkpoints/step-000002", again / "step-000002")
         self.train("gpu1", "--run", "again")
-        killed, whole = (dict(arrays_of(latest(self.run_folder / name / "checkpoints"))) for name in ("gpu1", "again"))
+        killed, whole = (
+            dict(arrays_of(latest(self.run_folder / name / "checkpoints")))
+            for name in ("gpu1", "again")
+        )
         self.assertEqual(killed.keys(), whole.keys())
         for name, array in killed.items():
             self.assertEqual(array.tobytes(), whole[name].tobytes(), name)
 
     def train(self, name: str, *flags: str) -> None:
         """Train the run of this name in this process with the toy network."""
-        argv = ["--config", str(self.run_folder / f"{name}.yaml"), "--resume", "--simulate-gpus", str(SIMULATED)]
+        argv = [
+            "--config",
+            str(self.run_folder / f"{name}.yaml"),
+            "--resume",
+            "--simulate-gpus",
+            str(SIMULATED),
+        ]
         with toy_models(), contextlib.redirect_stdout(io.StringIO()):
             self.assertEqual(train.main([*argv, *flags]), 0)
 

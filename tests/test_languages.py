@@ -1,4 +1,6 @@
-"""The languages of a corpus: their scripts, the spelling of their codes, and what is rejected before audio is read."""
+"""The languages of a corpus: their scripts, the spelling of their codes, and what is rejected
+before audio is read.
+"""
 
 import logging
 import unittest
@@ -40,7 +42,9 @@ class Scripts(unittest.TestCase):
         self.assertEqual(scripts_of("fa-latn"), {"Arab", "Latn"})
 
     def test_digits_punctuation_and_shared_letters_are_not_counted(self):
-        self.assertEqual(letters_by_script(["a1, б! ー ʼ", "Б窓"]), {"Latn": 1, "Cyrl": 2, "Hani": 1})
+        self.assertEqual(
+            letters_by_script(["a1, б! ー ʼ", "Б窓"]), {"Latn": 1, "Cyrl": 2, "Hani": 1}
+        )
 
 
 class Corpus(unittest.TestCase):
@@ -63,7 +67,9 @@ class Corpus(unittest.TestCase):
         return load_corpora(config, self.folder / "run", length_rule_of(config))
 
     def test_texts_in_a_script_of_their_language_are_accepted(self):
-        _, _, vocabulary = self.load([(text, language) for language, text in TEXTS.items()], max_rejected=0.0)
+        _, _, vocabulary = self.load(
+            [(text, language) for language, text in TEXTS.items()], max_rejected=0.0
+        )
         self.assertEqual(vocabulary.languages, tuple(sorted(TEXTS)))
 
     def test_texts_in_another_script_are_an_error_that_names_both_scripts_and_a_row(self):
@@ -71,7 +77,9 @@ class Corpus(unittest.TestCase):
             self.load([(TEXTS["en"], "")] * 3, language="fa")
         message = str(raised.exception)
         self.assertIn(
-            "'fa' was requested, which is written in Arabic letters, but 100 % of the letters in its 3", message
+            "'fa' was requested, which is written in Arabic letters, but 100 % of the letters in"
+            " its 3",
+            message,
         )
         self.assertIn("(100 % are Latin)", message)
         self.assertIn(f"line 2 of {self.folder / 'corpus.csv'}: 'The window is open.'", message)
@@ -98,12 +106,16 @@ class Corpus(unittest.TestCase):
         self.assertEqual(self.load(rows)[2].languages, ("en-gb",))
 
     def test_an_unknown_language_is_an_error_before_anything_is_read(self):
-        with self.assertRaisesRegex(DataError, r"mean en\? .* 2 of 2 rows have this language\. An example is line 2"):
+        with self.assertRaisesRegex(
+            DataError, r"mean en\? .* 2 of 2 rows have this language\. An example is line 2"
+        ):
             self.load([(TEXTS["en"], "")] * 2, language="english")
         self.assertFalse((self.folder / "run").exists())
 
     def test_a_few_rows_of_an_unknown_language_are_rejected_alone(self):
-        corpus, _, _ = self.load([(TEXTS["en"], "English"), *[(TEXTS["en"], "en")] * 3], max_rejected=0.25)
+        corpus, _, _ = self.load(
+            [(TEXTS["en"], "English"), *[(TEXTS["en"], "en")] * 3], max_rejected=0.25
+        )
         self.assertEqual(len(corpus.manifest), 3)
         self.assertIn("text cannot be read", (self.folder / "run" / "rejected.csv").read_text())
 

@@ -20,7 +20,10 @@ from tests.fixtures import DEADLINE_S, ends, temporary_folder
 
 ROOT = Path(__file__).parents[1]
 LAUNCHER = ROOT / "utilities" / "launch_workers.py"
-INDEX = "import json, os, signal, sys, time\nindex = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+INDEX = (
+    "import json, os, signal, sys, time\nindex ="
+    " json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+)
 
 
 class LauncherTest(unittest.TestCase):
@@ -28,11 +31,22 @@ class LauncherTest(unittest.TestCase):
         self.folder = temporary_folder(self.addCleanup)
 
     def command(self, source: str, *flags: str) -> list[str]:
-        """Return a command that launches workers with this source, in which `index` is the worker's index."""
+        """Return a command that launches workers with this source, in which `index` is the worker's
+        index.
+        """
         program = self.folder / "program.py"
         program.write_text(INDEX + source)
         flags = flags or ("--workers", "2")
-        return [sys.executable, str(LAUNCHER), "--logs", str(self.folder / "logs"), *flags, "--", str(program), "--x"]
+        return [
+            sys.executable,
+            str(LAUNCHER),
+            "--logs",
+            str(self.folder / "logs"),
+            *flags,
+            "--",
+            str(program),
+            "--x",
+        ]
 
     def run_workers(self, source: str, *flags: str, **environ: str) -> subprocess.CompletedProcess:
         return run(self.command(source, *flags), **environ)
@@ -72,27 +86,43 @@ class LauncherTest(unittest.TestCase):
         self.assertEqual(done.stdout, "[worker 0] 100 %\n[worker 0] end\n")
 
     def test_killed_worker_ends_all_and_is_named_with_its_last_lines(self):
-        source = "print('at step', 7)\n" + "if index == 1: os.kill(os.getpid(), signal.SIGKILL)\n" + NOTICES
+        source = (
+            "print('at step', 7)\n"
+            + "if index == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+            + NOTICES
+        )
         done = self.run_workers(source)
         self.assertEqual(done.returncode, 128 + signal.SIGKILL)
-        self.assertRegex(done.stderr, r"error: worker 1 \(127\.0\.0\.1:\d+\) was killed by SIGKILL; its last lines")
+        self.assertRegex(
+            done.stderr,
+            r"error: worker 1 \(127\.0\.0\.1:\d+\) was killed by SIGKILL; its last lines",
+        )
         self.assertIn("\n  | at step 7\n", done.stderr)
         self.assertIn(str(self.folder / "logs" / "worker-1.log"), done.stderr)
 
     def test_defect_is_reported_as_the_cause_not_the_workers_that_lost_their_peer(self):
-        done = self.run_workers("if index == 1:\n    time.sleep(1.0)\n    raise ValueError('17')\n" + NOTICES)
+        done = self.run_workers(
+            "if index == 1:\n    time.sleep(1.0)\n    raise ValueError('17')\n" + NOTICES
+        )
         self.assertEqual(done.returncode, 1)
         self.assertIn("error: worker 1", done.stderr)
         self.assertIn("  | ValueError: 17", done.stderr)
 
     def test_user_error_is_shown_once(self):
-        done = self.run_workers("print('error: no such corpus', file=sys.stderr)\nsys.exit(2)", "--workers", "3")
+        done = self.run_workers(
+            "print('error: no such corpus', file=sys.stderr)\nsys.exit(2)", "--workers", "3"
+        )
         self.assertEqual(done.returncode, 2)
         self.assertEqual(done.stdout.count("no such corpus"), 1)
-        self.assertRegex(done.stderr, r"^error: worker \d \(\S+\) ended with exit code 2; its message is above")
+        self.assertRegex(
+            done.stderr, r"^error: worker \d \(\S+\) ended with exit code 2; its message is above"
+        )
 
     def test_descendants_of_a_dead_worker_are_killed(self):
-        source = "import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid, flush=True)\nsys.exit(3)"
+        source = (
+            "import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid,"
+            " flush=True)\nsys.exit(3)"
+        )
         done = self.run_workers(source, "--workers", "1")
         self.assertEqual(done.returncode, 3)
         self.assertTrue(ends(int(done.stdout.split()[-1])))
@@ -100,14 +130,20 @@ class LauncherTest(unittest.TestCase):
     def test_ctrl_c_sigterm_and_a_closed_session_let_all_workers_save(self):
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
             with self.subTest(signal=number), self.started(SAVES) as launcher:
-                for _ in range(2 if number == signal.SIGHUP else 1):  # a shell and the kernel each send one
+                for _ in range(
+                    2 if number == signal.SIGHUP else 1
+                ):  # a shell and the kernel each send one
                     launcher.send_signal(number)
                 output, _ = launcher.communicate(timeout=DEADLINE_S)
                 self.assertEqual(launcher.returncode, code)
-                self.assertEqual(sorted(output.splitlines()), ["[worker 0] saved", "[worker 1] saved"])
+                self.assertEqual(
+                    sorted(output.splitlines()), ["[worker 0] saved", "[worker 1] saved"]
+                )
 
     def test_a_signal_that_comes_twice_at_once_kills_nobody(self):
-        with self.started(SAVES.replace("print('saved')", "time.sleep(0.5); print('saved')")) as launcher:
+        with self.started(
+            SAVES.replace("print('saved')", "time.sleep(0.5); print('saved')")
+        ) as launcher:
             for _ in range(2):
                 launcher.send_signal(signal.SIGTERM)
                 time.sleep(0.02)
@@ -132,7 +168,9 @@ class LauncherTest(unittest.TestCase):
             launcher.stdout.close()
             launcher.send_signal(signal.SIGTERM)
             launcher.wait(DEADLINE_S)
-        self.assertEqual([(self.folder / f"saved-{index}").exists() for index in (0, 1)], [True, True])
+        self.assertEqual(
+            [(self.folder / f"saved-{index}").exists() for index in (0, 1)], [True, True]
+        )
 
     def test_a_full_disk_under_a_log_ends_no_worker(self):
         (self.folder / "logs").mkdir()
@@ -141,7 +179,9 @@ class LauncherTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         for line in ("[worker 0] a", "[worker 0] b", "[worker 1] b"):
             self.assertIn(line, done.stdout)
-        self.assertEqual((done.stdout + done.stderr).count("worker-0.log cannot be written: No space left"), 1)
+        self.assertEqual(
+            (done.stdout + done.stderr).count("worker-0.log cannot be written: No space left"), 1
+        )
 
     def test_worker_that_fails_to_save_is_named(self):
         with self.started(SAVES.replace("print('saved')", "1 / index")) as launcher:
@@ -168,11 +208,19 @@ class LauncherTest(unittest.TestCase):
         self.assertTrue(all(ends(pid) for pid in self.pids))
 
     def started(self, source: str, *prefix: str) -> subprocess.Popen:
-        """Start a launcher; return it once its workers have run this source, printed their PIDs, and sleep."""
+        """Start a launcher; return it once its workers have run this source, printed their PIDs,
+        and sleep.
+        """
         command = [*prefix, *self.command(source + "\nprint('pid', os.getpid())\ntime.sleep(600)")]
-        heed_hangup = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+        heed_hangup = partial(
+            signal.signal, signal.SIGHUP, signal.SIG_DFL
+        )  # these tests may run under nohup
         launcher = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heed_hangup
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=heed_hangup,
         )
         self.pids = []
         while len(self.pids) < 2:
@@ -187,7 +235,9 @@ class LauncherTest(unittest.TestCase):
             self.skipTest("one core")
         flags = ("--workers", "2", "--cores-per-worker", "1")
         done = self.run_workers("print(*os.sched_getaffinity(0))", *flags)
-        self.assertEqual(sorted(done.stdout.splitlines()), [f"[worker {i}] {cores[i]}" for i in (0, 1)])
+        self.assertEqual(
+            sorted(done.stdout.splitlines()), [f"[worker {i}] {cores[i]}" for i in (0, 1)]
+        )
         done = self.run_workers("", "--workers", "2", "--cores-per-worker", str(len(cores)))
         self.assertEqual(done.returncode, 2)
         self.assertIn(f"may use {len(cores)} cores", done.stderr)
@@ -197,7 +247,9 @@ class LauncherTest(unittest.TestCase):
         for each, seen in (("2", ["4,5", "6,7"]), ("0", ["-1", "-1"])):
             flags = ("--workers", "2", "--gpus-per-worker", each)
             done = self.run_workers(source, *flags, CUDA_VISIBLE_DEVICES="4,5,6,7")
-            self.assertEqual(sorted(done.stdout.splitlines()), [f"[worker {i}] {seen[i]}" for i in (0, 1)])
+            self.assertEqual(
+                sorted(done.stdout.splitlines()), [f"[worker {i}] {seen[i]}" for i in (0, 1)]
+            )
         done = self.run_workers(source, "--gpus-per-worker", "1", CUDA_VISIBLE_DEVICES="4")
         self.assertEqual(done.returncode, 2)
         self.assertIn("sees 1 GPUs", done.stderr)
@@ -215,7 +267,10 @@ class OutputReaderTest(unittest.TestCase):
                 self.assertTrue(0 < lines <= READ_BYTES * MAX_READS / len("y\n"), lines)
 
     def test_a_line_that_is_written_again_and_again_takes_no_memory(self):
-        program = "import sys\nfor n in range(99_999): sys.stdout.write(f'\\r{n} %')\nprint('\\rdone', end='\\r\\n')"
+        program = (
+            "import sys\nfor n in range(99_999): sys.stdout.write(f'\\r{n} %')\nprint('\\rdone',"
+            " end='\\r\\n')"
+        )
         with open(os.devnull, "wb") as log, OutputReader() as output:
             child = ChildProcess([sys.executable, "-c", program], log, "bar", {})
             self.addCleanup(child.kill)
@@ -228,8 +283,13 @@ class OutputReaderTest(unittest.TestCase):
 
     def test_letters_that_stdout_lacks_are_escaped(self):
         environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
-        code = "from myxtts.commands.console import report_errors; report_errors(lambda: print('caf\\xe9'))"
-        done = subprocess.run([sys.executable, "-c", code], cwd=LAUNCHER.parents[1], env=environ, capture_output=True)
+        code = (
+            "from myxtts.commands.console import report_errors; report_errors(lambda:"
+            " print('caf\\xe9'))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=LAUNCHER.parents[1], env=environ, capture_output=True
+        )
         self.assertEqual((done.stdout, done.stderr), (b"caf\\xe9\n", b""))
 
 
@@ -239,7 +299,12 @@ class MistakeTest(unittest.TestCase):
             "no program was given": ["--workers", "2"],
             "there is no such file": ["--workers", "2", "--", "nowhere.py"],
             "there is no such module": ["--workers", "2", "--", "-m", "nowhere"],
-            "--workers is '0', but must be a whole number from 1 to 1000.": ["--workers", "0", "--", str(LAUNCHER)],
+            "--workers is '0', but must be a whole number from 1 to 1000.": [
+                "--workers",
+                "0",
+                "--",
+                str(LAUNCHER),
+            ],
             "not allowed with": ["--workers", "2", "--nodes", "a:1", "--", str(LAUNCHER)],
             "--node-rank is missing": ["--nodes", "a:1,b:2", "--", str(LAUNCHER)],
             "--node-rank is 2": ["--nodes", "a:1,b:2", "--node-rank", "2", "--", str(LAUNCHER)],
@@ -272,7 +337,9 @@ STUCK = "def handler(number, frame):\n    print('asked')\n    time.sleep(600)" +
 
 def run(command: list[str], **environ: str) -> subprocess.CompletedProcess:
     env = {**os.environ, **environ}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+    return subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE_S
+    )
 
 
 if __name__ == "__main__":

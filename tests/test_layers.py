@@ -1,4 +1,6 @@
-"""Modules import only from lower layers, and modules that must start fast do not import TensorFlow."""
+"""Modules import only from lower layers, and modules that must start fast do not import
+TensorFlow.
+"""
 
 import ast
 import re
@@ -25,7 +27,9 @@ ROWS = (
     ("tasks",),
     ("training",),
     ("local_sgd.averaging", "local_sgd.sync_folder"),
-    ("local_sgd.sync",),  # part of a run; the rest of local_sgd starts runs and merges their checkpoints
+    (
+        "local_sgd.sync",
+    ),  # part of a run; the rest of local_sgd starts runs and merges their checkpoints
     ("recognition", "synthesis"),
     ("evaluation",),
     ("run",),
@@ -100,7 +104,9 @@ class LayersTest(unittest.TestCase):
         for path in _modules():
             for line, target in _project_imports(path):
                 with self.subTest(file=str(path.relative_to(ROOT)), line=line, imports=target):
-                    self.assertTrue(_may_import(_unit(path), target), f"{_unit(path)} may not import {target}")
+                    self.assertTrue(
+                        _may_import(_unit(path), target), f"{_unit(path)} may not import {target}"
+                    )
 
     def test_import_from_the_same_or_a_higher_row_is_rejected(self):
         self.assertTrue(_may_import("data", "data"))
@@ -126,7 +132,11 @@ class LayersTest(unittest.TestCase):
                 self.assertEqual(targets, ["data"])
 
     def test_init_files_are_empty(self):
-        full = [str(path.relative_to(ROOT)) for path in PACKAGE.rglob("__init__.py") if path.read_text().strip()]
+        full = [
+            str(path.relative_to(ROOT))
+            for path in PACKAGE.rglob("__init__.py")
+            if path.read_text().strip()
+        ]
         self.assertEqual(full, [])
 
     def test_private_tensorflow_modules_are_imported_in_one_module_only(self):
@@ -140,16 +150,25 @@ class LayersTest(unittest.TestCase):
         names = [name for found in modules.values() for name in found]
         source = f"import sys, importlib\nfor name in {names}:\n    importlib.import_module(name)\n"
         source += "    assert not {'tensorflow', 'keras'} & set(sys.modules), name\n"
-        done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_every_imported_package_is_required(self):
         files = [path.read_text(encoding="utf-8") for path in ROOT.glob("requirements*.txt")]
-        required = {name.lower() for text in files for name in re.findall(r"^[A-Za-z][\w-]*", text, re.MULTILINE)}
+        required = {
+            name.lower()
+            for text in files
+            for name in re.findall(r"^[A-Za-z][\w-]*", text, re.MULTILINE)
+        }
         imported = {name.partition(".")[0] for path in _modules() for name in _imported_names(path)}
         imported -= {*sys.stdlib_module_names, "myxtts"}
         self.assertIn("numpy", imported)
-        self.assertEqual({PYPI_NAMES.get(name, name).lower().replace("_", "-") for name in imported} - required, set())
+        self.assertEqual(
+            {PYPI_NAMES.get(name, name).lower().replace("_", "-") for name in imported} - required,
+            set(),
+        )
 
     def test_autograph_is_off_everywhere(self):
         left = []
@@ -176,7 +195,11 @@ class LayersTest(unittest.TestCase):
 
 
 def _modules() -> list[Path]:
-    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or path.name != "__init__.py"]
+    return [
+        path
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.parent != PACKAGE or path.name != "__init__.py"
+    ]
 
 
 def _unit(path: Path) -> str:
@@ -185,7 +208,9 @@ def _unit(path: Path) -> str:
 
 
 def _entry(name: str) -> str:
-    """Return the longest entry of ROWS that is a prefix of a dotted name under myxtts, else its first part."""
+    """Return the longest entry of ROWS that is a prefix of a dotted name under myxtts, else its
+    first part.
+    """
     parts = name.split(".")
     prefixes = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
     return next((prefix for prefix in prefixes if prefix in HEIGHT), parts[0])
@@ -217,12 +242,18 @@ def _imported_names(path: Path) -> Iterator[str]:
 
 
 def _imports(tree: ast.AST, parents: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Yield (line, unit) of each import from this repository, at any depth of a module in `parents`."""
+    """Yield (line, unit) of each import from this repository, at any depth of a module in
+    `parents`.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            origin = [*parents[: len(parents) + 1 - node.level], node.module] if node.level else [node.module]
+            origin = (
+                [*parents[: len(parents) + 1 - node.level], node.module]
+                if node.level
+                else [node.module]
+            )
             module = ".".join(filter(None, origin))
             names = [f"{module}.{alias.name}" for alias in node.names]
         else:

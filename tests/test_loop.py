@@ -1,4 +1,6 @@
-"""The order of hooks, reports and checkpoints between steps, with a state and a step that only count."""
+"""The order of hooks, reports and checkpoints between steps, with a state and a step that only
+count.
+"""
 
 import contextlib
 import signal
@@ -55,7 +57,8 @@ class Recorder(PeriodicHook):
 
 
 class CountingFeed:
-    """One replica's batches, named by their numbers from 1, in steps of `microbatches`, by `producers` in turn.
+    """One replica's batches, named by their numbers from 1, in steps of `microbatches`, by
+    `producers` in turn.
 
     Raises `error` after `fail_after` batches. It is ready but for the batches in `late`.
     """
@@ -63,7 +66,11 @@ class CountingFeed:
     error: Exception = DataError("utterance 'a' cannot be read")
 
     def __init__(
-        self, fail_after: int | None = None, microbatches: int = 1, late: Collection[int] = (), producers: int = 1
+        self,
+        fail_after: int | None = None,
+        microbatches: int = 1,
+        late: Collection[int] = (),
+        producers: int = 1,
     ):
         self.taken, self._producers = 0, producers
         self._fail_after, self._microbatches, self._late = fail_after, microbatches, late
@@ -76,14 +83,18 @@ class CountingFeed:
         if self.taken == self._fail_after:
             raise self.error
         self.taken += 1
-        step = SimpleNamespace(audio_s=1.0, padded_s=2.0, bucket=0, position=SimpleNamespace(epoch=0))
+        step = SimpleNamespace(
+            audio_s=1.0, padded_s=2.0, bucket=0, position=SimpleNamespace(epoch=0)
+        )
         planned = SimpleNamespace(step=step, last=self.taken % self._microbatches == 0)
         times = Times(0.0, 0.0, 0.0, f"/GPU:{self.taken % self._producers}")
         return (SimpleNamespace(planned=planned, features=self.taken, times=times),)
 
 
 class CountingStep:
-    """A step whose outcome is its number. It hands over batches as they are, and records all calls."""
+    """A step whose outcome is its number. It hands over batches as they are, and records
+    all calls.
+    """
 
     def __init__(self):
         self.calls = []
@@ -140,7 +151,17 @@ class LoopTest(unittest.TestCase):
     def setUp(self):
         self.state, self.step, self.calls, self.saved = CountingState(), CountingStep(), [], []
 
-    def train(self, hooks, steps=4, log_every=100, checkpoint_every=0, feed=None, clock=None, observer=None, stop=None):
+    def train(
+        self,
+        hooks,
+        steps=4,
+        log_every=100,
+        checkpoint_every=0,
+        feed=None,
+        clock=None,
+        observer=None,
+        stop=None,
+    ):
         schedule = Schedule(steps, log_every, checkpoint_every, lambda step: 1.0, lambda step: 0.9)
 
         def save(state, validation_loss):
@@ -149,7 +170,17 @@ class LoopTest(unittest.TestCase):
 
         clock = clock or NoTimes()
         feed = feed or CountingFeed()
-        loop.train(self.state, self.step, feed, schedule, hooks, save, clock, stop or StopRequest(), observer)
+        loop.train(
+            self.state,
+            self.step,
+            feed,
+            schedule,
+            hooks,
+            save,
+            clock,
+            stop or StopRequest(),
+            observer,
+        )
         return clock
 
     def recorder(self, every, name, error=None):
@@ -161,11 +192,15 @@ class LoopTest(unittest.TestCase):
 
     def test_a_hook_is_called_after_the_last_step_unless_its_period_is_0(self):
         self.train([self.recorder(3, "third"), self.recorder(0, "off")], steps=5)
-        self.assertEqual([call for call in self.calls if call[0] != "save"], [("third", 3), ("third", 5)])
+        self.assertEqual(
+            [call for call in self.calls if call[0] != "save"], [("third", 3), ("third", 5)]
+        )
 
     def test_pauses_are_counted_by_kind(self):
         clock = self.train([self.recorder(1, "a")], steps=2)
-        self.assertEqual(set(clock.pauses_s), {"other hooks", "checkpoints", "observer", "first step"})
+        self.assertEqual(
+            set(clock.pauses_s), {"other hooks", "checkpoints", "observer", "first step"}
+        )
         self.assertEqual(clock.total().steps, 1)  # the first step is none of them
 
     def test_first_hand_over_from_each_data_device_is_part_of_no_interval(self):
@@ -177,13 +212,20 @@ class LoopTest(unittest.TestCase):
 
     def test_validation_asks_for_a_checkpoint_only_if_its_loss_is_the_best(self):
         losses = iter([2.0, 3.0])
-        validate = Validate(2, lambda state: {"loss": next(losses)}, lambda loss: loss < 2.5, Recorder(0, "report", []))
+        validate = Validate(
+            2,
+            lambda state: {"loss": next(losses)},
+            lambda loss: loss < 2.5,
+            Recorder(0, "report", []),
+        )
         self.train([validate], steps=4)
         self.assertEqual(self.saved, [(2, 2.0), (4, 3.0)])  # the last step is saved in any case
 
     def test_a_report_includes_the_metrics_of_earlier_hooks(self):
         reports = []
-        reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, dict(metrics))))
+        reporter = SimpleNamespace(
+            write=lambda step, metrics: reports.append((step, dict(metrics)))
+        )
         report = Report(reporter, lambda step, metrics: None)
         validate = Validate(2, lambda state: {"loss": 7.0}, lambda loss: False, report)
         self.train([validate, report], steps=3, log_every=3)
@@ -196,20 +238,28 @@ class LoopTest(unittest.TestCase):
             raise DataError("a held-out file is gone")
 
         reports = []
-        reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, metrics["loss"])))
+        reporter = SimpleNamespace(
+            write=lambda step, metrics: reports.append((step, metrics["loss"]))
+        )
         report = Report(reporter, lambda step, metrics: None)
         with self.assertRaises(DataError):
-            self.train([Validate(2, fail, lambda loss: False, report), report], steps=4, log_every=2)
+            self.train(
+                [Validate(2, fail, lambda loss: False, report), report], steps=4, log_every=2
+            )
         self.assertEqual((reports, self.saved), ([(2, 2.0)], [(2, None)]))
 
     def test_an_error_of_a_later_hook_loses_no_validation(self):
-        validate = Validate(2, lambda state: {"loss": 2.0}, lambda loss: True, Recorder(0, "report", []))
+        validate = Validate(
+            2, lambda state: {"loss": 2.0}, lambda loss: True, Recorder(0, "report", [])
+        )
         with self.assertRaisesRegex(DataError, "samples"):
             self.train([validate, self.recorder(2, "samples", DataError("no samples"))], steps=4)
         self.assertEqual(self.saved, [(2, 2.0)])
 
     def test_the_loss_of_a_validation_belongs_to_its_step_alone(self):
-        validate = Validate(2, lambda state: {"loss": 2.0}, lambda loss: False, Recorder(0, "report", []))
+        validate = Validate(
+            2, lambda state: {"loss": 2.0}, lambda loss: False, Recorder(0, "report", [])
+        )
         with self.assertRaises(DataError):
             self.train([validate], steps=9, feed=CountingFeed(fail_after=3))
         self.assertEqual(self.saved, [(3, None)])
@@ -220,7 +270,9 @@ class LoopTest(unittest.TestCase):
 
         def hooks(every):
             periods = {VALIDATION: 2, SAMPLES: every}
-            validate = Validate(2, lambda state: {"loss": 2.0}, lambda loss: True, Recorder(0, "report", []))
+            validate = Validate(
+                2, lambda state: {"loss": 2.0}, lambda loss: True, Recorder(0, "report", [])
+            )
             return [NoteDue(periods), validate, WriteSamples(every, fail)]
 
         self.state.averaged_weights = contextlib.nullcontext
@@ -233,8 +285,13 @@ class LoopTest(unittest.TestCase):
 
     def test_a_report_counts_the_updates_that_were_skipped_since_the_one_before(self):
         reports = []
-        self.step.read = lambda outcome: {"loss": 1.0, "skipped_updates": {2: 1.0, 4: 1.0, 6: 4.0}[outcome]}
-        reporter = SimpleNamespace(write=lambda step, metrics: reports.append(metrics["skipped_updates"]))
+        self.step.read = lambda outcome: {
+            "loss": 1.0,
+            "skipped_updates": {2: 1.0, 4: 1.0, 6: 4.0}[outcome],
+        }
+        reporter = SimpleNamespace(
+            write=lambda step, metrics: reports.append(metrics["skipped_updates"])
+        )
         self.train([Report(reporter, lambda step, metrics: None)], steps=6, log_every=2)
         self.assertEqual(reports, [1.0, 0.0, 3.0])
 
@@ -249,38 +306,58 @@ class LoopTest(unittest.TestCase):
         self.train([report, Pausing(3, "pausing", [])], steps=5, log_every=1, clock=NoTimes(time))
         self.assertEqual([metrics["pause_s"] for metrics in reports], [0.0, 0.0, 0.0, 10.0, 0.0])
         # The first step counts in no mean.
-        self.assertEqual([metrics["remaining_s"] for metrics in reports], [0.0, 0.0, 0.0, 10.0 / 3.0, 0.0])
+        self.assertEqual(
+            [metrics["remaining_s"] for metrics in reports], [0.0, 0.0, 0.0, 10.0 / 3.0, 0.0]
+        )
 
     def test_an_observation_has_a_checkpoint_and_its_result_belongs_to_its_step(self):
         observer, provisional = DelayedObserver(self.state, 3, self.calls), []
-        self.train([Observe({VALIDATION: 4}, observer, observer, provisional.append)], steps=9, observer=observer)
+        self.train(
+            [Observe({VALIDATION: 4}, observer, observer, provisional.append)],
+            steps=9,
+            observer=observer,
+        )
         first = [("snapshot", 4), ("save", 4), ("result of 4", 7)]
         second = [("snapshot", 8), ("save", 8), ("result of 8", 9)]  # for which the third one waits
-        self.assertEqual(self.calls, [*first, *second, ("snapshot", 9), ("save", 9), ("result of 9", 9)])
+        self.assertEqual(
+            self.calls, [*first, *second, ("snapshot", 9), ("save", 9), ("result of 9", 9)]
+        )
         self.assertEqual((provisional, self.state.observing), ([4, 8], ()))
 
-    def test_an_error_of_the_observer_ends_the_run_after_a_checkpoint_and_leaves_the_observation_to_repeat(self):
+    def test_an_error_of_the_observer_ends_the_run_after_a_checkpoint_and_leaves_the_observation_to_repeat(
+        self,
+    ):
         for error in (DataError("held-out file"), ObserverFailed("defect")):
             self.setUp()
             observer = DelayedObserver(self.state, 2, self.calls, error)
             with self.assertRaises(type(error)):
                 self.train(
-                    [Observe({VALIDATION: 3}, observer, observer, lambda step: None)], steps=9, observer=observer
+                    [Observe({VALIDATION: 3}, observer, observer, lambda step: None)],
+                    steps=9,
+                    observer=observer,
                 )
             self.assertEqual(self.calls, [("snapshot", 3), ("save", 3), ("save", 5)])
             self.assertEqual(self.state.observing, (Observation(3, (VALIDATION,)),))
 
-    def test_workers_look_for_a_request_to_stop_after_the_same_steps_whatever_the_observer_of_the_chief_does(self):
+    def test_workers_look_for_a_request_to_stop_after_the_same_steps_whatever_the_observer_of_the_chief_does(
+        self,
+    ):
         class AskingObserver(DelayedObserver):
             def wait(self, is_stopped, due_step=None):
-                return not any(is_stopped() for _ in range(5)) and super().wait(is_stopped, due_step)
+                return not any(is_stopped() for _ in range(5)) and super().wait(
+                    is_stopped, due_step
+                )
 
         reads = {}
         for is_chief in (True, False):
             self.setUp()
             steps = reads[is_chief] = []
             observer = AskingObserver(self.state, 3, self.calls) if is_chief else None
-            hooks = [Observe({VALIDATION: 2}, observer, observer, lambda step: None)] if observer else []
+            hooks = (
+                [Observe({VALIDATION: 2}, observer, observer, lambda step: None)]
+                if observer
+                else []
+            )
             stop = SharedStopRequest(lambda outcome, steps=steps: steps.append(self.state.step))
             self.train(hooks, steps=9, observer=observer, stop=stop)
         self.assertEqual(reads, {True: [4, 8], False: [4, 8]})
@@ -302,10 +379,15 @@ class LoopTest(unittest.TestCase):
     def test_validation_and_samples_of_a_step_are_one_observation(self):
         observer = DelayedObserver(self.state, 9, self.calls)
         self.train(
-            [Observe({VALIDATION: 2, SAMPLES: 4}, observer, observer, lambda step: None)], steps=5, observer=observer
+            [Observe({VALIDATION: 2, SAMPLES: 4}, observer, observer, lambda step: None)],
+            steps=5,
+            observer=observer,
         )
         both = VALIDATION, SAMPLES
-        self.assertEqual(observer.begun, [Observation(2, (VALIDATION,)), Observation(4, both), Observation(5, both)])
+        self.assertEqual(
+            observer.begun,
+            [Observation(2, (VALIDATION,)), Observation(4, both), Observation(5, both)],
+        )
 
     def test_an_error_of_a_batch_or_a_hook_saves_the_steps_before_it(self):
         with self.assertRaisesRegex(DataError, "utterance 'a'"):
@@ -402,9 +484,19 @@ class LoopTest(unittest.TestCase):
         clock = self.train([], steps=5, feed=LateFeed(late=(1, 4)), clock=NoTimes(time))
         self.assertEqual(
             self.step.calls,
-            [("hand over", 1), (1, 1, 2), (2, 2, 3), ("synchronize", 2), (3, 3, 4), (4, 4, 5), (5, 5, 5)],
+            [
+                ("hand over", 1),
+                (1, 1, 2),
+                (2, 2, 3),
+                ("synchronize", 2),
+                (3, 3, 4),
+                (4, 4, 5),
+                (5, 5, 5),
+            ],
         )
-        self.assertEqual((clock.total().wait_s, clock.total().busy_s), (2.0, 7.0))  # the first step is not counted
+        self.assertEqual(
+            (clock.total().wait_s, clock.total().busy_s), (2.0, 7.0)
+        )  # the first step is not counted
 
 
 if __name__ == "__main__":

@@ -47,7 +47,9 @@ class Pair(keras.Model):
 
     def loss_groups(self):
         return {
-            "model": LossGroup(("fit", "fool"), [self.network], rising=("fool",), rise_steps=self.rise_steps),
+            "model": LossGroup(
+                ("fit", "fool"), [self.network], rising=("fool",), rise_steps=self.rise_steps
+            ),
             "critic": LossGroup(("judge",), [self.critic], learning_rate_ratio=RATIO, beta_1=0.8),
         }
 
@@ -73,13 +75,20 @@ def built(clip=0.0, accumulation=1, rise_steps=0, precision="float32", replicas=
 
 
 def run(step, *batches, number=1, learning_rate=1e-3):
-    return step.read(take_step(step, [[on_device(batch)] for batch in batches], number, learning_rate, 0.9))
+    return step.read(
+        take_step(step, [[on_device(batch)] for batch in batches], number, learning_rate, 0.9)
+    )
 
 
 def gradients_of(state) -> list[float]:
     """Return what each optimizer received in its first step, from Adam's first moment."""
-    moments = (next(v for v in group.optimizer.variables if "momentum" in v.path) for group in state.groups)
-    return [float(v.numpy()) / (1 - group.spec.beta_1) for v, group in zip(moments, state.groups, strict=True)]
+    moments = (
+        next(v for v in group.optimizer.variables if "momentum" in v.path) for group in state.groups
+    )
+    return [
+        float(v.numpy()) / (1 - group.spec.beta_1)
+        for v, group in zip(moments, state.groups, strict=True)
+    ]
 
 
 class Gradients(unittest.TestCase):
@@ -89,18 +98,31 @@ class Gradients(unittest.TestCase):
         np.testing.assert_allclose(gradients_of(state), [FIT + FOOL, JUDGE], rtol=1e-5)
         self.assertEqual(
             list(outcome),
-            ["fit", "fool", "judge", "loss", "gradient_norm", "loss_critic", "gradient_norm_critic"],
+            [
+                "fit",
+                "fool",
+                "judge",
+                "loss",
+                "gradient_norm",
+                "loss_critic",
+                "gradient_norm_critic",
+            ],
         )
         score = B * A * X
         expected = [(A * X) ** 2, score, (score - 1) ** 2, (A * X) ** 2 + score, abs(FIT + FOOL)]
-        np.testing.assert_allclose([*outcome.values()], [*expected, (score - 1) ** 2, abs(JUDGE)], rtol=1e-5)
+        np.testing.assert_allclose(
+            [*outcome.values()], [*expected, (score - 1) ** 2, abs(JUDGE)], rtol=1e-5
+        )
 
     def test_both_groups_are_updated_from_the_same_forward_pass_at_their_own_rates(self):
         state, step = built()
         run(step, features(ROWS), learning_rate=1e-3)
-        # Adam's first step is the rate against the sign of the gradient: both judged the weights before the step.
+        # Adam's first step is the rate against the sign of the gradient: both judged the weights
+        # before the step.
         change = [float(state.model.network) - A, float(state.model.critic) - B]
-        np.testing.assert_allclose(change, [-1e-3 * np.sign(FIT + FOOL), -RATIO * 1e-3 * np.sign(JUDGE)], rtol=1e-3)
+        np.testing.assert_allclose(
+            change, [-1e-3 * np.sign(FIT + FOOL), -RATIO * 1e-3 * np.sign(JUDGE)], rtol=1e-3
+        )
 
     def test_each_group_is_clipped_by_its_own_norm(self):
         state, step = built(clip=2.5)
@@ -108,7 +130,10 @@ class Gradients(unittest.TestCase):
         np.testing.assert_allclose(gradients_of(state), [2.5, max(JUDGE, -2.5)], rtol=1e-5)
 
     def test_accumulated_microbatches_and_replicas_match_one_batch(self):
-        batch, second = features(ROWS), make_replicas((Route("/CPU:0", "/CPU:0"), Route("/CPU:1", "/CPU:1")))
+        batch, second = (
+            features(ROWS),
+            make_replicas((Route("/CPU:0", "/CPU:0"), Route("/CPU:1", "/CPU:1"))),
+        )
         halves = [rows_of(batch, slice(0, 1)), rows_of(batch, slice(1, 4))]
         for rise_steps in (0, RISE_STEPS):
             results = []
@@ -117,10 +142,16 @@ class Gradients(unittest.TestCase):
             parts, step = built(accumulation=2, rise_steps=rise_steps)
             results.append((run(step, *halves, number=3), gradients_of(parts)))
             replicated, step = built(rise_steps=rise_steps, replicas=second)
-            pair = [on_device(half, device) for half, device in zip(halves, second.devices, strict=True)]
-            results.append((step.read(take_step(step, [pair], 3, 1e-3, 0.9)), gradients_of(replicated)))
+            pair = [
+                on_device(half, device) for half, device in zip(halves, second.devices, strict=True)
+            ]
+            results.append(
+                (step.read(take_step(step, [pair], 3, 1e-3, 0.9)), gradients_of(replicated))
+            )
             for outcome, gradients in results[1:]:
-                np.testing.assert_allclose([*outcome.values()], [*results[0][0].values()], rtol=1e-5)
+                np.testing.assert_allclose(
+                    [*outcome.values()], [*results[0][0].values()], rtol=1e-5
+                )
                 np.testing.assert_allclose(gradients, results[0][1], rtol=1e-5)
 
     def test_rising_losses_count_in_proportion_to_the_steps_done(self):
@@ -139,7 +170,9 @@ class LossScales(unittest.TestCase):
         critic.optimizer.dynamic_scale.assign(3e38)
         outcome = run(step, features(ROWS))
         self.assertEqual(state.bad_step.numpy(), 0)
-        self.assertEqual((int(network.optimizer.iterations), int(critic.optimizer.iterations)), (1, 0))
+        self.assertEqual(
+            (int(network.optimizer.iterations), int(critic.optimizer.iterations)), (1, 0)
+        )
         self.assertAlmostEqual(outcome["gradient_norm"], abs(FIT + FOOL), 3)
         self.assertFalse(np.isfinite(outcome["gradient_norm_critic"]))
         self.assertEqual(float(network.optimizer.dynamic_scale), 2.0**15)
@@ -166,8 +199,14 @@ class State(unittest.TestCase):
         model = Pair()
         for groups in (
             {"model": LossGroup(("fit",), [model.network])},
-            {"critic": LossGroup(("judge",), [model.critic]), "model": LossGroup(("fit",), [model.network])},
-            {"model": LossGroup(("fit",), [model.network]), "critic": LossGroup(("judge",), model.variables)},
+            {
+                "critic": LossGroup(("judge",), [model.critic]),
+                "model": LossGroup(("fit",), [model.network]),
+            },
+            {
+                "model": LossGroup(("fit",), [model.network]),
+                "critic": LossGroup(("judge",), model.variables),
+            },
         ):
             model.loss_groups = lambda groups=groups: groups
             with self.assertRaisesRegex(ValueError, "not a partition"):
@@ -199,18 +238,29 @@ class Checkpoints(unittest.TestCase):
     def test_a_merge_averages_every_group(self):
         states = [self.written(name, rate)[0] for name, rate in (("first", 1e-3), ("second", 3e-3))]
         inputs = [
-            SimpleNamespace(checkpoint=self.folder / name, weights_file=self.folder / name / "averages.npz")
+            SimpleNamespace(
+                checkpoint=self.folder / name, weights_file=self.folder / name / "averages.npz"
+            )
             for name in ("first", "second")
         ]
         config = SimpleNamespace(training=SimpleNamespace(ema_decay=0.9))
-        groups = {name: dict(arrays) for name, arrays in averaged_groups([(each, 1.0) for each in inputs], config)}
+        groups = {
+            name: dict(arrays)
+            for name, arrays in averaged_groups([(each, 1.0) for each in inputs], config)
+        }
         self.assertEqual(set(groups), {"model", "critic", "averages", "optimizer"})
-        for group, name in (("model", "pair/network"), ("critic", "pair/critic"), ("averages", "pair/network")):
+        for group, name in (
+            ("model", "pair/network"),
+            ("critic", "pair/critic"),
+            ("averages", "pair/network"),
+        ):
             mean = np.mean([dict(state.arrays(group))[name] for state in states])
             self.assertAlmostEqual(float(groups[group][name]), mean, 6)
 
     def synced(self, name: str, **options) -> Job:
-        """Return the first of two synced jobs: 1 and 3 were added to their weights, and set in their optimizers."""
+        """Return the first of two synced jobs: 1 and 3 were added to their weights, and set in
+        their optimizers.
+        """
 
         def build(seed):
             with replicas_on(MODEL).scope():
@@ -235,7 +285,9 @@ class Checkpoints(unittest.TestCase):
 
     def test_the_outer_optimizer_moves_every_group(self):
         job = self.synced("outer", outer_optimizer=OuterOptimizer(learning_rate=0.5, momentum=0.5))
-        np.testing.assert_allclose(job.weights, [A + 1.5, B + 1.5])  # see the same test in test_sync.py
+        np.testing.assert_allclose(
+            job.weights, [A + 1.5, B + 1.5]
+        )  # see the same test in test_sync.py
 
 
 if __name__ == "__main__":

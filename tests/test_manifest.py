@@ -26,13 +26,20 @@ def letters(text, language, frontend):
 
 
 def chunk(name, body, promised=None):
-    return name + struct.pack("<I", len(body) if promised is None else promised) + body + b"\0" * (len(body) % 2)
+    return (
+        name
+        + struct.pack("<I", len(body) if promised is None else promised)
+        + body
+        + b"\0" * (len(body) % 2)
+    )
 
 
 def pcm_format(tag=1, channels=1, rate_hz=SAMPLE_RATE_HZ, bits=16, more=b""):
     frame_bytes = channels * bits // 8
     return chunk(
-        b"fmt ", struct.pack("<HHIIHH", tag, channels, rate_hz, rate_hz * frame_bytes, frame_bytes, bits) + more
+        b"fmt ",
+        struct.pack("<HHIIHH", tag, channels, rate_hz, rate_hz * frame_bytes, frame_bytes, bits)
+        + more,
     )
 
 
@@ -54,7 +61,10 @@ WAV_FILES = {  # name: (file content, whether TensorFlow decodes it)
     "junk in front": (riff(chunk(b"JUNK", b"\0" * 28), pcm_format(), DATA), False),
     "bytes behind": (riff(pcm_format(), DATA) + b"\0\0", False),
     "extensible": (riff(EXTENSIBLE, DATA), False),
-    "long format": (riff(pcm_format(more=struct.pack("<HHI", 22, 16, 4) + PCM_SUBFORMAT), DATA), False),
+    "long format": (
+        riff(pcm_format(more=struct.pack("<HHI", 22, 16, 4) + PCM_SUBFORMAT), DATA),
+        False,
+    ),
     "stereo": (riff(pcm_format(channels=2), DATA), False),
     "8 bit": (riff(pcm_format(bits=8), DATA), False),
     "44.1 kHz": (riff(pcm_format(rate_hz=44_100), DATA), False),
@@ -113,7 +123,9 @@ class Columns(CorpusCase):
         self.sound("f.wav", 25_000, subtype="PCM_24")
         manifest, _, rejected = self.build()
         self.assertEqual(rejected, [])
-        self.assertEqual(manifest.samples.tolist(), [30_000, 30_000, 13_781, 20_000, 25_000, 25_000])
+        self.assertEqual(
+            manifest.samples.tolist(), [30_000, 30_000, 13_781, 20_000, 25_000, 25_000]
+        )
         self.assertEqual(manifest.native.tolist(), [True, False, False, False, False, False])
         self.assertEqual(manifest.paths[2], os.path.realpath(self.folder / "c.flac"))
 
@@ -127,14 +139,20 @@ class Columns(CorpusCase):
         self.assertEqual(manifest.token_counts.tolist(), [4, 5])
         self.assertEqual((vocabulary.speakers, manifest.speaker.tolist()), (("ann", "zoe"), [1, 0]))
         self.assertEqual((vocabulary.languages, manifest.language.tolist()), (("en", "ka"), [0, 1]))
-        self.assertEqual(manifest.padded_tokens(np.array([1]), 2, 6).tolist(), [[1, 5, 3, 4, 2, 0], [0] * 6])
+        self.assertEqual(
+            manifest.padded_tokens(np.array([1]), 2, 6).tolist(), [[1, 5, 3, 4, 2, 0], [0] * 6]
+        )
 
     def test_dtypes_match_the_contract_even_without_utterances(self):
         self.add("empty.wav").write_bytes(b"")
         empty = self.build()[0]
         self.sound("a.wav")
         for manifest in (empty, self.build()[0]):
-            dtypes = {name: column.dtype for name, column in vars(manifest).items() if isinstance(column, np.ndarray)}
+            dtypes = {
+                name: column.dtype
+                for name, column in vars(manifest).items()
+                if isinstance(column, np.ndarray)
+            }
             self.assertEqual(
                 dtypes,
                 dict.fromkeys(("samples", "tokens", "speaker", "language"), np.dtype(np.int32))
@@ -146,7 +164,8 @@ class Columns(CorpusCase):
         self.sound("short.wav", 100, text="z", speaker="gone", language="ka")
         _, vocabulary, _ = self.build()
         self.assertEqual(
-            (vocabulary.symbols.to_list(), vocabulary.speakers, vocabulary.languages), (["a", "b"], ("s",), ("en",))
+            (vocabulary.symbols.to_list(), vocabulary.speakers, vocabulary.languages),
+            (["a", "b"], ("s",), ("en",)),
         )
 
     def test_validation_uses_the_vocabulary_of_training_and_may_add_speakers(self):
@@ -175,14 +194,18 @@ class Columns(CorpusCase):
         self.assertEqual(self.build()[0].fingerprint, first)
         for column, value in ((1, "hallo"), (2, "else"), (3, "xx")):  # text, speaker, language
             original = self.lines[1]
-            self.lines[1] = ",".join(value if i == column else field for i, field in enumerate(original.split(",")))
+            self.lines[1] = ",".join(
+                value if i == column else field for i, field in enumerate(original.split(","))
+            )
             with self.subTest(row=self.lines[1]):
                 self.assertNotEqual(self.build()[0].fingerprint, first)
             self.lines[1] = original
 
     def test_the_result_does_not_depend_on_the_number_of_threads(self):
         for number in range(600):
-            self.add(f"u{number}.wav").write_bytes(riff(pcm_format(), chunk(b"data", b"\0" * 2 * (10_000 + number))))
+            self.add(f"u{number}.wav").write_bytes(
+                riff(pcm_format(), chunk(b"data", b"\0" * 2 * (10_000 + number)))
+            )
         manifest, threaded = self.build(workers=1)[0], self.build(workers=4)[0]
         self.assertEqual(manifest.ids, threaded.ids)
         self.assertEqual(threaded.samples.tolist(), list(range(10_000, 10_600)))
@@ -219,7 +242,10 @@ class RejectedRows(CorpusCase):
             (self.folder / name).write_bytes(content[: len(content) * 9 // 10])
         self.add("d.wav").write_bytes(riff(pcm_format(), DATA)[:30])
         self.assert_rejected(
-            ("a.wav", "truncated"), ("b.flac", "truncated"), ("c.mp3", "truncated"), ("d.wav", "unreadable")
+            ("a.wav", "truncated"),
+            ("b.flac", "truncated"),
+            ("c.mp3", "truncated"),
+            ("d.wav", "unreadable"),
         )
 
     def test_inconsistent_headers_are_rejected(self):
@@ -229,7 +255,9 @@ class RejectedRows(CorpusCase):
         self.add("fast.wav").write_bytes(riff(pcm_format(rate_hz=2**31 - 1), DATA))
         self.sound("stream.flac")
         content = bytearray((self.folder / "stream.flac").read_bytes())
-        content[21:26] = bytes([content[21] & 0xF0, 0, 0, 0, 0])  # 36 bits of STREAMINFO: unknown length
+        content[21:26] = bytes(
+            [content[21] & 0xF0, 0, 0, 0, 0]
+        )  # 36 bits of STREAMINFO: unknown length
         (self.folder / "stream.flac").write_bytes(content)
         names = ("two.wav", "slow.wav", "fast.wav", "stream.flac")
         self.assert_rejected(*((name, "unreadable") for name in names), max_seconds=1e99)
@@ -254,9 +282,16 @@ class RejectedRows(CorpusCase):
             check_finite.assert_called_once()
 
     def test_lengths_outside_the_inclusive_limits_are_rejected(self):
-        for name, samples in (("a.wav", 11_024), ("b.wav", 11_025), ("c.wav", 22_050), ("d.wav", 22_051)):
+        for name, samples in (
+            ("a.wav", 11_024),
+            ("b.wav", 11_025),
+            ("c.wav", 22_050),
+            ("d.wav", 22_051),
+        ):
             self.sound(name, samples)
-        self.assert_rejected(("a.wav", "too short"), ("d.wav", "too long"), min_seconds=0.5, max_seconds=1.0)
+        self.assert_rejected(
+            ("a.wav", "too short"), ("d.wav", "too long"), min_seconds=0.5, max_seconds=1.0
+        )
 
     def test_unusable_texts_are_rejected(self):
         self.sound("a.wav", text="")
@@ -288,7 +323,9 @@ class RejectedRows(CorpusCase):
         ]
         for path in hostile:
             self.add(path)
-        self.assert_rejected(*((path, "outside the corpus folder") for path in ("link.wav", *hostile)))
+        self.assert_rejected(
+            *((path, "outside the corpus folder") for path in ("link.wav", *hostile))
+        )
 
     def test_a_file_listed_twice_under_any_name_is_rejected(self):
         self.sound("a.wav")
@@ -297,7 +334,8 @@ class RejectedRows(CorpusCase):
             self.add(path)
         rejected = self.build()[2]
         self.assertEqual(
-            [(row.reason, row.detail) for row in rejected], [("duplicate path", "line 2 also names it")] * 4
+            [(row.reason, row.detail) for row in rejected],
+            [("duplicate path", "line 2 also names it")] * 4,
         )
 
     def test_impossible_file_names_are_rejected(self):
@@ -311,7 +349,12 @@ class RejectedReport(CorpusCase):
     def report(self, max_rejected):
         rows = self.rows()
         manifest, _, rejected = self.build()
-        report_rejected([*rows.rejected, *rejected], [(rows, manifest)], max_rejected, self.outside / "rejected.csv")
+        report_rejected(
+            [*rows.rejected, *rejected],
+            [(rows, manifest)],
+            max_rejected,
+            self.outside / "rejected.csv",
+        )
 
     def test_the_listing_names_file_line_and_reason(self):
         self.sound("a.wav")
@@ -320,7 +363,8 @@ class RejectedReport(CorpusCase):
         with self.assertLogs("myxtts.data.manifest", "WARNING") as logs:
             self.report(1.0)
         self.assertIn(
-            "2 of 3 utterances cannot be used (1 malformed row, 1 missing file; the first is too: 2 fields",
+            "2 of 3 utterances cannot be used (1 malformed row, 1 missing file; the first is too: 2"
+            " fields",
             logs.output[0],
         )
         with open(self.outside / "rejected.csv", newline="") as file:
@@ -334,14 +378,18 @@ class RejectedReport(CorpusCase):
                 [name, "4", "too", "malformed row", "2 fields, but the header names 4"],
             ],
         )
-        self.assertEqual([path.name for path in self.outside.iterdir() if path.is_file()], ["rejected.csv"])
+        self.assertEqual(
+            [path.name for path in self.outside.iterdir() if path.is_file()], ["rejected.csv"]
+        )
 
     def test_only_a_fraction_above_max_rejected_is_an_error(self):
         self.sound("a.wav")
         self.add("b.wav")
         with self.assertLogs("myxtts.data.manifest", "WARNING"):
             self.report(0.5)
-        with self.assertRaisesRegex(DataError, r"1 of 2 .*1 missing file.*rejected\.csv.*--max-rejected"):
+        with self.assertRaisesRegex(
+            DataError, r"1 of 2 .*1 missing file.*rejected\.csv.*--max-rejected"
+        ):
             self.report(0.49)
         self.assertTrue((self.outside / "rejected.csv").exists())
 
@@ -354,7 +402,9 @@ class RejectedReport(CorpusCase):
         (self.outside / "rejected.csv").write_text("old")
         self.sound("a.wav")
         self.report(0.0)
-        self.assertEqual((self.outside / "rejected.csv").read_text().strip(), "metadata,line,audio,reason,detail")
+        self.assertEqual(
+            (self.outside / "rejected.csv").read_text().strip(), "metadata,line,audio,reason,detail"
+        )
 
 
 class Cache(CorpusCase):
@@ -368,9 +418,14 @@ class Cache(CorpusCase):
     def cached(self, **arguments):
         """Return the result and the texts that were read for it."""
         read = []
-        return self.build(
-            cache=self.cache, symbols_of=lambda *text: read.append(text) or letters(*text), **arguments
-        ), read
+        return (
+            self.build(
+                cache=self.cache,
+                symbols_of=lambda *text: read.append(text) or letters(*text),
+                **arguments,
+            ),
+            read,
+        )
 
     def test_a_cached_result_is_the_same_and_reads_no_text(self):
         (first, vocabulary, rejected), _ = self.cached()
@@ -378,7 +433,10 @@ class Cache(CorpusCase):
         self.assertEqual(read, [])
         for name, column in vars(first).items():
             np.testing.assert_array_equal(column, vars(again)[name], name)
-        self.assertEqual((vocabulary, rejected, first.fingerprint), (tables_again, rejected_again, again.fingerprint))
+        self.assertEqual(
+            (vocabulary, rejected, first.fingerprint),
+            (tables_again, rejected_again, again.fingerprint),
+        )
 
     def test_any_change_rebuilds_the_cache(self):
         self.cached()
@@ -393,7 +451,11 @@ class Cache(CorpusCase):
             change()
             self.assertTrue(self.cached()[1], name)
             self.assertFalse(self.cached()[1], name)
-        for name, value in {"min_seconds": 0.31, "max_seconds": 19.0, "frontend": "phonemes"}.items():
+        for name, value in {
+            "min_seconds": 0.31,
+            "max_seconds": 19.0,
+            "frontend": "phonemes",
+        }.items():
             self.assertTrue(self.cached(**{name: value})[1], name)
         vocabulary = self.cached()[0][1]
         self.assertTrue(self.cached(vocabulary=vocabulary)[1])
@@ -426,7 +488,9 @@ class Cache(CorpusCase):
         self.cached()
         with np.load(self.cache, allow_pickle=False) as arrays:
             self.assertEqual(arrays["samples"].tolist(), [22_050, 22_050])
-        self.assertEqual(sorted(path.name for path in self.outside.iterdir()), ["corpus", "manifest.npz"])
+        self.assertEqual(
+            sorted(path.name for path in self.outside.iterdir()), ["corpus", "manifest.npz"]
+        )
 
 
 class Native(unittest.TestCase):
@@ -447,7 +511,9 @@ class Native(unittest.TestCase):
         random = np.random.default_rng(0)
         base = riff(pcm_format(), chunk(b"LIST", b"abcd"), chunk(b"data", b"\0\1" * 50))
         for _ in range(1_000):
-            content = bytearray(base[: random.integers(1, len(base))] if random.random() < 0.2 else base)
+            content = bytearray(
+                base[: random.integers(1, len(base))] if random.random() < 0.2 else base
+            )
             content[random.integers(min(len(content), 60))] = random.choice([0, 1, 2, 127, 255])
             try:
                 self.assertGreaterEqual(self.header(bytes(content)).samples, 0)

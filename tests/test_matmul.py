@@ -1,4 +1,6 @@
-"""Features, targets and alignments keep the precision of float32 where a GPU rounds products to TF32."""
+"""Features, targets and alignments keep the precision of float32 where a GPU rounds products to
+TF32.
+"""
 
 import unittest
 from unittest import mock
@@ -30,7 +32,9 @@ def normal(*shape):
 
 
 def float32_products(function, *specs) -> tuple[int, int]:
-    """Return how many products a function traced for a GPU has, and how many of them may be rounded to TF32."""
+    """Return how many products a function traced for a GPU has, and how many of them may be rounded
+    to TF32.
+    """
 
     def on_gpu(*arguments):
         with tf.device("/GPU:0"):
@@ -43,7 +47,9 @@ def float32_products(function, *specs) -> tuple[int, int]:
 
 class TF32(unittest.TestCase):
     def assert_kept(self, function, *arguments, atol, lost):
-        """Check that rounding would change the result by more than `lost`, and changes it by less than `atol`."""
+        """Check that rounding would change the result by more than `lost`, and changes it by less
+        than `atol`.
+        """
         expected = function(*arguments)
         with tf32_products():
             rounded = function(*arguments)
@@ -57,7 +63,9 @@ class TF32(unittest.TestCase):
         with tf32_products():
             rounded = np.abs(log_mel(wave)[0] - librosa_log_mel(wave[0])).max()
             with on_emulated_gpu():
-                np.testing.assert_allclose(log_mel(wave)[0], librosa_log_mel(wave[0]), rtol=0, atol=1e-5)
+                np.testing.assert_allclose(
+                    log_mel(wave)[0], librosa_log_mel(wave[0]), rtol=0, atol=1e-5
+                )
         self.assertGreater(rounded, 1e-4)
 
     def test_alignment_scores_are_kept(self):
@@ -78,9 +86,15 @@ class TF32(unittest.TestCase):
 
     def test_no_feature_and_no_target_has_a_product_that_a_gpu_may_round(self):
         waves = [tf.TensorSpec([2, None]), tf.TensorSpec([2], tf.int32)]
-        tokens = [tf.TensorSpec([2, None, 80]), tf.TensorSpec([2, None]), tf.TensorSpec([2, None], tf.int32)]
+        tokens = [
+            tf.TensorSpec([2, None, 80]),
+            tf.TensorSpec([2, None]),
+            tf.TensorSpec([2, None], tf.int32),
+        ]
         extractor = tts_extractor(vtlp=0.1)
-        self.assertEqual(float32_products(extractor.produce, tensor_specs(extractor.inputs)), (4, 0))
+        self.assertEqual(
+            float32_products(extractor.produce, tensor_specs(extractor.inputs)), (4, 0)
+        )
         for function, specs, products in (
             (f0, waves, 1),
             (frame_token_scores, FRAMES, 1),
@@ -94,7 +108,9 @@ class TF32(unittest.TestCase):
         with mock.patch.object(setup.devices, "configure"):
             for allowed, rounded in ((False, (1, 1)), (True, (1, 0))):
                 setup.configure_devices(Config(training=TrainingConfig(tf32=allowed)))
-                self.assertEqual(tf.config.experimental.tensor_float_32_execution_enabled(), allowed)
+                self.assertEqual(
+                    tf.config.experimental.tensor_float_32_execution_enabled(), allowed
+                )
                 self.assertEqual(float32_products(frame_token_scores, *FRAMES), rounded)
 
 
@@ -103,11 +119,18 @@ class CPU(unittest.TestCase):
         a, b = normal(3, 40, 50), normal(3, 60, 50)
         with tf.device(MODEL):
             product = float32_matmul(a, b, transpose_b=True)
-            self.assertEqual(product.numpy().tobytes(), tf.matmul(a, b, transpose_b=True).numpy().tobytes())
+            self.assertEqual(
+                product.numpy().tobytes(), tf.matmul(a, b, transpose_b=True).numpy().tobytes()
+            )
 
     def test_function_has_a_trace_for_each_type_of_device(self):
-        product = function_per_device_type(tf.TensorSpec([1, 2]), tf.TensorSpec([2, 1]))(float32_matmul)
-        row, column = tf.constant([[1.0, -1.0]]), tf.constant([[1.0 + 2.0**-12], [1.0]])  # in TF32, 1 + 2^-12 is 1
+        product = function_per_device_type(tf.TensorSpec([1, 2]), tf.TensorSpec([2, 1]))(
+            float32_matmul
+        )
+        row, column = (
+            tf.constant([[1.0, -1.0]]),
+            tf.constant([[1.0 + 2.0**-12], [1.0]]),
+        )  # in TF32, 1 + 2^-12 is 1
         with tf32_products():
             products = [product(row, column)]
             with on_emulated_gpu():

@@ -29,13 +29,17 @@ class LogMelTest(unittest.TestCase):
         for name, signal in signals().items():
             for kind, wave in (("float", signal.astype(np.float32)), ("pcm", pcm(signal))):
                 with self.subTest(name, kind=kind):
-                    np.testing.assert_allclose(log_mel(wave[None])[0], librosa_log_mel(wave), rtol=0, atol=1e-5)
+                    np.testing.assert_allclose(
+                        log_mel(wave[None])[0], librosa_log_mel(wave), rtol=0, atol=1e-5
+                    )
 
     def test_digital_silence_is_at_the_floor(self):
         self.assertAlmostEqual(SILENCE, np.log(1e-5))
         mel = log_mel(np.zeros((1, 2_560), np.float32))
         self.assertEqual(mel.shape, (1, 10, 80))
-        np.testing.assert_allclose(mel, SILENCE, rtol=2e-7)  # a unit in the last place of the logarithm
+        np.testing.assert_allclose(
+            mel, SILENCE, rtol=2e-7
+        )  # a unit in the last place of the logarithm
 
     def test_a_sinusoid_is_loudest_in_the_band_around_its_frequency(self):
         centres = librosa.mel_frequencies(MEL_BANDS + 2, fmin=0.0, fmax=8_000.0)[1:-1]
@@ -45,10 +49,13 @@ class LogMelTest(unittest.TestCase):
         np.testing.assert_array_equal(loudest, bands)
 
     def test_the_magnitude_of_a_sinusoid_matches_its_hann_window(self):
-        # Under a Hann window, a tone of level a on bin k has |X[k]| = a * 1024 / 4, and half of it in both neighbours.
+        # Under a Hann window, a tone of level a on bin k has |X[k]| = a * 1024 / 4, and half of it
+        # in both neighbours.
         tone = sine(100 * SAMPLE_RATE_HZ / 1024, 0.3).astype(np.float32)
         expected = 0.5 * 256 * (mel_filters()[99:102] * np.array([[0.5], [1.0], [0.5]])).sum(axis=0)
-        np.testing.assert_allclose(np.exp(log_mel(tone[None])[0, 12]), np.maximum(expected, 1e-5), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            np.exp(log_mel(tone[None])[0, 12]), np.maximum(expected, 1e-5), rtol=1e-4, atol=1e-6
+        )
 
     def test_a_wave_has_one_frame_per_256_samples(self):
         for samples in (385, 511, 512, 513, 1_023, 1_024, 1_025, 6_615, 7_000):
@@ -80,12 +87,16 @@ class LogMelTest(unittest.TestCase):
             np.random.default_rng(0).uniform(-1, 1, (2, 5_000)).astype(np.float32),
             tf.constant([5_000, 4_000]),
         )
-        traced = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)])
+        traced = tf.function(
+            log_mel, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)]
+        )
         np.testing.assert_allclose(traced(wave, samples), log_mel(wave, samples), atol=1e-6)
 
 
 def voice(hz: float, formants: tuple[float, ...]) -> np.ndarray:
-    """Return 0.5 s of harmonics up to 7.9 kHz, loud near formants that are a tenth of their frequency wide."""
+    """Return 0.5 s of harmonics up to 7.9 kHz, loud near formants that are a tenth of their
+    frequency wide.
+    """
     harmonics = hz * np.arange(1, int(7_900 / hz))
     levels = sum(1 / (1 + ((harmonics - centre) / (0.1 * centre)) ** 2) for centre in formants)
     return sum(sine(f, 0.5, level=0.1 * level) for f, level in zip(harmonics, levels, strict=True))
@@ -103,12 +114,17 @@ class WarpedMelFiltersTest(unittest.TestCase):
         return mel[len(mel) // 2]
 
     def test_factor_1_returns_the_fixed_filters(self):
-        np.testing.assert_allclose(warped_mel_filters(tf.ones([1]))[0], mel_filters(), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(
+            warped_mel_filters(tf.ones([1]))[0], mel_filters(), rtol=0, atol=1e-6
+        )
         for name, signal in signals().items():
             with self.subTest(name):
                 wave = signal[None].astype(np.float32)
                 np.testing.assert_allclose(
-                    log_mel(wave, None, warped_mel_filters(tf.ones([1]))), log_mel(wave), rtol=0, atol=1e-4
+                    log_mel(wave, None, warped_mel_filters(tf.ones([1]))),
+                    log_mel(wave),
+                    rtol=0,
+                    atol=1e-4,
                 )
 
     def test_a_tone_moves_to_the_factor_times_its_frequency(self):
@@ -116,7 +132,9 @@ class WarpedMelFiltersTest(unittest.TestCase):
             for hz in (200.0, 400.0, 700.0, 1_000.0, 2_000.0, 3_000.0, 5_000.0, 5_900.0):
                 warped, expected = self.mel(sine(hz, 0.5), factor), self.mel(sine(factor * hz, 0.5))
                 with self.subTest(factor=factor, hz=hz):
-                    self.assertAlmostEqual(warped.max(), expected.max(), delta=0.2)  # 1.7 dB: narrow bands are uneven
+                    self.assertAlmostEqual(
+                        warped.max(), expected.max(), delta=0.2
+                    )  # 1.7 dB: narrow bands are uneven
                     self.assertLessEqual(abs(int(warped.argmax()) - int(expected.argmax())), 1)
 
     def test_harmonics_and_formants_of_a_voice_move_together(self):
@@ -124,8 +142,12 @@ class WarpedMelFiltersTest(unittest.TestCase):
         for factor in self.FACTORS:
             warped = self.mel(voice(120.0, formants), factor)
             plain = self.mel(voice(120.0, formants))
-            expected = self.mel(voice(120.0 * factor, tuple(factor * centre for centre in formants)))
-            covered = librosa.mel_frequencies(MEL_BANDS + 2, fmin=0.0, fmax=8_000.0)[2:] < 7_900.0 * min(factor, 1.0)
+            expected = self.mel(
+                voice(120.0 * factor, tuple(factor * centre for centre in formants))
+            )
+            covered = librosa.mel_frequencies(MEL_BANDS + 2, fmin=0.0, fmax=8_000.0)[
+                2:
+            ] < 7_900.0 * min(factor, 1.0)
             with self.subTest(factor=factor):
                 self.assertLess(np.abs(warped - expected)[covered].mean(), 0.3)
                 if factor != 1.0:
@@ -137,11 +159,17 @@ class WarpedMelFiltersTest(unittest.TestCase):
         warped = log_mel(noise[None].astype(np.float32), None, lowest)[0].numpy()
         plain = log_mel(noise[None].astype(np.float32))[0].numpy()
         level = np.exp(warped).mean(axis=0) / np.exp(plain).mean(axis=0)
-        np.testing.assert_allclose(level[-5:], np.exp(0.3), rtol=0.1)  # wider filters, at the same gain
+        np.testing.assert_allclose(
+            level[-5:], np.exp(0.3), rtol=0.1
+        )  # wider filters, at the same gain
 
     def test_timing_does_not_change_and_silence_stays_silent(self):
-        wave = np.stack([signals()["a tone in digital silence"], np.ones(11_025)]).astype(np.float32)
-        mel = log_mel(wave, tf.constant([11_025, 0]), warped_mel_filters(tf.constant([1.3, 0.8]))).numpy()
+        wave = np.stack([signals()["a tone in digital silence"], np.ones(11_025)]).astype(
+            np.float32
+        )
+        mel = log_mel(
+            wave, tf.constant([11_025, 0]), warped_mel_filters(tf.constant([1.3, 0.8]))
+        ).numpy()
         plain = log_mel(wave, tf.constant([11_025, 0])).numpy()
         np.testing.assert_array_equal(mel[1], plain[1])
         np.testing.assert_array_equal(mel[0].max(axis=1) > -2.0, plain[0].max(axis=1) > -2.0)
@@ -151,14 +179,18 @@ class WarpedMelFiltersTest(unittest.TestCase):
         mel = log_mel(wave, None, warped_mel_filters(tf.constant([0.8, 1.0, 1.25]))).numpy()
         for row, factor in zip(mel, (0.8, 1.0, 1.25), strict=True):
             np.testing.assert_allclose(
-                row, log_mel(wave[:1], None, warped_mel_filters(tf.constant([factor])))[0], atol=1e-5
+                row,
+                log_mel(wave[:1], None, warped_mel_filters(tf.constant([factor])))[0],
+                atol=1e-5,
             )
         self.assertEqual(len({int(row[12].argmax()) for row in mel}), 3)
 
 
 class InversionTest(unittest.TestCase):
     def test_magnitudes_are_positive_and_their_mel_is_the_input(self):
-        waves = np.stack([sine(440, 0.5), np.random.default_rng(0).uniform(-0.3, 0.3, 11_025)]).astype(np.float32)
+        waves = np.stack(
+            [sine(440, 0.5), np.random.default_rng(0).uniform(-0.3, 0.3, 11_025)]
+        ).astype(np.float32)
         mel = log_mel(waves)
         magnitude = inverse_mel_scale(mel).numpy()
         self.assertEqual(magnitude.shape, (2, 43, 513))
@@ -169,7 +201,10 @@ class InversionTest(unittest.TestCase):
         self.assertLess(np.abs(again - mel)[audible].mean(), 0.02)
 
     def test_mels_of_many_lengths_are_inverted_by_products_of_few_shapes(self):
-        mel, shapes = np.random.default_rng(2).normal(-5.0, 1.0, (1, 130, 80)).astype(np.float32), set()
+        mel, shapes = (
+            np.random.default_rng(2).normal(-5.0, 1.0, (1, 130, 80)).astype(np.float32),
+            set(),
+        )
         whole = inverse_mel_scale(mel).numpy()
 
         def product(a, b, **keywords):
@@ -178,7 +213,9 @@ class InversionTest(unittest.TestCase):
 
         with mock.patch("myxtts.audio.griffin_lim.float32_matmul", product):
             for frames in (1, 17, 64, 65, 127, 128):
-                np.testing.assert_allclose(inverse_mel_scale(mel[:, :frames]), whole[:, :frames], rtol=1e-3)
+                np.testing.assert_allclose(
+                    inverse_mel_scale(mel[:, :frames]), whole[:, :frames], rtol=1e-3
+                )
         self.assertEqual({shape[1] for shape in shapes}, {64, 128})
 
     def test_transforms_have_few_lengths_and_the_wave_does_not_depend_on_them(self):
@@ -187,9 +224,14 @@ class InversionTest(unittest.TestCase):
             return _istft(spectrum)
 
         def waves():
-            return [griffin_lim.__wrapped__(mel[:, :frames], 2, [0, 0]).numpy() for frames in (1, 65, 100)]
+            return [
+                griffin_lim.__wrapped__(mel[:, :frames], 2, [0, 0]).numpy()
+                for frames in (1, 65, 100)
+            ]
 
-        mel = tf.constant(np.random.default_rng(0).uniform(-8.0, 0.0, (2, 100, MEL_BANDS)), tf.float32)
+        mel = tf.constant(
+            np.random.default_rng(0).uniform(-8.0, 0.0, (2, 100, MEL_BANDS)), tf.float32
+        )
         rows: set[int] = set()
         with mock.patch("myxtts.audio.griffin_lim._istft", inverse):
             padded = waves()
@@ -200,7 +242,12 @@ class InversionTest(unittest.TestCase):
         self.assertEqual(rows, {64, 128, 1, 65, 100})
 
     def test_a_sinusoid_keeps_its_frequency_and_level(self):
-        for hz, tolerance_db in ((220.0, 1.0), (440.0, 1.0), (1_000.0, 1.0), (3_000.0, 6.0)):  # wide bands blur a tone
+        for hz, tolerance_db in (
+            (220.0, 1.0),
+            (440.0, 1.0),
+            (1_000.0, 1.0),
+            (3_000.0, 6.0),
+        ):  # wide bands blur a tone
             wave = invert(sine(hz, 0.7, level=0.3))
             self.assertAlmostEqual(frequency(wave), hz, delta=0.02 * hz + 5)
             decibels = 20 * np.log10(rms(wave) / rms(sine(hz, 0.7, level=0.3)))
@@ -230,7 +277,9 @@ class InversionTest(unittest.TestCase):
     def test_more_iterations_reduce_the_error(self):
         noise = np.random.default_rng(0).uniform(-0.5, 0.5, 8_192)
         target = librosa_log_mel(noise)
-        error = {n: np.abs(librosa_log_mel(invert(noise, iterations=n)) - target).mean() for n in (0, 30)}
+        error = {
+            n: np.abs(librosa_log_mel(invert(noise, iterations=n)) - target).mean() for n in (0, 30)
+        }
         self.assertLess(error[30], 0.5 * error[0])
 
     def test_griffin_lim_runs_on_the_current_device(self):

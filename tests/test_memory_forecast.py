@@ -6,7 +6,14 @@ from unittest import mock
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import AugmentationConfig, Config, DataConfig, ModelConfig, RunConfig, TrainingConfig
+from myxtts.config.schema import (
+    AugmentationConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from myxtts.data.batch_plan import Plan
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Route
@@ -29,31 +36,47 @@ GPUS = (Route("/GPU:0", "/GPU:1"),)
 CPUS = (Route("/CPU:0", "/CPU:1"), Route("/CPU:0", "/CPU:2"))
 
 
-def forecast(routes, parameters=1000, teacher_parameters=0, load_teacher=None, observer="", **sections):
+def forecast(
+    routes, parameters=1000, teacher_parameters=0, load_teacher=None, observer="", **sections
+):
     plan = Plan(
-        np.full(8, SAMPLES, np.int32), np.full(8, TOKENS), np.zeros(8, int), bounds=[SAMPLES], batch_size=ROWS, seed=0
+        np.full(8, SAMPLES, np.int32),
+        np.full(8, TOKENS),
+        np.zeros(8, int),
+        bounds=[SAMPLES],
+        batch_size=ROWS,
+        seed=0,
     )
     config = Config(**sections)
     extractor = task_of(config).extractor(config, True, load_teacher)
-    return forecast_memory(config, plan, routes, parameters, extractor, teacher_parameters, observer)
+    return forecast_memory(
+        config, plan, routes, parameters, extractor, teacher_parameters, observer
+    )
 
 
 class Parts(unittest.TestCase):
     def test_on_gpus_the_host_holds_the_batches_that_are_read_and_a_checkpoint(self):
         self.assertEqual(
             forecast(GPUS, parameters=2**20).parts_mib,
-            {"for 10 batches of audio": 10 * WAVES / 2**20, "to write a checkpoint": 16.0},  # with moments and averages
+            {
+                "for 10 batches of audio": 10 * WAVES / 2**20,
+                "to write a checkpoint": 16.0,
+            },  # with moments and averages
         )
 
     def test_each_data_device_has_buffers_of_its_own(self):
         data = DataConfig(num_workers=1, buffer_size=3)
-        parts = forecast((Route("/GPU:0", "/GPU:0"), Route("/GPU:1", "/GPU:1")), data=data).parts_mib
+        parts = forecast(
+            (Route("/GPU:0", "/GPU:0"), Route("/GPU:1", "/GPU:1")), data=data
+        ).parts_mib
         self.assertEqual(parts["for 8 batches of audio"], 8 * WAVES / 2**20)
 
     def test_devices_on_the_cpu_take_their_memory_from_the_host(self):
         parts = forecast(CPUS).parts_mib
         self.assertEqual(parts["for 13 batches of audio"], 13 * WAVES / 2**20)  # uploaded ones, too
-        self.assertEqual(parts["for 12 batches of features"], 12 * FEATURES / 2**20)  # of two replicas
+        self.assertEqual(
+            parts["for 12 batches of features"], 12 * FEATURES / 2**20
+        )  # of two replicas
         self.assertEqual(set(parts), {*parts, "to make a batch", "for the step"})
 
     def test_each_producer_has_a_feed_and_readers_of_its_own(self):
@@ -64,29 +87,41 @@ class Parts(unittest.TestCase):
     def test_a_teacher_is_on_each_data_device_and_takes_whole_utterances(self):
         model = ModelConfig(task="vocoder")
         plain = forecast(CPUS[:1], model=model).parts_mib
-        taught = forecast(CPUS[:1], teacher_parameters=2**20, load_teacher=str, model=model).parts_mib
+        taught = forecast(
+            CPUS[:1], teacher_parameters=2**20, load_teacher=str, model=model
+        ).parts_mib
         self.assertEqual(taught["for the teacher"], 4.0)
-        self.assertGreater(taught["for 13 batches of audio"], plain["for 13 batches of audio"])  # references, too
+        self.assertGreater(
+            taught["for 13 batches of audio"], plain["for 13 batches of audio"]
+        )  # references, too
         routes = (Route("/CPU:0", "/CPU:2", ("/CPU:1",)),)
         taught = forecast(routes, teacher_parameters=2**20, load_teacher=str, model=model).parts_mib
         self.assertEqual(taught["for the teacher"], 8.0)
 
     def test_an_observer_has_a_snapshot_and_buffers_of_its_own(self):
-        beside, without = (forecast(CPUS[:1], 2**20, observer=observer) for observer in ("/CPU:0", ""))
+        beside, without = (
+            forecast(CPUS[:1], 2**20, observer=observer) for observer in ("/CPU:0", "")
+        )
         self.assertIn("for 23 batches of audio", beside.parts_mib)  # 13 + 2 workers and 8 buffered
         self.assertEqual(beside.parts_mib["for the observer"], beside.observer_mib)
         self.assertGreater(beside.observer_mib, 4.0 + without.parts_mib["to make a batch"])
         on_gpu = forecast(GPUS, 2**20, observer="/GPU:0")
-        self.assertEqual(set(on_gpu.parts_mib), {"for 20 batches of audio", "to write a checkpoint"})
+        self.assertEqual(
+            set(on_gpu.parts_mib), {"for 20 batches of audio", "to write a checkpoint"}
+        )
         self.assertEqual(on_gpu.observer_mib, beside.observer_mib)
         self.assertEqual(without.observer_mib, 0.0)
 
     def test_an_evaluation_has_a_network_and_utterances_of_its_own_wherever_it_runs(self):
         plain, run = RunConfig(), RunConfig(evaluate_every=5, evaluate_utterances=2)
         needed = 4.0 + 2 * SAMPLES * (EVALUATED_BYTES + PRODUCE_BYTES / SAMPLE_RATE_HZ) / 2**20
-        self.assertAlmostEqual(forecast(CPUS[:1], 2**20, run=run).parts_mib["for the evaluation"], needed)
+        self.assertAlmostEqual(
+            forecast(CPUS[:1], 2**20, run=run).parts_mib["for the evaluation"], needed
+        )
         for routes, observer in ((CPUS[:1], "/CPU:0"), (GPUS, "/GPU:0")):
-            with_it, without = (forecast(routes, 2**20, observer=observer, run=each) for each in (run, plain))
+            with_it, without = (
+                forecast(routes, 2**20, observer=observer, run=each) for each in (run, plain)
+            )
             self.assertAlmostEqual(with_it.observer_mib - without.observer_mib, needed)
             self.assertNotIn("for the evaluation", with_it.parts_mib)
         self.assertNotIn("for the evaluation", forecast(GPUS, 2**20, run=run).parts_mib)
@@ -94,26 +129,38 @@ class Parts(unittest.TestCase):
     def test_gradients_and_their_sums_grow_with_the_model(self):
         def growth(accumulation):
             training = TrainingConfig(gradient_accumulation=accumulation)
-            small, large = (forecast(CPUS[:1], count, training=training).parts_mib for count in (0, 2**20))
+            small, large = (
+                forecast(CPUS[:1], count, training=training).parts_mib for count in (0, 2**20)
+            )
             return large["for the step"] - small["for the step"]
 
         self.assertAlmostEqual(growth(1), 4.0)
         self.assertAlmostEqual(growth(2), 8.0)
 
-    def test_activations_grow_with_model_and_segment_and_shrink_with_precision_and_checkpointing(self):
+    def test_activations_grow_with_model_and_segment_and_shrink_with_precision_and_checkpointing(
+        self,
+    ):
         def step(precision="float32", **model):
-            config = {"model": ModelConfig(**model), "training": TrainingConfig(precision=precision)}
+            config = {
+                "model": ModelConfig(**model),
+                "training": TrainingConfig(precision=precision),
+            }
             return forecast(CPUS[:1], 0, **config).parts_mib["for the step"]
 
         for task in ("tts", "asr"):
-            self.assertGreater(step(task=task, model_size="big"), step(task=task, model_size="tiny"))
+            self.assertGreater(
+                step(task=task, model_size="big"), step(task=task, model_size="tiny")
+            )
         self.assertGreater(step(), step(segment_seconds=0.25))
         self.assertGreater(step(), step(precision="mixed_bfloat16"))
         self.assertGreater(step(), step(gradient_checkpointing=True))
 
     def test_a_lower_speed_needs_memory_for_more_frames(self):
         def features(speed):
-            model, augmentation = ModelConfig(task="asr"), AugmentationConfig(speed_perturbation=speed)
+            model, augmentation = (
+                ModelConfig(task="asr"),
+                AugmentationConfig(speed_perturbation=speed),
+            )
             parts = forecast(CPUS[:1], model=model, augmentation=augmentation).parts_mib
             return parts["for 6 batches of features"] * 2**20 / 6 - (TEXT + ROWS * 4)
 
@@ -124,7 +171,10 @@ class Parts(unittest.TestCase):
 class TooMuch(unittest.TestCase):
     def test_a_forecast_that_fits_and_an_unknown_memory_are_accepted(self):
         for available_mib in (None, 100.0):
-            with mock.patch("myxtts.training.memory_forecast.available_memory_mib", lambda mib=available_mib: mib):
+            with mock.patch(
+                "myxtts.training.memory_forecast.available_memory_mib",
+                lambda mib=available_mib: mib,
+            ):
                 check_memory(MemoryForecast({"for the step": 100.0}, 1, 1.0))
 
     def test_a_run_that_does_not_fit_ends_before_it_reads_with_figures_and_flags(self):
@@ -132,17 +182,29 @@ class TooMuch(unittest.TestCase):
         with mock.patch("myxtts.training.memory_forecast.available_memory_mib", lambda: 2.0):
             finished = workspace.train("large")
         self.assertEqual(finished.code, 2, finished)
-        self.assertRegex(finished.err, r"^error: the run needs about [0-9,]+ MiB \([0-9]+ for 13 batches of audio, ")
-        self.assertIn(
-            "of host memory, but 2 MiB are available. Its largest batch has 4 rows of up to 0.8 s", finished.err
+        self.assertRegex(
+            finished.err,
+            r"^error: the run needs about [0-9,]+ MiB \([0-9]+ for 13 batches of audio, ",
         )
-        for flag in ("--batch-size", "--batch-seconds", "--max-seconds", "--buffer-size", "--prefetch-buffer-size"):
+        self.assertIn(
+            "of host memory, but 2 MiB are available. Its largest batch has 4 rows of up to 0.8 s",
+            finished.err,
+        )
+        for flag in (
+            "--batch-size",
+            "--batch-seconds",
+            "--max-seconds",
+            "--buffer-size",
+            "--prefetch-buffer-size",
+        ):
             self.assertIn(flag, finished.err)
         self.assertFalse((workspace.run_dir("large") / "checkpoints").exists())
 
     def test_a_run_logs_its_forecast(self):
         finished = Workspace.with_toy_models(self.addCleanup).train("small", "--max-steps", "1")
-        self.assertRegex(finished.out, r"\nhost memory    about [0-9,]+ MiB \([0-9]+ for 13 batches of audio, ")
+        self.assertRegex(
+            finished.out, r"\nhost memory    about [0-9,]+ MiB \([0-9]+ for 13 batches of audio, "
+        )
 
     def test_the_check_raises_config_error(self):
         with (

@@ -1,4 +1,6 @@
-"""Merging runs: the mean of their weights, rejected inputs, measurements, and what the merged run can do."""
+"""Merging runs: the mean of their weights, rejected inputs, measurements, and what the merged run
+can do.
+"""
 
 import contextlib
 import io
@@ -56,12 +58,22 @@ def metadata(**changes) -> dict:
     for section, values in changes.pop("settings", {}).items():
         settings[section] |= values
     vocabulary = {"symbols": ["a", "b"], "languages": ["en"], "speakers": ["s0"]}
-    common = {"start": "f00", "position": [0, 0, []], "replicas": 1, "best": None, "corpus": "c", "ancestor": None}
+    common = {
+        "start": "f00",
+        "position": [0, 0, []],
+        "replicas": 1,
+        "best": None,
+        "corpus": "c",
+        "ancestor": None,
+    }
     return {"step": 3, "audio_s": 1.0, "settings": settings, **vocabulary, **common, **changes}
 
 
 def arrays(kernel, count: int = 1) -> dict[str, np.ndarray]:
-    return {"net/one/kernel": np.array(kernel, np.float32), "net/one/count": np.array(count, np.int64)}
+    return {
+        "net/one/kernel": np.array(kernel, np.float32),
+        "net/one/count": np.array(count, np.int64),
+    }
 
 
 class Case(unittest.TestCase):
@@ -75,10 +87,15 @@ class Case(unittest.TestCase):
     def make_run(self, name: str, model=None, averages=None, optimizer=None, **changes) -> Path:
         """Write a run with the given arrays, by default [1, 2]."""
         given = {"model": model, "averages": averages, "optimizer": optimizer}
-        groups = {group: arrays([1, 2]) if content is None else content for group, content in given.items()}
+        groups = {
+            group: arrays([1, 2]) if content is None else content
+            for group, content in given.items()
+        }
         state = metadata(**changes)
         target = self.folder / name / f"checkpoints/step-{state['step']:06d}"
-        write_checkpoint(target, ((group, content.items()) for group, content in groups.items()), state)
+        write_checkpoint(
+            target, ((group, content.items()) for group, content in groups.items()), state
+        )
         return self.folder / name
 
     def merge(self, *runs: Path, weights=None, force=False, corpora=NO_OVERRIDES) -> dict:
@@ -100,20 +117,35 @@ class Case(unittest.TestCase):
 
 class Mean(Case):
     def test_each_archive_is_the_mean_weighted_by_audio_and_integers_are_the_largest(self):
-        first = self.make_run("one", arrays([1, 2], 4), arrays([0, 8]), arrays([1, 1]), audio_s=10.0)
-        second = self.make_run("other", arrays([5, 10], 9), arrays([4, 0]), arrays([-3, 2]), audio_s=30.0)
+        first = self.make_run(
+            "one", arrays([1, 2], 4), arrays([0, 8]), arrays([1, 1]), audio_s=10.0
+        )
+        second = self.make_run(
+            "other", arrays([5, 10], 9), arrays([4, 0]), arrays([-3, 2]), audio_s=30.0
+        )
         merged = self.merge(first, second)
-        expected = {"model": [4, 8], "averages": [3, 2], "optimizer": [-2, 1.75]}  # a quarter and three quarters
+        expected = {
+            "model": [4, 8],
+            "averages": [3, 2],
+            "optimizer": [-2, 1.75],
+        }  # a quarter and three quarters
         for group, kernel in expected.items():
-            np.testing.assert_array_equal(merged[f"{group}/net/one/kernel"], np.array(kernel, np.float32))
+            np.testing.assert_array_equal(
+                merged[f"{group}/net/one/kernel"], np.array(kernel, np.float32)
+            )
         self.assertEqual(merged["model/net/one/count"], 9)
         self.assertEqual({array.dtype.name for array in merged.values()}, {"float32", "int64"})
 
     def test_the_mean_of_equal_arrays_is_bit_identical_to_them(self):
         random = np.random.default_rng(0)
-        kernel = random.normal(0, 1, 10_000).astype(np.float32) * 10.0 ** random.integers(-40, 30, 10_000)
+        kernel = random.normal(0, 1, 10_000).astype(np.float32) * 10.0 ** random.integers(
+            -40, 30, 10_000
+        )
         same = {"net/one/kernel": kernel.astype(np.float32)}
-        runs = [self.make_run(f"part{i}", same, same, same, audio_s=audio_s) for i, audio_s in enumerate((1, 3, 7.7))]
+        runs = [
+            self.make_run(f"part{i}", same, same, same, audio_s=audio_s)
+            for i, audio_s in enumerate((1, 3, 7.7))
+        ]
         for name, array in self.merge(*runs).items():
             self.assertEqual(array.tobytes(), same[name.partition("/")[2]].tobytes(), name)
 
@@ -139,10 +171,14 @@ class Mean(Case):
             ((0.0, 5.0), None, [0.0, 1.0]),
         ):
             with self.subTest(audio=audio, weights=weights):
-                runs = [self.make_run(f"part{i}", audio_s=audio_s) for i, audio_s in enumerate(audio)]
+                runs = [
+                    self.make_run(f"part{i}", audio_s=audio_s) for i, audio_s in enumerate(audio)
+                ]
                 self.merge(*runs, weights=weights)
                 state = read_metadata(self.checkpoint)
-                self.assertEqual([entry["coefficient"] for entry in state["merge_inputs"]], expected)
+                self.assertEqual(
+                    [entry["coefficient"] for entry in state["merge_inputs"]], expected
+                )
                 self.assertEqual([entry["audio_s"] for entry in state["merge_inputs"]], list(audio))
                 self.assertEqual(state["audio_s"], sum(audio))
                 for folder in (*runs, self.merged):
@@ -161,7 +197,9 @@ class Mean(Case):
     def test_memory_use_is_one_variable_of_each_input(self):
         runs, variables, count = 8, 16, 2**16  # 0.25 MiB each: 2 MiB of each input, 32 MiB in all
         for i in range(runs):
-            model = {f"net/layer_{j}/kernel": np.full(count, i + j, np.float32) for j in range(variables)}
+            model = {
+                f"net/layer_{j}/kernel": np.full(count, i + j, np.float32) for j in range(variables)
+            }
             self.make_run(f"part{i}", model, model)
         tracemalloc.start()
         self.addCleanup(tracemalloc.stop)
@@ -175,7 +213,9 @@ class Mean(Case):
         with stopped, self.assertRaises(KeyboardInterrupt):
             self.merge(first, second)
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"one", "other"})
-        (self.folder / ".partial-merged/checkpoints").mkdir(parents=True)  # left by a killed process
+        (self.folder / ".partial-merged/checkpoints").mkdir(
+            parents=True
+        )  # left by a killed process
         self.merge(first, second)
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"one", "other", "merged"})
 
@@ -184,28 +224,47 @@ class MergedRun(Case):
     """state.json and config.yaml of the merged run."""
 
     def test_the_merged_run_starts_a_new_epoch_with_the_complete_vocabulary(self):
-        first = self.make_run("one", step=5, settings={"local_sgd": {"sync_every": 2, "jobs": 2, "sync_dir": "x"}})
-        second = self.make_run("other", step=4, settings={"training": {"seed": 7, "stop_at_step": 6}})
+        first = self.make_run(
+            "one", step=5, settings={"local_sgd": {"sync_every": 2, "jobs": 2, "sync_dir": "x"}}
+        )
+        second = self.make_run(
+            "other", step=4, settings={"training": {"seed": 7, "stop_at_step": 6}}
+        )
         corpus = self.folder / "train.csv"
         corpus.write_text("path,text\na.wav,a\n")
         (self.folder / "a.wav").touch()
         with self.assertLogs("myxtts.local_sgd.merge", "INFO") as logs:
             merged = self.merge(
-                first, second, corpora=CorpusOverrides(train_data=str(corpus), audio_root=str(self.folder))
+                first,
+                second,
+                corpora=CorpusOverrides(train_data=str(corpus), audio_root=str(self.folder)),
             )
         self.assertEqual([line for line in logs.output if "difference" in line], [logs.output[2]])
         self.assertIn("seed: 1, 7; the merged run has 1", logs.output[2])
         state, config = read_metadata(self.checkpoint), load(self.merged / "config.yaml")
         self.assertEqual((self.checkpoint.name, state["step"]), ("step-000005", 5))
-        self.assertEqual((state["corpus"], state["position"], state["replicas"]), (None, [0, 0, []], 1))
+        self.assertEqual(
+            (state["corpus"], state["position"], state["replicas"]), (None, [0, 0, []], 1)
+        )
         self.assertEqual((state["best"], state["kept_input"], state["start"]), (None, None, "f00"))
         self.assertEqual(state["settings"], config.model_dump(mode="json"))
-        for teacher in (None, {"run": "runs/voice"}):  # a job knows the speakers of its warm start, in their order
-            self.assertEqual(inherited_vocabulary(state | {"teacher": teacher}), vocabulary_of(state))
-        model = {name.partition("/")[2]: array for name, array in merged.items() if name.startswith("model/")}
+        for teacher in (
+            None,
+            {"run": "runs/voice"},
+        ):  # a job knows the speakers of its warm start, in their order
+            self.assertEqual(
+                inherited_vocabulary(state | {"teacher": teacher}), vocabulary_of(state)
+            )
+        model = {
+            name.partition("/")[2]: array
+            for name, array in merged.items()
+            if name.startswith("model/")
+        }
         self.assertEqual(state["ancestor"]["weights"], digest_of(model))
         self.assertEqual((config.run.run, config.run.runs_dir), ("merged", str(self.folder)))
-        self.assertEqual((config.data.train_data, config.data.audio_root), (str(corpus), str(self.folder)))
+        self.assertEqual(
+            (config.data.train_data, config.data.audio_root), (str(corpus), str(self.folder))
+        )
         self.assertEqual((config.training.seed, config.training.stop_at_step), (1, None))
         self.assertEqual(config.local_sgd, Config().local_sgd)
 
@@ -215,7 +274,11 @@ class MergedRun(Case):
         merged = self.merge(first, second, force=True)
         state = read_metadata(self.checkpoint)
         self.assertEqual(state["speakers"], ["s1", "s0", "s2"])
-        model = {name.partition("/")[2]: array for name, array in merged.items() if name.startswith("model/")}
+        model = {
+            name.partition("/")[2]: array
+            for name, array in merged.items()
+            if name.startswith("model/")
+        }
         self.assertEqual(state["start"], digest_of(model))
 
 
@@ -223,14 +286,29 @@ class Rejected(Case):
     def test_inputs_with_different_signatures_are_rejected(self):
         for changes, expected in (
             ({"settings": {"model": {"task": "asr"}}}, "task is tts in the first and asr in the"),
-            ({"settings": {"model": {"model_size": "tiny"}}}, "model_size is normal in the first and tiny in"),
+            (
+                {"settings": {"model": {"model_size": "tiny"}}},
+                "model_size is normal in the first and tiny in",
+            ),
             ({"settings": {"data": {"reference_seconds": 2.0}}}, "reference_seconds is 3.0"),
             ({"settings": {"data": {"text_frontend": "characters"}}}, "text_frontend is phonemes"),
-            ({"settings": {"training": {"freeze": ["decoder"], "init_from": "x"}}}, "freeze is nothing in the first"),
+            (
+                {"settings": {"training": {"freeze": ["decoder"], "init_from": "x"}}},
+                "freeze is nothing in the first",
+            ),
             ({"settings": {"training": {"precision": "mixed_float16"}}}, "precision is another"),
-            ({"symbols": ["a", "c"]}, r"symbols are not the same (2 and 2): number 2 is 'b' in the first and 'c' in"),
-            ({"symbols": ["a", "b", "c"]}, "number 3 is missing in the first and 'c' in the second"),
-            ({"languages": ["ka"]}, "languages are not the same (1 and 1): number 1 is 'en' in the first and 'ka'"),
+            (
+                {"symbols": ["a", "c"]},
+                r"symbols are not the same (2 and 2): number 2 is 'b' in the first and 'c' in",
+            ),
+            (
+                {"symbols": ["a", "b", "c"]},
+                "number 3 is missing in the first and 'c' in the second",
+            ),
+            (
+                {"languages": ["ka"]},
+                "languages are not the same (1 and 1): number 1 is 'en' in the first and 'ka'",
+            ),
             ({"speakers": ["s0", "s1"]}, "or merge them anyway with --force"),
             ({"start": "aaa"}, "did not start from the same weights (f00…, aaa…)"),
         ):
@@ -238,7 +316,11 @@ class Rejected(Case):
                 first, second = self.make_run("one"), self.make_run("other", **changes)
                 message = self.error_of(first, second)
                 self.assertIn(expected, message)
-                self.assertTrue(message.startswith(f"{first}/checkpoints/step-000003 and {second}/checkpoints/step-"))
+                self.assertTrue(
+                    message.startswith(
+                        f"{first}/checkpoints/step-000003 and {second}/checkpoints/step-"
+                    )
+                )
                 if not changes.keys() & {"speakers", "start"}:
                     self.assertEqual(self.error_of(first, second, force=True), message)
                 for folder in (first, second):
@@ -250,12 +332,20 @@ class Rejected(Case):
             for i, settings in enumerate(({}, {"encoder": "gru"}, {"subsampling": 4}))
         ]
         self.assertIn("encoder is lmu in the first and gru in the second", self.error_of(*runs[:2]))
-        self.assertIn("subsampling is 2 in the first and 4 in the second", self.error_of(runs[0], runs[2]))
+        self.assertIn(
+            "subsampling is 2 in the first and 4 in the second", self.error_of(runs[0], runs[2])
+        )
 
     def test_machine_and_corpus_settings_may_differ(self):
         first = self.make_run("one", corpus="c")
-        changes = {"data": {"batch_size": 3, "num_workers": 7}, "training": {"precision": "mixed_bfloat16", "seed": 5}}
-        self.merge(first, self.make_run("other", corpus="d", settings=changes | {"asr": {"encoder": "gru"}}))
+        changes = {
+            "data": {"batch_size": 3, "num_workers": 7},
+            "training": {"precision": "mixed_bfloat16", "seed": 5},
+        }
+        self.merge(
+            first,
+            self.make_run("other", corpus="d", settings=changes | {"asr": {"encoder": "gru"}}),
+        )
 
     def test_non_finite_arrays_and_other_names_or_shapes_are_rejected(self):
         first = self.make_run("one")
@@ -264,7 +354,10 @@ class Rejected(Case):
                 (arrays([1, np.nan]), "'net/one/kernel' in .* is not finite"),
                 (arrays([1, -np.inf]), "is not finite"),
                 (arrays([1, 2, 3]), r"is float32 \(3,\) in"),
-                ({"net/two/kernel": np.zeros(2)}, "'net/one/count' is in .*one.* but not in .*other"),
+                (
+                    {"net/two/kernel": np.zeros(2)},
+                    "'net/one/count' is in .*one.* but not in .*other",
+                ),
             ):
                 with self.subTest(group=group, expected=expected):
                     second = self.make_run("other", **{group: changed})
@@ -274,8 +367,14 @@ class Rejected(Case):
     def test_one_flag_per_checkpoint_is_answered_by_the_form(self):
         form = "Use --checkpoints RUN RUN, with all of them after one flag."
         for argv, flags in (
-            (("--gpu0_checkpoint", "a", "--gpu1_checkpoint", "b", "--output", "c"), "'--gpu0_checkpoint' and '--gpu1_"),
-            (("--gpu0_checkpoint=a", "--checkpoints", "b", "c"), "'--gpu0_checkpoint' is not a flag. "),
+            (
+                ("--gpu0_checkpoint", "a", "--gpu1_checkpoint", "b", "--output", "c"),
+                "'--gpu0_checkpoint' and '--gpu1_",
+            ),
+            (
+                ("--gpu0_checkpoint=a", "--checkpoints", "b", "c"),
+                "'--gpu0_checkpoint' is not a flag. ",
+            ),
         ):
             with self.subTest(argv=argv), self.assertRaises(ConfigError) as caught:
                 merge_checkpoints.parse(argv)
@@ -294,10 +393,16 @@ class Rejected(Case):
         file = archive.with_name("state.json")
         whole = json.loads(file.read_text())
         for changed, expected in (
-            ({"audio_s": "long"}, "state.json cannot be read: audio_s: Input should be a valid number"),
+            (
+                {"audio_s": "long"},
+                "state.json cannot be read: audio_s: Input should be a valid number",
+            ),
             ({"audio_s": -1.0}, "Give --weights"),
             ({"settings": {"data": {"colour": 1}}}, "data.colour"),
-            ({"symbols": None}, "state.json cannot be read: symbols: Input should be a valid array"),
+            (
+                {"symbols": None},
+                "state.json cannot be read: symbols: Input should be a valid array",
+            ),
             ({"format": 1}, "has format 1"),
         ):
             with self.subTest(changed=changed):
@@ -312,16 +417,22 @@ class Rejected(Case):
         again = second / "../one/checkpoints/step-000003"
         self.assertIn("was given twice", self.error_of(first, second, again, kind=ConfigError))
         for weights in ((1.0,), (0.0, 0.0), (-1.0, 2.0), (float("nan"), 1.0), (float("inf"), 1.0)):
-            self.assertIn("--weights", self.error_of(first, second, weights=weights, kind=ConfigError))
+            self.assertIn(
+                "--weights", self.error_of(first, second, weights=weights, kind=ConfigError)
+            )
         for setting, found in (
             ("train_data", "the corpus none does not exist"),
             ("val_data", "the corpus none does not exist"),
             ("audio_root", "--audio-root none was given, but there is no such folder"),
         ):
-            error = self.error_of(first, second, corpora=CorpusOverrides(**{setting: "none"}), kind=DataError)
+            error = self.error_of(
+                first, second, corpora=CorpusOverrides(**{setting: "none"}), kind=DataError
+            )
             self.assertIn(found, error)
         both = CorpusOverrides(train_data="c.csv", val_data="c.csv")
-        self.assertIn("are both c.csv", self.error_of(first, second, corpora=both, kind=ConfigError))
+        self.assertIn(
+            "are both c.csv", self.error_of(first, second, corpora=both, kind=ConfigError)
+        )
         latin_1 = first.with_name(os.fsdecode(b"caf\xe9"))
         self.assertIn("give a link to it", self.error_of(first, latin_1, kind=ConfigError))
         for name in ("one", "..", "two words", ".hidden", "x" * 101):
@@ -331,9 +442,16 @@ class Rejected(Case):
 
 class LayerDistanceTest(Case):
     def test_lowest_cosine_and_largest_distance_of_all_pairs(self):
-        for name, left, right in (("a", [3, 0], [0, 0]), ("b", [0, 4], [0, 0]), ("c", [6, 0], [2, 0])):
+        for name, left, right in (
+            ("a", [3, 0], [0, 0]),
+            ("b", [0, 4], [0, 0]),
+            ("c", [6, 0], [2, 0]),
+        ):
             values = {"net/one/x": left, "net/two/x": right, "net/two/y": [0]}
-            write_arrays(self.folder / f"{name}.npz", ((k, np.array(v, np.float32)) for k, v in values.items()))
+            write_arrays(
+                self.folder / f"{name}.npz",
+                ((k, np.array(v, np.float32)) for k, v in values.items()),
+            )
         distances = layer_distances([self.folder / f"{name}.npz" for name in "abc"])
         # a and b are at a right angle and 5 apart, over 4; b and c √52 over 6; a and c 3 over 6
         self.assertEqual(distances["net/one"].cosine, 0.0)
@@ -345,10 +463,13 @@ class LayerDistanceTest(Case):
 
 class InterpolationLineTest(unittest.TestCase):
     def line(self, *measurements: tuple[float, float], mean=(0.5, 0.5)) -> InterpolationLine:
-        """Return the line of (metric, loss) of the first input, of the second one and of their mean."""
+        """Return the line of (metric, loss) of the first input, of the second one and of their
+        mean.
+        """
         ends = (1.0, 0.0), (0.0, 1.0)
         by_coefficients = {
-            coefficients: Measurement(*values) for coefficients, values in zip((*ends, mean), measurements, strict=True)
+            coefficients: Measurement(*values)
+            for coefficients, values in zip((*ends, mean), measurements, strict=True)
         }
         return InterpolationLine(["A", "B"], mean, ends, by_coefficients, CRITERIA["asr"], "note")
 
@@ -367,21 +488,34 @@ class InterpolationLineTest(unittest.TestCase):
                 self.assertEqual(self.line(*measurements).better_input, better)
         verdict = self.line((0.2, 1.0), (0.2, 0.8), (0.2, 0.9)).verdict()
         self.assertIn("worse than those of B", verdict)
-        self.assertIn("(0.9000 against 0.8000; loss, as the character error rate is the same)", verdict)
+        self.assertIn(
+            "(0.9000 against 0.8000; loss, as the character error rate is the same)", verdict
+        )
         verdict = self.line((0.3, 1.0), (0.2, 0.8), (0.1, 0.9)).verdict()
-        self.assertIn("as good as those of B (10.000 against 20.000; character error rate, %)", verdict)
+        self.assertIn(
+            "as good as those of B (10.000 against 20.000; character error rate, %)", verdict
+        )
 
     def test_table_rows_are_in_the_order_of_the_line(self):
-        lines = self.line((0.2, 1.0), (0.3, 0.8), (0.25, 0.9), mean=(0.25, 0.75)).table().splitlines()
-        self.assertEqual(lines[2:5], ["| 0 | A | 20.000 | 1.0000 |", "| 0.75 | merged | 25.000 | 0.9000 |", lines[4]])
+        lines = (
+            self.line((0.2, 1.0), (0.3, 0.8), (0.25, 0.9), mean=(0.25, 0.75)).table().splitlines()
+        )
+        self.assertEqual(
+            lines[2:5],
+            ["| 0 | A | 20.000 | 1.0000 |", "| 0.75 | merged | 25.000 | 0.9000 |", lines[4]],
+        )
         self.assertTrue(lines[4].startswith("| 1 | B |"))
 
-    def test_line_of_three_inputs_runs_from_the_best_to_the_mean_without_repeated_measurements(self):
+    def test_line_of_three_inputs_runs_from_the_best_to_the_mean_without_repeated_measurements(
+        self,
+    ):
         evaluated = []
 
         def evaluate(coefficients):
             evaluated.append(coefficients)
-            return Measurement(abs(coefficients[1] - 0.5), 1.0)  # lowest for the mean; equal for all single inputs
+            return Measurement(
+                abs(coefficients[1] - 0.5), 1.0
+            )  # lowest for the mean; equal for all single inputs
 
         merge_input = mock.Mock(checkpoint=Path("p"))
         with (
@@ -393,12 +527,18 @@ class InterpolationLineTest(unittest.TestCase):
         single = [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)]
         self.assertEqual(line.ends, (single[0], mean))
         self.assertEqual(evaluated[:4], [*single, mean])
-        self.assertEqual(evaluated[4:], [(0.8125, 0.125, 0.0625), (0.625, 0.25, 0.125), (0.4375, 0.375, 0.1875)])
-        self.assertEqual([row.split(" | ")[0] for row in line.table().splitlines()[2:9]].count("| –"), 2)
+        self.assertEqual(
+            evaluated[4:], [(0.8125, 0.125, 0.0625), (0.625, 0.25, 0.125), (0.4375, 0.375, 0.1875)]
+        )
+        self.assertEqual(
+            [row.split(" | ")[0] for row in line.table().splitlines()[2:9]].count("| –"), 2
+        )
 
     def test_distortion_is_0_for_the_same_sounds_and_infinite_for_non_finite_mels(self):
         mel = np.random.default_rng(0).normal(-5, 2, (20, 80)).astype(np.float32)
-        self.assertAlmostEqual(distortion_db(mel, np.repeat(mel, 2, axis=0)), 0.0)  # slower, but the same sounds
+        self.assertAlmostEqual(
+            distortion_db(mel, np.repeat(mel, 2, axis=0)), 0.0
+        )  # slower, but the same sounds
         self.assertGreater(distortion_db(mel, mel[::-1]), 1.0)
         self.assertEqual(distortion_db(mel, np.full((3, 80), np.nan, np.float32)), np.inf)
 
@@ -445,26 +585,34 @@ class ASRRuns(unittest.TestCase):
         return run
 
     def merge(self, *runs: Path, **flags: str) -> tuple[int, str]:
-        words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
+        words = [
+            word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)
+        ]
         argv = ["--checkpoints", *map(str, runs), "--output", str(self.merged), *words]
         out = io.StringIO()
         with (
             small_asr_models(),
-            mock.patch("myxtts.placement.devices.configure"),  # this process has configured its devices
+            mock.patch(
+                "myxtts.placement.devices.configure"
+            ),  # this process has configured its devices
             contextlib.redirect_stdout(out),
         ):
             code, errors = reported(lambda: merge_checkpoints.main(argv))
         return code, out.getvalue() + errors
 
     def test_an_input_better_than_the_mean_is_kept_with_exit_code_1(self):
-        """With a bias of +100, and of +50, all outputs are blank; without it some symbols are right."""
+        """With a bias of +100, and of +50, all outputs are blank; without it some symbols are
+        right.
+        """
         silent, working = self.make_run("silent", 100.0), self.make_run("working", 0.0)
         held_out = self.workspace.corpus.with_name("held_out.csv")
         self.addCleanup(shutil.copy(self.workspace.corpus, held_out).unlink)
         with self.assertLogs("myxtts.local_sgd.merge", "WARNING") as logs:
             code, out = self.merge(silent, working, val_data=str(held_out))
         self.assertEqual(code, 1, out)
-        self.assertIn(f"worse than those of {latest(working / 'checkpoints')}, which are kept", logs.output[0])
+        self.assertIn(
+            f"worse than those of {latest(working / 'checkpoints')}, which are kept", logs.output[0]
+        )
         self.assertIn("| 0 | ", out)
         self.assertEqual(out.count("\n| 0"), 4)  # 0, ¼, ½, ¾
         self.assertIn("| 0.5 | merged |", out)
@@ -479,17 +627,25 @@ class ASRRuns(unittest.TestCase):
         source, listing = read_input(self.whole), self.merged.with_name("merged-rejected.csv")
         self.addCleanup(listing.unlink, missing_ok=True)
         broken = self.workspace.corpus.with_name("broken.csv")
-        broken.write_text(self.workspace.corpus.read_text(encoding="utf-8").replace("u3.wav", "missing.wav"))
+        broken.write_text(
+            self.workspace.corpus.read_text(encoding="utf-8").replace("u3.wav", "missing.wav")
+        )
         self.addCleanup(broken.unlink)
         for corpus, utterances in ((self.workspace.corpus, 13), (broken, 12)):
-            data = source.config.data.model_copy(update={"val_data": str(corpus), "max_rejected": 0.5})
-            manifest = read_held_out(source.config.model_copy(update={"data": data}), source, self.merged)
+            data = source.config.data.model_copy(
+                update={"val_data": str(corpus), "max_rejected": 0.5}
+            )
+            manifest = read_held_out(
+                source.config.model_copy(update={"data": data}), source, self.merged
+            )
             self.assertEqual((len(manifest), listing.exists()), (utterances, corpus == broken))
         self.assertIn("missing.wav", listing.read_text(encoding="utf-8"))
 
     def test_a_merged_run_transcribes_and_trains_like_any_other_run(self):
         code, out = self.merge(self.make_run("less", -0.25), self.make_run("more", 0.25))
-        self.assertEqual((code, out.count("| 1.0000 | 0.0000 |")), (0, 4), out)  # the fifth layer has the bias
+        self.assertEqual(
+            (code, out.count("| 1.0000 | 0.0000 |")), (0, 4), out
+        )  # the fifth layer has the bias
         wave = np.random.default_rng(0).normal(0, 0.1, 22050).astype(np.float32)
         expected = list(cached_transcriber(self.whole).transcribe([wave]))
         self.assertNotEqual(expected, [""])
@@ -497,12 +653,15 @@ class ASRRuns(unittest.TestCase):
         on_device = ("--simulate-gpus", str(SIMULATED), "--data-gpu", "0", "--model-gpu", "1")
         short = ("--max-steps", "1", "--validate-every", "0", "--sample-every", "0")
         with small_asr_models():
-            done = self.workspace.main("--config", str(self.merged / "config.yaml"), "--resume", *on_device, *short)
+            done = self.workspace.main(
+                "--config", str(self.merged / "config.yaml"), "--resume", *on_device, *short
+            )
         self.assertEqual((done.code, done.err), (0, ""))
         self.assertIn(f"resumed        {self.merged}/checkpoints/step-000000", done.out)
         after = read_metadata(latest(self.merged / "checkpoints"))
         self.assertEqual(
-            (after["step"], after["start"]), (1, read_metadata(latest(self.whole / "checkpoints"))["start"])
+            (after["step"], after["start"]),
+            (1, read_metadata(latest(self.whole / "checkpoints"))["start"]),
         )
         self.assertIsNotNone(after["corpus"])
         self.assertGreater(after["audio_s"], 0.0)

@@ -7,7 +7,14 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from myxtts.data.metadata_file import DEFAULT_SPEAKER, Row, Rows, hold_out, read_corpora, read_corpus
+from myxtts.data.metadata_file import (
+    DEFAULT_SPEAKER,
+    Row,
+    Rows,
+    hold_out,
+    read_corpora,
+    read_corpus,
+)
 from myxtts.data.metadata_form import COLUMN_NAMES
 from myxtts.errors import DataError
 from tests.fixtures import temporary_folder
@@ -55,15 +62,25 @@ class WithoutText(Case):
         return [(row.audio, row.text, row.speaker) for row in rows.rows]
 
     def test_a_folder_of_audio_is_a_corpus(self):
-        self.audio("b.flac", "wavs/a.wav", "anna/c.WAV", ".cache/d.wav", "anna/._c.wav", "anna/notes.txt")
-        expected = [("b.flac", "", DEFAULT_SPEAKER), ("anna/c.WAV", "", "anna"), ("wavs/a.wav", "", DEFAULT_SPEAKER)]
+        self.audio(
+            "b.flac", "wavs/a.wav", "anna/c.WAV", ".cache/d.wav", "anna/._c.wav", "anna/notes.txt"
+        )
+        expected = [
+            ("b.flac", "", DEFAULT_SPEAKER),
+            ("anna/c.WAV", "", "anna"),
+            ("wavs/a.wav", "", DEFAULT_SPEAKER),
+        ]
         self.assertEqual(self.rows(self.folder), expected)
-        self.assert_rejected("no metadata.csv, only audio such as b.flac", self.folder)  # for a task with texts
+        self.assert_rejected(
+            "no metadata.csv, only audio such as b.flac", self.folder
+        )  # for a task with texts
 
     def test_files_of_other_formats_are_rejected_and_listed(self):
         self.audio("a.wav", "b.m4a")
         rows = read_corpus(self.folder, "en", needs_text=False)
-        self.assertEqual([(row.audio, row.reason) for row in rows.rejected], [("b.m4a", "unreadable format")])
+        self.assertEqual(
+            [(row.audio, row.reason) for row in rows.rejected], [("b.m4a", "unreadable format")]
+        )
 
     def test_a_folder_without_audio_says_what_it_has(self):
         for names, pattern in (
@@ -80,12 +97,16 @@ class WithoutText(Case):
         (self.folder / "corpus" / "anna").symlink_to(self.folder / "other")
         self.audio("corpus/c.wav")
         rows = read_corpus(self.folder / "corpus", "en", needs_text=False)
-        self.assertEqual([(row.audio, row.reason) for row in rows.rejected], [("anna/", "linked folder")])
+        self.assertEqual(
+            [(row.audio, row.reason) for row in rows.rejected], [("anna/", "linked folder")]
+        )
         self.assertEqual([row.audio for row in rows.rows], ["c.wav"])
         denied = PermissionError(13, "Permission denied", "anna")
         with (
             mock.patch("os.scandir", side_effect=denied),
-            self.assertRaisesRegex(DataError, "^the folder anna cannot be read: Permission denied. Fix its"),
+            self.assertRaisesRegex(
+                DataError, "^the folder anna cannot be read: Permission denied. Fix its"
+            ),
         ):
             read_corpus(self.folder, "en", needs_text=False)
 
@@ -95,16 +116,23 @@ class WithoutText(Case):
         (self.folder / "corpus" / "b.wav").symlink_to(self.folder / "other" / "b.wav")
         rows = read_corpus(self.folder / "corpus", "en", root=self.folder, needs_text=False)
         self.assertEqual((rows.folder, rows.rows[0].id), (self.folder, "b.wav"))
-        self.assertEqual(os.path.join(rows.folder, rows.rows[0].audio), f"{self.folder}/corpus/b.wav")
+        self.assertEqual(
+            os.path.join(rows.folder, rows.rows[0].audio), f"{self.folder}/corpus/b.wav"
+        )
         with self.assertRaisesRegex(DataError, "--audio-root .*none does not exist"):
             read_corpus(self.folder / "corpus", "en", root=self.folder / "none", needs_text=False)
 
     def test_metadata_needs_no_column_of_texts(self):
-        for content in ("path,speaker\na.wav,anna\nb.wav,berta\n", "path|speaker|text\na.wav|anna|\nb.wav|berta|\n"):
+        for content in (
+            "path,speaker\na.wav,anna\nb.wav,berta\n",
+            "path|speaker|text\na.wav|anna|\nb.wav|berta|\n",
+        ):
             table = self.table(content, "a.wav", "b.wav")
             self.assertEqual(self.rows(table), [("a.wav", "", "anna"), ("b.wav", "", "berta")])
         names = self.ljspeech("a\nb.wav\n", audio=("a.wav", "b.wav"))
-        self.assertEqual(self.rows(names), [("a.wav", "", DEFAULT_SPEAKER), ("b.wav", "", DEFAULT_SPEAKER)])
+        self.assertEqual(
+            self.rows(names), [("a.wav", "", DEFAULT_SPEAKER), ("b.wav", "", DEFAULT_SPEAKER)]
+        )
 
     def test_metadata_with_texts_is_read_as_ever(self):
         folder = self.ljspeech("a|Dr. A|Doctor A\n")
@@ -118,19 +146,29 @@ class LJSpeech(Case):
         self.assertEqual(rows.folder, self.folder / "wavs")
 
     def test_ids_match_files_with_or_without_a_suffix(self):
-        rows = read_corpus(self.ljspeech("LJ001.0001|x\nb.wav|x\nc.FLAC|x\nsub/d|x\n", audio=["b.wav"]), "en").rows
-        self.assertEqual([row.audio for row in rows], ["LJ001.0001.wav", "b.wav", "c.FLAC", "sub/d.wav"])
+        rows = read_corpus(
+            self.ljspeech("LJ001.0001|x\nb.wav|x\nc.FLAC|x\nsub/d|x\n", audio=["b.wav"]), "en"
+        ).rows
+        self.assertEqual(
+            [row.audio for row in rows], ["LJ001.0001.wav", "b.wav", "c.FLAC", "sub/d.wav"]
+        )
 
     def test_quotes_and_unicode_line_separators_are_text(self):
-        rows = read_corpus(self.ljspeech('a|"Hello, he said.\r\nb|one\u2028two\x85three\n'), "en").rows
+        rows = read_corpus(
+            self.ljspeech('a|"Hello, he said.\r\nb|one\u2028two\x85three\n'), "en"
+        ).rows
         self.assertEqual(
-            [(row.line, row.text) for row in rows], [(1, '"Hello, he said.'), (2, "one\u2028two\x85three")]
+            [(row.line, row.text) for row in rows],
+            [(1, '"Hello, he said.'), (2, "one\u2028two\x85three")],
         )
 
     def test_malformed_rows_are_rejected_with_their_line(self):
         rows = read_corpus(self.ljspeech("a|fine\n\njust words\n|no id\na|b|c|d\n"), "en")
         self.assertEqual([row.id for row in rows.rows], ["a.wav"])
-        self.assertEqual([(row.line, row.reason) for row in rows.rejected], [(n, "malformed row") for n in (3, 4, 5)])
+        self.assertEqual(
+            [(row.line, row.reason) for row in rows.rejected],
+            [(n, "malformed row") for n in (3, 4, 5)],
+        )
 
     def test_a_metadata_file_can_be_given_directly(self):
         self.ljspeech("a|x\n", "metadata_train.csv")
@@ -141,9 +179,13 @@ class LJSpeech(Case):
         self.ljspeech("c|x\n|bad\n", "metadata_eval.csv", audio=["c.wav"])
         train, validation, rejected = read_corpora(self.folder, None, "en", 0.5, seed=0)
         self.assertEqual(
-            [[row.id for row in part.rows] for part in (train, validation)], [["a.wav", "b.wav"], ["c.wav"]]
+            [[row.id for row in part.rows] for part in (train, validation)],
+            [["a.wav", "b.wav"], ["c.wav"]],
         )
-        self.assertEqual([Path(row.metadata).name for row in rejected], ["metadata_train.csv", "metadata_eval.csv"])
+        self.assertEqual(
+            [Path(row.metadata).name for row in rejected],
+            ["metadata_train.csv", "metadata_eval.csv"],
+        )
         by_file = read_corpora(self.folder / "metadata_train.csv", None, "en", 0.5, seed=0)
         self.assertEqual(by_file, (train, validation, rejected))
 
@@ -152,7 +194,10 @@ class LJSpeech(Case):
         linked = self.folder / "linked.csv"
         linked.symlink_to(table)
         for train, other in ((corpus, corpus / "metadata.csv"), (table, linked)):
-            with self.subTest(other), self.assertRaisesRegex(DataError, "are both .* measure what was trained on"):
+            with (
+                self.subTest(other),
+                self.assertRaisesRegex(DataError, "are both .* measure what was trained on"),
+            ):
                 read_corpora(train, other, "en", 0.5, seed=0)
 
     def test_without_validation_data_rows_are_held_out_and_malformed_rows_listed_once(self):
@@ -173,13 +218,20 @@ class LJSpeech(Case):
 class Tables(Case):
     def test_every_separator_is_detected(self):
         for separator in ",;\t|":
-            path = self.table(separator.join(["path", "text"]) + "\n" + separator.join(["a.wav", "hi"]), "a.wav")
+            path = self.table(
+                separator.join(["path", "text"]) + "\n" + separator.join(["a.wav", "hi"]), "a.wav"
+            )
             self.assertEqual(
-                read_corpus(path, "ka").rows, (Row(2, "a.wav", "a.wav", "hi", DEFAULT_SPEAKER, "ka"),), separator
+                read_corpus(path, "ka").rows,
+                (Row(2, "a.wav", "a.wav", "hi", DEFAULT_SPEAKER, "ka"),),
+                separator,
             )
 
     def test_columns_are_found_by_name_in_any_order(self):
-        path = self.table("\ufefflanguage, Text ,minutes,speaker,PATH\nfa,hi,3,anna,x/a.wav\n,ho,4,,b.wav\n", "b.wav")
+        path = self.table(
+            "\ufefflanguage, Text ,minutes,speaker,PATH\nfa,hi,3,anna,x/a.wav\n,ho,4,,b.wav\n",
+            "b.wav",
+        )
         expected = (
             Row(2, "x/a.wav", "x/a.wav", "hi", "anna", "fa"),
             Row(3, "b.wav", "b.wav", "ho", DEFAULT_SPEAKER, "en"),
@@ -187,27 +239,41 @@ class Tables(Case):
         self.assertEqual(read_corpus(path, "en").rows, expected)
 
     def test_quoted_line_breaks_count_as_lines(self):
-        path = self.table('path,text\r\na.wav,"one, ""two""\r\nthree"\r\n\r\nb.wav,four\r\n', "a.wav")
+        path = self.table(
+            'path,text\r\na.wav,"one, ""two""\r\nthree"\r\n\r\nb.wav,four\r\n', "a.wav"
+        )
         rows = read_corpus(path, "en").rows
-        self.assertEqual([(row.line, row.text) for row in rows], [(2, 'one, "two"\r\nthree'), (5, "four")])
+        self.assertEqual(
+            [(row.line, row.text) for row in rows], [(2, 'one, "two"\r\nthree'), (5, "four")]
+        )
 
     def test_rows_with_the_wrong_number_of_fields_are_rejected(self):
         path = self.table("path,text,speaker\na.wav,x,s\nb.wav,x\nc.wav,x,s,t\n ,x,s\n", "a.wav")
         rows = read_corpus(path, "en")
         self.assertEqual([row.id for row in rows.rows], ["a.wav"])
-        self.assertEqual([(row.line, row.audio) for row in rows.rejected], [(3, "b.wav"), (4, "c.wav"), (5, "")])
+        self.assertEqual(
+            [(row.line, row.audio) for row in rows.rejected], [(3, "b.wav"), (4, "c.wav"), (5, "")]
+        )
 
     def test_an_unclosed_quote_affects_only_its_row(self):
-        self.assert_rejected("line 3 is not", self.write("list.csv", 'path,text\na.wav,x\nb.wav,"x\nc.wav,x\n'))
-        self.assert_rejected("line 2 is not", self.write("list.csv", 'path,text\na.wav,"x' + "y" * 200_000 + '"\n'))
+        self.assert_rejected(
+            "line 3 is not", self.write("list.csv", 'path,text\na.wav,x\nb.wav,"x\nc.wav,x\n')
+        )
+        self.assert_rejected(
+            "line 2 is not", self.write("list.csv", 'path,text\na.wav,"x' + "y" * 200_000 + '"\n')
+        )
 
     def test_a_quotation_over_several_texts_swallows_no_rows(self):
         quotation = 'a.wav|"Where?|anna\nb.wav|He asked.|anna\nc.wav|I go home."|anna\n'
         for separator in "|\t":
             content = f"path|text|speaker\n{quotation}".replace("|", separator)
             rows = read_corpus(self.table(content, "a.wav", "b.wav", "c.wav"), "en").rows
-            self.assertEqual([row.text for row in rows], ['"Where?', "He asked.", 'I go home."'], content)
-        quoted = 'path|text|speaker\na.wav|"one | two"|x\nb.wav|"three\nfour | five"|x\nc.wav|six|x\n'
+            self.assertEqual(
+                [row.text for row in rows], ['"Where?', "He asked.", 'I go home."'], content
+            )
+        quoted = (
+            'path|text|speaker\na.wav|"one | two"|x\nb.wav|"three\nfour | five"|x\nc.wav|six|x\n'
+        )
         rows = read_corpus(self.table(quoted, "a.wav", "b.wav", "c.wav"), "en").rows
         self.assertEqual([row.text for row in rows], ["one | two", "three\nfour | five", "six"])
         without_header = 'a\t"Where?\nb\tHe asked.\nc\tI go home."\n'
@@ -216,7 +282,9 @@ class Tables(Case):
 
     def test_paths_that_name_the_same_file_have_the_same_id(self):
         self.audio("b/c.wav")
-        rows = read_corpus(self.table("path,text\na.wav,x\n./b/../a.wav,x\na,x\n", "a.wav"), "en").rows
+        rows = read_corpus(
+            self.table("path,text\na.wav,x\n./b/../a.wav,x\na,x\n", "a.wav"), "en"
+        ).rows
         self.assertEqual({row.id for row in rows}, {"a.wav"})
 
 
@@ -227,13 +295,21 @@ class WithoutHeader(Case):
         return [(row.text, row.speaker) for row in read_corpus(self.table(content), "en").rows]
 
     def test_lines_of_two_fields_may_have_any_separator(self):
-        for content in ("a\tOne, two\nb\tThree\n", "a;One, two\nb;Three\n", 'a,"One, two"\nb,Three\n'):
-            self.assertEqual([text for text, _ in self.forms(content)], ["One, two", "Three"], content)
+        for content in (
+            "a\tOne, two\nb\tThree\n",
+            "a;One, two\nb;Three\n",
+            'a,"One, two"\nb,Three\n',
+        ):
+            self.assertEqual(
+                [text for text, _ in self.forms(content)], ["One, two", "Three"], content
+            )
 
     def test_texts_with_unquoted_commas_are_rejected_with_the_separator_that_is_wanted(self):
         self.audio("wavs/a.wav")
         path = self.write("list.csv", "a,One\nb,Two, three\n")
-        self.assert_rejected(r"by commas into 2 fields in line 1, but 3 in line 2: separate id and text by \|", path)
+        self.assert_rejected(
+            r"by commas into 2 fields in line 1, but 3 in line 2: separate id and text by \|", path
+        )
 
     def test_without_audio_files_a_separator_is_not_guessed(self):
         self.assert_rejected("none of the 2 audio files", self.write("list.csv", "a,One\nb,Two\n"))
@@ -242,23 +318,36 @@ class WithoutHeader(Case):
         expected = [(f"Text {n}", f"s{n % 2}") for n in range(4)]
         for separator in "|\t;,":
             for form in ("{id}{0}{speaker}{0}{text}", "{id}{0}{text}{0}{speaker}"):
-                lines = [form.format(separator, id=f"u{n}", speaker=s, text=t) for n, (t, s) in enumerate(expected)]
+                lines = [
+                    form.format(separator, id=f"u{n}", speaker=s, text=t)
+                    for n, (t, s) in enumerate(expected)
+                ]
                 self.assertEqual(self.forms("\n".join(lines), "u1.wav"), expected, lines[0])
 
     def test_two_columns_of_texts_are_the_text_and_the_normalised_text(self):
         for texts in (["1", "2", "3", "4"], ["1", "1", "1", "1"]):
             lines = [f"u{n}|{text}|norm {text}" for n, text in enumerate(texts)]
-            self.assertEqual(self.forms("\n".join(lines), "u1.wav"), [(f"norm {t}", DEFAULT_SPEAKER) for t in texts])
+            self.assertEqual(
+                self.forms("\n".join(lines), "u1.wav"),
+                [(f"norm {t}", DEFAULT_SPEAKER) for t in texts],
+            )
         self.audio("wavs/u0.wav")
         path = self.write("list.csv", "\n".join(lines[:1]).replace("|", ",") + "\nu1,2,two\n")
-        self.assert_rejected("3 columns separated by commas, and no header .* such as path,text,speaker", path)
+        self.assert_rejected(
+            "3 columns separated by commas, and no header .* such as path,text,speaker", path
+        )
 
     def test_more_than_three_columns_require_a_header(self):
         self.audio("wavs/a.wav")
-        self.assert_rejected(r"4 columns .* such as path\|text\|speaker", self.write("list.csv", "a|anna|en|One\n"))
+        self.assert_rejected(
+            r"4 columns .* such as path\|text\|speaker", self.write("list.csv", "a|anna|en|One\n")
+        )
 
     def test_separators_at_the_end_of_lines_are_ignored(self):
-        self.assertEqual(self.forms("a|One|\nb|Two||\nc|Three|||\n"), [(t, "default") for t in ("One", "Two", "Three")])
+        self.assertEqual(
+            self.forms("a|One|\nb|Two||\nc|Three|||\n"),
+            [(t, "default") for t in ("One", "Two", "Three")],
+        )
         self.assertEqual(self.forms("a,One,,\nb,Two,,\n"), [("One", "default"), ("Two", "default")])
 
     def test_quoted_ids_mean_quoted_texts(self):
@@ -266,10 +355,14 @@ class WithoutHeader(Case):
 
     def test_line_ends_may_be_of_any_system(self):
         for end in ("\n", "\r\n", "\r"):
-            self.assertEqual(self.forms(f"\ufeffa|One{end}b|Two{end}"), [("One", "default"), ("Two", "default")])
+            self.assertEqual(
+                self.forms(f"\ufeffa|One{end}b|Two{end}"), [("One", "default"), ("Two", "default")]
+            )
 
     def test_json_is_named(self):
-        self.assert_rejected("is JSON, .* header path,text", self.write("m.jsonl", '{"audio_filepath": "a.wav"}\n'))
+        self.assert_rejected(
+            "is JSON, .* header path,text", self.write("m.jsonl", '{"audio_filepath": "a.wav"}\n')
+        )
 
 
 class Headers(Case):
@@ -277,15 +370,23 @@ class Headers(Case):
         expected = [("a.wav", "Hi", "anna", "ka")]
         for header, line in {
             "audio_file|text|speaker_name|language": "a.wav|Hi|anna|ka",  # Coqui TTS
-            "client_id\tpath\tsentence_id\tsentence\tlocale\tsegment": "anna\ta.wav\t7\tHi\tka\t",  # Common Voice
+            "client_id\tpath\tsentence_id\tsentence\tlocale\tsegment": (
+                "anna\ta.wav\t7\tHi\tka\t"
+            ),  # Common Voice
             "file_name,transcription,speaker_id,lang": "a.wav,Hi,anna,ka",  # Hugging Face
-            "wav_filename,wav_filesize,transcript,Speaker,LANGUAGE": "a.wav,9,Hi,anna,ka",  # DeepSpeech
+            "wav_filename,wav_filesize,transcript,Speaker,LANGUAGE": (
+                "a.wav,9,Hi,anna,ka"
+            ),  # DeepSpeech
             '"Audio File";"Text";"speaker-name";"lang"': '"a.wav";"Hi";"anna";"ka"',
             ",id,text,spk,language": "0,a,Hi,anna,ka",  # pandas with its index
-            "path,text,speaker,language,,": "a.wav,Hi,anna,ka,,",  # a spreadsheet with empty columns
+            "path,text,speaker,language,,": (
+                "a.wav,Hi,anna,ka,,"
+            ),  # a spreadsheet with empty columns
         }.items():
             rows = read_corpus(self.table(f"{header}\n{line}\n", "a.wav"), "en").rows
-            self.assertEqual([(row.audio, row.text, row.speaker, row.language) for row in rows], expected, header)
+            self.assertEqual(
+                [(row.audio, row.text, row.speaker, row.language) for row in rows], expected, header
+            )
 
     def test_of_two_columns_with_one_meaning_the_first_name_in_the_documentation_is_used(self):
         path = self.table("file,audio_file,sentence,text\nx.wav,a.wav,no,yes\n", "a.wav", "x.wav")
@@ -298,7 +399,10 @@ class Headers(Case):
         self.assertEqual([row.text for row in read_corpus(path, "en").rows], ["five", "six"])
 
     def test_quotes_between_tabs_are_text_unless_they_enclose_a_field(self):
-        path = self.table('path\tsentence\na.wav\t"No," he said.\nb.wav\t"""Yes"" and no"\nc.wav\t"open\n', "a.wav")
+        path = self.table(
+            'path\tsentence\na.wav\t"No," he said.\nb.wav\t"""Yes"" and no"\nc.wav\t"open\n',
+            "a.wav",
+        )
         texts = [row.text for row in read_corpus(path, "en").rows]
         self.assertEqual(texts, ['"No," he said.', '"Yes" and no', '"open'])
 
@@ -317,7 +421,9 @@ class AudioFiles(Case):
             with self.subTest(suffix):
                 corpus = self.ljspeech("v1.0|x\nv1.0.wav|x\nv1.0.flac|x\n", audio=[f"v1.0{suffix}"])
                 self.assertEqual(self.found(corpus), [name] * 3)
-                self.assertEqual(self.found(self.table("path,text\nwavs/v1.0.aiff,x\nwavs/v1.0,x\n"))[1], name)
+                self.assertEqual(
+                    self.found(self.table("path,text\nwavs/v1.0.aiff,x\nwavs/v1.0,x\n"))[1], name
+                )
             (self.folder / name).unlink()
 
     def test_of_several_files_the_first_in_the_order_of_suffixes_is_taken(self):
@@ -330,7 +436,13 @@ class AudioFiles(Case):
 
     def test_the_audio_folder_of_lines_may_have_other_names(self):
         self.write("metadata.csv", "a|x\n")
-        for place in ("", "clips/", "Audio/", "wav/", "wavs/"):  # each is preferred to the ones before
+        for place in (
+            "",
+            "clips/",
+            "Audio/",
+            "wav/",
+            "wavs/",
+        ):  # each is preferred to the ones before
             self.audio(f"{place}a.mp3")
             self.assertEqual(self.found(self.folder), [f"{place}a.mp3"])
 
@@ -358,7 +470,9 @@ class AudioFiles(Case):
         self.assertEqual(self.found(path), ["sub\\a.wav"])
 
     def test_absolute_paths_in_the_folder_are_found_with_any_suffix(self):
-        path = self.table(f"path,text\n{self.folder}/a.wav,x\n{self.folder}/b.wav,x\n", "a.wav", "b.flac")
+        path = self.table(
+            f"path,text\n{self.folder}/a.wav,x\n{self.folder}/b.wav,x\n", "a.wav", "b.flac"
+        )
         self.assertEqual(self.found(path), ["a.wav", "b.flac"])
 
     def test_paths_elsewhere_are_explained(self):
@@ -367,24 +481,39 @@ class AudioFiles(Case):
             f"{self.folder}/data/one/a.wav": rf"outside of .*--audio-root {self.folder}/data\.",
             "/nowhere/a.wav": "no such file on this computer: write paths relative to",
             "C:\\data\\a.wav": "path of a Windows computer: write paths relative to",
-            os.path.relpath(self.folder / "data/one/a.wav"): r"relative to the current folder: give --audio-root \.",
-            "er/c.wav": rf"It is in {self.folder}/corpus/deep: give --audio-root {self.folder}/corpus/deep",
+            os.path.relpath(
+                self.folder / "data/one/a.wav"
+            ): r"relative to the current folder: give --audio-root \.",
+            "er/c.wav": (
+                rf"It is in {self.folder}/corpus/deep: give --audio-root {self.folder}/corpus/deep"
+            ),
             "d.wav": "corpus has d.m4a, which cannot be read: convert it",
             "nowhere.wav": "Correct the names, or give the folder",
         }.items():
-            table = self.table(f"path,text\n{path},x\n{self.folder}/data/two/b.wav,x\n", name="corpus/list.csv")
+            table = self.table(
+                f"path,text\n{path},x\n{self.folder}/data/two/b.wav,x\n", name="corpus/list.csv"
+            )
             self.assert_rejected(rf"none of the 2 audio files of (?s:.*){pattern}", table)
 
     def test_the_audio_root_is_searched_first(self):
         corpus = self.ljspeech("a|x\n", audio=["a.wav"])
         self.audio("other/a.flac", "third/clips/a.mp3", "fourth/b.wav")
-        for root, expected in {"other": "other/a.flac", "third": "third/clips/a.mp3", "fourth": "wavs/a.wav"}.items():
+        for root, expected in {
+            "other": "other/a.flac",
+            "third": "third/clips/a.mp3",
+            "fourth": "wavs/a.wav",
+        }.items():
             self.assertEqual(self.found(corpus, root=self.folder / root), [expected])
         self.assert_rejected("no metadata", self.folder / "other")
 
     def test_a_folder_is_listed_once_for_all_rows(self):
-        corpus = self.ljspeech("".join(f"u{n}|x\n" for n in range(1_000)), audio=[f"u{n}.flac" for n in range(1_000)])
-        with mock.patch("os.listdir", side_effect=os.listdir) as listdir, mock.patch("os.stat", side_effect=os.stat):
+        corpus = self.ljspeech(
+            "".join(f"u{n}|x\n" for n in range(1_000)), audio=[f"u{n}.flac" for n in range(1_000)]
+        )
+        with (
+            mock.patch("os.listdir", side_effect=os.listdir) as listdir,
+            mock.patch("os.stat", side_effect=os.stat),
+        ):
             self.assertEqual(len(self.found(corpus)), 1_000)
             self.assertEqual(listdir.call_count, 2)
 
@@ -394,12 +523,17 @@ class Form(Case):
         self.ljspeech("a|x\nb|x\nc|x\n", audio=["a.flac", "b.flac", "c.mp3"])
         with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
             read_corpora(self.folder, None, "en", 0.5, seed=0)
-        place = f"3 rows in {self.folder}/metadata.csv; audio in {self.folder}/wavs: 2 .flac, 1 .mp3"
+        place = (
+            f"3 rows in {self.folder}/metadata.csv; audio in {self.folder}/wavs: 2 .flac, 1 .mp3"
+        )
         expected = [f"corpus form    lines of id|text, no header; {place}"]
         self.assertEqual([record.getMessage() for record in logs.records], expected)
         with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
             read_corpora(self.folder, self.table("audio_file;text\na.flac;x\n"), "en", 0.5, seed=0)
-        self.assertIn("table with semicolons, columns audio_file=path, text; 1 row in", logs.records[1].getMessage())
+        self.assertIn(
+            "table with semicolons, columns audio_file=path, text; 1 row in",
+            logs.records[1].getMessage(),
+        )
 
 
 class Guide(Case):
@@ -411,14 +545,23 @@ class Guide(Case):
 
     def test_its_program_writes_a_table_of_vctk(self):
         corpus = self.folder / "VCTK-Corpus-0.92"
-        self.audio(*(f"{corpus.name}/wav48_silence_trimmed/p225/p225_{n}_mic{n % 2 + 1}.flac" for n in range(4)))
+        self.audio(
+            *(
+                f"{corpus.name}/wav48_silence_trimmed/p225/p225_{n}_mic{n % 2 + 1}.flac"
+                for n in range(4)
+            )
+        )
         for n in range(4):
             self.write(f"{corpus.name}/txt/p225/p225_{n}.txt", f"Text, {n}\n")
         program = self.guide.split("```python\n")[1].split("```")[0]
         exec(program.replace(f'"{corpus.name}"', repr(str(corpus))))
         rows = read_corpus(corpus, "en").rows
-        self.assertEqual([(row.text, row.speaker) for row in rows], [("Text, 0", "p225"), ("Text, 2", "p225")])
-        self.assertEqual(self.found(corpus)[0], f"{corpus.name}/wav48_silence_trimmed/p225/p225_0_mic1.flac")
+        self.assertEqual(
+            [(row.text, row.speaker) for row in rows], [("Text, 0", "p225"), ("Text, 2", "p225")]
+        )
+        self.assertEqual(
+            self.found(corpus)[0], f"{corpus.name}/wav48_silence_trimmed/p225/p225_0_mic1.flac"
+        )
 
 
 class Alternatives(Case):
@@ -431,11 +574,19 @@ class Alternatives(Case):
 
     def test_a_folder_without_metadata_csv_is_told_what_it_has(self):
         self.rejected_with(
-            r", but it has train.tsv, dev.tsv\. .*such as .*/train.tsv", "dev.tsv", "train.tsv", "clips/a.mp3"
+            r", but it has train.tsv, dev.tsv\. .*such as .*/train.tsv",
+            "dev.tsv",
+            "train.tsv",
+            "clips/a.mp3",
         )
-        self.rejected_with(", and JSON such as metadata.jsonl is not read", "metadata.jsonl", "wavs/a.wav")
+        self.rejected_with(
+            ", and JSON such as metadata.jsonl is not read", "metadata.jsonl", "wavs/a.wav"
+        )
         self.rejected_with(", but .*/LJSpeech-1.1 has one", "LJSpeech-1.1/metadata.csv")
-        self.rejected_with(", only audio such as p225/a.flac.*path,text,speaker.*p225/a.flac,TEXT,p225", "p225/a.flac")
+        self.rejected_with(
+            ", only audio such as p225/a.flac.*path,text,speaker.*p225/a.flac,TEXT,p225",
+            "p225/a.flac",
+        )
 
     def test_the_audio_folder_instead_of_the_corpus_is_named(self):
         self.assert_rejected(f"but {self.folder} has one", self.ljspeech("a|x\n") / "wavs")
@@ -451,7 +602,9 @@ class Rejected(Case):
         self.assert_rejected("does not exist", self.folder / "missing")
         self.assert_rejected("does not exist", self.folder / ("x" * 300))
         self.assert_rejected(f"does not exist in {Path.cwd()}", Path("nowhere/corpus"))
-        self.assert_rejected(f"but '{self.folder}' does. Leave out the spaces", Path(f"{self.folder} "))
+        self.assert_rejected(
+            f"but '{self.folder}' does. Leave out the spaces", Path(f"{self.folder} ")
+        )
 
     def test_an_empty_folder_is_rejected(self):
         self.assert_rejected("no metadata.csv", self.folder)
@@ -469,7 +622,9 @@ class Rejected(Case):
         self.audio("a.wav")
         for header, fault in faults.items():
             row = ",".join(["a.wav", "b", "c"][: header.count(",") + 1])
-            self.assert_rejected(f"not recognised: .*{fault}", self.write("list.csv", f"{header}\n{row}\n"))
+            self.assert_rejected(
+                f"not recognised: .*{fault}", self.write("list.csv", f"{header}\n{row}\n")
+            )
 
     def test_a_file_without_utterances_is_rejected(self):
         self.assert_rejected("is empty", self.write("list.csv", b""))
@@ -478,9 +633,12 @@ class Rejected(Case):
 
     def test_a_file_that_is_not_utf_8_text_is_rejected(self):
         self.assert_rejected("binary or UTF-16", self.write("list.csv", b"RIFF\0\0\0\0WAVE"))
-        self.assert_rejected("binary or UTF-16", self.write("list.csv", "path,text\na.wav,x\n".encode("utf-16")))
         self.assert_rejected(
-            "line 3 has the byte 0xe9", self.write("list.csv", "path,text\na,x\nb,\xe9t\xe9\n".encode("latin-1"))
+            "binary or UTF-16", self.write("list.csv", "path,text\na.wav,x\n".encode("utf-16"))
+        )
+        self.assert_rejected(
+            "line 3 has the byte 0xe9",
+            self.write("list.csv", "path,text\na,x\nb,\xe9t\xe9\n".encode("latin-1")),
         )
 
 
@@ -496,14 +654,18 @@ class HoldOut(unittest.TestCase):
         ids = [f"u{n}" for n in range(200)]
         train, validation = hold_out(self.rows(ids), 0.05, seed=3)
         self.assertEqual(len(validation.rows), 10)
-        self.assertEqual([row.id for row in train.rows], [id_ for id_ in ids if id_ not in self.ids(validation)])
+        self.assertEqual(
+            [row.id for row in train.rows], [id_ for id_ in ids if id_ not in self.ids(validation)]
+        )
 
     def test_the_split_depends_on_the_seed_but_not_on_the_row_order(self):
         ids = [f"u{n}" for n in range(200)]
         _, validation = hold_out(self.rows(ids), 0.1, seed=0)
         random.Random(1).shuffle(ids)
         self.assertEqual(self.ids(hold_out(self.rows(ids), 0.1, seed=0)[1]), self.ids(validation))
-        self.assertNotEqual(self.ids(hold_out(self.rows(ids), 0.1, seed=1)[1]), self.ids(validation))
+        self.assertNotEqual(
+            self.ids(hold_out(self.rows(ids), 0.1, seed=1)[1]), self.ids(validation)
+        )
 
     def test_each_part_of_two_or_more_utterances_is_not_empty(self):
         for share, ids in ((0.001, "ab"), (0.999, "ab"), (0.5, "abc")):

@@ -11,7 +11,14 @@ import tensorflow as tf
 from myxtts.matmul import FRAMES_GRID
 from myxtts.models.build import build_xtts
 from myxtts.models.layers import Attention, Dense, Embedding, apply_rotary, parameter_count
-from myxtts.models.xtts import TEXT_INPUTS, XTTS, FlowCondition, SynthesisOptions, keep_mask, long_term_average_spectrum
+from myxtts.models.xtts import (
+    TEXT_INPUTS,
+    XTTS,
+    FlowCondition,
+    SynthesisOptions,
+    keep_mask,
+    long_term_average_spectrum,
+)
 from tests.long import long
 from tests.tiny import ONE_BLOCK, build_model, features, on_device, rows_of
 from tests.two_devices import MODEL
@@ -21,7 +28,9 @@ ROWS = [(5, 13), (8, 24), (1, 1)]  # tokens and frames
 
 @cache
 def random_model():
-    """Return a model with random weights everywhere: zero-initialised layers would block every signal."""
+    """Return a model with random weights everywhere: zero-initialised layers would block every
+    signal.
+    """
     model, random = (
         build_model(dropout=0.5, reference_dropout=0.5, segment_frames=8, size=ONE_BLOCK),
         np.random.default_rng(0),
@@ -45,11 +54,14 @@ class Network(unittest.TestCase):
             return numpy_of(self.model(on_device(batch), **options))
 
     def synthesize(self, batch, speed=0.25, ode_steps=2, **options):
-        """Return (mel, frames, path); at this speed an untrained model assigns several frames to each token."""
+        """Return (mel, frames, path); at this speed an untrained model assigns several frames to
+        each token.
+        """
         batch = on_device(batch)
         with tf.device(MODEL):
             outputs = self.model.synthesize(
-                *(batch[name] for name in TEXT_INPUTS), SynthesisOptions(speed=speed, ode_steps=ode_steps, **options)
+                *(batch[name] for name in TEXT_INPUTS),
+                SynthesisOptions(speed=speed, ode_steps=ode_steps, **options),
             )
         return numpy_of(outputs)
 
@@ -58,13 +70,20 @@ class Network(unittest.TestCase):
         for name, loss in left[0].items():
             np.testing.assert_allclose(loss, right[0][name], rtol=2e-4, err_msg=name)
         for row, (_, frames) in enumerate(rows):
-            np.testing.assert_array_equal(left[1]["path"][row, :frames], right[1]["path"][row, :frames])
+            np.testing.assert_array_equal(
+                left[1]["path"][row, :frames], right[1]["path"][row, :frames]
+            )
 
 
 class Padding(Network):
     def test_amount_of_padding_never_changes_an_output(self):
         outputs = self.call(features(ROWS))
-        for padded, reference in (((9, 24), (20, 24)), ((8, 25), (20, 24)), ((8, 24), (20, 27)), ((13, 40), (20, 20))):
+        for padded, reference in (
+            ((9, 24), (20, 24)),
+            ((8, 25), (20, 24)),
+            ((8, 24), (20, 27)),
+            ((13, 40), (20, 20)),
+        ):
             with self.subTest(padded=padded, reference=reference):
                 self.assert_same_outputs(outputs, self.call(features(ROWS, padded, reference)))
 
@@ -87,7 +106,9 @@ class Padding(Network):
         batch = features(ROWS)
         mel, frames, path = self.synthesize(batch)
         for row in range(len(ROWS)):
-            mel_alone, frames_alone, path_alone = self.synthesize(rows_of(batch, slice(row, row + 1)))
+            mel_alone, frames_alone, path_alone = self.synthesize(
+                rows_of(batch, slice(row, row + 1))
+            )
             real = frames[row]
             self.assertEqual(frames_alone[0], real)
             np.testing.assert_array_equal(path_alone[0, :real], path[row, :real])
@@ -98,7 +119,9 @@ class Padding(Network):
         whole, _ = self.call(batch)
         microbatches = [self.call(rows_of(batch, rows))[0] for rows in (slice(0, 1), slice(1, 4))]
         for name, loss in whole.items():
-            np.testing.assert_allclose(sum(losses[name] for losses in microbatches), loss, rtol=1e-4, err_msg=name)
+            np.testing.assert_allclose(
+                sum(losses[name] for losses in microbatches), loss, rtol=1e-4, err_msg=name
+            )
 
     def test_an_empty_row_adds_nothing_and_is_finite(self):
         batch = features(ROWS)
@@ -142,9 +165,14 @@ class Inputs(Network):
         batch = features(ROWS)
         changed = batch[name].copy()
         change(changed)
-        (before, frames, _), (after, frames_after, _) = self.synthesize(batch), self.synthesize(batch | {name: changed})
+        (before, frames, _), (after, frames_after, _) = (
+            self.synthesize(batch),
+            self.synthesize(batch | {name: changed}),
+        )
         both = np.minimum(frames, frames_after)
-        differs = [float(np.abs(before[row, :n] - after[row, :n]).max()) for row, n in enumerate(both)]
+        differs = [
+            float(np.abs(before[row, :n] - after[row, :n]).max()) for row, n in enumerate(both)
+        ]
         self.assertGreater(differs[1], 0.01)
         self.assertLess(max(differs[0], differs[2]), 2e-3)
 
@@ -175,7 +203,9 @@ class Inputs(Network):
         batch = features(ROWS)
         batch["reference_frames"][:] = 0
         mel, _, _ = self.synthesize(batch)
-        np.testing.assert_array_equal(mel, self.synthesize(batch | {"reference": batch["reference"] + 1})[0])
+        np.testing.assert_array_equal(
+            mel, self.synthesize(batch | {"reference": batch["reference"] + 1})[0]
+        )
 
     def test_f0_changes_the_pitch_loss_and_the_decoders_mel_only(self):
         batch = features(ROWS)
@@ -196,7 +226,8 @@ class Inputs(Network):
     def test_guidance_extrapolates_linearly_from_the_unconditional_estimate(self):
         batch = features(ROWS)
         unconditional, plain, double = (
-            self.synthesize(batch, ode_steps=1, guidance=guidance)[0] for guidance in (0.0, 1.0, 2.0)
+            self.synthesize(batch, ode_steps=1, guidance=guidance)[0]
+            for guidance in (0.0, 1.0, 2.0)
         )
         self.assertGreater(np.abs(plain - unconditional).max(), 0.1)
         np.testing.assert_allclose(double, 2 * plain - unconditional, atol=5e-3)
@@ -214,11 +245,18 @@ class LayersTest(unittest.TestCase):
         rows = tf.constant([[2, 0, 1], [1, 1, 2]])
         for precision in ("float32", "mixed_bfloat16"):
             for ours, keras_layer, settings, inputs in (
-                (Dense, keras.layers.Dense, {"units": 4, "activation": "silu", "bias_initializer": "ones"}, x),
+                (
+                    Dense,
+                    keras.layers.Dense,
+                    {"units": 4, "activation": "silu", "bias_initializer": "ones"},
+                    x,
+                ),
                 (Dense, keras.layers.Dense, {"units": 4, "use_bias": False}, x[0]),
                 (Embedding, keras.layers.Embedding, {"input_dim": 3, "output_dim": 4}, rows),
             ):
-                layer, expected = (kind(dtype=precision, **settings) for kind in (ours, keras_layer))
+                layer, expected = (
+                    kind(dtype=precision, **settings) for kind in (ours, keras_layer)
+                )
                 layer(inputs), expected(inputs)
                 expected.set_weights(layer.get_weights())
                 self.assertEqual(layer(inputs).dtype, expected(inputs).dtype)
@@ -230,7 +268,10 @@ class AttentionTest(unittest.TestCase):
         x, context = np.random.default_rng(0).normal(size=(2, 1, 5, 8)).astype(np.float32)
         for rotary in (False, True):
             attention = Attention(8, 2, rotary)
-            outputs = [attention(x, ordered, np.ones((1, 5, 1), np.float32)) for ordered in (context, context[:, ::-1])]
+            outputs = [
+                attention(x, ordered, np.ones((1, 5, 1), np.float32))
+                for ordered in (context, context[:, ::-1])
+            ]
             self.assertEqual(np.allclose(*outputs, atol=1e-5), not rotary)
 
     def test_rotary_scores_are_the_cosine_of_the_distance_at_the_frequency_of_the_pair(self):
@@ -250,9 +291,15 @@ class MeanMel(Network):
         def means(tokens):
             with tf.device(MODEL):
                 speaker = self.model._speaker_condition(
-                    *(tf.constant(batch[name]) for name in ("reference", "reference_frames", "language")), tf.ones([3])
+                    *(
+                        tf.constant(batch[name])
+                        for name in ("reference", "reference_frames", "language")
+                    ),
+                    tf.ones([3]),
                 )
-                return self.model._encode(tf.constant(tokens), batch["token_count"], speaker, None)[1].numpy()
+                return self.model._encode(tf.constant(tokens), batch["token_count"], speaker, None)[
+                    1
+                ].numpy()
 
         changed = batch["tokens"].copy()
         changed[1, 4] = changed[1, 4] % 12 + 1
@@ -264,7 +311,9 @@ class MeanMel(Network):
 
 class AverageSpectrum(Network):
     def test_average_spectrum_is_the_mean_of_the_loud_frames(self):
-        mel = np.full([3, 6, 80], -3.0, np.float32)  # in units of 2.1 nepers: silence, 50 dB below the loudest frame
+        mel = np.full(
+            [3, 6, 80], -3.0, np.float32
+        )  # in units of 2.1 nepers: silence, 50 dB below the loudest frame
         mel[0, 1], mel[0, 3], mel[0, 4:] = -0.2, 0.0, 7.0
         mel[1, 0] = np.linspace(-1, 1, 80)
         spectrum = long_term_average_spectrum(tf.constant(mel), tf.constant([4, 1, 0])).numpy()
@@ -276,10 +325,14 @@ class AverageSpectrum(Network):
         batch = features(ROWS)
         names = ("reference", "reference_frames", "language")
         with tf.device(MODEL):
-            speaker = self.model._speaker_condition(*(tf.constant(batch[name]) for name in names), tf.ones([3]))
+            speaker = self.model._speaker_condition(
+                *(tf.constant(batch[name]) for name in names), tf.ones([3])
+            )
             raised = speaker._replace(average_spectrum=speaker.average_spectrum + 1.0)
             before, after = (
-                self.model._encode(tf.constant(batch["tokens"]), batch["token_count"], condition, None)[1].numpy()
+                self.model._encode(
+                    tf.constant(batch["tokens"]), batch["token_count"], condition, None
+                )[1].numpy()
                 for condition in (speaker, raised)
             )
         weight = after - before
@@ -299,12 +352,20 @@ class AverageSpectrum(Network):
 
 class Training(Network):
     def test_losses_of_segments_are_unbiased(self):
-        """Check that the mean loss of segments over several seeds is close to the loss of whole utterances."""
-        model, batch = build_model(segment_frames=8, size=ONE_BLOCK), features([(5, 24), (8, 20), (3, 6)])
+        """Check that the mean loss of segments over several seeds is close to the loss of whole
+        utterances.
+        """
+        model, batch = (
+            build_model(segment_frames=8, size=ONE_BLOCK),
+            features([(5, 24), (8, 20), (3, 6)]),
+        )
         with tf.device(MODEL):
             whole = float(model(on_device(batch))[0]["mel"])
             seeds = [np.array([number, 0], np.int32) for number in range(12)]
-            segments = [float(model(on_device(batch | {"seed": seed}), training=True)[0]["mel"]) for seed in seeds]
+            segments = [
+                float(model(on_device(batch | {"seed": seed}), training=True)[0]["mel"])
+                for seed in seeds
+            ]
         self.assertGreater(np.std(segments), 0.0)
         self.assertAlmostEqual(np.mean(segments) / whole, 1.0, delta=0.03)
 
@@ -313,13 +374,16 @@ class Training(Network):
         changed = batch | {"reference": batch["reference"] + 1}
         for rate, matters in ((0.999, False), (0.0, True)):
             with mock.patch.object(self.model, "reference_dropout", rate):
-                before, after = (self.call(inputs, training=True)[0]["prior"] for inputs in (batch, changed))
+                before, after = (
+                    self.call(inputs, training=True)[0]["prior"] for inputs in (batch, changed)
+                )
             self.assertEqual(before != after, matters)
 
     def test_a_dropped_condition_is_hidden_from_the_flow(self):
         model = self.model
         condition = FlowCondition(
-            *(tf.ones(shape) for shape in ([2, 4, 16], [2, 16], [2, 8, 80], [2])), tf.ones([2, 8], bool)
+            *(tf.ones(shape) for shape in ([2, 4, 16], [2, 16], [2, 8, 80], [2])),
+            tf.ones([2, 8], bool),
         )
         with tf.device(MODEL):
             dropped = model._drop_condition(condition, tf.constant([0.0, 1.0]))
@@ -333,18 +397,23 @@ class Training(Network):
         unconditional = build_model(cfg_dropout=0.999, size=ONE_BLOCK)
         with tf.device(MODEL):
             errors = [
-                unconditional._flow_errors(target, condition._replace(mel=condition.mel * scale), seed, seed).numpy()
+                unconditional._flow_errors(
+                    target, condition._replace(mel=condition.mel * scale), seed, seed
+                ).numpy()
                 for scale in (1.0, 2.0)
             ]
         np.testing.assert_array_equal(*errors)
 
     def test_keep_mask_drops_the_given_fraction(self):
         rows, seed = tf.ones([10_000]), tf.constant([1, 2])
-        self.assertAlmostEqual(float(tf.reduce_mean(keep_mask(rows, 0.1, seed, "3"))), 0.9, delta=0.01)
+        self.assertAlmostEqual(
+            float(tf.reduce_mean(keep_mask(rows, 0.1, seed, "3"))), 0.9, delta=0.01
+        )
         self.assertEqual(float(tf.reduce_mean(keep_mask(rows, 0.1, None, "3"))), 1.0)
         np.testing.assert_array_equal(keep_mask(tf.constant([3, 0]), 0.0, seed, "3"), [1.0, 0.0])
         self.assertNotEqual(
-            keep_mask(rows, 0.5, seed, "3").numpy().tolist(), keep_mask(rows, 0.5, seed, "4").numpy().tolist()
+            keep_mask(rows, 0.5, seed, "3").numpy().tolist(),
+            keep_mask(rows, 0.5, seed, "4").numpy().tolist(),
         )
 
     def test_the_flow_loss_has_no_gradient_before_the_flow(self):
@@ -376,7 +445,10 @@ class Training(Network):
                 convolutions = [
                     node.op
                     for graph in (gradients.get_concrete_function().graph.as_graph_def(),)
-                    for nodes in (graph.node, *(function.node_def for function in graph.library.function))
+                    for nodes in (
+                        graph.node,
+                        *(function.node_def for function in graph.library.function),
+                    )
                     for node in nodes
                 ].count("Conv2D")
                 results.append((convolutions, numpy_of(gradients())))
@@ -404,7 +476,11 @@ class Dropout(Network):
         batch = features(ROWS)
         first = self.losses(batch)
         reseeded = self.losses(batch | {"seed": np.array([1, 2], np.int32)})
-        changed = [name for name, left, right in zip(XTTS.LOSS_NAMES, first, reseeded, strict=True) if left != right]
+        changed = [
+            name
+            for name, left, right in zip(XTTS.LOSS_NAMES, first, reseeded, strict=True)
+            if left != right
+        ]
         self.assertEqual(changed, ["flow"])  # by its noise
         self.assertEqual(first, self.losses(batch))
         self.assertNotEqual(first, self.losses(batch, training=True))
@@ -413,10 +489,14 @@ class Dropout(Network):
         batch = features(ROWS)
         first = self.losses(batch, training=True)
         self.assertEqual(first, self.losses(batch, training=True))
-        self.assertNotEqual(first, self.losses(batch | {"seed": np.array([1, 2], np.int32)}, training=True))
+        self.assertNotEqual(
+            first, self.losses(batch | {"seed": np.array([1, 2], np.int32)}, training=True)
+        )
 
     def test_dropout_differs_between_layers(self):
-        names = [layer.seed_name for layer in self.model._flatten_layers() if hasattr(layer, "seed_name")]
+        names = [
+            layer.seed_name for layer in self.model._flatten_layers() if hasattr(layer, "seed_name")
+        ]
         self.assertGreater(len(names), 3)
         self.assertEqual(len(names), len(set(names)))
 
@@ -464,7 +544,9 @@ class Precision(unittest.TestCase):
                         self.assertEqual(loss.dtype, "float32")
                         np.testing.assert_allclose(loss, expected[name], rtol=0.03, err_msg=name)
                     self.assertEqual({v.dtype for v in model.variables}, {"float32"})
-                    computed = {layer.compute_dtype for layer in model._flatten_layers(include_self=False)}
+                    computed = {
+                        layer.compute_dtype for layer in model._flatten_layers(include_self=False)
+                    }
                     self.assertEqual(computed, {precision.removeprefix("mixed_")})
 
     def test_building_a_model_restores_the_dtype_policy(self):
@@ -483,7 +565,11 @@ class Sizes(unittest.TestCase):
 
     @long
     def test_parameter_counts_match_the_documentation(self):
-        for size, smallest, largest in (("small", 9e6, 11e6), ("normal", 22.5e6, 27.5e6), ("big", 72e6, 88e6)):
+        for size, smallest, largest in (
+            ("small", 9e6, 11e6),
+            ("normal", 22.5e6, 27.5e6),
+            ("big", 72e6, 88e6),
+        ):
             self.assert_size(size, smallest, largest)
 
 

@@ -39,7 +39,9 @@ LAUNCHER = ROOT / "utilities" / "launch_workers.py"
 TIMEOUT_S = 1800.0
 SPOKEN_FRAMES = 20
 ONE_THREAD = threading.Lock()
-CALLS = {  # of an observation of two batches, which writes samples of one utterance; and how many of each there are
+# of an observation of two batches, which writes samples of one utterance; and how many of each
+# there are
+CALLS = {
     "make batch": 4,  # before the first, between the two, after them, and before the samples
     "mkdir .partial-step-": 1,
     "write 1-": 4,  # three sounds and a picture
@@ -96,7 +98,11 @@ class Hum:
 @tf.function(input_signature=SYNTHESIS_SIGNATURE, autograph=False)
 def synthesize_mel(toy, tokens, token_count, *_):
     mel = toy.dense(tf.reduce_sum(toy.embedding(tokens), axis=1, keepdims=True))
-    return tf.repeat(mel, SPOKEN_FRAMES, axis=1), tf.fill(tf.shape(token_count), SPOKEN_FRAMES), token_count
+    return (
+        tf.repeat(mel, SPOKEN_FRAMES, axis=1),
+        tf.fill(tf.shape(token_count), SPOKEN_FRAMES),
+        token_count,
+    )
 
 
 def align(toy, batch):
@@ -105,19 +111,24 @@ def align(toy, batch):
 
 @contextlib.contextmanager
 def speaking_toys():
-    """Let runs of the toy write the samples of a voice, which depend on their weights and take no time."""
+    """Let runs of the toy write the samples of a voice, which depend on their weights and take no
+    time.
+    """
     with (
         mock.patch.object(Toy, "synthesize_mel", synthesize_mel, create=True),
         mock.patch.object(Toy, "align", align, create=True),
         mock.patch("myxtts.tasks.tts_samples.GriffinLim", Hum),
         mock.patch("myxtts.training.load_vocoder.GriffinLim", Hum),
-        mock.patch("myxtts.tasks.tts_samples.mel_and_alignment", lambda *_: np.zeros((2, 2, 3), np.uint8)),
+        mock.patch(
+            "myxtts.tasks.tts_samples.mel_and_alignment", lambda *_: np.zeros((2, 2, 3), np.uint8)
+        ),
     ):
         yield
 
 
 class ObservationPoints(KillPoints):
-    """The batches of observations, and what they and their results change on the disk; not the writing of checkpoints.
+    """The batches of observations, and what they and their results change on the disk; not the
+    writing of checkpoints.
 
     Args:
         name: end at a call whose name begins so; empty only lists.
@@ -133,7 +144,11 @@ class ObservationPoints(KillPoints):
         if self._has_ended:
             raise Killed  # whichever thread it is
         thread = threading.current_thread().name
-        if thread == "myxtts-observer" or (thread == "background writer" and self._is_recording) or call == "record":
+        if (
+            thread == "myxtts-observer"
+            or (thread == "background writer" and self._is_recording)
+            or call == "record"
+        ):
             with ONE_THREAD:  # `names` ends with its call
                 super().reach(call, path)
                 if self._name and self.names[-1].startswith(self._name):
@@ -205,7 +220,15 @@ def score_toy(setup, network, device, folder, load):
         for variable in network.variables:
             pace()
             total += float(np.abs(variable.numpy()).sum(dtype=np.float64))
-        return ColumnScore("toy", checkpoint, 1, ("synthesized",), {"voicing_error": {"synthesized": total}}, {}, ())
+        return ColumnScore(
+            "toy",
+            checkpoint,
+            1,
+            ("synthesized",),
+            {"voicing_error": {"synthesized": total}},
+            {},
+            (),
+        )
 
     return score
 
@@ -216,7 +239,10 @@ def is_result(name):
 
 def scores_of(folder):
     """Return the tables of a run by checkpoint."""
-    return {path.parent.name: path.read_text() for path in sorted((folder / "evaluation").glob("*/scores.md"))}
+    return {
+        path.parent.name: path.read_text()
+        for path in sorted((folder / "evaluation").glob("*/scores.md"))
+    }
 
 
 class NetworkRun(unittest.TestCase):
@@ -229,7 +255,9 @@ class NetworkRun(unittest.TestCase):
             self.assertEqual((finished.code, finished.err), (0, ""))
             folder = whole.workspace.run_dir(name)
             lines = read_metrics(folder / "metrics.jsonl")
-            scores = [{key: line[key] for key in line if key.startswith("evaluation_")} for line in lines]
+            scores = [
+                {key: line[key] for key in line if key.startswith("evaluation_")} for line in lines
+            ]
             evaluations.append((scores, scores_of(folder)))
         self.assertEqual(*evaluations)
         scores = dict(enumerate(evaluations[0][0], 1))
@@ -237,10 +265,14 @@ class NetworkRun(unittest.TestCase):
         file = whole.workspace.folder / "scores.json"
         with (
             small_models(),
-            mock.patch("myxtts.placement.devices.configure"),  # this process has configured its devices
+            mock.patch(
+                "myxtts.placement.devices.configure"
+            ),  # this process has configured its devices
             contextlib.redirect_stdout(io.StringIO()),
         ):
-            evaluate_run(folder, "step-000004", EvaluationOptions(json_file=file, out=file.with_name("out")))
+            evaluate_run(
+                folder, "step-000004", EvaluationOptions(json_file=file, out=file.with_name("out"))
+            )
         metrics = json.loads(file.read_text(encoding="utf-8"))["metrics"]
         for name, value in scores[4].items():
             self.assertEqual(value, metrics[name.removeprefix("evaluation_")]["synthesized"], name)
@@ -251,7 +283,8 @@ class NetworkRun(unittest.TestCase):
         paused = whole.workspace.train("paused", *whole.flags, "--observer", "model")
         self.assertEqual((paused.code, paused.err), (0, ""))
         beside, between = (
-            files_below(folder / "samples") for folder in (whole.folder, whole.workspace.run_dir("paused"))
+            files_below(folder / "samples")
+            for folder in (whole.folder, whole.workspace.run_dir("paused"))
         )
         self.assertEqual(set(beside), set(between))
         self.assertEqual([name for name in beside if beside[name] != between[name]], [])
@@ -305,11 +338,20 @@ class ToyRuns(unittest.TestCase):
         call_of_toy = Toy.call
         with mock.patch.object(Toy, "call", call):
             observed = self.workspace.train("observed", *self.flags)
-        self.assertEqual(threads, {threading.main_thread()})  # Keras layers are called and traced by no other
-        self.assertEqual((self.blocking.code, self.blocking.err, observed.code, observed.err), (0, "", 0, ""))
-        self.assertIn("  observer     validation, samples and evaluation on /CPU:0, during training", observed.out)
+        self.assertEqual(
+            threads, {threading.main_thread()}
+        )  # Keras layers are called and traced by no other
+        self.assertEqual(
+            (self.blocking.code, self.blocking.err, observed.code, observed.err), (0, "", 0, "")
+        )
+        self.assertIn(
+            "  observer     validation, samples and evaluation on /CPU:0, during training",
+            observed.out,
+        )
         self.assert_same_as_blocking("observed")
-        self.assertEqual(list(scores_of(self.workspace.run_dir("observed"))), ["step-000004", "step-000008"])
+        self.assertEqual(
+            list(scores_of(self.workspace.run_dir("observed"))), ["step-000004", "step-000008"]
+        )
         self.assertIn("step      4 | voicing error ", observed.out)
 
     def test_an_observation_that_failed_is_repeated_once_when_the_run_is_resumed(self):
@@ -333,8 +375,16 @@ class ToyRuns(unittest.TestCase):
 
     def test_an_observation_that_is_killed_is_repeated_once(self):
         resume = []
-        for name in ("make batch", "replace .metrics.jsonl.", "replace .state.json.", "replace .scores.md."):
-            with self.assertRaises((Killed, ObserverFailed)), ObservationPoints(name=name).active() as points:
+        for name in (
+            "make batch",
+            "replace .metrics.jsonl.",
+            "replace .state.json.",
+            "replace .scores.md.",
+        ):
+            with (
+                self.assertRaises((Killed, ObserverFailed)),
+                ObservationPoints(name=name).active() as points,
+            ):
                 self.workspace.train("cut", *self.flags, *resume)
             self.assertTrue(points.names[-1].startswith(name), points.names)
             resume = ["--resume"]
@@ -343,12 +393,25 @@ class ToyRuns(unittest.TestCase):
 
     @long
     def test_a_run_killed_30_times_inside_observations_equals_a_blocking_run(self):
-        flags = (*DUAL, "--validate-every", "1", "--sample-every", "1", "--checkpoint-every", "1", "--max-steps", "40")
+        flags = (
+            *DUAL,
+            "--validate-every",
+            "1",
+            "--sample-every",
+            "1",
+            "--checkpoint-every",
+            "1",
+            "--max-steps",
+            "40",
+        )
         flags += ("--validation-fraction", "0.4")
         with speaking_toys():
             self.assertEqual(self.workspace.train("calm", *flags, "--observer", "model").code, 0)
-        # Each in the second observation of a process, and in its repetition, the first one of the next process.
-        kills = [(call, at + n * of) for call, of in CALLS.items() for at in range(of) for n in (1, 0)]
+        # Each in the second observation of a process, and in its repetition, the first one of the
+        # next process.
+        kills = [
+            (call, at + n * of) for call, of in CALLS.items() for at in range(of) for n in (1, 0)
+        ]
         notes = self.workspace.folder / "kills.txt"
         for call, skip in kills:
             points = RealObservationPoints(call, skip, notes)
@@ -361,7 +424,9 @@ class ToyRuns(unittest.TestCase):
         with speaking_toys():
             self.assertEqual(self.workspace.train("worn", *flags, "--resume").code, 0)
         self.assert_same_as_blocking("worn", "calm")
-        worn, calm = (files_below(self.workspace.run_dir(name) / "samples") for name in ("worn", "calm"))
+        worn, calm = (
+            files_below(self.workspace.run_dir(name) / "samples") for name in ("worn", "calm")
+        )
         self.assertEqual(sum(name.endswith(".wav") for name in calm), 3 * 40)
         self.assertEqual(worn.keys(), calm.keys())
         self.assertEqual([name for name, content in worn.items() if content != calm[name]], [])
@@ -374,11 +439,22 @@ class Workers(unittest.TestCase):
         program = workspace.folder / "program.py"
         program.write_text(LATE_OBSERVER, encoding="utf-8")
         for name in ("model", "data"):
-            argv = workspace.argv(name, *REVERSED, "--validate-every", "2", "--observer", name, "--batch-size", "2")
-            command = [sys.executable, str(LAUNCHER), "--workers", "2", "--logs", str(workspace.folder / "logs")]
+            argv = workspace.argv(
+                name, *REVERSED, "--validate-every", "2", "--observer", name, "--batch-size", "2"
+            )
+            command = [
+                sys.executable,
+                str(LAUNCHER),
+                "--workers",
+                "2",
+                "--logs",
+                str(workspace.folder / "logs"),
+            ]
             environ = {**os.environ, "PYTHONPATH": str(ROOT)}
             command += ["--", str(program), *argv]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environ)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environ
+            )
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         blocking, observed = (
             [
@@ -388,7 +464,9 @@ class Workers(unittest.TestCase):
             for name in ("model", "data")
         )
         self.assertEqual(observed, blocking)
-        self.assertEqual([step for step, _, validation in observed if validation is not None], [2, 4, 6, 8])
+        self.assertEqual(
+            [step for step, _, validation in observed if validation is not None], [2, 4, 6, 8]
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,19 @@
-"""The observer: one observation at a time, results in order, producers first, and an end that leaves nothing behind."""
+"""The observer: one observation at a time, results in order, producers first, and an end that
+leaves nothing behind.
+"""
 
 import threading
 import unittest
 
 from myxtts.errors import DataError, PlacementError
-from myxtts.training.observation import EVALUATION, SAMPLES, VALIDATION, Observation, observations_of, without
+from myxtts.training.observation import (
+    EVALUATION,
+    SAMPLES,
+    VALIDATION,
+    Observation,
+    observations_of,
+    without,
+)
 from myxtts.training.observer import Observer, ObserverFailed, Result, slow_observer
 from tests.feeds import TIMEOUT_S, wait_until
 from tests.fixtures import entered
@@ -80,7 +89,10 @@ class ObserverTest(unittest.TestCase):
     def test_an_error_is_raised_between_two_steps_and_a_defect_keeps_its_cause(self):
         for error, expected in (
             (DataError("held-out file"), DataError),
-            (PermissionError(13, "Permission denied", "samples"), PermissionError),  # of a disk: exit code 2
+            (
+                PermissionError(13, "Permission denied", "samples"),
+                PermissionError,
+            ),  # of a disk: exit code 2
             (KeyError("a"), ObserverFailed),
         ):
             self.error = error
@@ -129,19 +141,28 @@ class WarningTest(unittest.TestCase):
         text = slow_observer(result, waited_s=10.0, between_s=20.0, steps=100)
         self.assertIn("training waited 10 s", text)
         self.assertIn("took 30 s (6.0 s of them for the producers, which go first)", text)
-        self.assertIn("the 100 steps until it is due again take 20 s. Every 150 steps would be rare enough", text)
+        self.assertIn(
+            "the 100 steps until it is due again take 20 s. Every 150 steps would be rare enough",
+            text,
+        )
 
 
 class ObservationTest(unittest.TestCase):
     def test_a_checkpoint_lists_those_without_a_result(self):
-        pending = observations_of({"observing": [[4, ["validation"]], [6, ["validation", "samples"]]]})
-        self.assertEqual(pending, (Observation(4, (VALIDATION,)), Observation(6, (VALIDATION, SAMPLES))))
+        pending = observations_of(
+            {"observing": [[4, ["validation"]], [6, ["validation", "samples"]]]}
+        )
+        self.assertEqual(
+            pending, (Observation(4, (VALIDATION,)), Observation(6, (VALIDATION, SAMPLES)))
+        )
         self.assertEqual(without(pending, 4), pending[1:])
         self.assertEqual(observations_of({}), ())  # of a version without an observer
         parts = (VALIDATION, SAMPLES, EVALUATION)
         texts = [str(Observation(6, parts[:count])) for count in (1, 2, 3)]
         both = "validation and samples of step 6"
-        self.assertEqual(texts, ["validation of step 6", both, "validation, samples and evaluation of step 6"])
+        self.assertEqual(
+            texts, ["validation of step 6", both, "validation, samples and evaluation of step 6"]
+        )
 
 
 class PlacementTest(unittest.TestCase):
@@ -151,13 +172,26 @@ class PlacementTest(unittest.TestCase):
     def test_by_default_a_data_gpu_that_does_not_train_observes(self):
         self.assertEqual(self.observer(data_gpu=1, model_gpu=0), "/GPU:1")
         self.assertEqual(self.observer(data_gpus=(2, 1), model_gpus=(0, 3)), "/GPU:2")
-        for settings in ({}, {"model_gpus": (0, 1)}, {"data_gpu": 0, "model_gpus": (1, 0)}, {"simulate_gpus": 2}):
+        for settings in (
+            {},
+            {"model_gpus": (0, 1)},
+            {"data_gpu": 0, "model_gpus": (1, 0)},
+            {"simulate_gpus": 2},
+        ):
             self.assertEqual(self.observer(**settings), "", settings)
         self.assertEqual(self.observer(0), "")
 
     def test_a_device_is_named_by_its_role_or_its_physical_index(self):
         dual = {"data_gpu": 0, "model_gpu": 2}
-        named = {"data": "/GPU:0", "model": "", "cpu": "/CPU:0", 0: "/GPU:0", 2: "", 3: "/GPU:2", 1: "/GPU:1"}
+        named = {
+            "data": "/GPU:0",
+            "model": "",
+            "cpu": "/CPU:0",
+            0: "/GPU:0",
+            2: "",
+            3: "/GPU:2",
+            1: "/GPU:1",
+        }
         for observer, device in named.items():
             self.assertEqual(self.observer(**dual, observer=observer), device, observer)
         placement = plan(4, **dual, observer=1)
@@ -170,15 +204,23 @@ class PlacementTest(unittest.TestCase):
         split = {"data_gpu": 0, "model_gpu": 0, "data_gpu_memory": 2048, "model_gpu_memory": 4096}
         self.assertEqual(self.observer(1, **split), "/GPU:0")
         self.assertEqual(self.observer(1, **split, observer=0), "/GPU:0")
-        limits = {device.physical: device.memory_mib for device in plan(3, **split, observer=2).devices}
+        limits = {
+            device.physical: device.memory_mib for device in plan(3, **split, observer=2).devices
+        }
         self.assertEqual(limits[2], 4096)
 
     def test_a_gpu_that_does_not_exist_and_the_cpu_of_simulated_gpus_are_rejected(self):
-        with self.assertRaisesRegex(PlacementError, "observer GPU 5 was requested, but TensorFlow sees 4 GPUs"):
+        with self.assertRaisesRegex(
+            PlacementError, "observer GPU 5 was requested, but TensorFlow sees 4 GPUs"
+        ):
             plan(4, observer=5)
-        with self.assertRaisesRegex(PlacementError, "observer GPU 0 was requested, but TensorFlow sees no GPU"):
+        with self.assertRaisesRegex(
+            PlacementError, "observer GPU 0 was requested, but TensorFlow sees no GPU"
+        ):
             plan(0, observer=0)
-        with self.assertRaisesRegex(PlacementError, "--observer cpu was given with --simulate-gpus 2"):
+        with self.assertRaisesRegex(
+            PlacementError, "--observer cpu was given with --simulate-gpus 2"
+        ):
             plan(0, simulate_gpus=2, observer="cpu")
 
 

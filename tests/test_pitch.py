@@ -19,7 +19,11 @@ EDGE = 4  # frames whose window reaches the end of the wave
 
 def vowel(hz: float, seconds: float = 0.5, strongest: int = 1) -> np.ndarray:
     """Return harmonics with level 0.15 / k, one of them 8 dB or more louder, as at a formant."""
-    return sum(sine(hz * k, seconds, level=0.4 if k == strongest else 0.15 / k) for k in range(1, 21) if hz * k < 8_000)
+    return sum(
+        sine(hz * k, seconds, level=0.4 if k == strongest else 0.15 / k)
+        for k in range(1, 21)
+        if hz * k < 8_000
+    )
 
 
 def pitch(wave: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -48,7 +52,11 @@ class ToneTest(unittest.TestCase):
                     self.assertLess(semitones(f0_hz[EDGE:-EDGE], hz).max(), 0.1)
 
     def test_a_high_pitch_with_a_fractional_period_has_no_octave_error(self):
-        for lag in (10.5, 11.5, 12.5):  # in decimated samples: twice the lag is an integer, which fits better
+        for lag in (
+            10.5,
+            11.5,
+            12.5,
+        ):  # in decimated samples: twice the lag is an integer, which fits better
             f0_hz, _ = pitch(vowel(DECIMATED_RATE_HZ / lag, strongest=3))
             self.assertLess(semitones(f0_hz[EDGE:-EDGE], DECIMATED_RATE_HZ / lag).max(), 0.1)
 
@@ -95,7 +103,9 @@ class VoicingTest(unittest.TestCase):
 
     def test_rounding_before_a_loud_sound_is_unvoiced(self):
         wave = np.zeros(SAMPLE_RATE_HZ)
-        wave[40 * HOP_SAMPLES :] = np.random.default_rng(0).uniform(-1, 1, SAMPLE_RATE_HZ - 40 * HOP_SAMPLES)
+        wave[40 * HOP_SAMPLES :] = np.random.default_rng(0).uniform(
+            -1, 1, SAMPLE_RATE_HZ - 40 * HOP_SAMPLES
+        )
         self.assertFalse(pitch(wave)[1][:40].any())
 
     def test_f0_is_within_the_bounds(self):
@@ -114,7 +124,13 @@ class ReferenceTest(unittest.TestCase):
         # librosa's frames have 1140 samples; the padding moves them to start with ours.
         padded = np.pad(wave, (356, 1140))
         reference = librosa.yin(
-            padded, fmin=60, fmax=600, sr=SAMPLE_RATE_HZ, frame_length=1140, hop_length=HOP_SAMPLES, center=False
+            padded,
+            fmin=60,
+            fmax=600,
+            sr=SAMPLE_RATE_HZ,
+            frame_length=1140,
+            hop_length=HOP_SAMPLES,
+            center=False,
         )
         inner = slice(EDGE, len(f0_hz) - EDGE)
         self.assertTrue(voiced[inner].all())
@@ -142,7 +158,9 @@ class BatchTest(unittest.TestCase):
 
     def test_eager_and_traced_with_unknown_dimensions_agree(self):
         wave, samples = vowel(130.0)[None].astype(np.float32), tf.constant([9_000])
-        traced = tf.function(f0, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)])
+        traced = tf.function(
+            f0, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)]
+        )
         np.testing.assert_allclose(traced(wave, samples)[0], f0(wave, samples)[0], rtol=1e-4)
 
     def test_f0_runs_on_the_current_device(self):

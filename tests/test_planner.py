@@ -1,4 +1,6 @@
-"""Simulation of placements against hand-computed times, their ranking, and emulation with threads that sleep."""
+"""Simulation of placements against hand-computed times, their ranking, and emulation with threads
+that sleep.
+"""
 
 import contextlib
 import io
@@ -37,7 +39,9 @@ TURNS = [Route("0", "2", ("1",))]  # two producers
 
 
 def stages(produce_s, step_s, transfer_s=0.0, read_s=0.0) -> StageTimes:
-    """Return times of batches; a number applies to all batches, and without any list there are 12 batches."""
+    """Return times of batches; a number applies to all batches, and without any list there are 12
+    batches.
+    """
     columns = read_s, produce_s, transfer_s, step_s
     n = max((len(column) for column in columns if np.ndim(column)), default=12)
     return StageTimes(*(np.full(n, column, float) for column in columns))
@@ -54,13 +58,22 @@ class SimulationTest(unittest.TestCase):
         self.assertAlmostEqual(seconds(SINGLE, stages(2, 3)), 12 * (2 + 3))
 
     def test_dual_takes_the_slower_stage_plus_filling_the_pipeline(self):
-        # A step is queued when the batch of the next one is there: the first waits for two, the last but one for all.
-        for produce_s, step_s, expected_s in ((2, 2, 2 * 2 + 24), (0.1, 3, 2 * 0.1 + 36), (3, 0.5, 36 + 2 * 0.5)):
+        # A step is queued when the batch of the next one is there: the first waits for two, the
+        # last but one for all.
+        for produce_s, step_s, expected_s in (
+            (2, 2, 2 * 2 + 24),
+            (0.1, 3, 2 * 0.1 + 36),
+            (3, 0.5, 36 + 2 * 0.5),
+        ):
             with self.subTest(produce_s=produce_s):
                 self.assertAlmostEqual(seconds(DUAL, stages(produce_s, step_s)), expected_s)
 
     def test_transfer_overlaps_produce_and_step_and_is_free_on_one_device(self):
-        for produce_s, step_s, expected_s in ((2, 4, 2 + 3 + 12 * 4), (1, 2, 1 + 12 * 3 + 2), (4, 1, 12 * 4 + 3 + 1)):
+        for produce_s, step_s, expected_s in (
+            (2, 4, 2 + 3 + 12 * 4),
+            (1, 2, 1 + 12 * 3 + 2),
+            (4, 1, 12 * 4 + 3 + 1),
+        ):
             with self.subTest(produce_s=produce_s, step_s=step_s):
                 outcome = simulate(DUAL, stages(produce_s, step_s, transfer_s=3))
                 self.assertAlmostEqual(outcome.duration_s, expected_s)
@@ -70,7 +83,8 @@ class SimulationTest(unittest.TestCase):
 
     def test_transfer_begins_with_the_step_before_although_the_batch_was_ready_sooner(self):
         times = stages(0, [1, 5, 1, 1], transfer_s=[0, 0, 3, 0])
-        # Steps 0 and 1 end at 1 and 6. The transfer of batch 2 takes from 1 to 4; from 0 it would cost nothing, too.
+        # Steps 0 and 1 end at 1 and 6. The transfer of batch 2 takes from 1 to 4; from 0 it would
+        # cost nothing, too.
         self.assertAlmostEqual(seconds(DUAL, times), 8)
         times = stages(0, [5, 1, 1, 1], transfer_s=[0, 0, 3, 0])
         self.assertAlmostEqual(seconds(DUAL, times), 5 + 3 + 1 + 1)
@@ -78,13 +92,17 @@ class SimulationTest(unittest.TestCase):
     def test_deep_feed_hides_a_slow_batch_that_a_shallow_feed_does_not(self):
         times = stages([1] * 7 + [8], 2)
         deep, shallow = (simulate(DUAL, times, QueueDepths(feed=depth)) for depth in (8, 1))
-        # Deep: the last batch is ready at 15, and step 6, which hands it over, could have begun at 14.
-        # Of depth 1, batch 6 finds batch 5 in the feed from 7 to 8: the last is ready at 16.
+        # Deep: the last batch is ready at 15, and step 6, which hands it over, could have begun at
+        # 14. Of depth 1, batch 6 finds batch 5 in the feed from 7 to 8: the last is ready at 16.
         self.assertEqual((deep.duration_s, deep.blocked_s, deep.wait_s), (15 + 4, 0, 2 + 1))
-        self.assertEqual((shallow.duration_s, shallow.blocked_s, shallow.wait_s), (16 + 4, 1, 2 + 2))
+        self.assertEqual(
+            (shallow.duration_s, shallow.blocked_s, shallow.wait_s), (16 + 4, 1, 2 + 2)
+        )
 
     def test_replicated_placement_shares_the_work_and_pays_the_all_reduce(self):
-        self.assertAlmostEqual(seconds(REPLICATED, stages(2, 3), all_reduce_s=0.5), 6 * (2 + 3 + 0.5))
+        self.assertAlmostEqual(
+            seconds(REPLICATED, stages(2, 3), all_reduce_s=0.5), 6 * (2 + 3 + 0.5)
+        )
 
     def test_two_replicas_take_batches_alternately(self):
         outcome = simulate(REPLICATED, stages([1, 5] * 6, [2, 3] * 6))
@@ -93,12 +111,16 @@ class SimulationTest(unittest.TestCase):
     def test_one_producer_for_three_replicas_makes_three_batches_per_step(self):
         routes = [Route("0", model) for model in "123"]
         self.assertAlmostEqual(seconds(routes, stages(2, 3, transfer_s=1)), 4 * 3 * 2 + 3 + 3)
-        self.assertAlmostEqual(seconds(routes, stages(0.5, 3), all_reduce_s=1), 2 * 1.5 + 4 * (3 + 1))
+        self.assertAlmostEqual(
+            seconds(routes, stages(0.5, 3), all_reduce_s=1), 2 * 1.5 + 4 * (3 + 1)
+        )
 
     def test_data_device_copies_one_batch_at_a_time(self):
         routes = [Route("0", model) for model in "123"]
         self.assertAlmostEqual(seconds(routes, stages(0, 3, transfer_s=2)), 4 * 3 * 2 + 3)
-        self.assertAlmostEqual(seconds([Route("0", "1"), Route("2", "3")], stages(0, 1, transfer_s=2)), 6 * 2 + 1)
+        self.assertAlmostEqual(
+            seconds([Route("0", "1"), Route("2", "3")], stages(0, 1, transfer_s=2)), 6 * 2 + 1
+        )
 
     def test_two_producers_for_four_replicas_are_two_pairs(self):
         routes = [Route("0", "2"), Route("0", "3"), Route("1", "4"), Route("1", "5")]
@@ -106,11 +128,14 @@ class SimulationTest(unittest.TestCase):
 
     def test_producers_that_take_turns_share_the_batches(self):
         outcome = simulate(TURNS, stages(4, 2, transfer_s=1))
-        # Two batches at a time are ready, the last two at 24. Step 9 begins when batch 10 is there and has handed over.
+        # Two batches at a time are ready, the last two at 24. Step 9 begins when batch 10 is there
+        # and has handed over.
         self.assertAlmostEqual(outcome.duration_s, 24 + 3 * 2)
         self.assertEqual(outcome.busy_s, {"0": 24, "1": 24, "2": 24})
         self.assertAlmostEqual(seconds(TURNS, stages(1, 3)), 1 + 12 * 3)
-        self.assertAlmostEqual(seconds([Route("0", "2", ("1",)), Route("0", "3", ("1",))], stages(3, 1)), 3 * 6 + 3)
+        self.assertAlmostEqual(
+            seconds([Route("0", "2", ("1",)), Route("0", "3", ("1",))], stages(3, 1)), 3 * 6 + 3
+        )
 
     def test_transfers_of_producers_that_take_turns_do_not_overlap(self):
         self.assertAlmostEqual(seconds(TURNS, stages(0, 1, transfer_s=3)), 12 * 3 + 1)
@@ -126,10 +151,13 @@ class SimulationTest(unittest.TestCase):
 
     def test_readers_run_in_parallel_and_deliver_in_order(self):
         times = stages(0, 1, read_s=[6, 1, 1, 1])
-        # Two readers: the second batch is read at 1 but leaves after the first, at 6; then comes the fourth, at 7.
+        # Two readers: the second batch is read at 1 but leaves after the first, at 6; then comes
+        # the fourth, at 7.
         self.assertAlmostEqual(seconds(DUAL, times, QueueDepths(workers=2)), 6 + 4)
         # Two batches at a time: the last two are there at 24, and three steps are left.
-        self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=4), QueueDepths(workers=2)), 6 * 4 + 3)
+        self.assertAlmostEqual(
+            seconds(DUAL, stages(0, 1, read_s=4), QueueDepths(workers=2)), 6 * 4 + 3
+        )
 
     def test_each_data_device_has_its_own_readers(self):
         for routes, expected_s in (
@@ -142,13 +170,19 @@ class SimulationTest(unittest.TestCase):
             ),  # each round waits for the two that are read for 0
         ):
             with self.subTest(routes=routes):
-                self.assertAlmostEqual(seconds(routes, stages(0, 1, read_s=4), QueueDepths(workers=1)), expected_s)
+                self.assertAlmostEqual(
+                    seconds(routes, stages(0, 1, read_s=4), QueueDepths(workers=1)), expected_s
+                )
 
     def test_link_is_shared_by_the_readers_of_all_data_devices(self):
-        self.assertAlmostEqual(seconds(REPLICATED, stages(0, 1, read_s=1), link_s=2), 1 + 12 * 2 + 2)
+        self.assertAlmostEqual(
+            seconds(REPLICATED, stages(0, 1, read_s=1), link_s=2), 1 + 12 * 2 + 2
+        )
 
     def test_link_carries_one_batch_at_a_time(self):
-        self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=1), QueueDepths(workers=8), link_s=2), 1 + 12 * 2 + 2)
+        self.assertAlmostEqual(
+            seconds(DUAL, stages(0, 1, read_s=1), QueueDepths(workers=8), link_s=2), 1 + 12 * 2 + 2
+        )
 
     def test_batches_beyond_the_last_step_are_left_out(self):
         outcome = simulate([Route("0", model) for model in "12345"], stages(1, 1))
@@ -169,7 +203,11 @@ class SimulationTest(unittest.TestCase):
 
     def test_impossible_arguments_are_rejected(self):
         times = stages(1, 1)
-        for routes in ([], [Route("0", "1"), Route("2", "1")], [Route("0", str(model)) for model in range(13)]):
+        for routes in (
+            [],
+            [Route("0", "1"), Route("2", "1")],
+            [Route("0", str(model)) for model in range(13)],
+        ):
             with self.subTest(routes=len(routes)), self.assertRaises(ValueError):
                 simulate(routes, times)
         with self.assertRaisesRegex(ValueError, "0 takes turns with others for some"):
@@ -188,7 +226,9 @@ class StageTimesTest(unittest.TestCase):
                 self.assertGreaterEqual(step_s.min(), 0.0)
 
     def test_stages_vary_independently_and_depend_on_the_seed_only(self):
-        first, repeated, other_seed = (StageTimes.constant(60, 0.01, 0.01, 0.01, 0.01, 0.5, seed) for seed in (0, 0, 1))
+        first, repeated, other_seed = (
+            StageTimes.constant(60, 0.01, 0.01, 0.01, 0.01, 0.5, seed) for seed in (0, 0, 1)
+        )
         np.testing.assert_array_equal(first.step_s, repeated.step_s)
         self.assertFalse(np.allclose(first.step_s, other_seed.step_s))
         self.assertFalse(np.allclose(first.step_s, first.produce_s))
@@ -203,7 +243,9 @@ class StageTimesTest(unittest.TestCase):
 
     def test_resampled_batches_keep_their_times_together(self):
         n = np.arange(5.0)
-        sample = resample_steps(StageTimes(n, 2 * n, 3 * n, 4 * n), np.zeros(5, int), replicas=3, steps=100)
+        sample = resample_steps(
+            StageTimes(n, 2 * n, 3 * n, 4 * n), np.zeros(5, int), replicas=3, steps=100
+        )
         np.testing.assert_array_equal(sample.step_s, 4 * sample.read_s)
         self.assertEqual(set(sample.read_s), set(n))
 
@@ -211,9 +253,13 @@ class StageTimesTest(unittest.TestCase):
         step_s, bucket = np.arange(5.0), np.array([2, 0, 2, 1, 2])
         for replicas in (1, 2, 4):
             sample = (
-                resample_steps(stages(0, step_s), bucket, replicas, steps=98).step_s.reshape(-1, replicas).astype(int)
+                resample_steps(stages(0, step_s), bucket, replicas, steps=98)
+                .step_s.reshape(-1, replicas)
+                .astype(int)
             )
-            self.assertEqual(np.bincount(sample[:, 0]).tolist(), [20] * 5)  # 98 is not a multiple of 5
+            self.assertEqual(
+                np.bincount(sample[:, 0]).tolist(), [20] * 5
+            )  # 98 is not a multiple of 5
             self.assertTrue((bucket[sample] == bucket[sample[:, :1]]).all())
             self.assertEqual(set(sample[bucket[sample] == 2].tolist()), {0, 2, 4})
 
@@ -237,33 +283,59 @@ class PlannerTest(unittest.TestCase):
         self.assertEqual([candidate.name for candidate in candidate_placements(1)], ["single"])
 
     def test_flags_select_the_simulated_placement(self):
-        for candidate in candidate_placements(4) + candidate_placements(3, MemoryBudget(1, 2, (1, 2, 3))):
+        for candidate in candidate_placements(4) + candidate_placements(
+            3, MemoryBudget(1, 2, (1, 2, 3))
+        ):
             with self.subTest(flags=candidate.flags):
-                config = train.parse([] if candidate.flags == "none" else candidate.flags.split())[0]
-                self.assertEqual(plan_routes(config.placement, 4).routes, candidate.placement.routes)
+                config = train.parse([] if candidate.flags == "none" else candidate.flags.split())[
+                    0
+                ]
+                self.assertEqual(
+                    plan_routes(config.placement, 4).routes, candidate.placement.routes
+                )
 
-    def test_dual_beats_two_replicas_if_the_all_reduce_per_batch_exceeds_half_the_stage_difference(self):
+    def test_dual_beats_two_replicas_if_the_all_reduce_per_batch_exceeds_half_the_stage_difference(
+        self,
+    ):
         for produce_s, step_s in ((1, 3), (3, 1), (2, 2), (0.5, 5)):
             crossing_s = abs(produce_s - step_s) / 2
             for of_batch_s in {0.8 * crossing_s, 1.2 * crossing_s + 0.01} - {0.0}:
-                with self.subTest(produce_s=produce_s, step_s=step_s, all_reduce_of_a_batch_s=of_batch_s):
+                with self.subTest(
+                    produce_s=produce_s, step_s=step_s, all_reduce_of_a_batch_s=of_batch_s
+                ):
                     times = StageTimes.constant(400, 0.0, produce_s, 0.0, step_s)
-                    best = predict_all(candidate_placements(2), times, all_reduce_s=2 * of_batch_s)[0]
+                    best = predict_all(candidate_placements(2), times, all_reduce_s=2 * of_batch_s)[
+                        0
+                    ]
                     expected = "dual" if of_batch_s > crossing_s else "replicated"
                     self.assertEqual(best.candidate.name, expected)
 
     def test_second_producer_is_chosen_where_producing_takes_longer_than_the_step(self):
         slow, fast = (
-            predict_all(candidate_placements(3), StageTimes.constant(1200, 0.0, produce_s, 0.0, 1.0), all_reduce_s=0.1)
+            predict_all(
+                candidate_placements(3),
+                StageTimes.constant(1200, 0.0, produce_s, 0.0, 1.0),
+                all_reduce_s=0.1,
+            )
             for produce_s in (2.0, 0.5)
         )
         self.assertEqual(slow[0].candidate.flags, "--data-gpus 0 1 --model-gpu 2")
-        self.assertNotIn("dual, 2 producers", [prediction.candidate.name for prediction in fast])  # one would be idle
-        formulas = {p.candidate.name: p.formula for p in predict_all(candidate_placements(4), stages(4, 1))}
+        self.assertNotIn(
+            "dual, 2 producers", [prediction.candidate.name for prediction in fast]
+        )  # one would be idle
+        formulas = {
+            p.candidate.name: p.formula for p in predict_all(candidate_placements(4), stages(4, 1))
+        }
         self.assertEqual(formulas["dual, 3 producers"], "max(P / 3, C) = max(1333, 1000) = 1333 ms")
 
-    def test_the_observer_takes_time_of_the_data_device_and_validation_between_steps_of_the_model_device(self):
-        ranked = predict_all(candidate_placements(2), StageTimes.constant(400, 0.0, 0.02, 0.002, 0.03), observe_s=0.009)
+    def test_the_observer_takes_time_of_the_data_device_and_validation_between_steps_of_the_model_device(
+        self,
+    ):
+        ranked = predict_all(
+            candidate_placements(2),
+            StageTimes.constant(400, 0.0, 0.02, 0.002, 0.03),
+            observe_s=0.009,
+        )
         formulas = {prediction.candidate.name: prediction.formula for prediction in ranked}
         self.assertEqual(formulas["dual"], "max(P + V, T, C) = max(29, 2, 30) = 30 ms")
         self.assertEqual(formulas["single"], "P + C + V = 59 ms")
@@ -271,12 +343,16 @@ class PlannerTest(unittest.TestCase):
         for prediction in ranked:
             if prediction.candidate.name in ("dual", "single", "replicated"):
                 self.assertAlmostEqual(prediction.efficiency, 1.0, delta=0.02)
-        third = analytic_bound(DUAL, {"read": 0.0, "produce": 0.02, "transfer": 0.0, "step": 0.03}, 2, 0.0, 0.04, "2")
+        third = analytic_bound(
+            DUAL, {"read": 0.0, "produce": 0.02, "transfer": 0.0, "step": 0.03}, 2, 0.0, 0.04, "2"
+        )
         self.assertEqual(third[0], "max(P, C, V) = max(20, 30, 40) = 40 ms")
 
     def test_an_observer_that_makes_no_batches_of_the_first_replica_takes_its_time_too(self):
         times = StageTimes.constant(1200, 0.0, 0.010, 0.0, 0.022)
-        on_last = predict_all(candidate_placements(2, observer=1), times, all_reduce_s=0.0005, observe_s=0.012)
+        on_last = predict_all(
+            candidate_placements(2, observer=1), times, all_reduce_s=0.0005, observe_s=0.012
+        )
         rates = {prediction.candidate.name: prediction.batches_per_s for prediction in on_last}
         self.assertAlmostEqual(rates["replicated"], 2 / 0.0445, delta=0.5)
         self.assertAlmostEqual(rates["dual"], 1 / 0.034, delta=0.5)
@@ -289,13 +365,18 @@ class PlannerTest(unittest.TestCase):
     def test_tie_on_equally_many_gpus_goes_to_the_smaller_step(self):
         # P = C and A = 0: except for filling the queues, both take 1 s per batch.
         ranked = predict_all(candidate_placements(2), StageTimes.constant(4000, 0.0, 1, 0.0, 1))
-        self.assertEqual([prediction.candidate.name for prediction in ranked[:2]], ["dual", "replicated"])
+        self.assertEqual(
+            [prediction.candidate.name for prediction in ranked[:2]], ["dual", "replicated"]
+        )
 
     def test_difference_below_the_error_of_a_prediction_keeps_the_step(self):
-        # A vocoder with a `small` voice as teacher: two replicas are predicted to be 5 % faster, and were 3 % slower.
+        # A vocoder with a `small` voice as teacher: two replicas are predicted to be 5 % faster,
+        # and were 3 % slower.
         times = StageTimes.constant(400, 0.0, 0.590, 0.0, 0.527)
         ranked = predict_all(candidate_placements(2), times, all_reduce_s=0.010)
-        self.assertEqual([prediction.candidate.name for prediction in ranked[:2]], ["dual", "replicated"])
+        self.assertEqual(
+            [prediction.candidate.name for prediction in ranked[:2]], ["dual", "replicated"]
+        )
         self.assertAlmostEqual(ranked[1].batches_per_s / ranked[0].batches_per_s, 1.05, delta=0.01)
 
     def test_faster_ranks_first_and_a_tie_goes_to_fewer_gpus(self):
@@ -313,9 +394,15 @@ class PlannerTest(unittest.TestCase):
             tuple(SINGLE): "P + C = 40 ms",
             tuple(DUAL): "max(P, T, C) = max(20, 2, 20) = 20 ms",
             tuple(REPLICATED): "(P + C + A) / 2 = 44 / 2 = 22 ms",
-            (Route("0", "1"), Route("0", "2")): "max(2 P, 2 T, C + A) / 2 = max(40, 4, 24) / 2 = 20 ms",
+            (
+                Route("0", "1"),
+                Route("0", "2"),
+            ): "max(2 P, 2 T, C + A) / 2 = max(40, 4, 24) / 2 = 20 ms",
             tuple(TURNS): "max(P / 2, T, C) = max(10, 2, 20) = 20 ms",
-            (Route("0", "2", ("1",)), Route("0", "3", ("1",))): "max(P, 2 T, C + A) / 2 = max(20, 4, 24) / 2 = 12 ms",
+            (
+                Route("0", "2", ("1",)),
+                Route("0", "3", ("1",)),
+            ): "max(P, 2 T, C + A) / 2 = max(20, 4, 24) / 2 = 12 ms",
             (Route("0", "1", ("1",)),): "max(P / 2, P / 2 + C, T / 2) = max(10, 30, 1) = 30 ms",
             (Route("0", "0"), Route("0", "1")): "max(2 P + C + A, T) / 2 = max(64, 2) / 2 = 32 ms",
         }
@@ -326,10 +413,17 @@ class PlannerTest(unittest.TestCase):
                 rate = simulate(routes, times, all_reduce_s=0.004).batches_per_s
                 self.assertLessEqual(rate * bound_s, 1.0 + 1e-9)
         read = {"read": 0.09, "produce": 0.02, "transfer": 0.0, "step": 0.02}
-        self.assertEqual(analytic_bound(DUAL, read, 2)[0], "max(P, C, R / 2) = max(20, 20, 45) = 45 ms")
-        self.assertEqual(analytic_bound(REPLICATED, read, 2)[0], "max(P + C, R / 2) / 2 = max(40, 45) / 2 = 22.5 ms")
+        self.assertEqual(
+            analytic_bound(DUAL, read, 2)[0], "max(P, C, R / 2) = max(20, 20, 45) = 45 ms"
+        )
+        self.assertEqual(
+            analytic_bound(REPLICATED, read, 2)[0],
+            "max(P + C, R / 2) / 2 = max(40, 45) / 2 = 22.5 ms",
+        )
         mixed = analytic_bound([Route("0", "1"), Route("0", "2"), Route("3", "3")], read, 2)[0]
-        self.assertEqual(mixed, "max(2 P, P + C, 2 R / 2, R / 2) / 3 = max(40, 40, 90, 45) / 3 = 30 ms")
+        self.assertEqual(
+            mixed, "max(2 P, P + C, 2 R / 2, R / 2) / 3 = max(40, 40, 90, 45) / 3 = 30 ms"
+        )
 
     def test_deep_queues_reach_the_bound_if_times_do_not_vary(self):
         times = StageTimes.constant(2400, 0.0, 0.005, 0.001, 0.02)
@@ -339,11 +433,17 @@ class PlannerTest(unittest.TestCase):
                     self.assertGreater(prediction.efficiency, 0.99)
 
     def test_ring_sends_twice_the_gradient_minus_one_share(self):
-        self.assertEqual([ring_all_reduce_s(1.0, replicas) for replicas in (1, 2, 4)], [0.0, 1.0, 1.5])
+        self.assertEqual(
+            [ring_all_reduce_s(1.0, replicas) for replicas in (1, 2, 4)], [0.0, 1.0, 1.5]
+        )
 
     def test_placements_that_do_not_fit_are_left_out_with_a_reason(self):
-        candidates = candidate_placements(2, MemoryBudget(produce_mib=6, replica_mib=10, limits_mib=(12, 12)))
-        self.assertEqual([candidate.name for candidate in candidates if not candidate.memory_shortage], ["dual"])
+        candidates = candidate_placements(
+            2, MemoryBudget(produce_mib=6, replica_mib=10, limits_mib=(12, 12))
+        )
+        self.assertEqual(
+            [candidate.name for candidate in candidates if not candidate.memory_shortage], ["dual"]
+        )
         shortages = [candidate.memory_shortage for candidate in candidates]
         self.assertIn("GPU 0 has 12 MiB and needs 16 (6 to produce and 10 to train)", shortages)
         ranked = predict_all(candidates, stages(1, 1))
@@ -351,7 +451,9 @@ class PlannerTest(unittest.TestCase):
         self.assertIn("left out: single", "\n".join(format_table(ranked, candidates)))
 
     def test_roles_that_need_more_memory_get_larger_gpus(self):
-        candidates = candidate_placements(3, MemoryBudget(produce_mib=6, replica_mib=10, limits_mib=(10, 6, 16)))
+        candidates = candidate_placements(
+            3, MemoryBudget(produce_mib=6, replica_mib=10, limits_mib=(10, 6, 16))
+        )
         fitting = {candidate.flags for candidate in candidates if not candidate.memory_shortage}
         expected = {
             "--data-gpu 2 --model-gpu 2",
@@ -364,18 +466,24 @@ class PlannerTest(unittest.TestCase):
 
     def test_no_fitting_placement_is_an_error_with_the_reasons(self):
         candidates = candidate_placements(1, MemoryBudget(6, 10, (8,)))
-        with self.assertRaisesRegex(PlacementError, "no placement fits the memory: GPU 0 has 8 MiB and needs 16"):
+        with self.assertRaisesRegex(
+            PlacementError, "no placement fits the memory: GPU 0 has 8 MiB and needs 16"
+        ):
             format_table([], candidates)
 
     def test_table_ends_with_the_best_placement_and_its_flags(self):
         candidates = candidate_placements(4)
-        lines = format_table(predict_all(candidates, StageTimes.constant(400, 0.0, 1, 0.0, 4)), candidates)
+        lines = format_table(
+            predict_all(candidates, StageTimes.constant(400, 0.0, 1, 0.0, 4)), candidates
+        )
         self.assertRegex(lines[-1], "^best: replicated, .*--model-gpus 0 1 2 3")
         useful = [candidate for candidate in candidates if candidate.producers == 1]
         self.assertEqual(len(lines), 1 + len(useful) + 1)
 
     def test_sampled_stages_have_their_own_statistics(self):
-        sample = sample_stage_times({"produce": StageStatistics(2.0, 0.5), "step": StageStatistics(3.0)}, 100)
+        sample = sample_stage_times(
+            {"produce": StageStatistics(2.0, 0.5), "step": StageStatistics(3.0)}, 100
+        )
         self.assertAlmostEqual(sample.produce_s.std(), 1.0)
         self.assertEqual((sample.step_s.std(), sample.read_s.max()), (0.0, 0.0))
 
@@ -399,19 +507,34 @@ class PlanCommandTest(unittest.TestCase):
 
     def test_times_from_a_profile_and_from_flags_give_the_same_prediction(self):
         file = self.folder / "placements.json"
-        steps = {"produce": {"mean_s": 0.02}, "step": {"mean_s": 0.02, "variation": 0.0}, "read": {"mean_s": 0.005}}
+        steps = {
+            "produce": {"mean_s": 0.02},
+            "step": {"mean_s": 0.02, "variation": 0.0},
+            "read": {"mean_s": 0.005},
+        }
         code, output = self.run_plan(
-            "--gpus", "2", "--profile", self.profile({"stages": steps, "num_workers": 2}), "--json", str(file)
+            "--gpus",
+            "2",
+            "--profile",
+            self.profile({"stages": steps, "num_workers": 2}),
+            "--json",
+            str(file),
         )
         self.assertEqual(code, 0)
-        from_flags = self.run_plan("--gpus", "2", "--produce-ms", "20", "--step-ms", "20", "--read-ms", "10")
-        self.assertEqual((code, output), from_flags)  # two readers: each takes twice the interval of both
+        from_flags = self.run_plan(
+            "--gpus", "2", "--produce-ms", "20", "--step-ms", "20", "--read-ms", "10"
+        )
+        self.assertEqual(
+            (code, output), from_flags
+        )  # two readers: each takes twice the interval of both
         placements = json.loads(file.read_text())["placements"]
         self.assertEqual(
-            {placement["name"] for placement in placements}, {candidate.name for candidate in candidate_placements(2)}
+            {placement["name"] for placement in placements},
+            {candidate.name for candidate in candidate_placements(2)},
         )
         self.assertAlmostEqual(
-            next(placement for placement in placements if placement["name"] == "single")["bound_s"], 0.04
+            next(placement for placement in placements if placement["name"] == "single")["bound_s"],
+            0.04,
         )
 
     def test_readers_of_the_plan_are_as_fast_as_those_of_the_profile(self):
@@ -423,8 +546,15 @@ class PlanCommandTest(unittest.TestCase):
             self.assertEqual(planned, self.run_plan(*times, "--num-workers", workers))
 
     def test_the_time_of_a_read_that_is_given_has_no_variation_of_arrivals(self):
-        stages = {"produce": {"mean_s": 0.02}, "step": {"mean_s": 0.02}, "read": {"mean_s": 0.005, "variation": 2.0}}
-        path, flags = self.profile({"stages": stages, "num_workers": 1}), ("--gpus", "2", "--read-ms", "18")
+        stages = {
+            "produce": {"mean_s": 0.02},
+            "step": {"mean_s": 0.02},
+            "read": {"mean_s": 0.005, "variation": 2.0},
+        }
+        path, flags = (
+            self.profile({"stages": stages, "num_workers": 1}),
+            ("--gpus", "2", "--read-ms", "18"),
+        )
         planned = self.run_plan(*flags, "--profile", path, "--num-workers", "1")
         times = ("--produce-ms", "20", "--step-ms", "20", "--num-workers", "1")
         self.assertEqual(planned, self.run_plan(*flags, *times))
@@ -432,21 +562,36 @@ class PlanCommandTest(unittest.TestCase):
     def test_times_that_a_profile_does_not_have_are_required(self):
         stages = {stage: {"mean_s": 0.01} for stage in STAGES}
         single = self.profile(
-            {"stages": stages | {"transfer": {"mean_s": 0.0}}, "num_workers": 2, "single_device": True}
+            {
+                "stages": stages | {"transfer": {"mean_s": 0.0}},
+                "num_workers": 2,
+                "single_device": True,
+            }
         )
         code, output = self.run_plan("--gpus", "2", "--profile", single)
         self.assertEqual(code, 2)
-        self.assertIn("is of one device, so the time to transfer a batch to another is unknown. Give", output)
-        self.assertEqual(self.run_plan("--gpus", "2", "--profile", single, "--transfer-ms", "1")[0], 0)
+        self.assertIn(
+            "is of one device, so the time to transfer a batch to another is unknown. Give", output
+        )
+        self.assertEqual(
+            self.run_plan("--gpus", "2", "--profile", single, "--transfer-ms", "1")[0], 0
+        )
         self.assertEqual(self.run_plan("--gpus", "1", "--profile", single)[0], 0)
         code, output = self.run_plan("--gpus", "2", "--profile", self.profile({"stages": stages}))
         self.assertEqual(code, 2)
-        self.assertIn("does not say how many workers read. Give their number with --num-workers.", output)
+        self.assertIn(
+            "does not say how many workers read. Give their number with --num-workers.", output
+        )
 
     def test_flags_override_the_profile(self):
-        steps = {"produce": {"mean_s": 0.02, "variation": 0.5}, "step": {"mean_s": 0.02, "variation": 0.5}}
+        steps = {
+            "produce": {"mean_s": 0.02, "variation": 0.5},
+            "step": {"mean_s": 0.02, "variation": 0.5},
+        }
         path = self.profile({"stages": steps})
-        _, output = self.run_plan("--gpus", "1", "--profile", path, "--step-ms", "30", "--variation", "0")
+        _, output = self.run_plan(
+            "--gpus", "1", "--profile", path, "--step-ms", "30", "--variation", "0"
+        )
         self.assertIn("P + C = 50 ms", output)
 
     def test_faulty_profiles_are_rejected(self):
@@ -460,7 +605,9 @@ class PlanCommandTest(unittest.TestCase):
             "True for mean_s": {"stages": {"produce": {"mean_s": True}, "step": stage}},
             "None for mean_s": {"stages": {"produce": 1, "step": stage}},
             "0 for num_workers": {"stages": {"produce": stage, "step": stage}, "num_workers": 0},
-            "-1 for variation": {"stages": {"produce": {"mean_s": 1, "variation": -1}, "step": stage}},
+            "-1 for variation": {
+                "stages": {"produce": {"mean_s": 1, "variation": -1}, "step": stage}
+            },
         }
         for message, content in faults.items():
             with self.subTest(message=message), self.assertRaisesRegex(ConfigError, message):
@@ -475,8 +622,22 @@ class PlanCommandTest(unittest.TestCase):
             "nothing to compare": ("--gpus", "2", "--produce-ms", "0", "--step-ms", "0"),
             "2 numbers for 3 GPUs": ("--gpus", "3", *times, "--memory-mib", "1", "2"),
             "Add --memory-mib": ("--gpus", "2", *times, "--replica-memory-mib", "1"),
-            "no placement fits": ("--gpus", "2", *times, "--replica-memory-mib", "2", "--memory-mib", "1"),
-            "there is no folder": ("--gpus", "1", *times, "--json", str(self.folder / "none" / "x.json")),
+            "no placement fits": (
+                "--gpus",
+                "2",
+                *times,
+                "--replica-memory-mib",
+                "2",
+                "--memory-mib",
+                "1",
+            ),
+            "there is no folder": (
+                "--gpus",
+                "1",
+                *times,
+                "--json",
+                str(self.folder / "none" / "x.json"),
+            ),
         }
         for message, arguments in calls.items():
             with self.subTest(message=message):
@@ -487,10 +648,14 @@ class PlanCommandTest(unittest.TestCase):
 
 @contextlib.contextmanager
 def at_the_same_time(*pairs: set[tuple[str, int]]):
-    """Let each of two stages of an emulation, by name and batch, begin only once the other one does."""
+    """Let each of two stages of an emulation, by name and batch, begin only once the other one
+    does.
+    """
     barriers = {}
     for pair in pairs:
-        barriers |= dict.fromkeys(pair, threading.Barrier(2, timeout=120.0))  # breaks unless both can run
+        barriers |= dict.fromkeys(
+            pair, threading.Barrier(2, timeout=120.0)
+        )  # breaks unless both can run
     work = _Emulator._work
 
     def work_together(emulator, stage, batch, *arguments):
@@ -511,7 +676,11 @@ class EmulationTest(unittest.TestCase):
         outcome, spans, _ = emulate(DUAL, times)
         self.assertEqual((outcome.steps, outcome.batches), (expected.steps, expected.batches))
         for stage in ("read", "produce", "transfer", "step"):
-            batches = [span.batch for span in sorted(spans, key=lambda span: span.start_s) if span.stage == stage]
+            batches = [
+                span.batch
+                for span in sorted(spans, key=lambda span: span.start_s)
+                if span.stage == stage
+            ]
             if stage == "read":  # either of the two threads may be the first
                 batches.sort()
             self.assertEqual(batches, list(range(8)), stage)
@@ -520,16 +689,23 @@ class EmulationTest(unittest.TestCase):
         self.assertAlmostEqual(outcome.busy_s["1"], steps_s)
 
     def test_batch_is_produced_after_its_read_even_if_a_later_batch_was_read_sooner(self):
-        spans = {(s.stage, s.batch): s for s in emulate(DUAL, stages(0.001, 0.001, read_s=[0.02, 0.001] * 3)).spans}
+        spans = {
+            (s.stage, s.batch): s
+            for s in emulate(DUAL, stages(0.001, 0.001, read_s=[0.02, 0.001] * 3)).spans
+        }
         for batch in range(6):
             self.assertGreaterEqual(spans["produce", batch].start_s, spans["read", batch].end_s)
 
     def test_each_data_device_has_its_own_readers(self):
         def read_together(routes) -> bool:
             spans = emulate(routes, stages(0, 0.001, read_s=0.005), QueueDepths(workers=1)).spans
-            reads = sorted((span.start_s, span.end_s, span.batch) for span in spans if span.stage == "read")
+            reads = sorted(
+                (span.start_s, span.end_s, span.batch) for span in spans if span.stage == "read"
+            )
             self.assertEqual(sorted(batch for _, _, batch in reads), list(range(12)))
-            return any(start_s < end_s for (_, end_s, _), (start_s, _, _) in itertools.pairwise(reads))
+            return any(
+                start_s < end_s for (_, end_s, _), (start_s, _, _) in itertools.pairwise(reads)
+            )
 
         with at_the_same_time({("read", 0), ("read", 1)}):
             self.assertTrue(read_together(REPLICATED))
@@ -541,7 +717,9 @@ class EmulationTest(unittest.TestCase):
         self.assertEqual(outcome.steps, 8)
 
     def test_producers_that_take_turns_work_at_the_same_time(self):
-        with at_the_same_time(*({("produce", batch), ("produce", batch + 1)} for batch in range(0, 8, 2))):
+        with at_the_same_time(
+            *({("produce", batch), ("produce", batch + 1)} for batch in range(0, 8, 2))
+        ):
             outcome, spans, _ = emulate(TURNS, stages(0.001, [0.001] * 8))
         by_batch = {span.batch: span for span in spans if span.stage == "produce"}
         self.assertEqual([by_batch[batch].device for batch in range(8)], ["0", "1"] * 4)
@@ -550,17 +728,25 @@ class EmulationTest(unittest.TestCase):
 
     def test_device_does_one_thing_at_a_time(self):
         for routes in (SINGLE, REPLICATED, [Route("0", "0"), Route("0", "1")]):
-            spans = [span for span in emulate(routes, stages(0.002, 0.003)).spans if span.stage in ("produce", "step")]
+            spans = [
+                span
+                for span in emulate(routes, stages(0.002, 0.003)).spans
+                if span.stage in ("produce", "step")
+            ]
             for device in "01":
-                periods = sorted((span.start_s, span.end_s) for span in spans if span.device == device)
+                periods = sorted(
+                    (span.start_s, span.end_s) for span in spans if span.device == device
+                )
                 for (_, end_s), (start_s, _) in itertools.pairwise(periods):
                     self.assertLessEqual(end_s, start_s, routes)
 
     def test_producer_runs_ahead_no_further_than_the_feed_is_deep(self):
         spans = {
-            (span.stage, span.batch): span for span in emulate(DUAL, stages(0.0, 0.004), QueueDepths(feed=2)).spans
+            (span.stage, span.batch): span
+            for span in emulate(DUAL, stages(0.0, 0.004), QueueDepths(feed=2)).spans
         }
-        # Besides 2 in the feed, one trains, one is on the model device, one is taken, and one waits for a place.
+        # Besides 2 in the feed, one trains, one is on the model device, one is taken, and one waits
+        # for a place.
         for batch in range(6, 12):
             self.assertGreaterEqual(spans["produce", batch].start_s, spans["step", batch - 6].end_s)
 
@@ -576,11 +762,19 @@ class EmulationTest(unittest.TestCase):
     def test_interrupted_run_leaves_no_thread(self):
         def sleep_until_stopped(seconds_: float) -> None:
             precise_sleep(seconds_)
-            if threading.current_thread() is threading.main_thread():  # in a step or all-reduce: its devices are held
+            if (
+                threading.current_thread() is threading.main_thread()
+            ):  # in a step or all-reduce: its devices are held
                 raise KeyboardInterrupt
 
         before = set(threading.enumerate())
-        for routes, read_s in ((SINGLE, 0.0), (DUAL, 0.0), (REPLICATED, 0.0), (SINGLE, 0.005), (TURNS, 0.005)):
+        for routes, read_s in (
+            (SINGLE, 0.0),
+            (DUAL, 0.0),
+            (REPLICATED, 0.0),
+            (SINGLE, 0.005),
+            (TURNS, 0.005),
+        ):
             times = StageTimes.constant(1000, read_s, 0.001, 0.0, 0.01)
             stopping = mock.patch("myxtts.planner.emulator.precise_sleep", sleep_until_stopped)
             with self.subTest(routes=routes), stopping, self.assertRaises(KeyboardInterrupt):

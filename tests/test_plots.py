@@ -15,12 +15,21 @@ MEL = np.full((20, 80), -5.0, np.float32)
 
 class Pictures(unittest.TestCase):
     def test_any_text_can_be_a_title(self):
-        for text in ("from $5% to $6", r"A $\foo$ b", "It cost $5 & $10.", "", "გამარჯობა سلام", "a" * 2_000):
+        for text in (
+            "from $5% to $6",
+            r"A $\foo$ b",
+            "It cost $5 & $10.",
+            "",
+            "გამარჯობა سلام",
+            "a" * 2_000,
+        ):
             with self.subTest(text=text[:20]):
                 image = mel_and_alignment(MEL, MEL[:7], np.arange(20), text)
                 f0 = f0_curves({"recorded": np.array([100.0, np.nan, 110.0])}, text)
                 for picture in (image, f0):
-                    self.assertEqual((picture.dtype, picture.ndim, picture.shape[2]), (np.uint8, 3, 3))
+                    self.assertEqual(
+                        (picture.dtype, picture.ndim, picture.shape[2]), (np.uint8, 3, 3)
+                    )
 
     def test_recording_speech_alignment_and_title_are_drawn(self):
         loud, path = MEL + 5.0, np.arange(20)
@@ -36,7 +45,9 @@ class Pictures(unittest.TestCase):
         before = bytes_in_use()
         for _ in range(2):
             mel_and_alignment(MEL, MEL, np.arange(20), "")
-        self.assertLess(bytes_in_use() - before, 2 << 20)  # 0.5 MiB; with its buffers, a figure leaves 2.7
+        self.assertLess(
+            bytes_in_use() - before, 2 << 20
+        )  # 0.5 MiB; with its buffers, a figure leaves 2.7
 
     def test_png_contains_the_image(self):
         image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)

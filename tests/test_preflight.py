@@ -46,7 +46,13 @@ from myxtts.preflight.model import (
 )
 from myxtts.preflight.overlap import TrialTimes, check_operations, check_overlap, overlap_s
 from myxtts.preflight.placement import check_placement, existing_devices
-from myxtts.preflight.prerequisites import check_gpus, check_packages, package_requirements, required_gpus, write_error
+from myxtts.preflight.prerequisites import (
+    check_gpus,
+    check_packages,
+    package_requirements,
+    required_gpus,
+    write_error,
+)
 from myxtts.preflight.validate import try_load, validate, with_default_routes
 from myxtts.training.setup import load_run_corpora
 from myxtts.training.start import Start
@@ -88,7 +94,9 @@ def setUpModule():
     file = PLACE.folder / "preflight.json"
 
     def take_step_until_full(*arguments):
-        """Take a step during which the producer fills the feed, however early or late its thread runs."""
+        """Take a step during which the producer fills the feed, however early or late its thread
+        runs.
+        """
         in_step.set()
         outcome = take_step(*arguments)
         wait_until(lambda: feeds[-1].is_full)
@@ -109,9 +117,13 @@ def setUpModule():
     feeds, open_feed = [], Pipeline.open_feed
     with (
         mock.patch("myxtts.data.producer.produced_batches", produced_in_steps),
-        mock.patch.object(Pipeline, "open_feed", lambda *args: feeds.append(open_feed(*args)) or feeds[-1]),
+        mock.patch.object(
+            Pipeline, "open_feed", lambda *args: feeds.append(open_feed(*args)) or feeds[-1]
+        ),
         mock.patch("myxtts.preflight.overlap.take_step", take_step_until_full),
-        mock.patch("myxtts.preflight.overlap.MIN_OVERLAP", 0.0),  # how long it lasts depends on the machine
+        mock.patch(
+            "myxtts.preflight.overlap.MIN_OVERLAP", 0.0
+        ),  # how long it lasts depends on the machine
         mock.patch("myxtts.preflight.prerequisites.MIN_FREE_MIB", 1),
     ):
         WHOLE = preflight_of(*PLACE.argv("new"), f"--steps={steps}", "--json", str(file))
@@ -139,7 +151,10 @@ class CompletePreflight(unittest.TestCase):
                     self.assertIn(line, WHOLE.out)
 
     def test_gpus_0_and_1_are_the_default(self):
-        self.assertEqual(self.check("Placement", "requested devices")["expected"], "batches on GPU 0, model on GPU 1")
+        self.assertEqual(
+            self.check("Placement", "requested devices")["expected"],
+            "batches on GPU 0, model on GPU 1",
+        )
         self.assertIn("dual", self.check("Placement", "requested devices")["found"])
 
     def test_batches_are_produced_during_steps(self):
@@ -147,16 +162,23 @@ class CompletePreflight(unittest.TestCase):
 
     def test_heaviest_step_uses_the_longest_bucket(self):
         name = self.check("Model", "heaviest step")["name"]
-        self.assertIn("1 x 4 utterances of up to 0.8 s", name)  # the longest has 0.76 s, in hops of 12 ms
+        self.assertIn(
+            "1 x 4 utterances of up to 0.8 s", name
+        )  # the longest has 0.76 s, in hops of 12 ms
 
-    @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+    @unittest.skipUnless(
+        has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up"
+    )
     def test_no_operation_lacks_a_gpu_kernel(self):
         for name in ("audit of the producer", "audit of the step"):
             self.assertRegex(
-                self.check("Pipeline and audit", name)["found"], r"^0 of [\d,]+ operations have no GPU kernel$"
+                self.check("Pipeline and audit", name)["found"],
+                r"^0 of [\d,]+ operations have no GPU kernel$",
             )
 
-    @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+    @unittest.skipUnless(
+        has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up"
+    )
     def test_copies_between_host_and_gpu_do_not_grow(self):
         for name, limits in (("copies in the producer", (0, 15)), ("copies in the step", (0, 80))):
             to_host, to_gpu = re.findall(r"\d+", self.check("Pipeline and audit", name)["found"])
@@ -166,7 +188,9 @@ class CompletePreflight(unittest.TestCase):
 
     def test_a_model_on_another_device_fails(self):
         with mock.patch("myxtts.tasks.tts.build_xtts", return_value=build_toy(device=DATA)):
-            finished = preflight_of(*PLACE.argv("stray"), "--json", str(PLACE.folder / "stray.json"))
+            finished = preflight_of(
+                *PLACE.argv("stray"), "--json", str(PLACE.folder / "stray.json")
+            )
         self.assertEqual(finished.code, 1)
         self.assertIn("but found toy/", finished.out)
         self.assertIn("section skipped: the model could not be trained", finished.out)
@@ -176,11 +200,20 @@ class CompletePreflight(unittest.TestCase):
 class WithoutGpu(unittest.TestCase):
     def test_the_placement_fails_and_the_corpus_is_checked_anyway(self):
         finished = preflight_of(
-            "--train-data", str(PLACE.corpus), "--text-frontend", "characters", "--validation-fraction=0.1"
+            "--train-data",
+            str(PLACE.corpus),
+            "--text-frontend",
+            "characters",
+            "--validation-fraction=0.1",
         )
         self.assertEqual((finished.code, finished.err), (1, ""))
-        self.assertIn("❌ requested devices: data GPU 0 was requested, but TensorFlow sees no GPU", finished.out)
-        self.assertEqual(finished.out.count("⚠️ section skipped: the requested devices are not available"), 3)
+        self.assertIn(
+            "❌ requested devices: data GPU 0 was requested, but TensorFlow sees no GPU",
+            finished.out,
+        )
+        self.assertEqual(
+            finished.out.count("⚠️ section skipped: the requested devices are not available"), 3
+        )
         self.assertIn("✅ durations: 13 utterances of 0.40 to 0.76 s", finished.out)
         self.assertRegex(finished.out.splitlines()[-1], r"^\d+ failed: start with ")
 
@@ -228,7 +261,10 @@ class Mistakes(unittest.TestCase):
 
 class Checks(unittest.TestCase):
     def test_failed_checks_are_printed_with_a_solution(self):
-        self.assertEqual(list(check_lines(required(True, "n", "e", "f", "d"))), ["   ✅ n: f", "      expected: e"])
+        self.assertEqual(
+            list(check_lines(required(True, "n", "e", "f", "d"))),
+            ["   ✅ n: f", "      expected: e"],
+        )
         self.assertEqual(
             list(check_lines(required(False, "n", "e", "f", "d"))),
             ["   ❌ n: f", "      expected: e", "      to do: d"],
@@ -238,13 +274,21 @@ class Checks(unittest.TestCase):
     def test_names_that_a_terminal_would_act_on_or_cannot_show_are_escaped(self):
         stdout = io.TextIOWrapper(io.BytesIO(), "utf-8")
         with contextlib.redirect_stdout(stdout):
-            Report().run("Corpus", iter([required(False, "rejected", "none", "caf\udce9 \x1b[2J.wav", "")]))
+            Report().run(
+                "Corpus", iter([required(False, "rejected", "none", "caf\udce9 \x1b[2J.wav", "")])
+            )
         stdout.flush()
         self.assertIn(rb"caf\udce9 \x1b[2J.wav", stdout.buffer.getvalue())
 
     def test_message_of_a_user_error_is_split(self):
-        check = failed_by(PlacementError("GPU 1 was requested, but\n there is none. Buy one. Or do without."), "n", "e")
-        self.assertEqual(check[3:], ("GPU 1 was requested, but there is none", "Buy one. Or do without."))
+        check = failed_by(
+            PlacementError("GPU 1 was requested, but\n there is none. Buy one. Or do without."),
+            "n",
+            "e",
+        )
+        self.assertEqual(
+            check[3:], ("GPU 1 was requested, but there is none", "Buy one. Or do without.")
+        )
 
     def run_quietly(self, report: Report, title: str, checks: Iterator[Check]):
         with contextlib.redirect_stdout(io.StringIO()):
@@ -269,7 +313,9 @@ class Checks(unittest.TestCase):
             [["passed", "failed"], ["warning"], ["warning"]],
         )
         self.assertFalse(report.passed)
-        self.assertEqual(report.summary(), "1 failed: start with 'section completed' (1 ✅, 1 ❌, 2 ⚠️)")
+        self.assertEqual(
+            report.summary(), "1 failed: start with 'section completed' (1 ✅, 1 ❌, 2 ⚠️)"
+        )
 
     def test_a_defect_is_raised(self):
         def broken() -> Iterator[Check]:
@@ -294,7 +340,11 @@ class Prerequisites(unittest.TestCase):
         gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
         with (
             mock.patch.object(tf.config, "list_physical_devices", return_value=[gpu]),
-            mock.patch.object(tf.config.experimental, "get_device_details", return_value={"device_name": "NVIDIA L4"}),
+            mock.patch.object(
+                tf.config.experimental,
+                "get_device_details",
+                return_value={"device_name": "NVIDIA L4"},
+            ),
         ):
             hidden, used = check_gpus(0, simulated=2), check_gpus(1, simulated=0)
         self.assertEqual((hidden.status, used.status), ("warning", "passed"))
@@ -307,29 +357,41 @@ class Prerequisites(unittest.TestCase):
             self.assertEqual(write_error(Path(folder) / "missing"), "No such file or directory")
 
     def test_missing_and_old_packages_are_named(self):
-        check = check_packages([Requirement(text) for text in ("numpy>=1.0", "keras>=1000", "no-such-package>=1")])
+        check = check_packages(
+            [Requirement(text) for text in ("numpy>=1.0", "keras>=1000", "no-such-package>=1")]
+        )
         self.assertEqual(check.status, "failed")
         self.assertRegex(check.found, r"^keras is [\d.]+, not >=1000, no-such-package is missing$")
         self.assertIn('pip install "keras>=1000" "no-such-package>=1"', check.to_do)
 
     def test_requirements_are_read_from_the_package_or_else_from_the_checkout(self):
-        with mock.patch.object(metadata, "requires", return_value=["numpy>=1.26", "nvidia-ml-py>=12; extra == 'gpu'"]):
-            self.assertEqual([str(requirement) for requirement in package_requirements()], ["numpy>=1.26"])
+        with mock.patch.object(
+            metadata, "requires", return_value=["numpy>=1.26", "nvidia-ml-py>=12; extra == 'gpu'"]
+        ):
+            self.assertEqual(
+                [str(requirement) for requirement in package_requirements()], ["numpy>=1.26"]
+            )
         with mock.patch.object(metadata, "requires", side_effect=metadata.PackageNotFoundError):
-            self.assertIn("tensorflow", [requirement.name for requirement in package_requirements()])
+            self.assertIn(
+                "tensorflow", [requirement.name for requirement in package_requirements()]
+            )
 
 
 class Devices(unittest.TestCase):
     def placement_checks(self, **settings) -> list[Check]:
         checks = []
-        generator = check_placement(with_default_routes(Config(placement=PlacementConfig(**settings))))
+        generator = check_placement(
+            with_default_routes(Config(placement=PlacementConfig(**settings)))
+        )
         with contextlib.suppress(StopIteration), contextlib.redirect_stdout(io.StringIO()):
             while True:
                 checks.append(next(generator))
         return checks
 
     def test_gpus_that_nobody_named_are_explained(self):
-        with self.assertRaisesRegex(PlacementError, "tries GPUs 0 and 1; on one GPU give --data-gpu 0 --model-gpu 0"):
+        with self.assertRaisesRegex(
+            PlacementError, "tries GPUs 0 and 1; on one GPU give --data-gpu 0 --model-gpu 0"
+        ):
             validate(Config(placement=PlacementConfig(simulate_gpus=1)), 1)
         with self.assertRaises(PlacementError) as raised:
             validate(Config(placement=PlacementConfig(simulate_gpus=1, data_gpu=0, model_gpu=1)), 1)
@@ -339,7 +401,9 @@ class Devices(unittest.TestCase):
         for data, model in ((0, 1), (1, 0)):
             checks = {
                 check.name: check
-                for check in self.placement_checks(simulate_gpus=SIMULATED, data_gpu=data, model_gpu=model)
+                for check in self.placement_checks(
+                    simulate_gpus=SIMULATED, data_gpu=data, model_gpu=model
+                )
             }
             self.assertEqual({check.status for check in checks.values()}, {"passed"})
             self.assertEqual(checks["data device"].found, f"/CPU:{data}, simulated GPU {data}")
@@ -347,11 +411,13 @@ class Devices(unittest.TestCase):
 
     def test_devices_that_tensorflow_lacks_fail(self):
         with mock.patch(
-            "myxtts.preflight.placement.existing_devices", lambda placement: existing_devices(placement)[:1]
+            "myxtts.preflight.placement.existing_devices",
+            lambda placement: existing_devices(placement)[:1],
         ):
             checks = self.placement_checks(simulate_gpus=SIMULATED)
         self.assertEqual(
-            [check.name for check in checks if check.status == "failed"], [f"device /CPU:{n}" for n in (1, 2, 3)]
+            [check.name for check in checks if check.status == "failed"],
+            [f"device /CPU:{n}" for n in (1, 2, 3)],
         )
 
     def test_soft_placement_fails(self):
@@ -363,7 +429,9 @@ class Devices(unittest.TestCase):
 
         with mock.patch("myxtts.preflight.placement.configure_devices", configured):
             checks = self.placement_checks(simulate_gpus=SIMULATED)
-        self.assertEqual([check.name for check in checks if check.status == "failed"], ["soft placement"])
+        self.assertEqual(
+            [check.name for check in checks if check.status == "failed"], ["soft placement"]
+        )
 
 
 class Peers(unittest.TestCase):
@@ -372,12 +440,19 @@ class Peers(unittest.TestCase):
         self.assertEqual(nvidia.matrix_entry(PEERS, 2, 1), "NS")
         self.assertEqual(nvidia.matrix_entry(LINKS, 1, 0), "NV12")
         self.assertEqual(nvidia.matrix_entry(LINKS, 0, 2), "SYS")
-        for matrix, row, column in ((PEERS, 0, 3), (PEERS, 3, 0), ("", 0, 1), ("No devices were found", 0, 1)):
+        for matrix, row, column in (
+            (PEERS, 0, 3),
+            (PEERS, 3, 0),
+            ("", 0, 1),
+            ("No devices were found", 0, 1),
+        ):
             self.assertIsNone(nvidia.matrix_entry(matrix, row, column))
 
     def test_gpus_are_numbered_as_by_cuda(self):
         outputs = {("topo", "-p2p", "r"): PEERS, ("topo", "-m"): LINKS}
-        with mock.patch("myxtts.preflight.nvidia.nvidia_smi", lambda *arguments: outputs[arguments]):
+        with mock.patch(
+            "myxtts.preflight.nvidia.nvidia_smi", lambda *arguments: outputs[arguments]
+        ):
             for indices, expected in (
                 ([0, 1], (True, "OK, connected by NV12")),
                 ([0, 2], (False, "NS, connected by SYS")),
@@ -387,13 +462,17 @@ class Peers(unittest.TestCase):
                     self.assertEqual(nvidia.peer_access(0, 1), expected)
 
     def test_peer_access_is_unknown_without_the_driver_or_nvidia_smi(self):
-        with mock.patch("myxtts.preflight.nvidia.driver_indices", side_effect=DriverUnavailable("no driver")):
+        with mock.patch(
+            "myxtts.preflight.nvidia.driver_indices", side_effect=DriverUnavailable("no driver")
+        ):
             self.assertEqual(nvidia.peer_access(0, 1), (None, "no driver"))
         with (
             mock.patch("myxtts.preflight.nvidia.driver_indices", return_value=[0, 1]),
             mock.patch.dict("os.environ", PATH=""),
         ):
-            self.assertEqual(nvidia.peer_access(0, 1), (None, "nvidia-smi is missing or has no topology"))
+            self.assertEqual(
+                nvidia.peer_access(0, 1), (None, "nvidia-smi is missing or has no topology")
+            )
 
 
 class Models(unittest.TestCase):
@@ -402,7 +481,9 @@ class Models(unittest.TestCase):
         samples = np.array([22_050] * 8 + [35_280] * 4, np.int32)
         ones = np.ones(12, np.int32)
         bounds = np.array([22_050, 35_280], np.int32)
-        return Plan(samples, ones, ones, bounds=bounds, batch_size=4, batch_seconds=batch_seconds, seed=0)
+        return Plan(
+            samples, ones, ones, bounds=bounds, batch_size=4, batch_seconds=batch_seconds, seed=0
+        )
 
     def test_heaviest_buckets_have_the_longest_utterances_or_the_most_samples(self):
         self.assertEqual(heaviest_buckets(self.plan(0.0)), [1])
@@ -419,7 +500,9 @@ class Models(unittest.TestCase):
         before = magnitudes_of(state)
 
         def status(loss, magnitudes):
-            return check_update(state, StepResult({"loss": loss}, 2.0, 1.0, handed=[]), magnitudes, "").status
+            return check_update(
+                state, StepResult({"loss": loss}, 2.0, 1.0, handed=[]), magnitudes, ""
+            ).status
 
         self.assertEqual(status(1.0, before), "failed")
         self.assertEqual(status(1.0, before + 1.0), "passed")
@@ -436,11 +519,14 @@ class Transfers(unittest.TestCase):
             copy = copy_to(tensor, device)
             return tf.bitwise.invert(copy) if tensor.dtype == tf.int32 else copy
 
-        with mock.patch("myxtts.preflight.transfer.copy_to", flipped):  # inverted twice, on both ways
+        with mock.patch(
+            "myxtts.preflight.transfer.copy_to", flipped
+        ):  # inverted twice, on both ways
             self.assertEqual(transfer.check_integrity(TWO.routes[0]).status, "passed")
         turns = iter([False, True] * 100)
         with mock.patch(
-            "myxtts.preflight.transfer.copy_to", lambda t, d: flipped(t, d) if next(turns) else copy_to(t, d)
+            "myxtts.preflight.transfer.copy_to",
+            lambda t, d: flipped(t, d) if next(turns) else copy_to(t, d),
         ):
             check = transfer.check_integrity(TWO.routes[0])
         self.assertEqual(check.status, "failed")
@@ -449,7 +535,9 @@ class Transfers(unittest.TestCase):
 
 class Overlap(unittest.TestCase):
     def timeline(self, making, training, producing=None) -> TrialTimes:
-        return TrialTimes(making, producing or making, training, [1.0], Clock(now=lambda: 0.0).report())
+        return TrialTimes(
+            making, producing or making, training, [1.0], Clock(now=lambda: 0.0).report()
+        )
 
     def test_waiting_for_a_reader_is_not_overlap(self):
         waited = self.timeline([(0, 1), (1, 10)], [(1, 9), (10, 12)], producing=[(0, 1), (9, 10)])
@@ -477,9 +565,13 @@ class Overlap(unittest.TestCase):
 
     def test_simultaneous_stages_pass(self):
         parallel = self.timeline([(0, 1), (1, 2), (3, 4)], [(1, 3), (3, 5), (5, 7)])
-        self.assertEqual((parallel.hidden_s, parallel.overlapped_steps, parallel.efficiency), (2, 2, 1.0))
+        self.assertEqual(
+            (parallel.hidden_s, parallel.overlapped_steps, parallel.efficiency), (2, 2, 1.0)
+        )
         check = check_overlap(parallel, dual=True)
-        self.assertEqual((check.status, check.found[:34]), ("passed", "in 2 of 3 steps; 2.00 s, which hid"))
+        self.assertEqual(
+            (check.status, check.found[:34]), ("passed", "in 2 of 3 steps; 2.00 s, which hid")
+        )
 
     def test_a_slow_producer_may_hide_only_the_time_of_the_steps(self):
         starved = self.timeline([(0, 3), (3, 6), (6, 9)], [(3, 4), (6, 7), (9, 10)])
@@ -496,12 +588,14 @@ class Overlap(unittest.TestCase):
 class Operations(unittest.TestCase):
     def test_a_host_operation_in_the_producer_fails(self):
         with mock.patch(
-            "myxtts.data.features.f0", lambda wave, samples: (tf.numpy_function(abs, [wave], "float32"), 0)
+            "myxtts.data.features.f0",
+            lambda wave, samples: (tf.numpy_function(abs, [wave], "float32"), 0),
         ):
             check = check_operations("audit", [trace_produce(DATA, tts_extractor())])
         self.assertEqual(check.status, "failed")
         self.assertRegex(
-            check.found, r"^1 of \d+ operations have no GPU kernel: PyFunc 'PyFunc' in .*produce_on_device"
+            check.found,
+            r"^1 of \d+ operations have no GPU kernel: PyFunc 'PyFunc' in .*produce_on_device",
         )
 
     def test_a_build_without_gpu_kernels_is_a_warning(self):
@@ -515,8 +609,14 @@ class Corpora(unittest.TestCase):
             folder = Path(name)
             write_corpus(folder / "corpus", [0.5 + 0.1 * i for i in range(10)])
             metadata = folder / "corpus" / "corpus.csv"
-            metadata.write_text(metadata.read_text(encoding="utf-8") + "\nmissing.wav,abc,s0\n", encoding="utf-8")
-            settings = {"train_data": str(metadata), "text_frontend": "characters", "max_rejected": 0.5}
+            metadata.write_text(
+                metadata.read_text(encoding="utf-8") + "\nmissing.wav,abc,s0\n", encoding="utf-8"
+            )
+            settings = {
+                "train_data": str(metadata),
+                "text_frontend": "characters",
+                "max_rejected": 0.5,
+            }
             config = load_config(None, {**settings, "validation_fraction": 0.2, "batch_size": 4})
             with self.assertLogs("myxtts.data", "WARNING"):
                 corpora = load_run_corpora(config, Start(), folder, 1)
@@ -532,14 +632,21 @@ class Corpora(unittest.TestCase):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             metadata = folder / "corpus.csv"
-            metadata.write_text("path,text\n" + "\n".join(f"empty{i}.wav,abc" for i in range(4)), encoding="utf-8")
+            metadata.write_text(
+                "path,text\n" + "\n".join(f"empty{i}.wav,abc" for i in range(4)), encoding="utf-8"
+            )
             for i in range(4):
                 (folder / f"empty{i}.wav").touch()
-            corpora, checks = try_load(load_config(None, {"train_data": str(metadata)}), Start(), folder, None)
+            corpora, checks = try_load(
+                load_config(None, {"train_data": str(metadata)}), Start(), folder, None
+            )
         self.assertIsNone(corpora)
         self.assertEqual([check.name for check in checks], ["corpus", "rejected utterances"])
         self.assertNotIn(str(folder / "rejected.csv"), checks[0].found)
-        self.assertRegex(checks[1].found, r"^4 \(4 empty file\)\. The first: line 2 empty0\.wav: empty file; line 3 ")
+        self.assertRegex(
+            checks[1].found,
+            r"^4 \(4 empty file\)\. The first: line 2 empty0\.wav: empty file; line 3 ",
+        )
 
     def test_characters_that_change_no_symbol_are_counted(self):
         with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,6 @@
-"""The profiler: its analysis against hand-computed figures, emulated profiles, and a profile of a tiny run."""
+"""The profiler: its analysis against hand-computed figures, emulated profiles, and a profile of a
+tiny run.
+"""
 
 import contextlib
 import io
@@ -40,12 +42,19 @@ from tests.tiny import Workspace, small_models, toy_models
 
 ROOT = Path(__file__).parents[1]
 TRACED_RUN = TracedRun(
-    duration_s=2.5, wait_s=0.25, blocked_s=0.5, busy_s=2.0, step_s=np.array([0.5, 0.5, 0.75, 0.75]), spans=()
+    duration_s=2.5,
+    wait_s=0.25,
+    blocked_s=0.5,
+    busy_s=2.0,
+    step_s=np.array([0.5, 0.5, 0.75, 0.75]),
+    spans=(),
 )
 
 
 def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **fields) -> Measurement:
-    """Return four batches of 10 s of speech, padded to 12.5 s, in buckets of two, with constant stage times."""
+    """Return four batches of 10 s of speech, padded to 12.5 s, in buckets of two, with constant
+    stage times.
+    """
     trials = {name: fields.pop(name) for name in Trials._fields if name in fields}
     defaults = {
         "work": np.full(4, 10.0),
@@ -110,20 +119,29 @@ class AnalysisTest(unittest.TestCase):
             with self.subTest(stage=stage):
                 analysis = analyze(measured(**times), DataConfig())
                 self.assertEqual(analysis.bottleneck, stage)
-                self.assertRegex(analysis.reason, rf"^{stage}: per batch in isolation, [a-z ]* takes 600\.0 ms; ")
+                self.assertRegex(
+                    analysis.reason, rf"^{stage}: per batch in isolation, [a-z ]* takes 600\.0 ms; "
+                )
 
     def test_producers_that_take_turns_share_reading_and_producing(self):
         analysis = analyze(measured(read=0.6, produce=0.8, gpus=(0, 1, 2)), DataConfig())
-        np.testing.assert_allclose([analysis.rates[stage] for stage in STAGES], [10 / 0.3, 10 / 0.4, 200, 20])
+        np.testing.assert_allclose(
+            [analysis.rates[stage] for stage in STAGES], [10 / 0.3, 10 / 0.4, 200, 20]
+        )
         self.assertEqual((analysis.bottleneck, round(analysis.ceiling, 9)), ("step", 20.0))
         self.assertAlmostEqual(analysis.serial, 10 / 1.35)
         self.assertIn("producing takes 800.0 ms on each of 2 data devices", analysis.reason)
-        self.assertEqual(analyze(measured(produce=1.2, gpus=(0, 1, 2)), DataConfig()).bottleneck, "produce")
+        self.assertEqual(
+            analyze(measured(produce=1.2, gpus=(0, 1, 2)), DataConfig()).bottleneck, "produce"
+        )
 
     def test_the_share_of_a_teacher_is_the_time_of_producing_that_is_missing_without_it(self):
         analysis = analyze(measured(produce=0.2, untaught_produce_s=np.full(4, 0.05)), DataConfig())
         self.assertAlmostEqual(analysis.teacher_share, 0.75)
-        self.assertIn("teacher        75% of producing: 150.00 of 200.00 ms per batch", report_lines(analysis, ""))
+        self.assertIn(
+            "teacher        75% of producing: 150.00 of 200.00 ms per batch",
+            report_lines(analysis, ""),
+        )
         self.assertAlmostEqual(analysis_to_json(analysis, "batches/s")["teacher_share"], 0.75)
         self.assertIsNone(analyze(measured(), DataConfig()).teacher_share)
 
@@ -135,7 +153,9 @@ class AnalysisTest(unittest.TestCase):
     def test_assessment_has_the_times_of_a_step_and_the_utilisation_of_both_devices(self):
         spans = [StageSpan("produce", batch, 0.0, 0.25) for batch in range(4)]
         run = replace(TRACED_RUN, spans=spans, step_s=np.array([1.25, 1.25]))
-        assessment = analyze(measured(traced=(run,), step_bucket=np.zeros(2, int)), DataConfig()).assessment
+        assessment = analyze(
+            measured(traced=(run,), step_bucket=np.zeros(2, int)), DataConfig()
+        ).assessment
         self.assertAlmostEqual(assessment.model_busy, 2.0 / 2.5)
         self.assertAlmostEqual(assessment.data_busy, 4 * 0.25 / 2.5)
         self.assertAlmostEqual(assessment.interval_s, 2.25 / 2)  # of two batches
@@ -172,7 +192,9 @@ class RecommendationTest(unittest.TestCase):
             self.assertAlmostEqual(gains["--num-workers 4"], 0.25)  # 1.0 / 0.8
             self.assertAlmostEqual(gains["--cache-dataset"], 1.0)  # then the step is slowest
             self.assertEqual(self.gains(read=1.0, more_workers_s=1.0).keys(), {"--cache-dataset"})
-            self.assertEqual(self.gains(read=1.0, more_workers_s=1.0, data=DataConfig(cache_dataset=True)), {})
+            self.assertEqual(
+                self.gains(read=1.0, more_workers_s=1.0, data=DataConfig(cache_dataset=True)), {}
+            )
 
     def test_static_shapes_gain_the_measured_ratio(self):
         self.assertAlmostEqual(self.gains(static_shapes_ratio=0.8)["--enable-static-shapes"], 0.25)
@@ -180,14 +202,18 @@ class RecommendationTest(unittest.TestCase):
 
     def test_doubled_batch_saves_half_of_the_fixed_part_of_the_step(self):
         times = {"read": 0.0, "produce": 0.0, "transfer": 0.0}
-        self.assertEqual(self.gains(**times, fixed_fraction=0.5), {"--batch-size 32": 0.33})  # 2 s for two: now 1.5
+        self.assertEqual(
+            self.gains(**times, fixed_fraction=0.5), {"--batch-size 32": 0.33}
+        )  # 2 s for two: now 1.5
         self.assertEqual(self.gains(**times, fixed_fraction=0.0), {})
 
     def test_gain_within_the_noise_is_not_recommended(self):
         self.assertEqual(self.gains(untraced_s=(2.0, 3.0), static_shapes_ratio=0.8), {})
 
     def test_dual_placement_that_uses_both_devices_is_left_as_it_is(self):
-        run = replace(TRACED_RUN, spans=[StageSpan("produce", batch, 0.0, 0.25) for batch in range(4)])  # 40 % busy
+        run = replace(
+            TRACED_RUN, spans=[StageSpan("produce", batch, 0.0, 0.25) for batch in range(4)]
+        )  # 40 % busy
         analysis = analyze(measured(traced=(run,), all_reduce_s=9.0), DataConfig())
         lines = report_lines(analysis, "audio s/s")
         self.assertIn("recommended    nothing", "\n".join(lines))
@@ -212,8 +238,14 @@ class TimelineTest(unittest.TestCase):
         trace = chrome_trace(SPANS, "dual")
         events = json.loads(json.dumps(trace))["traceEvents"]
         (step,) = [event for event in events if event["name"] == "step 7"]
-        self.assertEqual((step["ph"], step["ts"], step["dur"], step["args"]), ("X", 1e6, 1e6, {"batch": 7}))
-        names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        self.assertEqual(
+            (step["ph"], step["ts"], step["dur"], step["args"]), ("X", 1e6, 1e6, {"batch": 7})
+        )
+        names = {
+            event["tid"]: event["args"]["name"]
+            for event in events
+            if event["name"] == "thread_name"
+        }
         self.assertEqual(list(names.values()), ["read 1", "read 2", "produce", "step"])
         self.assertEqual(names[step["tid"]], "step")
         self.assertLessEqual({event["tid"] for event in events if event["ph"] == "X"}, set(names))
@@ -227,7 +259,9 @@ class TimelineTest(unittest.TestCase):
 
 
 def emulate_exactly(routes, times, depths) -> EmulatedRun:
-    """Return the run of a machine on which stages take their times exactly, and the model never waits."""
+    """Return the run of a machine on which stages take their times exactly, and the model never
+    waits.
+    """
     spans, now_s = [], 0.0
     for batch, (produce_s, step_s) in enumerate(zip(times.produce_s, times.step_s, strict=True)):
         spans += [
@@ -254,18 +288,28 @@ class EmulatedProfileTest(unittest.TestCase):
                 f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
                 "from myxtts.commands import profile as profile_command\n"
                 "from myxtts.profiling import emulation\n"
-                "emulation.measure_sleep = lambda seconds: seconds\n"  # on a busy machine, sleeps are longer
+                # on a busy machine, sleeps are longer
+                "emulation.measure_sleep = lambda seconds: seconds\n"
                 "code = profile_command.main(sys.argv[1:])\n"
                 "sys.exit(7 if {'tensorflow', 'keras'} & set(sys.modules) else code)"
             )
             flags = [part for flag, path in files.items() for part in (f"--{flag}", str(path))]
-            emulate = ("--emulate", "read=0.010,produce=0.020,transfer=0.002,step=0.018", "--num-steps", "30")
-            process = subprocess.run([sys.executable, "-c", source, *emulate, *flags], capture_output=True, text=True)
+            emulate = (
+                "--emulate",
+                "read=0.010,produce=0.020,transfer=0.002,step=0.018",
+                "--num-steps",
+                "30",
+            )
+            process = subprocess.run(
+                [sys.executable, "-c", source, *emulate, *flags], capture_output=True, text=True
+            )
             self.assertEqual((process.returncode, process.stderr), (0, ""), process)
             figures = json.loads(files["json"].read_text())
             picture = np.asarray(Image.open(files["picture"]))
             trace = json.loads(files["trace"].read_text())
-        self.assertGreater(figures["efficiency"], 0.0)  # on a quiet machine 0.98; see docs/experiments/profiling.md
+        self.assertGreater(
+            figures["efficiency"], 0.0
+        )  # on a quiet machine 0.98; see docs/experiments/profiling.md
         self.assertAlmostEqual(figures["speedup"] / figures["ideal_speedup"], figures["efficiency"])
         self.assertAlmostEqual(figures["ideal_speedup"], 40 / 20)
         self.assertEqual(figures["bottleneck"], "produce")
@@ -278,20 +322,43 @@ class EmulatedProfileTest(unittest.TestCase):
 
     def test_idle_data_device_is_named_with_the_placements_that_use_it(self):
         with tempfile.TemporaryDirectory() as name:
-            flags = ("--num-steps", "15", "--json", f"{name}/profile.json", "--data-gpu", "2", "--model-gpu", "3")
-            with mock.patch.multiple("myxtts.profiling.emulation", measure_sleep=np.copy, emulate=emulate_exactly):
-                code, out, err = self.run_profile("--emulate", "produce=0.001,transfer=0.0005,step=0.024", *flags)
+            flags = (
+                "--num-steps",
+                "15",
+                "--json",
+                f"{name}/profile.json",
+                "--data-gpu",
+                "2",
+                "--model-gpu",
+                "3",
+            )
+            with mock.patch.multiple(
+                "myxtts.profiling.emulation", measure_sleep=np.copy, emulate=emulate_exactly
+            ):
+                code, out, err = self.run_profile(
+                    "--emulate", "produce=0.001,transfer=0.0005,step=0.024", *flags
+                )
             figures = json.loads(Path(f"{name}/profile.json").read_text())["assessment"]
         self.assertEqual((code, err), (0, ""))
-        self.assertRegex(out, r"\ndata device    busy \d\.\d% of the time: below the target, 40 to 60 %\n")
-        self.assertRegex(out, r"\nrecommended    --model-gpus 2 3 if the all-reduce of its step takes less than")
-        self.assertRegex(out, r"\ngrade .* x two replicas without their all-reduce\. Recommended: --model-gpus 2 3 if")
+        self.assertRegex(
+            out, r"\ndata device    busy \d\.\d% of the time: below the target, 40 to 60 %\n"
+        )
+        self.assertRegex(
+            out, r"\nrecommended    --model-gpus 2 3 if the all-reduce of its step takes less than"
+        )
+        self.assertRegex(
+            out,
+            r"\ngrade .* x two replicas without their all-reduce\. Recommended: --model-gpus 2"
+            r" 3 if",
+        )
         self.assertLess(figures["data_utilisation"], 0.1)
         self.assertAlmostEqual(figures["placements_s"]["replicas"], 0.0125)
         self.assertLess(figures["gains"]["replicas"], 0.6)
 
     def test_timed_steps_do_not_trace(self):
-        """With gradient accumulation, the batches of a step except the last have a trace of their own."""
+        """With gradient accumulation, the batches of a step except the last have a trace of their
+        own.
+        """
         lengths = []
 
         class CountingStep:
@@ -311,15 +378,25 @@ class EmulatedProfileTest(unittest.TestCase):
         numbers = np.repeat(np.arange(profiled_run.WARM_UP + 2), 3)
         ones = np.ones(len(numbers))
         window = MeasurementWindow(numbers, np.zeros_like(numbers), ones, ones)
-        self.assertEqual(len(time_steps(setup, CountingStep(), window, {0: [{"mel": tf.zeros([1])}]})), 6)
+        self.assertEqual(
+            len(time_steps(setup, CountingStep(), window, {0: [{"mel": tf.zeros([1])}]})), 6
+        )
         self.assertEqual(lengths, [2, 3, 3])
 
     def test_emulated_run_is_measured_from_the_end_of_the_warm_up(self):
         steps = [StageSpan("step", n, n + 0.25, n + 1.0) for n in range(7 + 3)]
         begin_s = 7.0
-        blocked = [(0.0, begin_s - 1.0), (begin_s - 0.5, begin_s + 0.25), (begin_s + 1.0, begin_s + 1.25)]
-        run = without_warm_up(EmulatedRun(RunResult(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked), 7)
-        self.assertEqual((run.duration_s, run.busy_s, run.wait_s, run.blocked_s), (3.0, 2.25, 0.75, 0.5))
+        blocked = [
+            (0.0, begin_s - 1.0),
+            (begin_s - 0.5, begin_s + 0.25),
+            (begin_s + 1.0, begin_s + 1.25),
+        ]
+        run = without_warm_up(
+            EmulatedRun(RunResult(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked), 7
+        )
+        self.assertEqual(
+            (run.duration_s, run.busy_s, run.wait_s, run.blocked_s), (3.0, 2.25, 0.75, 0.5)
+        )
         self.assertEqual((run.step_s.tolist(), len(run.spans)), ([1.0, 1.0, 1.0], 3))
 
     def test_warm_up_is_as_long_as_the_queues_are_deep(self):
@@ -388,7 +465,9 @@ class GpuSamplerTest(unittest.TestCase):
 
 
 class ProfileTest(unittest.TestCase):
-    """A profile of a tiny run on devices that share the cores: which figures there are, not how fast it is."""
+    """A profile of a tiny run on devices that share the cores: which figures there are, not how
+    fast it is.
+    """
 
     @classmethod
     def setUpClass(cls):
@@ -397,7 +476,9 @@ class ProfileTest(unittest.TestCase):
         argv = workspace.argv("never", "--data-gpu", "0", "--model-gpu", "1", "--num-steps", "6")
         out = io.StringIO()
         with small_models(), toy_models(), contextlib.redirect_stdout(out):
-            cls.code = report_errors(lambda: profile_command.main([*argv, "--json", str(cls.json_file)]))
+            cls.code = report_errors(
+                lambda: profile_command.main([*argv, "--json", str(cls.json_file)])
+            )
         cls.out, cls.run_folder = out.getvalue(), workspace.run_dir("never")
         cls.figures = json.loads(cls.json_file.read_text())
 
@@ -409,7 +490,9 @@ class ProfileTest(unittest.TestCase):
         self.assertGreater(self.figures["model_flops_per_s"], 0)
         self.assertTrue(0 < self.figures["model_flops_utilisation"] < 1)
         self.assertTrue(0 < self.figures["accelerator_utilisation"] <= 1)
-        self.assertAlmostEqual(self.figures["efficiency"], self.figures["achieved"] / self.figures["ceiling"], places=6)
+        self.assertAlmostEqual(
+            self.figures["efficiency"], self.figures["achieved"] / self.figures["ceiling"], places=6
+        )
 
     def test_each_part_is_announced_before_it_is_measured(self):
         announced = [line for line in self.out.splitlines() if line.startswith("measuring")]

@@ -55,10 +55,14 @@ class DisplayTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "metrics.jsonl"
             self.assertEqual(read_last_report(path), {})
-            path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "validation_loss": 1.0}\n{"step": 3, "lo')
+            path.write_text(
+                '{"step": 1, "loss": 3.0}\n{"step": 2, "validation_loss": 1.0}\n{"step": 3, "lo'
+            )
             self.assertEqual(read_last_report(path)["step"], 1)
             path.write_text(
-                json.dumps({"step": 4, "loss": 1.0, "x": "y" * (1 << 17)}) + "\n" + '{"step": 5, "loss": null}\n'
+                json.dumps({"step": 4, "loss": 1.0, "x": "y" * (1 << 17)})
+                + "\n"
+                + '{"step": 5, "loss": null}\n'
             )
             self.assertEqual(read_last_report(path), {"step": 5, "loss": None})
             self.assertIsNone(read_progress(Path(folder)).loss)

@@ -21,7 +21,9 @@ def scope(gpus: int = 2, simulated: bool = False, out: str = "unused") -> Scope:
 
 
 def stages(produce_s: float, step_s: float) -> StageProfile:
-    return StageProfile(StageTimes.constant(40, 0.0, produce_s, 0.001, step_s), np.zeros(40, int), 0.004)
+    return StageProfile(
+        StageTimes.constant(40, 0.0, produce_s, 0.001, step_s), np.zeros(40, int), 0.004
+    )
 
 
 class PlacementsTest(unittest.TestCase):
@@ -31,13 +33,25 @@ class PlacementsTest(unittest.TestCase):
 
     def findings(self, produce_s: float = 0.03, step_s: float = 0.1, **figures) -> Findings:
         """Return findings of dual placement whose bound is the slower stage."""
-        case = Case("dual", {"data_gpu": 0, "model_gpu": 1}, bound_s=max(produce_s, step_s), **figures)
+        case = Case(
+            "dual", {"data_gpu": 0, "model_gpu": 1}, bound_s=max(produce_s, step_s), **figures
+        )
         return Findings(placements.length_of(scope()), [case], stages(produce_s, step_s))
 
     def test_placements_that_need_more_gpus_say_so(self):
-        missing = {gpus: [case.name for case in placements.cases_of(scope(gpus)) if case.problem] for gpus in (1, 2, 3)}
+        missing = {
+            gpus: [case.name for case in placements.cases_of(scope(gpus)) if case.problem]
+            for gpus in (1, 2, 3)
+        }
         self.assertEqual(
-            missing[1], ["dual", "2 replicas", "dual, the other way round", "dual, 2 replicas", "dual, 2 producers"]
+            missing[1],
+            [
+                "dual",
+                "2 replicas",
+                "dual, the other way round",
+                "dual, 2 replicas",
+                "dual, 2 producers",
+            ],
         )  # all but single and split
         self.assertEqual(missing[2], ["dual, 2 replicas", "dual, 2 producers"])
         self.assertEqual(missing[3], [])
@@ -45,8 +59,14 @@ class PlacementsTest(unittest.TestCase):
 
     def test_all_simulated_placements_have_the_same_devices(self):
         for gpus in (1, 2, 3):
-            runnable = [case for case in placements.cases_of(scope(gpus, simulated=True)) if not case.problem]
-            placed = [plan_routes(PlacementConfig(**case.settings), gpu_count=0) for case in runnable]
+            runnable = [
+                case
+                for case in placements.cases_of(scope(gpus, simulated=True))
+                if not case.problem
+            ]
+            placed = [
+                plan_routes(PlacementConfig(**case.settings), gpu_count=0) for case in runnable
+            ]
             self.assertEqual({len(placement.devices) for placement in placed}, {gpus})
             self.assertEqual(len(placed), {1: 1, 2: 5, 3: 8}[gpus])
 
@@ -57,32 +77,59 @@ class PlacementsTest(unittest.TestCase):
             ("planner", {"predicted_s": 0.109}, {"predicted_s": 0.089}),
         ):
             for figures, verdict in ((good, "met"), (bad, "not met")):
-                found = self.findings(**{"period_s": 0.1, "wait": 0.0, "predicted_s": 0.1} | figures)
-                self.assertEqual(self.verdict(claim, placements.time_figures(scope(), found)), verdict, figures)
+                found = self.findings(
+                    **{"period_s": 0.1, "wait": 0.0, "predicted_s": 0.1} | figures
+                )
+                self.assertEqual(
+                    self.verdict(claim, placements.time_figures(scope(), found)), verdict, figures
+                )
                 simulated = placements.time_figures(scope(simulated=True), found)
                 self.assertEqual(self.verdict(claim, simulated), "not shown")
 
     def test_wait_is_not_held_against_a_slow_producer(self):
         found = self.findings(produce_s=0.2, step_s=0.1, period_s=0.2, wait=0.5)
-        self.assertEqual(self.verdict("does not wait", placements.time_figures(scope(), found)), "not shown")
+        self.assertEqual(
+            self.verdict("does not wait", placements.time_figures(scope(), found)), "not shown"
+        )
 
     def test_predictions_follow_the_arithmetic(self):
         profile = stages(produce_s=0.03, step_s=0.1)
         turns = {"data_gpus": (0, 1), "model_gpu": 2}
-        for settings, expected_s in (({}, 0.13), ({"data_gpu": 0, "model_gpu": 1}, 0.1), (turns, 0.1)):
-            predicted_s, bound_s = placements.predicted_and_bound_s(profile, Config(), Case("", settings))
+        for settings, expected_s in (
+            ({}, 0.13),
+            ({"data_gpu": 0, "model_gpu": 1}, 0.1),
+            (turns, 0.1),
+        ):
+            predicted_s, bound_s = placements.predicted_and_bound_s(
+                profile, Config(), Case("", settings)
+            )
             self.assertAlmostEqual(bound_s, expected_s, delta=0.002)
             self.assertAlmostEqual(predicted_s, expected_s, delta=0.002)
 
     def test_predictions_take_the_stages_of_section_3(self):
-        measured = {"task": "tts", "error": "", "produce_s": 0.03, "transfer_s": 0.001, "step_s": 0.1}
+        measured = {
+            "task": "tts",
+            "error": "",
+            "produce_s": 0.03,
+            "transfer_s": 0.001,
+            "step_s": 0.1,
+        }
         with tempfile.TemporaryDirectory() as folder:
             file, section = Path(folder) / "section-3.json", scope(out=f"{folder}/section-4")
             self.assertIsNone(placements.stages_of_section_3(section, "small"))
-            write_json(file, {"data": {"models": [measured | {"size": "tiny", "error": "out of memory"}]}})
+            write_json(
+                file, {"data": {"models": [measured | {"size": "tiny", "error": "out of memory"}]}}
+            )
             self.assertIsNone(placements.stages_of_section_3(section, "tiny"))
-            write_json(file, {"data": {"models": [measured | {"size": "tiny"}, measured | {"size": "small"}]}})
-            found, single, two = self.findings(), Case("single", {}), Case("2 replicas", {"model_gpus": (0, 1)})
+            write_json(
+                file,
+                {"data": {"models": [measured | {"size": "tiny"}, measured | {"size": "small"}]}},
+            )
+            found, single, two = (
+                self.findings(),
+                Case("single", {}),
+                Case("2 replicas", {"model_gpus": (0, 1)}),
+            )
             placements.predict_periods(section, found, [single, two])
         self.assertAlmostEqual(single.predicted_s, 0.13, delta=0.002)
         self.assertIsNone(two.predicted_s)  # section 3 has no all-reduce
@@ -96,11 +143,17 @@ class PlacementsTest(unittest.TestCase):
             found = self.findings()
             found.differences = {"dual": difference}
             self.assertEqual(
-                self.verdict("placements of one replica", placements.weight_figures(scope(), found)), verdict
+                self.verdict(
+                    "placements of one replica", placements.weight_figures(scope(), found)
+                ),
+                verdict,
             )
 
     def test_a_run_that_fails_is_not_met_and_one_without_time_is_not_shown(self):
-        for problem, verdict in (("exit code 2: error: no", "not met"), (f"{NO_TIME} after 9 s", "not shown")):
+        for problem, verdict in (
+            ("exit code 2: error: no", "not met"),
+            (f"{NO_TIME} after 9 s", "not shown"),
+        ):
             found = self.findings(problem=problem)
             (figure,) = placements.run_figures(found)
             self.assertEqual(figure.verdict, verdict)
@@ -114,7 +167,9 @@ class ProcessesTest(unittest.TestCase):
     def test_a_process_is_killed_at_a_line(self):
         code = "import time; print('step 1'); print('step 2'); time.sleep(600)"
         finished = self.run_code(code, stop=lambda line: line == "step 2")
-        self.assertEqual((finished.code, finished.ended, finished.lines), (-9, KILLED, ["step 1", "step 2"]))
+        self.assertEqual(
+            (finished.code, finished.ended, finished.lines), (-9, KILLED, ["step 1", "step 2"])
+        )
 
     def test_a_process_is_killed_at_its_limit(self):
         finished = self.run_code("import time; time.sleep(600)", limit_s=0.1)
@@ -133,15 +188,24 @@ class PreflightTest(unittest.TestCase):
             return {"sections": [{"checks": checks}, {"checks": []}]}
 
         for simulated in (True, False):
-            self.assertIs(whole.is_ready(report(driver="passed", overlap="warning"), simulated), True)
-            self.assertIs(whole.is_ready(report(driver="failed", overlap="failed"), simulated), False)
-        self.assertIs(whole.is_ready(report(driver="passed", overlap="failed"), simulated=False), False)
+            self.assertIs(
+                whole.is_ready(report(driver="passed", overlap="warning"), simulated), True
+            )
+            self.assertIs(
+                whole.is_ready(report(driver="failed", overlap="failed"), simulated), False
+            )
+        self.assertIs(
+            whole.is_ready(report(driver="passed", overlap="failed"), simulated=False), False
+        )
         self.assertIsNone(whole.is_ready(report(driver="passed", overlap="failed"), simulated=True))
 
 
 class ResumeTest(unittest.TestCase):
     def figure(self, resumed: dict[int, float], problem: str = ""):
-        losses = {"whole": {1: {"loss": 3.0}, 2: {"loss": 2.0}}, "killed": {s: {"loss": v} for s, v in resumed.items()}}
+        losses = {
+            "whole": {1: {"loss": 3.0}, 2: {"loss": 2.0}},
+            "killed": {s: {"loss": v} for s, v in resumed.items()},
+        }
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "runs/whole/log.txt"
             log.parent.mkdir(parents=True)
@@ -162,9 +226,21 @@ class ResumeTest(unittest.TestCase):
         self.assertEqual(self.figure({1: 3.0}).verdict, "not met")
 
     def test_times_and_padding_since_the_last_report_may_differ(self):
-        reports = [{"step": 10, "loss": 3.0, "learning_rate": 1e-3, "padding": 0.1, "step_s": 0.2, "remaining_s": 9.0}]
+        reports = [
+            {
+                "step": 10,
+                "loss": 3.0,
+                "learning_rate": 1e-3,
+                "padding": 0.1,
+                "step_s": 0.2,
+                "remaining_s": 9.0,
+            }
+        ]
         with mock.patch.object(whole, "read_reports", lambda scope, name: reports):
-            self.assertEqual(whole.losses_of(scope(), "whole"), {10: {"step": 10, "loss": 3.0, "learning_rate": 1e-3}})
+            self.assertEqual(
+                whole.losses_of(scope(), "whole"),
+                {10: {"step": 10, "loss": 3.0, "learning_rate": 1e-3}},
+            )
 
     def test_a_run_without_time_is_not_shown(self):
         self.assertEqual(self.figure({}, NO_TIME).verdict, "not shown")

@@ -39,14 +39,21 @@ class ChecksumTest(unittest.TestCase):
         self.assertTrue(checksums(on_device(features([(5, 13)])), MODEL).device.endswith(MODEL[1:]))
         function = checksums._compute.get_concrete_function()
         self.assertEqual(audit(function).host_only, ())
-        self.assertEqual([copy for copy in find_copies(function) if copy.to_host], [])  # each would wait for the GPU
+        self.assertEqual(
+            [copy for copy in find_copies(function) if copy.to_host], []
+        )  # each would wait for the GPU
 
     def test_checksum_differs_for_elements_that_trade_places(self):
         def checksum(values):
             return int(threads.checksum(tf.constant(values, tf.float32)))
 
         values = np.arange(24.0).reshape(2, 3, 4)
-        for other in (values[::-1], values[:, ::-1], values[..., ::-1], values.reshape(3, 2, 4).swapaxes(0, 1)):
+        for other in (
+            values[::-1],
+            values[:, ::-1],
+            values[..., ::-1],
+            values.reshape(3, 2, 4).swapaxes(0, 1),
+        ):
             self.assertNotEqual(checksum(other), checksum(values))
         self.assertEqual(checksum(values.copy()), checksum(values))
 
@@ -58,7 +65,10 @@ class RoutesTest(unittest.TestCase):
         config, _ = train.parse(threads.flags_of(scope))
         placement = plan_routes(config.placement, gpus)
         gpu_of = {device.name: device.physical for device in placement.devices}
-        return {name: (gpu_of[route.data], gpu_of[route.model]) for name, route in threads.routes_of(scope, placement)}
+        return {
+            name: (gpu_of[route.data], gpu_of[route.model])
+            for name, route in threads.routes_of(scope, placement)
+        }
 
     def test_routes_cover_one_gpu_its_parts_and_both_directions_between_two(self):
         one = {"one GPU": (0, 0), "one GPU split in two": (0, 0)}
@@ -76,7 +86,9 @@ class StressTest(unittest.TestCase):
         self.assertIn("of 6 operations 1 were wrong and 2 failed (Expected begin to be 1D)", line)
 
     def test_operations_have_the_results_of_numpy(self):
-        found = stress(MODEL, 0.05, thread_count=1)  # with two, TensorFlow has failed here: that is what it looks for
+        found = stress(
+            MODEL, 0.05, thread_count=1
+        )  # with two, TensorFlow has failed here: that is what it looks for
         self.assertGreaterEqual(found.operations, 3)
         self.assertEqual(found.faults, 0, found)
 
@@ -94,7 +106,9 @@ class CorruptedBatchTest(unittest.TestCase):
         def corrupted(producer, *arguments):
             for number, (batch,) in enumerate(produce(producer, *arguments)):
                 if number == CORRUPTED and threading.current_thread().name == "myxtts-producer":
-                    batch = batch._replace(features=batch.features | {"mel": flip_lowest_bit(batch.features["mel"])})
+                    batch = batch._replace(
+                        features=batch.features | {"mel": flip_lowest_bit(batch.features["mel"])}
+                    )
                 yield (batch,)
 
         with mock.patch.object(Producer, "replica_batches", corrupted):
@@ -102,7 +116,8 @@ class CorruptedBatchTest(unittest.TestCase):
         (figure,) = result.figures
         self.assertEqual((figure.here, figure.verdict), ("3 of 12 checksums differ", "not met"))
         self.assertEqual(
-            result.data["checks"][0]["different"], [f"batch {CORRUPTED}, {place}: mel" for place in threads.PLACES]
+            result.data["checks"][0]["different"],
+            [f"batch {CORRUPTED}, {place}: mel" for place in threads.PLACES],
         )
 
 

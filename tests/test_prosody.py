@@ -23,14 +23,18 @@ def prosody(**values) -> Prosody:
 class Target(unittest.TestCase):
     def test_target_is_the_mean_over_the_frames_of_a_token(self):
         with tf.device(MODEL):
-            mel = tf.constant(np.array([[1, 3, 5, 7, 9, 9]], np.float32))[:, :, None] * tf.ones([80])
+            mel = tf.constant(np.array([[1, 3, 5, 7, 9, 9]], np.float32))[:, :, None] * tf.ones(
+                [80]
+            )
             f0_hz = tf.constant([[0.0, 150.0, 300.0, 0.0, 0.0, 600.0]])
             path = tf.constant([[0, 0, 0, 1, 1, -1]])
             target, frames = target_prosody(mel, f0_hz, path, 3)
         self.assertEqual(frames.numpy().tolist(), [[3.0, 2.0, 0.0]])
         np.testing.assert_allclose(target.log_duration[0], np.log([3, 2, 1]), rtol=1e-6)
         np.testing.assert_allclose(target.voiced[0], [2 / 3, 0, 0], rtol=1e-6)
-        np.testing.assert_allclose(target.pitch[0], [2.0, 0, 0], atol=1e-6)  # 0 and 12 semitones: 6, in units of 3
+        np.testing.assert_allclose(
+            target.pitch[0], [2.0, 0, 0], atol=1e-6
+        )  # 0 and 12 semitones: 6, in units of 3
         np.testing.assert_allclose(target.energy[0], [3.0, 8.0, 0.0], rtol=1e-6)
 
     def test_features_hide_the_pitch_of_unvoiced_tokens(self):
@@ -40,10 +44,19 @@ class Target(unittest.TestCase):
 
 class Errors(unittest.TestCase):
     def test_pitch_errors_are_weighted_by_the_voiced_fraction(self):
-        target = prosody(log_duration=[1.0, 1.0], voiced=[0.0, 0.5], pitch=[0.0, 1.0], energy=[0.0, 2.0])
-        predicted = prosody(log_duration=[1.0, 3.0], voiced=[0.0, 0.5], pitch=[9.0, 3.0], energy=[1.0, 2.0])
-        errors = {name: error.numpy().tolist() for name, error in prosody_errors(predicted, target).items()}
-        self.assertEqual(errors, {"duration": [[0.0, 4.0]], "pitch": [[0.0, 2.0]], "energy": [[1.0, 0.0]]})
+        target = prosody(
+            log_duration=[1.0, 1.0], voiced=[0.0, 0.5], pitch=[0.0, 1.0], energy=[0.0, 2.0]
+        )
+        predicted = prosody(
+            log_duration=[1.0, 3.0], voiced=[0.0, 0.5], pitch=[9.0, 3.0], energy=[1.0, 2.0]
+        )
+        errors = {
+            name: error.numpy().tolist()
+            for name, error in prosody_errors(predicted, target).items()
+        }
+        self.assertEqual(
+            errors, {"duration": [[0.0, 4.0]], "pitch": [[0.0, 2.0]], "energy": [[1.0, 0.0]]}
+        )
 
     def test_a_wrong_voiced_fraction_is_an_error_of_the_pitch(self):
         errors = prosody_errors(prosody(voiced=[0.25]), prosody(voiced=[0.75]))
@@ -61,7 +74,9 @@ class FrameEnds(unittest.TestCase):
         self.assertEqual(ends.tolist(), [[2, 3, 4, 5]])
 
     def test_speed_divides_and_padding_adds_nothing(self):
-        ends = token_ends(tf.math.log([[4.0, 8.0, 8.0]]), tf.constant([[1.0, 1.0, 0.0]]), 2.0).numpy()
+        ends = token_ends(
+            tf.math.log([[4.0, 8.0, 8.0]]), tf.constant([[1.0, 1.0, 0.0]]), 2.0
+        ).numpy()
         self.assertEqual(ends.tolist(), [[2, 6, 6]])
 
     def test_durations_are_clipped_to_1_and_the_maximum(self):
@@ -74,7 +89,9 @@ class FrameEnds(unittest.TestCase):
             ends = token_ends_within(log_duration, mask, float(limit)).numpy()[0]
             self.assertEqual(ends[-1], limit)
             self.assertTrue((np.diff(ends, prepend=0.0) >= 1.0).all(), ends)
-        np.testing.assert_array_equal(token_ends_within(log_duration, mask, 64.0), token_ends(log_duration, mask, 1.0))
+        np.testing.assert_array_equal(
+            token_ends_within(log_duration, mask, 64.0), token_ends(log_duration, mask, 1.0)
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Reading files as PCM with soundfile, TensorFlow's operations and the cache, and loading the corpora of a run."""
+"""Reading files as PCM with soundfile, TensorFlow's operations and the cache, and loading the
+corpora of a run.
+"""
 
 import gc
 import os
@@ -38,12 +40,22 @@ from myxtts.data.readers.source import Source
 from myxtts.errors import DataError
 from myxtts.placement.audit import require_device
 from tests.fixtures import temporary_folder
-from tests.sine_corpus import frequency, manifest_of, pitch_of, planned_corpus, sine, write_corpus, write_sound
+from tests.sine_corpus import (
+    frequency,
+    manifest_of,
+    pitch_of,
+    planned_corpus,
+    sine,
+    write_corpus,
+    write_sound,
+)
 from tests.test_manifest import WAV_FILES
 
 
 def planned(corpus, start, seed=1, **options):
-    return planned_batches(corpus.plan, corpus.manifest, start, seed=seed, reference_samples=6_400, **options)
+    return planned_batches(
+        corpus.plan, corpus.manifest, start, seed=seed, reference_samples=6_400, **options
+    )
 
 
 class FolderCase(unittest.TestCase):
@@ -58,7 +70,12 @@ class ReadPcmTest(FolderCase):
         np.testing.assert_array_equal(read_pcm(self.folder / "a.wav"), pcm, strict=True)
 
     def test_every_format_and_rate_keeps_pitch_level_and_length(self):
-        cases = (("wav", 8_000, "PCM_16"), ("wav", 22_050, "PCM_24"), ("wav", 48_000, "FLOAT"), ("wav", 16_000, "ULAW"))
+        cases = (
+            ("wav", 8_000, "PCM_16"),
+            ("wav", 22_050, "PCM_24"),
+            ("wav", 48_000, "FLOAT"),
+            ("wav", 16_000, "ULAW"),
+        )
         cases += (
             ("flac", 44_100, "PCM_16"),
             ("ogg", 22_050, "VORBIS"),
@@ -74,10 +91,14 @@ class ReadPcmTest(FolderCase):
                 self.assertEqual((pcm.dtype, pcm.shape), (np.int16, (15_435,)))
                 self.assertAlmostEqual(frequency(pcm), 440.0, delta=1.5)
                 middle = slice(2_000, -2_000)
-                np.testing.assert_allclose(pcm[middle] / 32_768, sine(440.0, 0.7)[middle], atol=0.02)
+                np.testing.assert_allclose(
+                    pcm[middle] / 32_768, sine(440.0, 0.7)[middle], atol=0.02
+                )
 
     def test_frequencies_above_nyquist_are_removed(self):
-        write_sound(self.folder / "a.wav", sine(15_000.0, 0.5, 44_100), 44_100)  # its alias would be at 7,050 Hz
+        write_sound(
+            self.folder / "a.wav", sine(15_000.0, 0.5, 44_100), 44_100
+        )  # its alias would be at 7,050 Hz
         self.assertLess(np.abs(read_pcm(self.folder / "a.wav")[500:-500]).max(), 40)
 
     def test_channels_are_averaged(self):
@@ -86,7 +107,9 @@ class ReadPcmTest(FolderCase):
 
     def test_samples_beyond_full_scale_are_clipped(self):
         write_sound(self.folder / "a.wav", np.array([1.5, -1.5, 1.0, -1.0]), subtype="FLOAT")
-        np.testing.assert_array_equal(read_pcm(self.folder / "a.wav"), [32_767, -32_768, 32_767, -32_768])
+        np.testing.assert_array_equal(
+            read_pcm(self.folder / "a.wav"), [32_767, -32_768, 32_767, -32_768]
+        )
 
     def test_the_length_in_the_manifest_matches_the_resampler(self):
         for rate_hz in (8_000, 16_000, 24_000, 44_100, 48_000):
@@ -100,7 +123,9 @@ class ReadPcmTest(FolderCase):
         write_sound(self.folder / "a.wav", np.zeros(1_000))
         write_sound(self.folder / "b.wav", np.zeros(2_000), 44_100)
         for name, expected in (("a.wav", 999), ("a.wav", 1_001), ("b.wav", 998), ("b.wav", 1_002)):
-            with self.assertRaisesRegex(DataError, f"{name} has 1000 samples .* had {expected} when"):
+            with self.assertRaisesRegex(
+                DataError, f"{name} has 1000 samples .* had {expected} when"
+            ):
                 read_pcm(self.folder / name, expected)
 
     def test_an_unreadable_file_is_named_with_the_reason(self):
@@ -124,13 +149,17 @@ class ReadPcmTest(FolderCase):
 
 class RowsCase(FolderCase):
     def rows(self, read_rows, rows, starts, samples, padded):
-        return concrete(read_rows)(*(tf.constant(value, tf.int32) for value in (rows, starts, samples, padded))).numpy()
+        return concrete(read_rows)(
+            *(tf.constant(value, tf.int32) for value in (rows, starts, samples, padded))
+        ).numpy()
 
     def expected(self, manifest, rows, starts, samples, padded):
         """Return the segments read by soundfile, one at a time."""
         batch = np.zeros((len(rows), padded), np.int16)
         for to, row, start, count in zip(batch, rows, starts, samples, strict=True):
-            to[:count] = soundfile.read(manifest.paths[row], dtype="int16")[0][start : start + count]
+            to[:count] = soundfile.read(manifest.paths[row], dtype="int16")[0][
+                start : start + count
+            ]
         return batch
 
     def readers(self, manifest):
@@ -148,7 +177,9 @@ class ReadRowsTest(RowsCase):
         for name, read_rows in self.readers(manifest).items():
             with self.subTest(name):
                 samples = self.rows(read_rows, *arguments)
-                np.testing.assert_array_equal(samples, self.expected(manifest, *arguments), strict=True)
+                np.testing.assert_array_equal(
+                    samples, self.expected(manifest, *arguments), strict=True
+                )
 
     def test_a_batch_can_mix_files_that_tensorflow_decodes_with_other_files(self):
         manifest = write_corpus(self.folder, [0.3, 0.4, 0.3, 0.4], suffixes=(".wav", ".flac"))
@@ -157,8 +188,12 @@ class ReadRowsTest(RowsCase):
         for name, read_rows in self.readers(manifest).items():
             with self.subTest(name):
                 samples = self.rows(read_rows, *arguments)
-                np.testing.assert_array_equal(samples, self.expected(manifest, *arguments), strict=True)
-                self.assertEqual([round(frequency(row[:6_600]), -1) for row in samples], [300, 340, 380, 420])
+                np.testing.assert_array_equal(
+                    samples, self.expected(manifest, *arguments), strict=True
+                )
+                self.assertEqual(
+                    [round(frequency(row[:6_600]), -1) for row in samples], [300, 340, 380, 420]
+                )
 
     def test_tensorflow_decodes_native_files_to_the_same_length(self):
         path = self.folder / "a.wav"
@@ -172,7 +207,11 @@ class ReadRowsTest(RowsCase):
     def test_a_file_that_changed_under_tensorflow_is_rejected(self):
         manifest = write_corpus(self.folder, [0.3])
         pcm = sine(440.0, 0.3)
-        for changed, rate_hz in ((pcm[:-1], SAMPLE_RATE_HZ), (pcm, 16_000), (pcm[:-1].reshape(-1, 2), SAMPLE_RATE_HZ)):
+        for changed, rate_hz in (
+            (pcm[:-1], SAMPLE_RATE_HZ),
+            (pcm, 16_000),
+            (pcm[:-1].reshape(-1, 2), SAMPLE_RATE_HZ),
+        ):
             soundfile.write(manifest.paths[0], changed, rate_hz, "PCM_16")
             with self.assertRaises(tf.errors.InvalidArgumentError):
                 self.rows(rows_from_files(manifest, native_loading=True), [0], [0], [6_615], 6_615)
@@ -183,7 +222,9 @@ class ReadRowsTest(RowsCase):
         soundfile.write(manifest.paths[0], extremes, SAMPLE_RATE_HZ)
         for name, read_rows in self.readers(manifest).items():
             with self.subTest(name):
-                np.testing.assert_array_equal(self.rows(read_rows, [0], [0], [6_615], 6_615)[0], extremes)
+                np.testing.assert_array_equal(
+                    self.rows(read_rows, [0], [0], [6_615], 6_615)[0], extremes
+                )
 
     def test_an_empty_row_reads_no_file(self):
         manifest = write_corpus(self.folder, [0.3])
@@ -207,12 +248,17 @@ class ReadRowsTest(RowsCase):
 
     def test_python_reads_only_the_other_utterances(self):
         manifest = write_corpus(self.folder, [0.3, 0.4], suffixes=(".wav", ".flac"))
-        os.replace(manifest.paths[1], self.folder / "away")  # this message can only come from Python
+        os.replace(
+            manifest.paths[1], self.folder / "away"
+        )  # this message can only come from Python
         read_rows = rows_from_files(manifest, native_loading=True)
         np.testing.assert_array_equal(
-            self.rows(read_rows, [0], [0], [6_615], 6_615), self.expected(manifest, [0], [0], [6_615], 6_615)
+            self.rows(read_rows, [0], [0], [6_615], 6_615),
+            self.expected(manifest, [0], [0], [6_615], 6_615),
         )
-        with self.assertRaisesRegex(tf.errors.OpError, "DataError: .*u1.flac cannot be read: No such file"):
+        with self.assertRaisesRegex(
+            tf.errors.OpError, "DataError: .*u1.flac cannot be read: No such file"
+        ):
             self.rows(read_rows, [1], [0], [6_615], 6_615)
 
     def test_rank_is_static_and_dimensions_are_dynamic(self):
@@ -228,15 +274,23 @@ def concrete(read_rows):
 
 
 def operation_types(read_rows) -> set[str]:
-    """Return the types of all operations in the reader's graph, including branches and loop bodies."""
+    """Return the types of all operations in the reader's graph, including branches and loop
+    bodies.
+    """
     graph = concrete(read_rows).graph.as_graph_def()
-    return {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
+    return {
+        node.op
+        for nodes in (graph.node, *(f.node_def for f in graph.library.function))
+        for node in nodes
+    }
 
 
 class CacheTest(FolderCase):
     def setUp(self):
         super().setUp()
-        self.manifest = write_corpus(self.folder / "corpus", [0.3, 0.31, 0.32], suffixes=(".wav", ".flac"))
+        self.manifest = write_corpus(
+            self.folder / "corpus", [0.3, 0.31, 0.32], suffixes=(".wav", ".flac")
+        )
         self.cache = self.folder / "run" / "cache"
 
     def test_cache_has_all_utterances_in_order_and_is_read_only(self):
@@ -267,7 +321,9 @@ class CacheTest(FolderCase):
         (path,) = self.cache.iterdir()
         partial = path.rename(path.with_suffix(".partial"))
         partial.write_bytes(b"\1" * 100_000)
-        self.assertEqual(len(open_cache(self.manifest, self.cache, 2).pcm), self.manifest.samples.sum())
+        self.assertEqual(
+            len(open_cache(self.manifest, self.cache, 2).pcm), self.manifest.samples.sum()
+        )
         self.assertFalse(partial.exists())
 
     def test_failed_decoding_leaves_no_file_with_the_final_name(self):
@@ -280,7 +336,9 @@ class CacheTest(FolderCase):
         open_cache(self.manifest, self.cache, 2)
         (path,) = self.cache.iterdir()
         os.truncate(path, 1_000)
-        self.assertEqual(len(open_cache(self.manifest, self.cache, 2).pcm), self.manifest.samples.sum())
+        self.assertEqual(
+            len(open_cache(self.manifest, self.cache, 2).pcm), self.manifest.samples.sum()
+        )
 
     def test_a_changed_file_of_the_corpus_is_decoded_again(self):
         open_cache(self.manifest, self.cache, 2)
@@ -290,7 +348,9 @@ class CacheTest(FolderCase):
     def replace_first(self, frequency_hz: float, modified_s: float) -> None:
         """Replace the first file by one of the same length, so that the fingerprint is the same."""
         write_sound(Path(self.manifest.paths[0]), sine(frequency_hz, 0.3))
-        os.utime(self.manifest.paths[0], (modified_s, modified_s))  # times have a resolution of a few milliseconds
+        os.utime(
+            self.manifest.paths[0], (modified_s, modified_s)
+        )  # times have a resolution of a few milliseconds
 
     def test_a_changed_file_that_is_older_than_the_cache_is_decoded_again(self):
         open_cache(self.manifest, self.cache, 2)
@@ -303,7 +363,9 @@ class CacheTest(FolderCase):
         open_cache(self.manifest, self.cache, 2)
         (self.folder / "other").mkdir()
         write_sound(self.folder / "other" / "u0.wav", sine(1_000.0, 0.3))
-        other = replace(self.manifest, paths=(str(self.folder / "other" / "u0.wav"), *self.manifest.paths[1:]))
+        other = replace(
+            self.manifest, paths=(str(self.folder / "other" / "u0.wav"), *self.manifest.paths[1:])
+        )
         self.assertEqual(other.fingerprint, self.manifest.fingerprint)
         (path,) = self.cache.iterdir()
         os.utime(path, (2**31, 2**31))
@@ -318,7 +380,10 @@ class CacheTest(FolderCase):
                 self.replace_first(frequency_hz, 1)
             return pcm
 
-        with mock.patch("myxtts.data.readers.cache.read_pcm", read_then_replace), self.assertLogs("myxtts.data"):
+        with (
+            mock.patch("myxtts.data.readers.cache.read_pcm", read_then_replace),
+            self.assertLogs("myxtts.data"),
+        ):
             open_cache(self.manifest, self.cache, 2)
         self.assertAlmostEqual(self.pitch(), 1_000.0, delta=2.0)
 
@@ -331,7 +396,11 @@ class CacheTest(FolderCase):
             return pcm
 
         touched = mock.patch("myxtts.data.readers.cache.read_pcm", read_then_touch)
-        with touched, self.assertLogs("myxtts.data"), self.assertRaisesRegex(DataError, "u0.wav changes again and"):
+        with (
+            touched,
+            self.assertLogs("myxtts.data"),
+            self.assertRaisesRegex(DataError, "u0.wav changes again and"),
+        ):
             open_cache(self.manifest, self.cache, 2)
         self.assertEqual(list(self.cache.iterdir()), [])
 
@@ -361,7 +430,9 @@ class DamagedCacheTest(RowsCase):
         read_rows = rows_from_cache(manifest, open_cache(manifest, cache, 2))
         with self.assertLogs("myxtts.data", "WARNING") as logs:
             for _ in range(2):
-                np.testing.assert_array_equal(self.rows(read_rows, *arguments), self.expected(manifest, *arguments))
+                np.testing.assert_array_equal(
+                    self.rows(read_rows, *arguments), self.expected(manifest, *arguments)
+                )
         self.assertEqual(len(logs.output), 1)
         self.assertIn(f"{path} is damaged where it has {manifest.paths[1]}", logs.output[0])
 
@@ -372,27 +443,38 @@ class WaveBatchesTest(FolderCase):
         corpus = planned_corpus(write_corpus(self.folder, [0.3, 0.4, 0.5]), data)
         batches = list(planned(corpus, Position(), seed=3, epochs=1))
         read_rows = rows_from_files(corpus.manifest, native_loading=True)
-        pairs = list(LocalReader(corpus.manifest, TTS_INPUTS, 6_400, data, read_rows).read(batches, DATA))
+        pairs = list(
+            LocalReader(corpus.manifest, TTS_INPUTS, 6_400, data, read_rows).read(batches, DATA)
+        )
         self.assertEqual([plan for plan, _ in pairs], batches)
         for plan, wave in pairs:
             self.assertEqual(wave.keys(), TTS_INPUTS.keys())
             check_batch(wave, TTS_INPUTS, "reading")
-            for name, field in TTS_INPUTS.items():  # a GPU would copy an uploaded int32 back for each function
+            for (
+                name,
+                field,
+            ) in TTS_INPUTS.items():  # a GPU would copy an uploaded int32 back for each function
                 self.assertEqual(isinstance(wave[name], np.ndarray), field.on_host, name)
             require_device(DATA, wave.items())
             for name in wave.keys() & plan.arrays.keys():
                 np.testing.assert_array_equal(wave[name], plan.arrays[name], err_msg=name)
             for row, pcm in zip(plan.rows, wave["pcm"].numpy(), strict=False):
-                self.assertAlmostEqual(frequency(pcm[: corpus.manifest.samples[row]]), pitch_of(row), delta=4.0)
+                self.assertAlmostEqual(
+                    frequency(pcm[: corpus.manifest.samples[row]]), pitch_of(row), delta=4.0
+                )
 
     def test_passes_share_an_iterator_but_for_one_that_was_abandoned(self):
         data = DataConfig(batch_size=2, buckets=1)
         corpus = planned_corpus(write_corpus(self.folder, [0.3] * 5), data)
         batches = list(planned(corpus, Position(), epochs=1))
-        reader = LocalReader(corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True))
+        reader = LocalReader(
+            corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True)
+        )
         with mock.patch.object(reader, "_open", wraps=reader._open) as make:
             for planned_again in (batches, batches[::-1], [], batches):
-                self.assertEqual([batch for batch, _ in reader.read(planned_again, DATA)], planned_again)
+                self.assertEqual(
+                    [batch for batch, _ in reader.read(planned_again, DATA)], planned_again
+                )
             self.assertEqual(make.call_count, 1)  # TensorFlow keeps 0.5 MB of each dataset
             abandoned = reader.read(batches[::-1], DATA)
             self.assertEqual(next(abandoned)[0], batches[-1])
@@ -404,10 +486,14 @@ class WaveBatchesTest(FolderCase):
         """Closing an iterator can wait for such a thread for a minute: so did the ends of runs."""
         data = DataConfig(batch_size=2, buckets=1)
         corpus = planned_corpus(write_corpus(self.folder, [0.3] * 3), data)
-        reader = LocalReader(corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True))
+        reader = LocalReader(
+            corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True)
+        )
         _, iterator = reader._open(DATA)
         variant = tf.data.experimental.to_variant(iterator._dataset)
-        options = dataset_options_pb2.Options.FromString(tf.raw_ops.GetOptions(input_dataset=variant).numpy())
+        options = dataset_options_pb2.Options.FromString(
+            tf.raw_ops.GetOptions(input_dataset=variant).numpy()
+        )
         self.assertTrue(options.autotune_options.HasField("enabled"))  # it is on by default
         self.assertFalse(options.autotune_options.enabled)
         require_device(DATA, [("the dataset", variant)])
@@ -416,7 +502,9 @@ class WaveBatchesTest(FolderCase):
         data, passes = DataConfig(batch_size=2, buckets=1), 60
         corpus = planned_corpus(write_corpus(self.folder, [0.3] * 3), data)
         batches = list(planned(corpus, Position(), epochs=1))
-        reader = LocalReader(corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True))
+        reader = LocalReader(
+            corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True)
+        )
         kept = []
         for _ in range(3):
             gc.collect()
@@ -425,15 +513,22 @@ class WaveBatchesTest(FolderCase):
                 deque(reader.read(batches, DATA), maxlen=0)
             gc.collect()
             kept.append((bytes_in_use() - before) / passes)
-        self.assertLess(min(kept[1:]), 1_500.0)  # bytes of each pass; an iterator and its end take 3,400
+        self.assertLess(
+            min(kept[1:]), 1_500.0
+        )  # bytes of each pass; an iterator and its end take 3,400
 
     def test_a_scope_of_the_caller_does_not_reach_the_operations_of_tf_data(self):
         """They have CPU kernels only: a GPU in whose scope a pass begins would refuse them."""
         data, made = DataConfig(batch_size=2, buckets=1), []
         corpus = planned_corpus(write_corpus(self.folder, [0.3] * 3), data)
-        reader = LocalReader(corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True))
+        reader = LocalReader(
+            corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True)
+        )
         with (
-            mock.patch("myxtts.data.readers.local.Source", lambda *given: made.append(Source(*given)) or made[-1]),
+            mock.patch(
+                "myxtts.data.readers.local.Source",
+                lambda *given: made.append(Source(*given)) or made[-1],
+            ),
             tf.device(MODEL),
         ):
             deque(reader.read(planned(corpus, Position(), epochs=1), DATA), maxlen=0)
@@ -453,7 +548,9 @@ class DeterministicReadingTest(FolderCase):
         """Return the batches of an epoch, planned and read."""
         corpus = planned_corpus(manifest, self.data)
         batches = list(planned(corpus, Position(), epochs=1))
-        reader = LocalReader(manifest, TTS_INPUTS, 6_400, self.data, rows_from_files(manifest, native_loading=True))
+        reader = LocalReader(
+            manifest, TTS_INPUTS, 6_400, self.data, rows_from_files(manifest, native_loading=True)
+        )
         return batches, reader.read(batches, DATA)
 
     def test_batches_are_read_in_parallel(self):
@@ -476,7 +573,9 @@ class DeterministicReadingTest(FolderCase):
                 rows_from_cache(manifest, open_cache(manifest, self.folder / "cache", 1)),
             ):
                 types = operation_types(read_rows) - {"Placeholder"}
-                self.assertEqual({name for name in types if op_def_registry.get(name).is_stateful}, set())
+                self.assertEqual(
+                    {name for name in types if op_def_registry.get(name).is_stateful}, set()
+                )
 
     def test_an_unreadable_file_is_an_error_at_its_batch(self):
         manifest = write_corpus(self.folder, [0.3] * 8, suffixes=(".wav", ".flac"))
@@ -484,9 +583,13 @@ class DeterministicReadingTest(FolderCase):
             os.replace(manifest.paths[row], self.folder / "away")
             expected, batches = self.batches(manifest)
             read = []
-            with self.assertRaisesRegex(DataError, rf"^utterance 'u{row}' .*cannot be read: No such file"):
+            with self.assertRaisesRegex(
+                DataError, rf"^utterance 'u{row}' .*cannot be read: No such file"
+            ):
                 read += (batch for batch, _ in batches)
-            self.assertTrue({row} & {*expected[len(read)].rows, *expected[len(read)].arrays["reference_row"]})
+            self.assertTrue(
+                {row} & {*expected[len(read)].rows, *expected[len(read)].arrays["reference_row"]}
+            )
             self.assertFalse(any(row in batch.rows for batch in read))
             os.replace(self.folder / "away", manifest.paths[row])
 
@@ -502,7 +605,9 @@ class PlannedBatchesTest(FolderCase):
     def setUp(self):
         super().setUp()
         self.data = DataConfig(batch_size=2, buckets=2)
-        self.corpus = planned_corpus(write_corpus(self.folder, [0.3 + 0.02 * i for i in range(11)]), self.data, 0, 2)
+        self.corpus = planned_corpus(
+            write_corpus(self.folder, [0.3 + 0.02 * i for i in range(11)]), self.data, 0, 2
+        )
 
     def planned(self, start, epochs, seed=1, mean_over="step"):
         return list(planned(self.corpus, start, seed=seed, epochs=epochs, mean_over=mean_over))
@@ -520,31 +625,46 @@ class PlannedBatchesTest(FolderCase):
             np.testing.assert_array_equal(batch.rows, expected_batch.rows)
             self.assertEqual(batch.arrays.keys(), expected_batch.arrays.keys())
             for name, array in batch.arrays.items():
-                np.testing.assert_array_equal(array, expected_batch.arrays[name], err_msg=name, strict=True)
+                np.testing.assert_array_equal(
+                    array, expected_batch.arrays[name], err_msg=name, strict=True
+                )
 
     def test_iteration_can_start_at_any_position(self):
         whole = self.planned(Position(), 3)
         for start in {planned.step.position for planned in whole}:
-            self.assert_same(self.planned(start, 3), [planned for planned in whole if planned.step.position >= start])
+            self.assert_same(
+                self.planned(start, 3),
+                [planned for planned in whole if planned.step.position >= start],
+            )
 
     def test_iteration_ends_before_the_given_epoch_or_never(self):
         self.assertEqual(self.planned(Position(2, 0), 2), [])
-        self.assertEqual({planned.step.position.epoch for planned in self.planned(Position(), 2)}, {0, 1})
+        self.assertEqual(
+            {planned.step.position.epoch for planned in self.planned(Position(), 2)}, {0, 1}
+        )
         endless = planned(self.corpus, Position())
         positions = (planned.step.position for planned in endless)
-        self.assertEqual(next(position for position in positions if position.epoch == 50), Position(50, 0))
+        self.assertEqual(
+            next(position for position in positions if position.epoch == 50), Position(50, 0)
+        )
 
     def test_another_seed_changes_only_the_references_and_seeds(self):
         first, second = self.planned(Position(), 1, seed=1), self.planned(Position(), 1, seed=2)
         changed = set()
         for planned, again in zip(first, second, strict=True):
-            changed |= {name for name, array in planned.arrays.items() if np.any(array != again.arrays[name])}
+            changed |= {
+                name
+                for name, array in planned.arrays.items()
+                if np.any(array != again.arrays[name])
+            }
         self.assertEqual(changed, {"reference_start", "seed"})
 
     def test_the_weight_of_an_utterance_in_the_mean_does_not_depend_on_its_batch(self):
         for mean_over in ("step", "epoch"):
             batches = self.planned(Position(), 1, mean_over=mean_over)
-            share = sum(float((b.arrays["samples"] // 256).sum() / b.arrays["step_frames"]) for b in batches)
+            share = sum(
+                float((b.arrays["samples"] // 256).sum() / b.arrays["step_frames"]) for b in batches
+            )
             steps = len({batch.step.position for batch in batches})
             self.assertAlmostEqual(share, 1.0 if mean_over == "epoch" else steps, places=5)
 
@@ -560,14 +680,19 @@ class UnreadableTest(FolderCase):
     def test_the_unreadable_utterance_is_named_with_its_step(self):
         os.remove(self.manifest.paths[1])
         error = unreadable(self.manifest, self.planned, ValueError("in C++"))
-        self.assertRegex(str(error), r"^utterance 'u1' \(epoch 5, step 1\): .*u1.wav cannot be read: No such file")
+        self.assertRegex(
+            str(error),
+            r"^utterance 'u1' \(epoch 5, step 1\): .*u1.wav cannot be read: No such file",
+        )
 
     def test_an_error_unrelated_to_a_file_names_the_folder_of_the_first_utterance(self):
         row, paths = self.planned.rows[0], list(self.manifest.paths)
         (self.folder / "first").mkdir()
         paths[row] = os.path.join(self.folder, "first", os.path.basename(paths[row]))
         os.rename(self.manifest.paths[row], paths[row])
-        error = unreadable(replace(self.manifest, paths=tuple(paths)), self.planned, ValueError("in C++"))
+        error = unreadable(
+            replace(self.manifest, paths=tuple(paths)), self.planned, ValueError("in C++")
+        )
         self.assertIn(f"in {self.folder}/first: ", str(error))
 
     def test_an_error_unrelated_to_a_file_lists_the_utterances_of_the_batch(self):
@@ -579,7 +704,10 @@ class UnreadableTest(FolderCase):
 
 class LoadCorporaTest(FolderCase):
     def load(self, accumulation=1, **settings):
-        data = DataConfig(**{"train_data": str(self.folder / "corpus.csv"), "text_frontend": "characters"} | settings)
+        data = DataConfig(
+            **{"train_data": str(self.folder / "corpus.csv"), "text_frontend": "characters"}
+            | settings
+        )
         training = TrainingConfig(gradient_accumulation=accumulation)
         return load_corpora(Config(data=data, training=training), self.folder / "run", LengthRule())
 
@@ -595,7 +723,9 @@ class LoadCorporaTest(FolderCase):
         ids = [set(corpus.manifest.ids) for corpus in (train, validation)]
         self.assertEqual((len(ids[0]), len(ids[1]), len(ids[0] | ids[1])), (16, 4, 20))
         self.assertEqual(vocabulary.speakers, ("s0", "s1"))
-        self.assertEqual(self.load(validation_fraction=0.2)[1].manifest.ids, validation.manifest.ids)
+        self.assertEqual(
+            self.load(validation_fraction=0.2)[1].manifest.ids, validation.manifest.ids
+        )
 
     def test_one_utterance_or_a_fraction_of_0_has_no_validation(self):
         self.write(1)
@@ -607,7 +737,9 @@ class LoadCorporaTest(FolderCase):
         self.write(6)
         write_corpus(self.folder / "long", [0.9, 0.3])
         (self.folder / "long" / "corpus.csv").write_text("path,text\nu0.wav,ab\nu1.wav,ba\n")
-        train, validation, _ = self.load(val_data=str(self.folder / "long" / "corpus.csv"), batch_size=2)
+        train, validation, _ = self.load(
+            val_data=str(self.folder / "long" / "corpus.csv"), batch_size=2
+        )
         self.assertEqual(len(validation.manifest), 2)
         self.assertEqual(validation.plan.bounds[:-1].tolist(), train.plan.bounds.tolist())
         self.assertGreaterEqual(validation.plan.bounds[-1], round(0.9 * SAMPLE_RATE_HZ))
@@ -624,7 +756,9 @@ class LoadCorporaTest(FolderCase):
             self.load()
         self.assertIn("u2.wav,missing file", (self.folder / "run" / "rejected.csv").read_text())
         with self.assertLogs("myxtts", "WARNING"):
-            self.assertEqual(len(self.load(max_rejected=0.5, validation_fraction=0.0)[0].manifest), 3)
+            self.assertEqual(
+                len(self.load(max_rejected=0.5, validation_fraction=0.0)[0].manifest), 3
+            )
 
     def test_a_missing_corpus_creates_no_files(self):
         with self.assertRaisesRegex(DataError, "does not exist"):

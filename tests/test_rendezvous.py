@@ -21,7 +21,9 @@ from myxtts.errors import ConfigError, PlacementError
 
 TOKEN, OTHER_TOKEN = "correct horse battery staple", "incorrect horse battery staple"
 DEADLINE_S = 120.0  # of what takes milliseconds
-PATIENT = Limits(introduction_s=DEADLINE_S, line_bytes=10_000, connections=4)  # drops nothing for being slow
+PATIENT = Limits(
+    introduction_s=DEADLINE_S, line_bytes=10_000, connections=4
+)  # drops nothing for being slow
 QUICK = Limits(introduction_s=0.3)
 
 
@@ -54,7 +56,9 @@ class RendezvousTest(unittest.TestCase):
         workers = local_workers(3)
 
         class AgingWait(rendezvous_module._Wait):
-            """Most of a timeout passes when worker 2 alone is missing: once for worker 1, which the chief then ends."""
+            """Most of a timeout passes when worker 2 alone is missing: once for worker 1, which the
+            chief then ends.
+            """
 
             is_chief = has_aged = False
 
@@ -65,12 +69,15 @@ class RendezvousTest(unittest.TestCase):
                     self._start_s -= 0.7 * DEADLINE_S
                 super().check(missing)
 
-        with mock.patch.multiple(rendezvous_module, FIRST_REPORT_S=0.6 * DEADLINE_S, _Wait=AgingWait):
+        with mock.patch.multiple(
+            rendezvous_module, FIRST_REPORT_S=0.6 * DEADLINE_S, _Wait=AgingWait
+        ):
             ends = self.join([{}] * 3, workers, present=(0, 1))
         for index in (0, 1):
             self.assertIn(f"worker 2 ({workers[2]}) did not arrive within 120 s", ends[index])
         self.assertEqual(
-            [line.split(",")[0] for line in self.reports], [f"waiting        for worker 2 ({workers[2]})"] * 2
+            [line.split(",")[0] for line in self.reports],
+            [f"waiting        for worker 2 ({workers[2]})"] * 2,
         )
 
     def test_missing_chief_is_named(self):
@@ -87,7 +94,9 @@ class RendezvousTest(unittest.TestCase):
         bounds = {"localhost": "127.0.0.1", "127.1": "127.0.0.1", "127.0.1.1": "127.0.1.1"}
         for host, bound in (bounds | {"127.0.0.1.example.org": "0.0.0.0"}).items():
             port = local_workers(1)[0].rpartition(":")[2]
-            with rendezvous_module._bind_port(Cluster((f"{host}:{port}", "node1:2222"), 0)) as listener:
+            with rendezvous_module._bind_port(
+                Cluster((f"{host}:{port}", "node1:2222"), 0)
+            ) as listener:
                 self.assertEqual(listener.getsockname()[0], bound, host)
 
     def test_port_in_use_is_named(self):
@@ -110,13 +119,19 @@ class StrangerTest(unittest.TestCase):
         self.opened.enter_context(mock.patch.multiple(rendezvous_module, RETRY_S=0.1, time=clock))
         self.pool = self.opened.enter_context(ThreadPoolExecutor())
 
-    def start(self, index: int, token: str = "", limits: Limits = PATIENT, timeout_s: float = DEADLINE_S) -> Future:
-        return self.pool.submit(rendezvous, Cluster(self.workers, index, token), {}, timeout_s, limits=limits)
+    def start(
+        self, index: int, token: str = "", limits: Limits = PATIENT, timeout_s: float = DEADLINE_S
+    ) -> Future:
+        return self.pool.submit(
+            rendezvous, Cluster(self.workers, index, token), {}, timeout_s, limits=limits
+        )
 
     def connect(self) -> socket.socket:
         while True:
             try:
-                stranger = socket.create_connection(split_address(self.workers[0]), timeout=DEADLINE_S)
+                stranger = socket.create_connection(
+                    split_address(self.workers[0]), timeout=DEADLINE_S
+                )
             except ConnectionRefusedError:  # the chief does not listen yet
                 continue
             return self.opened.enter_context(stranger)
@@ -132,7 +147,12 @@ class StrangerTest(unittest.TestCase):
         return True
 
     def assert_dropped(
-        self, visit: Callable[[], None], reason: str, count: int = 1, token: str = "", limits: Limits = PATIENT
+        self,
+        visit: Callable[[], None],
+        reason: str,
+        count: int = 1,
+        token: str = "",
+        limits: Limits = PATIENT,
     ) -> None:
         """Assert that the chief drops what visits it, says so, and goes on."""
         with self.assertLogs("myxtts", "WARNING") as logs:
@@ -142,7 +162,10 @@ class StrangerTest(unittest.TestCase):
             self.start(1, token).result(DEADLINE_S)
             self.assertIsNone(chief.result(DEADLINE_S))
         lines = [record.getMessage() for record in logs.records]
-        self.assertRegex(lines[0], rf"a connection from 127.0.0.1 was dropped \({reason}\)\. .* port \d+: close it")
+        self.assertRegex(
+            lines[0],
+            rf"a connection from 127.0.0.1 was dropped \({reason}\)\. .* port \d+: close it",
+        )
         self.assertEqual(len(lines), 1 if count == 1 else 2)
         if count > 1:
             self.assertRegex(lines[1], rf"{count} connections were dropped: {count} {reason}$")
@@ -174,9 +197,22 @@ class StrangerTest(unittest.TestCase):
     def test_garbage_is_dropped(self):
         nonce = new_nonce()
         lines = (
-            *(words + b"\n" for words in (b"GET / HTTP/1.1", b"", b"[]", b"\xff\xfe", b"[" * 9000, b'{"worker": 1}')),
+            *(
+                words + b"\n"
+                for words in (
+                    b"GET / HTTP/1.1",
+                    b"",
+                    b"[]",
+                    b"\xff\xfe",
+                    b"[" * 9000,
+                    b'{"worker": 1}',
+                )
+            ),
             *(encode({"nonce": bad, "body": "{}", "mac": ""}) for bad in ("", 7, None, "\n" * 64)),
-            *(encode({"nonce": nonce, "body": bad, "mac": ""}) for bad in (7, None, "[]", "\ud800", "{}", "[" * 4000)),
+            *(
+                encode({"nonce": nonce, "body": bad, "mac": ""})
+                for bad in (7, None, "[]", "\ud800", "{}", "[" * 4000)
+            ),
             *(encode({"nonce": nonce, "body": "{}", "mac": bad}) for bad in (7, None)),
             *(self.introduction(nonce, worker=bad) for bad in (True, "1", None)),
         )
@@ -209,7 +245,9 @@ class StrangerTest(unittest.TestCase):
             strangers.extend(self.connect() for _ in range(40))
             self.assertTrue(all(map(self.is_closed, strangers[:34])))
 
-        self.assert_dropped(visit, "too many at once", 35)  # of 40 and the worker, 4 and one for each worker may wait
+        self.assert_dropped(
+            visit, "too many at once", 35
+        )  # of 40 and the worker, 4 and one for each worker may wait
 
     def test_worker_of_another_job_is_sent_away(self):
         def visit():
@@ -254,13 +292,20 @@ class StrangerTest(unittest.TestCase):
         for chief, worker, reason, message in (
             (TOKEN, OTHER_TOKEN, "with another job token", "the two have different job tokens"),
             (TOKEN, "", "without the job token", "it has a job token, and this worker has none"),
-            ("", TOKEN, "with a job token that is not asked for", "this worker has a job token, and it has none"),
+            (
+                "",
+                TOKEN,
+                "with a job token that is not asked for",
+                "this worker has a job token, and it has none",
+            ),
         ):
 
             def visit(worker=worker, message=message):
                 with self.assertRaises(PlacementError) as raised:
                     self.start(1, worker).result(DEADLINE_S)
-                self.assertIn(f"refused worker 1 ({self.workers[1]}): {message}", str(raised.exception))
+                self.assertIn(
+                    f"refused worker 1 ({self.workers[1]}): {message}", str(raised.exception)
+                )
                 self.assertNotIn("horse", str(raised.exception))
 
             with self.subTest(reason):
@@ -277,17 +322,27 @@ class StrangerTest(unittest.TestCase):
                 lines = SignedLines(token, "chief", nonce, fields["nonce"])
                 connection.sendall(encode(lines.pack({"go": True})))
 
-        with socket.create_server(split_address(self.workers[0])) as listener, self.assertLogs("myxtts") as logs:
+        with (
+            socket.create_server(split_address(self.workers[0])) as listener,
+            self.assertLogs("myxtts") as logs,
+        ):
             worker = self.start(1, TOKEN)
             for token in ("", OTHER_TOKEN):
                 play_chief(listener, token)
             self.ahead_s = DEADLINE_S
-            with self.assertRaisesRegex(PlacementError, r"worker 0 \(\S+\) did not arrive within 120 s"):
+            with self.assertRaisesRegex(
+                PlacementError, r"worker 0 \(\S+\) did not arrive within 120 s"
+            ):
                 worker.result(DEADLINE_S)
-        self.assertRegex(logs.output[0], r"worker 0 \(\S+\) has ended a connection \(without the job token\)")
+        self.assertRegex(
+            logs.output[0], r"worker 0 \(\S+\) has ended a connection \(without the job token\)"
+        )
 
     def test_slow_chief_does_not_hold_a_worker(self):
-        with socket.create_server(split_address(self.workers[0])) as listener, self.assertLogs("myxtts", "WARNING"):
+        with (
+            socket.create_server(split_address(self.workers[0])) as listener,
+            self.assertLogs("myxtts", "WARNING"),
+        ):
             worker = self.start(1, limits=QUICK)
             connection = self.opened.enter_context(listener.accept()[0])
             with suppress(ConnectionError):

@@ -1,4 +1,6 @@
-"""Replicas match single-device training, and resuming with another number of replicas loses no utterance."""
+"""Replicas match single-device training, and resuming with another number of replicas loses no
+utterance.
+"""
 
 import functools
 import hashlib
@@ -19,13 +21,27 @@ from myxtts.models import asr as recogniser
 from myxtts.models.build import build_asr
 from myxtts.observe.metrics_reader import read_metrics
 from myxtts.placement.audit import require_device
-from myxtts.placement.replicas import MAX_COMPARED, Replicas, digest_terms, has_equal_terms, make_replicas
+from myxtts.placement.replicas import (
+    MAX_COMPARED,
+    Replicas,
+    digest_terms,
+    has_equal_terms,
+    make_replicas,
+)
 from myxtts.placement.routes import Route
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 from tests.long import long
-from tests.tiny import SYMBOLS, Workspace, arrays_of, build_toy_for_run, features, small_models, take_step
+from tests.tiny import (
+    SYMBOLS,
+    Workspace,
+    arrays_of,
+    build_toy_for_run,
+    features,
+    small_models,
+    take_step,
+)
 from tests.two_devices import FOUR
 
 FULL = [(5, 30), (6, 38), (4, 20)]  # tokens and frames
@@ -38,7 +54,9 @@ def replicas_of(count: int) -> Replicas:
     return make_replicas(tuple(Route(device.name, device.name) for device in FOUR.devices[:count]))
 
 
-def built(build, replicas: Replicas, precision: str = "float32", accumulation: int = 1) -> tuple[TrainingState, Step]:
+def built(
+    build, replicas: Replicas, precision: str = "float32", accumulation: int = 1
+) -> tuple[TrainingState, Step]:
     keras.utils.set_random_seed(0)
     with replicas.scope():
         model = build(precision)
@@ -59,11 +77,15 @@ def voice(precision: str) -> keras.Model:
 
 def transcriber(precision: str, encoder: str = "lmu", dropout: float = 0.1) -> keras.Model:
     with mock.patch.dict(recogniser.SIZES, tiny=SMALL):
-        return build_asr("tiny", SYMBOLS, encoder, 2, precision, dropout=dropout, sync_batch_norm=True)
+        return build_asr(
+            "tiny", SYMBOLS, encoder, 2, precision, dropout=dropout, sync_batch_norm=True
+        )
 
 
 def steps_of(batches: int, steps: int) -> list[list[dict]]:
-    """Return the batches of several steps. Some steps have a short last batch, or one or more empty batches."""
+    """Return the batches of several steps. Some steps have a short last batch, or one or more empty
+    batches.
+    """
     made = []
     for step in range(steps):
         shapes = [FULL] * batches
@@ -75,18 +97,28 @@ def steps_of(batches: int, steps: int) -> list[list[dict]]:
             shapes = [SHORT, *[EMPTY] * (batches - 1)]
         tokens, frames = np.sum([np.sum(shape, axis=0) for shape in shapes], axis=0)
         whole = {"step_tokens": np.float32(tokens), "step_frames": np.float32(frames)}
-        made.append([features(rows, (8, 40), seed=10 * step + i) | whole for i, rows in enumerate(shapes)])
+        made.append(
+            [features(rows, (8, 40), seed=10 * step + i) | whole for i, rows in enumerate(shapes)]
+        )
     return made
 
 
-def trained(build, count: int, steps: list[list[dict]], accumulation: int = 1, precision: str = "float32"):
-    """Train; return state, step and losses. A single replica takes all batches of a step one after another."""
+def trained(
+    build, count: int, steps: list[list[dict]], accumulation: int = 1, precision: str = "float32"
+):
+    """Train; return state, step and losses. A single replica takes all batches of a step one after
+    another.
+    """
     replicas = replicas_of(count)
     state, step = built(build, replicas, precision, accumulation if count > 1 else 2)
     losses = []
     for number, batches in enumerate(steps, 1):
         placed = [
-            on(replicas.devices[index // accumulation if count > 1 else 0], batch, state.model.BATCH_FIELDS)
+            on(
+                replicas.devices[index // accumulation if count > 1 else 0],
+                batch,
+                state.model.BATCH_FIELDS,
+            )
             for index, batch in enumerate(batches)
         ]
         microbatches = (
@@ -110,7 +142,9 @@ def values(state: TrainingState, replica: int = 0) -> list[np.ndarray]:
 
 
 class EquivalenceTest(unittest.TestCase):
-    def assert_same(self, build, count, steps=20, accumulation=1, precision="float32", tolerance=1e-5):
+    def assert_same(
+        self, build, count, steps=20, accumulation=1, precision="float32", tolerance=1e-5
+    ):
         batches = steps_of(count * accumulation, steps)
         replicated, step, losses = trained(build, count, batches, accumulation, precision)
         single, _, expected = trained(build, 1, batches, accumulation, precision)
@@ -118,7 +152,9 @@ class EquivalenceTest(unittest.TestCase):
         for value, expected_value in zip(values(replicated), values(single), strict=True):
             np.testing.assert_allclose(value, expected_value, atol=tolerance)
         for replica in range(1, count):
-            for value, expected_value in zip(values(replicated), values(replicated, replica), strict=True):
+            for value, expected_value in zip(
+                values(replicated), values(replicated, replica), strict=True
+            ):
                 np.testing.assert_array_equal(value, expected_value, "replicas differ")
         self.assertEqual(step.traces, 1)
 
@@ -140,28 +176,42 @@ class EquivalenceTest(unittest.TestCase):
 
     def test_sync_batch_norm_normalises_over_all_replicas(self):
         (batches,) = steps_of(2, 1)
-        several, _, losses = trained(lambda precision: transcriber(precision, "conv", dropout=0.0), 2, [batches])
-        state, step = built(lambda precision: transcriber(precision, "conv", dropout=0.0), replicas_of(1))
+        several, _, losses = trained(
+            lambda precision: transcriber(precision, "conv", dropout=0.0), 2, [batches]
+        )
+        state, step = built(
+            lambda precision: transcriber(precision, "conv", dropout=0.0), replicas_of(1)
+        )
         whole = {name: batches[0][name] for name in ("seed", "step_tokens", "step_frames")}
         joined = {
-            name: np.concatenate([batch[name] for batch in batches]) for name in ASR_FEATURES if name not in whole
+            name: np.concatenate([batch[name] for batch in batches])
+            for name in ASR_FEATURES
+            if name not in whole
         }
-        loss = step.read(take_step(step, [[on(state.device, joined | whole, ASR_FEATURES)]], 1, 1e-2, 0.9))["loss"]
+        loss = step.read(
+            take_step(step, [[on(state.device, joined | whole, ASR_FEATURES)]], 1, 1e-2, 0.9)
+        )["loss"]
         self.assertAlmostEqual(losses[0], loss, places=5)
         moving = [v.path for v in state.model.variables if "moving" in v.path]
         self.assertTrue(moving)
         for variable, expected in zip(several.model.variables, state.model.variables, strict=True):
             if variable.path in moving:
-                np.testing.assert_allclose(several.replicas.local_results(variable.value)[0], expected.value, atol=1e-5)
+                np.testing.assert_allclose(
+                    several.replicas.local_results(variable.value)[0], expected.value, atol=1e-5
+                )
 
 
 class HandOverTest(unittest.TestCase):
     def test_each_step_hands_over_the_next_batches_of_all_replicas(self):
-        """The batches start at a third device; the results are those of batches that were there before, bit for bit."""
+        """The batches start at a third device; the results are those of batches that were there
+        before, bit for bit.
+        """
         steps, data = steps_of(2, 3), FOUR.devices[3].name
         expected, _, losses = trained(toy, 2, steps)
         state, step = built(toy, replicas_of(2))
-        batches = [[on(data, batch, state.model.BATCH_FIELDS) for batch in batches] for batches in steps]
+        batches = [
+            [on(data, batch, state.model.BATCH_FIELDS) for batch in batches] for batches in steps
+        ]
         handed, outcomes = step.hand_over(batches[0]), []
         for number, later in enumerate([*batches[1:], batches[-1]], 1):
             outcome, handed = step(handed, [later], number, ConstantRates(1e-2, 0.9))
@@ -176,18 +226,29 @@ class HandOverTest(unittest.TestCase):
 class DeviceTest(unittest.TestCase):
     def test_matrix_products_of_each_replica_are_on_its_device(self):
         state, step = built(toy, replicas_of(2), accumulation=2)
-        batches = [on(device, steps_of(1, 1)[0][0], state.model.BATCH_FIELDS) for device in state.replicas.devices]
+        batches = [
+            on(device, steps_of(1, 1)[0][0], state.model.BATCH_FIELDS)
+            for device in state.replicas.devices
+        ]
         for function in step.functions(batches):
             matmul_devices = [
-                operation.device for operation in function.graph.get_operations() if operation.type == "MatMul"
+                operation.device
+                for operation in function.graph.get_operations()
+                if operation.type == "MatMul"
             ]
-            counts = [sum(device.endswith(name[1:]) for device in matmul_devices) for name in state.replicas.devices]
+            counts = [
+                sum(device.endswith(name[1:]) for device in matmul_devices)
+                for name in state.replicas.devices
+            ]
             self.assertGreater(counts[0], 0)
             self.assertEqual(counts, [len(matmul_devices) / 2] * 2)
 
     def test_outcome_is_on_the_first_device(self):
         state, step = built(toy, replicas_of(2))
-        batches = [on(device, steps_of(1, 1)[0][0], state.model.BATCH_FIELDS) for device in state.replicas.devices]
+        batches = [
+            on(device, steps_of(1, 1)[0][0], state.model.BATCH_FIELDS)
+            for device in state.replicas.devices
+        ]
         self.assertTrue(take_step(step, [batches], 1, 1e-2, 0.9).device.endswith("CPU:0"))
 
     def test_all_equal_with_one_process(self):
@@ -195,7 +256,9 @@ class DeviceTest(unittest.TestCase):
 
 
 class SameDigestTest(unittest.TestCase):
-    """The comparison of digests over an all-reduce of many workers, whose sum is rounded after each of them."""
+    """The comparison of digests over an all-reduce of many workers, whose sum is rounded after each
+    of them.
+    """
 
     def equal(self, digests: list[str]) -> bool:
         terms = np.array([digest_terms(digest) for digest in digests])
@@ -231,7 +294,9 @@ class FreezeTest(unittest.TestCase):
         replicas = replicas_of(1)
         with replicas.scope():
             model = transcriber("float32", "conv")
-            state = TrainingState(model, make_optimizers(model, 0.01, "float32"), True, replicas, frozen=("encoder",))
+            state = TrainingState(
+                model, make_optimizers(model, 0.01, "float32"), True, replicas, frozen=("encoder",)
+            )
         step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False)
         frozen = [v for layer in model.component_layers()["encoder"] for v in layer.variables]
         self.assertTrue(any("moving" in v.path for v in frozen))
@@ -261,9 +326,16 @@ class RestOfEpochTest(unittest.TestCase):
         )
 
     def take(self, replicas, start, steps, accumulation=1):
-        """Return the utterances of several steps from a position on, and the position after them."""
-        planned = list(itertools.islice(planned_steps(self.plan(replicas, accumulation), start), steps))
-        return np.concatenate([step.utterances for _, _, step in planned]), planned[-1][2].next_position
+        """Return the utterances of several steps from a position on, and the position after
+        them.
+        """
+        planned = list(
+            itertools.islice(planned_steps(self.plan(replicas, accumulation), start), steps)
+        )
+        return (
+            np.concatenate([step.utterances for _, _, step in planned]),
+            planned[-1][2].next_position,
+        )
 
     def test_each_utterance_is_used_once(self):
         for accumulation in (1, 2):
@@ -272,13 +344,17 @@ class RestOfEpochTest(unittest.TestCase):
             position = position.after_resize(3)
             left = steps_left(self.plan(1, accumulation), position, epochs=2)
             third, position = self.take(1, position, left, accumulation)
-            np.testing.assert_array_equal(np.sort(np.concatenate([first, second, third])), np.arange(200))
+            np.testing.assert_array_equal(
+                np.sort(np.concatenate([first, second, third])), np.arange(200)
+            )
             self.assertEqual(position, Position(2))
 
     def test_rest_is_a_function_of_the_steps_taken(self):
         start = Position(1, 0, ((2, 5), (3, 3)))
         np.testing.assert_array_equal(self.take(1, start, 9)[0], self.take(1, start, 9)[0])
-        self.assertFalse(np.array_equal(self.take(1, start, 9)[0], self.take(1, Position(1, 0, ((2, 5),)), 9)[0]))
+        self.assertFalse(
+            np.array_equal(self.take(1, start, 9)[0], self.take(1, Position(1, 0, ((2, 5),)), 9)[0])
+        )
 
     def test_epoch_without_a_step_is_unchanged(self):
         self.assertEqual(Position(4).after_resize(2), Position(4))
@@ -305,25 +381,34 @@ class RunTest(unittest.TestCase):
         cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
 
     def metadata(self, run, step):
-        return json.loads((self.workspace.run_dir(run) / f"checkpoints/step-{step:06d}/state.json").read_text())
+        return json.loads(
+            (self.workspace.run_dir(run) / f"checkpoints/step-{step:06d}/state.json").read_text()
+        )
 
     def arrays(self, run, step):
         return dict(arrays_of(self.workspace.run_dir(run) / f"checkpoints/step-{step:06d}"))
 
     def test_run_of_two_replicas_resumes_with_one_and_uses_each_utterance_once(self):
-        begun = self.workspace.train("shared", "--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2")
+        begun = self.workspace.train(
+            "shared", "--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2"
+        )
         self.assertEqual(begun.code, 0, begun.err)
         self.assertIn("replicated", begun.out)
         self.assertIn("2 replicas with", begun.out)
         self.assertEqual(
-            (self.metadata("shared", 2)["position"], self.metadata("shared", 2)["replicas"]), ([0, 2, []], 2)
+            (self.metadata("shared", 2)["position"], self.metadata("shared", 2)["replicas"]),
+            ([0, 2, []], 2),
         )
         ended = self.workspace.train("shared", "--batch-size", "2", "--max-steps", "4", "--resume")
         self.assertEqual(ended.code, 0, ended.err)
         self.assertIn("1 now, 2 before", ended.out)
-        self.assertEqual(self.metadata("shared", 4)["position"], [1, 0, []])  # 12 utterances: 2 x 4, then 2 x 2
+        self.assertEqual(
+            self.metadata("shared", 4)["position"], [1, 0, []]
+        )  # 12 utterances: 2 x 4, then 2 x 2
 
-    def test_producers_of_each_replica_one_for_both_and_two_in_turn_make_the_same_batches_and_validations(self):
+    def test_producers_of_each_replica_one_for_both_and_two_in_turn_make_the_same_batches_and_validations(
+        self,
+    ):
         flags = ("--batch-size", "2", "--max-steps", "3", "--validate-every", "1")
         validations = {}
         for name, placement, is_observed in (
@@ -340,12 +425,26 @@ class RunTest(unittest.TestCase):
         self.assertEqual(validations["own"], validations["turns"])
         for name, array in self.arrays("own", 3).items():
             for other in ("fed", "turns"):
-                np.testing.assert_array_equal(array, self.arrays(other, 3)[name], f"{name} of {other}")
+                np.testing.assert_array_equal(
+                    array, self.arrays(other, 3)[name], f"{name} of {other}"
+                )
 
     def test_scale_learning_rate_multiplies_the_rate_by_the_replicas(self):
-        flags = ("--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2", "--warmup-steps", "0")
+        flags = (
+            "--model-gpus",
+            "0",
+            "1",
+            "--batch-size",
+            "2",
+            "--max-steps",
+            "2",
+            "--warmup-steps",
+            "0",
+        )
         self.assertEqual(self.workspace.train("scaled", *flags, "--scale-learning-rate").code, 0)
-        first = json.loads((self.workspace.run_dir("scaled") / "metrics.jsonl").read_text().splitlines()[0])
+        first = json.loads(
+            (self.workspace.run_dir("scaled") / "metrics.jsonl").read_text().splitlines()[0]
+        )
         self.assertAlmostEqual(first["learning_rate"], 2 * TrainingConfig().learning_rate)
 
 

@@ -1,4 +1,6 @@
-"""report.html and index.html of synthetic runs: answers, extremes, lanes, samples, columns; and in a browser."""
+"""report.html and index.html of synthetic runs: answers, extremes, lanes, samples, columns; and in
+a browser.
+"""
 
 import itertools
 import json
@@ -34,17 +36,41 @@ from tests.feeds import wait_until
 from tests.fixtures import temporary_folder
 from tests.html_checker import Checker
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 
 
 def report_of(step: int, loss: float | None = 1.0, wait_s: float = 0.0, **more) -> dict:
     """Return a line of metrics.jsonl, of steps of 0.1 s with a wait."""
-    times = {"step_s": 0.1 + wait_s, "wait_s": wait_s, "pause_s": 0.01, "read_s": 0.001, "produce_s": 0.04}
+    times = {
+        "step_s": 0.1 + wait_s,
+        "wait_s": wait_s,
+        "pause_s": 0.01,
+        "read_s": 0.001,
+        "produce_s": 0.04,
+    }
     busy = 0.1 / (0.1 + wait_s)
-    rates = {"steps_per_s": 10.0 * busy, "audio_seconds_per_s": 200.0, "padding": 0.05, "blocked_s": 0.059}
-    rates |= {"accelerator_utilisation": busy, "bottleneck": "step" if busy > 0.95 else "read", "remaining_s": 720.0}
+    rates = {
+        "steps_per_s": 10.0 * busy,
+        "audio_seconds_per_s": 200.0,
+        "padding": 0.05,
+        "blocked_s": 0.059,
+    }
+    rates |= {
+        "accelerator_utilisation": busy,
+        "bottleneck": "step" if busy > 0.95 else "read",
+        "remaining_s": 720.0,
+    }
     return (
-        {"step": step, "epoch": 0, "mel": loss, "loss": loss, "gradient_norm": 1.0, "learning_rate": 1e-3}
+        {
+            "step": step,
+            "epoch": 0,
+            "mel": loss,
+            "loss": loss,
+            "gradient_norm": 1.0,
+            "learning_rate": 1e-3,
+        }
         | times
         | rates
         | more
@@ -72,7 +98,9 @@ class Folder(unittest.TestCase):
         with open((folder or self.folder) / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
-    def sample(self, step: int, name: str = "1-a", kinds: tuple[str, ...] = ("", "recording")) -> Path:
+    def sample(
+        self, step: int, name: str = "1-a", kinds: tuple[str, ...] = ("", "recording")
+    ) -> Path:
         folder = self.folder / "samples" / f"step-{step:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.zeros((8, 16, 3), np.uint8)).save(folder / f"{name}.png")
@@ -122,19 +150,27 @@ class Curves(Folder):
         replace_lines(path, [*lines, report_of(60)])
         history.update()
         self.assertEqual([point.first for point in history.points("validation_loss")], [30])
-        self.assertEqual([point.first for point in history.points("loss")], [10, 20, 30, 40, 50, 60])
+        self.assertEqual(
+            [point.first for point in history.points("loss")], [10, 20, 30, 40, 50, 60]
+        )
 
     def test_a_file_with_the_number_of_one_that_was_replaced_is_not_taken_for_it(self):
-        """Two results between two pages replace the file twice, and the second one may get the number of the first."""
+        """Two results between two pages replace the file twice, and the second one may get the
+        number of the first.
+        """
         path = self.folder / "metrics.jsonl"
         history, lines = History(path), [report_of(step) for step in range(10, 60, 10)]
         self.report(*lines)
         history.update()
         lines[1]["validation_loss"], lines[3]["validation_loss"] = 0.5, 0.4
-        path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, report_of(60)]))  # the same inode
+        path.write_text(
+            "".join(json.dumps(line) + "\n" for line in [*lines, report_of(60)])
+        )  # the same inode
         history.update()
         self.assertEqual([point.first for point in history.points("validation_loss")], [20, 40])
-        self.assertEqual([point.first for point in history.points("loss")], [10, 20, 30, 40, 50, 60])
+        self.assertEqual(
+            [point.first for point in history.points("loss")], [10, 20, 30, 40, 50, 60]
+        )
 
     def test_the_first_interval_has_as_many_steps_as_the_second(self):
         """A job begins at the step of its warm start."""
@@ -208,7 +244,9 @@ class Answers(Folder):
 
     def test_validations_and_reports_are_counted_beyond_the_points_of_a_curve(self):
         losses = [1.0 / step if step <= 990 else 1.0 for step in range(1, 1000)]
-        answer = self.learning(*(report_of(10 * n, 1.0, validation_loss=loss) for n, loss in enumerate(losses, 1)))
+        answer = self.learning(
+            *(report_of(10 * n, 1.0, validation_loss=loss) for n, loss in enumerate(losses, 1))
+        )
         self.assertEqual(answer.state, "bad")
         self.assertIn("9 validations without a better one", answer.answer)
         report = RunPage(self.folder)
@@ -219,7 +257,8 @@ class Answers(Folder):
         lines = [report_of(step, 1 / step, validation_loss=1 / step) for step in range(1, 9)]
         answer = self.learning(*lines)
         self.assertEqual(
-            (answer.state, answer.answer), ("good", "yes: best validation loss 0.125 at step 8, the newest")
+            (answer.state, answer.answer),
+            ("good", "yes: best validation loss 0.125 at step 8, the newest"),
         )
 
     def test_a_run_whose_validation_loss_rises_while_training_goes_on_overfits(self):
@@ -232,7 +271,9 @@ class Answers(Folder):
         for slope, state in ((-0.01, "good"), (0.0, "fair"), (0.01, "bad")):
             with self.subTest(slope=slope):
                 (self.folder / "metrics.jsonl").unlink(missing_ok=True)
-                self.assertEqual(self.learning(*(report_of(s, 1 + slope * s) for s in range(1, 30))).state, state)
+                self.assertEqual(
+                    self.learning(*(report_of(s, 1 + slope * s) for s in range(1, 30))).state, state
+                )
 
     def test_a_loss_that_is_not_finite_is_named(self):
         self.assertIn("not finite", self.learning(report_of(1), report_of(2, None)).answer)
@@ -241,7 +282,8 @@ class Answers(Folder):
         self.report(*(report_of(step, wait_s=0.1) for step in range(5)))
         answer = head.is_starving(self.history())
         self.assertEqual(
-            (answer.state, answer.answer), ("bad", "yes: the model device waits 50 % of its time, for read")
+            (answer.state, answer.answer),
+            ("bad", "yes: the model device waits 50 % of its time, for read"),
         )
 
     def test_what_is_left_is_in_time_steps_and_utterances(self):
@@ -250,7 +292,10 @@ class Answers(Folder):
         answer = head.how_long(self.history(), facts, "", time.time())
         self.assertIn("12 min, until about", answer.answer)
         self.assertEqual(answer.detail, "step 100 of 300; 200 steps, about 1,600 utterances left")
-        self.assertEqual(head.how_long(self.history(), facts, "stopped by SIGTERM", 0.0).answer, "stopped by SIGTERM")
+        self.assertEqual(
+            head.how_long(self.history(), facts, "stopped by SIGTERM", 0.0).answer,
+            "stopped by SIGTERM",
+        )
 
     def test_settings_other_than_the_defaults_are_shown_as_flags(self):
         settings = {
@@ -260,7 +305,9 @@ class Answers(Folder):
         }
         changed = changed_settings(settings)
         self.assertEqual(changed, {"--learning-rate": "0.5", "--cache-dataset": ""})
-        self.assertIn('<span class="flag">--learning-rate</span> 0.5', head.description({}, changed))  # in one line
+        self.assertIn(
+            '<span class="flag">--learning-rate</span> 0.5', head.description({}, changed)
+        )  # in one line
 
 
 class Lanes(unittest.TestCase):
@@ -290,13 +337,19 @@ class Lanes(unittest.TestCase):
                 pass
         clock.finish_step(1.0, 1.0, [Times(0.0, 0.0, 0.0, "a"), Times(0.0, 0.0, 0.0, "b")])
         clock.finish_step(1.0, 1.0, [Times(0.0, 0.0, 0.0, "a"), Times(0.0, 0.0, 0.0, "b")])
-        taken = {(span.lane, span.number): span.end_s for span in timeline.newest() if span.kind == "feed"}
+        taken = {
+            (span.lane, span.number): span.end_s
+            for span in timeline.newest()
+            if span.kind == "feed"
+        }
         self.assertEqual(taken["a", 1], taken["b", 1])
         self.assertLess(taken["a", 1], taken["a", 2])
 
     def test_a_timeline_is_bounded_and_can_be_read_while_it_grows(self):
         timeline = Timeline(100)
-        thread = threading.Thread(target=lambda: [timeline.add(Span(MODEL, "step", i, i + 1)) for i in range(20_000)])
+        thread = threading.Thread(
+            target=lambda: [timeline.add(Span(MODEL, "step", i, i + 1)) for i in range(20_000)]
+        )
         thread.start()
         while thread.is_alive():
             self.assertLessEqual(len(timeline.newest()), 100)
@@ -304,7 +357,9 @@ class Lanes(unittest.TestCase):
         self.assertEqual(timeline.newest()[-1].start_s, 19_999)
 
     def test_an_excerpt_has_the_newest_steps_from_time_0(self):
-        spans = [Span(MODEL, "step", i, i + 1.0, i) for i in range(100)] + [Span("observer", "validation", 50.0, 98.5)]
+        spans = [Span(MODEL, "step", i, i + 1.0, i) for i in range(100)] + [
+            Span("observer", "validation", 50.0, 98.5)
+        ]
         cut = excerpt(spans)
         self.assertEqual((cut[0].number, cut[0].start_s, cut[-2].end_s), (76, 0.0, 24.0))
         self.assertEqual(cut[-1], Span("observer", "validation", 0.0, 22.5))
@@ -316,7 +371,9 @@ class Lanes(unittest.TestCase):
         with self.assertRaises(ZeroDivisionError):
             observe(Observation(30, ("validation", "samples")), lambda: None)
         (span,) = timeline.newest()
-        self.assertEqual((span.lane, span.kind, span.number), ("observer", "validation and samples", 30))
+        self.assertEqual(
+            (span.lane, span.kind, span.number), ("observer", "validation and samples", 30)
+        )
 
     def test_an_excerpt_leaves_out_a_long_pause(self):
         spans = [Span(MODEL, "step", i / 10, (i + 1) / 10, i) for i in range(20)]
@@ -326,7 +383,11 @@ class Lanes(unittest.TestCase):
         self.assertEqual([span.number for span in excerpt(spans)], list(range(20, 30)))
 
     def test_the_fill_of_a_feed_is_known_until_its_newest_batch(self):
-        spans = [Span("d", "feed", 0.0, 3.0), Span("d", "feed", 1.0, 4.0), Span("d", "feed", 2.0, 5.0)]
+        spans = [
+            Span("d", "feed", 0.0, 3.0),
+            Span("d", "feed", 1.0, 4.0),
+            Span("d", "feed", 2.0, 5.0),
+        ]
         self.assertEqual(fill_levels(spans, 10.0), [(0.0, 1.0, 1), (1.0, 2.0, 2)])
 
     def test_each_thread_has_a_lane(self):
@@ -449,7 +510,9 @@ class Page(Folder):
         ]
         (self.folder / "rejected.csv").write_text("\n".join(rows))
         buckets = [{"seconds": 2.5, "rows": 8, "utterances": 40, "padding": 0.125}]
-        (self.folder / "run.json").write_text(json.dumps({"buckets": buckets, "numbers": {"model": "tts <tiny>"}}))
+        (self.folder / "run.json").write_text(
+            json.dumps({"buckets": buckets, "numbers": {"model": "tts <tiny>"}})
+        )
         with mock.patch.object(samples, "SHOWN_SCORES", 1):
             page = self.page().read_text()
         self.assertNotIn("<td>1.7", page)  # the newest alone
@@ -479,11 +542,21 @@ class Page(Folder):
         worker.mkdir()
         self.report(report_of(20, wait_s=0.3), folder=worker)
         (worker / "run.json").write_text('{"host": "second"}')
-        (self.folder / "run.json").write_text(json.dumps({"routes": [[["/GPU:0"], "/GPU:1"], [["/GPU:2"], "/GPU:3"]]}))
+        (self.folder / "run.json").write_text(
+            json.dumps({"routes": [[["/GPU:0"], "/GPU:1"], [["/GPU:2"], "/GPU:3"]]})
+        )
         timeline = Timeline()
         timeline.add(Span("/GPU:2", "produce", 0.0, 0.25, 1), Span(MODEL, "step", 0.0, 1.0, 1))
         page = self.page(timeline).read_text()
-        for text in ("worker 0 (chief)", "worker 1", "second", "300 ms", "replica 0", "replica 1", "250 ms"):
+        for text in (
+            "worker 0 (chief)",
+            "worker 1",
+            "second",
+            "300 ms",
+            "replica 0",
+            "replica 1",
+            "250 ms",
+        ):
             self.assertIn(text, page)
         again = self.page().read_text()  # without the process
         self.assertIn("250 ms", again)
@@ -496,10 +569,15 @@ class Page(Folder):
 
     def test_pages_are_valid_and_refer_to_nothing_elsewhere(self):
         self.report(
-            *(report_of(step, validation_loss=1.0, validation_word_error_rate=0.1) for step in range(10, 90, 10))
+            *(
+                report_of(step, validation_loss=1.0, validation_word_error_rate=0.1)
+                for step in range(10, 90, 10)
+            )
         )
         self.sample(20)
-        (self.folder / "rejected.csv").write_text("metadata,line,audio,reason,detail\nm,3,a.wav,no text,\n")
+        (self.folder / "rejected.csv").write_text(
+            "metadata,line,audio,reason,detail\nm,3,a.wav,no text,\n"
+        )
         timeline = Timeline()
         timeline.add(Span(MODEL, "step", 0.0, 1.0, 1), Span("/CPU:0", "feed", 0.0, 0.5, 1))
         paths = [self.page(timeline), write_overview(self.runs), make_jobs(self.runs / "jobs")]
@@ -508,7 +586,9 @@ class Page(Folder):
                 Checker(self, path.read_text())
 
     def test_colours_can_be_told_from_their_background(self):
-        light, dark = (dict(re.findall(r"--(\w+):(#\w+)", part)) for part in STYLE.split("@media")[:2])
+        light, dark = (
+            dict(re.findall(r"--(\w+):(#\w+)", part)) for part in STYLE.split("@media")[:2]
+        )
         for theme in (light, {**light, **dark}):
             for name, least in (
                 ("text", 7.0),
@@ -521,7 +601,9 @@ class Page(Folder):
                 for background in ("bg", "card"):
                     with self.subTest(name=name, background=theme[background]):
                         self.assertGreaterEqual(contrast(theme[name], theme[background]), least)
-            self.assertGreater(contrast(theme["c2"], theme["c4"]), 2.0)  # producing and blocked, which lie side by side
+            self.assertGreater(
+                contrast(theme["c2"], theme["c4"]), 2.0
+            )  # producing and blocked, which lie side by side
             for number in range(7):  # WCAG 2.2, 1.4.11: graphics
                 self.assertGreaterEqual(contrast(theme[f"c{number}"], theme["bg"]), 3.0)
 
@@ -532,7 +614,9 @@ def contrast(one: str, other: str) -> float:
     def luminance(colour: str) -> float:
         digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
         parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        linear = [
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        ]
         return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
 
     dark, light = sorted(map(luminance, (one, other)))
@@ -546,28 +630,47 @@ def make_jobs(folder: Path) -> Path:
         "stage": "done",
         "total_steps": 60,
         "immutable": {"gpus": [0, 1], "warmstart_steps": 20, "sync_every": 25},
-        "processes": {"warmstart": process, "gpu0": process, "gpu1": process | {"state": "running"}, "merge": process},
+        "processes": {
+            "warmstart": process,
+            "gpu0": process,
+            "gpu1": process | {"state": "running"},
+            "merge": process,
+        },
         "merge": {"job_steps": {"gpu0": 60, "gpu1": 60}, "exit_code": 0},
     }
     for name in ("warmstart", "gpu0", "gpu1"):
         (folder / name).mkdir(parents=True)
         lines = [report_of(step, 2.0 + (name == "gpu1")) for step in range(10, 70, 10)]
-        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / name / "metrics.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
     (folder / "launcher.json").write_text(json.dumps(state))
     return JobsPage(folder).write()
 
 
 class Scores(unittest.TestCase):
     def test_rates_and_decibels_of_a_validation_are_named(self):
-        metrics = {"validation_loss": 1.0, "validation_log_mel_error_db": 1.234, "validation_word_error_rate": 0.024}
-        scores = validation_scores({"step": 3, "loss": 2.0, **metrics, "validation_character_error_rate": None})
+        metrics = {
+            "validation_loss": 1.0,
+            "validation_log_mel_error_db": 1.234,
+            "validation_word_error_rate": 0.024,
+        }
+        scores = validation_scores(
+            {"step": 3, "loss": 2.0, **metrics, "validation_character_error_rate": None}
+        )
         self.assertEqual(scores, ["word error rate 2.4 %", "log mel error 1.23 dB"])
 
 
 class SeveralRuns(Folder):
     def test_jobs_have_a_column_each_and_marks_of_their_merges(self):
         page = make_jobs(self.runs / "both").read_text()
-        for text in ("60 of 60", "60 of 20", "weights averaged, step 25", "merge of gpu0, gpu1, step 60", "12 min"):
+        for text in (
+            "60 of 60",
+            "60 of 20",
+            "weights averaged, step 25",
+            "merge of gpu0, gpu1, step 60",
+            "12 min",
+        ):
             self.assertIn(text, page)
         self.assertIn("weights averaged, step 60", page)  # the last one
         self.assertIn('href="gpu1/report.html"', page)
@@ -588,14 +691,26 @@ class SeveralRuns(Folder):
 
     def test_overview_compares_runs_and_jobs(self):
         self.report(report_of(20, 0.75, validation_loss=0.5, validation_word_error_rate=0.024))
-        (self.folder / "run.json").write_text('{"task": "asr tiny", "placement": "dual", "total_steps": 40}')
+        (self.folder / "run.json").write_text(
+            '{"task": "asr tiny", "placement": "dual", "total_steps": 40}'
+        )
         make_jobs(self.runs / "both")
         (self.runs / "index.html").touch()
         page = write_overview(self.runs).read_text()
-        for text in ("asr tiny", "20 of 40", "0.75", "0.5", "word error rate 2.4 %", "dual", "100 %"):
+        for text in (
+            "asr tiny",
+            "20 of 40",
+            "0.75",
+            "0.5",
+            "word error rate 2.4 %",
+            "dual",
+            "100 %",
+        ):
             self.assertIn(f"<td>{text}", page)
         self.assertIn('href="both/gpu1/report.html"', page)
-        self.assertEqual([path.name for path in self.runs.iterdir() if path.name.startswith(".")], [])
+        self.assertEqual(
+            [path.name for path in self.runs.iterdir() if path.name.startswith(".")], []
+        )
 
     def test_a_folder_with_files_of_another_program_is_left_out(self):
         self.report(report_of(20))
@@ -654,10 +769,17 @@ class Browser(Folder):
     """The page in headless Chromium, from a file."""
 
     def dump(self, page: str, script: str) -> list:
-        """Return what a script has written to the title of a page, as JSON, within 4 s that pass at once."""
+        """Return what a script has written to the title of a page, as JSON, within 4 s that pass at
+        once.
+        """
         other = self.folder / "probe.html"
         other.write_text(page.replace("</body>", f"<script>{script}</script></body>"))
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.runs / 'profile'}"]
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={self.runs / 'profile'}",
+        ]
         flags += ["--allow-file-access-from-files", "--virtual-time-budget=4000"]
         command = [BROWSER, *flags, "--dump-dom", f"file://{other}"]
         title = ""
@@ -708,7 +830,8 @@ class Browser(Folder):
         """
         self.page(ended="finished")
         page = (
-            '<title></title><body><iframe src="report.html" style="width:380px;height:9000px;border:0"></iframe></body>'
+            '<title></title><body><iframe src="report.html"'
+            ' style="width:380px;height:9000px;border:0"></iframe></body>'
         )
         self.assertEqual(self.dump(page, probe), [True, 0, 0, 380])
 
@@ -729,5 +852,8 @@ class Browser(Folder):
         """
         with mock.patch.object(run_page, "RELOAD_S", 1.0):
             self.page()
-        page = '<title></title><body><iframe src="report.html" style="width:800px;height:600px"></iframe></body>'
+        page = (
+            '<title></title><body><iframe src="report.html"'
+            ' style="width:800px;height:600px"></iframe></body>'
+        )
         self.assertEqual(self.dump(page, probe), [True, True, 150])

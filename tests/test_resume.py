@@ -1,4 +1,6 @@
-"""A run that is stopped, killed or moved to other devices equals an uninterrupted run bit for bit."""
+"""A run that is stopped, killed or moved to other devices equals an uninterrupted run bit
+for bit.
+"""
 
 import os
 import shutil
@@ -17,7 +19,14 @@ from tests.tiny import Workspace, arrays_of, train_in_fork, whole_run
 
 ROOT = Path(__file__).parents[1]
 TIMES = {  # measured since the last report
-    *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding", "accelerator_utilisation"),
+    *(
+        "step_s",
+        "wait_s",
+        "steps_per_s",
+        "audio_seconds_per_s",
+        "padding",
+        "accelerator_utilisation",
+    ),
     *("read_s", "produce_s", "blocked_s", "bottleneck", "pause_s", "remaining_s"),
 }
 CHILD = """
@@ -43,13 +52,20 @@ def killed_at(step: int, argv: list[str], models: str = "toy_models") -> subproc
     command = [sys.executable, "-c", CHILD, models, str(step), *argv]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=pipe, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=pipe, text=True
+    )
 
 
 class Case(unittest.TestCase):
     def assert_same_run(self, workspace, name, expected_name):
-        """Check that the last checkpoints and the training metrics of two runs are equal bit for bit."""
-        left, right = (dict(arrays_of(latest(workspace.run_dir(run) / "checkpoints"))) for run in (name, expected_name))
+        """Check that the last checkpoints and the training metrics of two runs are equal bit for
+        bit.
+        """
+        left, right = (
+            dict(arrays_of(latest(workspace.run_dir(run) / "checkpoints")))
+            for run in (name, expected_name)
+        )
         self.assertEqual(left.keys(), right.keys())
         self.assertEqual({key.split("/")[0] for key in left}, {"model", "optimizer", "averages"})
         for key, array in left.items():
@@ -62,7 +78,11 @@ class Case(unittest.TestCase):
 
 
 def of_training(line: dict) -> dict:
-    return {name: value for name, value in line.items() if name not in TIMES and not name.startswith("validation_")}
+    return {
+        name: value
+        for name, value in line.items()
+        if name not in TIMES and not name.startswith("validation_")
+    }
 
 
 class NetworkRun(Case):
@@ -73,7 +93,9 @@ class NetworkRun(Case):
         broken = workspace.copy_run("whole", "broken", self.addCleanup)
         shutil.rmtree(broken / "checkpoints/step-000008")
         newest = latest(broken / "checkpoints")
-        self.assertEqual((newest.name, read_metadata(newest)["position"]), ("step-000005", [1, 2, []]))
+        self.assertEqual(
+            (newest.name, read_metadata(newest)["position"]), ("step-000005", [1, 2, []])
+        )
         silent = ("--validate-every", "0", "--sample-every", "0")
         resumed = workspace.train("broken", "--resume", *whole.flags, *silent, *REVERSED)
         self.assertEqual((resumed.code, resumed.err), (0, ""))
@@ -85,11 +107,22 @@ class TaughtRun(Case):
     @long
     def test_fifty_steps_with_a_teacher_are_equal_in_every_placement_and_after_sigkill(self):
         workspace = Workspace.temporary(self.addCleanup)
-        self.assertEqual(workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code, 0)
+        self.assertEqual(
+            workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code, 0
+        )
         texts = workspace.folder / "texts.txt"
         symbols = read_metadata(workspace.run_dir("voice") / "checkpoints/step-000000")["symbols"]
-        texts.write_text("".join(f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip()))
-        flags = ("--teacher", str(workspace.run_dir("voice")), "--texts", str(texts), "--max-steps", "50")
+        texts.write_text(
+            "".join(f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip())
+        )
+        flags = (
+            "--teacher",
+            str(workspace.run_dir("voice")),
+            "--texts",
+            str(texts),
+            "--max-steps",
+            "50",
+        )
         argv = workspace.argv("killed", *flags, *DUAL, "--resume")
         with killed_at(27, argv, "small_models") as killed:
             for name, placement in (("single", SINGLE), ("dual", DUAL), ("reversed", REVERSED)):
@@ -111,30 +144,51 @@ class ToyRuns(Case):
     def setUpClass(cls):
         cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
         # Without a checkpoint, --resume starts a new run.
-        cls.killed = entered(cls.addClassCleanup, killed_at(7, cls.workspace.argv("killed", *DUAL, "--resume")))
+        cls.killed = entered(
+            cls.addClassCleanup, killed_at(7, cls.workspace.argv("killed", *DUAL, "--resume"))
+        )
         cls.whole = cls.workspace.train("whole", *DUAL)
 
-    def test_killed_and_terminated_run_resumed_on_other_placements_equals_an_uninterrupted_run(self):
+    def test_killed_and_terminated_run_resumed_on_other_placements_equals_an_uninterrupted_run(
+        self,
+    ):
         self.assertEqual((self.whole.code, self.whole.err), (0, ""))
         checkpoints = self.workspace.run_dir("killed") / "checkpoints"
         _, err = self.killed.communicate()
-        self.assertEqual((self.killed.returncode, err), (-signal.SIGKILL, ""))  # without TensorFlow's usual lines
+        self.assertEqual(
+            (self.killed.returncode, err), (-signal.SIGKILL, "")
+        )  # without TensorFlow's usual lines
         survived = latest(checkpoints)
-        self.assertIn(survived.name, ("step-000003", "step-000006"))  # that of step 6 waited for that of step 3
-        started = f"new run        --resume finds no checkpoint in {checkpoints.parent}, so training starts at step 0"
+        self.assertIn(
+            survived.name, ("step-000003", "step-000006")
+        )  # that of step 6 waited for that of step 3
+        started = (
+            f"new run        --resume finds no checkpoint in {checkpoints.parent}, so training"
+            " starts at step 0"
+        )
         self.assertIn(started, (checkpoints.parent / "log.txt").read_text(encoding="utf-8"))
         with signal_at(7, signal.SIGTERM):
-            stopped = self.workspace.train("killed", *REVERSED, "--resume", "--validate-every", "4")  # changes nothing
+            stopped = self.workspace.train(
+                "killed", *REVERSED, "--resume", "--validate-every", "4"
+            )  # changes nothing
         self.assertEqual(stopped.code, 128 + signal.SIGTERM, stopped.err)
         self.assertIn(f"resumed        {survived}", stopped.out)
-        self.assertIn("stopped        by SIGTERM at step 7, after a checkpoint; resume with --resume", stopped.out)
+        self.assertIn(
+            "stopped        by SIGTERM at step 7, after a checkpoint; resume with --resume",
+            stopped.out,
+        )
         self.assertEqual(latest(checkpoints).name, "step-000007")
-        self.assertEqual(read_metadata(latest(checkpoints))["position"], [2, 1, []])  # an epoch has 3 steps
+        self.assertEqual(
+            read_metadata(latest(checkpoints))["position"], [2, 1, []]
+        )  # an epoch has 3 steps
 
         finished = self.workspace.train("killed", *SINGLE, "--resume")
         self.assertEqual((finished.code, finished.err), (0, ""))
         self.assert_same_run(self.workspace, "killed", "whole")
-        steps = [line["step"] for line in read_metrics(self.workspace.run_dir("killed") / "metrics.jsonl")]
+        steps = [
+            line["step"]
+            for line in read_metrics(self.workspace.run_dir("killed") / "metrics.jsonl")
+        ]
         self.assertEqual(steps, list(range(1, 9)))
 
     def test_metrics_after_the_checkpoint_and_a_truncated_line_are_written_again(self):
@@ -149,24 +203,42 @@ class ToyRuns(Case):
         self.assert_same_run(self.workspace, "broken", "whole")
 
     def test_run_with_accumulation_and_loss_scaling_resumes_after_ctrl_c_within_an_epoch(self):
-        flags = ("--batch-size", "2", "--gradient-accumulation", "2", "--precision", "mixed_float16", *DUAL)
+        flags = (
+            "--batch-size",
+            "2",
+            "--gradient-accumulation",
+            "2",
+            "--precision",
+            "mixed_float16",
+            *DUAL,
+        )
         self.assertEqual(self.workspace.train("scaled", *flags).code, 0)
         with signal_at(5, signal.SIGINT):
             self.assertEqual(self.workspace.train("stopped", *flags).code, 128 + signal.SIGINT)
         stopped_at = latest(self.workspace.run_dir("stopped") / "checkpoints")
-        self.assertEqual((stopped_at.name, read_metadata(stopped_at)["position"]), ("step-000005", [1, 2, []]))
+        self.assertEqual(
+            (stopped_at.name, read_metadata(stopped_at)["position"]), ("step-000005", [1, 2, []])
+        )
         self.assertEqual(self.workspace.train("stopped", "--resume", *flags).code, 0)
         self.assert_same_run(self.workspace, "stopped", "scaled")
 
     def test_run_of_two_producers_resumed_with_three_equals_a_run_of_one(self):
-        two, three = ("--data-gpus", "0", "1", "--model-gpu", "2"), ("--data-gpus", "2", "0", "3", "--model-gpu", "1")
+        two, three = (
+            ("--data-gpus", "0", "1", "--model-gpu", "2"),
+            ("--data-gpus", "2", "0", "3", "--model-gpu", "1"),
+        )
         with signal_at(4, signal.SIGTERM):
             stopped = self.workspace.train("turns", *two)
         self.assertEqual(stopped.code, 128 + signal.SIGTERM, stopped.err)
         self.assertIn("placement      dual, 2 producers", stopped.out)
-        self.assertIn("  route        batches made on /CPU:0 and /CPU:1 in turn, trained on /CPU:2\n", stopped.out)
+        self.assertIn(
+            "  route        batches made on /CPU:0 and /CPU:1 in turn, trained on /CPU:2\n",
+            stopped.out,
+        )
         newest = latest(self.workspace.run_dir("turns") / "checkpoints")
-        self.assertEqual((newest.name, read_metadata(newest)["position"]), ("step-000004", [1, 1, []]))
+        self.assertEqual(
+            (newest.name, read_metadata(newest)["position"]), ("step-000004", [1, 1, []])
+        )
         self.assertEqual(self.workspace.train("turns", *three, "--resume").code, 0)
         self.assert_same_run(self.workspace, "turns", "whole")
 
@@ -177,10 +249,18 @@ class ToyRuns(Case):
             self.assertEqual(self.workspace.train("written", *flags).code, 0)
         in_one_write, names = len(points.names) // 40, set()
         for kill in range(30):
-            at = in_one_write + kill * in_one_write // 30  # in the second write of the process: the first one counts
+            at = (
+                in_one_write + kill * in_one_write // 30
+            )  # in the second write of the process: the first one counts
             points = RealKillPoints(at, thread="background writer")
-            self.assertEqual(train_in_fork(points, self.workspace.argv("worn", *flags, "--resume")), -signal.SIGKILL)
-            names |= {path.name for path in (self.workspace.run_dir("worn") / "checkpoints").glob(".partial-*")}
+            self.assertEqual(
+                train_in_fork(points, self.workspace.argv("worn", *flags, "--resume")),
+                -signal.SIGKILL,
+            )
+            names |= {
+                path.name
+                for path in (self.workspace.run_dir("worn") / "checkpoints").glob(".partial-*")
+            }
         self.assertGreater(len(names), 15)  # most kills left a part of a checkpoint
         self.assertEqual(self.workspace.train("worn", *flags, "--resume").code, 0)
         self.assert_same_run(self.workspace, "worn", "written")

@@ -42,9 +42,13 @@ class RouteTest(unittest.TestCase):
             self.assertEqual(plan(4, **settings).name, name, settings)
 
     def test_replicas_keep_the_order_of_model_gpus(self):
-        self.assertEqual(routes(4, data_gpu=0, model_gpus=(3, 1)), [("/GPU:0", "/GPU:2"), ("/GPU:0", "/GPU:1")])
+        self.assertEqual(
+            routes(4, data_gpu=0, model_gpus=(3, 1)), [("/GPU:0", "/GPU:2"), ("/GPU:0", "/GPU:1")]
+        )
         self.assertEqual(routes(4, model_gpus=(3, 1)), [("/GPU:1", "/GPU:1"), ("/GPU:0", "/GPU:0")])
-        self.assertEqual(routes(2, data_gpu=0, model_gpus=(0, 1)), [("/GPU:0", "/GPU:0"), ("/GPU:0", "/GPU:1")])
+        self.assertEqual(
+            routes(2, data_gpu=0, model_gpus=(0, 1)), [("/GPU:0", "/GPU:0"), ("/GPU:0", "/GPU:1")]
+        )
 
     def test_several_data_gpus_feed_every_replica_in_the_order_given(self):
         self.assertEqual(routes(4, data_gpus=(3, 0), model_gpu=1), [("/GPU:2", "/GPU:0", "/GPU:1")])
@@ -59,14 +63,17 @@ class RouteTest(unittest.TestCase):
             physical_of = {device.name: device.physical for device in placement.devices}
             (route,) = placement.routes
             self.assertEqual((physical_of[route.data], physical_of[route.model]), (data, model))
-            # TensorFlow names visible GPUs by ascending physical index, regardless of their given order.
+            # TensorFlow names visible GPUs by ascending physical index, regardless of their given
+            # order.
             visible = sorted({data, model})
             self.assertEqual(physical_of, {f"/GPU:{i}": gpu for i, gpu in enumerate(visible)})
 
     def test_all_simulated_gpus_exist_and_keep_their_indices(self):
         placement = plan(0, simulate_gpus=4, data_gpu=3, model_gpu=1)
         self.assertEqual(placement.routes, (Route("/CPU:3", "/CPU:1"),))
-        self.assertEqual([device.name for device in placement.devices], ["/CPU:0", "/CPU:1", "/CPU:2", "/CPU:3"])
+        self.assertEqual(
+            [device.name for device in placement.devices], ["/CPU:0", "/CPU:1", "/CPU:2", "/CPU:3"]
+        )
         self.assertTrue(placement.simulated)
         self.assertFalse(placement.on_gpu)
 
@@ -80,12 +87,20 @@ class MemoryLimitTest(unittest.TestCase):
         return [(d.name, d.physical, d.memory_mib) for d in plan(gpus, **settings).devices]
 
     def test_memory_grows_without_a_limit(self):
-        self.assertEqual(self.limits(data_gpu=2, model_gpu=3), [("/GPU:0", 2, None), ("/GPU:1", 3, None)])
+        self.assertEqual(
+            self.limits(data_gpu=2, model_gpu=3), [("/GPU:0", 2, None), ("/GPU:1", 3, None)]
+        )
 
     def test_limits_follow_roles_not_gpu_order(self):
         settings = {"data_gpu_memory": 1000, "model_gpu_memory": 2000}
-        self.assertEqual(self.limits(data_gpu=0, model_gpu=1, **settings), [("/GPU:0", 0, 1000), ("/GPU:1", 1, 2000)])
-        self.assertEqual(self.limits(data_gpu=1, model_gpu=0, **settings), [("/GPU:0", 0, 2000), ("/GPU:1", 1, 1000)])
+        self.assertEqual(
+            self.limits(data_gpu=0, model_gpu=1, **settings),
+            [("/GPU:0", 0, 1000), ("/GPU:1", 1, 2000)],
+        )
+        self.assertEqual(
+            self.limits(data_gpu=1, model_gpu=0, **settings),
+            [("/GPU:0", 0, 2000), ("/GPU:1", 1, 1000)],
+        )
 
     def test_isolation_or_one_limit_sets_the_other_to_its_default(self):
         for settings, expected in (
@@ -93,7 +108,9 @@ class MemoryLimitTest(unittest.TestCase):
             ({"data_gpu_memory": 1000}, [1000, 16384]),
             ({"model_gpu_memory": 2000}, [8192, 2000]),
         ):
-            self.assertEqual([limit for *_, limit in self.limits(data_gpu=0, model_gpu=1, **settings)], expected)
+            self.assertEqual(
+                [limit for *_, limit in self.limits(data_gpu=0, model_gpu=1, **settings)], expected
+            )
 
     def test_one_gpu_is_split_in_two_only_by_limits(self):
         settings = {"data_gpu": 1, "model_gpu": 1}
@@ -105,29 +122,45 @@ class MemoryLimitTest(unittest.TestCase):
 
     def test_data_gpu_that_holds_a_replica_is_split(self):
         settings = {"data_gpu": 0, "model_gpus": (0, 2), "enable_memory_isolation": True}
-        self.assertEqual(self.limits(**settings), [("/GPU:0", 0, 8192), ("/GPU:1", 0, 16384), ("/GPU:2", 2, 16384)])
+        self.assertEqual(
+            self.limits(**settings),
+            [("/GPU:0", 0, 8192), ("/GPU:1", 0, 16384), ("/GPU:2", 2, 16384)],
+        )
         self.assertEqual(routes(4, **settings), [("/GPU:0", "/GPU:1"), ("/GPU:0", "/GPU:2")])
 
     def test_each_data_gpu_has_the_limit(self):
-        settings = {"data_gpus": (0, 2), "model_gpu": 1, "data_gpu_memory": 1000, "model_gpu_memory": 2000}
-        self.assertEqual(self.limits(**settings), [("/GPU:0", 0, 1000), ("/GPU:1", 1, 2000), ("/GPU:2", 2, 1000)])
+        settings = {
+            "data_gpus": (0, 2),
+            "model_gpu": 1,
+            "data_gpu_memory": 1000,
+            "model_gpu_memory": 2000,
+        }
+        self.assertEqual(
+            self.limits(**settings), [("/GPU:0", 0, 1000), ("/GPU:1", 1, 2000), ("/GPU:2", 2, 1000)]
+        )
 
     def test_unsplit_gpu_with_both_roles_has_the_model_limit(self):
         self.assertEqual(self.limits(enable_memory_isolation=True), [("/GPU:0", 0, 16384)])
         self.assertEqual(
-            self.limits(model_gpus=(1, 0), model_gpu_memory=2000), [("/GPU:0", 0, 2000), ("/GPU:1", 1, 2000)]
+            self.limits(model_gpus=(1, 0), model_gpu_memory=2000),
+            [("/GPU:0", 0, 2000), ("/GPU:1", 1, 2000)],
         )
 
     def test_simulated_gpu_is_split_like_a_real_one(self):
-        settings = {"simulate_gpus": 1, "data_gpu": 0, "model_gpu": 0, "enable_memory_isolation": True}
+        settings = {
+            "simulate_gpus": 1,
+            "data_gpu": 0,
+            "model_gpu": 0,
+            "enable_memory_isolation": True,
+        }
         self.assertEqual(self.limits(**settings), [("/CPU:0", 0, 8192), ("/CPU:1", 0, 16384)])
 
 
 def advice(simulated):
     return (
-        "A run without --data-gpu, --data-gpus, --model-gpu and --model-gpus (data_gpu, data_gpus, model_gpu and "
-        "model_gpus in a file of --config) trains on one device; "
-        f"--simulate-gpus {simulated} tries the pipeline on the CPU."
+        "A run without --data-gpu, --data-gpus, --model-gpu and --model-gpus (data_gpu, data_gpus,"
+        " model_gpu and model_gpus in a file of --config) trains on one device; --simulate-gpus"
+        f" {simulated} tries the pipeline on the CPU."
     )
 
 
@@ -140,9 +173,21 @@ class ErrorTest(unittest.TestCase):
     def test_missing_gpu_is_rejected(self):
         for gpus, (data, model), message in (
             (0, (0, 0), f"data GPU 0 was requested, but TensorFlow sees no GPU. {advice(2)}"),
-            (1, (0, 1), f"model GPU 1 was requested, but TensorFlow sees 1 GPU (index 0). {advice(2)}"),
-            (1, (4, 0), f"data GPU 4 was requested, but TensorFlow sees 1 GPU (index 0). {advice(5)}"),
-            (3, (0, 3), f"model GPU 3 was requested, but TensorFlow sees 3 GPUs (0 to 2). {advice(4)}"),
+            (
+                1,
+                (0, 1),
+                f"model GPU 1 was requested, but TensorFlow sees 1 GPU (index 0). {advice(2)}",
+            ),
+            (
+                1,
+                (4, 0),
+                f"data GPU 4 was requested, but TensorFlow sees 1 GPU (index 0). {advice(5)}",
+            ),
+            (
+                3,
+                (0, 3),
+                f"model GPU 3 was requested, but TensorFlow sees 3 GPUs (0 to 2). {advice(4)}",
+            ),
         ):
             self.assertEqual(self.error_of(gpus, data_gpu=data, model_gpu=model), message)
         self.assertEqual(
@@ -169,12 +214,18 @@ class ErrorTest(unittest.TestCase):
 
     def test_only_one_of_data_gpu_and_model_gpu_is_rejected(self):
         rest = (
-            "Give both to make batches on one GPU and train on another (the same index twice for one GPU), or neither "
-            "to train on GPU 0."
+            "Give both to make batches on one GPU and train on another (the same index twice for"
+            " one GPU), or neither to train on GPU 0."
         )
-        self.assertEqual(self.error_of(2, data_gpu=0), f"--data-gpu was given without --model-gpu. {rest}")
-        self.assertEqual(self.error_of(2, model_gpu=1), f"--model-gpu was given without --data-gpu. {rest}")
-        self.assertEqual(self.error_of(2, data_gpus=(0, 1)), f"--data-gpus was given without --model-gpu. {rest}")
+        self.assertEqual(
+            self.error_of(2, data_gpu=0), f"--data-gpu was given without --model-gpu. {rest}"
+        )
+        self.assertEqual(
+            self.error_of(2, model_gpu=1), f"--model-gpu was given without --data-gpu. {rest}"
+        )
+        self.assertEqual(
+            self.error_of(2, data_gpus=(0, 1)), f"--data-gpus was given without --model-gpu. {rest}"
+        )
 
     def test_one_gpu_and_a_list_for_the_same_role_are_rejected(self):
         self.assertEqual(
@@ -201,14 +252,15 @@ class ErrorTest(unittest.TestCase):
         for gpus in (0, 2):
             self.assertEqual(
                 self.error_of(gpus, data_gpu_memory=1000),
-                "--data-gpu-memory was given without --data-gpu. Name the GPU that makes the batches.",
+                "--data-gpu-memory was given without --data-gpu. Name the GPU that makes the"
+                " batches.",
             )
 
     def test_memory_limit_for_the_cpu_is_rejected(self):
         message = (
-            "a memory limit was set, but TensorFlow sees no GPU, and the CPU has no such limit. "
-            "Leave out --enable-memory-isolation and --model-gpu-memory (or give --model-gpu-memory null, if the run's "
-            "config.yaml has it), or make a GPU visible."
+            "a memory limit was set, but TensorFlow sees no GPU, and the CPU has no such limit."
+            " Leave out --enable-memory-isolation and --model-gpu-memory (or give"
+            " --model-gpu-memory null, if the run's config.yaml has it), or make a GPU visible."
         )
         self.assertEqual(self.error_of(enable_memory_isolation=True), message)
         self.assertEqual(self.error_of(model_gpu_memory=1000), message)

@@ -48,7 +48,14 @@ from tests.two_devices import SIMULATED, TWO
 ROOT = Path(__file__).parents[1]
 METRICS = {
     *("step", "epoch", *XTTS.LOSS_NAMES, "loss", "gradient_norm", "learning_rate"),
-    *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding", "accelerator_utilisation"),
+    *(
+        "step_s",
+        "wait_s",
+        "steps_per_s",
+        "audio_seconds_per_s",
+        "padding",
+        "accelerator_utilisation",
+    ),
     *("read_s", "produce_s", "blocked_s", "bottleneck", "pause_s", "remaining_s"),
 }
 VALIDATION = {f"validation_{name}" for name in (*XTTS.LOSS_NAMES, "loss")}
@@ -65,7 +72,9 @@ class Case(unittest.TestCase):
         """Return the error message of a run that exits with code 2."""
         finished = self.workspace.train(name, *flags)
         self.assertEqual(finished.code, 2, finished)
-        self.assertTrue(finished.err.startswith("error: ") and "Traceback" not in finished.err, finished.err)
+        self.assertTrue(
+            finished.err.startswith("error: ") and "Traceback" not in finished.err, finished.err
+        )
         return finished.err.removeprefix("error: ").strip()
 
 
@@ -86,25 +95,35 @@ class CompleteRun(Case):
             "  device       simulated GPU 1 is /CPU:1, memory grows as needed",
             "  route        batches made on /CPU:0, trained on /CPU:1",
             "  observer     validation, samples and evaluation on /CPU:0, during training",
-            "corpus         10 utterances, 3 held out, 0.1 min, 2 speakers, 11 symbols, languages en",
+            "corpus         10 utterances, 3 held out, 0.1 min, 2 speakers, 11 symbols,"
+            " languages en",
             "step           3.3 utterances and 1.9 audio seconds in 1 x 4 rows",
             "length         8 steps of 3 an epoch (2.7 epochs), from step 0 until --max-steps 8",
-            "buffers        8 batches on the host (--buffer-size); on the data device 3 of audio and 3 in the feed "
-            "(--prefetch-buffer-size), 1 to enter it and 2 that the step takes; on the model device 2, one of them of "
-            "the next step",
+            "buffers        8 batches on the host (--buffer-size); on the data device 3 of"
+            " audio and 3 in the feed (--prefetch-buffer-size), 1 to enter it and 2 that the"
+            " step takes; on the model device 2, one of them of the next step",
             "traces         1 of the training step",
         ):
             self.assertIn(line + "\n", self.finished.out)
-        model = r"\nmodel          tts, tiny, 16 channels, 0 enc.* latents.*, [0-9,]+ parameters, float32\n"
+        model = (
+            r"\nmodel          tts, tiny, 16 channels, 0 enc.* latents.*, [0-9,]+ parameters,"
+            r" float32\n"
+        )
         self.assertRegex(self.finished.out, model)
         self.assertRegex(self.finished.out, r"\nfirst step     \d+\.\d s after the start\n")
         shares = r"wait \d+\.\d % \| pause \d+\.\d % \| [0-9.]+ (s|min) left"
         shares += r" \| (feed keeps up|bottleneck (read|produce), \d+ % of making a batch)"
-        self.assertRegex(self.finished.out, rf"\nstep      5 \| loss \d+\.\d{{3}} \| \d+\.\d steps/s \| {shares}\n")
+        self.assertRegex(
+            self.finished.out,
+            rf"\nstep      5 \| loss \d+\.\d{{3}} \| \d+\.\d steps/s \| {shares}\n",
+        )
         self.assertRegex(self.finished.out, r"\nstep      8 \| validation loss \d+\.\d{3}\n")
 
     def test_run_ends_with_where_its_time_went(self):
-        parts = r"start and first step (.*), training (.*), waiting for batches (.*), pauses (.*) \((.*)\)"
+        parts = (
+            r"start and first step (.*), training (.*), waiting for batches (.*), pauses (.*)"
+            r" \((.*)\)"
+        )
         found = re.search(rf"\ntime           (.*): {parts}\n", self.finished.out)
         self.assertEqual(
             {part.split()[0] for part in found[6].split(", ")},
@@ -112,10 +131,17 @@ class CompleteRun(Case):
         )
 
     def test_run_ends_with_the_grade_of_its_placement(self):
-        busy = r"model device busy \d+ % \(.*\), data device busy \d+ % \((below|in|above) the target, 40 to 60 %\)"
+        busy = (
+            r"model device busy \d+ % \(.*\), data device busy \d+ % \((below|in|above) the target,"
+            r" 40 to 60 %\)"
+        )
         gains = r"\d+\.\d\d x single, \d+\.\d\d x two replicas without their all-reduce"
-        note = r"Note: these devices share the cores of one CPU, so two GPUs may gain more or less\."
-        self.assertRegex(self.finished.out, rf"\ngrade          {busy}; {gains}\. Recommended: .*\. {note}\n")
+        note = (
+            r"Note: these devices share the cores of one CPU, so two GPUs may gain more or less\."
+        )
+        self.assertRegex(
+            self.finished.out, rf"\ngrade          {busy}; {gains}\. Recommended: .*\. {note}\n"
+        )
 
     def test_metrics_have_a_complete_line_for_each_step(self):
         lines = read_metrics(self.folder / "metrics.jsonl")
@@ -124,10 +150,19 @@ class CompleteRun(Case):
         for line in lines:
             self.assertEqual(set(line), METRICS | (VALIDATION if line["step"] in (4, 8) else set()))
             self.assertIn(line["bottleneck"], ("read", "produce", "step"))
-            self.assertTrue(np.isfinite([value for value in line.values() if value != line["bottleneck"]]).all(), line)
-            self.assertAlmostEqual(line["accelerator_utilisation"], 1 - line["wait_s"] / line["step_s"])
+            self.assertTrue(
+                np.isfinite(
+                    [value for value in line.values() if value != line["bottleneck"]]
+                ).all(),
+                line,
+            )
+            self.assertAlmostEqual(
+                line["accelerator_utilisation"], 1 - line["wait_s"] / line["step_s"]
+            )
             self.assertGreater(line["produce_s"], 0)
-            self.assertAlmostEqual(line["loss"] / sum(line[name] for name in XTTS.LOSS_NAMES), 1.0, 5)
+            self.assertAlmostEqual(
+                line["loss"] / sum(line[name] for name in XTTS.LOSS_NAMES), 1.0, 5
+            )
         self.assertEqual([line["learning_rate"] for line in lines[:3]], [5e-4, 1e-3, 1e-3])
         self.assertAlmostEqual(lines[7]["learning_rate"], 5e-5)
         self.assertTrue(all(0 <= line["wait_s"] <= line["step_s"] for line in lines))
@@ -155,10 +190,15 @@ class CompleteRun(Case):
         checkpoints = list_checkpoints(self.folder / "checkpoints")
         best = read_best(checkpoints[-1])
         self.assertEqual(tuple(best), min(losses.items(), key=lambda item: item[1]))
-        self.assertEqual({path.name for path in checkpoints}, {"step-000005", "step-000008", f"step-{best.step:06d}"})
+        self.assertEqual(
+            {path.name for path in checkpoints},
+            {"step-000005", "step-000008", f"step-{best.step:06d}"},
+        )
         metadata = read_metadata(checkpoints[-1])
         self.assertEqual((metadata["symbols"], metadata["languages"]), (list("abcdefgh"), ["en"]))
-        self.assertEqual((metadata["step"], metadata["position"], metadata["replicas"]), (8, [2, 2, []], 1))
+        self.assertEqual(
+            (metadata["step"], metadata["position"], metadata["replicas"]), (8, [2, 2, []], 1)
+        )
 
     def test_samples_are_sounds_and_pictures_of_held_out_utterances(self):
         for step in ("step-000004", "step-000008"):
@@ -168,7 +208,9 @@ class CompleteRun(Case):
                 self.assertTrue(picture.read_bytes().startswith(b"\x89PNG"))
                 waves = {}
                 for kind in ("", "recording", "griffin-lim"):
-                    waves[kind], rate_hz = soundfile.read(picture.with_name(sound_file(picture.stem, kind)))
+                    waves[kind], rate_hz = soundfile.read(
+                        picture.with_name(sound_file(picture.stem, kind))
+                    )
                     self.assertEqual(rate_hz, 22_050)
                     self.assertGreater(len(waves[kind]), 0)
                 original = self.workspace.corpus.parent / f"{picture.stem.partition('-')[2]}.wav"
@@ -206,7 +248,10 @@ class CompleteRun(Case):
         before = files_below(self.folder)
         finished = self.workspace.train("whole", "--resume", *self.flags)
         self.assertEqual((finished.code, finished.err), (0, ""))
-        self.assertIn("nothing to do  run whole has its 8 steps; train longer with a higher --max-steps", finished.out)
+        self.assertIn(
+            "nothing to do  run whole has its 8 steps; train longer with a higher --max-steps",
+            finished.out,
+        )
         after = files_below(self.folder)
         self.assertEqual({name for name in after if after[name] != before.get(name)}, {"log.txt"})
 
@@ -216,16 +261,20 @@ class CompleteRun(Case):
             self.assertRegex(line, r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
         printed = self.finished.out.splitlines()
         texts = [line[len("2026-01-31 12:00:00 ") :] for line in lines]
-        self.assertEqual(texts[: len(printed)], printed)  # a test that resumes the run appends to it
+        self.assertEqual(
+            texts[: len(printed)], printed
+        )  # a test that resumes the run appends to it
 
     def test_resuming_with_another_fixed_setting_is_rejected(self):
-        message = self.rejection("whole", "--resume", *self.flags, "--seed", "1", "--train-data", "not looked at")
+        message = self.rejection(
+            "whole", "--resume", *self.flags, "--seed", "1", "--train-data", "not looked at"
+        )
         newest = self.folder / "checkpoints/step-000008"
         self.assertEqual(
             message,
-            f"training.seed is 1, but {newest} was written with 0, and it cannot change within a run. "
-            f"Set it to 0, or take all settings from the run with --config {self.folder / 'config.yaml'}, "
-            "or start another run with --run.",
+            f"training.seed is 1, but {newest} was written with 0, and it cannot change within a"
+            " run. Set it to 0, or take all settings from the run with --config"
+            f" {self.folder / 'config.yaml'}, or start another run with --run.",
         )
 
     def test_every_fixed_setting_and_the_corpus_are_checked_at_resume(self):
@@ -241,13 +290,21 @@ class CompleteRun(Case):
                 if not SETTINGS[name].needs.is_met(values_of(settings)):
                     check_same_settings(checkpoint, settings, other)  # it has no effect
                     continue
-                with self.assertRaisesRegex(CheckpointError, rf"^{section}\.{name} is other, but .* was written with "):
+                with self.assertRaisesRegex(
+                    CheckpointError, rf"^{section}\.{name} is other, but .* was written with "
+                ):
                     check_same_settings(checkpoint, settings, other)
         for name in ("symbols", "languages", "corpus"):
-            with self.assertRaisesRegex(CheckpointError, rf"trained on another corpus \(different {name}\)"):
-                check_same_corpus(self.folder / "checkpoints/step-000008", metadata | {name: ["other"]})
+            with self.assertRaisesRegex(
+                CheckpointError, rf"trained on another corpus \(different {name}\)"
+            ):
+                check_same_corpus(
+                    self.folder / "checkpoints/step-000008", metadata | {name: ["other"]}
+                )
         # Without symbols, as of a vocoder, the languages of texts do not matter.
-        saved = mock.patch("myxtts.training.run_folder.read_metadata", lambda _: metadata | {"symbols": []})
+        saved = mock.patch(
+            "myxtts.training.run_folder.read_metadata", lambda _: metadata | {"symbols": []}
+        )
         with saved:
             check_same_corpus(self.folder, metadata | {"symbols": [], "languages": ["other"]})
 
@@ -268,33 +325,45 @@ class Stopped(Case):
         next(iter(arrays.values()))[:] = np.nan
         write_arrays(model, arrays.items())
         before = files_below(self.workspace.run_dir("nan") / "checkpoints")
-        message = self.rejection("nan", "--resume", "--log-every", "50")  # detected at step 6, when a checkpoint is due
+        message = self.rejection(
+            "nan", "--resume", "--log-every", "50"
+        )  # detected at step 6, when a checkpoint is due
         self.assertRegex(
             message,
             r"^the loss or its gradient was not finite at step 4 "
             r"\(epoch 2, utterances 'u\d+(\.wav)?'(, 'u\d+(\.wav)?'){3}\)\. "
-            rf"The checkpoints in {self.workspace.run_dir('nan') / 'checkpoints'} are of earlier steps and intact\.",
+            rf"The checkpoints in {self.workspace.run_dir('nan') / 'checkpoints'} are of earlier"
+            r" steps and intact\.",
         )
         self.assertEqual(files_below(self.workspace.run_dir("nan") / "checkpoints"), before)
 
     def test_out_of_memory_error_names_device_and_flags(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         with mock.patch("myxtts.training.step.Step.__call__", side_effect=full):
-            message = self.rejection("full", *DUAL, "--data-gpu-memory", "4096", "--model-gpu-memory", "8192")
+            message = self.rejection(
+                "full", *DUAL, "--data-gpu-memory", "4096", "--model-gpu-memory", "8192"
+            )
         self.assertRegex(
-            message, r"^out of memory at step 1, with a batch of 4 utterances of up to 0\.\d s and \d+ tokens"
+            message,
+            r"^out of memory at step 1, with a batch of 4 utterances of up to 0\.\d s and \d+"
+            r" tokens",
         )
         self.assertRegex(
-            message, r" \(bucket [12] of 2\): OOM when allocating tensor \(the model is on /CPU:1; limits: "
+            message,
+            r" \(bucket [12] of 2\): OOM when allocating tensor \(the model is on /CPU:1; limits: ",
         )
-        self.assertIn("limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB; ", message)  # and the devices that no route uses
+        self.assertIn(
+            "limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB; ", message
+        )  # and the devices that no route uses
         self.assertIn("). Resume with --resume and a higher --model-gpu-memory", message)
 
     def test_out_of_memory_error_before_the_first_step_names_no_batch(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         with mock.patch("myxtts.tasks.tts.build_xtts", side_effect=full):
             message = self.rejection("fuller", *DUAL)
-        self.assertRegex(message, r"^out of memory: OOM when allocating tensor \(the model is on /CPU:1; ")
+        self.assertRegex(
+            message, r"^out of memory: OOM when allocating tensor \(the model is on /CPU:1; "
+        )
 
     def test_out_of_memory_error_advises_to_resume_only_a_run_that_can(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
@@ -307,7 +376,9 @@ class Stopped(Case):
                 ):
                     raise error
                 self.assertEqual("--resume" in str(caught.exception), can_resume)
-                self.assertIn("a higher --model-gpu-memory or --data-gpu-memory; or ", str(caught.exception))
+                self.assertIn(
+                    "a higher --model-gpu-memory or --data-gpu-memory; or ", str(caught.exception)
+                )
 
     def test_a_full_disk_ends_only_a_run_whose_last_checkpoint_it_refuses(self):
         def write(target, *args, **kwargs):
@@ -322,12 +393,18 @@ class Stopped(Case):
         self.assertIn("the checkpoint of step 3 was not written: ", finished.out)
         self.assertRegex(
             finished.err,
-            r"^error: the checkpoint of step 8 was not written: .*/step-000008/model\.npz: No space left on device "
-            r"\(\S+ MB are needed, \S+ MB are free\)\. It is the last one of the run\. .* with --resume, which "
+            r"^error: the checkpoint of step 8 was not written: .*/step-000008/model\.npz: No space"
+            r" left on device "
+            r"\(\S+ MB are needed, \S+ MB are free\)\. It is the last one of the run\. .* with"
+            r" --resume, which "
             r"continues from .*/step-000006\.\n$",
         )
-        self.assertEqual([line["step"] for line in read_metrics(folder / "metrics.jsonl")], list(range(1, 9)))
-        self.assertEqual([path.name for path in (folder / "checkpoints").iterdir()], ["step-000006"])
+        self.assertEqual(
+            [line["step"] for line in read_metrics(folder / "metrics.jsonl")], list(range(1, 9))
+        )
+        self.assertEqual(
+            [path.name for path in (folder / "checkpoints").iterdir()], ["step-000006"]
+        )
 
     def test_missing_utterance_stops_the_run_after_saving_a_checkpoint(self):
         workspace = Workspace(Path(tempfile.mkdtemp(dir=self.workspace.folder)))
@@ -339,7 +416,9 @@ class Stopped(Case):
         with toy_models(), mock.patch("myxtts.training.hooks.check_devices", side_effect=vanish):
             finished = workspace.train("lost", "--max-steps", "60", "--checkpoint-every", "0")
         self.assertEqual(finished.code, 2)
-        self.assertRegex(finished.err, rf"^error: utterance '[^']*{victim.stem}.*cannot be read.* --resume")
+        self.assertRegex(
+            finished.err, rf"^error: utterance '[^']*{victim.stem}.*cannot be read.* --resume"
+        )
         self.assertEqual(len(list_checkpoints(workspace.run_dir("lost") / "checkpoints")), 1)
 
 
@@ -352,19 +431,27 @@ class Rejected(Case):
 
     def test_xla_with_several_replicas_is_rejected(self):
         self.assertRegex(
-            self.rejection("two", "--model-gpus", "0", "1", "--enable-static-shapes", "--compile", "xla"),
-            r"^--compile xla was given with 2 replicas \(replicated.*\), but XLA compiles for one device\. ",
+            self.rejection(
+                "two", "--model-gpus", "0", "1", "--enable-static-shapes", "--compile", "xla"
+            ),
+            r"^--compile xla was given with 2 replicas \(replicated.*\), but XLA compiles for one"
+            r" device\. ",
         )
         self.assertFalse(self.workspace.run_dir("two").exists())
 
     def test_validation_without_held_out_utterances_is_rejected(self):
         message = self.rejection("none", "--validation-fraction", "0", "--validate-every", "1")
         self.assertIn(
-            "validation, samples or evaluations were requested, but none of the 13 utterances is held out", message
+            "validation, samples or evaluations were requested, but none of the 13 utterances is"
+            " held out",
+            message,
         )
 
     def test_a_missing_corpus_creates_no_files(self):
-        self.assertIn("does not exist", self.rejection("nowhere", "--train-data", str(self.workspace.folder / "x")))
+        self.assertIn(
+            "does not exist",
+            self.rejection("nowhere", "--train-data", str(self.workspace.folder / "x")),
+        )
         self.assertFalse(self.workspace.run_dir("nowhere").exists())
 
     def test_a_folder_with_checkpoints_but_no_settings_is_a_run(self):
@@ -405,7 +492,16 @@ class MinimalRun(Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        off = ("--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0", "--ema-decay", "0")
+        off = (
+            "--validate-every",
+            "0",
+            "--sample-every",
+            "0",
+            "--checkpoint-every",
+            "0",
+            "--ema-decay",
+            "0",
+        )
         length = ("--epochs", "2", "--log-every", "5")
         delay = ("--model-start-delay", "1.25")
         wait = mock.patch.object(ReplicaFeed, "wait_until_full", autospec=True, return_value=0.75)
@@ -418,7 +514,8 @@ class MinimalRun(Case):
     def test_run_ends_with_its_last_epoch(self):
         self.assertEqual((self.finished.code, self.finished.err), (0, ""))
         self.assertIn(
-            "length         6 steps of 3 an epoch (2.0 epochs), from step 0 until --epochs 2\n", self.finished.out
+            "length         6 steps of 3 an epoch (2.0 epochs), from step 0 until --epochs 2\n",
+            self.finished.out,
         )
 
     def test_the_first_step_waits_for_a_full_feed_at_most_model_start_delay(self):
@@ -428,14 +525,18 @@ class MinimalRun(Case):
         checkpoints = self.folder / "checkpoints"
         self.assertFalse((self.folder / "samples").exists())
         self.assertEqual([path.name for path in checkpoints.iterdir()], ["step-000006"])
-        self.assertFalse(any(name.startswith("averages") for name, _ in arrays_of(checkpoints / "step-000006")))
+        self.assertFalse(
+            any(name.startswith("averages") for name, _ in arrays_of(checkpoints / "step-000006"))
+        )
         lines = read_metrics(self.folder / "metrics.jsonl")
         self.assertEqual([line["step"] for line in lines], [5, 6])
         self.assertFalse(any("validation_loss" in line for line in lines))
 
     def test_static_shapes_trace_once_for_each_bucket(self):
         out = self.finished.out
-        buckets = len(next(line for line in out.split("\n") if line.startswith("buckets")).split()) - 2
+        buckets = (
+            len(next(line for line in out.split("\n") if line.startswith("buckets")).split()) - 2
+        )
         self.assertGreater(buckets, 1)
         self.assertIn(f"traces         {buckets} of the training step", out)
 
@@ -447,23 +548,43 @@ class ShippedConfigurations(Case):
         self.assertGreaterEqual(len(self.FILES), 6)
         for path in self.FILES:
             with self.subTest(config=path.name):
-                self.assertGreaterEqual(len(plan_routes(load(path).placement, gpu_count=2).routes), 1)
+                self.assertGreaterEqual(
+                    len(plan_routes(load(path).placement, gpu_count=2).routes), 1
+                )
 
     def test_every_setting_in_them_trains(self):
-        """Train three steps with all files of a task at once, and with those that replicate: each setting trains."""
+        """Train three steps with all files of a task at once, and with those that replicate: each
+        setting trains.
+        """
         folder = self.workspace.folder / "configs"
         shutil.copytree(ROOT / "configs", folder)
         for name, files in shipped_groups(self.FILES).items():
-            (folder / f"{name}.yaml").write_text(f"defaults: {json.dumps(files)}\n", encoding="utf-8")
+            (folder / f"{name}.yaml").write_text(
+                f"defaults: {json.dumps(files)}\n", encoding="utf-8"
+            )
             with self.subTest(files=files), toy_models(), small_asr_models(), small_vocoders():
-                flags = ["--config", str(folder / f"{name}.yaml"), "--train-data", str(self.workspace.corpus)]
+                flags = [
+                    "--config",
+                    str(folder / f"{name}.yaml"),
+                    "--train-data",
+                    str(self.workspace.corpus),
+                ]
                 flags += ["--simulate-gpus", str(SIMULATED), "--max-steps", "3"]
                 flags += ["--run", name, "--runs-dir", str(self.workspace.folder / "runs")]
                 # The pretrained runs are not in the repository, and discriminators need one.
                 flags += ["--init-from", "null", "--no-discriminators"]
-                flags += ["--model-size", "tiny", *([] if "vocoder" in name else ["--text-frontend", "characters"])]
+                flags += [
+                    "--model-size",
+                    "tiny",
+                    *([] if "vocoder" in name else ["--text-frontend", "characters"]),
+                ]
                 # The validation of a vocoder, which takes 5 s to trace, is in test_vocoder.
-                flags += ["--sample-every", "0", "--validate-every", "0" if name == "all_vocoder" else "3"]
+                flags += [
+                    "--sample-every",
+                    "0",
+                    "--validate-every",
+                    "0" if name == "all_vocoder" else "3",
+                ]
                 self.assertEqual(self.workspace.main(*flags).code, 0)
                 (line,) = read_metrics(self.workspace.run_dir(name) / "metrics.jsonl")
                 self.assertEqual(line["step"], 3)
@@ -472,8 +593,15 @@ class ShippedConfigurations(Case):
 
 
 def shipped_groups(files: list[Path]) -> dict[str, list[str]]:
-    """Return names of files that can be one configuration: of recognition, vocoders, replicas, and all others."""
-    groups: dict[str, list[str]] = {"all_asr": [], "all_vocoder": [], "all_replicas": [], "all_tts": []}
+    """Return names of files that can be one configuration: of recognition, vocoders, replicas, and
+    all others.
+    """
+    groups: dict[str, list[str]] = {
+        "all_asr": [],
+        "all_vocoder": [],
+        "all_replicas": [],
+        "all_tts": [],
+    }
     for path in files:
         sections = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         config = load(path)
@@ -490,15 +618,25 @@ class Metrics(unittest.TestCase):
     def test_numbers_keep_all_digits_and_non_finite_numbers_are_null(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "metrics.jsonl"
-            values = {"step": 1, "loss": 0.1 + 0.2, "gradient_norm": float("inf"), "mel": float("nan")}
+            values = {
+                "step": 1,
+                "loss": 0.1 + 0.2,
+                "gradient_norm": float("inf"),
+                "mel": float("nan"),
+            }
             file = MetricsFile(path, 0)
             file.write(values)
             file.close()
             self.assertNotIn("NaN", path.read_text())
-            self.assertEqual(json.loads(path.read_text()), values | {"gradient_norm": None, "mel": None})
+            self.assertEqual(
+                json.loads(path.read_text()), values | {"gradient_norm": None, "mel": None}
+            )
 
     def test_lines_anywhere_are_amended_or_inserted_while_others_are_written(self):
-        with tempfile.TemporaryDirectory() as folder, mock.patch("myxtts.observe.metrics.READ_BYTES", 40):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch("myxtts.observe.metrics.READ_BYTES", 40),
+        ):
             path = Path(folder) / "metrics.jsonl"
             file = MetricsFile(path, 0)
             file.amend(3, {"late": 0.0})
@@ -522,7 +660,8 @@ class Metrics(unittest.TestCase):
             file.close()
             lines = read_metrics(path)
             self.assertEqual(
-                [line["step"] for line in lines], [2, 3, 5, 10, 20, 30, 40, 50, 60, 70, 75, 80, 90, 100, 200, 210]
+                [line["step"] for line in lines],
+                [2, 3, 5, 10, 20, 30, 40, 50, 60, 70, 75, 80, 90, 100, 200, 210],
             )
             late = {line["step"]: line["late"] for line in lines if "late" in line}
             self.assertEqual(late, {2: 2.0, 3: 3.0, 40: 3.0, 75: 3.0, 80: 2.0, 200: 3.0})

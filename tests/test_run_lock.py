@@ -27,18 +27,25 @@ class RunLockTest(unittest.TestCase):
         self.runs = temporary_folder(self.addCleanup) / "runs"
 
     def second_start(self, **settings) -> int:
-        """Start a run, and once more before the first start has read its corpus; return how many read anything."""
+        """Start a run, and once more before the first start has read its corpus; return how many
+        read anything.
+        """
         config = load(None, {"run": "a", "runs_dir": str(self.runs), **settings})
         starts = []
 
         def resolve_start(*_):
             starts.append(1)
             if len(starts) == 1:
-                with self.assertRaisesRegex(ConfigError, "another process is training it in .*/runs/a"):
+                with self.assertRaisesRegex(
+                    ConfigError, "another process is training it in .*/runs/a"
+                ):
                     run.train(config)
             raise DataError("no corpus")
 
-        with mock.patch("myxtts.run.resolve_start", resolve_start), self.assertRaisesRegex(DataError, "no corpus"):
+        with (
+            mock.patch("myxtts.run.resolve_start", resolve_start),
+            self.assertRaisesRegex(DataError, "no corpus"),
+        ):
             run.train(config)
         return len(starts)
 
@@ -47,11 +54,16 @@ class RunLockTest(unittest.TestCase):
         self.assertFalse((self.runs / "a").exists())  # nothing was written to it
 
     def test_a_file_system_without_locks_is_an_error_with_advice(self):
-        refused = mock.patch("myxtts.files.fcntl.flock", side_effect=OSError(errno.ENOLCK, "No locks available"))
+        refused = mock.patch(
+            "myxtts.files.fcntl.flock", side_effect=OSError(errno.ENOLCK, "No locks available")
+        )
         config, error = load(None, {"run": "a", "runs_dir": str(self.runs)}), io.StringIO()
         with refused, contextlib.redirect_stderr(error):
             self.assertEqual(report_errors(lambda: run.train(config)), 2)
-        self.assertIn(f"{self.runs}/a/.lock: No locks available. Use a file system with locks", error.getvalue())
+        self.assertIn(
+            f"{self.runs}/a/.lock: No locks available. Use a file system with locks",
+            error.getvalue(),
+        )
 
     def test_a_second_resume_leaves_checkpoints_alone_that_the_first_one_is_rewriting(self):
         former = self.runs / "a" / "checkpoints" / ".former-step-000010"
@@ -81,7 +93,9 @@ class RunLockTest(unittest.TestCase):
         (self.runs / "a" / f".metrics.jsonl.{ended.pid}-7.partial").write_text("half")
         (self.runs / "a" / "config.yaml").touch()
         with RunFolder(self.runs / "a").locked():
-            self.assertEqual({path.name for path in (self.runs / "a").iterdir()}, {".lock", "config.yaml"})
+            self.assertEqual(
+                {path.name for path in (self.runs / "a").iterdir()}, {".lock", "config.yaml"}
+            )
 
     def test_a_run_keeps_files_that_a_live_process_is_writing(self):
         (self.runs / "a").mkdir(parents=True)

@@ -21,7 +21,10 @@ class RunLogTest(unittest.TestCase):
         package.propagate = False
 
     def lines(self) -> list[str]:
-        return [line[len("2026-01-31 12:00:00 ") :] for line in self.path.read_text(encoding="utf-8").splitlines()]
+        return [
+            line[len("2026-01-31 12:00:00 ") :]
+            for line in self.path.read_text(encoding="utf-8").splitlines()
+        ]
 
     def test_lines_from_before_the_file_is_open_come_first(self):
         with RunLog() as run_log:

@@ -9,11 +9,15 @@ from myxtts.training.schedule import ema_decay, learning_rate, run_length
 
 class LearningRate(unittest.TestCase):
     def test_learning_rate_is_finite_and_bounded_at_every_step(self):
-        for total, warmup, final in itertools.product((1, 2, 9, 10, 11, 40_000), (0, 1, 10, 500), (0.0, 0.05, 1.0)):
+        for total, warmup, final in itertools.product(
+            (1, 2, 9, 10, 11, 40_000), (0, 1, 10, 500), (0.0, 0.05, 1.0)
+        ):
             rates = [learning_rate(step, total, 1e-3, warmup, final) for step in range(total + 600)]
             self.assertTrue(all(math.isfinite(rate) for rate in rates))
             self.assertLessEqual(max(rates), 1e-3 * (1 + 1e-12))
-            self.assertGreaterEqual(min(rates[:total]), min(1e-3 * final, 1e-3 / max(warmup, 1)) - 1e-12)
+            self.assertGreaterEqual(
+                min(rates[:total]), min(1e-3 * final, 1e-3 / max(warmup, 1)) - 1e-12
+            )
 
     def test_learning_rate_rises_to_the_peak_and_falls_to_its_final_fraction(self):
         rates = [learning_rate(step, 1000, 2e-3, 100, 0.05) for step in range(1000)]
@@ -52,7 +56,13 @@ class EmaDecay(unittest.TestCase):
 
 class TotalSteps(unittest.TestCase):
     def test_run_length_is_the_smaller_limit_and_0_means_no_limit(self):
-        for max_steps, epoch_steps, expected in ((100, 0, 100), (0, 21, 21), (100, 21, 21), (20, 21, 20), (1, 1, 1)):
+        for max_steps, epoch_steps, expected in (
+            (100, 0, 100),
+            (0, 21, 21),
+            (100, 21, 21),
+            (20, 21, 20),
+            (1, 1, 1),
+        ):
             self.assertEqual(run_length(max_steps, epoch_steps), expected)
 
 

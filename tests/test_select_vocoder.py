@@ -1,4 +1,6 @@
-"""The vocoder of a voice: which one is used, and which are refused. Runs without weights are enough."""
+"""The vocoder of a voice: which one is used, and which are refused. Runs without weights are
+enough.
+"""
 
 import json
 import os
@@ -32,9 +34,13 @@ class SelectVocoder(unittest.TestCase):
         return Path(run)
 
     def select(self, *requested, voice: str = "runs/voice"):
-        return select_vocoder(Path(voice), read_metadata(Path(voice, "checkpoints/step-000007")), *requested)
+        return select_vocoder(
+            Path(voice), read_metadata(Path(voice, "checkpoints/step-000007")), *requested
+        )
 
-    def assert_refused(self, error: type[UserError], *expected: str, requested=(), voice: str = "runs/voice"):
+    def assert_refused(
+        self, error: type[UserError], *expected: str, requested=(), voice: str = "runs/voice"
+    ):
         with self.assertRaises(error) as caught:
             self.select(*requested, voice=voice)
         for words in expected:
@@ -46,29 +52,44 @@ class SelectVocoder(unittest.TestCase):
         self.assertEqual(self.select("runs/other").trained.run, Path("runs/other"))
         self.write("runs/voice", vocoder="runs/vocoder")
         self.assertEqual(self.select().trained.run, Path("runs/vocoder"))
-        self.assertEqual(self.select().trained.checkpoint, Path("runs/vocoder/checkpoints/step-000007"))
+        self.assertEqual(
+            self.select().trained.checkpoint, Path("runs/vocoder/checkpoints/step-000007")
+        )
         self.assertEqual(self.select(Path("runs/other")).trained.run, Path("runs/other"))
         self.assertEqual(self.select("griffin-lim"), (None, None, ""))
 
     def test_iterations_are_for_griffin_lim_only(self):
         self.assertEqual(self.select(None, 5).iterations, 5)
         self.assert_refused(
-            ConfigError, "--iterations 5 was given", "--vocoder runs/vocoder was given", requested=("runs/vocoder", 5)
+            ConfigError,
+            "--iterations 5 was given",
+            "--vocoder runs/vocoder was given",
+            requested=("runs/vocoder", 5),
         )
         self.write("runs/voice", vocoder="runs/vocoder")
-        self.assert_refused(ConfigError, "runs/voice has the setting vocoder runs/vocoder", requested=(None, 5))
+        self.assert_refused(
+            ConfigError, "runs/voice has the setting vocoder runs/vocoder", requested=(None, 5)
+        )
 
     def test_a_missing_run_is_an_error_and_never_griffin_lim(self):
         self.assert_refused(
             CheckpointError,
-            *("--vocoder runs/vocodr was given", "there is no such folder", "Did you mean runs/vocoder?"),
+            *(
+                "--vocoder runs/vocodr was given",
+                "there is no such folder",
+                "Did you mean runs/vocoder?",
+            ),
             requested=("runs/vocodr",),
         )
         self.write("runs/voice", vocoder="runs/gone")
-        self.assert_refused(CheckpointError, "runs/voice has the setting vocoder runs/gone", "--vocoder griffin-lim")
+        self.assert_refused(
+            CheckpointError, "runs/voice has the setting vocoder runs/gone", "--vocoder griffin-lim"
+        )
         (self.folder / "runs/begun").mkdir()
         (self.folder / "runs/begun/config.yaml").touch()
-        self.assert_refused(CheckpointError, "the run ended before its first", requested=("runs/begun",))
+        self.assert_refused(
+            CheckpointError, "the run ended before its first", requested=("runs/begun",)
+        )
 
     def test_a_vocoder_beside_a_voice_of_another_folder_is_suggested(self):
         self.write("runs/voice", vocoder="runs/vocoder")
@@ -77,20 +98,32 @@ class SelectVocoder(unittest.TestCase):
         voice = self.folder / "runs" / "voice"
         self.assert_refused(
             CheckpointError,
-            *("relative to the working folder", f"Did you mean --vocoder {self.folder / 'runs' / 'vocoder'}?"),
+            *(
+                "relative to the working folder",
+                f"Did you mean --vocoder {self.folder / 'runs' / 'vocoder'}?",
+            ),
             voice=str(voice),
         )
 
     def test_a_run_of_another_task_is_refused_by_its_task(self):
         for task in ("tts", "asr"):
             self.write("runs/other", task=task)
-            self.assert_refused(CheckpointError, f"trained with --task {task}", requested=("runs/other",))
+            self.assert_refused(
+                CheckpointError, f"trained with --task {task}", requested=("runs/other",)
+            )
 
     def test_another_audio_format_is_refused_by_names_and_values(self):
-        self.write("runs/other", task="vocoder", audio_format=AUDIO_FORMAT | {"hop_samples": 300, "high_hz": 11_025.0})
+        self.write(
+            "runs/other",
+            task="vocoder",
+            audio_format=AUDIO_FORMAT | {"hop_samples": 300, "high_hz": 11_025.0},
+        )
         self.assert_refused(
             CheckpointError,
-            *("takes mels with hop_samples 300, high_hz 11025.0", "makes mels with hop_samples 256, high_hz 8000.0"),
+            *(
+                "takes mels with hop_samples 300, high_hz 11025.0",
+                "makes mels with hop_samples 256, high_hz 8000.0",
+            ),
             requested=("runs/other",),
         )
         self.write("runs/other", task="vocoder", audio_format=["unusable"])

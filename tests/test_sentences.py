@@ -81,12 +81,16 @@ class Paragraphs(unittest.TestCase):
 
     def test_blank_lines_turn_other_line_breaks_into_spaces(self):
         self.assertEqual(
-            texts("A line that\nis wrapped.\n  \nAnother one."), ["A line that is wrapped.", "Another one."]
+            texts("A line that\nis wrapped.\n  \nAnother one."),
+            ["A line that is wrapped.", "Another one."],
         )
 
     def test_without_blank_lines_each_line_is_a_paragraph(self):
         for break_ in ("\n", "\r\n", "\r", "\u2028", "\u2029"):
-            self.assertEqual((texts(f"one{break_}two{break_}"), boundaries(f"one{break_}two")), (["one", "two"], "pp"))
+            self.assertEqual(
+                (texts(f"one{break_}two{break_}"), boundaries(f"one{break_}two")),
+                (["one", "two"], "pp"),
+            )
 
     def test_an_ornament_is_not_the_last_sentence(self):
         self.assertEqual(boundaries("One. Two. ***"), "sp")
@@ -94,7 +98,14 @@ class Paragraphs(unittest.TestCase):
 
 class LongSentences(unittest.TestCase):
     def test_chunks_are_within_the_limit_and_lose_no_letter(self):
-        for text in ("word " * 500, "x" * 1_001, "one, two; " * 100, "你好" * 300, "a-b—c " * 200, "კარგი, " * 90):
+        for text in (
+            "word " * 500,
+            "x" * 1_001,
+            "one, two; " * 100,
+            "你好" * 300,
+            "a-b—c " * 200,
+            "კარგი, " * 90,
+        ):
             with self.subTest(text=text[:10]):
                 chunks = texts(text)
                 self.assertLessEqual(max(map(len, chunks)), MAX_CHARACTERS)
@@ -102,7 +113,9 @@ class LongSentences(unittest.TestCase):
                 self.assertEqual(boundaries(text), "c" * (len(chunks) - 1) + "p")
 
     def test_a_short_sentence_is_not_split(self):
-        self.assertEqual(texts("One, two; three: four.", max_characters=22), ["One, two; three: four."])
+        self.assertEqual(
+            texts("One, two; three: four.", max_characters=22), ["One, two; three: four."]
+        )
 
     def test_a_long_sentence_is_split_at_the_strongest_mark_near_its_middle(self):
         for text, expected in (
@@ -118,21 +131,34 @@ class LongSentences(unittest.TestCase):
             ("cost 1,000,000, or even more", ["cost 1,000,000,", "or even more"]),
         ):
             with self.subTest(text=text):
-                self.assertEqual(texts(text, max_characters=25 if len(text) > 25 else len(text) - 1), expected)
+                self.assertEqual(
+                    texts(text, max_characters=25 if len(text) > 25 else len(text) - 1), expected
+                )
 
     def test_adversarial_texts_take_linear_time(self):
-        for text in ("." * 100_000 + "x", '!"' * 50_000 + "x", "A. " * 30_000, "\n \na" * 20_000, "1. " * 30_000):
+        for text in (
+            "." * 100_000 + "x",
+            '!"' * 50_000 + "x",
+            "A. " * 30_000,
+            "\n \na" * 20_000,
+            "1. " * 30_000,
+        ):
             started_s = time.process_time()
             list(split_text(text))
-            self.assertLess(time.process_time() - started_s, 60.0, text[:5])  # quadratic time would be minutes
+            self.assertLess(
+                time.process_time() - started_s, 60.0, text[:5]
+            )  # quadratic time would be minutes
 
 
 class Import(unittest.TestCase):
     def test_import_loads_no_tensorflow(self):
         code = (
-            "import sys; import myxtts.text.sentences, myxtts.synthesis.speech_file; print('tensorflow' in sys.modules)"
+            "import sys; import myxtts.text.sentences, myxtts.synthesis.speech_file;"
+            " print('tensorflow' in sys.modules)"
         )
-        run = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        )
         self.assertEqual(run.stdout.strip(), "False")
 
 

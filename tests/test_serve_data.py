@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.fixtures import DEADLINE_S, ends
 
 ROOT = Path(__file__).parents[1]
-# TensorFlow starts and stops a server with Python's global lock held; PyDLL holds it during a call, too.
+# TensorFlow starts and stops a server with Python's global lock held; PyDLL holds it during a call,
+# too.
 HOLDS_LOCK = f"""
 import ctypes, os, sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -36,9 +37,13 @@ class ClosedStdoutTest(unittest.TestCase):
 
 class SignalTest(unittest.TestCase):
     def started(self) -> tuple[subprocess.Popen, int]:
-        """Start a program that holds the lock forever; return it and the PID of the process that does."""
+        """Start a program that holds the lock forever; return it and the PID of the process that
+        does.
+        """
         command = [sys.executable, "-c", HOLDS_LOCK]
-        background = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}  # as by `command &`
+        background = {
+            "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
+        }  # as by `command &`
         program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **background)
         self.addCleanup(program.stdout.close)
         self.addCleanup(program.wait)

@@ -1,10 +1,19 @@
-"""The smallest corpora, batches larger than the corpus, and utterances that are too long or too short."""
+"""The smallest corpora, batches larger than the corpus, and utterances that are too long or too
+short.
+"""
 
 import unittest
 
 from pydantic import ValidationError
 
-from myxtts.config.schema import MAX_SECONDS, MIN_SECONDS, Config, DataConfig, RunConfig, TrainingConfig
+from myxtts.config.schema import (
+    MAX_SECONDS,
+    MIN_SECONDS,
+    Config,
+    DataConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from myxtts.data.dataset import load_corpora, whole_corpus_step
 from myxtts.data.metadata_file import hold_out, read_corpus
 from myxtts.errors import DataError
@@ -31,14 +40,19 @@ class Case(unittest.TestCase):
         data = {"train_data": str(self.metadata), "text_frontend": "characters"} | data
         training = TrainingConfig(gradient_accumulation=accumulation)
         self.config = Config(data=DataConfig(**data), run=run, training=training)
-        return load_corpora(self.config, self.folder / "run", length_rule_of(self.config), replicas=replicas)
+        return load_corpora(
+            self.config, self.folder / "run", length_rule_of(self.config), replicas=replicas
+        )
 
     def held_out_alone_has_another_symbol(self):
         """Write five utterances, of which only the one that is held out has the letter q."""
         self.write("abcde", [1.0] * 5)
         held_out = hold_out(read_corpus(self.metadata, "en"), 0.05, 0)[1].rows
         self.assertEqual(len(held_out), 1)
-        self.write(["q" if f"u{number}.wav" == held_out[0].audio else "a" for number in range(5)], [1.0] * 5)
+        self.write(
+            ["q" if f"u{number}.wav" == held_out[0].audio else "a" for number in range(5)],
+            [1.0] * 5,
+        )
 
 
 class HeldOut(Case):
@@ -52,7 +66,10 @@ class HeldOut(Case):
         with self.assertRaises(DataError) as raised:
             self.load(run=RunConfig())
         message = str(raised.exception)
-        self.assertRegex(message, r"the 1 of 5 utterances held out have symbols that the other 4 lack \(u\d\.wav: q\)")
+        self.assertRegex(
+            message,
+            r"the 1 of 5 utterances held out have symbols that the other 4 lack \(u\d\.wav: q\)",
+        )
         self.assertIn("fewer than 30 utterances", message)
         self.assertIn("--validation-fraction 0 --validate-every 0 --sample-every 0", message)
 
@@ -62,7 +79,10 @@ class HeldOut(Case):
             corpus, held_out, _ = self.load()
         self.assertEqual((len(corpus.manifest), held_out), (4, None))
         self.assertIn("--validation-fraction 0 trains on all", logs.output[0])
-        self.assertIn("symbol unknown to the training corpus", (self.folder / "run" / "rejected.csv").read_text())
+        self.assertIn(
+            "symbol unknown to the training corpus",
+            (self.folder / "run" / "rejected.csv").read_text(),
+        )
 
     def test_another_fault_of_the_held_out_utterances_is_still_an_error(self):
         self.held_out_alone_has_another_symbol()
@@ -86,7 +106,10 @@ class LargeBatches(Case):
         plan, line = self.load_capped(batch_size=4096)
         self.assertEqual(plan.shape(0)[0], 9)
         self.assertLess(plan.padding, 0.25)
-        expected = "--batch-size 4096 asks for 4096 utterances in a step, but the corpus has 9: each step is the whole "
+        expected = (
+            "--batch-size 4096 asks for 4096 utterances in a step, but the corpus has 9: each step"
+            " is the whole "
+        )
         self.assertEqual(line, expected + "corpus, in 1 x 9 rows")
 
     def test_replicas_share_the_corpus(self):
@@ -120,13 +143,18 @@ class Lengths(Case):
     def test_too_long_utterances_name_the_flag_and_the_value_that_accepts_all(self):
         message = self.rejection([1.0, 2.2, 3.1], max_seconds=2.0)
         self.assertIn("2.200 s, at most 2.0 s (--max-seconds)", message)
-        self.assertIn("--max-seconds 4 accepts all that are too long; it may be up to 120. Fix", message)
+        self.assertIn(
+            "--max-seconds 4 accepts all that are too long; it may be up to 120. Fix", message
+        )
         corpus, _, _ = self.load(validation_fraction=0.0, max_seconds=4.0, batch_size=2)
         self.assertEqual(len(corpus.manifest), 3)
 
     def test_utterances_beyond_the_upper_bound_are_to_be_split(self):
         message = self.rejection([1.0, 2.2, 121.0], max_seconds=2.0)
-        self.assertIn("--max-seconds 120, its upper bound, accepts 1 of the 2 that are too long; split", message)
+        self.assertIn(
+            "--max-seconds 120, its upper bound, accepts 1 of the 2 that are too long; split",
+            message,
+        )
 
     def test_too_short_utterances_name_the_flag_and_the_value_that_accepts_all(self):
         message = self.rejection([0.25, 0.219, 1.0])

@@ -106,19 +106,35 @@ class SoakTest(unittest.TestCase):
             memory = by_name["memory in use, MiB"]
             self.assertAlmostEqual(memory["slope"], growth, places=3)
             self.assertEqual(memory["verdict"], expected)
-            self.assertEqual({by_name[name]["verdict"] for name in ("threads", "file descriptors")}, {"met"})
+            self.assertEqual(
+                {by_name[name]["verdict"] for name in ("threads", "file descriptors")}, {"met"}
+            )
             self.assertEqual(len(memory["means"]), 2)
-        self.assertIn("| 20 | " if growth < 1 else "+20 ± ", "\n".join(describe(self.samples(growth), rows)))
+        self.assertIn(
+            "| 20 | " if growth < 1 else "+20 ± ", "\n".join(describe(self.samples(growth), rows))
+        )
 
     def test_a_checkpoint_in_the_making_is_no_growth(self):
         def sizes(kept_mib):
             return [
-                replace(self.BASE, seconds=10.0 * i, checkpoints_mib=kept_mib(i) + 4.0 * (i % 3 == 0), step=i)
+                replace(
+                    self.BASE,
+                    seconds=10.0 * i,
+                    checkpoints_mib=kept_mib(i) + 4.0 * (i % 3 == 0),
+                    step=i,
+                )
                 for i in range(300)
             ]
 
-        for kept_mib, slope, count in ((lambda i: 8.0, 0.0, 8.0), (lambda i: 8.0 + i / 6.0, 60.0, None)):
-            row = next(row for row in table(sizes(kept_mib)) if row["name"] == "checkpoints on the disk, MiB")
+        for kept_mib, slope, count in (
+            (lambda i: 8.0, 0.0, 8.0),
+            (lambda i: 8.0 + i / 6.0, 60.0, None),
+        ):
+            row = next(
+                row
+                for row in table(sizes(kept_mib))
+                if row["name"] == "checkpoints on the disk, MiB"
+            )
             self.assertAlmostEqual(row["slope"], slope, places=2)
             if count is not None:
                 self.assertEqual((row["first"], row["last"]), (count, count))
@@ -128,19 +144,29 @@ class SoakTest(unittest.TestCase):
         slope = fit(range(50), [source.gauss(0.0, 100.0) for _ in range(50)])
         self.assertEqual(verdict(slope, 1.0, 3600.0), "not shown")
         self.assertEqual(verdict(slope, 1.0, 60.0), "too short")
-        self.assertEqual((verdict(None, 1.0, 0.0), verdict(slope, None, 0.0)), ("not measured", "–"))
+        self.assertEqual(
+            (verdict(None, 1.0, 0.0), verdict(slope, None, 0.0)), ("not measured", "–")
+        )
 
     def test_a_run_is_sampled_until_it_is_stopped(self):
         def wait_for_report(child, output, end_s):
-            wait_until(lambda: child.has_ended() or last_report(Path(name, "runs", "soak", "metrics.jsonl"))[0])
+            wait_until(
+                lambda: (
+                    child.has_ended() or last_report(Path(name, "runs", "soak", "metrics.jsonl"))[0]
+                )
+            )
             return wait_for_end(child, output, end_s)
 
         with (
             tempfile.TemporaryDirectory() as name,
-            mock.patch.multiple("benchmarks.soak", SCRIPT=("-c", TRAINER), wait_for_end=wait_for_report),
+            mock.patch.multiple(
+                "benchmarks.soak", SCRIPT=("-c", TRAINER), wait_for_end=wait_for_report
+            ),
         ):
             samples = train(Path(name), process=1, seconds=0.3, every_s=0.1, seed=0)
-        self.assertEqual([(sample.process, sample.step, sample.step_s) for sample in samples], [(1, 7, 0.5)] * 3)
+        self.assertEqual(
+            [(sample.process, sample.step, sample.step_s) for sample in samples], [(1, 7, 0.5)] * 3
+        )
         for sample in samples:
             self.assertEqual((sample.in_use_mib, sample.anonymous_mib), (2.0, 4.0))
             self.assertTrue(sample.rss_mib > 1.0 and sample.threads and sample.descriptors)
@@ -165,7 +191,9 @@ class SoakTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "metrics.jsonl")
             self.assertEqual(last_report(path), (0, 0.0))
-            path.write_text('{"step": 5, "step_s": 0.5}\n{"step": 6, "validation_loss": 1}\n{"step": 7, "st')
+            path.write_text(
+                '{"step": 5, "step_s": 0.5}\n{"step": 6, "validation_loss": 1}\n{"step": 7, "st'
+            )
             self.assertEqual(last_report(path), (5, 0.5))
             self.assertEqual(size_of(Path(folder)), path.stat().st_size)
 
@@ -189,19 +217,23 @@ class SoakTest(unittest.TestCase):
     @long
     def test_freed_tensors_are_not_occupied(self):
         program = (
-            "from benchmarks._heap import ENVIRON, bytes_in_use, bytes_occupied\n"
-            "import os; os.environ.update(ENVIRON); import tensorflow as tf\n"
-            "held = [tf.ones([9])]; print(bytes_in_use(), bytes_occupied())\n"
-            "held += [tf.ones([1 << 18]) for _ in range(80)]; print(bytes_in_use(), bytes_occupied())\n"
-            "del held[1:-1]; print(bytes_in_use(), bytes_occupied())"
+            "from benchmarks._heap import ENVIRON, bytes_in_use, bytes_occupied\nimport os;"
+            " os.environ.update(ENVIRON); import tensorflow as tf\nheld = [tf.ones([9])];"
+            " print(bytes_in_use(), bytes_occupied())\nheld += [tf.ones([1 << 18]) for _ in"
+            " range(80)]; print(bytes_in_use(), bytes_occupied())\ndel held[1:-1];"
+            " print(bytes_in_use(), bytes_occupied())"
         )
         environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         before, held, after = (list(map(int, line.split())) for line in done.stdout.splitlines())
         for i in range(2):
             self.assertGreater(held[i] - before[i], 79 << 20)
-            self.assertLess(after[i] - before[i], 8 << 20)  # the last tensor lies behind the freed ones
+            self.assertLess(
+                after[i] - before[i], 8 << 20
+            )  # the last tensor lies behind the freed ones
 
 
 if __name__ == "__main__":

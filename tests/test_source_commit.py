@@ -16,7 +16,16 @@ class SourceCommitTest(unittest.TestCase):
         self.addCleanup(source_commit.cache_clear)
 
     def git(self, *arguments: str) -> str:
-        command = ["git", "-C", str(self.root), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        command = [
+            "git",
+            "-C",
+            str(self.root),
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            *arguments,
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     def test_a_folder_that_is_no_checkout_has_none(self):
@@ -44,7 +53,9 @@ class SourceCommitTest(unittest.TestCase):
         worktree.mkdir(parents=True)
         linked.mkdir()
         (git / "HEAD").write_text("ref: refs/heads/main\n")
-        (git / "packed-refs").write_text(f"# packed\n{'a' * 40} refs/heads/main\n{'b' * 40} refs/heads/other\n")
+        (git / "packed-refs").write_text(
+            f"# packed\n{'a' * 40} refs/heads/main\n{'b' * 40} refs/heads/other\n"
+        )
         (linked / ".git").write_text(f"gitdir: {worktree}\n")
         (worktree / "HEAD").write_text("ref: refs/heads/other\n")
         (worktree / "commondir").write_text("../..\n")

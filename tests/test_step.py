@@ -33,14 +33,24 @@ from tests.two_devices import DATA, MODEL
 ROWS = [(5, 13), (8, 24), (3, 3), (4, 9)]  # tokens and frames
 
 
-def make_step(model=None, clip=0.0, accumulation=1, static=False, precision="float32", averaged=True, xla=False):
+def make_step(
+    model=None,
+    clip=0.0,
+    accumulation=1,
+    static=False,
+    precision="float32",
+    averaged=True,
+    xla=False,
+):
     """Return (state, step) of a model, by default the toy."""
     state = training_state(model or build_toy(precision), precision, averaged)
     return state, Step(state, clip, accumulation, static, xla)
 
 
 def run_step(step, *batches, number=1, learning_rate=1e-2, ema_decay=0.9):
-    return step.read(take_step(step, [[on_device(batch)] for batch in batches], number, learning_rate, ema_decay))
+    return step.read(
+        take_step(step, [[on_device(batch)] for batch in batches], number, learning_rate, ema_decay)
+    )
 
 
 def weights(state):
@@ -59,7 +69,10 @@ class LostWorker(unittest.TestCase):
 
         def all_reduce(_, tensors):
             first, *others = tensors
-            return [tf.ensure_shape(tf.numpy_function(lose, [first], tf.float32), first.shape), *others]
+            return [
+                tf.ensure_shape(tf.numpy_function(lose, [first], tf.float32), first.shape),
+                *others,
+            ]
 
         distributed = mock.patch.multiple(
             "myxtts.placement.replicas.Replicas", is_distributed=True, all_reduce_sum=all_reduce
@@ -68,7 +81,12 @@ class LostWorker(unittest.TestCase):
         with distributed:
             state, step = make_step(model, clip=0.0)
             variables = [*model.variables, *state.averages]
-            variables += [v for group in state.groups for v in group.optimizer.variables if v.name != "learning_rate"]
+            variables += [
+                v
+                for group in state.groups
+                for v in group.optimizer.variables
+                if v.name != "learning_rate"
+            ]
             before = [variable.numpy() for variable in variables]
             with self.assertRaisesRegex(tf.errors.OpError, "another worker is lost"):
                 run_step(step, features(ROWS))
@@ -79,7 +97,10 @@ class LostWorker(unittest.TestCase):
 class Accumulation(unittest.TestCase):
     def test_accumulated_microbatches_match_one_large_batch(self):
         batch = features(ROWS)
-        (state, whole), (accumulated, parts) = make_step(clip=1.0), make_step(clip=1.0, accumulation=3)
+        (state, whole), (accumulated, parts) = (
+            make_step(clip=1.0),
+            make_step(clip=1.0, accumulation=3),
+        )
         cuts = [slice(0, 1), slice(1, 3), slice(3, 4)]
         for number in (1, 2, 3):
             expected = run_step(whole, batch, number=number)
@@ -146,7 +167,9 @@ class StepArguments(unittest.TestCase):
             before = weights(state)
             run_step(step, features(ROWS), number=number, learning_rate=rate)
             largest = max(np.abs(a - b).max() for a, b in zip(weights(state), before, strict=True))
-            self.assertAlmostEqual(largest / rate, 1.0, delta=0.15)  # Adam moves a weight by about the rate
+            self.assertAlmostEqual(
+                largest / rate, 1.0, delta=0.15
+            )  # Adam moves a weight by about the rate
             self.assertAlmostEqual(float(state.optimizer.learning_rate), rate, 8)
 
     def test_given_ema_decay_is_used(self):
@@ -154,7 +177,10 @@ class StepArguments(unittest.TestCase):
         expected = weights(state)
         for number, decay in enumerate((0.1, 0.9), 1):
             run_step(step, features(ROWS), number=number, ema_decay=decay)
-            expected = [decay * mean + (1 - decay) * w for mean, w in zip(expected, weights(state), strict=True)]
+            expected = [
+                decay * mean + (1 - decay) * w
+                for mean, w in zip(expected, weights(state), strict=True)
+            ]
             for mean, average in zip(expected, state.averages, strict=True):
                 np.testing.assert_allclose(average.numpy(), mean, atol=1e-6)
 
@@ -179,23 +205,34 @@ class StepArguments(unittest.TestCase):
 
 
 class HandOverTest(unittest.TestCase):
-    """Each step hands over the first microbatch of the next one: bit for bit what handing it over before gives."""
+    """Each step hands over the first microbatch of the next one: bit for bit what handing it over
+    before gives.
+    """
 
     RATES = ConstantRates(1e-2, 0.9)
 
     def steps_of(self, accumulation, steps=4):
-        """Return steps of microbatches on the data device; the second step is incomplete, and shapes change."""
+        """Return steps of microbatches on the data device; the second step is incomplete, and
+        shapes change.
+        """
         made = []
         for number in range(steps):
             microbatches = 1 if number == 1 else accumulation
             padded = (8 + number // 2, 24 + number // 2)
-            made.append([[on_device(features(ROWS, padded, seed=9 * number + i), DATA)] for i in range(microbatches)])
+            made.append(
+                [
+                    [on_device(features(ROWS, padded, seed=9 * number + i), DATA)]
+                    for i in range(microbatches)
+                ]
+            )
         return made
 
     def chained(self, step, steps):
         """Take the steps as the loop does; return their outcomes."""
         handed, outcomes = step.hand_over(steps[0][0]), []
-        for number, (microbatches, later) in enumerate(zip(steps, [*steps[1:], steps[-1]], strict=True), 1):
+        for number, (microbatches, later) in enumerate(
+            zip(steps, [*steps[1:], steps[-1]], strict=True), 1
+        ):
             outcome, handed = step(handed, [*microbatches[1:], later[0]], number, self.RATES)
             require_device(MODEL, [*handed[0].items(), ("outcome", outcome)])
             outcomes.append(outcome.numpy())
@@ -206,7 +243,8 @@ class HandOverTest(unittest.TestCase):
         groups = [variable for group in state.variables().values() for variable in group.values()]
         first_values, steps = [variable.numpy() for variable in groups], self.steps_of(accumulation)
         expected = [
-            take_step(step, microbatches, number, 1e-2, 0.9).numpy() for number, microbatches in enumerate(steps, 1)
+            take_step(step, microbatches, number, 1e-2, 0.9).numpy()
+            for number, microbatches in enumerate(steps, 1)
         ]
         weights_then = weights(state)
         for variable, value in zip(groups, first_values, strict=True):
@@ -231,16 +269,28 @@ class HandOverTest(unittest.TestCase):
         batch, passed = [on_device(features(ROWS), DATA)], []
         outcome, handed = step(step.hand_over(batch), [batch, batch], 1, self.RATES)
         for key, function in step._traced.items():
-            step._traced[key] = lambda *arguments, function=function: passed.append(arguments) or function(*arguments)
-        later, constants = step._controls, {id(step._controls._stop[0]), id(step._controls._stop[1])}
-        with mock.patch("myxtts.training.step.tf.constant", side_effect=AssertionError("a tensor was made")):
+            step._traced[key] = lambda *arguments, function=function: (
+                passed.append(arguments) or function(*arguments)
+            )
+        later, constants = (
+            step._controls,
+            {id(step._controls._stop[0]), id(step._controls._stop[1])},
+        )
+        with mock.patch(
+            "myxtts.training.step.tf.constant", side_effect=AssertionError("a tensor was made")
+        ):
             for number, stop in ((2, False), (3, True), (4, False)):
-                known = {*map(id, [*later._table.values(), *step._no_losses, later._steps_done_there]), *constants}
+                known = {
+                    *map(id, [*later._table.values(), *step._no_losses, later._steps_done_there]),
+                    *constants,
+                }
                 known |= {id(tensor) for tensor in tf.nest.flatten([handed, batch])}
                 outcome, handed = step(handed, [batch, batch], number, self.RATES, stop)
                 accumulated, finished = passed[-2:]
                 self.assertLessEqual(set(map(id, tf.nest.flatten(accumulated))), known)
-                self.assertLessEqual(set(map(id, tf.nest.flatten(finished[1:2] + finished[3:]))), known)
+                self.assertLessEqual(
+                    set(map(id, tf.nest.flatten(finished[1:2] + finished[3:]))), known
+                )
                 self.assertEqual(step.stop_requested(outcome), stop)
 
 
@@ -249,11 +299,26 @@ class RatesTest(unittest.TestCase):
 
     def test_rates_are_those_of_the_number_of_the_step_wherever_it_starts_or_jumps(self):
         state, step = make_step()
-        falling = SimpleNamespace(learning_rate=lambda done: 1e-3 / (1 + done), ema_decay=lambda done: done / 1e4)
+        falling = SimpleNamespace(
+            learning_rate=lambda done: 1e-3 / (1 + done), ema_decay=lambda done: done / 1e4
+        )
         batch = [on_device(features(ROWS), DATA)]
         handed = step.hand_over(batch)
-        numbers = [1, 2, 3, TABLE_STEPS - 1, TABLE_STEPS, TABLE_STEPS + 1, TABLE_STEPS + 2, 5, 2 * TABLE_STEPS, 7]
-        for number in numbers:  # a resumed run starts anywhere, and a sync may move a run to a later step
+        numbers = [
+            1,
+            2,
+            3,
+            TABLE_STEPS - 1,
+            TABLE_STEPS,
+            TABLE_STEPS + 1,
+            TABLE_STEPS + 2,
+            5,
+            2 * TABLE_STEPS,
+            7,
+        ]
+        for (
+            number
+        ) in numbers:  # a resumed run starts anywhere, and a sync may move a run to a later step
             before, weight_before = state.averages[0].numpy(), None
             _, handed = step(handed, [batch], number, falling)
             rate = state.optimizer.learning_rate.numpy()
@@ -261,7 +326,10 @@ class RatesTest(unittest.TestCase):
             decay = np.float32(falling.ema_decay(number - 1))
             weight_before = state.trained[0].numpy()
             np.testing.assert_allclose(
-                state.averages[0].numpy(), before - (1 - decay) * (before - weight_before), rtol=1e-5, atol=1e-7
+                state.averages[0].numpy(),
+                before - (1 - decay) * (before - weight_before),
+                rtol=1e-5,
+                atol=1e-7,
             )
 
     def test_changed_rates_are_used_from_the_next_step_on(self):
@@ -274,7 +342,9 @@ class RatesTest(unittest.TestCase):
 
     def test_tables_are_made_once_for_many_steps(self):
         made = []
-        rates = SimpleNamespace(learning_rate=lambda done: made.append(done) or 1e-3, ema_decay=lambda done: 0.9)
+        rates = SimpleNamespace(
+            learning_rate=lambda done: made.append(done) or 1e-3, ema_decay=lambda done: 0.9
+        )
         controls = Controls(MODEL)
         for number in range(3, TABLE_STEPS + 3):
             arguments = controls.of_step(number, rates, stop=False)
@@ -284,12 +354,16 @@ class RatesTest(unittest.TestCase):
 
 
 class TrainedDifferently(Toy):
-    """A toy whose loss and batch statistics depend on `training`, as those of dropout and batch normalisation do."""
+    """A toy whose loss and batch statistics depend on `training`, as those of dropout and batch
+    normalisation do.
+    """
 
     def __init__(self, symbols: int):
         super().__init__(symbols)
         self.calls = 0
-        self.batches = self.add_weight(shape=(), initializer="zeros", trainable=False, name="batches")
+        self.batches = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="batches"
+        )
 
     def call(self, batch, training=False):
         self.calls += 1
@@ -305,7 +379,9 @@ class ValidationTest(unittest.TestCase):
         with mock.patch("benchmarks.proof.toy.Toy", TrainedDifferently):
             state, step = make_step()
         run_step(step, features(ROWS))
-        held_out = [on_device(rows_of(features(ROWS, seed=3), rows)) for rows in (slice(0, 2), slice(2, 4))]
+        held_out = [
+            on_device(rows_of(features(ROWS, seed=3), rows)) for rows in (slice(0, 2), slice(2, 4))
+        ]
         held_out.append(on_device(features([(2, 30)], padded=(2, 30))))  # of another shape
         feed = contextlib.nullcontext([(SimpleNamespace(features=batch),) for batch in held_out])
         before = {group: dict(state.arrays(group)) for group in state.variables()}
@@ -315,11 +391,15 @@ class ValidationTest(unittest.TestCase):
         losses = Validation(state.model, MODEL, lambda: feed)(state)
         self.assertEqual(state.model.calls, calls + 1, "traced more than once")
         for name in Toy.LOSS_NAMES:
-            self.assertAlmostEqual(losses[name] / sum(float(share[name]) for share in expected), 1.0, 5)
+            self.assertAlmostEqual(
+                losses[name] / sum(float(share[name]) for share in expected), 1.0, 5
+            )
         self.assertEqual(losses["loss"], losses["mel"] + losses["duration"])
         for group, arrays in before.items():
             for name, array in state.arrays(group):
-                np.testing.assert_array_equal(array, arrays[name], err_msg=f"{group}/{name}", strict=True)
+                np.testing.assert_array_equal(
+                    array, arrays[name], err_msg=f"{group}/{name}", strict=True
+                )
 
     def test_a_metric_gets_each_batch_with_the_outputs_and_starts_anew_in_each_pass(self):
         class FrameError:
@@ -432,7 +512,10 @@ class LossScale(unittest.TestCase):
     def test_norm_is_correct_in_the_step_that_changes_the_scale(self):
         self.optimizer.dynamic_scale.assign(8.0)
         self.optimizer.step_counter.assign(self.optimizer.dynamic_growth_steps - 1)
-        norms = [run_step(self.step, features(ROWS), learning_rate=0.0)["gradient_norm"] for _ in range(2)]
+        norms = [
+            run_step(self.step, features(ROWS), learning_rate=0.0)["gradient_norm"]
+            for _ in range(2)
+        ]
         self.assertEqual(self.optimizer.dynamic_scale.numpy(), 16.0)
         np.testing.assert_allclose(norms[0], norms[1], rtol=1e-3)
 
@@ -454,12 +537,19 @@ class Traces(unittest.TestCase):
 
 
 class CompiledByXla(unittest.TestCase):
-    """The whole step of the toy and the gradients of the network; compiling its whole step would take 10 s more."""
+    """The whole step of the toy and the gradients of the network; compiling its whole step would
+    take 10 s more.
+    """
 
     def test_compiled_step_matches_the_plain_step(self):
-        (state, step), (compiled_state, compiled) = make_step(clip=0.5), make_step(clip=0.5, static=True, xla=True)
+        (state, step), (compiled_state, compiled) = (
+            make_step(clip=0.5),
+            make_step(clip=0.5, static=True, xla=True),
+        )
         for number in (1, 2):
-            expected, result = (run_step(each, features(ROWS), number=number) for each in (step, compiled))
+            expected, result = (
+                run_step(each, features(ROWS), number=number) for each in (step, compiled)
+            )
             for name, value in expected.items():
                 np.testing.assert_allclose(result[name], value, rtol=1e-5, err_msg=name)
         for left, right in zip(weights(state), weights(compiled_state), strict=True):
@@ -470,10 +560,14 @@ class CompiledByXla(unittest.TestCase):
     @long
     def test_compiled_network_has_the_same_losses_and_finite_gradients(self):
         """The flow loss differs, since XLA draws other random numbers from a seed."""
-        state, step = make_step(build_model(segment_frames=24, gradient_checkpointing=True), averaged=False)
+        state, step = make_step(
+            build_model(segment_frames=24, gradient_checkpointing=True), averaged=False
+        )
         batch = on_device(features(ROWS))
         with tf.device(MODEL):
-            plain = {name: loss.numpy() for name, loss in state.model(batch, training=True)[0].items()}
+            plain = {
+                name: loss.numpy() for name, loss in state.model(batch, training=True)[0].items()
+            }
             losses, gradients = tf.function(step._gradients, jit_compile=True)(batch)
         compiled = dict(zip(state.model.LOSS_NAMES, losses.numpy(), strict=True))
         for name in ("mel", "prior", "duration", "pitch", "energy"):
@@ -485,16 +579,23 @@ class CompiledByXla(unittest.TestCase):
 class Network(unittest.TestCase):
     def test_network_learns_a_batch_with_one_trace(self):
         state, step = make_step(build_model(), clip=1.0, averaged=False)
-        losses = [run_step(step, features(ROWS, (8 + i % 3, 24 + i % 3)), number=i + 1)["loss"] for i in range(12)]
+        losses = [
+            run_step(step, features(ROWS, (8 + i % 3, 24 + i % 3)), number=i + 1)["loss"]
+            for i in range(12)
+        ]
         self.assertTrue(np.isfinite(losses).all())
         self.assertLess(losses[-1], 0.8 * losses[0])
         self.assertEqual(step.traces, 1)
         require_finite(state)
-        self.assertEqual(list(run_step(step, features(ROWS))), [*state.model.LOSS_NAMES, "loss", "gradient_norm"])
+        self.assertEqual(
+            list(run_step(step, features(ROWS))), [*state.model.LOSS_NAMES, "loss", "gradient_norm"]
+        )
 
     @long
     def test_network_learns_in_float16(self):
-        state, step = make_step(build_model("mixed_float16"), clip=1.0, precision="mixed_float16", averaged=False)
+        state, step = make_step(
+            build_model("mixed_float16"), clip=1.0, precision="mixed_float16", averaged=False
+        )
         outcomes = [run_step(step, features(ROWS), number=i + 1) for i in range(12)]
         self.assertLess(outcomes[-1]["loss"], 0.8 * outcomes[0]["loss"])
         self.assertTrue(np.isfinite(outcomes[-1]["gradient_norm"]))

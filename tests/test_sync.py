@@ -1,4 +1,5 @@
-"""Local SGD: which jobs a sync waits for, what all jobs continue from, and the effect of stops and late jobs.
+"""Local SGD: which jobs a sync waits for, what all jobs continue from, and the effect of stops and
+late jobs.
 
 Two jobs run in one thread: while one waits, the other one works.
 """
@@ -32,17 +33,35 @@ class Job:
     """A job whose training adds a number to each weight."""
 
     def __init__(
-        self, folder: Path, number: int, jobs: int = 2, start: str = "same", changed=None, new_run=True, **options
+        self,
+        folder: Path,
+        number: int,
+        jobs: int = 2,
+        start: str = "same",
+        changed=None,
+        new_run=True,
+        **options,
     ):
         self.state: TrainingState = training_state(build_toy(seed=0))
         self.now_s = 0.0
         self.while_waiting = lambda: None
         self.stopped = False
         group = SyncGroup(folder, number, jobs, sync_every=10, timeout_s=TIMEOUT_S)
-        options = {"outer_optimizer": OuterOptimizer(), "sync_optimizer": "keep", "total_steps": 35} | options
+        options = {
+            "outer_optimizer": OuterOptimizer(),
+            "sync_optimizer": "keep",
+            "total_steps": 35,
+        } | options
         settings = {"local_sgd": {name: None for name in SYNC_SETTINGS} | {"jobs": jobs}}
-        metadata = {"start": start, "symbols": ["a"], "languages": ("en",), "settings": settings} | (changed or {})
-        self.weight_sync = WeightSync(group, metadata=metadata, clock_s=lambda: self.now_s, sleep=self.sleep, **options)
+        metadata = {
+            "start": start,
+            "symbols": ["a"],
+            "languages": ("en",),
+            "settings": settings,
+        } | (changed or {})
+        self.weight_sync = WeightSync(
+            group, metadata=metadata, clock_s=lambda: self.now_s, sleep=self.sleep, **options
+        )
         self.weight_sync.prepare(self.state, new_run)
 
     def sleep(self, duration_s: float) -> None:
@@ -68,7 +87,9 @@ class Job:
     def change(self) -> float:
         """The change of the weights since the start, which is the same for all."""
         (change,) = {
-            round(float(x), 4) for now, then in zip(self.weights, START, strict=True) for x in np.ravel(now - then)
+            round(float(x), 4)
+            for now, then in zip(self.weights, START, strict=True)
+            for x in np.ravel(now - then)
         }
         return change
 
@@ -100,10 +121,13 @@ class Syncs(Case):
         sync_both(first, second)
         self.assertEqual((first.change, second.change), (1.25, 1.25))
         self.assertEqual(
-            (first.state.audio_s, first.state.audio_s_since_sync, second.state.audio_s_since_sync), (30.0, 0.0, 0.0)
+            (first.state.audio_s, first.state.audio_s_since_sync, second.state.audio_s_since_sync),
+            (30.0, 0.0, 0.0),
         )
         participants = read_metadata(self.folder / "sync-000010/averaged")["participants"]
-        self.assertEqual([(entry["job"], entry["coefficient"]) for entry in participants], [(0, 0.75), (1, 0.25)])
+        self.assertEqual(
+            [(entry["job"], entry["coefficient"]) for entry in participants], [(0, 0.75), (1, 0.25)]
+        )
         sync_both(first.train(20, 1.0), second.train(20, 0.0))
         self.assertEqual((first.change, second.change), (1.75, 1.75))
 
@@ -115,7 +139,9 @@ class Syncs(Case):
                 average.assign(np.full(average.shape, value, np.float32))
         sync_both(first, second)
         for job in (first, second):
-            self.assertEqual({float(x) for v in job.state.averages for x in np.ravel(v.numpy())}, {2.0})
+            self.assertEqual(
+                {float(x) for v in job.state.averages for x in np.ravel(v.numpy())}, {2.0}
+            )
 
     def test_a_sync_is_due_once_at_each_multiple_and_at_the_last_step(self):
         job = Job(self.folder, 0)
@@ -141,7 +167,9 @@ class Syncs(Case):
         job = Job(self.folder, 0, total_steps=100)
         for step in range(10, 60, 10):
             job.train(step, 0.0).sync()
-        self.assertEqual(sorted(path.name[-2:] for path in self.folder.iterdir()), ["30", "40", "50"])
+        self.assertEqual(
+            sorted(path.name[-2:] for path in self.folder.iterdir()), ["30", "40", "50"]
+        )
 
 
 class LateAndLostJobs(Case):
@@ -158,7 +186,9 @@ class LateAndLostJobs(Case):
         first.train(10, 1.0).sync()
         first.train(20, 1.0).sync()
         second.train(10, 5.0).sync()
-        self.assertEqual((second.change, second.state.step, second.state.audio_s_since_sync), (2.0, 20, 0.0))
+        self.assertEqual(
+            (second.change, second.state.step, second.state.audio_s_since_sync), (2.0, 20, 0.0)
+        )
         first.now_s = 0.0
         second.train(30, 2.0)
         sync_both(first.train(30, 0.0), second)
@@ -184,7 +214,9 @@ class LateAndLostJobs(Case):
             averaged = self.folder / "sync-000010/averaged"
             published = averaged.stat().st_ino
             second_average(*arguments)
-            self.assertEqual(averaged.stat().st_ino, published)  # not replaced: the other job may be loading it
+            self.assertEqual(
+                averaged.stat().st_ino, published
+            )  # not replaced: the other job may be loading it
 
         second.weight_sync._average = both
         first.stopped = True
@@ -203,7 +235,8 @@ class LateAndLostJobs(Case):
         self.assertEqual(first.change, 1.0)
         metadata = read_metadata(self.folder / "sync-000010/averaged")
         self.assertEqual(
-            ([entry["job"] for entry in metadata["participants"]], metadata["missed_syncs"]), ([0], {"1": 1})
+            ([entry["job"] for entry in metadata["participants"]], metadata["missed_syncs"]),
+            ([0], {"1": 1}),
         )
 
     def test_missed_syncs_are_counted_per_job(self):
@@ -212,7 +245,9 @@ class LateAndLostJobs(Case):
             first.train(step, 0.0).sync()
         second.train(10, 0.0).sync()
         sync_both(first.train(30, 0.0), second.train(30, 0.0))
-        self.assertEqual(read_metadata(self.folder / "sync-000030/averaged")["missed_syncs"], {"1": 2})
+        self.assertEqual(
+            read_metadata(self.folder / "sync-000030/averaged")["missed_syncs"], {"1": 2}
+        )
 
 
 class StoppedJobs(Case):
@@ -229,7 +264,9 @@ class StoppedJobs(Case):
     def test_a_job_killed_while_it_published_its_first_weights_starts_again(self):
         (self.folder / "sync-000000/.partial-averaged-job-000").mkdir(parents=True)
         Job(self.folder, 0, outer_optimizer=OuterOptimizer(0.5))
-        self.assertEqual([path.name for path in (self.folder / "sync-000000").iterdir()], ["averaged"])
+        self.assertEqual(
+            [path.name for path in (self.folder / "sync-000000").iterdir()], ["averaged"]
+        )
 
     def test_a_partial_contribution_is_written_again(self):
         first, second = self.pair()
@@ -242,7 +279,10 @@ class StoppedJobs(Case):
 
 class Optimizers(Case):
     def moments(self, job: Job) -> dict[str, float]:
-        return {v.path.split("/")[-1]: float(np.ravel(v.numpy())[0]) for v in job.state.optimizer.variables}
+        return {
+            v.path.split("/")[-1]: float(np.ravel(v.numpy())[0])
+            for v in job.state.optimizer.variables
+        }
 
     def synced(self, optimizer: str) -> Job:
         first, second = self.pair(sync_optimizer=optimizer)
@@ -258,14 +298,20 @@ class Optimizers(Case):
             with self.subTest(optimizer):
                 self.setUp()
                 moments = self.moments(self.synced(optimizer))
-                momentum = next(value for name, value in moments.items() if name.endswith("momentum"))
+                momentum = next(
+                    value for name, value in moments.items() if name.endswith("momentum")
+                )
                 self.assertEqual((moments["iteration"], momentum), expected)
 
     def test_the_outer_optimizer_applies_nesterov_momentum_to_the_mean_change(self):
         first, second = self.pair(outer_optimizer=OuterOptimizer(learning_rate=0.5, momentum=0.5))
-        sync_both(first.train(10, 1.0), second.train(10, 3.0))  # mean change 2: momentum 2, step 0.5 * (2 + 1)
+        sync_both(
+            first.train(10, 1.0), second.train(10, 3.0)
+        )  # mean change 2: momentum 2, step 0.5 * (2 + 1)
         self.assertEqual((first.change, second.change), (1.5, 1.5))
-        sync_both(first.train(20, 1.0), second.train(20, 1.0))  # mean change 1: momentum 2, step 0.5 * (1 + 1)
+        sync_both(
+            first.train(20, 1.0), second.train(20, 1.0)
+        )  # mean change 1: momentum 2, step 0.5 * (1 + 1)
         self.assertEqual((first.change, second.change), (2.5, 2.5))
 
     def test_the_outer_optimizer_moves_averages_as_far_as_the_weights(self):
@@ -273,16 +319,23 @@ class Optimizers(Case):
         before = [v.numpy() for v in first.state.averages]
         sync_both(first.train(10, 2.0), second.train(10, 2.0))
         for now, then in zip(first.state.averages, before, strict=True):
-            np.testing.assert_allclose(now.numpy(), then - 1.0, atol=1e-6)  # half of the change of 2 is applied
+            np.testing.assert_allclose(
+                now.numpy(), then - 1.0, atol=1e-6
+            )  # half of the change of 2 is applied
 
 
 class Settings(unittest.TestCase):
     def test_jobs_that_sync_have_steps_and_not_epochs(self):
-        """Epochs of shards of different lengths would end at different steps, where each job waits for the others."""
+        """Epochs of shards of different lengths would end at different steps, where each job waits
+        for the others.
+        """
         config = Config(
-            training=TrainingConfig(epochs=3), local_sgd=LocalSGDConfig(sync_every=10, sync_dir="syncs", jobs=2)
+            training=TrainingConfig(epochs=3),
+            local_sgd=LocalSGDConfig(sync_every=10, sync_dir="syncs", jobs=2),
         )
-        with self.assertRaisesRegex(ConfigError, "epochs is 3 and sync_every 10.* Give --max-steps and --epochs 0"):
+        with self.assertRaisesRegex(
+            ConfigError, "epochs is 3 and sync_every 10.* Give --max-steps and --epochs 0"
+        ):
             check_settings(config)
         check_settings(config.model_copy(update={"training": TrainingConfig(max_steps=30)}))
 
@@ -292,7 +345,9 @@ class Rejected(Case):
         changes = {
             "start": {"start": "other"},
             "symbols": {"symbols": ["b"]},
-            "jobs": {"settings": {"local_sgd": {name: None for name in SYNC_SETTINGS} | {"jobs": 3}}},
+            "jobs": {
+                "settings": {"local_sgd": {name: None for name in SYNC_SETTINGS} | {"jobs": 3}}
+            },
         }
         for name, changed in changes.items():
             with self.subTest(name):
@@ -301,7 +356,8 @@ class Rejected(Case):
                 first.train(10, 1.0).stopped = True
                 first.sync()
                 with self.assertRaisesRegex(
-                    CheckpointError, f"job-000 and this run cannot be averaged: they differ in {name}"
+                    CheckpointError,
+                    f"job-000 and this run cannot be averaged: they differ in {name}",
                 ):
                     second.train(10, 1.0).sync()
 
@@ -310,17 +366,23 @@ class Rejected(Case):
         sync_both(first.train(10, 1.0), second.train(10, 1.0))
         new = Job(self.folder / "other", 0)
         new.weight_sync._group = first.weight_sync._group
-        new.weight_sync.prepare(new.state, new_run=True, resumes=True)  # it may have been killed in its first sync
+        new.weight_sync.prepare(
+            new.state, new_run=True, resumes=True
+        )  # it may have been killed in its first sync
         sync_both(first.train(20, 1.0), second.train(20, 1.0))
         for resumes in (False, True):
-            with self.assertRaisesRegex(ConfigError, "was given to a new run, but it holds .* of another run"):
+            with self.assertRaisesRegex(
+                ConfigError, "was given to a new run, but it holds .* of another run"
+            ):
                 new.weight_sync.prepare(new.state, new_run=True, resumes=resumes)
 
     def test_an_average_of_another_group_is_rejected(self):
         first, second = self.pair()
         sync_both(first.train(10, 1.0), second.train(10, 1.0))
         late = Job(self.folder, 1, start="other", new_run=False)
-        with self.assertRaisesRegex(CheckpointError, "averaged and this run cannot be averaged: they differ in start"):
+        with self.assertRaisesRegex(
+            CheckpointError, "averaged and this run cannot be averaged: they differ in start"
+        ):
             late.train(10, 1.0).sync()
 
     def test_a_non_finite_contribution_is_named(self):
@@ -360,7 +422,10 @@ class Run(unittest.TestCase):
         cls.whole = cls.workspace.train("whole")
 
     def final(self, name: str) -> dict[str, bytes]:
-        return {key: array.tobytes() for key, array in arrays_of(latest(self.workspace.run_dir(name) / "checkpoints"))}
+        return {
+            key: array.tobytes()
+            for key, array in arrays_of(latest(self.workspace.run_dir(name) / "checkpoints"))
+        }
 
     def test_a_job_whose_peers_never_appear_trains_like_a_single_run(self):
         flags = ("--sync-dir", str(self.workspace.folder / "syncs"), "--jobs", "2", "--job", "1")
@@ -368,11 +433,16 @@ class Run(unittest.TestCase):
         self.assertEqual((alone.code, alone.err), (0, ""))
         self.assertEqual(alone.out.count("sync           average of jobs 1 at step "), 3)
         self.assertEqual(self.final("alone"), self.final("whole"))
-        steps = sorted(path.name for path in (self.workspace.run_dir("alone") / "checkpoints").iterdir())
+        steps = sorted(
+            path.name for path in (self.workspace.run_dir("alone") / "checkpoints").iterdir()
+        )
         self.assertEqual(steps, ["step-000003", "step-000006", "step-000008"])
 
     def jobs(self, sync_dir: str, *flags: str) -> tuple[str, ...]:
-        fixed = f"--sync-every 3 --sync-dir {self.workspace.folder / sync_dir} --jobs 2 --job 1 --sync-timeout"
+        fixed = (
+            f"--sync-every 3 --sync-dir {self.workspace.folder / sync_dir} --jobs 2 --job 1"
+            " --sync-timeout"
+        )
         return (*fixed.split(), *flags)
 
     def test_a_job_stopped_while_waiting_resumes_with_that_sync(self):
@@ -382,21 +452,31 @@ class Run(unittest.TestCase):
                 with stopped_while_waiting(at):
                     stopped = self.workspace.train(name, *self.jobs(f"syncs-{at}", "0.1"))
                 self.assertEqual(stopped.code, 143, stopped.err)
-                self.assertEqual(latest(self.workspace.run_dir(name) / "checkpoints").name, f"step-{at:06d}")
+                self.assertEqual(
+                    latest(self.workspace.run_dir(name) / "checkpoints").name, f"step-{at:06d}"
+                )
                 self.assertGreater(
-                    read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))["audio_s_since_sync"], 0
+                    read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))[
+                        "audio_s_since_sync"
+                    ],
+                    0,
                 )
                 with stopped_while_waiting(at):
                     again = self.workspace.train(name, *self.jobs(f"syncs-{at}", "0.1"), "--resume")
                 self.assertEqual((again.code, again.err), (143, ""))
-                self.assertIn(f"stopped        by SIGTERM at step {at}; resume with --resume", again.out)
+                self.assertIn(
+                    f"stopped        by SIGTERM at step {at}; resume with --resume", again.out
+                )
                 self.assertNotIn("feed  ", again.out)
                 resumed = self.workspace.train(name, *self.jobs(f"syncs-{at}", "0.1"), "--resume")
                 self.assertEqual((resumed.code, resumed.err), (0, ""))
                 self.assertIn(f"jobs 1 at step {at}, ", resumed.out)
                 self.assertEqual(self.final(name), self.final("whole"))
                 self.assertEqual(
-                    read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))["audio_s_since_sync"], 0
+                    read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))[
+                        "audio_s_since_sync"
+                    ],
+                    0,
                 )
 
     def test_a_step_whose_sync_was_owed_is_observed_with_the_average(self):
@@ -404,7 +484,9 @@ class Run(unittest.TestCase):
         self.workspace.train("validated", *self.jobs("syncs-validated", "0.1", *flags))
         with stopped_while_waiting(3):
             self.workspace.train("owing", *self.jobs("syncs-owing", "0.1", *flags))
-        resumed = self.workspace.train("owing", *self.jobs("syncs-owing", "0.1", *flags), "--resume")
+        resumed = self.workspace.train(
+            "owing", *self.jobs("syncs-owing", "0.1", *flags), "--resume"
+        )
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         runs = [self.workspace.run_dir(name) for name in ("validated", "owing")]
         losses = [
@@ -432,26 +514,37 @@ class Run(unittest.TestCase):
         flags = self.jobs("longer", "0.1")
         self.assertEqual(self.workspace.train("longer", *flags, "--max-steps", "7").code, 0)
         seventh = self.final("longer")
-        self.assertEqual(self.workspace.train("longer", *flags, "--max-steps", "9", "--resume").code, 0)
-        self.assertEqual(latest(self.workspace.run_dir("longer") / "checkpoints").name, "step-000009")
-        kernel = next(name for name in seventh if name.startswith("model/") and name.endswith("kernel"))
+        self.assertEqual(
+            self.workspace.train("longer", *flags, "--max-steps", "9", "--resume").code, 0
+        )
+        self.assertEqual(
+            latest(self.workspace.run_dir("longer") / "checkpoints").name, "step-000009"
+        )
+        kernel = next(
+            name for name in seventh if name.startswith("model/") and name.endswith("kernel")
+        )
         self.assertNotEqual(self.final("longer")[kernel], seventh[kernel])
 
     def test_a_run_paused_by_stop_at_step_equals_an_uninterrupted_one(self):
         paused = self.workspace.train("paused", "--stop-at-step", "4")
         self.assertEqual((paused.code, paused.err), (0, ""))
-        self.assertEqual(latest(self.workspace.run_dir("paused") / "checkpoints").name, "step-000004")
+        self.assertEqual(
+            latest(self.workspace.run_dir("paused") / "checkpoints").name, "step-000004"
+        )
         self.assertEqual(self.workspace.train("paused", "--resume").code, 0)
         self.assertEqual(self.final("paused"), self.final("whole"))
 
     def test_a_run_paused_before_its_first_step_resumes_from_its_initial_weights(self):
         begun = self.workspace.train("begun", "--stop-at-step", "0")
         self.assertEqual((begun.code, begun.err), (0, ""))
-        self.assertEqual(os.listdir(self.workspace.run_dir("begun") / "checkpoints"), ["step-000000"])
+        self.assertEqual(
+            os.listdir(self.workspace.run_dir("begun") / "checkpoints"), ["step-000000"]
+        )
         self.assertEqual(self.workspace.train("begun", "--resume").code, 0)
         self.assertEqual(self.final("begun"), self.final("whole"))
         starts = {
-            read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))["start"] for name in ("begun", "whole")
+            read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))["start"]
+            for name in ("begun", "whole")
         }
         self.assertEqual(len(starts), 1)
 

@@ -1,4 +1,6 @@
-"""Synthesis with a trained run: the Synthesizer, concatenation, sound files, the program and its error messages."""
+"""Synthesis with a trained run: the Synthesizer, concatenation, sound files, the program and its
+error messages.
+"""
 
 import contextlib
 import io
@@ -77,7 +79,12 @@ class Case(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.synthesizer, cls.run_folder = synthesizer, run_folder
-        cls.text = "".join(symbol for symbol in synthesizer._vocabulary.symbols.symbols if symbol.isalpha()) * 2
+        cls.text = (
+            "".join(
+                symbol for symbol in synthesizer._vocabulary.symbols.symbols if symbol.isalpha()
+            )
+            * 2
+        )
         cls.reference = sound("reference.flac", 220.0, 1.0)
 
     def synthesize(self, text: str | None = None, references=None, **options) -> np.ndarray:
@@ -86,7 +93,9 @@ class Case(unittest.TestCase):
 
     def assert_error(self, expected: str, *text, **options) -> None:
         with self.assertRaises(DataError) as caught:
-            self.synthesizer.synthesize_sentences(*text, **options)  # raised by the call, before the first sentence
+            self.synthesizer.synthesize_sentences(
+                *text, **options
+            )  # raised by the call, before the first sentence
         self.assertIn(expected, str(caught.exception))
 
 
@@ -94,12 +103,15 @@ class Synthesis(Case):
     def test_a_wave_has_whole_frames_and_is_audible(self):
         wave = self.synthesize()
         self.assertEqual((wave.dtype, wave.ndim, len(wave) % HOP_SAMPLES), (np.float32, 1, 0))
-        self.assertGreater(len(wave), HOP_SAMPLES * len(self.text))  # a frame or more for each token
+        self.assertGreater(
+            len(wave), HOP_SAMPLES * len(self.text)
+        )  # a frame or more for each token
         self.assertTrue(np.isfinite(wave).all() and 0.0 < np.abs(wave).max() <= 1.0)
 
     def test_waves_depend_on_the_seed(self):
         first, again, other_seed = (
-            self.synthesize(options=replace(self.synthesizer.options, seed=seed)) for seed in (1, 1, 2)
+            self.synthesize(options=replace(self.synthesizer.options, seed=seed))
+            for seed in (1, 1, 2)
         )
         np.testing.assert_array_equal(first, again)
         self.assertEqual(first.shape, other_seed.shape)
@@ -107,26 +119,39 @@ class Synthesis(Case):
 
     def test_slower_speech_is_longer(self):
         plain, slow = (
-            len(self.synthesize(options=replace(self.synthesizer.options, speed=speed))) for speed in (1.0, 0.25)
+            len(self.synthesize(options=replace(self.synthesizer.options, speed=speed)))
+            for speed in (1.0, 0.25)
         )
         self.assertGreater(slow, 2 * plain)
 
     def test_default_options_are_the_settings_of_the_run(self):
         self.assertEqual(
-            (self.synthesizer.options.ode_steps, self.synthesizer.options.guidance, self.synthesizer.options.seed),
+            (
+                self.synthesizer.options.ode_steps,
+                self.synthesizer.options.guidance,
+                self.synthesizer.options.seed,
+            ),
             (2, 1.0, 0),
         )
 
     def test_each_option_changes_the_wave(self):
         plain = self.synthesize()
-        for option in ({"ode_steps": 4}, {"guidance": 2.0}, {"pitch_semitones": 5.0}, {"energy_db": 6.0}):
+        for option in (
+            {"ode_steps": 4},
+            {"guidance": 2.0},
+            {"pitch_semitones": 5.0},
+            {"energy_db": 6.0},
+        ):
             with self.subTest(option):
                 changed = self.synthesize(options=replace(self.synthesizer.options, **option))
                 self.assertTrue(changed.shape != plain.shape or (changed != plain).any())
 
     def test_number_of_references_changes_the_wave(self):
         second = sound("second.wav", 330.0, 0.6)
-        waves = [self.synthesize(references=paths) for paths in ([], [self.reference], [self.reference, second])]
+        waves = [
+            self.synthesize(references=paths)
+            for paths in ([], [self.reference], [self.reference, second])
+        ]
         for wave in waves:
             self.assertTrue(np.isfinite(wave).all() and np.abs(wave).max() > 0.0)
         for first, second in ((0, 1), (1, 2)):
@@ -135,12 +160,17 @@ class Synthesis(Case):
     def test_reference_mels_are_limited_in_length_and_concatenated(self):
         long = sound("long.wav", 330.0, 4.0)
         both = self.synthesizer._reference_mel([self.reference, long])
-        first, second = self.synthesizer._reference_mel([self.reference]), self.synthesizer._reference_mel([long])
+        first, second = (
+            self.synthesizer._reference_mel([self.reference]),
+            self.synthesizer._reference_mel([long]),
+        )
         self.assertEqual(len(second), 3 * SAMPLE_RATE_HZ // HOP_SAMPLES)  # reference_seconds is 3
         np.testing.assert_array_equal(both, np.concatenate([first, second]))
 
     def test_untrained_language_is_an_error(self):
-        self.assert_error("language 'ka' was given, but this run was trained on en", self.text, language="ka")
+        self.assert_error(
+            "language 'ka' was given, but this run was trained on en", self.text, language="ka"
+        )
 
     def test_unusable_references_are_errors(self):
         text = folder / "notes.wav"
@@ -161,11 +191,16 @@ class UnknownSymbols(Case):
         with self.assertLogs("myxtts", "WARNING") as logs:
             self.synthesizer.synthesize_sentences(text)
         named = [line for line in logs.output if "left out" in line]
-        self.assertEqual([line for line in named if "ჰ" in line], [line for line in named if "sentences 1, 3" in line])
+        self.assertEqual(
+            [line for line in named if "ჰ" in line],
+            [line for line in named if "sentences 1, 3" in line],
+        )
         self.assertEqual(sum("漢 (sentence 3)" in line for line in named), 1)
 
     def test_too_many_unknown_symbols_in_a_sentence_are_an_error(self):
-        self.assert_error("symbols of sentence 2, '漢字 ჰაერი' (unknown: ", f"{self.text}\n漢字 ჰაერი")
+        self.assert_error(
+            "symbols of sentence 2, '漢字 ჰაერი' (unknown: ", f"{self.text}\n漢字 ჰაერი"
+        )
         self.assert_error("the training corpus has only", "漢字 ჰაერი")
 
     def test_a_sentence_in_which_nothing_is_spoken_is_left_out_with_a_warning(self):
@@ -178,7 +213,10 @@ class UnknownSymbols(Case):
                 chunks = encode(f"{self.text}\n①\n{self.text}", "en")
             self.assertEqual(len(chunks), 2)
             self.assertIn("sentence 2 left out, since nothing in it is spoken: '①'", logs.output[0])
-            with self.assertLogs("myxtts", "WARNING"), self.assertRaisesRegex(DataError, "nothing to speak"):
+            with (
+                self.assertLogs("myxtts", "WARNING"),
+                self.assertRaisesRegex(DataError, "nothing to speak"),
+            ):
                 encode("①", "en")
 
     def test_a_text_without_letters_is_an_error(self):
@@ -221,7 +259,8 @@ class LongTexts(Case):
         batched = self.waves("\n".join(self.lines()))
         for line, wave in zip(self.lines(), batched, strict=True):
             alone = self.synthesize(line)
-            # Rounding depends on the shape of the batch, and each iteration of Griffin-Lim amplifies it.
+            # Rounding depends on the shape of the batch, and each iteration of Griffin-Lim
+            # amplifies it.
             np.testing.assert_allclose(wave[-len(alone) :], alone, atol=1e-3)
             self.assertFalse(wave[: -len(alone)].any())  # the pause
 
@@ -238,10 +277,14 @@ class LongTexts(Case):
         def second(text: str, speed: float = 1.0) -> int:
             return len(self.waves(text, options=replace(self.synthesizer.options, speed=speed))[1])
 
-        paragraph, fast = second(f"{self.text}.\n{self.text}."), second(f"{self.text}.\n{self.text}.", speed=4.0)
+        paragraph, fast = (
+            second(f"{self.text}.\n{self.text}."),
+            second(f"{self.text}.\n{self.text}.", speed=4.0),
+        )
         sentence = second(f"{self.text}. {self.text.title()}.")
         self.assertEqual(
-            paragraph - sentence, round((PAUSES_S[Boundary.PARAGRAPH] - PAUSES_S[Boundary.SENTENCE]) * SAMPLE_RATE_HZ)
+            paragraph - sentence,
+            round((PAUSES_S[Boundary.PARAGRAPH] - PAUSES_S[Boundary.SENTENCE]) * SAMPLE_RATE_HZ),
         )
         self.assertLess(fast, paragraph)
 
@@ -262,7 +305,9 @@ class Waves(unittest.TestCase):
         stdout = io.StringIO()
         with contextlib.redirect_stdout(stdout), self.assertRaises(SystemExit):
             synthesize.parse(["--help"])
-        self.assertIn(f"Griffin-Lim (default {ITERATIONS_OF_SPEECH})", " ".join(stdout.getvalue().split()))
+        self.assertIn(
+            f"Griffin-Lim (default {ITERATIONS_OF_SPEECH})", " ".join(stdout.getvalue().split())
+        )
 
 
 class Concatenation(unittest.TestCase):
@@ -276,21 +321,29 @@ class Concatenation(unittest.TestCase):
 
     def test_a_wave_of_very_few_samples_fades_to_silence(self):
         for samples in (0, 1, 2, 3):
-            self.assertFalse(fade_ends(np.ones(samples, np.float32))[[0, -1]].any() if samples else False)
+            self.assertFalse(
+                fade_ends(np.ones(samples, np.float32))[[0, -1]].any() if samples else False
+            )
             self.assertEqual(len(fade_ends(np.ones(samples, np.float32))), samples)
 
     def test_silence_of_the_waves_counts_towards_the_pause(self):
         quiet, loud = np.full(1_000, 0.001, np.float32), np.full(2_000, 0.5, np.float32)
         wave = np.concatenate([quiet, loud, quiet])
         pause = round(PAUSES_S[Boundary.SENTENCE] * SAMPLE_RATE_HZ)
-        for before, after, left in ((loud, loud, pause), (wave, loud, pause - 1_000), (wave, wave, pause - 2_000)):
+        for before, after, left in (
+            (loud, loud, pause),
+            (wave, loud, pause - 1_000),
+            (wave, wave, pause - 2_000),
+        ):
             self.assertEqual(len(pause_between(before, Boundary.SENTENCE, after, 1.0)), left)
         self.assertEqual(len(pause_between(wave, Boundary.CLAUSE, wave, 4.0)), 0)
 
     def test_silent_waves_count_towards_the_pause(self):
         silence = np.zeros(1_000, np.float32)
         pause = round(PAUSES_S[Boundary.PARAGRAPH] * SAMPLE_RATE_HZ)
-        self.assertEqual(len(pause_between(silence, Boundary.PARAGRAPH, silence[:0], 1.0)), pause - 1_000)
+        self.assertEqual(
+            len(pause_between(silence, Boundary.PARAGRAPH, silence[:0], 1.0)), pause - 1_000
+        )
 
 
 class SoundFile(unittest.TestCase):
@@ -333,15 +386,22 @@ class SoundFile(unittest.TestCase):
             with self.assertRaises(stop), sound_file(path) as file:
                 file.write(np.zeros(1_000, np.float32))
                 raise stop
-        self.assertEqual([(file.name, file.read_text()) for file in self.folder.iterdir()], [("a.wav", "old content")])
+        self.assertEqual(
+            [(file.name, file.read_text()) for file in self.folder.iterdir()],
+            [("a.wav", "old content")],
+        )
 
     def test_a_full_disk_is_an_error_that_names_the_file(self):
         code = (
-            "import resource, signal, numpy, pathlib; from myxtts.synthesis.speech_file import sound_file\n"
-            "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (9_999, 9_999))\n"
-            f"with sound_file(pathlib.Path({str(self.folder / 'a.wav')!r})) as file: file.write(numpy.zeros(99_999))\n"
+            "import resource, signal, numpy, pathlib; from myxtts.synthesis.speech_file import"
+            " sound_file\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+            " resource.setrlimit(resource.RLIMIT_FSIZE, (9_999, 9_999))\nwith"
+            f" sound_file(pathlib.Path({str(self.folder / 'a.wav')!r})) as file:"
+            " file.write(numpy.zeros(99_999))\n"
         )
-        stderr = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stderr
+        stderr = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+        ).stderr
         self.assertIn("DataError", stderr)
         self.assertIn("a.wav cannot be written", stderr)
         self.assertEqual(list(self.folder.iterdir()), [])
@@ -353,7 +413,10 @@ class Pipe(unittest.TestCase):
     def setUp(self):
         self.path = temporary_folder(self.addCleanup) / "x.wav"
         random = np.random.default_rng(0)
-        self.waves = [np.append(random.uniform(-1.0, 1.0, 999), [1.0, -1.0]).astype(np.float32) for _ in range(3)]
+        self.waves = [
+            np.append(random.uniform(-1.0, 1.0, 999), [1.0, -1.0]).astype(np.float32)
+            for _ in range(3)
+        ]
 
     def written(self, mode: str, end: bool = True) -> np.ndarray:
         """Write the waves to the file; return the samples that soundfile reads."""
@@ -393,7 +456,11 @@ class Pipe(unittest.TestCase):
     def test_each_wave_leaves_at_once_and_nothing_without_a_wave(self):
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        with open(reading, "rb", buffering=0) as reader, open(writing, "wb") as pipe, wav_stream(pipe) as stream:
+        with (
+            open(reading, "rb", buffering=0) as reader,
+            open(writing, "wb") as pipe,
+            wav_stream(pipe) as stream,
+        ):
             self.assertIsNone(reader.read(1))
             stream.write(self.waves[0])
             self.assertEqual(len(reader.read(10_000)), HEADER_BYTES + 2 * 1_001)
@@ -421,16 +488,30 @@ class Training(Case):
 
     def test_samples_are_waves_of_the_vocoder(self):
         batch = features([(5, 13), (8, 24)])
-        batch |= {"language": np.zeros(2, np.int32), "tokens": np.minimum(batch["tokens"], 10)}  # that the run knows
+        batch |= {
+            "language": np.zeros(2, np.int32),
+            "tokens": np.minimum(batch["tokens"], 10),
+        }  # that the run knows
         files = [self.reference, self.reference]
-        examples = Examples(on_device(batch), ids=["a/x.wav", "b/x.wav"], texts=["one", "two"], files=files)
+        examples = Examples(
+            on_device(batch), ids=["a/x.wav", "b/x.wav"], texts=["one", "two"], files=files
+        )
         with tf.device(MODEL):
             network, options = synthesizer._network, synthesizer.options
-            sampler = TTSSampler(network, examples, options, Constant(), folder / "samples", mock.Mock())
+            sampler = TTSSampler(
+                network, examples, options, Constant(), folder / "samples", mock.Mock()
+            )
             sampler(7)
         for name in ("1-x", "2-x"):
-            for kind, constant in (("", True), (".vocoder", True), (".griffin-lim", False), (".recording", False)):
-                samples, _ = soundfile.read(folder / "samples" / "step-000007" / f"{name}{kind}.wav")
+            for kind, constant in (
+                ("", True),
+                (".vocoder", True),
+                (".griffin-lim", False),
+                (".recording", False),
+            ):
+                samples, _ = soundfile.read(
+                    folder / "samples" / "step-000007" / f"{name}{kind}.wav"
+                )
                 self.assertGreater(len(samples), 0)
                 self.assertEqual(bool((samples == 0.25).all()), constant, kind)
 
@@ -439,7 +520,9 @@ class Training(Case):
         with mock.patch.object(logging.getLogger("myxtts"), "handlers", []):  # restored afterwards
             finished = workspace.train("early", "--vocoder", "runs/none")
         self.assertEqual(finished.code, 2)
-        self.assertIn("has the setting vocoder runs/none, but runs/none has no checkpoint", finished.err)
+        self.assertIn(
+            "has the setting vocoder runs/none, but runs/none has no checkpoint", finished.err
+        )
         self.assertFalse(workspace.run_dir("early").exists())
 
 
@@ -488,9 +571,19 @@ class Streaming(Case):
     """`synthesize --stream`."""
 
     def stream(self, stdout: BinaryIO, text: str) -> tuple[int, str]:
-        """Run the program with a stdout and without loading the weights; return its exit code and stderr."""
+        """Run the program with a stdout and without loading the weights; return its exit code and
+        stderr.
+        """
         stderr = io.StringIO()
-        argv = ["--run", str(self.run_folder), "--text", text, "--stream", "--reference", str(self.reference)]
+        argv = [
+            "--run",
+            str(self.run_folder),
+            "--text",
+            text,
+            "--stream",
+            "--reference",
+            str(self.reference),
+        ]
         with (
             mock.patch("myxtts.placement.devices.configure"),
             mock.patch("myxtts.synthesis.synthesizer.Synthesizer", return_value=synthesizer),
@@ -527,8 +620,14 @@ class Languages(unittest.TestCase):
     def test_the_only_language_is_the_default(self):
         self.assertEqual(choose_language(None, ["en"]), "en")
         self.assertEqual(choose_language("ka", ["en", "ka"]), "ka")
-        for language, expected in ((None, "no language"), ("", "language ''"), ("fa", "language 'fa'")):
-            with self.assertRaisesRegex(DataError, f"^{expected} was given, but .* on en, ka. Give one of these with"):
+        for language, expected in (
+            (None, "no language"),
+            ("", "language ''"),
+            ("fa", "language 'fa'"),
+        ):
+            with self.assertRaisesRegex(
+                DataError, f"^{expected} was given, but .* on en, ka. Give one of these with"
+            ):
                 choose_language(language, ["en", "ka"])
 
     def test_the_name_as_it_is_goes_before_other_spellings_of_the_language(self):
@@ -569,18 +668,27 @@ class Program(unittest.TestCase):
             ((*hello, "--out", str(self.folder / "folder.wav")), "is a folder"),
             ((*hello, "--out", str(self.folder / "pipe.wav")), "is a pipe or a device"),
             ((*hello, "--run", str(self.folder)), "has no checkpoint"),
-            ((*hello, "--language", "ka"), "language 'ka' was given, but this run was trained on en"),
+            (
+                (*hello, "--language", "ka"),
+                "language 'ka' was given, but this run was trained on en",
+            ),
             ((*hello, "--run", str(self.folder / "several")), "no language was given, but"),
             ((*hello, "--reference", str(self.folder / "none.wav")), "missing file"),
             ((*hello, "--reference", str(self.folder / "short.wav")), "has 0.30 s"),
             (("--text", " ... "), "nothing to speak"),
             (("--text", " ... ", "--stream"), "nothing to speak"),
             ((*hello, "--vocoder", str(self.folder / "none")), "none was given, but"),
-            ((*hello, "--run", str(self.folder / "vocoder")), "give the run of a voice, and this run with --vocoder"),
+            (
+                (*hello, "--run", str(self.folder / "vocoder")),
+                "give the run of a voice, and this run with --vocoder",
+            ),
             (("--text-file", str(self.folder / "empty.txt")), "nothing to speak"),
             (("--text-file", str(self.folder / "none.txt")), "No such file"),
             (("--text-file", str(self.folder / "latin.txt")), "not UTF-8 at byte 3"),
-            (("--text", os.fsdecode(b"caf\xe9")), "the text in --text cannot be read: it is not UTF-8 at byte 3"),
+            (
+                ("--text", os.fsdecode(b"caf\xe9")),
+                "the text in --text cannot be read: it is not UTF-8 at byte 3",
+            ),
         ):
             with self.subTest(flags=flags):
                 code, message = reported(lambda flags=flags: synthesize.main(self.argv(*flags)))
@@ -592,7 +700,14 @@ class Program(unittest.TestCase):
         (self.folder / "link.wav").symlink_to(self.folder / "x.wav")
         before = (self.folder / "x.wav").read_bytes()
         for name in ("x.wav", "link.wav"):
-            flags = ("--text", "hello", "--reference", str(self.folder / "x.wav"), "--out", str(self.folder / name))
+            flags = (
+                "--text",
+                "hello",
+                "--reference",
+                str(self.folder / "x.wav"),
+                "--out",
+                str(self.folder / name),
+            )
             code, message = reported(lambda flags=flags: synthesize.main(self.argv(*flags)))
             self.assertEqual(code, 2)
             self.assertIn(f"{name} is one of the recordings of --reference", message)
@@ -603,11 +718,21 @@ class Program(unittest.TestCase):
         for flags in (
             *(
                 (*hello, *pair)
-                for pair in (("--speed", "0.2"), ("--speed", "nan"), ("--pitch", "13"), ("--energy", "-13"))
+                for pair in (
+                    ("--speed", "0.2"),
+                    ("--speed", "nan"),
+                    ("--pitch", "13"),
+                    ("--energy", "-13"),
+                )
             ),
             *(
                 (*hello, *pair)
-                for pair in (("--guidance", "-1"), ("--seed", "1.5"), ("--ode-steps", "0"), ("--iterations", "0"))
+                for pair in (
+                    ("--guidance", "-1"),
+                    ("--seed", "1.5"),
+                    ("--ode-steps", "0"),
+                    ("--iterations", "0"),
+                )
             ),
             (*hello, "--text-file", "both.txt"),
             (*hello, "--reference"),
@@ -623,19 +748,32 @@ class Program(unittest.TestCase):
         self.assertEqual(synthesize.read_text(None, file), "სალამი")
         with mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO("سلام".encode()), "ascii")):
             self.assertEqual(synthesize.read_text(None, None), "سلام")
-        with mock.patch("sys.stdin.isatty", return_value=True), self.assertRaisesRegex(DataError, "there is no text"):
+        with (
+            mock.patch("sys.stdin.isatty", return_value=True),
+            self.assertRaisesRegex(DataError, "there is no text"),
+        ):
             synthesize.read_text(None, None)
         with mock.patch("sys.stdin", None), self.assertRaisesRegex(DataError, "there is no text"):
             synthesize.read_text(None, None)
 
     def test_a_closed_stdout_takes_no_sound(self):
-        with mock.patch("sys.stdout", None), self.assertRaisesRegex(ConfigError, "stdout is closed"), sound_on_stdout():
+        with (
+            mock.patch("sys.stdout", None),
+            self.assertRaisesRegex(ConfigError, "stdout is closed"),
+            sound_on_stdout(),
+        ):
             pass
 
     def test_reference_takes_several_files(self):
-        arguments = synthesize.parse(self.argv("--text", "a", "--reference", "a.wav", "b.wav", "--speed", "2"))
-        self.assertEqual((arguments.references, arguments.speed), ([Path("a.wav"), Path("b.wav")], 2.0))
-        arguments = synthesize.parse(self.argv("--text", "a", "--reference", "a.wav", "--reference", "b.wav"))
+        arguments = synthesize.parse(
+            self.argv("--text", "a", "--reference", "a.wav", "b.wav", "--speed", "2")
+        )
+        self.assertEqual(
+            (arguments.references, arguments.speed), ([Path("a.wav"), Path("b.wav")], 2.0)
+        )
+        arguments = synthesize.parse(
+            self.argv("--text", "a", "--reference", "a.wav", "--reference", "b.wav")
+        )
         self.assertEqual(arguments.references, [Path("a.wav"), Path("b.wav")])
         self.assertEqual(synthesize.parse(self.argv("--text", "a")).references, [])
 

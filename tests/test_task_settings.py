@@ -1,4 +1,6 @@
-"""Each setting of networks, features and steps reaches the argument that it is for: all values differ."""
+"""Each setting of networks, features and steps reaches the argument that it is for: all values
+differ.
+"""
 
 import unittest
 from unittest import mock
@@ -30,13 +32,22 @@ MIXED = TrainingConfig(precision="mixed_bfloat16")
 
 class Networks(unittest.TestCase):
     def test_of_a_voice(self):
-        given = {"dropout": 0.125, "reference_dropout": 0.25, "cfg_dropout": 0.375, "gradient_checkpointing": True}
-        config = Config(model=ModelConfig(model_size="tiny", segment_seconds=0.5, **given), training=MIXED)
+        given = {
+            "dropout": 0.125,
+            "reference_dropout": 0.25,
+            "cfg_dropout": 0.375,
+            "gradient_checkpointing": True,
+        }
+        config = Config(
+            model=ModelConfig(model_size="tiny", segment_seconds=0.5, **given), training=MIXED
+        )
         expected = given | {"precision": "mixed_bfloat16", "segment_frames": 43, "taught": False}
         with mock.patch("myxtts.tasks.tts.build_xtts") as build:
             TTSTask().build(config, VOCABULARY)
             build.assert_called_once_with("tiny", 5, 1, **expected)
-            TTSTask().build(config.model_copy(update={"teacher": TeacherConfig(teacher="runs/big")}), VOCABULARY)
+            TTSTask().build(
+                config.model_copy(update={"teacher": TeacherConfig(teacher="runs/big")}), VOCABULARY
+            )
             build.assert_called_with("tiny", 5, 1, **expected | {"taught": True})
             TTSTask().build(config, VOCABULARY, training=False, precision="mixed_float16")
             build.assert_called_with("tiny", 5, 1, precision="mixed_float16")
@@ -62,21 +73,37 @@ class Networks(unittest.TestCase):
         )
         model = ModelConfig(task="vocoder", model_size="small", gradient_checkpointing=True)
         expected = AdversarialSettings(
-            adversarial_weight=0.2, feature_matching_weight=0.3, warmup_steps=7, learning_rate_ratio=0.5
+            adversarial_weight=0.2,
+            feature_matching_weight=0.3,
+            warmup_steps=7,
+            learning_rate_ratio=0.5,
         )
         with mock.patch("myxtts.tasks.vocoder.build_vocoder") as build:
             VocoderTask().build(Config(model=model, vocoder=vocoder, training=MIXED), VOCABULARY)
         build.assert_called_once_with(
-            "small", refine_mel=False, precision="mixed_bfloat16", gradient_checkpointing=True, adversarial=expected
+            "small",
+            refine_mel=False,
+            precision="mixed_bfloat16",
+            gradient_checkpointing=True,
+            adversarial=expected,
         )
 
 
 class Features(unittest.TestCase):
     def test_of_spec_augment(self):
-        asr = ASRConfig(time_masks=3, time_mask_fraction=0.25, frequency_masks=4, frequency_mask_bands=7)
+        asr = ASRConfig(
+            time_masks=3, time_mask_fraction=0.25, frequency_masks=4, frequency_mask_bands=7
+        )
         with mock.patch("myxtts.tasks.asr.spec_augment") as spec_augment:
-            ASRTask().extractor(Config(asr=asr), training=True).produce.keywords["mask"]("mel", "frames", "seed")
-        expected = {"time_masks": 3, "time_fraction": 0.25, "frequency_masks": 4, "frequency_bands": 7}
+            ASRTask().extractor(Config(asr=asr), training=True).produce.keywords["mask"](
+                "mel", "frames", "seed"
+            )
+        expected = {
+            "time_masks": 3,
+            "time_fraction": 0.25,
+            "frequency_masks": 4,
+            "frequency_bands": 7,
+        }
         spec_augment.assert_called_once_with("mel", "frames", "seed", **expected)
 
 

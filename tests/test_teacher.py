@@ -45,9 +45,14 @@ class TaughtFeatures(unittest.TestCase):
         plain = produced(DATA, vocoder_extractor(SEGMENT, True), self.batch)
         for name, value in plain.items():
             taught = self.taught["target_mel" if name == "mel" else name]
-            # Beside a segment, the F0 of whole utterances is another one, and the phase of a frame depends on it.
-            np.testing.assert_allclose(taught, value, atol=0.02 if name == "pulse_phasor" else 0.0, err_msg=name)
-        self.assertGreater(np.abs(self.taught["mel"] - plain["mel"])[0, CONTEXT_FRAMES:-CONTEXT_FRAMES].mean(), 0.1)
+            # Beside a segment, the F0 of whole utterances is another one, and the phase of a frame
+            # depends on it.
+            np.testing.assert_allclose(
+                taught, value, atol=0.02 if name == "pulse_phasor" else 0.0, err_msg=name
+            )
+        self.assertGreater(
+            np.abs(self.taught["mel"] - plain["mel"])[0, CONTEXT_FRAMES:-CONTEXT_FRAMES].mean(), 0.1
+        )
 
     def test_the_mels_are_the_stretches_of_what_the_teacher_makes_of_the_whole_utterances(self):
         """A frame is found by the recordings' own mel, of which no two frames are equal."""
@@ -65,7 +70,9 @@ class TaughtFeatures(unittest.TestCase):
     def test_without_the_teachers_network_the_mel_is_the_recordings(self):
         rest = produced(DATA, replace(self.extractor, load_frozen=lambda _: NoVoice()), self.batch)
         for name, value in rest.items():
-            np.testing.assert_array_equal(value, self.taught["target_mel" if name == "mel" else name], name)
+            np.testing.assert_array_equal(
+                value, self.taught["target_mel" if name == "mel" else name], name
+            )
 
     def test_features_are_equal_bit_for_bit_on_each_device(self):
         for name, value in produced(MODEL, self.extractor, self.batch).items():
@@ -74,7 +81,9 @@ class TaughtFeatures(unittest.TestCase):
     def test_the_noise_is_a_function_of_the_batchs_seed(self):
         batch = features(ROWS)
         first, again, other = (
-            self.teachers[DATA].teacher_forced_mel(on_device(batch | {"seed": np.array([seed, 7], np.int32)}, DATA))
+            self.teachers[DATA].teacher_forced_mel(
+                on_device(batch | {"seed": np.array([seed, 7], np.int32)}, DATA)
+            )
             for seed in (0, 0, 1)
         )
         np.testing.assert_array_equal(first, again)
@@ -93,18 +102,26 @@ class TaughtFeatures(unittest.TestCase):
 
 class MelHead(unittest.TestCase):
     def test_an_untrained_head_changes_no_mel(self):
-        """So a vocoder may start from the weights of one without a head, and gives the same waves at first."""
+        """So a vocoder may start from the weights of one without a head, and gives the same waves
+        at first.
+        """
         plain, taught = vocoder(), build(refine_mel=True, seed=1)
         weights = {v.path: v.numpy() for v in plain.variables}
         vocabulary = Vocabulary(SymbolTable(()), (), ())
         metadata = {"symbols": vocabulary.symbols.to_list(), "speakers": [], "languages": []}
         load_pretrained(Pretrained(Path(), Path(), metadata, weights), taught, vocabulary)
-        mel = on_device({"mel": np.random.default_rng(0).normal(-5.5, 2.0, (1, 20, 80)).astype(np.float32)})["mel"]
+        mel = on_device(
+            {"mel": np.random.default_rng(0).normal(-5.5, 2.0, (1, 20, 80)).astype(np.float32)}
+        )["mel"]
         seed = tf.constant([0, 1])
         synthesize = Vocoder.synthesize.python_function  # eager: tracing both takes 4 s
         with tf.device(MODEL):
-            np.testing.assert_array_equal(synthesize(taught, mel, seed), synthesize(plain, mel, seed))
-        self.assertEqual(len(taught.variables) - len(plain.variables), len(taught.mel_head.variables))
+            np.testing.assert_array_equal(
+                synthesize(taught, mel, seed), synthesize(plain, mel, seed)
+            )
+        self.assertEqual(
+            len(taught.variables) - len(plain.variables), len(taught.mel_head.variables)
+        )
 
     def test_mixed_precision_is_close_to_float32_and_sees_the_mel_in_float32(self):
         batch = vocoder_features([20, 15])
@@ -112,7 +129,10 @@ class MelHead(unittest.TestCase):
 
         def losses(precision):
             model = build(precision, refine_mel=True)
-            with tf.device(MODEL), mock.patch("myxtts.models.vocoder.fluctuation", wraps=fluctuation) as seen:
+            with (
+                tf.device(MODEL),
+                mock.patch("myxtts.models.vocoder.fluctuation", wraps=fluctuation) as seen,
+            ):
                 losses, _ = model(batch, training=False)
             self.assertEqual(seen.call_args.args[0].dtype, tf.float32)
             return losses
@@ -120,13 +140,17 @@ class MelHead(unittest.TestCase):
         expected = losses("float32")
         for precision in ("mixed_bfloat16", "mixed_float16"):
             for name, loss in losses(precision).items():
-                self.assertLess(abs(loss - expected[name]), 0.03 * expected[name], (precision, name))
+                self.assertLess(
+                    abs(loss - expected[name]), 0.03 * expected[name], (precision, name)
+                )
 
     def test_the_mel_loss_compares_with_the_recording(self):
         taught = build(refine_mel=True)
         self.assertEqual(dict(taught.BATCH_FIELDS), TAUGHT_VOCODER_FEATURES)
         spoken = vocoder_features([20])
-        target_mel = np.full_like(spoken["mel"], 50.0)  # above all mels of a wave, so that the error is their mean
+        target_mel = np.full_like(
+            spoken["mel"], 50.0
+        )  # above all mels of a wave, so that the error is their mean
         batches = [on_device(spoken | {"target_mel": target_mel + offset}) for offset in (0.0, 1.0)]
         with tf.device(MODEL):
             (first, _), (second, _) = (taught(batch, training=False) for batch in batches)
@@ -143,7 +167,9 @@ class Runs(unittest.TestCase):
         cls.voice = cls.workspace.run_dir("voice")
         assert cls.workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code == 0
         flags = f"--task vocoder --teacher {cls.voice} --vocoder-segment-seconds 0.2 --max-steps 4"
-        flags += " --validation-fraction 0.25 --checkpoint-every 2 --validate-every 4 --sample-every 4"
+        flags += (
+            " --validation-fraction 0.25 --checkpoint-every 2 --validate-every 4 --sample-every 4"
+        )
         cls.flags = flags.split()
         cls.finished = cls.taught("taught", "--data-gpu", "0", "--model-gpu", "1")
         cls.folder = cls.workspace.run_dir("taught")
@@ -155,12 +181,18 @@ class Runs(unittest.TestCase):
     def test_the_teacher_is_on_the_data_device_and_recorded(self):
         self.assertEqual((self.finished.code, self.finished.err), (0, ""))
         self.assertRegex(
-            self.finished.out, rf"teacher        {self.voice}, step 0, on /\S*CPU:0: tts, tiny, .* parameters, float32"
+            self.finished.out,
+            rf"teacher        {self.voice}, step 0, on /\S*CPU:0: tts, tiny, .* parameters,"
+            r" float32",
         )
         self.assertEqual(self.finished.out.count("\nteacher "), 1)
         teacher = read_metadata(self.folder / "checkpoints/step-000004")["teacher"]
-        self.assertEqual((teacher["run"], teacher["step"], len(teacher["weights"])), (str(self.voice), 0, 64))
-        metrics = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        self.assertEqual(
+            (teacher["run"], teacher["step"], len(teacher["weights"])), (str(self.voice), 0, 64)
+        )
+        metrics = [
+            json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()
+        ]
         self.assertTrue(all(0.0 < line["loss"] < 100.0 for line in metrics if "loss" in line))
         self.assertEqual(len(list((self.folder / "samples/step-000004").glob("*.vocoder.wav"))), 3)
 
@@ -178,11 +210,14 @@ class Runs(unittest.TestCase):
     def check_resumed_run(self, *placement, teachers):
         copy = self.workspace.copy_run("taught", "taught_resumed", self.addCleanup)
         shutil.rmtree(copy / "checkpoints/step-000004")
-        finished = self.taught("taught_resumed", *placement, "--resume", "--validate-every=0", "--sample-every=0")
+        finished = self.taught(
+            "taught_resumed", *placement, "--resume", "--validate-every=0", "--sample-every=0"
+        )
         self.assertEqual(finished.code, 0, finished.err)
         self.assertEqual(finished.out.count("\nteacher "), teachers)  # one on each data device
         for (name, first), (_, again) in zip(
-            *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)), strict=True
+            *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)),
+            strict=True,
         ):
             np.testing.assert_array_equal(first, again, name)
 
@@ -196,7 +231,9 @@ class Runs(unittest.TestCase):
         shutil.copy(copy / "model.npz", copy / "averages.npz")
         arrays = dict(np.load(copy / "averages.npz"))
         np.savez(copy / "averages.npz", **{name: array + 1.0 for name, array in arrays.items()})
-        refused = self.taught("taught", "--teacher", str(self.workspace.run_dir("other_voice")), "--resume")
+        refused = self.taught(
+            "taught", "--teacher", str(self.workspace.run_dir("other_voice")), "--resume"
+        )
         self.assertEqual(refused.code, 2)
         self.assertIn("has other weights than the teacher of", refused.err)
 
@@ -215,7 +252,9 @@ class Runs(unittest.TestCase):
 
     def test_a_teacher_that_cannot_be_used_is_named_before_anything_is_built(self):
         audio = shutil.copytree(
-            self.workspace.corpus.parent, self.workspace.folder / "audio", ignore=shutil.ignore_patterns("*.csv")
+            self.workspace.corpus.parent,
+            self.workspace.folder / "audio",
+            ignore=shutil.ignore_patterns("*.csv"),
         )
         self.addCleanup(shutil.rmtree, audio)
         cases = {

@@ -21,7 +21,10 @@ class Normalisation(unittest.TestCase):
         self.assertEqual(normalise_text(" a\t\nb\u200b\u00adc\0 \ufeffd\ud800 "), "a bc d")
 
     def test_quotes_dashes_and_ellipses_have_one_spelling(self):
-        self.assertEqual(normalise_text("„Don’t“ – «wait»... well‑known—no"), '"Don\'t" — "wait"… well-known — no')
+        self.assertEqual(
+            normalise_text("„Don’t“ – «wait»... well‑known—no"),
+            '"Don\'t" — "wait"… well-known — no',
+        )
 
     def test_punctuation_of_other_scripts_becomes_latin_punctuation(self):
         self.assertEqual(normalise_text("سلام، حال؛ چطور؟"), "سلام, حال; چطور?")
@@ -36,7 +39,9 @@ class Normalisation(unittest.TestCase):
 
 class Phonemes(unittest.TestCase):
     def test_symbols_are_ipa_stress_length_spaces_and_punctuation(self):
-        self.assertEqual("|".join(symbols_of("Hello, see?", "en", "phonemes")), "h|ə|l|ˈ|o|ʊ|,| |s|ˈ|i|ː|?")
+        self.assertEqual(
+            "|".join(symbols_of("Hello, see?", "en", "phonemes")), "h|ə|l|ˈ|o|ʊ|,| |s|ˈ|i|ː|?"
+        )
 
     def test_combining_mark_belongs_to_its_base(self):
         self.assertIn("n\u0329", symbols_of("button", "en", "phonemes"))  # syllabic n
@@ -71,7 +76,9 @@ class Phonemes(unittest.TestCase):
         }
         for code, names in meant.items():
             for name in names:
-                with self.assertRaisesRegex(DataError, f"'{name}'.*Did you mean {code}[?] Give --language {code},"):
+                with self.assertRaisesRegex(
+                    DataError, f"'{name}'.*Did you mean {code}[?] Give --language {code},"
+                ):
                     symbols_of("a", name, "phonemes")
 
     def test_error_for_any_other_unknown_language_names_similar_codes(self):
@@ -79,7 +86,12 @@ class Phonemes(unittest.TestCase):
             symbols_of("a", "enn", "phonemes")
 
     def test_locales_that_espeak_knows_are_accepted_in_any_spelling(self):
-        for locale, code in (("en_GB", "en-gb"), ("en-US", "en-us"), ("pt_BR", "pt-br"), ("FA", "fa")):
+        for locale, code in (
+            ("en_GB", "en-gb"),
+            ("en-US", "en-us"),
+            ("pt_BR", "pt-br"),
+            ("FA", "fa"),
+        ):
             self.assertEqual(espeak.phonemes("a", locale), espeak.phonemes("a", code))
 
     def test_language_without_a_dictionary_is_an_error(self):
@@ -113,7 +125,9 @@ class Phonemes(unittest.TestCase):
             "import sys; import myxtts.text.frontend, myxtts.text.symbols; "
             "print({'tensorflow', 'espeakng_loader'} & set(sys.modules))"
         )
-        run = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        )
         self.assertEqual(run.stdout.strip(), "set()")
 
 
@@ -126,7 +140,9 @@ class Speech(unittest.TestCase):
     def test_events_are_in_the_order_of_the_text(self):
         samples, events = espeak.synthesize("See, two.", EspeakVoice("en"))
         self.assertEqual(samples.dtype, np.int16)
-        self.assertEqual([symbol for _, symbol in events if symbol != PAUSE], ["s", "ˈiː", WORD_GAP, "t", "ˈuː"])
+        self.assertEqual(
+            [symbol for _, symbol in events if symbol != PAUSE], ["s", "ˈiː", WORD_GAP, "t", "ˈuː"]
+        )
         starts_s = [start_s for start_s, _ in events]
         self.assertEqual(starts_s, sorted(starts_s))
         self.assertLessEqual(starts_s[-1], len(samples) / espeak.SAMPLE_RATE_HZ)
@@ -143,7 +159,12 @@ class Speech(unittest.TestCase):
         spoken = []
         for _ in range(2):
             with espeak.isolated_copy() as copy:
-                spoken.append([copy.synthesize("Once more.", EspeakVoice("en"))[0].tobytes() for _ in range(2)])
+                spoken.append(
+                    [
+                        copy.synthesize("Once more.", EspeakVoice("en"))[0].tobytes()
+                        for _ in range(2)
+                    ]
+                )
         self.assertEqual(spoken[0], spoken[1])
 
     def test_a_language_switch_is_not_an_event(self):
@@ -151,11 +172,15 @@ class Speech(unittest.TestCase):
         self.assertFalse([symbol for _, symbol in events if "(" in symbol])
 
     def test_ctrl_c_during_synthesis_is_not_lost(self):
-        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+        self.addCleanup(
+            signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler)
+        )
         with espeak.isolated_copy() as copy:
             collect = copy._collect
 
-            def interrupt(event) -> None:  # in a callback of the library, where ctypes ignores exceptions
+            def interrupt(
+                event,
+            ) -> None:  # in a callback of the library, where ctypes ignores exceptions
                 signal.raise_signal(signal.SIGINT)
                 collect(event)
 
@@ -197,7 +222,9 @@ class Symbols(unittest.TestCase):
 
 
 def _first_peak_hz(samples: np.ndarray) -> float:
-    """Return the fundamental frequency by the highest autocorrelation peak between 60 and 400 Hz."""
+    """Return the fundamental frequency by the highest autocorrelation peak between 60 and
+    400 Hz.
+    """
     middle = samples[len(samples) // 4 : len(samples) // 4 + 8192].astype(float)
     correlation = np.fft.irfft(np.abs(np.fft.rfft(middle, 16384)) ** 2)
     shortest, longest = espeak.SAMPLE_RATE_HZ // 400, espeak.SAMPLE_RATE_HZ // 60

@@ -20,11 +20,15 @@ GPU = plan_routes(PlacementConfig(), 1)
 
 class AutomaticPoolsTest(unittest.TestCase):
     def test_small_operations_use_one_thread_each_on_up_to_two_cores(self):
-        sizes = [automatic_pools(CPU, count, small_operations=True).intra_op for count in (1, 2, 3, 64)]
+        sizes = [
+            automatic_pools(CPU, count, small_operations=True).intra_op for count in (1, 2, 3, 64)
+        ]
         self.assertEqual(sizes, [1, 1, 3, 64])
 
     def test_other_operations_use_all_cores(self):
-        self.assertEqual([automatic_pools(CPU, count, False) for count in (1, 2, 8)], [(1, 1), (2, 2), (8, 8)])
+        self.assertEqual(
+            [automatic_pools(CPU, count, False) for count in (1, 2, 8)], [(1, 1), (2, 2), (8, 8)]
+        )
 
     def test_with_gpus_the_default_is_left_to_tensorflow(self):
         self.assertEqual(automatic_pools(GPU, 2, small_operations=True), (None, None))
@@ -37,7 +41,9 @@ class AutomaticPoolsTest(unittest.TestCase):
 
 class FlagsTest(unittest.TestCase):
     def test_sizes_are_numbers_or_auto(self):
-        placement = train.parse(["--intra-op-threads", "4", "--inter-op-threads", "auto"])[0].placement
+        placement = train.parse(["--intra-op-threads", "4", "--inter-op-threads", "auto"])[
+            0
+        ].placement
         self.assertEqual((placement.intra_op_threads, placement.inter_op_threads), (4, "auto"))
 
     def test_other_sizes_are_rejected_with_what_is_allowed(self):
@@ -55,7 +61,9 @@ class CoresTest(unittest.TestCase):
         return temporary_folder(self.addCleanup)
 
     def quota(self, cgroup: str, **limits: str) -> float:
-        """Return the quota in a container with this line in /proc/self/cgroup; limits by cgroup, with _ for /."""
+        """Return the quota in a container with this line in /proc/self/cgroup; limits by cgroup,
+        with _ for /.
+        """
         root = self.folder()
         groups = root / "sys/fs/cgroup"
         (groups / "pods" / "a").mkdir(parents=True)
@@ -67,8 +75,12 @@ class CoresTest(unittest.TestCase):
 
     def test_quota_is_the_smallest_of_all_cgroups_around_the_process(self):
         self.assertEqual(self.quota("0::/", _="150000 100000\n"), 1.5)
-        self.assertEqual(self.quota("0::/pods/a", pods_a="max 100000\n", pods="200000 100000\n"), 2.0)
-        self.assertEqual(self.quota("0::/pods/a", pods_a="50000 100000\n", pods="200000 100000\n"), 0.5)
+        self.assertEqual(
+            self.quota("0::/pods/a", pods_a="max 100000\n", pods="200000 100000\n"), 2.0
+        )
+        self.assertEqual(
+            self.quota("0::/pods/a", pods_a="50000 100000\n", pods="200000 100000\n"), 0.5
+        )
 
     def test_quotas_of_control_groups_version_1_count(self):
         for quota, expected in (("150000", 1.5), ("-1", math.inf)):
@@ -86,10 +98,17 @@ class CoresTest(unittest.TestCase):
         self.assertEqual(self.quota("0::/", _="broken"), math.inf)
 
     def test_cores_are_those_of_the_affinity_within_the_quota(self):
-        for usable, quota, count in (([3, 5], math.inf, 2), (list(range(8)), 1.5, 2), ([0], 4.0, 1), ([0, 1], 0.25, 1)):
+        for usable, quota, count in (
+            ([3, 5], math.inf, 2),
+            (list(range(8)), 1.5, 2),
+            ([0], 4.0, 1),
+            ([0, 1], 0.25, 1),
+        ):
             with (
                 self.subTest(usable=usable, quota=quota),
-                mock.patch.multiple(cores, usable_cores=lambda usable=usable: usable, cpu_quota=lambda q=quota: q),
+                mock.patch.multiple(
+                    cores, usable_cores=lambda usable=usable: usable, cpu_quota=lambda q=quota: q
+                ),
             ):
                 self.assertEqual(cores.core_count(), count)
 

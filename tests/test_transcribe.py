@@ -1,4 +1,6 @@
-"""Transcription: chunks of long waves, the Transcriber, the command, and the error rates of a corpus."""
+"""Transcription: chunks of long waves, the Transcriber, the command, and the error rates of a
+corpus.
+"""
 
 import contextlib
 import io
@@ -72,10 +74,19 @@ class ChunkTest(unittest.TestCase):
 
     def test_each_chunk_is_in_one_batch_of_few_shapes(self):
         seconds = np.random.default_rng(0).uniform(0, MAX_CHUNK_S, 200)
-        lengths = [0, 1, round(MAX_CHUNK_S * SAMPLE_RATE_HZ), *(seconds * SAMPLE_RATE_HZ).astype(int)]
+        lengths = [
+            0,
+            1,
+            round(MAX_CHUNK_S * SAMPLE_RATE_HZ),
+            *(seconds * SAMPLE_RATE_HZ).astype(int),
+        ]
         batches = list(bucket_batches(lengths))
-        self.assertEqual(sorted(np.concatenate([indices for indices, _ in batches])), list(range(len(lengths))))
-        self.assertEqual({padded for _, padded in batches}, {round(s * SAMPLE_RATE_HZ) for s in BUCKETS_S})
+        self.assertEqual(
+            sorted(np.concatenate([indices for indices, _ in batches])), list(range(len(lengths)))
+        )
+        self.assertEqual(
+            {padded for _, padded in batches}, {round(s * SAMPLE_RATE_HZ) for s in BUCKETS_S}
+        )
         for indices, padded in batches:
             self.assertLessEqual(max(lengths[index] for index in indices), padded)
             self.assertLessEqual(len(indices) * padded, BATCH_S * SAMPLE_RATE_HZ)
@@ -146,7 +157,9 @@ class TranscriberTest(RecogniserCase):
             texts = self.transcriber.transcribe(waves())
             first = next(texts)
             self.assertEqual(read, [0, 1])  # the second did not fit in the group
-            self.assertEqual([first, *texts], self.transcribe(*(noise(1.0, number) for number in range(3))))
+            self.assertEqual(
+                [first, *texts], self.transcribe(*(noise(1.0, number) for number in range(3)))
+            )
 
     def test_beam_search_mostly_agrees_with_greedy_decoding(self):
         # These weights are so confident that one path usually has nearly all of the probability.
@@ -165,7 +178,10 @@ class TranscriberTest(RecogniserCase):
 
     def test_another_task_and_a_missing_checkpoint_are_errors(self):
         with self.assertRaisesRegex(CheckpointError, "--task asr"):
-            Transcriber(self.changed(lambda metadata: metadata["settings"]["model"].update(task="tts")), MODEL)
+            Transcriber(
+                self.changed(lambda metadata: metadata["settings"]["model"].update(task="tts")),
+                MODEL,
+            )
         with self.assertRaisesRegex(CheckpointError, "step-000009.*has step-000000"):
             Transcriber(self.run_folder, MODEL, "step-000009")
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
@@ -174,7 +190,9 @@ class TranscriberTest(RecogniserCase):
 
 class OutputTest(unittest.TestCase):
     def test_a_recording_is_never_replaced_by_json(self):
-        with self.assertRaisesRegex(ConfigError, "--json a.wav was given, but that is the name of a recording"):
+        with self.assertRaisesRegex(
+            ConfigError, "--json a.wav was given, but that is the name of a recording"
+        ):
             write_transcripts(Path("runs/asr"), [Path("b.wav")], json_file=Path("a.wav"))
 
 
@@ -187,7 +205,9 @@ class CommandTest(RecogniserCase):
             cached_transcribers("myxtts.recognition.transcriber", "myxtts.evaluation.asr_score"),
             contextlib.redirect_stdout(out),
         ):
-            code, message = reported(lambda: transcribe.main(["--run", str(self.run_folder), *flags]))
+            code, message = reported(
+                lambda: transcribe.main(["--run", str(self.run_folder), *flags])
+            )
         return code, out.getvalue(), message
 
     def test_files_are_transcribed_as_lines_and_as_json(self):
@@ -223,33 +243,55 @@ class CommandTest(RecogniserCase):
             ((good, "--corpus", "x"), "both were given"),
             (("--corpus", str(folder / "none")), "does not exist"),
             ((good, "--audio-root", "x"), "there is no --corpus"),
-            (("--corpus", str(self.workspace.corpus), "--audio-root", "x"), "--audio-root x does not exist"),
+            (
+                ("--corpus", str(self.workspace.corpus), "--audio-root", "x"),
+                "--audio-root x does not exist",
+            ),
             ((good, "--json", str(folder / "none" / "x.json")), "there is no folder"),
         ):
-            with self.subTest(flags=flags), mock.patch("myxtts.recognition.transcriber.Transcriber") as transcriber:
-                code, message = reported(lambda flags=flags: transcribe.main(["--run", "r", *flags]))
+            with (
+                self.subTest(flags=flags),
+                mock.patch("myxtts.recognition.transcriber.Transcriber") as transcriber,
+            ):
+                code, message = reported(
+                    lambda flags=flags: transcribe.main(["--run", "r", *flags])
+                )
                 self.assertEqual(code, 2)
                 self.assertIn(expected, message)
                 transcriber.assert_not_called()
 
     def test_files_are_checked_before_tensorflow_is_imported(self):
-        code = "import sys; from myxtts.commands import transcribe\ntry: transcribe.main(['--run', 'r', 'none.wav'])\n"
+        code = (
+            "import sys; from myxtts.commands import transcribe\ntry: transcribe.main(['--run',"
+            " 'r', 'none.wav'])\n"
+        )
         code += "except Exception as error: print(error)\nassert 'tensorflow' not in sys.modules"
-        process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        process = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+        )
         self.assertEqual(process.returncode, 0, process.stderr)
         self.assertIn("missing file", process.stdout)
 
     def test_a_corpus_has_a_table_of_error_rates(self):
         file = self.workspace.folder / "rates.json"
-        code, output, _ = self.transcribe("--corpus", str(self.workspace.corpus), "--json", str(file))
+        code, output, _ = self.transcribe(
+            "--corpus", str(self.workspace.corpus), "--json", str(file)
+        )
         self.assertEqual(code, 0)
-        self.assertRegex(output, r"\| all \| 13 \| [\d.]+ \| [\d.]+ \|\n\| speaker s0 \| 7 \|.*\n\| speaker s1 \| 6 \|")
+        self.assertRegex(
+            output,
+            r"\| all \| 13 \| [\d.]+ \| [\d.]+ \|\n\| speaker s0 \| 7 \|.*\n\| speaker s1 \| 6 \|",
+        )
         self.assertIn(f"13 utterances of {self.workspace.corpus}", output)
         document = json.loads(file.read_text(encoding="utf-8"))
         transcripts = document["transcripts"]
-        references, hypotheses = ([item[name] for item in transcripts] for name in ("reference", "hypothesis"))
+        references, hypotheses = (
+            [item[name] for item in transcripts] for name in ("reference", "hypothesis")
+        )
         self.assertEqual(references[:2], ["a", "ab"])
-        self.assertEqual(document["overall"], {"utterances": 13, **error_rates(references, hypotheses)})
+        self.assertEqual(
+            document["overall"], {"utterances": 13, **error_rates(references, hypotheses)}
+        )
         self.assertEqual(document["languages"], {})
 
     def test_held_out_utterances_of_the_run_are_the_default(self):
@@ -272,9 +314,11 @@ class CommandTest(RecogniserCase):
 
 class RateTest(unittest.TestCase):
     def test_rates_are_over_all_characters_and_words(self):
-        # One of the 3 characters and one of the 2 words of "a b" are wrong, none of the 2 and 1 of "cd": 1/5 and 1/3.
+        # One of the 3 characters and one of the 2 words of "a b" are wrong, none of the 2 and 1 of
+        # "cd": 1/5 and 1/3.
         self.assertEqual(
-            error_rates(["a b", "cd"], ["a c", "cd"]), {"character_error_rate": 0.2, "word_error_rate": 1 / 3}
+            error_rates(["a b", "cd"], ["a c", "cd"]),
+            {"character_error_rate": 0.2, "word_error_rate": 1 / 3},
         )
 
     def test_rates_are_grouped_only_if_there_are_several_groups(self):

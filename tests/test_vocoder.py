@@ -14,7 +14,13 @@ import numpy as np
 import soundfile
 import tensorflow as tf
 
-from myxtts.audio.excitation import UNVOICED_HZ, interpolate_unvoiced, pulse_phasor, pulse_train, smoothed_phasor
+from myxtts.audio.excitation import (
+    UNVOICED_HZ,
+    interpolate_unvoiced,
+    pulse_phasor,
+    pulse_train,
+    smoothed_phasor,
+)
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
@@ -63,40 +69,63 @@ def produce(name, batch):
 
 class Segments(unittest.TestCase):
     def test_features_of_a_segment_are_those_of_the_whole_utterance(self):
-        """Bit for bit, also at the ends of an utterance, which the context of a segment goes beyond."""
+        """Bit for bit, also at the ends of an utterance, which the context of a segment goes
+        beyond.
+        """
         batch = vocoder_inputs()
         wave = tf.cast(batch["pcm"], tf.float32) / 32768.0
         mel, hz = log_mel(wave, batch["samples"]).numpy(), f0(wave, batch["samples"])[0].numpy()
         for seed in range(3):
             segment = produce("random", batch | {"seed": tf.constant([seed, 3])})
-            starts = [self.start_of(segment["wave"][row], wave[row].numpy(), FRAMES[row]) for row in range(4)]
-            self.assertTrue(all(0 <= s <= max(n - SEGMENT, 0) for s, n in zip(starts, FRAMES, strict=True)), starts)
+            starts = [
+                self.start_of(segment["wave"][row], wave[row].numpy(), FRAMES[row])
+                for row in range(4)
+            ]
+            self.assertTrue(
+                all(0 <= s <= max(n - SEGMENT, 0) for s, n in zip(starts, FRAMES, strict=True)),
+                starts,
+            )
             for row, start in enumerate(starts):
-                for i, frame in enumerate(range(start - CONTEXT_FRAMES, start + SEGMENT + CONTEXT_FRAMES)):
+                for i, frame in enumerate(
+                    range(start - CONTEXT_FRAMES, start + SEGMENT + CONTEXT_FRAMES)
+                ):
                     inside = 0 <= frame < FRAMES[row]
                     np.testing.assert_array_equal(
                         segment["mel"][row, i], mel[row, frame] if inside else np.float32(SILENCE)
                     )
-                    np.testing.assert_array_equal(segment["f0_hz"][row, i], hz[row, frame] if inside else 0.0)
+                    np.testing.assert_array_equal(
+                        segment["f0_hz"][row, i], hz[row, frame] if inside else 0.0
+                    )
                     length = np.linalg.norm(segment["pulse_phasor"][row, i])
                     self.assertAlmostEqual(length, float(segment["f0_hz"][row, i] > 0.0), places=5)
         self.assertGreater((segment["f0_hz"] > 0.0).mean(), 0.3)
 
     def start_of(self, segment, wave, frames):
-        """Return the first frame of a segment without its context, found by the segment's samples."""
+        """Return the first frame of a segment without its context, found by the segment's
+        samples.
+        """
         samples = np.zeros((frames + 2 * (SEGMENT + CONTEXT_FRAMES)) * HOP_SAMPLES, np.float32)
         first = SEGMENT + CONTEXT_FRAMES
         samples[first * HOP_SAMPLES :][: frames * HOP_SAMPLES] = wave[: frames * HOP_SAMPLES]
         places = range(frames + SEGMENT)
         windows = (samples[(place + SEGMENT) * HOP_SAMPLES :][: len(segment)] for place in places)
-        return next(place for place, window in zip(places, windows, strict=True) if np.array_equal(window, segment))
+        return next(
+            place
+            for place, window in zip(places, windows, strict=True)
+            if np.array_equal(window, segment)
+        )
 
     def test_segments_are_a_function_of_the_seed_and_without_training_in_the_middle(self):
         batch = vocoder_inputs()
-        waves = [produce("random", batch | {"seed": tf.constant([seed, 3])})["wave"] for seed in (0, 0, 1)]
+        waves = [
+            produce("random", batch | {"seed": tf.constant([seed, 3])})["wave"]
+            for seed in (0, 0, 1)
+        ]
         np.testing.assert_array_equal(waves[0], waves[1])
         self.assertGreater(np.abs(waves[1] - waves[2]).max(), 0.01)
-        cut = produce("middle", batch)["wave"][0, CONTEXT_FRAMES * HOP_SAMPLES : -CONTEXT_FRAMES * HOP_SAMPLES]
+        cut = produce("middle", batch)["wave"][
+            0, CONTEXT_FRAMES * HOP_SAMPLES : -CONTEXT_FRAMES * HOP_SAMPLES
+        ]
         whole = batch["pcm"][0, 14 * HOP_SAMPLES : 26 * HOP_SAMPLES].numpy() / np.float32(32768.0)
         np.testing.assert_array_equal(cut, whole)
 
@@ -105,7 +134,9 @@ class Segments(unittest.TestCase):
             less, more = (produce(kind, vocoder_inputs(padded=padded)) for padded in (41, 60))
             for name, value in less.items():
                 longest = value.shape[1] if value.ndim > 1 else None
-                np.testing.assert_array_equal(value, more[name][:, :longest] if longest else more[name], name)
+                np.testing.assert_array_equal(
+                    value, more[name][:, :longest] if longest else more[name], name
+                )
 
     def test_features_follow_their_contract_and_sizes(self):
         extractor, features = EXTRACTORS["random"], produce("random", vocoder_inputs())
@@ -113,18 +144,24 @@ class Segments(unittest.TestCase):
         self.assertEqual(features["mel"].shape[1], extractor.sizes["segment_frames"])
         self.assertEqual(features["wave"].shape[1], extractor.sizes["segment_samples"])
         np.testing.assert_array_equal(features["frames"], FRAMES)
-        self.assertEqual((np.abs(features["wave"][2]).max(), features["f0_hz"][2].max()), (0.0, 0.0))
+        self.assertEqual(
+            (np.abs(features["wave"][2]).max(), features["f0_hz"][2].max()), (0.0, 0.0)
+        )
 
 
 class Spectra(unittest.TestCase):
     def test_inverse_returns_the_wave(self):
         wave = np.random.default_rng(0).normal(size=(2, 4096)).astype(np.float32)
-        back = inverse_short_time_spectrum(short_time_spectrum(tf.constant(wave), 1024), 1024).numpy()
+        back = inverse_short_time_spectrum(
+            short_time_spectrum(tf.constant(wave), 1024), 1024
+        ).numpy()
         np.testing.assert_allclose(back[:, 768:-768], wave[:, 768:-768], atol=1e-5)
 
     def test_gradients_are_those_of_tensorflow(self):
         random = np.random.default_rng(0)
-        wave, weight = (tf.constant(random.normal(size=shape), tf.float32) for shape in ((2, 2048), (2, 5, 513)))
+        wave, weight = (
+            tf.constant(random.normal(size=shape), tf.float32) for shape in ((2, 2048), (2, 5, 513))
+        )
 
         def gradient(transform):
             with tf.GradientTape() as tape:
@@ -136,22 +173,30 @@ class Spectra(unittest.TestCase):
         def reference(wave):
             return tf.signal.stft(wave, 1024, 256, 1024)
 
-        np.testing.assert_allclose(gradient(lambda w: short_time_spectrum(w, 1024)), gradient(reference), atol=2e-4)
+        np.testing.assert_allclose(
+            gradient(lambda w: short_time_spectrum(w, 1024)), gradient(reference), atol=2e-4
+        )
 
         def there_and_back(wave):
-            return short_time_spectrum(inverse_short_time_spectrum(short_time_spectrum(wave, 1024), 1024), 1024)
+            return short_time_spectrum(
+                inverse_short_time_spectrum(short_time_spectrum(wave, 1024), 1024), 1024
+            )
 
         def there_and_back_reference(wave):
             frames = tf.signal.irfft(reference(wave)) * (tf.signal.hann_window(1024) / 1.5)
             return reference(tf.signal.overlap_and_add(frames, 256))
 
-        np.testing.assert_allclose(gradient(there_and_back), gradient(there_and_back_reference), atol=2e-4)
+        np.testing.assert_allclose(
+            gradient(there_and_back), gradient(there_and_back_reference), atol=2e-4
+        )
 
     def test_projection_moves_a_wave_to_a_mel(self):
         random = np.random.default_rng(0)
         noise = tf.constant(random.normal(0.0, 0.1, (1, 40 * HOP_SAMPLES)), tf.float32)
         target = log_mel_of(noise) + np.linspace(-1.0, 1.0, 80, dtype=np.float32)
-        before, after = (np.abs(log_mel_of(w) - target)[:, 3:-3].mean() for w in (noise, project(noise, target)))
+        before, after = (
+            np.abs(log_mel_of(w) - target)[:, 3:-3].mean() for w in (noise, project(noise, target))
+        )
         self.assertGreater(before, 0.45)
         self.assertLess(after, 0.15 * before)
 
@@ -168,11 +213,15 @@ class Excitation(unittest.TestCase):
 
     def test_phase_keeps_its_precision_over_minutes(self):
         frames = 60 * SAMPLE_RATE_HZ // HOP_SAMPLES
-        wave = pulse_train(tf.fill([1, frames], 210.0)).numpy()[0]  # a period of exactly 105 samples
+        wave = pulse_train(tf.fill([1, frames], 210.0)).numpy()[
+            0
+        ]  # a period of exactly 105 samples
         np.testing.assert_allclose(wave[-1050:], wave[len(wave) % 105 :][:1050], atol=0.02)
 
     def test_pulses_follow_the_phase_of_a_recording(self):
-        """A tone whose F0 is not known exactly: pulses at its measured phase have their peaks at its peaks."""
+        """A tone whose F0 is not known exactly: pulses at its measured phase have their peaks at
+        its peaks.
+        """
         seconds = np.arange(60 * HOP_SAMPLES) / SAMPLE_RATE_HZ
         wave = tf.constant(np.cos(2 * np.pi * (120.0 * seconds + 0.3))[None], tf.float32)
         wrong_hz = tf.fill([1, 60], 119.0)
@@ -186,8 +235,12 @@ class Excitation(unittest.TestCase):
 
     def test_unvoiced_frames_have_no_phase(self):
         wave = tf.constant(np.random.default_rng(0).normal(size=(1, 8 * HOP_SAMPLES)), tf.float32)
-        phasor = pulse_phasor(wave, tf.constant([[0, 0, 100, 110, 0, 0, 120, 0]], tf.float32)).numpy()
-        np.testing.assert_allclose(np.linalg.norm(phasor, axis=2), [[0, 0, 1, 1, 0, 0, 1, 0]], atol=1e-5)
+        phasor = pulse_phasor(
+            wave, tf.constant([[0, 0, 100, 110, 0, 0, 120, 0]], tf.float32)
+        ).numpy()
+        np.testing.assert_allclose(
+            np.linalg.norm(phasor, axis=2), [[0, 0, 1, 1, 0, 0, 1, 0]], atol=1e-5
+        )
 
     def test_smoothing_follows_certain_phasors(self):
         """The short phasors, which point elsewhere, are outvoted by the long ones around them."""
@@ -195,7 +248,9 @@ class Excitation(unittest.TestCase):
         centres = (np.arange(40) + 0.5) * HOP_SAMPLES / SAMPLE_RATE_HZ
         angle = 2 * np.pi * (101.0 * centres + 0.2)
         certain = np.stack([np.cos(angle), np.sin(angle)], axis=1)
-        phasor = np.where((np.arange(40) % 4 == 0)[:, None], -0.1 * certain, certain)[None].astype(np.float32)
+        phasor = np.where((np.arange(40) % 4 == 0)[:, None], -0.1 * certain, certain)[None].astype(
+            np.float32
+        )
         smooth = smoothed_phasor(tf.constant(phasor), hz, 9).numpy()[0]
         cosines = (smooth * certain).sum(1) / np.linalg.norm(smooth, axis=1)
         self.assertGreater(cosines.min(), 0.999)
@@ -203,14 +258,25 @@ class Excitation(unittest.TestCase):
     def test_unvoiced_frames_are_interpolated(self):
         hz = tf.constant([[0, 100, 0, 0, 160, 0], [0, 0, 0, 0, 0, 0]], tf.float32)
         filled = interpolate_unvoiced(hz)
-        np.testing.assert_allclose(filled, [[100, 100, 120, 140, 160, 160], [UNVOICED_HZ] * 6], rtol=1e-6)
+        np.testing.assert_allclose(
+            filled, [[100, 100, 120, 140, 160, 160], [UNVOICED_HZ] * 6], rtol=1e-6
+        )
 
     def test_unvoiced_frames_are_interpolated_over_any_distance(self):
         random = np.random.default_rng(0)
-        hz = np.where(random.random((3, 300)) < [[0.5], [0.01], [0.1]], random.uniform(80.0, 300.0, (3, 300)), 0.0)
+        hz = np.where(
+            random.random((3, 300)) < [[0.5], [0.01], [0.1]],
+            random.uniform(80.0, 300.0, (3, 300)),
+            0.0,
+        )
         hz[2, 40:260] = 0.0
-        expected = [np.interp(np.arange(300), *(column[row > 0.0] for column in (np.arange(300), row))) for row in hz]
-        np.testing.assert_allclose(interpolate_unvoiced(tf.constant(hz, tf.float32)), expected, rtol=1e-5)
+        expected = [
+            np.interp(np.arange(300), *(column[row > 0.0] for column in (np.arange(300), row)))
+            for row in hz
+        ]
+        np.testing.assert_allclose(
+            interpolate_unvoiced(tf.constant(hz, tf.float32)), expected, rtol=1e-5
+        )
 
 
 def losses_of(model, batch, **options):
@@ -221,10 +287,13 @@ def losses_of(model, batch, **options):
 class Network(unittest.TestCase):
     def test_microbatch_losses_add_up_to_those_of_the_whole_batch(self):
         batch = vocoder_features((40, 9, 60))
-        # The noise is drawn for a batch, so that all rows but the first have other noise in a microbatch.
+        # The noise is drawn for a batch, so that all rows but the first have other noise in a
+        # microbatch.
         with mock.patch("tensorflow.random.stateless_normal", lambda shape, _: tf.zeros(shape)):
             whole = losses_of(vocoder(), batch)
-            parts = [losses_of(vocoder(), rows_of(batch, rows)) for rows in (slice(0, 1), slice(1, 3))]
+            parts = [
+                losses_of(vocoder(), rows_of(batch, rows)) for rows in (slice(0, 1), slice(1, 3))
+            ]
         for name, loss in whole.items():
             self.assertAlmostEqual(sum(part[name] for part in parts), loss, places=4)
 
@@ -232,7 +301,9 @@ class Network(unittest.TestCase):
         batch = vocoder_features((40, 9))
         with_empty = {
             name: np.concatenate([value, empty]) if name not in ("seed", "step_frames") else value
-            for (name, value), empty in zip(batch.items(), vocoder_features((0, 0)).values(), strict=True)
+            for (name, value), empty in zip(
+                batch.items(), vocoder_features((0, 0)).values(), strict=True
+            )
         }
         with mock.patch("tensorflow.random.stateless_normal", lambda shape, _: tf.zeros(shape)):
             full, padded = (losses_of(vocoder(), features) for features in (batch, with_empty))
@@ -256,7 +327,11 @@ class Network(unittest.TestCase):
         with tf.device(MODEL), tf.GradientTape() as tape:
             loss = sum(model(on_device(vocoder_features((40,))), training=True)[0].values())
         gradients = tape.gradient(loss, variables)
-        still = [v.name for v, g in zip(variables, gradients, strict=True) if not np.any(tf.convert_to_tensor(g))]
+        still = [
+            v.name
+            for v, g in zip(variables, gradients, strict=True)
+            if not np.any(tf.convert_to_tensor(g))
+        ]
         self.assertEqual(still, [])
 
     def test_mixed_precision_is_close_to_float32(self):
@@ -265,7 +340,9 @@ class Network(unittest.TestCase):
         for precision in ("mixed_bfloat16", "mixed_float16"):
             model = build(precision)
             for name, loss in losses_of(model, batch).items():
-                self.assertLess(abs(loss - expected[name]), 0.03 * expected[name], (precision, name))
+                self.assertLess(
+                    abs(loss - expected[name]), 0.03 * expected[name], (precision, name)
+                )
             self.assertEqual({v.dtype for v in model.variables}, {"float32"})
 
     def test_gradient_checkpointing_changes_no_gradient(self):
@@ -300,13 +377,19 @@ class Synthesis(unittest.TestCase):
             sampler = VocoderSampler(vocoder(), examples, Path(folder), mock.Mock())
             with tf.device(MODEL):
                 sampler(1)
-            kinds = sorted(path.name.partition(".")[2] for path in Path(folder).glob("step-000001/*"))
-        self.assertEqual(kinds, sorted(2 * ["png", "recording.wav", "vocoder.wav", "griffin-lim.wav"]))
+            kinds = sorted(
+                path.name.partition(".")[2] for path in Path(folder).glob("step-000001/*")
+            )
+        self.assertEqual(
+            kinds, sorted(2 * ["png", "recording.wav", "vocoder.wav", "griffin-lim.wav"])
+        )
 
     def test_noise_is_a_function_of_the_seed(self):
         mel = vocoder_features((40,))["mel"]
         with tf.device(MODEL):
-            first, again, other = (vocoder().synthesize(mel, tf.constant(seed)) for seed in ([0, 0], [0, 0], [1, 0]))
+            first, again, other = (
+                vocoder().synthesize(mel, tf.constant(seed)) for seed in ([0, 0], [0, 0], [1, 0])
+            )
         np.testing.assert_array_equal(first, again)
         self.assertGreater(np.abs(first - other).max(), 1e-4)
 
@@ -320,17 +403,29 @@ class Runs(unittest.TestCase):
     def test_a_folder_of_audio_is_trained_on_validated_and_sampled(self):
         self.assertEqual((self.whole.finished.code, self.whole.finished.err), (0, ""))
         self.assertIn("audio files without metadata; 13 .wav", self.whole.finished.out)
-        self.assertIn(" in 1 x 4 rows, of each utterance a segment of 0.2 s\n", self.whole.finished.out)
+        self.assertIn(
+            " in 1 x 4 rows, of each utterance a segment of 0.2 s\n", self.whole.finished.out
+        )
         newest = read_metrics(self.folder / "metrics.jsonl")[-1]
         for name in (*Vocoder.LOSS_NAMES, "loss", "validation_loss", "validation_log_mel_error_db"):
             self.assertTrue(0.0 < newest[name] < 100.0, (name, newest[name]))
 
     def test_segments_longer_than_most_utterances_are_announced(self):
-        corpus = SimpleNamespace(manifest=SimpleNamespace(samples=np.array([0.4, 0.5, 0.7]) * SAMPLE_RATE_HZ))
-        for task, segment_s, announced in (("vocoder", 0.5, False), ("vocoder", 0.6, True), ("tts", 0.6, False)):
-            config = Config(model=ModelConfig(task=task), vocoder=VocoderConfig(vocoder_segment_seconds=segment_s))
+        corpus = SimpleNamespace(
+            manifest=SimpleNamespace(samples=np.array([0.4, 0.5, 0.7]) * SAMPLE_RATE_HZ)
+        )
+        for task, segment_s, announced in (
+            ("vocoder", 0.5, False),
+            ("vocoder", 0.6, True),
+            ("tts", 0.6, False),
+        ):
+            config = Config(
+                model=ModelConfig(task=task),
+                vocoder=VocoderConfig(vocoder_segment_seconds=segment_s),
+            )
             self.assertEqual(
-                "half of the utterances are shorter than 0.5 s" in long_segments(config, corpus), announced
+                "half of the utterances are shorter than 0.5 s" in long_segments(config, corpus),
+                announced,
             )
 
     def test_samples_are_recording_vocoder_and_griffin_lim_of_one_length(self):
@@ -351,7 +446,8 @@ class Runs(unittest.TestCase):
             )
         self.assertEqual(finished.code, 0, finished.err)
         for (name, first), (_, again) in zip(
-            *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)), strict=True
+            *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)),
+            strict=True,
         ):
             np.testing.assert_array_equal(first, again, name)
 

@@ -1,4 +1,6 @@
-"""Evaluation of a vocoder: the program on a run with initial weights, and how its figures are summarised."""
+"""Evaluation of a vocoder: the program on a run with initial weights, and how its figures are
+summarised.
+"""
 
 import contextlib
 import io
@@ -35,12 +37,17 @@ SPEAKERS = ("s0", "s1")
 
 
 def write_vowels(folder: Path, speakers=SPEAKERS, languages=("en",)) -> Path:
-    """Write a corpus of 4 utterances for each speaker and language, and a short one at the end; return its metadata."""
+    """Write a corpus of 4 utterances for each speaker and language, and a short one at the end;
+    return its metadata.
+    """
     folder.mkdir()
     lines = ["path,speaker,language"]
     for number in range(4 * len(speakers) * len(languages)):
         write_sound(folder / f"u{number}.wav", vowels(0.8 + 0.05 * number), subtype="PCM_16")
-        speaker, language = speakers[number % len(speakers)], languages[number // len(speakers) % len(languages)]
+        speaker, language = (
+            speakers[number % len(speakers)],
+            languages[number // len(speakers) % len(languages)],
+        )
         lines.append(f"u{number}.wav,{speaker},{language}")
     write_sound(folder / "short.wav", sine(200.0, 0.31), subtype="PCM_16")
     lines.append(f"short.wav,{speakers[0]},{languages[0]}")
@@ -49,7 +56,9 @@ def write_vowels(folder: Path, speakers=SPEAKERS, languages=("en",)) -> Path:
 
 
 def untrained_run(folder: Path, corpus: Path) -> Path:
-    """Save the initial weights of the smallest vocoder as a run; a third of the corpus is held out."""
+    """Save the initial weights of the smallest vocoder as a run; a third of the corpus is
+    held out.
+    """
     config = Config(
         data=DataConfig(train_data=str(corpus), validation_fraction=0.34),
         model=ModelConfig(task="vocoder", model_size="tiny"),
@@ -90,23 +99,32 @@ class VocoderEvaluation(unittest.TestCase):
         metrics = self.score["metrics"]
         self.assertAlmostEqual(metrics["pesq_wb"]["recordings"], 4.644, places=3)
         self.assertEqual(metrics["log_mel_error"]["recordings"], 0.0)
-        self.assertLess(metrics["log_mel_error"]["griffin_lim"], metrics["log_mel_error"]["neural"])  # it is untrained
+        self.assertLess(
+            metrics["log_mel_error"]["griffin_lim"], metrics["log_mel_error"]["neural"]
+        )  # it is untrained
         self.assertGreater(metrics["real_time_factor"]["neural"], 0.0)
         self.assertIsNone(metrics["real_time_factor"]["recordings"])
 
     def test_the_seeds_and_the_cores_are_named(self):
         self.assertRegex(self.table, r"the median over the seeds 0, 1 of the mean over utterances")
-        self.assertRegex(self.table, r"median of 6 times from mel to wave, one utterance at a time, on /.* core")
+        self.assertRegex(
+            self.table, r"median of 6 times from mel to wave, one utterance at a time, on /.* core"
+        )
         self.assertEqual(self.score["seeds"], [0, 1])
         self.assertNotEqual(*self.score["by_seed"]["griffin_lim"])
         medians_of_seeds = [seed["log_mel_error"] for seed in self.score["by_seed"]["neural"]]
-        self.assertAlmostEqual(self.score["metrics"]["log_mel_error"]["neural"], np.median(medians_of_seeds))
+        self.assertAlmostEqual(
+            self.score["metrics"]["log_mel_error"]["neural"], np.median(medians_of_seeds)
+        )
 
     def test_every_utterance_and_the_quartiles_are_in_the_json(self):
-        values = [utterance["neural"]["log_mel_error"] for utterance in self.score["utterance_metrics"]]
+        values = [
+            utterance["neural"]["log_mel_error"] for utterance in self.score["utterance_metrics"]
+        ]
         self.assertEqual(len(values), self.score["utterances"])
         self.assertEqual(
-            self.score["quartiles"]["neural"]["log_mel_error"], np.percentile(values, (25, 50, 75)).tolist()
+            self.score["quartiles"]["neural"]["log_mel_error"],
+            np.percentile(values, (25, 50, 75)).tolist(),
         )
 
     def test_speakers_and_languages_have_rows_of_their_own(self):
@@ -114,14 +132,19 @@ class VocoderEvaluation(unittest.TestCase):
             self.assertIn(f"| {group}PESQ-WB |", self.other_table)
         self.assertEqual(list(self.other_score["speakers"]), ["seen", "unseen"])
         speakers = [utterance["speaker"] for utterance in self.other_score["utterance_metrics"]]
-        note = f"{speakers.count('s1')} utterances are of speakers seen in training, {speakers.count('new')} of other"
+        note = (
+            f"{speakers.count('s1')} utterances are of speakers seen in training,"
+            f" {speakers.count('new')} of other"
+        )
         self.assertIn(note, self.other_table)
         self.assertNotIn("seen speakers: ", self.table)
 
     def test_sounds_and_pictures_of_the_first_utterances_are_written(self):
         folder = self.run_folder / "evaluation" / "step-000000"
         self.assertEqual(len(list(folder.glob("*.png"))), 3)
-        (copy,), (recording,) = (folder.glob(f"1-*.{column}.wav") for column in ("neural", "recordings"))
+        (copy,), (recording,) = (
+            folder.glob(f"1-*.{column}.wav") for column in ("neural", "recordings")
+        )
         self.assertEqual(soundfile.info(copy).frames, soundfile.info(recording).frames)
 
     def test_options_of_other_tasks_and_an_empty_corpus_are_rejected(self):
@@ -144,7 +167,9 @@ class SummaryTest(unittest.TestCase):
         seeds = [[copy_with(error), copy_with(error + 2.0)] for error in (1.0, 7.0, 2.0)]
         metrics = metrics_of_rows({"neural": seeds}, range(2))
         self.assertEqual(metrics["log_mel_error"]["neural"], 3.0)  # of 2, 8 and 3
-        self.assertEqual(metrics_of_rows({"neural": seeds}, [1])["mel_cepstral_distortion"]["neural"], 4.0)
+        self.assertEqual(
+            metrics_of_rows({"neural": seeds}, [1])["mel_cepstral_distortion"]["neural"], 4.0
+        )
         self.assertEqual(metrics["voicing_error"]["neural"], 0.5)
         self.assertIsNone(metrics["pesq_wb"]["neural"])
 
@@ -156,18 +181,26 @@ class SummaryTest(unittest.TestCase):
     def test_an_utterance_without_a_score_in_one_column_has_it_in_none(self):
         columns = {
             "neural": [copy_with(0.0, pesq_wb=2.0, stoi=0.9), copy_with(0.0, stoi=0.8)],
-            "griffin_lim": [copy_with(0.0, pesq_wb=3.0, stoi=0.9), copy_with(0.0, pesq_wb=4.0, stoi=0.7)],
+            "griffin_lim": [
+                copy_with(0.0, pesq_wb=3.0, stoi=0.9),
+                copy_with(0.0, pesq_wb=4.0, stoi=0.7),
+            ],
         }
         common = with_common_scores(columns)
         self.assertEqual(
-            [copy.scores for copy in common["griffin_lim"]], [{"pesq_wb": 3.0, "stoi": 0.9}, {"stoi": 0.7}]
+            [copy.scores for copy in common["griffin_lim"]],
+            [{"pesq_wb": 3.0, "stoi": 0.9}, {"stoi": 0.7}],
         )
         (note,) = score_notes(common["griffin_lim"])
-        self.assertIn("PESQ-WB is without 1 of 2 utterances: it needs 0.25 to 20 s with speech", note)
+        self.assertIn(
+            "PESQ-WB is without 1 of 2 utterances: it needs 0.25 to 20 s with speech", note
+        )
 
     def test_a_note_has_the_command_that_installs_what_is_missing(self):
         with mock.patch("myxtts.evaluation.perceptual.find_spec", return_value=None):
-            self.assertEqual(score_notes([]), ["to measure PESQ-WB and STOI, install: pip install pesq pystoi"])
+            self.assertEqual(
+                score_notes([]), ["to measure PESQ-WB and STOI, install: pip install pesq pystoi"]
+            )
 
 
 if __name__ == "__main__":

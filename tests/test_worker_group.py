@@ -28,21 +28,24 @@ from myxtts.errors import DataError
 ROOT = Path(__file__).parents[1]
 THREE = Cluster(("a:1", "b:2", "c:3"), 2)
 BROKEN = (
-    "Collective ops is aborted by: recvmsg:Connection reset by peer\n"
-    "Additional GRPC error information from remote target /job:worker/replica:0/task:{} while calling "
-    "/tensorflow.WorkerService/RecvBuf:\n"
-    ':UNKNOWN:Error received from peer  {{grpc_status:14, grpc_message:"recvmsg:Connection reset by peer"}}\n'
-    "The error could be from a previous operation. Restart your program to reset.\n"
+    "Collective ops is aborted by: recvmsg:Connection reset by peer\nAdditional GRPC error"
+    " information from remote target /job:worker/replica:0/task:{} while calling"
+    " /tensorflow.WorkerService/RecvBuf:\n:UNKNOWN:Error received from peer  {{grpc_status:14,"
+    ' grpc_message:"recvmsg:Connection reset by peer"}}\nThe error could be from a previous'
+    " operation. Restart your program to reset.\n"
 )
 SILENT = (
-    "Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped "
-    "sending heartbeats):\n/job:worker/replica:0/task:0\n/job:worker/replica:0/task:1\nThe tasks have crashed. Check"
+    "Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are"
+    " unhealthy (stopped sending"
+    " heartbeats):\n/job:worker/replica:0/task:0\n/job:worker/replica:0/task:1\nThe tasks have"
+    " crashed. Check"
 )
 LATE = (
-    "Barrier timed out. Id: {}::0. This usually happens because a task triggered the barrier too early or too slowly. "
-    "Please look at the task logs (both timed out and first task) to debug further.\n# of tasks that reached the "
-    "barrier: 1/2.\nThe first task at the barrier: /job:worker/replica:0/task:2. Some timed out task names:\n"
-    "/job:worker/replica:0/task:1\n\n\nRPC: /tensorflow.CoordinationService/Barrier"
+    "Barrier timed out. Id: {}::0. This usually happens because a task triggered the barrier too"
+    " early or too slowly. Please look at the task logs (both timed out and first task) to debug"
+    " further.\n# of tasks that reached the barrier: 1/2.\nThe first task at the barrier:"
+    " /job:worker/replica:0/task:2. Some timed out task"
+    " names:\n/job:worker/replica:0/task:1\n\n\nRPC: /tensorflow.CoordinationService/Barrier"
 )
 DIES = """
 import os, signal, socket, sys, time
@@ -83,18 +86,30 @@ class DiagnosisTest(unittest.TestCase):
         return diagnose_lost_worker(kind(None, None, text), THREE)
 
     def test_first_broken_connection_is_named_as_the_cause(self):
-        self.assertRegex(self.lost(BROKEN.format(1) + BROKEN.format(0)), r"^worker 1 \(b:2\) is gone: its connection")
+        self.assertRegex(
+            self.lost(BROKEN.format(1) + BROKEN.format(0)),
+            r"^worker 1 \(b:2\) is gone: its connection",
+        )
 
-    @mock.patch.multiple("myxtts.distributed.worker_group", rendezvous=mock.DEFAULT, worker_strategy=mock.DEFAULT)
-    @mock.patch.multiple("myxtts.distributed.worker_group", _keep_on_machine=mock.DEFAULT, _report=mock.DEFAULT)
+    @mock.patch.multiple(
+        "myxtts.distributed.worker_group", rendezvous=mock.DEFAULT, worker_strategy=mock.DEFAULT
+    )
+    @mock.patch.multiple(
+        "myxtts.distributed.worker_group", _keep_on_machine=mock.DEFAULT, _report=mock.DEFAULT
+    )
     def test_connection_that_breaks_with_another_status_is_named(self, **_):
-        for kind in (tf.errors.UnknownError, tf.errors.ResourceExhaustedError):  # of a garbled stream
+        for kind in (
+            tf.errors.UnknownError,
+            tf.errors.ResourceExhaustedError,
+        ):  # of a garbled stream
             text = "Collective ops is aborted by: Stream removed\n" + BROKEN.format(1)
             self.assertRegex(self.lost(text, kind), r"^worker 1 \(b:2\) is gone: its connection")
             with self.assertRaises(WorkerLost), worker_group(THREE, 0):
                 raise kind(None, None, text)
 
-    @mock.patch.multiple("myxtts.distributed.worker_group", rendezvous=mock.DEFAULT, worker_strategy=mock.DEFAULT)
+    @mock.patch.multiple(
+        "myxtts.distributed.worker_group", rendezvous=mock.DEFAULT, worker_strategy=mock.DEFAULT
+    )
     @mock.patch.multiple("myxtts.distributed.worker_group", _keep_on_machine=mock.DEFAULT)
     def test_a_stop_while_waiting_for_the_others_at_the_end_loses_no_worker(self, **_):
         waited = []
@@ -103,24 +118,37 @@ class DiagnosisTest(unittest.TestCase):
             os.kill(os.getpid(), signal.SIGTERM)
             waited.append(time.sleep(0.01))
 
-        with mock.patch("myxtts.tf_internals.wait_at_barrier", wait), exit_at_sigterm(), worker_group(THREE, 0):
+        with (
+            mock.patch("myxtts.tf_internals.wait_at_barrier", wait),
+            exit_at_sigterm(),
+            worker_group(THREE, 0),
+        ):
             pass
         self.assertEqual(len(waited), 1)
 
     def test_connection_that_breaks_with_a_garbled_message_is_named(self):
-        error = UnicodeDecodeError("utf-8", b"\xfe" + BROKEN.format(1).encode(), 0, 1, "invalid start byte")
-        self.assertRegex(diagnose_lost_worker(error, THREE), r"^worker 1 \(b:2\) is gone: its connection")
-        self.assertIsNone(diagnose_lost_worker(UnicodeDecodeError("utf-8", b"\xfe", 0, 1, "invalid"), THREE))
+        error = UnicodeDecodeError(
+            "utf-8", b"\xfe" + BROKEN.format(1).encode(), 0, 1, "invalid start byte"
+        )
+        self.assertRegex(
+            diagnose_lost_worker(error, THREE), r"^worker 1 \(b:2\) is gone: its connection"
+        )
+        self.assertIsNone(
+            diagnose_lost_worker(UnicodeDecodeError("utf-8", b"\xfe", 0, 1, "invalid"), THREE)
+        )
         self.assertIsNone(diagnose_lost_worker(ValueError(BROKEN.format(1)), THREE))
 
     def test_all_workers_without_heartbeat_are_named(self):
-        self.assertRegex(self.lost(SILENT), r"^worker 0 \(a:1\) and worker 1 \(b:2\) sent no heartbeat for 20 s")
+        self.assertRegex(
+            self.lost(SILENT), r"^worker 0 \(a:1\) and worker 1 \(b:2\) sent no heartbeat for 20 s"
+        )
 
     def test_worker_that_dies_while_others_wait_at_the_end_is_named(self):
         text = (
-            "Barrier failed because: task is set to ERROR: UNAVAILABLE: Task /job:worker/replica:0/task:1 heartbeat "
-            "timeout. This indicates that the remote task has failed. Barrier Id: end::0, Task: "
-            "/job:worker/replica:0/task:1\n\nRPC: /tensorflow.CoordinationService/Barrier"
+            "Barrier failed because: task is set to ERROR: UNAVAILABLE: Task"
+            " /job:worker/replica:0/task:1 heartbeat timeout. This indicates that the remote task"
+            " has failed. Barrier Id: end::0, Task: /job:worker/replica:0/task:1\n\nRPC:"
+            " /tensorflow.CoordinationService/Barrier"
         )
         self.assertRegex(self.lost(text), r"^worker 1 \(b:2\) sent no heartbeat")
 
@@ -129,20 +157,37 @@ class DiagnosisTest(unittest.TestCase):
             "Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat",
             "Failed to send RPC to coordination service. Either",
         ):
-            self.assertRegex(self.lost(text, tf.errors.DeadlineExceededError), r"^worker 0 \(a:1\) sent no heartbeat")
+            self.assertRegex(
+                self.lost(text, tf.errors.DeadlineExceededError),
+                r"^worker 0 \(a:1\) sent no heartbeat",
+            )
 
     def test_late_worker_is_named(self):
-        self.assertRegex(self.lost(LATE.format("end")), rf"^worker 1 \(b:2\) did not finish within {END_TIMEOUT_S} s")
-        self.assertGreater(END_TIMEOUT_S, 12 * 3600)  # validation and samples of the last step are a part of the end
+        self.assertRegex(
+            self.lost(LATE.format("end")),
+            rf"^worker 1 \(b:2\) did not finish within {END_TIMEOUT_S} s",
+        )
+        self.assertGreater(
+            END_TIMEOUT_S, 12 * 3600
+        )  # validation and samples of the last step are a part of the end
         start = LATE.format("[Init]Wait_for_all_tasks_to_register") + BROKEN.format(0)
         self.assertRegex(self.lost(start), r"^worker 1 \(b:2\) did not start within 60 s")
 
     def test_reported_reason_is_kept_when_another_worker_forwards_it(self):
-        text = "Collective ops is aborted by: <<worker 1 (b:2) gave up: no such file>>\nThe error" + BROKEN.format(0)
-        self.assertEqual(self.lost(text, tf.errors.AbortedError), "worker 1 (b:2) gave up: no such file")
+        text = (
+            "Collective ops is aborted by: <<worker 1 (b:2) gave up: no such file>>\nThe error"
+            + BROKEN.format(0)
+        )
+        self.assertEqual(
+            self.lost(text, tf.errors.AbortedError), "worker 1 (b:2) gave up: no such file"
+        )
 
     def test_error_of_this_worker_blames_no_other(self):
-        self.assertIsNone(self.lost("Graph execution error:\n\nassertion failed: [bad batch]", tf.errors.InternalError))
+        self.assertIsNone(
+            self.lost(
+                "Graph execution error:\n\nassertion failed: [bad batch]", tf.errors.InternalError
+            )
+        )
 
     def test_step_of_a_lost_worker_changes_nothing_but_moving_statistics(self):
         def unchanged(text: str, has_moving_statistics: bool, kind=tf.errors.AbortedError) -> bool:
@@ -150,13 +195,17 @@ class DiagnosisTest(unittest.TestCase):
 
         for text in (BROKEN.format(1), SILENT, "<<worker 1 (b:2) gave up: no such file>>"):
             self.assertEqual((unchanged(text, False), unchanged(text, True)), (True, False))
-        self.assertTrue(unchanged("<<worker 1 (b:2) gave up: no such file>>[between two steps]", True))
+        self.assertTrue(
+            unchanged("<<worker 1 (b:2) gave up: no such file>>[between two steps]", True)
+        )
         self.assertFalse(unchanged("assertion failed: [bad batch]", False))
         self.assertFalse(unchanged("OOM when allocating", False, tf.errors.ResourceExhaustedError))
 
     def test_worker_without_a_next_batch_gave_up_between_two_steps(self):
         reasons = {
-            "<<worker 2 (c:3) gave up: no such file>>[between two steps]": DataError("no such file"),
+            "<<worker 2 (c:3) gave up: no such file>>[between two steps]": DataError(
+                "no such file"
+            ),
             "<<worker 2 (c:3) gave up: ValueError: 17>>": ValueError("17"),
             "<<worker 1 (b:2) gave up: no such file>>[between two steps]": WorkerLost(
                 "worker 1 (b:2) gave up: no such file", between_steps=True
@@ -171,7 +220,10 @@ class DiagnosisTest(unittest.TestCase):
         self.assertEqual(_in_one_line(DataError("a\n  b")), "a b")
         self.assertEqual(_in_one_line(ValueError("17")), "ValueError: 17")
         self.assertEqual(_in_one_line(KeyboardInterrupt()), "KeyboardInterrupt")
-        text = 'Graph execution error:\n\n  File "x.py"\n\nassertion failed: [bad batch]\n\t [[{{node Assert}}]]'
+        text = (
+            'Graph execution error:\n\n  File "x.py"\n\nassertion failed: [bad batch]\n\t [[{{node'
+            " Assert}}]]"
+        )
         short = _in_one_line(tf.errors.InvalidArgumentError(None, None, text))
         self.assertEqual(short, "InvalidArgumentError: assertion failed: [bad batch]")
 
@@ -182,7 +234,14 @@ class KilledWorkerTest(unittest.TestCase):
             program = Path(name) / "dies.py"
             program.write_text(DIES.format(root=str(ROOT)))
             done = subprocess.run(
-                [sys.executable, ROOT / "utilities" / "launch_workers.py", "--logs", name, "--", program],
+                [
+                    sys.executable,
+                    ROOT / "utilities" / "launch_workers.py",
+                    "--logs",
+                    name,
+                    "--",
+                    program,
+                ],
                 capture_output=True,
                 text=True,
                 timeout=600.0,

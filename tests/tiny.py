@@ -1,4 +1,6 @@
-"""The smallest models, training states, batches and runs that still have every feature of large ones."""
+"""The smallest models, training states, batches and runs that still have every feature of large
+ones.
+"""
 
 import atexit
 import contextlib
@@ -39,8 +41,12 @@ from tests.kill_points import KillPoints
 from tests.sine_corpus import write_corpus
 from tests.two_devices import MODEL, SIMULATED
 
-ONE_BLOCK = replace(SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, latents=2)
-SMALLEST = replace(ONE_BLOCK, encoder_blocks=0, decoder_blocks=0)  # still has every kind of layer, in the flow
+ONE_BLOCK = replace(
+    SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, latents=2
+)
+SMALLEST = replace(
+    ONE_BLOCK, encoder_blocks=0, decoder_blocks=0
+)  # still has every kind of layer, in the flow
 SYMBOLS = 13
 SECONDS = tuple(0.4 + 0.03 * i for i in range(13))  # 12 to train on, 1 held out
 
@@ -51,7 +57,11 @@ def small_models(size: XTTSSize = SMALLEST) -> contextlib.AbstractContextManager
 
 
 def build_model(
-    precision: str = "float32", device: str = MODEL, seed: int = 0, size: XTTSSize = SMALLEST, **settings
+    precision: str = "float32",
+    device: str = MODEL,
+    seed: int = 0,
+    size: XTTSSize = SMALLEST,
+    **settings,
 ) -> XTTS:
     keras.utils.set_random_seed(seed)
     with small_models(size), replicas_on(device).scope():
@@ -60,11 +70,15 @@ def build_model(
 
 @cache
 def replicas_on(device: str) -> Replicas:
-    """Return one cached replica: variables belong to the strategy in whose scope they were created."""
+    """Return one cached replica: variables belong to the strategy in whose scope they were
+    created.
+    """
     return make_replicas((Route(device, device),))
 
 
-def training_state(model: keras.Model, precision: str = "float32", averaged: bool = True, device: str = MODEL):
+def training_state(
+    model: keras.Model, precision: str = "float32", averaged: bool = True, device: str = MODEL
+):
     replicas = replicas_on(device)
     with replicas.scope():
         return TrainingState(model, make_optimizers(model, 0.01, precision), averaged, replicas)
@@ -83,7 +97,10 @@ def build_toy(precision: str = "float32", device: str = MODEL, seed: int = 0) ->
 
 
 def features(
-    rows: Sequence[tuple[int, int]], padded: tuple[int, int] = (8, 24), reference: tuple[int, int] = (20, 24), seed=0
+    rows: Sequence[tuple[int, int]],
+    padded: tuple[int, int] = (8, 24),
+    reference: tuple[int, int] = (20, 24),
+    seed=0,
 ) -> dict[str, np.ndarray]:
     """Return TTS_FEATURES of random content that does not depend on the padding.
 
@@ -126,11 +143,17 @@ def on_device(batch: dict, device: str = MODEL) -> dict[str, tf.Tensor]:
 
 
 def take_step(
-    step: Step, microbatches: Sequence[Sequence[dict]], number: int, learning_rate: float, ema_decay: float
+    step: Step,
+    microbatches: Sequence[Sequence[dict]],
+    number: int,
+    learning_rate: float,
+    ema_decay: float,
 ) -> tf.Tensor:
     """Take a step on microbatches with a batch for each replica; return its outcome."""
     first = step.hand_over(microbatches[0])
-    outcome, _ = step(first, [*microbatches[1:], microbatches[0]], number, ConstantRates(learning_rate, ema_decay))
+    outcome, _ = step(
+        first, [*microbatches[1:], microbatches[0]], number, ConstantRates(learning_rate, ema_decay)
+    )
     return outcome
 
 
@@ -155,25 +178,33 @@ class Workspace:
 
     @classmethod
     def temporary(cls, add_cleanup: Callable, flags: Sequence[str] = ()) -> "Workspace":
-        """Create a workspace in a temporary folder, which the `add_cleanup` of a test, class or module removes."""
+        """Create a workspace in a temporary folder, which the `add_cleanup` of a test, class or
+        module removes.
+        """
         return cls(temporary_folder(add_cleanup), flags)
 
     @classmethod
     def with_toy_models(cls, add_cleanup: Callable) -> "Workspace":
-        """Create a temporary workspace in which runs train the toy, with short references: it ignores them."""
+        """Create a temporary workspace in which runs train the toy, with short references: it
+        ignores them.
+        """
         resources = contextlib.ExitStack()
         resources.enter_context(toy_models())
         add_cleanup(resources.close)
         return cls.temporary(add_cleanup, flags=("--reference-seconds", "0.5"))
 
     def argv(self, name: str, *flags: str) -> list[str]:
-        """Return flags for 8 steps in epochs of 3 without validation and samples; `flags` override them."""
+        """Return flags for 8 steps in epochs of 3 without validation and samples; `flags` override
+        them.
+        """
         fixed = f"--run {name} --runs-dir {self.folder / 'runs'} --train-data {self.corpus}"
         fixed += f" --simulate-gpus {SIMULATED}"
         size = "--model-size tiny --batch-size 4 --buckets 2 --validation-fraction 0.07"
         if "vocoder" not in flags or "--teacher" in flags:  # a vocoder alone reads no texts
             size += " --text-frontend characters"
-        length = "--max-steps 8 --warmup-steps 2 --log-every 1 --checkpoint-every 3 --keep-checkpoints 9"
+        length = (
+            "--max-steps 8 --warmup-steps 2 --log-every 1 --checkpoint-every 3 --keep-checkpoints 9"
+        )
         fixed += f" {size} {length} --validate-every=0 --sample-every=0"
         return [*fixed.split(), *self._flags, *flags]
 
@@ -201,12 +232,16 @@ class Workspace:
 
 
 def train_in_fork(points: KillPoints, argv: Sequence[str]) -> int:
-    """Train the toy in a process of its own that the points end; return its exit code, -9 if it was killed.
+    """Train the toy in a process of its own that the points end; return its exit code, -9 if it was
+    killed.
 
-    One server imports the modules, which takes seconds, and forks each process before TensorFlow starts.
+    One server imports the modules, which takes seconds, and forks each process before TensorFlow
+    starts.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["myxtts.run", "benchmarks.proof.runs"])  # tests.two_devices starts TensorFlow
+    context.set_forkserver_preload(
+        ["myxtts.run", "benchmarks.proof.runs"]
+    )  # tests.two_devices starts TensorFlow
     process = context.Process(target=_train_in_fork, args=(points, argv))
     process.start()
     process.join()
@@ -231,28 +266,37 @@ class WholeRun(NamedTuple):
 
 @cache
 def whole_run() -> WholeRun:
-    """Train the network once for all tests of a process, in 20 s; the run is named `whole`. Change only copies of it.
+    """Train the network once for all tests of a process, in 20 s; the run is named `whole`. Change
+    only copies of it.
 
-    It has 8 steps, checkpoints after 5 and 8, validation and samples after 4 and 8, and 3 of 13 utterances held out.
+    It has 8 steps, checkpoints after 5 and 8, validation and samples after 4 and 8, and 3 of 13
+    utterances held out.
     """
     workspace = Workspace(temporary_folder(atexit.register))
     flags = "--validation-fraction 0.25 --ode-steps 2 --data-gpu 0 --model-gpu 1"
     flags += " --validate-every 4 --sample-every 4 --checkpoint-every 5 --keep-checkpoints 2"
     flags = tuple(flags.split())
-    with mock.patch("myxtts.observe.report.LEAST_SHOWN_S", 0.0):  # on a fast machine, some pauses are not worth a word
+    with mock.patch(
+        "myxtts.observe.report.LEAST_SHOWN_S", 0.0
+    ):  # on a fast machine, some pauses are not worth a word
         return WholeRun(workspace, flags, workspace.train("whole", *flags))
 
 
 @cache
 def cached_network(checkpoint: Path, device: str) -> XTTS:
-    """Load the network of a checkpoint once for all tests of a process: loading and tracing synthesis takes 4 s."""
+    """Load the network of a checkpoint once for all tests of a process: loading and tracing
+    synthesis takes 4 s.
+    """
     with small_models():
         return load_model(checkpoint, read_metadata(checkpoint), device, task="tts")
 
 
 def cached_networks(module: str) -> contextlib.AbstractContextManager:
     """Return a context in which a module of the package loads networks with `cached_network`."""
-    return mock.patch(f"{module}.load_model", lambda checkpoint, _, device, task: cached_network(checkpoint, device))
+    return mock.patch(
+        f"{module}.load_model",
+        lambda checkpoint, _, device, task: cached_network(checkpoint, device),
+    )
 
 
 def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -263,7 +307,9 @@ def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def alignment_rows(seed, padded_frames, padded_tokens, ties=False):
-    """Return 16 rows of scores, with their tokens and frames: 4 with one path, the last one empty, the first full."""
+    """Return 16 rows of scores, with their tokens and frames: 4 with one path, the last one empty,
+    the first full.
+    """
     random = np.random.default_rng(seed)
     token_count = random.integers(1, padded_tokens + 1, 16).astype(np.int32)
     frames = random.integers(token_count, padded_frames + 1).astype(np.int32)

@@ -1,4 +1,6 @@
-"""A run of the smallest CTC network with its initial weights; it transcribes any wave to letters."""
+"""A run of the smallest CTC network with its initial weights; it transcribes any wave to
+letters.
+"""
 
 import atexit
 import contextlib
@@ -37,17 +39,23 @@ class ASRRun(NamedTuple):
 
 @cache
 def asr_run() -> ASRRun:
-    """Create the run once for all tests of a process; 3 of 13 utterances are held out, as in `whole`. Change copies."""
+    """Create the run once for all tests of a process; 3 of 13 utterances are held out, as in
+    `whole`. Change copies.
+    """
     workspace = Workspace(temporary_folder(atexit.register))
     run = workspace.run_dir("asr")
-    data = DataConfig(train_data=str(workspace.corpus), text_frontend="characters", validation_fraction=0.25)
+    data = DataConfig(
+        train_data=str(workspace.corpus), text_frontend="characters", validation_fraction=0.25
+    )
     config = Config(data=data, model=ModelConfig(task="asr", model_size="tiny"))
     corpus, _, vocabulary = load_corpora(config, run, length_rule_of(config))
     keras.utils.set_random_seed(3)
     with small_asr_models(), replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)
     network.out.kernel.assign(20.0 * network.out.kernel)  # confident predictions of several symbols
-    metadata = run_metadata(config, corpus, vocabulary, None, digest_of({v.path: v.numpy() for v in network.variables}))
+    metadata = run_metadata(
+        config, corpus, vocabulary, None, digest_of({v.path: v.numpy() for v in network.variables})
+    )
     save_checkpoint(run, metadata, training_state(network))
     return ASRRun(workspace, run)
 
@@ -65,7 +73,9 @@ def _loaded(run: Path, beam_width: int) -> Transcriber:
 
 @contextlib.contextmanager
 def cached_transcribers(*modules: str) -> Iterator[None]:
-    """Return a context in which these modules of the package create transcribers with `cached_transcriber`."""
+    """Return a context in which these modules of the package create transcribers with
+    `cached_transcriber`.
+    """
     with contextlib.ExitStack() as patched:
         for module in modules:
             patched.enter_context(

@@ -34,12 +34,19 @@ class UntrainedTeacher:
 
 
 def spoken_inputs() -> dict:
-    """Return TTS_INPUTS of the waves of `tests.tiny_vocoder.vocoder_inputs`, each the reference of another row."""
+    """Return TTS_INPUTS of the waves of `tests.tiny_vocoder.vocoder_inputs`, each the reference of
+    another row.
+    """
     waves = vocoder_inputs()
     count = tf.constant([4, 3, 0, 5])
     texts = {"tokens": tf.tile(tf.constant([[1, 4, 5, 6, 2]]), [4, 1]), "token_count": count}
     reference = {"reference_pcm": waves["pcm"][::-1], "reference_samples": waves["samples"][::-1]}
-    return waves | texts | reference | {"language": tf.constant([0, 1, 0, 0]), "step_tokens": tf.constant(12.0)}
+    return (
+        waves
+        | texts
+        | reference
+        | {"language": tf.constant([0, 1, 0, 0]), "step_tokens": tf.constant(12.0)}
+    )
 
 
 def merge_evaluator(run: Path) -> Callable[[Coefficients], Measurement]:
@@ -52,7 +59,12 @@ def merge_evaluator(run: Path) -> Callable[[Coefficients], Measurement]:
 
 
 def produced(device: str, extractor: FeatureExtractor, batch: dict) -> dict[str, np.ndarray]:
-    """Return the features that a producer on a device makes of a batch, which may have more fields than it takes."""
+    """Return the features that a producer on a device makes of a batch, which may have more fields
+    than it takes.
+    """
     with tf.device(device):
         batch = {name: tf.identity(batch[name]) for name in extractor.inputs}
-    return {name: value.numpy() for name, value in traced_once(device, extractor)(batch).features.items()}
+    return {
+        name: value.numpy()
+        for name, value in traced_once(device, extractor)(batch).features.items()
+    }

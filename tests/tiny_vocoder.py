@@ -43,16 +43,24 @@ def vocoder() -> Vocoder:
 
 
 def vocoder_features(utterance_frames: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
-    """Return VOCODER_FEATURES of random content for utterances of so many frames; 0 is an empty row."""
+    """Return VOCODER_FEATURES of random content for utterances of so many frames; 0 is an empty
+    row.
+    """
     random = np.random.default_rng(seed)
     shape, frames = (len(utterance_frames), SEGMENT_FRAMES), np.array(utterance_frames, np.int32)
     real = (frames > 0)[:, None]
     samples = random.normal(0.0, 0.1, (len(frames), SEGMENT_FRAMES * HOP_SAMPLES))
     f0_hz = np.where(real, random.choice([0.0, 120.0, 180.0], shape), 0.0).astype(np.float32)
     angle = random.uniform(0.0, 2.0 * np.pi, shape)
-    phasor = np.where((f0_hz > 0.0)[:, :, None], np.stack([np.cos(angle), np.sin(angle)], axis=2), 0.0)
+    phasor = np.where(
+        (f0_hz > 0.0)[:, :, None], np.stack([np.cos(angle), np.sin(angle)], axis=2), 0.0
+    )
     return {
-        "mel": np.where(real[:, :, None], random.normal(-5.5, 2.1, (*shape, 80)), SILENCE).astype(np.float32),
+        "mel": (
+            np.where(real[:, :, None], random.normal(-5.5, 2.1, (*shape, 80)), SILENCE).astype(
+                np.float32
+            )
+        ),
         "f0_hz": f0_hz,
         "pulse_phasor": phasor.astype(np.float32),
         "wave": np.where(real, samples, 0.0).astype(np.float32),
@@ -64,14 +72,20 @@ def vocoder_features(utterance_frames: Sequence[int], seed: int = 0) -> dict[str
 
 @cache
 def vocoder_run() -> WholeRun:
-    """Train a vocoder once for all tests of a process, in 12 s; the run is named `whole`. Change only copies of it.
+    """Train a vocoder once for all tests of a process, in 12 s; the run is named `whole`. Change
+    only copies of it.
 
-    Its corpus is a folder of audio without metadata. It has 4 steps, checkpoints after 2 and 4, validation and samples
-    after 4, and 3 of 13 utterances held out.
+    Its corpus is a folder of audio without metadata. It has 4 steps, checkpoints after 2 and 4,
+    validation and samples after 4, and 3 of 13 utterances held out.
     """
     workspace = Workspace(temporary_folder(atexit.register))
-    audio = shutil.copytree(workspace.corpus.parent, workspace.folder / "audio", ignore=shutil.ignore_patterns("*.csv"))
-    flags = "--task vocoder --validation-fraction 0.25 --data-gpu 0 --model-gpu 1 --vocoder-segment-seconds 0.2"
+    audio = shutil.copytree(
+        workspace.corpus.parent, workspace.folder / "audio", ignore=shutil.ignore_patterns("*.csv")
+    )
+    flags = (
+        "--task vocoder --validation-fraction 0.25 --data-gpu 0 --model-gpu 1"
+        " --vocoder-segment-seconds 0.2"
+    )
     flags += f" --train-data {audio} --max-steps 4"
     flags += " --validate-every 4 --sample-every 4 --checkpoint-every 2"
     with small_vocoders():

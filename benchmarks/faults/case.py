@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 Result = dict[str, Any]
-"""Of a test: settings, environment, seconds, and `cases`, each with number, scenario, steps, failures and counts."""
+"""Of a test: settings, environment, seconds, and `cases`, each with number, scenario, steps,
+failures and counts.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
-"""Programs of the package as forks of this process, which has imported TensorFlow and started no device. Linux only.
+"""Programs of the package as forks of this process, which has imported TensorFlow and started no
+device. Linux only.
 
-A fork costs what a program does after its imports. It becomes a process of its own session, with its own output, the
-default signal handlers and the arguments of the program; it ends as Python ends, with all that Python does at its exit.
+A fork costs what a program does after its imports. It becomes a process of its own session, with
+its own output, the default signal handlers and the arguments of the program; it ends as Python
+ends, with all that Python does at its exit.
 """
 
 import contextlib
@@ -62,7 +64,9 @@ class Child:
         return self.code is not None
 
     def exceeds(self, limit_s: float) -> bool:
-        """Whether more time than a limit has passed since the start, not counting waits for a processor."""
+        """Whether more time than a limit has passed since the start, not counting waits for a
+        processor.
+        """
         return _exceeds(self.started_s, limit_s, [self.pid])
 
     def send(self, number: int) -> None:
@@ -72,7 +76,11 @@ class Child:
 
     def kill(self) -> None:
         """End the process, after it has written the stacks of its threads beside its output."""
-        for number, seconds in ((signal.SIGCONT, 0.0), (signal.SIGUSR1, STACKS_S), (signal.SIGKILL, 60.0)):
+        for number, seconds in (
+            (signal.SIGCONT, 0.0),
+            (signal.SIGUSR1, STACKS_S),
+            (signal.SIGKILL, 60.0),
+        ):
             self.send(number)
             end_s = time.monotonic() + seconds
             while self.poll() is None and time.monotonic() < end_s:
@@ -86,13 +94,18 @@ class Child:
 
 
 def start(
-    command: Sequence[str], folder: Path, name: str, prepare: Sequence[Prepare] = (), environ: Mapping[str, str] = {}
+    command: Sequence[str],
+    folder: Path,
+    name: str,
+    prepare: Sequence[Prepare] = (),
+    environ: Mapping[str, str] = {},
 ) -> Child:
     """Start a program in a fork.
 
     Args:
         command: a script of the checkout, or `-m` and a module, with arguments.
-        folder: gets NAME.out and NAME.err, NAME.stacks if the program hangs, and its temporary files.
+        folder: gets NAME.out and NAME.err, NAME.stacks if the program hangs, and its temporary
+            files.
         prepare: called in the fork before the program.
         environ: added to the environment.
     """
@@ -161,7 +174,9 @@ def run(command: Sequence[str]) -> int:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # of the program: reported, and the fork ends, as a process of its own would
+    except (
+        BaseException
+    ):  # of the program: reported, and the fork ends, as a process of its own would
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         return 1
     return 0
@@ -187,7 +202,8 @@ class Forks:
 
 
 def end_orphans(known: Sequence[int] = ()) -> list[str]:
-    """Wait for the helpers of ended programs, then kill those that are left; return their command lines.
+    """Wait for the helpers of ended programs, then kill those that are left; return their command
+    lines.
 
     Args:
         known: process IDs of children that may run.
@@ -208,19 +224,26 @@ def end_orphans(known: Sequence[int] = ()) -> list[str]:
 
 def _exceeds(began_s: float, limit_s: float, pids: Sequence[int]) -> bool:
     passed_s = time.monotonic() - began_s
-    return passed_s > limit_s and (passed_s > MAX_FACTOR * limit_s or passed_s - sum(map(queued_s, pids)) > limit_s)
+    return passed_s > limit_s and (
+        passed_s > MAX_FACTOR * limit_s or passed_s - sum(map(queued_s, pids)) > limit_s
+    )
 
 
 def queued_s(pid: int) -> float:
-    """Return how long the threads of a process and of its children have waited for a processor, in all.
+    """Return how long the threads of a process and of its children have waited for a processor, in
+    all.
 
     It is the sum, since threads wait for each other; those that have ended are missing.
     """
     total_s = 0.0
     for task in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(OSError, IndexError):  # it has just ended, or the system keeps no such times
+        with contextlib.suppress(
+            OSError, IndexError
+        ):  # it has just ended, or the system keeps no such times
             total_s += int((task / "schedstat").read_text().split()[1]) / 1e9
-            total_s += sum(queued_s(int(child)) for child in (task / "children").read_text().split())
+            total_s += sum(
+                queued_s(int(child)) for child in (task / "children").read_text().split()
+            )
     return total_s
 
 

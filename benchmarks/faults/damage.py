@@ -1,4 +1,6 @@
-"""Damage of files: flipped bits, NULs after a power cut, files that are cut, empty, missing or of another kind."""
+"""Damage of files: flipped bits, NULs after a power cut, files that are cut, empty, missing or of
+another kind.
+"""
 
 import random
 import shutil
@@ -11,7 +13,11 @@ GARBAGE_BYTES = 64
 
 def flip_bits(path: Path, source: random.Random) -> str:
     content = bytearray(path.read_bytes())
-    places = [source.randrange(len(content) * 8) for _ in range(source.randint(1, MAX_BITS))] if content else []
+    places = (
+        [source.randrange(len(content) * 8) for _ in range(source.randint(1, MAX_BITS))]
+        if content
+        else []
+    )
     for place in places:
         content[place // 8] ^= 1 << place % 8
     path.write_bytes(content)

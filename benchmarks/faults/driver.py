@@ -19,11 +19,16 @@ from benchmarks.faults.lab import Lab
 from benchmarks.faults.trial import Trial
 from benchmarks.proof.runs import toy_models
 
-LEAST_LIMIT_S, LIMIT_FACTOR = 60.0, 20.0  # a program hangs after LIMIT_FACTOR times the seconds of an undisturbed run
+LEAST_LIMIT_S, LIMIT_FACTOR = (
+    60.0,
+    20.0,
+)  # a program hangs after LIMIT_FACTOR times the seconds of an undisturbed run
 
 
 def run_cases(settings: Settings) -> Result:
-    """Run the undisturbed run, then the cases; return the outcomes. Only the folders of failed cases are kept."""
+    """Run the undisturbed run, then the cases; return the outcomes. Only the folders of failed
+    cases are kept.
+    """
     with toy_models():
         lab = Lab(settings.folder, children.Forks())
         record = settings.folder / "record.json"
@@ -55,7 +60,9 @@ def numbers_of(settings: Settings) -> Iterator[int]:
     if settings.repeat is not None:
         yield settings.repeat
         return
-    yield from islice(filter(lambda number: _is_wanted(settings, number), count()), settings.cases or None)
+    yield from islice(
+        filter(lambda number: _is_wanted(settings, number), count()), settings.cases or None
+    )
 
 
 def _is_wanted(settings: Settings, number: int) -> bool:
@@ -73,7 +80,9 @@ def _run_cases(settings: Settings, lab: Lab, limit_s: float, end_s: float) -> li
             os.kill(pid, signal.SIGKILL)  # its programs die with it
         raise
     if any(codes):
-        raise RuntimeError(f"the processes that run the cases ended with {codes}, so cases are missing")
+        raise RuntimeError(
+            f"the processes that run the cases ended with {codes}, so cases are missing"
+        )
     lines = (line for file in files if file.exists() for line in file.read_text().splitlines())
     return sorted(map(json.loads, lines), key=lambda case: case["number"])
 
@@ -115,7 +124,12 @@ def run_case(settings: Settings, lab: Lab, number: int, limit_s: float) -> dict:
     lab.launcher.end_orphans(())
     if not trial.failures and settings.repeat is None:
         shutil.rmtree(folder, ignore_errors=True)
-    outcome = {"number": number, "scenario": scenario.name, "steps": trial.steps, "faults": trial.faults}
+    outcome = {
+        "number": number,
+        "scenario": scenario.name,
+        "steps": trial.steps,
+        "faults": trial.faults,
+    }
     outcome |= {"processes": trial.processes, "seconds": round(time.monotonic() - start_s, 1)}
     outcome["cpu_s"] = round(sum(child.cpu_s for child in trial.children), 1)
     for failure in trial.failures:

@@ -1,4 +1,6 @@
-"""Children of a launcher as forks of it, so that each takes seconds less to start. No TensorFlow."""
+"""Children of a launcher as forks of it, so that each takes seconds less to start. No
+TensorFlow.
+"""
 
 import os
 import subprocess
@@ -54,8 +56,12 @@ def forked_children() -> None:
 
     def popen(command: Sequence[str], **settings: object) -> object:
         is_python = command[0] == sys.executable
-        return ForkedPopen(command, **settings) if is_python else subprocess.Popen(command, **settings)  # type: ignore
+        if is_python:
+            return ForkedPopen(command, **settings)
+        return subprocess.Popen(command, **settings)  # type: ignore
 
     names = ("DEVNULL", "PIPE", "STDOUT", "TimeoutExpired", "run")
-    replaced = types.SimpleNamespace(Popen=popen, **{name: getattr(subprocess, name) for name in names})
+    replaced = types.SimpleNamespace(
+        Popen=popen, **{name: getattr(subprocess, name) for name in names}
+    )
     processes.subprocess = replaced  # type: ignore[assignment, attr-defined]

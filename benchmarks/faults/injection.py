@@ -1,8 +1,9 @@
 """Faults of system calls: an error number or a signal at the nth call on a file. No TensorFlow.
 
-Where there is a C compiler, shim.c is preloaded. It sees the calls of all libraries, except those that stdio makes by
-itself. Without one, an audit hook of Python takes its place: it sees `create`, `open`, `rename`, `mkdir` and `unlink`
-of Python code only, and `write` and `fsync` count as `create`, `read` as `open`.
+Where there is a C compiler, shim.c is preloaded. It sees the calls of all libraries, except those
+that stdio makes by itself. Without one, an audit hook of Python takes its place: it sees `create`,
+`open`, `rename`, `mkdir` and `unlink` of Python code only, and `write` and `fsync` count as
+`create`, `read` as `open`.
 """
 
 import ctypes
@@ -18,13 +19,24 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-CALLS = {"create": 1, "open": 2, "read": 4, "write": 8, "fsync": 16, "rename": 32, "mkdir": 64, "unlink": 128}
+CALLS = {
+    "create": 1,
+    "open": 2,
+    "read": 4,
+    "write": 8,
+    "fsync": 16,
+    "rename": 32,
+    "mkdir": 64,
+    "unlink": 128,
+}
 CHANGING = ("create", "write", "fsync", "rename", "mkdir", "unlink")
 GROWING = ("create", "write", "fsync", "mkdir")
 SEEN_INSTEAD = {"write": "create", "fsync": "create", "read": "open"}  # by the audit hook
 AUDITED = {"os.rename": "rename", "os.remove": "unlink", "os.rmdir": "unlink", "os.mkdir": "mkdir"}
 SOURCE = Path(__file__).with_name("shim.c")
-PRELOADED = "MYXTTS_CHAOS_SHIM"  # environment variable: the compiled shim; empty if there is no compiler
+PRELOADED = (  # environment variable: the compiled shim; empty if there is no compiler
+    "MYXTTS_CHAOS_SHIM"
+)
 
 
 @dataclass(frozen=True)
@@ -111,7 +123,9 @@ def redirect(from_port: int, to_port: int) -> None:
 
 @dataclass(frozen=True)
 class ClockJump:
-    """Python's clock of the day jumps at its nth reading. The clocks that measure durations go on."""
+    """Python's clock of the day jumps at its nth reading. The clocks that measure durations
+    go on.
+    """
 
     seconds: float
     nth: int
@@ -158,7 +172,9 @@ class Defect:
 
         write = Reporter.write
 
-        def defective(reporter: Reporter, step: int, *arguments: object, **keywords: object) -> None:
+        def defective(
+            reporter: Reporter, step: int, *arguments: object, **keywords: object
+        ) -> None:
             if step == self.step:
                 raise KeyError("planted")
             write(reporter, step, *arguments, **keywords)

@@ -20,12 +20,15 @@ UTTERANCES, HELD_OUT, RATE_HZ = 13, 1, 22_050
 STEPS, STEPS_PER_EPOCH, CHECKPOINT_EVERY = 12, 3, 3
 REFERENCE = "reference"
 LIMIT_S = 240.0  # of one program; an undisturbed run takes seconds
-TIMES = {*NOTHING.metrics(), "remaining_s"}  # in a line of metrics.jsonl: what differs between two equal runs
+TIMES = {
+    *NOTHING.metrics(),
+    "remaining_s",
+}  # in a line of metrics.jsonl: what differs between two equal runs
 SMALLEST = (
-    "--text-frontend characters --model-size tiny --batch-size 4 --buckets 2 --validation-fraction 0.07 "
-    "--simulate-gpus 2 --data-gpu 0 --model-gpu 1 --num-workers 1 --buffer-size 1 --prefetch-buffer-size 1 "
-    f"--model-start-delay 0 --max-steps {STEPS} --warmup-steps 2 --log-every 1 "
-    f"--checkpoint-every {CHECKPOINT_EVERY} --validate-every 0 --sample-every 0"
+    "--text-frontend characters --model-size tiny --batch-size 4 --buckets 2 --validation-fraction"
+    " 0.07 --simulate-gpus 2 --data-gpu 0 --model-gpu 1 --num-workers 1 --buffer-size 1"
+    f" --prefetch-buffer-size 1 --model-start-delay 0 --max-steps {STEPS} --warmup-steps 2"
+    f" --log-every 1 --checkpoint-every {CHECKPOINT_EVERY} --validate-every 0 --sample-every 0"
 ).split()
 
 
@@ -35,7 +38,9 @@ def write_corpus(folder: Path) -> Path:
     lines = ["path,text,speaker"]
     for i in range(UTTERANCES):
         seconds = np.arange(round((0.4 + 0.03 * i) * RATE_HZ)) / RATE_HZ
-        soundfile.write(folder / f"u{i}.wav", 0.5 * np.sin(2 * np.pi * (300 + 40 * i) * seconds), RATE_HZ)
+        soundfile.write(
+            folder / f"u{i}.wav", 0.5 * np.sin(2 * np.pi * (300 + 40 * i) * seconds), RATE_HZ
+        )
         lines.append(f"u{i}.wav,{'abcdefghij'[: i % 8 + 1]},s{i % 2}")
     (folder / "corpus.csv").write_text("\n".join(lines))
     return folder / "corpus.csv"
@@ -45,7 +50,12 @@ class Launcher(Protocol):
     """`children.Forks`, or what takes its place."""
 
     def start(
-        self, command: Sequence[str], folder: Path, name: str, prepare: Sequence[Prepare], **keywords: Any
+        self,
+        command: Sequence[str],
+        folder: Path,
+        name: str,
+        prepare: Sequence[Prepare],
+        **keywords: Any,
     ) -> Child: ...
 
     def end_orphans(self, known: Sequence[int]) -> list[str]: ...
@@ -93,19 +103,29 @@ class Lab:
         self.losses, self.weights = losses_of(self.template), weights_of(self.template)
 
     def repeat(self) -> None:
-        """Train the undisturbed run again, for its time; raises RuntimeError if it fails or is another."""
+        """Train the undisturbed run again, for its time; raises RuntimeError if it fails or is
+        another.
+        """
         self._train_undisturbed("again")
         if differences := self.differences(self.folder / "runs" / "again"):
             raise RuntimeError(f"two undisturbed runs differ: {'; '.join(differences)}")
 
     def _train_undisturbed(self, name: str, *prepare: Prepare) -> None:
-        argv = [SCRIPT, *self.flags(self.folder / "runs", name), "--cache-dataset", "--keep-checkpoints", "9"]
+        argv = [
+            SCRIPT,
+            *self.flags(self.folder / "runs", name),
+            "--cache-dataset",
+            "--keep-checkpoints",
+            "9",
+        ]
         child = self.launcher.start(argv, self.folder, name, prepare)
         ended = child.wait(LIMIT_S)
         child.kill()
         self.seconds, self.cpu_s = time.monotonic() - child.started_s, child.cpu_s
         if not ended or child.code:
-            raise RuntimeError(f"the undisturbed run ended with {child.code}: {child.output()}{child.errors()}")
+            raise RuntimeError(
+                f"the undisturbed run ended with {child.code}: {child.output()}{child.errors()}"
+            )
 
     def differences(self, run: Path, may_lack_lines: bool = False, since: int = 0) -> list[str]:
         """Return how a finished run differs from the undisturbed one, bit for bit.
@@ -131,7 +151,9 @@ class Lab:
 
 
 def losses_of(run: Path) -> dict[int, dict[str, Any]]:
-    """Return the lines of metrics.jsonl by step, without times and validation; damaged lines are left out."""
+    """Return the lines of metrics.jsonl by step, without times and validation; damaged lines are
+    left out.
+    """
     try:
         reports = read_metrics(run / "metrics.jsonl")
     except OSError:
@@ -140,11 +162,17 @@ def losses_of(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def _of_training(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if name not in TIMES and not name.startswith("validation")}
+    return {
+        name: value
+        for name, value in line.items()
+        if name not in TIMES and not name.startswith("validation")
+    }
 
 
 def weights_of(run: Path) -> dict[int, dict[str, str]]:
-    """Return the SHA-256 of each archive of each complete checkpoint. Archives with the same arrays are equal."""
+    """Return the SHA-256 of each archive of each complete checkpoint. Archives with the same arrays
+    are equal.
+    """
     return {
         step_of(folder): {
             file.name: hashlib.sha256(file.read_bytes()).hexdigest()

@@ -20,8 +20,8 @@ class Disturbance:
     """What happens to the network.
 
     Attributes:
-        kind: `drop` closes each connection, also later ones; `delay` holds all bytes once; `garble` changes one byte
-            of each chunk.
+        kind: `drop` closes each connection, also later ones; `delay` holds all bytes once; `garble`
+            changes one byte of each chunk.
         after_bytes: passed on, of all connections together, before it begins.
         seconds: of a delay.
     """
@@ -36,7 +36,8 @@ class Disturbance:
 
 
 class Proxy:
-    """A process that listens on a port of its own for each of some ports, and passes on what it gets.
+    """A process that listens on a port of its own for each of some ports, and passes on what it
+    gets.
 
     Attributes:
         ports: port of a program -> port of the proxy.
@@ -44,7 +45,10 @@ class Proxy:
 
     def __init__(self, targets: list[int], disturbance: Disturbance, seed: int):
         listeners = [socket.create_server(("127.0.0.1", 0)) for _ in targets]
-        self.ports = {target: listener.getsockname()[1] for target, listener in zip(targets, listeners, strict=True)}
+        self.ports = {
+            target: listener.getsockname()[1]
+            for target, listener in zip(targets, listeners, strict=True)
+        }
         parent, self._pid = os.getpid(), os.fork()
         if self._pid == 0:
             try:
@@ -108,8 +112,14 @@ class _Network:
                 return b""
             if self._disturbance.kind == "garble":
                 place = self._random.randrange(len(data))
-                return data[:place] + bytes([data[place] ^ self._random.randint(1, 255)]) + data[place + 1 :]
-            self._end_of_delay_s = self._end_of_delay_s or time.monotonic() + self._disturbance.seconds
+                return (
+                    data[:place]
+                    + bytes([data[place] ^ self._random.randint(1, 255)])
+                    + data[place + 1 :]
+                )
+            self._end_of_delay_s = (
+                self._end_of_delay_s or time.monotonic() + self._disturbance.seconds
+            )
             wait_s = self._end_of_delay_s - time.monotonic()
         time.sleep(max(0.0, wait_s))
         return data

@@ -1,4 +1,6 @@
-"""What happens to runs in a chaos test: each scenario draws from the case's random numbers alone."""
+"""What happens to runs in a chaos test: each scenario draws from the case's random numbers
+alone.
+"""
 
 import errno
 import os
@@ -20,22 +22,56 @@ from benchmarks.faults.trial import STOPS, Arms, Interrupt, Trial
 from myxtts.training.checkpoint_files import step_of
 
 PLACES = (  # parts of the paths of a run folder: where a named point may be
-    *("", ".partial-step", "step-0000", "state.json", "model.npz", "optimizer.npz", "averages.npz", "checkpoints"),
-    *("metrics.jsonl", "config.yaml", "run.json", "timeline.json", "report.html", "index.html", "log.txt"),
+    *(
+        "",
+        ".partial-step",
+        "step-0000",
+        "state.json",
+        "model.npz",
+        "optimizer.npz",
+        "averages.npz",
+        "checkpoints",
+    ),
+    *(
+        "metrics.jsonl",
+        "config.yaml",
+        "run.json",
+        "timeline.json",
+        "report.html",
+        "index.html",
+        "log.txt",
+    ),
     *("manifest-", "rejected.csv", "pcm-", "tensorboard", ".lock"),
 )
-LINES = ("corpus", "placement", "threads", "feed ", *(f"step {step:6d} |" for step in range(1, STEPS + 1)), "time  ")
+LINES = (
+    "corpus",
+    "placement",
+    "threads",
+    "feed ",
+    *(f"step {step:6d} |" for step in range(1, STEPS + 1)),
+    "time  ",
+)
 MAX_INTERRUPTS = 3
 TMPFS_KIB = (16, 700)  # a whole run takes about 600
 DAY_S = 86_400.0
 
 
 def interrupts(trial: Trial) -> None:
-    """Kill, stop, terminate or interrupt a run some times, each time at a named point or at random, and resume it."""
+    """Kill, stop, terminate or interrupt a run some times, each time at a named point or at random,
+    and resume it.
+    """
     keep = "--keep-checkpoints", str(trial.random.choice((1, 2, 9)))
     for _ in range(trial.random.randint(1, MAX_INTERRUPTS)):
-        number = trial.random.choice((*[signal.SIGKILL] * 3, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP))
-        codes = {0} | ({STOPS[number]} if number in STOPS else {128 + number} if number == signal.SIGKILL else set())
+        number = trial.random.choice(
+            (*[signal.SIGKILL] * 3, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)
+        )
+        codes = {0} | (
+            {STOPS[number]}
+            if number in STOPS
+            else {128 + number}
+            if number == signal.SIGKILL
+            else set()
+        )
         moment = _moment(trial.random, number)
         if isinstance(moment, Interrupt):
             trial.train(str(moment), *keep, interrupts=[moment], codes=sorted(codes))
@@ -48,7 +84,9 @@ def _moment(source: random.Random, number: int) -> Interrupt | Injection:
     kind = source.choice(("point", "point", "line", "time"))
     if kind == "point":
         calls = (source.choice(CHANGING),)
-        return Injection(calls, source.choice(PLACES), source.choice((1, 2, 3, 5, 8, 13)), signal=number)
+        return Injection(
+            calls, source.choice(PLACES), source.choice((1, 2, 3, 5, 8, 13)), signal=number
+        )
     pause_s = source.uniform(0.2, 3.0)
     if kind == "line":
         return Interrupt(number, line=source.choice(LINES), pause_s=pause_s)
@@ -56,7 +94,9 @@ def _moment(source: random.Random, number: int) -> Interrupt | Injection:
 
 
 def damaged_run(trial: Trial) -> None:
-    """Damage a file of a run folder, then resume; where the message names checkpoints to remove, remove them."""
+    """Damage a file of a run folder, then resume; where the message names checkpoints to remove,
+    remove them.
+    """
     without = trial.random.choice(((12,), (12,), (9, 12)))
     trial.copy_template(without)
     newest = trial.run_dir / "checkpoints" / f"step-{STEPS - CHECKPOINT_EVERY * len(without):06d}"
@@ -65,7 +105,9 @@ def damaged_run(trial: Trial) -> None:
     path = trial.random.choice(
         [*of_newest, *of_newest, *(path for path in files if path.parent.parent != newest.parent)]
     )
-    if path.name.startswith("pcm-"):  # its bytes have no checksum: reading a large corpus at each start takes too long
+    if path.name.startswith(
+        "pcm-"
+    ):  # its bytes have no checksum: reading a large corpus at each start takes too long
         path.write_bytes(path.read_bytes()[: trial.random.randrange(path.stat().st_size)])
         trial.steps.append(f"{path.name}: cut")
     else:
@@ -88,9 +130,17 @@ def damaged_run(trial: Trial) -> None:
 
 def _follow_advice(trial: Trial, message: str) -> list[str]:
     """Remove the files that a message tells to remove or to move away; return their names."""
-    named = message.partition(": ")[0] if "Move it away" in message else message.rpartition("emove ")[2].rstrip(".")
+    named = (
+        message.partition(": ")[0]
+        if "Move it away" in message
+        else message.rpartition("emove ")[2].rstrip(".")
+    )
     paths = [Path(word) for word in re.findall(r"[^\s,]+", named)]
-    inside = [path for path in paths if path.is_absolute() and trial.run_dir in path.parents and path.exists()]
+    inside = [
+        path
+        for path in paths
+        if path.is_absolute() and trial.run_dir in path.parents and path.exists()
+    ]
     for path in inside:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return [path.name for path in inside]
@@ -103,7 +153,16 @@ def full_disk(trial: Trial) -> None:
     if means == "limit":
         arms = [SizeLimit(trial.random.choice((20_000, 40_000, 60_000, 100_000)))]
     elif means != "tmpfs":
-        places = ("", "", "checkpoints", "step-0000", "metrics.jsonl", "tensorboard", "report.html", "timeline.json")
+        places = (
+            "",
+            "",
+            "checkpoints",
+            "step-0000",
+            "metrics.jsonl",
+            "tensorboard",
+            "report.html",
+            "timeline.json",
+        )
         number, nth = getattr(errno, means), trial.random.randint(1, 120)
         arms = [Injection(GROWING, trial.random.choice(places), nth, error=number, lasting=True)]
     size_kib = trial.random.randint(*TMPFS_KIB)
@@ -142,7 +201,9 @@ def read_only(trial: Trial) -> None:
 
 def input_output_errors(trial: Trial) -> None:
     """Let reading or writing fail with EIO, once or from then on; then resume."""
-    calls = trial.random.choice((("write",), ("fsync",), ("rename",), ("create",), ("unlink",), ("read",), ("open",)))
+    calls = trial.random.choice(
+        (("write",), ("fsync",), ("rename",), ("create",), ("unlink",), ("read",), ("open",))
+    )
     place, nth = trial.random.choice(PLACES), trial.random.choice((1, 1, 2, 3, 5, 8, 20))
     arm = Injection(calls, place, nth, error=errno.EIO, lasting=trial.random.random() < 0.5)
     if calls[0] in ("read", "open") and trial.random.random() < 0.5:
@@ -153,7 +214,9 @@ def input_output_errors(trial: Trial) -> None:
 
 def clock_jumps(trial: Trial) -> None:
     """Let the clock of the day jump by seconds or by years, forwards or back."""
-    seconds = trial.random.choice((1.0, 3600.0, DAY_S, 3650 * DAY_S)) * trial.random.choice((1.0, -1.0))
+    seconds = trial.random.choice((1.0, 3600.0, DAY_S, 3650 * DAY_S)) * trial.random.choice(
+        (1.0, -1.0)
+    )
     jump = ClockJump(seconds, trial.random.randint(1, 60))
     flags = trial.random.choice(((), ("--validate-every", "4")))
     finished = trial.train(str(jump), *flags, arms=[jump])
@@ -162,20 +225,29 @@ def clock_jumps(trial: Trial) -> None:
 
 
 def planted_defect(trial: Trial) -> None:
-    """Plant a defect in the report of a step: it ends with a traceback, after saving; then resume."""
+    """Plant a defect in the report of a step: it ends with a traceback, after saving; then
+    resume.
+    """
     defect = Defect(trial.random.randint(1, STEPS))
     finished = trial.train(str(defect), arms=[defect], codes=(1,), planted="KeyError: 'planted'")
     if finished.code == 1 and newest_step(trial.run_dir) < defect.step:
-        trial.fail("lost steps", f"the defect at step {defect.step} lost steps: {newest_step(trial.run_dir)} is saved")
+        trial.fail(
+            "lost steps",
+            f"the defect at step {defect.step} lost steps: {newest_step(trial.run_dir)} is saved",
+        )
     trial.finish_run("without the defect", may_lack_lines=True)  # that of the defective report
 
 
 def two_starts(trial: Trial) -> None:
-    """Start a run twice at almost the same time: new, or to be resumed. One trains, or the other when it is done."""
+    """Start a run twice at almost the same time: new, or to be resumed. One trains, or the other
+    when it is done.
+    """
     resume = ["--resume"] if trial.random.random() < 0.6 else []
     if resume and trial.random.random() < 0.5:
         trial.copy_template(without=(12,))
-    between_s = trial.random.choice((0.0, 0.0, 0.05, trial.random.uniform(0.1, 1.5) * trial.lab.seconds))
+    between_s = trial.random.choice(
+        (0.0, 0.0, 0.05, trial.random.uniform(0.1, 1.5) * trial.lab.seconds)
+    )
     trial.steps.append(f"two starts {between_s:.2f} s apart {' '.join(resume)}")
     trial.faults += 1
     first = trial.start(resume)
@@ -185,7 +257,9 @@ def two_starts(trial: Trial) -> None:
         time.sleep(0.05)
     finished = [trial.finish(child, (0, 2)) for child in (first, second)]
     if 0 not in [program.code for program in finished]:
-        trial.fail("exit code", f"neither of two starts trained: {finished[0].err!r} {finished[1].err!r}")
+        trial.fail(
+            "exit code", f"neither of two starts trained: {finished[0].err!r} {finished[1].err!r}"
+        )
         return
     trial.check_equal()
 
@@ -195,11 +269,19 @@ def bad_audio(trial: Trial) -> None:
     corpus = trial.folder / "corpus"
     shutil.copytree(trial.lab.corpus.parent, corpus)
     victim = corpus / f"u{trial.random.randrange(UTTERANCES)}.wav"
-    kind = trial.random.choice(("deleted", "cut", "empty", "replaced", "a folder", "a loop", "no sound", "EIO"))
+    kind = trial.random.choice(
+        ("deleted", "cut", "empty", "replaced", "a folder", "a loop", "no sound", "EIO")
+    )
     line = f"step {trial.random.randint(1, STEPS - 2):6d} |"
     caches = ("--cache-dataset",) * (trial.random.random() < 0.2)
-    decoding = ("--no-use-tf-native-loading",) * (trial.random.randint(0, 1) and not caches)  # the cache is decoded
-    arms = [Injection(("open", "read"), victim.name, 20, error=errno.EIO, lasting=True)] if kind == "EIO" else []
+    decoding = ("--no-use-tf-native-loading",) * (
+        trial.random.randint(0, 1) and not caches
+    )  # the cache is decoded
+    arms = (
+        [Injection(("open", "read"), victim.name, 20, error=errno.EIO, lasting=True)]
+        if kind == "EIO"
+        else []
+    )
     content, is_done = victim.read_bytes(), False
 
     def spoil(child: Child) -> None:
@@ -219,7 +301,9 @@ def bad_audio(trial: Trial) -> None:
     victim.write_bytes(content)
     if kind == "replaced":  # by audio of the same length: the run may have trained on it
         return
-    is_named = victim.name in finished.message or "cannot be used" in finished.message  # at the start: rejected.csv
+    is_named = (
+        victim.name in finished.message or "cannot be used" in finished.message
+    )  # at the start: rejected.csv
     if finished.code == 2 and not is_named:
         trial.fail("message", f"it does not name {victim.name}: {finished.message!r}")
     trial.finish_run("with the file", *decoding, corpus=corpus / "corpus.csv")

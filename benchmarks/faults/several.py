@@ -1,4 +1,6 @@
-"""Scenarios of several processes: workers and the network between them, a data service, and jobs."""
+"""Scenarios of several processes: workers and the network between them, a data service, and
+jobs.
+"""
 
 import random
 import re
@@ -27,12 +29,16 @@ Connect = Callable[[], None]
 
 
 def workers(trial: Trial) -> None:
-    """Kill, stop or hang one of two workers, or disturb the network between them; then resume both."""
+    """Kill, stop or hang one of two workers, or disturb the network between them; then
+    resume both.
+    """
     expected = _reference(trial, "workers", lambda folder: _train_workers(trial, [(), ()]))
     trial.limit_s = max(trial.limit_s, LOSS_S)
     kind = trial.random.choice(("signal", "signal", "network"))
     line = f"step {trial.random.randint(1, STEPS - 2):6d} |"
-    number = trial.random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, HANG))
+    number = trial.random.choice(
+        (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, HANG)
+    )
     victim = trial.random.randrange(2)
     network = _draw_network(trial.random)
     trial.faults += 1
@@ -42,7 +48,9 @@ def workers(trial: Trial) -> None:
     else:
         trial.steps.append(str(network))
         _disturbed_workers(trial, network)
-        if network.kind == "garble":  # no checksum protects a gradient on its way: the weights may be others
+        if (
+            network.kind == "garble"
+        ):  # no checksum protects a gradient on its way: the weights may be others
             return
     trial.steps.append("both resumed")
     finished = _train_workers(trial, [("--resume",)] * 2)
@@ -51,7 +59,9 @@ def workers(trial: Trial) -> None:
 
 
 def _draw_network(source: random.Random) -> Disturbance:
-    """Return a disturbance after the rendezvous, which waits 10 minutes for a worker that does not arrive."""
+    """Return a disturbance after the rendezvous, which waits 10 minutes for a worker that does not
+    arrive.
+    """
     seconds, after_bytes = source.choice((1.0, 5.0)), source.choice((20_000, 60_000, 150_000))
     return Disturbance(source.choice(("drop", "delay", "garble")), after_bytes, seconds)
 
@@ -120,15 +130,25 @@ def _wait_for(trial: Trial, children: Sequence[Child], line: str) -> None:
 
 
 def data_service(trial: Trial) -> None:
-    """Kill or stop a server of a data service that a run reads from; then resume the run without the service."""
+    """Kill or stop a server of a data service that a run reads from; then resume the run without
+    the service.
+    """
     line = f"step {trial.random.randint(1, STEPS - 3):6d} |"
-    victim, number = trial.random.randrange(3), trial.random.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
-    trial.steps.append(f"{signal.Signals(number).name} to {('dispatcher', 'reader', 'reader')[victim]} at '{line}'")
+    victim, number = (
+        trial.random.randrange(3),
+        trial.random.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT)),
+    )
+    trial.steps.append(
+        f"{signal.Signals(number).name} to {('dispatcher', 'reader', 'reader')[victim]} at '{line}'"
+    )
     trial.faults += 1
     serve = ["-m", "myxtts", "serve-data"]
     servers = [trial.launch([*serve, "dispatcher", "--port", "0"])]
     address = f"127.0.0.1:{_port_of(trial, servers[0])}"
-    servers += [trial.launch([*serve, "worker", "--dispatcher", address]) for _ in range(trial.random.randint(1, 2))]
+    servers += [
+        trial.launch([*serve, "worker", "--dispatcher", address])
+        for _ in range(trial.random.randint(1, 2))
+    ]
     for server in servers[1:]:
         _port_of(trial, server)
     child = trial.start(["--resume", "--data-service", f"grpc://{address}"])
@@ -149,11 +169,15 @@ def _port_of(trial: Trial, server: Child) -> int:
         if found := LISTENS.search(server.output()):
             return int(found[1])
         time.sleep(0.02)
-    raise RuntimeError(f"a server of the data service does not listen: {server.output()}{server.errors()}")
+    raise RuntimeError(
+        f"a server of the data service does not listen: {server.output()}{server.errors()}"
+    )
 
 
 def jobs(trial: Trial) -> None:
-    """Kill or stop the launcher of two independent jobs, or one of its processes; then resume and compare the merge."""
+    """Kill or stop the launcher of two independent jobs, or one of its processes; then resume and
+    compare the merge.
+    """
     command = ["-m", "myxtts", "jobs", *trial.lab.flags(trial.runs, "run"), *_JOB_FLAGS]
     expected = _reference(trial, "jobs", lambda folder: [_jobs(trial, command, JOBS_CODES)])
     number = trial.random.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
@@ -176,8 +200,8 @@ def jobs(trial: Trial) -> None:
 
 
 _JOB_FLAGS = (
-    f"--simulate-gpus 2 --gpus 0 1 --data-gpu null --model-gpu null --warmstart-steps 3 --max-steps {STEPS} "
-    "--validation-fraction 0 --batch-size 2 --max-restarts 2"
+    "--simulate-gpus 2 --gpus 0 1 --data-gpu null --model-gpu null --warmstart-steps 3 --max-steps"
+    f" {STEPS} --validation-fraction 0 --batch-size 2 --max-restarts 2"
 ).split()
 
 
@@ -186,10 +210,16 @@ def _jobs(trial: Trial, command: Sequence[str], codes: Sequence[int]) -> Finishe
 
 
 def _process_of(launcher: Child) -> int | None:
-    """Return a process that a launcher has started, if there is one: not the filter of its errors."""
+    """Return a process that a launcher has started, if there is one: not the filter of its
+    errors.
+    """
     try:
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-        leaders = [int(pid) for pid in children if int(Path(f"/proc/{pid}/stat").read_text().split()[5]) == int(pid)]
+        leaders = [
+            int(pid)
+            for pid in children
+            if int(Path(f"/proc/{pid}/stat").read_text().split()[5]) == int(pid)
+        ]
     except (FileNotFoundError, ProcessLookupError):  # it has ended
         return None
     return leaders[-1] if leaders else None
@@ -206,7 +236,9 @@ def _reference(trial: Trial, name: str, train: Callable[[Path], list[Finished]])
         if not kept.exists():
             began_s = time.monotonic()
             finished = train(trial.runs)
-            if any(program.code not in (JOBS_CODES if name == "jobs" else (0,)) for program in finished):
+            if any(
+                program.code not in (JOBS_CODES if name == "jobs" else (0,)) for program in finished
+            ):
                 raise RuntimeError(f"the undisturbed {name} failed: {finished}")
             shutil.move(trial.run_dir, kept)
             (kept / "seconds").write_text(str(time.monotonic() - began_s))
@@ -219,7 +251,9 @@ def _compare(trial: Trial, expected: Expected, run: Path) -> None:
     newest = max(weights)
     if weights_of(run).get(newest) != weights[newest]:
         trial.fail(
-            "unequal", f"the weights of step {newest} differ (newest checkpoint: {max(weights_of(run), default=0)})"
+            "unequal",
+            f"the weights of step {newest} differ (newest checkpoint:"
+            f" {max(weights_of(run), default=0)})",
         )
     if losses_of(run) != losses:
         trial.fail("unequal", "the losses differ from those of the undisturbed run")

@@ -17,14 +17,24 @@ from benchmarks.faults.injection import Injection
 from benchmarks.faults.lab import CHECKPOINT_EVERY, LIMIT_S, SCRIPT, Lab, newest_step
 
 MARKS = (  # of a defect, in any output
-    *("Traceback (most recent call last)", "Exception ignored", "Fatal Python error", "--- Logging error ---"),
+    *(
+        "Traceback (most recent call last)",
+        "Exception ignored",
+        "Fatal Python error",
+        "--- Logging error ---",
+    ),
     *("terminate called", "Check failed", "double free", "corrupted size"),
 )
-STEP, RESUMED = re.compile(r"^step +(\d+) \|", re.MULTILINE), re.compile(r"^resumed +.*step-(\d+)$", re.MULTILINE)
+STEP, RESUMED = (
+    re.compile(r"^step +(\d+) \|", re.MULTILINE),
+    re.compile(r"^resumed +.*step-(\d+)$", re.MULTILINE),
+)
 STOPPED = re.compile(r"^stopped +by \S+ at step (\d+), after a checkpoint", re.MULTILINE)
 ERROR = re.compile(r"^error: ", re.MULTILINE)
-EXPECTED = re.compile(  # what TensorFlow's libraries say of lost connections, and a full disk behind stdout
-    r"^[EW]\d{4} \d.*\n|^Additional GRPC error information.*\n|^:[A-Z_]+:Error received from peer.*\n"
+# what TensorFlow's libraries say of lost connections, and a full disk behind stdout
+EXPECTED = re.compile(
+    r"^[EW]\d{4} \d.*\n|^Additional GRPC error information.*\n|^:[A-Z_]+:Error received from"
+    r" peer.*\n"
     r"|^warning: stdout ends here: .*\n",
     re.MULTILINE,
 )
@@ -142,9 +152,14 @@ class Trial:
 
     def launch(self, command: Sequence[str], *arms: Arms, **keywords: Any) -> Child:
         """Start a program of the case; `further` is called in it, too."""
-        prepare = [*[lambda arm=arm: arm.arm(self.runs) for arm in arms], *keywords.pop("further", ())]
+        prepare = [
+            *[lambda arm=arm: arm.arm(self.runs) for arm in arms],
+            *keywords.pop("further", ()),
+        ]
         name = f"program-{self.processes + 1}"
-        self.children.append(self.lab.launcher.start(command, self.folder, name, prepare, **keywords))
+        self.children.append(
+            self.lab.launcher.start(command, self.folder, name, prepare, **keywords)
+        )
         return self.children[-1]
 
     def train(
@@ -172,7 +187,9 @@ class Trial:
         before = newest_step(self.run_dir)
         child = self.start(["--resume", *flags], *arms, **keywords)
         sender = Sender(interrupts, self.lab.seconds)
-        is_killed = any(isinstance(arm, Injection) and arm.signal for arm in arms) or bool(interrupts)
+        is_killed = any(isinstance(arm, Injection) and arm.signal for arm in arms) or bool(
+            interrupts
+        )
 
         def watch(running: Child) -> None:
             sender.poll(running)
@@ -191,10 +208,12 @@ class Trial:
         planted: str = "",
         may_abort: bool = False,
     ) -> Finished:
-        """Wait for the end of a program and check its exit code, its output and what it leaves behind.
+        """Wait for the end of a program and check its exit code, its output and what it leaves
+        behind.
 
         Args:
-            may_abort: a check in TensorFlow's C++ may end the process by SIGABRT, which no Python code can prevent.
+            may_abort: a check in TensorFlow's C++ may end the process by SIGABRT, which no Python
+                code can prevent.
         """
         hung = not child.wait(self.limit_s, meanwhile)
         child.kill()
@@ -227,18 +246,27 @@ class Trial:
             return
         said = EXPECTED.sub("", finished.err)
         if finished.code == 2 and len(ERROR.findall(said)) != 1:
-            self.fail("message", f"{len(ERROR.findall(said))} messages, not 1: {said[-MAX_TEXT:]!r}")
+            self.fail(
+                "message", f"{len(ERROR.findall(said))} messages, not 1: {said[-MAX_TEXT:]!r}"
+            )
         if finished.code == 2 and not is_advice(finished.message):
             self.fail("message", f"it says not what to do: {finished.message!r}")
         if finished.code == 0 and said.strip():
             self.fail("message", f"stderr of a run that succeeded: {said[-MAX_TEXT:]!r}")
 
-    def check_checkpoints(self, finished: Finished, before: int, is_killed: bool, checks_start: bool) -> None:
-        """Check that nothing older than the last checkpoint is lost, and that a stop has saved its step."""
+    def check_checkpoints(
+        self, finished: Finished, before: int, is_killed: bool, checks_start: bool
+    ) -> None:
+        """Check that nothing older than the last checkpoint is lost, and that a stop has saved its
+        step.
+        """
         newest = newest_step(self.run_dir)
         if resumed := RESUMED.findall(finished.out):
             if checks_start and int(resumed[-1]) < before:
-                self.fail("lost steps", f"resumed from step {resumed[-1]}, but there was a checkpoint of step {before}")
+                self.fail(
+                    "lost steps",
+                    f"resumed from step {resumed[-1]}, but there was a checkpoint of step {before}",
+                )
         elif before and checks_start and finished.last_step:
             self.fail("lost steps", f"started anew, but there was a checkpoint of step {before}")
         # The save of a step waits until the checkpoint before is on the disk.
@@ -247,9 +275,14 @@ class Trial:
         if stopped := STOPPED.findall(finished.out):
             least = int(stopped[-1])
         if newest < least:
-            self.fail("lost steps", f"the newest checkpoint is of step {newest}, and one of {least} was complete")
+            self.fail(
+                "lost steps",
+                f"the newest checkpoint is of step {newest}, and one of {least} was complete",
+            )
 
-    def finish_run(self, what: str = "undisturbed", *flags: str, may_lack_lines: bool = False, **keywords: Any) -> None:
+    def finish_run(
+        self, what: str = "undisturbed", *flags: str, may_lack_lines: bool = False, **keywords: Any
+    ) -> None:
         """Let the run go on undisturbed, and compare it with the one that always was."""
         if self.train(what, *flags, **keywords).code == 0:
             self.check_equal(may_lack_lines)
@@ -295,6 +328,8 @@ def essence(traceback: str) -> str:
 
 
 def is_advice(message: str) -> bool:
-    """Whether a message is more than the name of a fault: two sentences, and no value as Python shows objects."""
+    """Whether a message is more than the name of a fault: two sentences, and no value as Python
+    shows objects.
+    """
     sentences = re.split(r"(?<=[.!?:])\s", message)
     return len(message) >= LEAST_MESSAGE and len(sentences) >= 2 and " object at 0x" not in message

@@ -1,6 +1,7 @@
 """Late imports, which each fork would repeat, are done before it.
 
-The first run records them, and the process that forks repeats them from the record; none of them starts a device.
+The first run records them, and the process that forks repeats them from the record; none of them
+starts a device.
 """
 
 import atexit
@@ -21,7 +22,9 @@ def record_in(path: Path) -> None:
 def repeat(path: Path) -> None:
     """Import what a process recorded."""
     for name in json.loads(path.read_text()):
-        with contextlib.suppress(Exception):  # of a module that cannot be imported by itself: its importer does it
+        with contextlib.suppress(
+            Exception
+        ):  # of a module that cannot be imported by itself: its importer does it
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # so that the collector does not copy shared memory in each fork

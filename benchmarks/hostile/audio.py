@@ -31,11 +31,43 @@ FORMATS = {  # name -> format, subtype, sample rate, channels
     "opus.ogg": ("OGG", "OPUS", 48_000, 1),
     "sound.mp3": ("MP3", "MPEG_LAYER_III", 22_050, 1),
 }
-OTHERS = ("AIFF", "AU", "CAF", "W64", "RF64", "VOC", "NIST", "IRCAM", "MAT5", "PVF", "XI", "HTK", "SVX", "PAF", "AVR")
+OTHERS = (
+    "AIFF",
+    "AU",
+    "CAF",
+    "W64",
+    "RF64",
+    "VOC",
+    "NIST",
+    "IRCAM",
+    "MAT5",
+    "PVF",
+    "XI",
+    "HTK",
+    "SVX",
+    "PAF",
+    "AVR",
+)
 SECONDS = 0.7
 MAX_TRANSCRIBED_S = 60.0
 REFERENCE_SAMPLES = 66_150
-NUMBERS = (0, 1, 2, 7, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFE, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
+NUMBERS = (
+    0,
+    1,
+    2,
+    7,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0x8000,
+    0xFFFE,
+    0xFFFF,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFE,
+    0xFFFFFFFF,
+)
 
 
 @cache
@@ -45,7 +77,9 @@ def sound_of(name: str) -> bytes:
     content = io.BytesIO()
     soundfile.write(content, wave, rate_hz, format=container, subtype=subtype)
     data = content.getvalue()
-    return with_checksums(data, serial=1) if container == "OGG" else data  # libsndfile's serial number is random
+    return (
+        with_checksums(data, serial=1) if container == "OGG" else data
+    )  # libsndfile's serial number is random
 
 
 @cache
@@ -59,7 +93,9 @@ def prepare(draw: random.Random, place: Place) -> Call:
     name = draw.choice(tuple(FORMATS))
     data = draw.choice(MUTATIONS[name.rpartition(".")[2]] + GENERAL)(draw, sound_of(name))
     path = place.corpus / (
-        name if draw.random() < 0.85 else draw.choice(("x.wav", "x.flac", "x.ogg", "x.mp3", "x.opus"))
+        name
+        if draw.random() < 0.85
+        else draw.choice(("x.wav", "x.flac", "x.ogg", "x.mp3", "x.opus"))
     )
     if draw.random() < 0.03:
         write_odd_file(draw, path, place, data)
@@ -71,7 +107,9 @@ def prepare(draw: random.Random, place: Place) -> Call:
 
 
 def _use(path: Path, folder: Path) -> None:
-    """Use a file as a run, a reference and a recording to transcribe; all must succeed or name the file in an error."""
+    """Use a file as a run, a reference and a recording to transcribe; all must succeed or name the
+    file in an error.
+    """
     errors = []
     uses = [partial(_train_on, folder=folder)]
     if not _leads_outside(path):
@@ -86,7 +124,9 @@ def _use(path: Path, folder: Path) -> None:
 
 
 def _leads_outside(path: Path) -> bool:
-    """Whether a link leads to a file that is not in the corpus: a row must not name it, but a user may."""
+    """Whether a link leads to a file that is not in the corpus: a row must not name it, but a user
+    may.
+    """
     return path.is_file() and path.resolve().parent != path.parent.resolve()
 
 
@@ -94,14 +134,25 @@ def _train_on(path: Path, folder: Path) -> None:
     """Load the corpus, and read each usable utterance by the two ways of the pipeline."""
     import tensorflow as tf
 
-    settings = {"train_data": str(path.parent), "max_rejected": 1.0, "validation_fraction": 0.0, "max_seconds": 120.0}
+    settings = {
+        "train_data": str(path.parent),
+        "max_rejected": 1.0,
+        "validation_fraction": 0.0,
+        "max_seconds": 120.0,
+    }
     train, _, _ = load_corpora(load(overrides=settings), folder, None)
     manifest = train.manifest
-    for path_, samples, native in zip(manifest.paths, manifest.samples.tolist(), manifest.native, strict=True):
+    for path_, samples, native in zip(
+        manifest.paths, manifest.samples.tolist(), manifest.native, strict=True
+    ):
         pcm = read_pcm(path_, samples)
         if native:
             wave, rate_hz = tf.audio.decode_wav(tf.io.read_file(path_))
-            if wave.shape != (samples, 1) or rate_hz != 22_050 or not np.array_equal(wave[:, 0] * 32768, pcm):
+            if (
+                wave.shape != (samples, 1)
+                or rate_hz != 22_050
+                or not np.array_equal(wave[:, 0] * 32768, pcm)
+            ):
                 raise AssertionError("TensorFlow reads another wave than the header promises")
 
 
@@ -113,7 +164,9 @@ def _imitate(path: Path) -> None:
 
 
 def _transcribe(path: Path) -> None:
-    """As `myxtts transcribe`; of minutes of sound only the header, since to decode them is what is asked for."""
+    """As `myxtts transcribe`; of minutes of sound only the header, since to decode them is what is
+    asked for.
+    """
     requirements = ("recording", 0.1, "Give audio files, each with at least 0.1 s of speech.")
     check_recording(path, *requirements)
     header = read_header(str(path))
@@ -140,7 +193,9 @@ def _joined(draw: random.Random, data: bytes) -> bytes:
 
 
 def _behind_magic(draw: random.Random, data: bytes) -> bytes:
-    return draw.choice(MAGIC) + draw.choice((b"", draw.randbytes(200), data, b"\0" * 10_000, b"\xff" * 10_000))
+    return draw.choice(MAGIC) + draw.choice(
+        (b"", draw.randbytes(200), data, b"\0" * 10_000, b"\xff" * 10_000)
+    )
 
 
 GENERAL: tuple[Callable[[random.Random, bytes], bytes], ...] = (
@@ -149,11 +204,17 @@ GENERAL: tuple[Callable[[random.Random, bytes], bytes], ...] = (
 
 
 def _wav(draw: random.Random, data: bytes) -> bytes:
-    """Chunks that lie, repeat, overlap or are out of order; the rest of the file is as it should be."""
+    """Chunks that lie, repeat, overlap or are out of order; the rest of the file is as it should
+    be.
+    """
     chunks = list(_chunks(data))
     for _ in range(draw.choice((1, 1, 2, 3))):
-        chunks = draw.choice((_format_lie, _size_lie, _size_lie, _chunk_order, _strange_chunk))(draw, chunks)
-    body = b"".join(name + struct.pack("<I", size & 0xFFFFFFFF) + content for name, size, content in chunks)
+        chunks = draw.choice((_format_lie, _size_lie, _size_lie, _chunk_order, _strange_chunk))(
+            draw, chunks
+        )
+    body = b"".join(
+        name + struct.pack("<I", size & 0xFFFFFFFF) + content for name, size, content in chunks
+    )
     size = draw.choice((len(body) + 4, len(body) + 4, 0, 0xFFFFFFFF))
     container = draw.choice((b"RIFF",) * 8 + (b"RIFX", b"RF64"))
     return container + struct.pack("<I", size & 0xFFFFFFFF) + b"WAVE" + body
@@ -168,7 +229,14 @@ def _chunks(data: bytes):
 
 
 def _format_lie(draw: random.Random, chunks: list) -> list:
-    fields = {0: "<H", 2: "<H", 4: "<I", 8: "<I", 12: "<H", 14: "<H"}  # tag, channels, rate, bytes/s, block, bits
+    fields = {
+        0: "<H",
+        2: "<H",
+        4: "<I",
+        8: "<I",
+        12: "<H",
+        14: "<H",
+    }  # tag, channels, rate, bytes/s, block, bits
     tags = (0, 2, 3, 6, 7, 17, 34, 49, 80, 85, 0x161, 0x674F, 0xF1AC, 0xFFFE, 0xFFFF)
     changed = []
     for name, size, content in chunks:
@@ -176,10 +244,15 @@ def _format_lie(draw: random.Random, chunks: list) -> list:
             content = bytearray(content)
             for offset in draw.sample(tuple(fields), draw.choice((1, 1, 2))):
                 value = draw.choice(
-                    tags if offset == 0 else (*NUMBERS, 3, 8, 24, 32, 64, 96_000, 768_000, 768_001, 999)
+                    tags
+                    if offset == 0
+                    else (*NUMBERS, 3, 8, 24, 32, 64, 96_000, 768_000, 768_001, 999)
                 )
                 struct.pack_into(
-                    fields[offset], content, offset, value & (0xFFFF if fields[offset] == "<H" else 0xFFFFFFFF)
+                    fields[offset],
+                    content,
+                    offset,
+                    value & (0xFFFF if fields[offset] == "<H" else 0xFFFFFFFF),
                 )
             content = bytes(content)
         changed.append((name, size, content))
@@ -190,14 +263,32 @@ def _size_lie(draw: random.Random, chunks: list) -> list:
     at = draw.randrange(len(chunks))
     name, size, content = chunks[at]
     lie = draw.choice(
-        (*NUMBERS, size + 1, size - 1, size + 2, size * 2, size // 2, size - len(content) // 2, 16, 18, 40)
+        (
+            *NUMBERS,
+            size + 1,
+            size - 1,
+            size + 2,
+            size * 2,
+            size // 2,
+            size - len(content) // 2,
+            16,
+            18,
+            40,
+        )
     )
     return [*chunks[:at], (name, lie, content), *chunks[at + 1 :]]
 
 
 def _chunk_order(draw: random.Random, chunks: list) -> list:
     return draw.choice(
-        (chunks[::-1], chunks * 2, chunks + chunks[-1:], chunks[:1], chunks[1:], chunks[:1] * 70 + chunks)
+        (
+            chunks[::-1],
+            chunks * 2,
+            chunks + chunks[-1:],
+            chunks[:1],
+            chunks[1:],
+            chunks[:1] * 70 + chunks,
+        )
     )
 
 
@@ -217,7 +308,9 @@ def _strange_chunk(draw: random.Random, chunks: list) -> list:
         b"PEAK",
         b"acid",
     )
-    content = draw.choice((b"", b"\0", draw.randbytes(28), b"\xff" * 64, b"INFOISFT\xff\xff\xff\xff", b"\0" * 100_000))
+    content = draw.choice(
+        (b"", b"\0", draw.randbytes(28), b"\xff" * 64, b"INFOISFT\xff\xff\xff\xff", b"\0" * 100_000)
+    )
     chunk = (draw.choice(names), draw.choice((len(content), len(content), *NUMBERS)), content)
     at = draw.randrange(len(chunks) + 1)
     return [*chunks[:at], *[chunk] * draw.choice((1, 1, 100)), *chunks[at:]]
@@ -230,10 +323,14 @@ def _flac(draw: random.Random, data: bytes) -> bytes:
     if choice == 0:  # sample rate (20 bits), channels - 1 (3), bits - 1 (5), samples (36)
         rate = draw.choice((0, 1, 999, 48_000, 655_350, 768_001, (1 << 20) - 1))
         samples = draw.choice((0, 1, 15_000, 1 << 31, 1 << 32, (1 << 36) - 1))
-        number = rate << 44 | draw.randrange(8) << 41 | draw.choice((3, 7, 15, 23, 31)) << 36 | samples
+        number = (
+            rate << 44 | draw.randrange(8) << 41 | draw.choice((3, 7, 15, 23, 31)) << 36 | samples
+        )
         changed[18:26] = number.to_bytes(8, "big")
     elif choice == 1:  # least and largest block, least and largest frame
-        changed[8:18] = draw.choice((b"\0" * 10, b"\xff" * 10, struct.pack(">HH", 65_535, 16) + b"\0" * 6))
+        changed[8:18] = draw.choice(
+            (b"\0" * 10, b"\xff" * 10, struct.pack(">HH", 65_535, 16) + b"\0" * 6)
+        )
     elif choice == 2:  # a block of metadata in front of the audio
         kind, size = draw.randrange(128), draw.choice((0, 1, 18, 34, 1000, 0xFFFFFF))
         block = (
@@ -254,7 +351,9 @@ def _ogg(draw: random.Random, data: bytes) -> bytes:
     at = draw.choice(pages)
     choice = draw.randrange(5)
     if choice == 0:  # position of the last sample of a page
-        changed[at + 6 : at + 14] = draw.choice((b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f", b"\0" * 5 + b"\1\0\0"))
+        changed[at + 6 : at + 14] = draw.choice(
+            (b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f", b"\0" * 5 + b"\1\0\0")
+        )
     elif choice == 1:
         changed[at + 5] = draw.randrange(256)  # begins, continues, ends
     elif choice == 2:
@@ -304,7 +403,9 @@ def _ogg_checksum(page: bytes) -> int:
 
 
 def _mp3(draw: random.Random, data: bytes) -> bytes:
-    """Tags that promise megabytes, counts of frames that are wrong, headers of other layers and rates."""
+    """Tags that promise megabytes, counts of frames that are wrong, headers of other layers and
+    rates.
+    """
     changed = bytearray(data)
     choice = draw.randrange(4)
     if choice == 0:
@@ -314,16 +415,27 @@ def _mp3(draw: random.Random, data: bytes) -> bytes:
             + draw.choice((b"\x7f" * 4, b"\0" * 4, b"\xff" * 4, b"\0\0\1\0"))
         )
         return (
-            tag + draw.choice((b"", b"TXXX\x7f\xff\xff\xff\0\0", b"APIC\0\0\0\1\0\0", draw.randbytes(128))) * 3 + data
+            tag
+            + draw.choice(
+                (b"", b"TXXX\x7f\xff\xff\xff\0\0", b"APIC\0\0\0\1\0\0", draw.randbytes(128))
+            )
+            * 3
+            + data
         )
-    frames = [at for at in range(len(data) - 4) if data[at] == 0xFF and data[at + 1] & 0xE0 == 0xE0][:50]
+    frames = [
+        at for at in range(len(data) - 4) if data[at] == 0xFF and data[at + 1] & 0xE0 == 0xE0
+    ][:50]
     at = draw.choice(frames or [0])
     if choice == 1 and (xing := max(data.find(b"Xing"), data.find(b"Info"))) >= 0:
         changed[xing + 4 : xing + 16] = (
-            b"\0\0\0\x0f" + struct.pack(">I", draw.choice(NUMBERS)) + struct.pack(">I", draw.choice(NUMBERS))
+            b"\0\0\0\x0f"
+            + struct.pack(">I", draw.choice(NUMBERS))
+            + struct.pack(">I", draw.choice(NUMBERS))
         )
     elif choice == 2:
-        changed[at + 1 : at + 4] = bytes([0xE0 | draw.randrange(32), draw.randrange(256), draw.randrange(256)])
+        changed[at + 1 : at + 4] = bytes(
+            [0xE0 | draw.randrange(32), draw.randrange(256), draw.randrange(256)]
+        )
     else:
         for at in frames:
             changed[at + 2] = draw.choice((changed[at + 2], draw.randrange(256)))
@@ -342,4 +454,9 @@ def _bomb(draw: random.Random, data: bytes) -> bytes:
     return content.getvalue()
 
 
-MUTATIONS = {"wav": (_wav,) * 6, "flac": (_flac, _flac, _flac, _bomb), "ogg": (_ogg,) * 4, "mp3": (_mp3,) * 4}
+MUTATIONS = {
+    "wav": (_wav,) * 6,
+    "flac": (_flac, _flac, _flac, _bomb),
+    "ogg": (_ogg,) * 4,
+    "mp3": (_mp3,) * 4,
+}

@@ -20,8 +20,19 @@ MAGIC = (
         b"ID3\x04\x00\x00\x00\x00\x0f\x7f",
         b"\xff\xfb\x90\x64",
     ),
-    *(b"FORM\x00\x00\x10\x00AIFF", b"FORM\x00\x00\x10\x00AIFC", b"FORM\x00\x00\x10\x008SVX", b".snd\x00\x00\x00\x18"),
-    *(b"caff\x00\x01\x00\x00", b"Creative Voice File\x1a", b"NIST_1A\n   1024\n", b"Extended Instrument: ", b" paf"),
+    *(
+        b"FORM\x00\x00\x10\x00AIFF",
+        b"FORM\x00\x00\x10\x00AIFC",
+        b"FORM\x00\x00\x10\x008SVX",
+        b".snd\x00\x00\x00\x18",
+    ),
+    *(
+        b"caff\x00\x01\x00\x00",
+        b"Creative Voice File\x1a",
+        b"NIST_1A\n   1024\n",
+        b"Extended Instrument: ",
+        b" paf",
+    ),
     *(
         b"\x64\xa3\x01\x00",
         b"MATLAB 5.0 MAT-file",
@@ -32,7 +43,16 @@ MAGIC = (
         b"MZ",
         b"\x89PNG\r\n\x1a\n",
     ),
-    *(b"\x1f\x8b\x08\x00", b"PK\x03\x04", b"%PDF-1.7", b"<html>", b"\x93NUMPY\x01\x00", b"\x80\x04\x95", b"{", b"["),
+    *(
+        b"\x1f\x8b\x08\x00",
+        b"PK\x03\x04",
+        b"%PDF-1.7",
+        b"<html>",
+        b"\x93NUMPY\x01\x00",
+        b"\x80\x04\x95",
+        b"{",
+        b"[",
+    ),
 )
 
 
@@ -58,7 +78,14 @@ def _flipped(draw: random.Random, data: bytes) -> bytes:
 def _extreme(draw: random.Random, data: bytes) -> bytes:
     """A number of 1 to 8 bytes becomes extreme."""
     size, at = draw.choice((1, 2, 4, 8)), draw.randrange(max(min(len(data), 200), 1))
-    value = draw.choice((b"\0" * size, b"\xff" * size, b"\x7f" + b"\xff" * (size - 1), b"\xff" * (size - 1) + b"\x7f"))
+    value = draw.choice(
+        (
+            b"\0" * size,
+            b"\xff" * size,
+            b"\x7f" + b"\xff" * (size - 1),
+            b"\xff" * (size - 1) + b"\x7f",
+        )
+    )
     return data[:at] + value + data[at + size :]
 
 
@@ -83,20 +110,37 @@ def _magic(draw: random.Random, data: bytes) -> bytes:
 
 
 def _noise(draw: random.Random, data: bytes) -> bytes:
-    return draw.choice((b"", draw.randbytes(draw.choice((1, 12, 44, 5000))), b"\0" * draw.choice((1, 44, 100_000))))
+    return draw.choice(
+        (b"", draw.randbytes(draw.choice((1, 12, 44, 5000))), b"\0" * draw.choice((1, 44, 100_000)))
+    )
 
 
 BYTE_FAULTS: tuple[Callable[[random.Random, bytes], bytes], ...] = (
-    *(_truncated, _flipped, _flipped, _flipped, _extreme, _extreme, _repeated, _removed, _inserted, _magic, _noise),
+    *(
+        _truncated,
+        _flipped,
+        _flipped,
+        _flipped,
+        _extreme,
+        _extreme,
+        _repeated,
+        _removed,
+        _inserted,
+        _magic,
+        _noise,
+    ),
 )
 
 
-def write_odd_file(draw: random.Random, path: Path, place: Place, content: bytes, named: bool = False) -> str:
+def write_odd_file(
+    draw: random.Random, path: Path, place: Place, content: bytes, named: bool = False
+) -> str:
     """Make something at `path` that is no plain file with this content; return what it is.
 
     Args:
-        named: the program looks for a file of this name, so a link at its place is followed like a path that the user
-            gives: whoever keeps the audio on another disk has such links. What a table names must be in its folder.
+        named: the program looks for a file of this name, so a link at its place is followed like a
+            path that the user gives: whoever keeps the audio on another disk has such links. What a
+            table names must be in its folder.
     """
     what = draw.choice([what for what in ODD_FILES if not (named and what in LINKS_OUTSIDE)])
     ODD_FILES[what](draw, path, place, content)
@@ -123,10 +167,14 @@ def _sparse(draw: random.Random, path: Path, place: Place, content: bytes) -> No
 ODD_FILES: dict[str, Callable[[random.Random, Path, Place, bytes], object]] = {
     "fifo": lambda draw, path, place, content: os.mkfifo(path),
     "named device": lambda draw, path, place, content: (
-        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5)) if os.geteuid() == 0 else os.mkfifo(path)
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+        if os.geteuid() == 0
+        else os.mkfifo(path)
     ),
     "device": lambda draw, path, place, content: path.symlink_to(
-        draw.choice(("/dev/zero", "/dev/full", "/dev/tty", "/dev/random", "/dev/stdin", "/proc/self/mem"))
+        draw.choice(
+            ("/dev/zero", "/dev/full", "/dev/tty", "/dev/random", "/dev/stdin", "/proc/self/mem")
+        )
     ),
     "folder": lambda draw, path, place, content: path.mkdir(),
     "loop": _loop,
@@ -143,7 +191,9 @@ LINKS_OUTSIDE = ("link outside", "link to a password file", "device")
 
 
 def encoded(draw: random.Random, text: str) -> bytes:
-    """Return a text in an encoding that a file may have, most often UTF-8 without faults, so that more is read."""
+    """Return a text in an encoding that a file may have, most often UTF-8 without faults, so that
+    more is read.
+    """
     others = ("utf-8-sig", "utf-16", "utf-16-be", "utf-32", "latin-1", "cp1251", "gb18030")
     encoding = "utf-8" if draw.random() < 0.85 else draw.choice(others)
     if draw.random() < 0.9:

@@ -1,7 +1,8 @@
 """One case of hostile input: made, called as a command calls it, watched, and judged.
 
-A case is a pure function of (seed, kind, number). Its folder has three parts: `corpus` and `runs`, which the program
-may open, and `outside`, which it may not, with files to which the case has links and paths.
+A case is a pure function of (seed, kind, number). Its folder has three parts: `corpus` and `runs`,
+which the program may open, and `outside`, which it may not, with files to which the case has links
+and paths.
 """
 
 import contextlib
@@ -35,24 +36,54 @@ KINDS = {
 """Kind -> number of cases, 7,500 in all, and the module that makes them."""
 
 LIMIT_S = 2.0
-HANG_S = 10.0  # a case is interrupted then, without the time in which other processes had the processor
+HANG_S = (
+    10.0  # a case is interrupted then, without the time in which other processes had the processor
+)
 MEMORY_MIB = 512  # by which the resident memory may grow at its peak
 MESSAGE_CHARACTERS = 4_000
 MARK = "/hostile-input"  # a path that does not exist: attempts to open it are marks for strace
-BIDIRECTIONAL = ("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI")  # classes of Unicode's controls
+BIDIRECTIONAL = (
+    "LRE",
+    "RLE",
+    "PDF",
+    "LRO",
+    "RLO",
+    "LRI",
+    "RLI",
+    "FSI",
+    "PDI",
+)  # classes of Unicode's controls
 PLACES = ("corpus", "runs", "outside")
 OPENED = ("corpus", "runs")
 
-# What the program may read beside the folders of the case: itself, Python, its packages, and the system's libraries.
+# What the program may read beside the folders of the case: itself, Python, its packages, and the
+# system's libraries.
 PROGRAM = (
     *(str(ROOT / name) for name in ("myxtts", "configs", "benchmarks", "tests")),
     *{os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)},
-    *(sys.prefix, "/usr/lib", "/usr/local/lib", "/usr/share/zoneinfo", "/lib", "/lib64", "/etc/ld.so.cache"),
+    *(
+        sys.prefix,
+        "/usr/lib",
+        "/usr/local/lib",
+        "/usr/share/zoneinfo",
+        "/lib",
+        "/lib64",
+        "/etc/ld.so.cache",
+    ),
     *("/proc/", "/sys/", "/dev/null", "/dev/urandom", "/etc/localtime"),
 )
 _WRITING = re.compile("[wax+]")
 _CHANGES = {
-    *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod"),
+    *(
+        "os.remove",
+        "os.rename",
+        "os.mkdir",
+        "os.rmdir",
+        "os.symlink",
+        "os.link",
+        "os.truncate",
+        "os.chmod",
+    ),
     *("os.chown", "os.utime"),
 }
 _LISTS = {"os.listdir", "os.scandir"}
@@ -76,8 +107,8 @@ class Outcome:
 
     Attributes:
         code: exit code of the program; None if it did not end by itself.
-        seconds: of the call, without the time to make the case, and without the time in which other processes had the
-            processor that its thread waited for (Linux tells it).
+        seconds: of the call, without the time to make the case, and without the time in which other
+            processes had the processor that its thread waited for (Linux tells it).
         wall_s, cpu_s: wall time, and processor time of all threads.
         memory_mib: growth of the resident memory at its peak; 0 where it was not measured.
         message: of the user error.
@@ -106,11 +137,15 @@ def run_case(kind: str, number: int, seed: int, folder: Path, in_worker: bool = 
         in_worker: measure the memory, and mark begin and end of the case for strace.
     """
     outcome = _run(kind, number, seed, folder, in_worker)
-    if outcome.seconds > LIMIT_S and outcome.code is not None:  # perhaps other processes delayed its threads
+    if (
+        outcome.seconds > LIMIT_S and outcome.code is not None
+    ):  # perhaps other processes delayed its threads
         again = _run(kind, number, seed, folder, in_worker)
         outcome = min(outcome, again, key=lambda outcome: outcome.seconds)
     if outcome.seconds > LIMIT_S:
-        outcome.faults.append(f"slow: {outcome.seconds:.1f} s, {outcome.cpu_s:.1f} s of processor time")
+        outcome.faults.append(
+            f"slow: {outcome.seconds:.1f} s, {outcome.cpu_s:.1f} s of processor time"
+        )
     if outcome.memory_mib > MEMORY_MIB:
         outcome.faults.append(f"memory: {outcome.memory_mib:,.0f} MiB")
     return outcome
@@ -136,14 +171,20 @@ def _run(kind: str, number: int, seed: int, folder: Path, in_worker: bool) -> Ou
     except Hang:
         outcome.faults.append(f"hang: not done after {HANG_S:g} s, at {_where()}")
     except BaseException as error:  # whatever is raised is the finding
-        outcome.faults.append(f"traceback: {type(error).__name__}: {str(error)[:200]!r} at {_where()}")
-    outcome.wall_s, outcome.cpu_s, waited_s = (end - begin for begin, end in zip(began_s, _times_s(), strict=True))
+        outcome.faults.append(
+            f"traceback: {type(error).__name__}: {str(error)[:200]!r} at {_where()}"
+        )
+    outcome.wall_s, outcome.cpu_s, waited_s = (
+        end - begin for begin, end in zip(began_s, _times_s(), strict=True)
+    )
     outcome.seconds = outcome.wall_s - waited_s
     _mark(kind, "end", in_worker)
     outcome.memory_mib = _peak_mib() - before_mib if in_worker else 0.0
     outcome.faults += [f"opened: {path}" for path in opens.forbidden]
     outcome.message = errors.getvalue().decode("utf-8", errors="backslashreplace")
-    outcome.faults += _faults_of_console(outcome.code, outcome.message, out.getvalue().decode("utf-8", "replace"))
+    outcome.faults += _faults_of_console(
+        outcome.code, outcome.message, out.getvalue().decode("utf-8", "replace")
+    )
     shutil.rmtree(folder / "case", ignore_errors=True)
     return outcome
 
@@ -195,16 +236,25 @@ def _faults_of_console(code: int | None, message: str, log: str) -> list[str]:
 
 
 def _is_control(character: str) -> bool:
-    """Whether a terminal would act on a character, or show the characters beside it in another order."""
-    is_control = unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") and character not in "\n\t"
+    """Whether a terminal would act on a character, or show the characters beside it in another
+    order.
+    """
+    is_control = (
+        unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") and character not in "\n\t"
+    )
     return is_control or unicodedata.bidirectional(character) in BIDIRECTIONAL
 
 
 def _where() -> str:
-    """Return the innermost frames of the error that is handled, those of the package first of all."""
+    """Return the innermost frames of the error that is handled, those of the package first
+    of all.
+    """
     frames = traceback.extract_tb(sys.exc_info()[2])
     own = [frame for frame in frames if frame.filename.startswith(str(ROOT / "myxtts"))]
-    shown = (f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in [*own[-2:], *frames[-1:]])
+    shown = (
+        f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
+        for frame in [*own[-2:], *frames[-1:]]
+    )
     return " > ".join(dict.fromkeys(shown))
 
 
@@ -222,7 +272,9 @@ def _console(out: io.BytesIO, errors: io.BytesIO) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raise Hang in the main thread after a time of its own; a read of a pipe is interrupted, a loop in C is not."""
+    """Raise Hang in the main thread after a time of its own; a read of a pipe is interrupted, a
+    loop in C is not.
+    """
     began_s = _times_s()
 
     def ring(*_: object) -> None:
@@ -267,7 +319,9 @@ class Opens:
 
     @staticmethod
     def _hook(event: str, arguments: tuple) -> None:
-        if Opens._recording is not None and (event == "open" or event in _CHANGES or event in _LISTS):
+        if Opens._recording is not None and (
+            event == "open" or event in _CHANGES or event in _LISTS
+        ):
             Opens._recording._record(event, arguments)
 
     def _record(self, event: str, arguments: tuple) -> None:
@@ -275,22 +329,30 @@ class Opens:
             return
         path = os.fsdecode(arguments[0])
         caller = sys._getframe(2).f_code.co_filename
-        if not os.path.isabs(path) and caller == shutil.__file__:  # relative to an open folder without a name
+        if (
+            not os.path.isabs(path) and caller == shutil.__file__
+        ):  # relative to an open folder without a name
             return
         is_write = event in _CHANGES
         if event == "open":
             _, mode, flags = arguments
-            is_write = bool(_WRITING.search(mode or "")) or bool((flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+            is_write = bool(_WRITING.search(mode or "")) or bool(
+                (flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            )
         if not self.allows(os.path.realpath(path), is_write):
             self.forbidden.append(f"{event} {path[-200:]!r}{' to write' * is_write}")
 
     def allows(self, real_path: str, is_write: bool) -> bool:
         """Whether a path without links may be opened."""
-        return f"{real_path}/".startswith(self._allowed) or (not is_write and real_path.startswith(PROGRAM))
+        return f"{real_path}/".startswith(self._allowed) or (
+            not is_write and real_path.startswith(PROGRAM)
+        )
 
 
 def _times_s() -> tuple[float, float, float]:
-    """Return wall time, processor time of this process, and the time that this thread waited for a processor."""
+    """Return wall time, processor time of this process, and the time that this thread waited for a
+    processor.
+    """
     try:
         waited_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except OSError:

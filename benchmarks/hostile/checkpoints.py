@@ -1,4 +1,6 @@
-"""Hostile checkpoints: archives and state.json that are damaged, huge, of other types, or written to be dangerous."""
+"""Hostile checkpoints: archives and state.json that are damaged, huge, of other types, or written
+to be dangerous.
+"""
 
 import io
 import json
@@ -95,10 +97,23 @@ MAX_BYTES = 1 << 23
 
 @cache
 def _metadata(task: str) -> dict[str, Any]:
-    settings = Config.model_validate({"model": {"task": task, "model_size": "tiny"}}).model_dump(mode="json")
+    settings = Config.model_validate({"model": {"task": task, "model_size": "tiny"}}).model_dump(
+        mode="json"
+    )
     return {
-        **{"step": 8, "position": [1, 2, [[1, 3]]], "replicas": 1, "audio_s": 12.5, "audio_s_since_sync": 0.0},
-        **{"observing": [[8, ["validation"]]], "settings": settings, "audio_format": AUDIO_FORMAT, "best": [5, 0.25]},
+        **{
+            "step": 8,
+            "position": [1, 2, [[1, 3]]],
+            "replicas": 1,
+            "audio_s": 12.5,
+            "audio_s_since_sync": 0.0,
+        },
+        **{
+            "observing": [[8, ["validation"]]],
+            "settings": settings,
+            "audio_format": AUDIO_FORMAT,
+            "best": [5, 0.25],
+        },
         **{
             "symbols": list("abcdefg"),
             "languages": ["en", "ka"],
@@ -116,12 +131,16 @@ def prepare(draw: random.Random, place: Place) -> Call:
     for step in (5, 8):
         best = draw.choice((None, [5, 0.25], [8, 0.2]))
         write_checkpoint(
-            checkpoint_of(run / "checkpoints", step), groups, {**_metadata(task), "step": step, "best": best}
+            checkpoint_of(run / "checkpoints", step),
+            groups,
+            {**_metadata(task), "step": step, "best": best},
         )
     for step in draw.choice(((8,), (8,), (5, 8))):
         checkpoint = checkpoint_of(run / "checkpoints", step)
         for _ in range(draw.choice((1, 1, 1, 2))):
-            if all(path.is_file() and not path.is_symlink() for path in checkpoint.iterdir()):  # it can be overwritten
+            if all(
+                path.is_file() and not path.is_symlink() for path in checkpoint.iterdir()
+            ):  # it can be overwritten
                 draw.choice(FAULTS)(draw, place, checkpoint, _metadata(task))
     return partial(draw.choice((_resume, _resume, _load, _synthesize)), run, task)
 
@@ -209,7 +228,22 @@ def _state_text(draw: random.Random, place: Place, checkpoint: Path, metadata: d
     """JSON that is large, deep, repeated or of another kind."""
     size = draw.choice((1_000, 100_000, MAX_BYTES))
     unit = draw.choice(
-        ("[", '{"a":', "[],", "{},", "1,", '"",', "9", '"\\ud800",', " ", '"a":1,', "\\", "NaN,", "1e9,", "[[],")
+        (
+            "[",
+            '{"a":',
+            "[],",
+            "{},",
+            "1,",
+            '"",',
+            "9",
+            '"\\ud800",',
+            " ",
+            '"a":1,',
+            "\\",
+            "NaN,",
+            "1e9,",
+            "[[],",
+        )
     )
     filled = (unit * (size // len(unit) + 1))[:size].rstrip(",")
     text = json.dumps({"format": FORMAT, **metadata})
@@ -254,7 +288,11 @@ def _array(draw: random.Random, place: Place) -> bytes:
     array = ARRAYS[draw.choice(tuple(ARRAYS))]
     choice = draw.randrange(6)
     if choice == 0:
-        return _npy(array.astype(draw.choice((">f4", "f2", "f8", "c8", "i1", "u8", "S3", "U3", "?", "M8[s]"))))
+        return _npy(
+            array.astype(
+                draw.choice((">f4", "f2", "f8", "c8", "i1", "u8", "S3", "U3", "?", "M8[s]"))
+            )
+        )
     if choice == 1:
         return _npy(np.array([{"a": 1}], object), allow_pickle=True)
     if choice == 2:
@@ -303,7 +341,10 @@ def _array(draw: random.Random, place: Place) -> bytes:
             "'<m8'",
         )
     )
-    head = f"{{'descr': {dtype}, 'fortran_order': {draw.choice(('False', 'True', '1', 'None'))}, 'shape': {shape}, }}"
+    head = (
+        f"{{'descr': {dtype}, 'fortran_order': {draw.choice(('False', 'True', '1', 'None'))},"
+        f" 'shape': {shape}, }}"
+    )
     head = draw.choice((head, head, head, head * 50, " " * 70_000 + head, ""))
     version = draw.choice(((1, 0), (1, 0), (2, 0), (3, 0), (9, 9)))
     size = draw.choice((len(head), len(head), 0, 0xFFFF, 0xFFFFFFFF))
@@ -326,13 +367,17 @@ def _odd_arrays(draw: random.Random, place: Place, checkpoint: Path, metadata: d
         "☃",
         "nul\0l",
     )
-    compression = draw.choice((zipfile.ZIP_STORED,) * 5 + (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+    compression = draw.choice(
+        (zipfile.ZIP_STORED,) * 5 + (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+    )
     path = _archive(draw, checkpoint)
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, array in ARRAYS.items():
             if draw.random() < 0.9:
                 content = _array(draw, place) if draw.random() < 0.4 else _npy(array)
-                archive.writestr(f"{draw.choice(names) if draw.random() < 0.1 else name}.npy", content)
+                archive.writestr(
+                    f"{draw.choice(names) if draw.random() < 0.1 else name}.npy", content
+                )
         if draw.random() < 0.1:
             archive.writestr("bomb.npy", _npy(np.zeros(3_000_000, np.float32)))
         if draw.random() < 0.05:
@@ -343,11 +388,15 @@ def _odd_arrays(draw: random.Random, place: Place, checkpoint: Path, metadata: d
 
 
 def _lie_in_directory(draw: random.Random, path: Path) -> None:
-    """Sizes, offsets and flags of the archive's directory that are wrong: members that overlap or promise much."""
+    """Sizes, offsets and flags of the archive's directory that are wrong: members that overlap or
+    promise much.
+    """
     data = bytearray(path.read_bytes())
     entries = [at for at in range(len(data) - 46) if data[at : at + 4] == b"PK\1\2"]
     for at in draw.sample(entries, min(len(entries), draw.choice((1, 1, 3)))):
-        offset, size = draw.choice(((8, 2), (10, 2), (16, 4), (20, 4), (24, 4), (28, 2), (30, 2), (32, 2), (42, 4)))
+        offset, size = draw.choice(
+            ((8, 2), (10, 2), (16, 4), (20, 4), (24, 4), (28, 2), (30, 2), (32, 2), (42, 4))
+        )
         value = draw.choice(
             (
                 b"\0" * size,
@@ -371,7 +420,8 @@ def _files(draw: random.Random, place: Place, checkpoint: Path, metadata: dict) 
     elif choice == 1:
         for number in range(draw.choice((1, 200))):
             (
-                checkpoint / f"{draw.choice(('group', 'x' * 100, os.fsdecode(bytes([0x1B, 0xFF]))))}{number}.npz"
+                checkpoint
+                / f"{draw.choice(('group', 'x' * 100, os.fsdecode(bytes([0x1B, 0xFF]))))}{number}.npz"
             ).write_bytes(_npy(np.ones(2)))
     elif choice == 2:
         name = draw.choice(

@@ -1,4 +1,6 @@
-"""Hostile corpora: metadata tables, the files that they name, and folders of audio without metadata."""
+"""Hostile corpora: metadata tables, the files that they name, and folders of audio without
+metadata.
+"""
 
 import csv
 import io
@@ -27,7 +29,20 @@ HEADERS = (
     ("id", "text", "normalized_text"),
     ("wav_filename", "wav_filesize", "transcript"),
 )
-LANGUAGES = ("en", "de", "ka", "EN_us", "Deutsch", "xx", "", "en-" * 40, "☃", "../x", "en\x1b[31m", "l" * 70_000)
+LANGUAGES = (
+    "en",
+    "de",
+    "ka",
+    "EN_us",
+    "Deutsch",
+    "xx",
+    "",
+    "en-" * 40,
+    "☃",
+    "../x",
+    "en\x1b[31m",
+    "l" * 70_000,
+)
 SPEAKERS = ("anna", "boris", "", "../..", "\u202eanna", "s" * 300, "a|b", 'a"b', "anna ", "\x1b[2J")
 ROWS = ("none", "once", "twice", "long")
 LONG = 10_000_000  # characters of a line
@@ -60,14 +75,20 @@ def prepare(draw: random.Random, place: Place) -> Call:
         if draw.random() < 0.3:
             settings["train_data"] = str(metadata)
         if draw.random() < 0.1:
-            settings["val_data"] = str(place.corpus / draw.choice(("", "nothing", "metadata_eval.csv", "audio")))
+            settings["val_data"] = str(
+                place.corpus / draw.choice(("", "nothing", "metadata_eval.csv", "audio"))
+            )
     if draw.random() < 0.1:
-        settings["audio_root"] = str(place.corpus / draw.choice(("wavs", "", "nothing", "metadata.csv", "../corpus")))
+        settings["audio_root"] = str(
+            place.corpus / draw.choice(("wavs", "", "nothing", "metadata.csv", "../corpus"))
+        )
     return partial(_load, settings, place.runs / "run", LengthRule() if needs_text else None)
 
 
 def _load(settings: dict, folder: Path, length_rule: LengthRule | None) -> None:
-    """As a run loads its corpus: rows, headers of the audio, symbols, rejected.csv, caches; and as it resumes."""
+    """As a run loads its corpus: rows, headers of the audio, symbols, rejected.csv, caches; and as
+    it resumes.
+    """
     config = load(overrides=settings)
     train, _, _ = load_corpora(config, folder, length_rule)
     again, _, _ = load_corpora(config, folder, length_rule)
@@ -93,9 +114,21 @@ def _write_audio(draw: random.Random, place: Place) -> list[str]:
     if draw.random() < 0.15:
         linked = place.corpus / draw.choice(("link", "linked", "linked.wav"))
         linked.symlink_to(
-            draw.choice((place.outside, Path("."), Path(".."), Path("/"), linked, Path("/etc"), Path("/dev")))
+            draw.choice(
+                (
+                    place.outside,
+                    Path("."),
+                    Path(".."),
+                    Path("/"),
+                    linked,
+                    Path("/etc"),
+                    Path("/dev"),
+                )
+            )
         )
-        names.append(f"{linked.name}/{draw.choice(('secret.wav', 'a.wav', 'passwd', 'zero', 'link/link/secret.wav'))}")
+        names.append(
+            f"{linked.name}/{draw.choice(('secret.wav', 'a.wav', 'passwd', 'zero', 'link/link/secret.wav'))}"
+        )
     if draw.random() < 0.15:
         names.append(os.path.relpath(_oddly_named(draw, folder), place.corpus))
     return names
@@ -124,7 +157,9 @@ def _oddly_named(draw: random.Random, folder: Path) -> Path:
 
 
 def _write_metadata(draw: random.Random, place: Place, names: list[str]) -> Path:
-    path = place.corpus / draw.choice((*["metadata.csv"] * 6, "metadata.tsv", "metadata_train.csv", "list.txt"))
+    path = place.corpus / draw.choice(
+        (*["metadata.csv"] * 6, "metadata.tsv", "metadata_train.csv", "list.txt")
+    )
     data = encoded(draw, draw.choice(TABLES)(draw, place, names))
     if draw.random() < 0.07:
         write_odd_file(draw, path, place, data, named=True)
@@ -151,10 +186,14 @@ def _table(draw: random.Random, place: Place, names: list[str]) -> str:
         )
     if draw.random() < 0.6:
         content = io.StringIO(newline="")
-        writer = csv.writer(content, delimiter=separator, lineterminator=draw.choice(("\n", "\r\n", "\r")))
+        writer = csv.writer(
+            content, delimiter=separator, lineterminator=draw.choice(("\n", "\r\n", "\r"))
+        )
         writer.writerows([head, *rows])
         return content.getvalue()
-    return draw.choice(("\n", "\r\n", "\n\n")).join(separator.join(fields) for fields in (head, *rows))
+    return draw.choice(("\n", "\r\n", "\n\n")).join(
+        separator.join(fields) for fields in (head, *rows)
+    )
 
 
 def _lines(draw: random.Random, place: Place, names: list[str]) -> str:
@@ -164,7 +203,9 @@ def _lines(draw: random.Random, place: Place, names: list[str]) -> str:
     for _ in range(draw.choice((1, 4, 20, 300))):
         stem = _name(draw, place, names)
         fields = [stem, *(_text(draw) for _ in range(columns - 1))]
-        lines.append(separator.join(fields[: draw.choice((columns, columns, columns, 1, columns + 1))]))
+        lines.append(
+            separator.join(fields[: draw.choice((columns, columns, columns, 1, columns + 1))])
+        )
     return draw.choice(("\n", "\n", "\r\n", "\r")).join(lines)
 
 
@@ -195,14 +236,31 @@ def _long_line(draw: random.Random, place: Place, names: list[str]) -> str:
     long = unit * (draw.choice((100_000, 1_000_000, LONG)) // len(unit))
     table = draw.choice((_table, _lines))(draw, place, names).split("\n")
     at = draw.choice((0, min(1, len(table) - 1), len(table) - 1))
-    table[at] = draw.choice((long, table[at] + long, long + table[at], f"{names[0]}|{long}", f'{names[0]},"{long}"'))
+    table[at] = draw.choice(
+        (long, table[at] + long, long + table[at], f"{names[0]}|{long}", f'{names[0]},"{long}"')
+    )
     return "\n".join(table)
 
 
 def _broken(draw: random.Random, place: Place, names: list[str]) -> str:
     """A table with characters inserted that mean something to its format."""
     characters = list(draw.choice((_table, _lines))(draw, place, names))
-    odd = ('"', '""', ",", "|", "\t", "\r", "\n", "\0", "\ufeff", "\u2028", "\x1c", "\x0b", "\\", *INVISIBLE)
+    odd = (
+        '"',
+        '""',
+        ",",
+        "|",
+        "\t",
+        "\r",
+        "\n",
+        "\0",
+        "\ufeff",
+        "\u2028",
+        "\x1c",
+        "\x0b",
+        "\\",
+        *INVISIBLE,
+    )
     for _ in range(draw.choice((1, 3, 20))):
         characters.insert(draw.choice((0, draw.randrange(len(characters) + 1))), draw.choice(odd))
     return "".join(characters)
@@ -249,7 +307,11 @@ def _row(draw: random.Random, place: Place, names: list[str], header: tuple[str,
 
 
 def _text(draw: random.Random) -> str:
-    return hostile_text(draw, draw.choice((30, 200, 5_000))) if draw.random() < 0.05 else draw.choice(SENTENCES)[:40]
+    return (
+        hostile_text(draw, draw.choice((30, 200, 5_000)))
+        if draw.random() < 0.05
+        else draw.choice(SENTENCES)[:40]
+    )
 
 
 def _name(draw: random.Random, place: Place, names: list[str]) -> str:

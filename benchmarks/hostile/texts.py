@@ -1,4 +1,6 @@
-"""Hostile texts for speech, through the front ends and, some of them, through a synthesizer with random weights."""
+"""Hostile texts for speech, through the front ends and, some of them, through a synthesizer with
+random weights.
+"""
 
 import random
 from collections.abc import Callable
@@ -15,7 +17,25 @@ from myxtts.text.frontend import symbols_of
 from myxtts.text.sentences import empty_text_message, split_text
 from myxtts.text.symbols import SymbolTable
 
-LANGUAGES = ("en", "en", "de", "fr", "ru", "ka", "fa", "ar", "hi", "cmn", "ja", "ko", "tr", "am", "xx", "", "en-" * 50)
+LANGUAGES = (
+    "en",
+    "en",
+    "de",
+    "fr",
+    "ru",
+    "ka",
+    "fa",
+    "ar",
+    "hi",
+    "cmn",
+    "ja",
+    "ko",
+    "tr",
+    "am",
+    "xx",
+    "",
+    "en-" * 50,
+)
 SENTENCES = (
     "Dr. Smith paid $4.50 for 3.5 kg on Jan. 5, 1999 at 10:30 a.m. – didn't he?",
     "Der alte Lehrer sang ein ruhiges Lied, z.B. am 3. Mai; und wir hörten zu!",
@@ -54,9 +74,30 @@ INVISIBLE = (
     "\U000e0041",
 )
 SCRIPTS = (
-    *((0x12000, 0x123FF), (0x10300, 0x1032F), (0x1F00, 0x1FFF), (0xA000, 0xA48C), (0x0F00, 0x0FFF), (0x1800, 0x18AF)),
-    *((0xE000, 0xF8FF), (0x20000, 0x2A6DF), (0x1D400, 0x1D7FF), (0x0590, 0x06FF), (0x0B80, 0x0DFF), (0x2500, 0x2BFF)),
-    *((0xFFF0, 0xFFFF), (0x10FF00, 0x10FFFF), (0x0000, 0x001F), (0x0080, 0x009F), (0xD800, 0xDFFF), (0, 0x10FFFF)),
+    *(
+        (0x12000, 0x123FF),
+        (0x10300, 0x1032F),
+        (0x1F00, 0x1FFF),
+        (0xA000, 0xA48C),
+        (0x0F00, 0x0FFF),
+        (0x1800, 0x18AF),
+    ),
+    *(
+        (0xE000, 0xF8FF),
+        (0x20000, 0x2A6DF),
+        (0x1D400, 0x1D7FF),
+        (0x0590, 0x06FF),
+        (0x0B80, 0x0DFF),
+        (0x2500, 0x2BFF),
+    ),
+    *(
+        (0xFFF0, 0xFFFF),
+        (0x10FF00, 0x10FFFF),
+        (0x0000, 0x001F),
+        (0x0080, 0x009F),
+        (0xD800, 0xDFFF),
+        (0, 0x10FFFF),
+    ),
 )
 PIECES = (
     *SENTENCES,
@@ -92,7 +133,8 @@ def _repeated(draw: random.Random) -> str:
     """A short unit until the text is long: what is quadratic takes minutes."""
     unit = "".join(
         draw.choices(
-            (*PIECES, "a", "1", ".", ",", "-", " -", "!)", "a.", "x ", "Mr. ", "1.", "'"), k=draw.randint(1, 3)
+            (*PIECES, "a", "1", ".", ",", "-", " -", "!)", "a.", "x ", "Mr. ", "1.", "'"),
+            k=draw.randint(1, 3),
         )
     )
     return (unit * (LONG // len(unit) + 1))[:LONG]
@@ -104,12 +146,18 @@ def _long(draw: random.Random) -> str:
 
 
 def _marks(draw: random.Random) -> str:
-    return draw.choice(("e", "", "ა")) + "".join(draw.choices(draw.sample(MARKS, 3), k=draw.choice((50, 5_000, LONG))))
+    return draw.choice(("e", "", "ა")) + "".join(
+        draw.choices(draw.sample(MARKS, 3), k=draw.choice((50, 5_000, LONG)))
+    )
 
 
 def _invisible(draw: random.Random) -> str:
     unit = draw.choice(("", " ")) + draw.choice(INVISIBLE)
-    return "word" + unit * draw.choice((1, 1000, LONG // len(unit))) + draw.choice(("", "word", ".", "—"))
+    return (
+        "word"
+        + unit * draw.choice((1, 1000, LONG // len(unit)))
+        + draw.choice(("", "word", ".", "—"))
+    )
 
 
 def _random(draw: random.Random) -> str:
@@ -117,7 +165,9 @@ def _random(draw: random.Random) -> str:
 
 
 def _empty(draw: random.Random) -> str:
-    return draw.choice(("", " ", "\n", "\0", "\ufeff", "...", "\u200b", "!?", "\ud800", "\udcff\udc80", "—"))
+    return draw.choice(
+        ("", " ", "\n", "\0", "\ufeff", "...", "\u200b", "!?", "\ud800", "\udcff\udc80", "—")
+    )
 
 
 def _surrogates(draw: random.Random) -> str:
@@ -131,16 +181,33 @@ def _mutated(draw: random.Random) -> str:
     characters = list(draw.choice((*SENTENCES, *MARKUP)))
     for _ in range(draw.choice((1, 5, 30))):
         at = draw.randrange(len(characters) + 1)
-        characters[at : at + draw.randint(0, 3)] = draw.choice((*PIECES, "", chr(draw.randrange(0x110000))))
+        characters[at : at + draw.randint(0, 3)] = draw.choice(
+            (*PIECES, "", chr(draw.randrange(0x110000)))
+        )
     return "".join(characters)
 
 
 def _number(draw: random.Random) -> str:
-    return draw.choice(("9", "1.", "1,000,", "0x", "-", "١", "１", "½", "1e", "10:")) * draw.choice((5, 500, 20_000))
+    return draw.choice(("9", "1.", "1,000,", "0x", "-", "١", "１", "½", "1e", "10:")) * draw.choice(
+        (5, 500, 20_000)
+    )
 
 
 TEXTS: tuple[Callable[[random.Random], str], ...] = (
-    *(_words, _words, _script, _repeated, _long, _marks, _invisible, _random, _empty, _surrogates, _mutated, _number),
+    *(
+        _words,
+        _words,
+        _script,
+        _repeated,
+        _long,
+        _marks,
+        _invisible,
+        _random,
+        _empty,
+        _surrogates,
+        _mutated,
+        _number,
+    ),
 )
 
 
@@ -205,7 +272,9 @@ def _write(draw: random.Random, place: Place, text: str) -> Path:
 
 
 def _read(text: str, language: str, frontend: str) -> None:
-    """Take the symbols of each chunk as the synthesizer does, and of the whole text as a row of a corpus."""
+    """Take the symbols of each chunk as the synthesizer does, and of the whole text as a row of a
+    corpus.
+    """
     chunks = list(split_text(text))
     for chunk in chunks:
         symbols_of(chunk.text, language, frontend)

@@ -14,7 +14,9 @@ from benchmarks.hostile.texts import SENTENCES
 
 @cache
 def untrained_synthesizer():
-    """Write the checkpoint of an untrained voice of English and Georgian characters, and load it."""
+    """Write the checkpoint of an untrained voice of English and Georgian characters, and
+    load it.
+    """
     import keras
 
     from myxtts.audio.format import AUDIO_FORMAT
@@ -26,15 +28,31 @@ def untrained_synthesizer():
     from myxtts.text.symbols import SymbolTable
     from myxtts.training.checkpoint_files import checkpoint_of, write_checkpoint
 
-    config = Config.model_validate({"model": {"model_size": "tiny"}, "data": {"text_frontend": "characters"}})
-    size = {"channels": 16, "encoder_blocks": 0, "decoder_blocks": 0, "flow_blocks": 1, "latents": 2}
+    config = Config.model_validate(
+        {"model": {"model_size": "tiny"}, "data": {"text_frontend": "characters"}}
+    )
+    size = {
+        "channels": 16,
+        "encoder_blocks": 0,
+        "decoder_blocks": 0,
+        "flow_blocks": 1,
+        "latents": 2,
+    }
     symbols = SymbolTable.from_sequences(symbols_of(text, "en", "characters") for text in SENTENCES)
     keras.utils.set_random_seed(0)
-    with mock.patch.dict(SIZES, tiny=replace(SIZES["tiny"], **size)), tempfile.TemporaryDirectory() as folder:
+    with (
+        mock.patch.dict(SIZES, tiny=replace(SIZES["tiny"], **size)),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         network = build_xtts("tiny", len(symbols), 2)
         arrays = [(variable.path, variable.value.numpy()) for variable in network.variables]
         metadata = {
-            **{"step": 1, "best": None, "settings": config.model_dump(mode="json"), "audio_format": AUDIO_FORMAT},
+            **{
+                "step": 1,
+                "best": None,
+                "settings": config.model_dump(mode="json"),
+                "audio_format": AUDIO_FORMAT,
+            },
             **{"symbols": symbols.to_list(), "speakers": ["one"], "languages": ["en", "ka"]},
         }
         groups = [(group, arrays) for group in ("model", "averages")]

@@ -30,8 +30,29 @@ VALUES = (
         "NaN",
         "0x7f",
     ),
-    *("9" * 50, "9" * 5000, "1_000", "1:30:30", "2026-01-31", "1.", ".5", "-0.0", "2147483648", "9223372036854775808"),
-    *("''", '"\\uD800"', '"\\U00110000"', '"\\UFFFFFFFF"', '"\\x00"', '"\\x1b[2J"', '"\\u202e"', '"\\q"', "'unclosed"),
+    *(
+        "9" * 50,
+        "9" * 5000,
+        "1_000",
+        "1:30:30",
+        "2026-01-31",
+        "1.",
+        ".5",
+        "-0.0",
+        "2147483648",
+        "9223372036854775808",
+    ),
+    *(
+        "''",
+        '"\\uD800"',
+        '"\\U00110000"',
+        '"\\UFFFFFFFF"',
+        '"\\x00"',
+        '"\\x1b[2J"',
+        '"\\u202e"',
+        '"\\q"',
+        "'unclosed",
+    ),
     *(
         "[]",
         "[[]]",
@@ -45,15 +66,41 @@ VALUES = (
         "? " * 500,
         ": " * 500,
     ),
-    *("&a x", "*a", "*missing", "&a [*a, *a]", "&a {b: *a}", "<<: *a", "!!str", "!!int x", "!!bool maybe", "!!null x"),
+    *(
+        "&a x",
+        "*a",
+        "*missing",
+        "&a [*a, *a]",
+        "&a {b: *a}",
+        "<<: *a",
+        "!!str",
+        "!!int x",
+        "!!bool maybe",
+        "!!null x",
+    ),
     *(
         "!!python/object/apply:os.system [touch pwned]",
         "!!python/name:os.system",
         "!!python/module:os",
         "!!python/none",
     ),
-    *("!!python/object/new:os.system [id]", "!!python/tuple [1]", "!!binary aGVsbG8=", "!!set {a}", "!!timestamp 2026"),
-    *("!!float inf", "!!int 0x10", "!!int 1_0", "!!float 1_0.5", "!!float nan", "!!omap [a: 1]", "!<%ff> x", "!<> x"),
+    *(
+        "!!python/object/new:os.system [id]",
+        "!!python/tuple [1]",
+        "!!binary aGVsbG8=",
+        "!!set {a}",
+        "!!timestamp 2026",
+    ),
+    *(
+        "!!float inf",
+        "!!int 0x10",
+        "!!int 1_0",
+        "!!float 1_0.5",
+        "!!float nan",
+        "!!omap [a: 1]",
+        "!<%ff> x",
+        "!<> x",
+    ),
     *(
         "|\n      text\n      more",
         ">+99\n    x",
@@ -177,7 +224,14 @@ def _settings(draw: random.Random) -> str:
         key = draw.choice(KEYS) if draw.random() < 0.05 else name
         lines.setdefault(SETTINGS[name].section, []).append(f"  {key}: {draw.choice(VALUES)}")
     sections = [f"{draw.choice(KEYS) if draw.random() < 0.03 else section}:" for section in lines]
-    return "\n".join(line for head, body in zip(sections, lines.values(), strict=True) for line in (head, *body)) + "\n"
+    return (
+        "\n".join(
+            line
+            for head, body in zip(sections, lines.values(), strict=True)
+            for line in (head, *body)
+        )
+        + "\n"
+    )
 
 
 def _complete_with_odd_lines(draw: random.Random) -> str:
@@ -201,7 +255,9 @@ def _complete_with_odd_lines(draw: random.Random) -> str:
 def _laughs(draw: random.Random) -> str:
     """Aliases of aliases: 10 to the power of the levels, if they were built."""
     levels, width = draw.choice((3, 9, 30)), draw.choice((2, 10, 100))
-    lines = ["a0: &a0 [lol, lol]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * width)}]" for i in range(1, levels)]
+    lines = ["a0: &a0 [lol, lol]"] + [
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * width)}]" for i in range(1, levels)
+    ]
     end = draw.choice(
         (
             f"run: *a{levels - 1}",
@@ -281,7 +337,10 @@ def _filled(draw: random.Random) -> str:
     )
     unit = "".join(draw.choices(units, k=draw.choice((1, 1, 2))))
     size = draw.choice((1_000, MAX_BYTES - 100, MAX_BYTES + 1))
-    return draw.choice(("", "[", "{", "run:\n  run: ", '"', "'", "|\n ")) + (unit * (size // len(unit) + 1))[:size]
+    return (
+        draw.choice(("", "[", "{", "run:\n  run: ", '"', "'", "|\n "))
+        + (unit * (size // len(unit) + 1))[:size]
+    )
 
 
 def _unknown_names(draw: random.Random) -> str:
@@ -297,19 +356,35 @@ def _unknown_names(draw: random.Random) -> str:
 
 
 def _with_odd_top(draw: random.Random) -> str:
-    return "".join(draw.choices(TOP, k=draw.randint(1, 3))) + draw.choice((_complete(), _settings(draw), ""))
+    return "".join(draw.choices(TOP, k=draw.randint(1, 3))) + draw.choice(
+        (_complete(), _settings(draw), "")
+    )
 
 
 TEXTS: tuple[Callable[[random.Random], str], ...] = (
-    *(_settings, _settings, _settings, _complete_with_odd_lines, _complete_with_odd_lines, _laughs, _aliased_lists),
+    *(
+        _settings,
+        _settings,
+        _settings,
+        _complete_with_odd_lines,
+        _complete_with_odd_lines,
+        _laughs,
+        _aliased_lists,
+    ),
     *(_filled, _unknown_names, _with_odd_top),
 )
 
 
 def prepare(draw: random.Random, place: Place) -> Call:
     text = draw.choice(TEXTS)(draw)
-    path = place.runs / draw.choice(("config.yaml", "config.yaml", "config.json", "x.yml", "con\x1bfig.yaml"))
-    data = encoded(draw, text) if draw.random() < 0.7 else mutate_bytes(draw, text.encode("utf-8", "surrogatepass"))
+    path = place.runs / draw.choice(
+        ("config.yaml", "config.yaml", "config.json", "x.yml", "con\x1bfig.yaml")
+    )
+    data = (
+        encoded(draw, text)
+        if draw.random() < 0.7
+        else mutate_bytes(draw, text.encode("utf-8", "surrogatepass"))
+    )
     if draw.random() < 0.1:
         write_odd_file(draw, path, place, data, named=True)
         return partial(_load, path)
@@ -318,19 +393,25 @@ def prepare(draw: random.Random, place: Place) -> Call:
 
 
 def _listed(draw: random.Random, place: Place, path: Path) -> Path:
-    """A configuration that lists others: the hostile one, chains and cycles of it, and odd files."""
+    """A configuration that lists others: the hostile one, chains and cycles of it, and odd
+    files.
+    """
     main = path.with_name("main.yaml")
     names = [path.name]
     for number in range(draw.choice((0, 1, 15, 40))):
         other = path.with_name(f"b{number}.yaml")
         listed = f"defaults: [b{number + 1}]\n" if draw.random() < 0.5 else ""
-        other.write_bytes(listed.encode() + path.read_bytes()[: draw.choice((0, 1000, MAX_BYTES - 50))])
+        other.write_bytes(
+            listed.encode() + path.read_bytes()[: draw.choice((0, 1000, MAX_BYTES - 50))]
+        )
         names.append(other.name)
     odd = path.with_name("odd.yaml")
     if draw.random() < 0.5:
         write_odd_file(draw, odd, place, path.read_bytes())
         names.append(draw.choice(("odd", "odd.yaml")))
-    extra = draw.choice(("main", "../outside/secret", "/etc/passwd", ".hidden", "a" * 300, "x\0y", "..", "*", ""))
+    extra = draw.choice(
+        ("main", "../outside/secret", "/etc/passwd", ".hidden", "a" * 300, "x\0y", "..", "*", "")
+    )
     names.insert(draw.randrange(len(names) + 1), extra if draw.random() < 0.4 else names[0])
     main.write_text(f"defaults: [{', '.join(names)}]\n", encoding="utf-8", errors="surrogatepass")
     return main

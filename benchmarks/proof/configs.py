@@ -25,7 +25,9 @@ SMALL_BATCH, SMALL_BUCKETS = 4, 2
 
 
 def placement_config(scope: Scope) -> PlacementConfig:
-    """Return the settings of dual placement on the first two GPUs, or of single placement on the only one."""
+    """Return the settings of dual placement on the first two GPUs, or of single placement on the
+    only one.
+    """
     simulated = scope.gpus if scope.simulated else 0
     return PlacementConfig(simulate_gpus=simulated, data_gpu=0, model_gpu=min(1, scope.gpus - 1))
 
@@ -35,7 +37,9 @@ def configure(scope: Scope) -> Placement:
     return configure_devices(Config(placement=placement_config(scope)))
 
 
-def config_of(scope: Scope, task: str = "tts", size: str = "tiny", **changes: dict[str, Any]) -> Config:
+def config_of(
+    scope: Scope, task: str = "tts", size: str = "tiny", **changes: dict[str, Any]
+) -> Config:
     """Return the settings of a run on the demo corpus, without validation and samples.
 
     Args:
@@ -44,7 +48,12 @@ def config_of(scope: Scope, task: str = "tts", size: str = "tiny", **changes: di
     data: dict[str, Any] = {"train_data": str(scope.corpus / "corpus.csv")}
     if scope.small:
         data |= {"batch_size": SMALL_BATCH, "buckets": SMALL_BUCKETS, "text_frontend": "characters"}
-    run = {"runs_dir": str(scope.out / "runs"), "validate_every": 0, "sample_every": 0, "checkpoint_every": 0}
+    run = {
+        "runs_dir": str(scope.out / "runs"),
+        "validate_every": 0,
+        "sample_every": 0,
+        "checkpoint_every": 0,
+    }
     return Config(
         placement=changes.get("placement") or placement_config(scope),
         data=DataConfig(**data | changes.get("data", {})),
@@ -64,7 +73,14 @@ def models(scope: Scope) -> Iterator[None]:
         yield
         return
     with sized(
-        replace(xtts.SIZES["tiny"], channels=16, encoder_blocks=0, decoder_blocks=0, flow_blocks=1, latents=2),
+        replace(
+            xtts.SIZES["tiny"],
+            channels=16,
+            encoder_blocks=0,
+            decoder_blocks=0,
+            flow_blocks=1,
+            latents=2,
+        ),
         asr.ASRSize(channels=16, blocks=1, memory=4, order=4),
         vocoder.VocoderSize(channels=8, blocks=1, pitch_channels=8, pitch_blocks=1),
     ):
@@ -72,7 +88,9 @@ def models(scope: Scope) -> Iterator[None]:
 
 
 @contextmanager
-def sized(tts_size: xtts.XTTSSize, asr_size: asr.ASRSize, vocoder_size: vocoder.VocoderSize) -> Iterator[None]:
+def sized(
+    tts_size: xtts.XTTSSize, asr_size: asr.ASRSize, vocoder_size: vocoder.VocoderSize
+) -> Iterator[None]:
     """Make all model sizes these inside the context."""
     before = dict(xtts.SIZES), dict(asr.SIZES), dict(vocoder.SIZES)
     try:

@@ -1,4 +1,6 @@
-"""Section 6: what is suspected to cost time on a GPU: alignment search, float64, waiting, scalars, hidden copies."""
+"""Section 6: what is suspected to cost time on a GPU: alignment search, float64, waiting, scalars,
+hidden copies.
+"""
 
 import time
 import traceback
@@ -42,8 +44,8 @@ class Bench:
 
     Attributes:
         batch: features of the most frequent bucket.
-        waves: loud tones of the same length on the data device, float32 [rows, samples]. In their log-mel, rounding
-            errors are the largest, since some bands stay at the floor.
+        waves: loud tones of the same length on the data device, float32 [rows, samples]. In their
+            log-mel, rounding errors are the largest, since some bands stay at the floor.
         step_s: seconds of a step on the batch.
     """
 
@@ -58,7 +60,9 @@ class Bench:
         return SMALL_REPEATS if self.scope.small else REPEATS
 
     def seconds(self, call: Callable[[], tf.Tensor]) -> float:
-        """Return the median seconds of a call until its float result is there; the first call is a warm-up."""
+        """Return the median seconds of a call until its float result is there; the first call is a
+        warm-up.
+        """
         devices.synchronize(call())
         times_s = []
         for _ in range(self.repeats):
@@ -73,13 +77,21 @@ def run(scope: Scope) -> SectionResult:
     config = configs.config_of(scope, size="tiny" if scope.small else "normal", data={"buckets": 2})
     with toy_models() if scope.small else nullcontext(), open_run(config) as profiled:
         bench = make_bench(scope, profiled)
-        for part in (alignment_search, float64_mel, waiting_for_the_data_device, scalars, hidden_copies):
+        for part in (
+            alignment_search,
+            float64_mel,
+            waiting_for_the_data_device,
+            scalars,
+            hidden_copies,
+        ):
             try:
                 part(bench, findings)
             except Exception as error:  # the other costs are still measured
                 traceback.print_exc()
                 reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-                findings.figures.append(Figure(f"{part.__name__} is measured", reason, "measured", "not met"))
+                findings.figures.append(
+                    Figure(f"{part.__name__} is measured", reason, "measured", "not met")
+                )
             scope.record(findings)
     return findings
 
@@ -90,7 +102,9 @@ def make_bench(scope: Scope, profiled: ProfiledRun) -> Bench:
     _, samples = measure_isolated(profiled, pipeline, window)  # traces the step
     batch = samples[window.most_frequent_bucket][0]
     rows, samples_count = batch["mel"].shape[0], batch["mel"].shape[1] * HOP_SAMPLES
-    tone = np.sin(2.0 * np.pi * TONE_HZ / SAMPLE_RATE_HZ * np.arange(samples_count)).astype(np.float32)
+    tone = np.sin(2.0 * np.pi * TONE_HZ / SAMPLE_RATE_HZ * np.arange(samples_count)).astype(
+        np.float32
+    )
     with tf.device(profiled.route.data):
         waves = tf.constant(np.tile(tone, (rows, 1)))
     repeats = SMALL_REPEATS if scope.small else REPEATS
@@ -99,7 +113,9 @@ def make_bench(scope: Scope, profiled: ProfiledRun) -> Bench:
 
 
 def alignment_search(bench: Bench, findings: SectionResult) -> None:
-    """Time the implementations that --alignment-search names, and XLA's frame by frame, as a CPU runs it."""
+    """Time the implementations that --alignment-search names, and XLA's frame by frame, as a CPU
+    runs it.
+    """
     model = bench.run.route.model
     rows, frames = bench.batch["mel"].shape[:2]
     tokens = int(bench.batch["tokens"].shape[1])
@@ -108,7 +124,10 @@ def alignment_search(bench: Bench, findings: SectionResult) -> None:
         arguments = score, tf.fill([rows], min(tokens, frames)), tf.fill([rows], frames)
     searches = {"host": search_of("host", model), "loop": tf.function(search_by_frames)}
     if xla_failure(model) is None:  # else LLVM may end the process
-        searches |= {"xla": search_of("xla", model), "xla, frame by frame": compiled_search(search_by_frames)}
+        searches |= {
+            "xla": search_of("xla", model),
+            "xla, frame by frame": compiled_search(search_by_frames),
+        }
 
     def search_on(function: Callable) -> tf.Tensor:
         with tf.device(model):
@@ -116,13 +135,24 @@ def alignment_search(bench: Bench, findings: SectionResult) -> None:
 
     times_s = {name: bench.seconds(lambda: search_on(search)) for name, search in searches.items()}  # noqa: B023
     shares = {name: seconds / bench.step_s for name, seconds in times_s.items()}
-    findings.lines += [f"Alignment search of {rows} x {frames} frames x {tokens} tokens; a step takes"]
-    findings.lines += [f"{1e3 * bench.step_s:.1f} ms, with its choice: {bench.run.setup.choices['alignment']}."]
+    findings.lines += [
+        f"Alignment search of {rows} x {frames} frames x {tokens} tokens; a step takes"
+    ]
+    findings.lines += [
+        f"{1e3 * bench.step_s:.1f} ms, with its choice: {bench.run.setup.choices['alignment']}."
+    ]
     findings.lines += table(
         ("search", "ms", "share of a step"),
-        [(name, f"{1e3 * seconds:.2f}", f"{shares[name]:.0%}") for name, seconds in times_s.items()],
+        [
+            (name, f"{1e3 * seconds:.2f}", f"{shares[name]:.0%}")
+            for name, seconds in times_s.items()
+        ],
     )
-    findings.data["alignment_search"] = {"shape": [rows, frames, tokens], "step_s": bench.step_s, "times_s": times_s}
+    findings.data["alignment_search"] = {
+        "shape": [rows, frames, tokens],
+        "step_s": bench.step_s,
+        "times_s": times_s,
+    }
     fastest = min(shares, key=shares.__getitem__)
     findings.figures.append(
         Figure.of(
@@ -135,7 +165,9 @@ def alignment_search(bench: Bench, findings: SectionResult) -> None:
 
 
 def float64_mel(bench: Bench, findings: SectionResult) -> None:
-    """Compare log-mel in float64 and float32: time on the data device, and error against librosa."""
+    """Compare log-mel in float64 and float32: time on the data device, and error against
+    librosa.
+    """
     wave = bench.waves
     exact = mel_by_librosa(wave[0].numpy())
     rows, results = [], {}
@@ -161,16 +193,21 @@ def float64_mel(bench: Bench, findings: SectionResult) -> None:
             "log-mel is as exact as in librosa",
             f"{results['float64']['error']:.1e} ({results['float32']['error']:.1e} in float32)",
             f"at most {MAX_MEL_ERROR:.0e}",
-            (results["float64"]["error"] <= MAX_MEL_ERROR) and (None if bench.scope.simulated else True),
+            (results["float64"]["error"] <= MAX_MEL_ERROR)
+            and (None if bench.scope.simulated else True),
         )
     )
-    findings.lines += [f"Float32 would save {1e3 * gain_s:.2f} ms, {gain_s / bench.step_s:.1%} of a step."]
+    findings.lines += [
+        f"Float32 would save {1e3 * gain_s:.2f} ms, {gain_s / bench.step_s:.1%} of a step."
+    ]
 
 
 def waiting_for_the_data_device(bench: Bench, findings: SectionResult) -> None:
     """Compare the training loop with and without the producer waiting for each batch, in turn."""
     steps = SMALL_STEPS if bench.scope.small else STEPS
-    pipelines = {wait: bench.run.setup.training_pipeline(synchronize=wait) for wait in (False, True)}
+    pipelines = {
+        wait: bench.run.setup.training_pipeline(synchronize=wait) for wait in (False, True)
+    }
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(1 if bench.scope.small else 2):
         for wait, pipeline in pipelines.items():
@@ -178,7 +215,8 @@ def waiting_for_the_data_device(bench: Bench, findings: SectionResult) -> None:
     ratio = min(seconds[False]) / min(seconds[True])
     findings.lines += [
         "",
-        f"A step of the training loop takes {1e3 * min(seconds[False]):.2f} ms; where the producer waits",
+        f"A step of the training loop takes {1e3 * min(seconds[False]):.2f} ms; where the"
+        " producer waits",
     ]
     findings.lines += [f"for the data device after each batch, {1e3 * min(seconds[True]):.2f} ms."]
     findings.data["waiting"] = {"without_s": seconds[False], "with_s": seconds[True]}
@@ -216,14 +254,18 @@ def scalars(bench: Bench, findings: SectionResult) -> None:
             devices.synchronize(result)
             busy.append((made_s, time.perf_counter() - started_s))
     busy_s, work_s = median(made for made, _ in busy), median(work for _, work in busy)
-    findings.lines += ["", f"A scalar on the model device takes {1e6 * idle_s:.0f} µs where it is idle, and"]
+    findings.lines += [
+        "",
+        f"A scalar on the model device takes {1e6 * idle_s:.0f} µs where it is idle, and",
+    ]
     findings.lines += [f"{1e6 * busy_s:.0f} µs behind {1e3 * work_s:.1f} ms of queued work."]
     findings.data["scalars"] = {"idle_s": idle_s, "busy_s": busy_s, "queued_s": work_s}
     share = idle_s / bench.step_s
     findings.figures.append(
         Figure.of(
             "a scalar on an idle device is cheap",
-            f"{1e6 * idle_s:.0f} µs, {share:.1%} of a step; {1e6 * busy_s:.0f} µs behind queued work",
+            f"{1e6 * idle_s:.0f} µs, {share:.1%} of a step; {1e6 * busy_s:.0f} µs behind queued"
+            " work",
             f"at most {MAX_SCALAR_SHARE:.0%} of a step",
             None if bench.scope.simulated else share <= MAX_SCALAR_SHARE,
         )
@@ -235,7 +277,8 @@ def hidden_copies(bench: Bench, findings: SectionResult) -> None:
     if not has_gpu_kernels():
         findings.lines += [
             "",
-            "Copies inside the functions: unknown, this build of TensorFlow has no list of GPU kernels.",
+            "Copies inside the functions: unknown, this build of TensorFlow has no list of GPU"
+            " kernels.",
         ]
         return
     producer = bench.run.setup.training_pipeline(synchronize=True).producers[0]
@@ -248,8 +291,14 @@ def hidden_copies(bench: Bench, findings: SectionResult) -> None:
         sources = ", ".join(sorted({copy.source for copy in to_host if copy.source})) or "none"
         rows.append((name, len(to_host), len(copies) - len(to_host), sources))
         findings.data[f"copies_{name}"] = [copy._asdict() for copy in copies]
-    findings.lines += ["", "Copies inside the compiled functions, by their graphs. Those to the host wait for the GPU:"]
-    findings.lines += table(("function", "to the host", "to the GPU", "lines that copy to the host"), rows)
+    findings.lines += [
+        "",
+        "Copies inside the compiled functions, by their graphs. Those to the host wait for the"
+        " GPU:",
+    ]
+    findings.lines += table(
+        ("function", "to the host", "to the GPU", "lines that copy to the host"), rows
+    )
     counts = ", ".join(f"{row[1]} in the {row[0]}" for row in rows)
     findings.figures.append(
         Figure.of(

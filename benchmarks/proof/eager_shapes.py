@@ -1,11 +1,12 @@
-"""Eager operations on shapes from several Python threads on one device: does this TensorFlow corrupt them?
+"""Eager operations on shapes from several Python threads on one device: does this TensorFlow
+corrupt them?
 
     python -m benchmarks.proof.eager_shapes --seconds 10
     python -m benchmarks.proof.eager_shapes --seconds 2 --simulate-gpus 1
 
-On a GPU, `tf.boolean_mask` and `tf.transpose` in several threads are reported to fail at random, because the small
-eager operations on shapes inside them (Shape, StridedSlice, Pack, ConcatV2) get wrong inputs: TensorFlow issues 123980
-and 124017, pull request 123993. Prints one line of JSON.
+On a GPU, `tf.boolean_mask` and `tf.transpose` in several threads are reported to fail at random,
+because the small eager operations on shapes inside them (Shape, StridedSlice, Pack, ConcatV2) get
+wrong inputs: TensorFlow issues 123980 and 124017, pull request 123993. Prints one line of JSON.
 """
 
 import argparse
@@ -51,7 +52,9 @@ def main(argv: list[str] | None = None) -> int:
     from myxtts.placement import devices
     from myxtts.placement.routes import plan_routes
 
-    placement = plan_routes(PlacementConfig(simulate_gpus=options.simulate_gpus), devices.gpu_count())
+    placement = plan_routes(
+        PlacementConfig(simulate_gpus=options.simulate_gpus), devices.gpu_count()
+    )
     devices.configure(placement)
     print(json.dumps(asdict(stress(placement.routes[0].model, options.seconds))))
     return 0
@@ -60,7 +63,10 @@ def main(argv: list[str] | None = None) -> int:
 def stress(device: str, seconds: float, thread_count: int = THREADS) -> Stress:
     """Run eager operations on shapes in several threads on one device, each at least once."""
     result, lock, end_s = Stress(), threading.Lock(), time.monotonic() + seconds
-    threads = [threading.Thread(target=_run, args=(device, end_s, seed, result, lock)) for seed in range(thread_count)]
+    threads = [
+        threading.Thread(target=_run, args=(device, end_s, seed, result, lock))
+        for seed in range(thread_count)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

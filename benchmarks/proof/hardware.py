@@ -1,4 +1,6 @@
-"""Section 1: GPUs, driver, CUDA libraries, TensorFlow's build, topology, CPU, memory and packages."""
+"""Section 1: GPUs, driver, CUDA libraries, TensorFlow's build, topology, CPU, memory and
+packages.
+"""
 
 import os
 import platform
@@ -23,7 +25,9 @@ from myxtts.preflight.prerequisites import check_packages, package_requirements
 from myxtts.training.source_commit import source_commit
 
 TITLE = "What is here"
-MAX_USED_MIB = 1024.0  # of a GPU's memory before the proof starts: a desktop uses less, a training more
+MAX_USED_MIB = (
+    1024.0  # of a GPU's memory before the proof starts: a desktop uses less, a training more
+)
 GPU_FIELDS = {  # of nvidia-smi --query-gpu, which asks NVML and needs no package
     "name": "name",
     "memory.total": "memory, MiB",
@@ -56,7 +60,10 @@ def run(scope: Scope) -> SectionResult:
         "gpus": gpus,
         "driver": nvidia.driver_version(),
         "libraries": {} if scope.simulated else library_versions(),
-        "build": {name: list(value) if isinstance(value, tuple) else value for name, value in build_info().items()},
+        "build": {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in build_info().items()
+        },
         "topology": None if scope.simulated else nvidia.nvidia_smi("topo", "-m"),
         "peer_access": {} if scope.simulated else peer_access(scope.gpus),
         "host": host(),
@@ -67,13 +74,20 @@ def run(scope: Scope) -> SectionResult:
 
 
 def figures(scope: Scope, data: dict[str, Any]) -> list[Figure]:
-    """Return the claims: the software suits the GPUs, all packages are there, and nothing else uses the GPUs."""
+    """Return the claims: the software suits the GPUs, all packages are there, and nothing else uses
+    the GPUs.
+    """
     seen = f"{scope.gpus} {'simulated' if scope.simulated else 'physical'}"
     used = [number_of(gpu["memory.used"]) for gpu in data["gpus"]]
     used_mib = max((mib for mib in used if mib is not None), default=None)
     packages_check = check_packages(package_requirements())
     return [
-        Figure.of("TensorFlow sees the GPUs", seen, "1 or more", None if scope.simulated else sees_gpus(scope.gpus)),
+        Figure.of(
+            "TensorFlow sees the GPUs",
+            seen,
+            "1 or more",
+            None if scope.simulated else sees_gpus(scope.gpus),
+        ),
         *software_figures(scope),
         Figure.of(
             "nothing else uses the GPUs",
@@ -86,7 +100,9 @@ def figures(scope: Scope, data: dict[str, Any]) -> list[Figure]:
 
 
 def sees_gpus(count: int) -> bool:
-    """Return whether TensorFlow sees so many GPUs in this process, as it did in the one that counted them."""
+    """Return whether TensorFlow sees so many GPUs in this process, as it did in the one that
+    counted them.
+    """
     return len(tf.config.list_physical_devices("GPU")) >= count
 
 
@@ -94,7 +110,12 @@ def software_figures(scope: Scope) -> list[Figure]:
     """Return the preflight's checks of kernels, cuDNN and XLA for all GPUs."""
     if scope.simulated:
         return [Figure.of("kernels, cuDNN and XLA suit the GPUs", "no GPU", "they do", None)]
-    return [*map(figure_of_check, check_gpu_software(PlacementConfig(model_gpus=tuple(range(scope.gpus)))))]
+    return [
+        *map(
+            figure_of_check,
+            check_gpu_software(PlacementConfig(model_gpus=tuple(range(scope.gpus)))),
+        )
+    ]
 
 
 def figure_of_check(check: Check) -> Figure:
@@ -102,54 +123,82 @@ def figure_of_check(check: Check) -> Figure:
 
 
 def queried_gpus() -> list[dict[str, str]]:
-    """Return the fields of each GPU of the driver, in its order; a field that the driver does not know is missing."""
+    """Return the fields of each GPU of the driver, in its order; a field that the driver does not
+    know is missing.
+    """
     known = [name for name in GPU_FIELDS if _query([name]) is not None]
-    return [dict(zip(known, values, strict=True)) for values in _query(known) or []] if known else []
+    return (
+        [dict(zip(known, values, strict=True)) for values in _query(known) or []] if known else []
+    )
 
 
 def _query(names: Sequence[str]) -> list[list[str]] | None:
     output = nvidia.nvidia_smi(f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
-    return None if output is None else [line.split(", ") for line in output.splitlines() if line.strip()]
+    return (
+        None
+        if output is None
+        else [line.split(", ") for line in output.splitlines() if line.strip()]
+    )
 
 
 def library_versions(device: str = "/GPU:0") -> dict[str, dict[str, Any]]:
-    """Return path and version of each CUDA library that TensorFlow has loaded, after a product and a convolution."""
+    """Return path and version of each CUDA library that TensorFlow has loaded, after a product and
+    a convolution.
+    """
     with tf.device(device):
         image = tf.ones([1, 8, 8, 1])
         tf.nn.conv2d(image, tf.ones([3, 3, 1, 1]), 1, "SAME").numpy()
         tf.matmul(image[0, :, :, 0], image[0, :, :, 0]).numpy()
     loaded = {Path(path).name: path for path in mapped_files()}
     versions: dict[str, dict[str, Any]] = {
-        name: {"path": path, "version": None} for name, path in sorted(loaded.items()) if is_cuda_library(name)
+        name: {"path": path, "version": None}
+        for name, path in sorted(loaded.items())
+        if is_cuda_library(name)
     }
     for name, (function, by_argument) in VERSION_FUNCTIONS.items():
         path = next((path for file, path in loaded.items() if file.startswith(name)), name)
-        versions.setdefault(Path(path).name, {"path": path})["version"] = library_version(path, function, by_argument)
+        versions.setdefault(Path(path).name, {"path": path})["version"] = library_version(
+            path, function, by_argument
+        )
     return versions
 
 
 def is_cuda_library(name: str) -> bool:
     return bool(
-        re.match(r"lib(cuda|cudart|cudnn|cublas|cublasLt|cufft|cusolver|cusparse|nccl|cupti|nvJitLink)\.", name)
+        re.match(
+            r"lib(cuda|cudart|cudnn|cublas|cublasLt|cufft|cusolver|cusparse|nccl|cupti|nvJitLink)\.",
+            name,
+        )
     )
 
 
 def peer_access(gpus: int) -> dict[str, str]:
-    """Return for each pair of GPUs whether they read each other's memory, and how they are connected."""
+    """Return for each pair of GPUs whether they read each other's memory, and how they are
+    connected.
+    """
     words = {True: "yes", False: "no", None: "unknown"}
     pairs = {pair: nvidia.peer_access(*pair) for pair in combinations(range(gpus), 2)}
-    return {f"{first}-{second}": f"{words[access]} ({how})" for (first, second), (access, how) in pairs.items()}
+    return {
+        f"{first}-{second}": f"{words[access]} ({how})"
+        for (first, second), (access, how) in pairs.items()
+    }
 
 
 def build_info() -> dict[str, Any]:
-    return {"version": tf.__version__, "commit": tf.version.GIT_VERSION, **tf.sysconfig.get_build_info()}
+    return {
+        "version": tf.__version__,
+        "commit": tf.version.GIT_VERSION,
+        **tf.sysconfig.get_build_info(),
+    }
 
 
 def host() -> dict[str, Any]:
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        names = re.findall(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8", errors="replace"), re.M)
+        names = re.findall(
+            r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8", errors="replace"), re.M
+        )
         model = names[0] if names else model
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
     return {
@@ -186,14 +235,27 @@ def page_lines(data: dict[str, Any]) -> Iterator[str]:
     yield from table(
         ("", "here"),
         [
-            ("CPU", f"{host['cpu']}, {host['cores']} cores, of which {host['usable_cores']} usable"),
-            ("memory", f"{host['memory_mib']:,} MiB, {host['available_memory_mib'] or 0:,.0f} available"),
+            (
+                "CPU",
+                f"{host['cpu']}, {host['cores']} cores, of which {host['usable_cores']} usable",
+            ),
+            (
+                "memory",
+                f"{host['memory_mib']:,} MiB, {host['available_memory_mib'] or 0:,.0f} available",
+            ),
             ("system", f"{host['system']}, Python {host['python']}"),
             ("commit", data["commit"]),
             ("driver", data["driver"] or "none"),
-            ("TensorFlow", f"{build['version']}, CUDA {build.get('cuda_version')}, cuDNN {build.get('cudnn_version')}"),
+            (
+                "TensorFlow",
+                f"{build['version']}, CUDA {build.get('cuda_version')}, cuDNN"
+                f" {build.get('cudnn_version')}",
+            ),
             ("built for", ", ".join(build.get("cuda_compute_capabilities", ["no card"]))),
-            ("packages", ", ".join(f"{name} {version}" for name, version in data["packages"].items())),
+            (
+                "packages",
+                ", ".join(f"{name} {version}" for name, version in data["packages"].items()),
+            ),
         ],
     )
     if not data["gpus"]:
@@ -201,8 +263,12 @@ def page_lines(data: dict[str, Any]) -> Iterator[str]:
         return
     names = list(data["gpus"][0])
     header = ("GPU", *map(str, range(len(data["gpus"]))))
-    yield from table(header, [(GPU_FIELDS[name], *(gpu[name] for gpu in data["gpus"])) for name in names])
-    rows = [(name, found["version"] or "", found["path"]) for name, found in data["libraries"].items()]
+    yield from table(
+        header, [(GPU_FIELDS[name], *(gpu[name] for gpu in data["gpus"])) for name in names]
+    )
+    rows = [
+        (name, found["version"] or "", found["path"]) for name, found in data["libraries"].items()
+    ]
     yield from table(("loaded library", "version", "path"), rows)
     for pair, access in data["peer_access"].items():
         yield f"Peer access of GPUs {pair}: {access}."

@@ -46,7 +46,9 @@ class Networks:
             with sizes(self._scope), make_replicas((Route(device, device),)).scope():
                 network = self._build()
             first = next(iter(self._networks.values()), network)
-            for variable, value in zip(network.variables, [v.numpy() for v in first.variables], strict=True):
+            for variable, value in zip(
+                network.variables, [v.numpy() for v in first.variables], strict=True
+            ):
                 variable.assign(value)
             self._networks[device] = network
         return self._networks[device]
@@ -59,16 +61,22 @@ class Voices(Networks):
         features: of the batches that it is used on.
     """
 
-    def __init__(self, scope: Scope, config: Config, vocabulary: Vocabulary, features: dict[str, np.ndarray]):
+    def __init__(
+        self, scope: Scope, config: Config, vocabulary: Vocabulary, features: dict[str, np.ndarray]
+    ):
         symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
         super().__init__(scope, lambda: build_xtts("tiny", symbols, languages))
         self._config, self._features = config, features
 
     def frozen(self, device: str) -> "Frozen":
-        """Return the network on a device as a producer calls it, with the search that a run would choose."""
+        """Return the network on a device as a producer calls it, with the search that a run would
+        choose.
+        """
         network = self.on(device)
         (rows, frames, _), (_, tokens) = self._features["mel"].shape, self._features["tokens"].shape
-        task_of(self._config).tune(self._config, network, device, {"batch": rows, "frames": frames, "tokens": tokens})
+        task_of(self._config).tune(
+            self._config, network, device, {"batch": rows, "frames": frames, "tokens": tokens}
+        )
         return Frozen(network, *((1, 1.0) if self._scope.small else (ODE_STEPS, GUIDANCE)))
 
 
@@ -76,9 +84,16 @@ class Frozen:
     """What `training.load_teacher.FrozenVoice` is, without a run."""
 
     def __init__(self, network: keras.Model, ode_steps: int, guidance: float):
-        self._network, self.align, self._ode_steps, self._guidance = network, network.align, ode_steps, guidance
+        self._network, self.align, self._ode_steps, self._guidance = (
+            network,
+            network.align,
+            ode_steps,
+            guidance,
+        )
 
-    def speak(self, features: dict, padded_frames: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def speak(
+        self, features: dict, padded_frames: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         return self._network.speak(features, padded_frames, self._ode_steps, self._guidance)
 
     def teacher_forced_mel(self, features: dict) -> tf.Tensor:

@@ -1,14 +1,15 @@
 """Section 2: every operation once on the model device, without soft placement, against the CPU.
 
-Both devices get the same inputs and weights. A GPU adds the terms of a sum in another order, so results differ by
-rounding; how much is allowed follows from the number format:
+Both devices get the same inputs and weights. A GPU adds the terms of a sum in another order, so
+results differ by rounding; how much is allowed follows from the number format:
 
-- float32 with TF32 off: STRICT. A relative change of all weights by 1e-5, 170 times the rounding of float32, changes
-  the losses of a step by 2e-7, its gradient by 3e-5 and its update by 2e-4. The limits are wider, since a change of one
-  frame in the alignment moves the pitch loss by 1e-3.
-- float32 with TF32, bfloat16 and float16: twice the error that the CPU makes in the same format against float32, but no
-  less than FLOOR. For TF32 that is the error in float16, whose significand has as many bits. Updates are not compared:
-  the first step of Adam is the sign of the gradient, and rounding turns many signs.
+- float32 with TF32 off: STRICT. A relative change of all weights by 1e-5, 170 times the rounding of
+  float32, changes the losses of a step by 2e-7, its gradient by 3e-5 and its update by 2e-4. The
+  limits are wider, since a change of one frame in the alignment moves the pitch loss by 1e-3.
+- float32 with TF32, bfloat16 and float16: twice the error that the CPU makes in the same format
+  against float32, but no less than FLOOR. For TF32 that is the error in float16, whose significand
+  has as many bits. Updates are not compared: the first step of Adam is the sign of the gradient,
+  and rounding turns many signs.
 """
 
 import inspect
@@ -52,7 +53,8 @@ from myxtts.training.step import SKIPPED
 TITLE = "Every operation"
 CPU = "/CPU:0"
 LEARNING_RATE, EMA_DECAY = 1e-3, 0.9
-LOSS_SCALE = 256.0  # of mixed_float16; the initial 2^15 overflows at the first step, which then changes no weight
+# of mixed_float16; the initial 2^15 overflows at the first step, which then changes no weight
+LOSS_SCALE = 256.0
 SYMBOLS = 30  # of random logits
 PRODUCER = "producer"  # the names of all producers begin with it
 EVERY_DISTORTION = {
@@ -67,7 +69,11 @@ Ran = tuple[Outputs, Sequence]
 """Outputs on the host, and the concrete functions that computed them."""
 Tolerances = dict[str, tuple[str, float]]  # output -> measure and limit
 
-STRICT: Tolerances = {"losses": ("each", 1e-3), "gradient": ("norm", 1e-2), "update": ("norm", 5e-2)}
+STRICT: Tolerances = {
+    "losses": ("each", 1e-3),
+    "gradient": ("norm", 1e-2),
+    "update": ("norm", 5e-2),
+}
 FLOOR: Tolerances = {"losses": ("each", 1e-2), "gradient": ("norm", 5e-2)}
 
 
@@ -75,7 +81,8 @@ STRETCHES: Tolerances = {
     **{"mel": ("absolute", 1e-4), "wave": ("absolute", 0.0)},
     **{"f0_hz": ("unequal", 5e-3), "pulse_phasor": ("norm", 5e-2)},
 }
-# Quantisation enlarges rounding errors. So does a path that passes a token a frame later, with nearly the same score.
+# Quantisation enlarges rounding errors. So does a path that passes a token a frame later, with
+# nearly the same score.
 DISTORTED: Tolerances = {"mel": ("norm", 2e-2), "frames": ("unequal", 0.0)}
 TAUGHT: Tolerances = {"mel": ("norm", 5e-2), "path": ("unequal", 2e-2), "f0_hz": ("unequal", 5e-2)}
 TAUGHT_STRETCHES: Tolerances = STRETCHES | {"mel": ("norm", 5e-2), "target_mel": ("absolute", 1e-4)}
@@ -120,7 +127,8 @@ class Comparison:
     Attributes:
         errors: by output; `measure` of the operation's tolerance.
         error: why it did not run; "" if it ran.
-        operations, host_only: the static audit, of the CPU's functions if the device failed; None if it is unknown.
+        operations, host_only: the static audit, of the CPU's functions if the device failed; None
+            if it is unknown.
         to_host: the lines of the functions that copy values to the host.
     """
 
@@ -134,7 +142,9 @@ class Comparison:
 
     @property
     def met(self) -> bool:
-        return not self.error and all(self.errors[name] <= limit for name, limit in self.limits.items())
+        return not self.error and all(
+            self.errors[name] <= limit for name, limit in self.limits.items()
+        )
 
     @property
     def here(self) -> str:
@@ -142,14 +152,19 @@ class Comparison:
 
     @property
     def expected(self) -> str:
-        return ", ".join(f"{name} ≤ {limit:.1e}" for name, limit in self.limits.items()) or "runs on the device"
+        return (
+            ", ".join(f"{name} ≤ {limit:.1e}" for name, limit in self.limits.items())
+            or "runs on the device"
+        )
 
     @property
     def audited(self) -> str:
         if self.operations is None:
             return "unknown"
         missing = ", ".join(sorted(set(self.host_only)))
-        kernels = f"{self.operations:,} operations" + (f"; on the host: {missing}" if missing else ", all on the GPU")
+        kernels = f"{self.operations:,} operations" + (
+            f"; on the host: {missing}" if missing else ", all on the GPU"
+        )
         return f"{kernels}; {len(self.to_host)} copies to the host"
 
 
@@ -161,7 +176,9 @@ def run(scope: Scope) -> SectionResult:
 
 
 def compare_all(scope: Scope, device: str) -> list[Comparison]:
-    """Compare operation after operation, and record the result after each, until no time is left."""
+    """Compare operation after operation, and record the result after each, until no time is
+    left.
+    """
     comparisons: list[Comparison] = []
     for operation in operations(scope):
         if scope.left_s < LEAST_S and comparisons:
@@ -174,8 +191,14 @@ def compare_all(scope: Scope, device: str) -> list[Comparison]:
 
 def result_of(scope: Scope, device: str, comparisons: Sequence[Comparison]) -> SectionResult:
     rows = [(item.name, item.here, item.expected, item.audited) for item in comparisons]
-    lines = [f"Each operation ran on {device} without soft placement, and on {CPU} with the same inputs and weights."]
-    lines += ["Errors of losses, gradients and updates are relative. The gradient is the optimizer's first moment."]
+    lines = [
+        f"Each operation ran on {device} without soft placement, and on {CPU} with the same inputs"
+        " and weights."
+    ]
+    lines += [
+        "Errors of losses, gradients and updates are relative. The gradient is the optimizer's"
+        " first moment."
+    ]
     lines += table(("operation", "error here", "limit", "static audit"), rows)
     figures = []
     for item in comparisons:
@@ -193,16 +216,24 @@ def result_of(scope: Scope, device: str, comparisons: Sequence[Comparison]) -> S
         )
     )
     producers = [item for item in audited if item.name.startswith(PRODUCER)]
-    waiting = [f"{item.name} ({', '.join(sorted(set(item.to_host)))})" for item in producers if item.to_host]
+    waiting = [
+        f"{item.name} ({', '.join(sorted(set(item.to_host)))})"
+        for item in producers
+        if item.to_host
+    ]
     figures.append(
         Figure.of(
             "no producer waits for its device to copy a value to the host",
-            ", ".join(waiting) or f"{len(producers)} producers without such a copy, by their graphs",
+            ", ".join(waiting)
+            or f"{len(producers)} producers without such a copy, by their graphs",
             "none copies",
             False if waiting else None if scope.simulated or not producers else True,
         )
     )
-    data = {"device": device, "operations": [vars(item) | {"met": item.met} for item in comparisons]}
+    data = {
+        "device": device,
+        "operations": [vars(item) | {"met": item.met} for item in comparisons],
+    }
     return SectionResult(TITLE, lines, figures, data)
 
 
@@ -211,12 +242,15 @@ def compare(operation: Operation, device: str) -> Comparison:
     limits = {name: limit for name, (_, limit) in operation.tolerances.items()}
     where, functions, errors, error = CPU, [], {}, ""
     try:
-        reference, functions = (operation.reference, []) if operation.reference else operation.run(CPU)
+        reference, functions = (
+            (operation.reference, []) if operation.reference else operation.run(CPU)
+        )
         where = device
         with tf32(operation.tf32):
             outputs, functions = operation.run(device)
         errors = {
-            name: MEASURES[kind](outputs[name], reference[name]) for name, (kind, _) in operation.tolerances.items()
+            name: MEASURES[kind](outputs[name], reference[name])
+            for name, (kind, _) in operation.tolerances.items()
         }
     except Exception as failure:  # the other operations still run
         traceback.print_exc()
@@ -226,14 +260,21 @@ def compare(operation: Operation, device: str) -> Comparison:
         return Comparison(operation.name, errors, limits, error, None, [])
     audits = [audit(function) for function in functions]
     host_only = [missing.type for item in audits for missing in item.host_only]
-    to_host = [copy.source or copy.tensor for function in functions for copy in find_copies(function) if copy.to_host]
+    to_host = [
+        copy.source or copy.tensor
+        for function in functions
+        for copy in find_copies(function)
+        if copy.to_host
+    ]
     counted = sum(item.operations for item in audits)
     return Comparison(operation.name, errors, limits, error, counted, host_only, to_host)
 
 
 @contextmanager
 def tf32(enabled: bool) -> Iterator[None]:
-    """Set whether float32 products on Ampere GPUs and later may round their factors to TensorFloat-32."""
+    """Set whether float32 products on Ampere GPUs and later may round their factors to
+    TensorFloat-32.
+    """
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(enabled)
     try:
@@ -289,7 +330,9 @@ class AllInputs(NamedTuple):
 
     @classmethod
     def read(cls, scope: Scope) -> "AllInputs":
-        speech, recogniser, segments = (inputs_of(scope, task) for task in ("tts", "asr", "vocoder"))
+        speech, recogniser, segments = (
+            inputs_of(scope, task) for task in ("tts", "asr", "vocoder")
+        )
         voices = Voices(scope, speech.config, speech.corpora.vocabulary, speech.features)
         return cls(speech, recogniser, segments, voices)
 
@@ -298,8 +341,14 @@ def operations(scope: Scope) -> Iterator[Operation]:
     """Yield all operations. A later one may depend on what an earlier one computed on the CPU."""
     inputs = AllInputs.read(scope)
     speech, recogniser, segments, _ = inputs
-    yield producer("producer of speech with VTLP", speech, {"mel": ("absolute", 1e-4), "f0_hz": ("unequal", 5e-3)})
-    yield producer("producer of the recogniser with SpecAugment", recogniser, {"mel": ("absolute", 1e-4)})
+    yield producer(
+        "producer of speech with VTLP",
+        speech,
+        {"mel": ("absolute", 1e-4), "f0_hz": ("unequal", 5e-3)},
+    )
+    yield producer(
+        "producer of the recogniser with SpecAugment", recogniser, {"mel": ("absolute", 1e-4)}
+    )
     yield augmented(scope, recogniser)
     yield producer("producer of the vocoder", segments, STRETCHES)
     if not scope.small:
@@ -314,29 +363,39 @@ def operations(scope: Scope) -> Iterator[Operation]:
 
 
 def voice_operations(scope: Scope, inputs: AllInputs) -> Iterator[Operation]:
-    """Yield those of a whole voice, which the smallest proof leaves out, too; `make test-long` has them."""
+    """Yield those of a whole voice, which the smallest proof leaves out, too; `make test-long` has
+    them.
+    """
     yield taught(scope, "tts", inputs.speech, inputs.voices, TAUGHT)
     yield synthesis(inputs.speech, inputs.voices)
 
 
 def longest_operations(scope: Scope, inputs: AllInputs) -> Iterator[Operation]:
-    """Yield those that take longest to trace, which the smallest proof leaves out; `make test-long` has them."""
+    """Yield those that take longest to trace, which the smallest proof leaves out; `make test-long`
+    has them.
+    """
     yield taught(scope, "vocoder", inputs.speech, inputs.voices, TAUGHT_STRETCHES)
     yield from steps(scope, inputs.recogniser, "step of the recogniser")
     yield from steps(scope, inputs.segments, "step of the vocoder")
     against = {"vocoder": {"discriminators": True}}
-    yield step(scope, "step of the vocoder against discriminators", inputs.segments, STRICT, **against)
+    yield step(
+        scope, "step of the vocoder against discriminators", inputs.segments, STRICT, **against
+    )
     yield vocoding(scope, inputs.speech)
 
 
 def inputs_of(scope: Scope, task: str) -> Inputs:
-    """Read the first batch of the plan, and compute its features on the CPU; the last row becomes empty."""
+    """Read the first batch of the plan, and compute its features on the CPU; the last row becomes
+    empty.
+    """
     changes: dict[str, Any] = {"data": {"vtlp": 0.1}} if task == "tts" else {}
     config = configs.config_of(scope, task, **changes)
     route = Route(CPU, CPU)
     corpora = open_corpora(config, Start(), make_replicas((route,)), scope.out)
     extractor = task_of(config).extractor(config, training=True)
-    pipeline = Pipeline(corpora.training, [route], extractor, config.data, seed=0, cache_folder=scope.out)
+    pipeline = Pipeline(
+        corpora.training, [route], extractor, config.data, seed=0, cache_folder=scope.out
+    )
     with closing(pipeline.producers[0].read(Position())) as read:
         waves = {name: np.array(value) for name, value in next(iter(read))[1].items()}
     for name in waves:
@@ -356,7 +415,9 @@ def producer(name: str, inputs: Inputs, tolerances: Tolerances) -> Operation:
     """Return the producer's function: waves -> features."""
     extractor = task_of(inputs.config).extractor(inputs.config, training=True)
     run_on = producing(extractor, inputs.waves)
-    return Operation(name, run_on, tolerances, inputs.features, tf32=True)  # features do not depend on TF32
+    return Operation(
+        name, run_on, tolerances, inputs.features, tf32=True
+    )  # features do not depend on TF32
 
 
 def producing(extractor: FeatureExtractor, waves: dict[str, np.ndarray]) -> Callable[[str], Ran]:
@@ -374,12 +435,23 @@ def augmented(scope: Scope, inputs: Inputs) -> Operation:
     """Return the producer of the recogniser, which distorts each utterance in every way."""
     config = configs.config_of(scope, "asr", augmentation=EVERY_DISTORTION)
     extractor = task_of(config).extractor(config, training=True)
-    return Operation(f"{PRODUCER} of the recogniser with augmentation", producing(extractor, inputs.waves), DISTORTED)
+    return Operation(
+        f"{PRODUCER} of the recogniser with augmentation",
+        producing(extractor, inputs.waves),
+        DISTORTED,
+    )
 
 
-def taught(scope: Scope, task: str, inputs: Inputs, voices: Voices, tolerances: Tolerances) -> Operation:
-    """Return a producer with a frozen voice: it aligns and speaks for `tts`, and makes mels for `vocoder`."""
-    waves = inputs.waves | {"frames": inputs.features["frames"], "utterance_tokens": inputs.waves["token_count"]}
+def taught(
+    scope: Scope, task: str, inputs: Inputs, voices: Voices, tolerances: Tolerances
+) -> Operation:
+    """Return a producer with a frozen voice: it aligns and speaks for `tts`, and makes mels for
+    `vocoder`.
+    """
+    waves = inputs.waves | {
+        "frames": inputs.features["frames"],
+        "utterance_tokens": inputs.waves["token_count"],
+    }
     config = configs.config_of(scope, task)
     extractor = task_of(config).extractor(config, training=True, load_teacher=voices.frozen)
     run_on = producing(extractor, {name: waves[name] for name in extractor.inputs})
@@ -393,20 +465,34 @@ def steps(scope: Scope, inputs: Inputs, name: str) -> Iterator[Operation]:
     exact, _ = strict.run(CPU)
     half = yield from calibrated(scope, name, inputs, "mixed_float16", exact)
     yield Operation(f"{name}, float32 with TF32", strict.run, twice(half, exact), exact, tf32=True)
-    yield step(scope, f"{name}, accumulation of 2", inputs, STRICT, training={"gradient_accumulation": 2})
+    yield step(
+        scope, f"{name}, accumulation of 2", inputs, STRICT, training={"gradient_accumulation": 2}
+    )
     if scope.small:
         return
     yield from calibrated(scope, name, inputs, "mixed_bfloat16", exact)
     if inputs.config.model.task != "asr":
-        yield step(scope, f"{name}, gradient checkpointing", inputs, STRICT, model={"gradient_checkpointing": True})
+        yield step(
+            scope,
+            f"{name}, gradient checkpointing",
+            inputs,
+            STRICT,
+            model={"gradient_checkpointing": True},
+        )
     if inputs.config.model.task == "asr":
         for encoder in ("gru", "conv"):
-            yield step(scope, f"{name}, encoder {encoder}", inputs, STRICT, asr={"encoder": encoder})
+            yield step(
+                scope, f"{name}, encoder {encoder}", inputs, STRICT, asr={"encoder": encoder}
+            )
 
 
 def calibrated(scope: Scope, name: str, inputs: Inputs, precision: str, exact: Outputs):
-    """Yield the step in a number format, with limits from the CPU's own error in it; return the CPU's outputs."""
-    operation = step(scope, f"{name}, {precision}", inputs, FLOOR, training={"precision": precision})
+    """Yield the step in a number format, with limits from the CPU's own error in it; return the
+    CPU's outputs.
+    """
+    operation = step(
+        scope, f"{name}, {precision}", inputs, FLOOR, training={"precision": precision}
+    )
     on_cpu, _ = operation.run(CPU)
     yield operation._replace(tolerances=twice(on_cpu, exact), reference=exact)
     return on_cpu
@@ -420,20 +506,27 @@ def twice(outputs: Outputs, exact: Outputs) -> Tolerances:
     }
 
 
-def step(scope: Scope, name: str, inputs: Inputs, tolerances: Tolerances, **changes: dict[str, Any]) -> Operation:
-    """Return one training step from the initial weights; its outputs are losses, gradient and change of the weights.
+def step(
+    scope: Scope, name: str, inputs: Inputs, tolerances: Tolerances, **changes: dict[str, Any]
+) -> Operation:
+    """Return one training step from the initial weights; its outputs are losses, gradient and
+    change of the weights.
 
     Args:
         changes: of the settings, see `configs.config_of`.
     """
     config = configs.config_of(scope, inputs.config.model.task, **changes)
-    built: dict[tuple, tuple] = {}  # by device and use of TF32, which a trace contains: state, step, initial values
+    built: dict[
+        tuple, tuple
+    ] = {}  # by device and use of TF32, which a trace contains: state, step, initial values
 
     def run_on(device: str) -> Ran:
         key = device, device != CPU and tf.config.experimental.tensor_float_32_execution_enabled()
         if key not in built:
             with sizes(scope):
-                state = build_state(config, inputs.corpora.vocabulary, make_replicas((Route(device, device),)))
+                state = build_state(
+                    config, inputs.corpora.vocabulary, make_replicas((Route(device, device),))
+                )
             tune(config, state, inputs.corpora.training.plan)
             built[key] = state, make_step(config, state), first_values(state, built)
         state, train_step, values = built[key]
@@ -443,12 +536,20 @@ def step(scope: Scope, name: str, inputs: Inputs, tolerances: Tolerances, **chan
             state.optimizer.dynamic_scale.assign(LOSS_SCALE)
         before = [variable.numpy() for variable in state.trained]
         batch = [on_device(inputs.features, device)]
-        following = [batch] * config.training.gradient_accumulation  # the last one is of a next step
+        following = [
+            batch
+        ] * config.training.gradient_accumulation  # the last one is of a next step
         outcome, _ = train_step(batch, following, 1, ConstantRates(LEARNING_RATE, EMA_DECAY))
-        losses = {name: value for name, value in train_step.read(outcome).items() if name != SKIPPED}
+        losses = {
+            name: value for name, value in train_step.read(outcome).items() if name != SKIPPED
+        }
         moments = [v.numpy() for v in optimizer_variables(state) if v.path.endswith("_momentum")]
         changes = [v.numpy() - old for v, old in zip(state.trained, before, strict=True)]
-        outputs = {"losses": np.array([*losses.values()]), "gradient": flat(moments), "update": flat(changes)}
+        outputs = {
+            "losses": np.array([*losses.values()]),
+            "gradient": flat(moments),
+            "update": flat(changes),
+        }
         return outputs, train_step.functions(batch)
 
     return Operation(name, run_on, tolerances)
@@ -463,7 +564,9 @@ def optimizer_variables(state) -> list:
 
 
 def first_values(state, built: dict[tuple, tuple]) -> list[np.ndarray]:
-    """Return the values that a step begins with: those of the first device that was built, on all devices."""
+    """Return the values that a step begins with: those of the first device that was built, on all
+    devices.
+    """
     return next(iter(built.values()))[2] if built else [v.numpy() for v in variables(state)]
 
 
@@ -501,7 +604,9 @@ def vocoding(scope: Scope, inputs: Inputs) -> Operation:
 
 
 def griffin_lim_operation(inputs: Inputs) -> Operation:
-    """Return Griffin-Lim of the first row; waves depend on the phases, so their log-mels are compared."""
+    """Return Griffin-Lim of the first row; waves depend on the phases, so their log-mels are
+    compared.
+    """
     frames = int(inputs.features["frames"][0])
     mel = inputs.features["mel"][:1, :frames]
 
@@ -528,7 +633,9 @@ def decoding() -> Operation:
             ids, counts = function(*arguments)
         return {"ids": ids.numpy(), "counts": counts.numpy()}, [function]
 
-    return Operation("greedy decoding", run_on, {"ids": ("unequal", 0.0), "counts": ("unequal", 0.0)})
+    return Operation(
+        "greedy decoding", run_on, {"ids": ("unequal", 0.0), "counts": ("unequal", 0.0)}
+    )
 
 
 def ctc(name: str, frames: Sequence[int], count: Sequence[int]) -> Operation:
@@ -542,7 +649,11 @@ def ctc(name: str, frames: Sequence[int], count: Sequence[int]) -> Operation:
     random = np.random.default_rng(0)
     rows, padded, most = len(frames), max(frames), max(count)
     logits = random.normal(size=(rows, padded, SYMBOLS)).astype(np.float32)
-    labels = np.where(np.arange(most) < np.array(count)[:, None], random.integers(1, SYMBOLS, (rows, most)), BLANK_ID)
+    labels = np.where(
+        np.arange(most) < np.array(count)[:, None],
+        random.integers(1, SYMBOLS, (rows, most)),
+        BLANK_ID,
+    )
     arrays = logits, np.array(frames, np.int32), labels.astype(np.int32), np.array(count, np.int32)
     behind = np.arange(padded) >= np.where(np.array(count) > 0, frames, 0)[:, None]
 
@@ -556,12 +667,22 @@ def ctc(name: str, frames: Sequence[int], count: Sequence[int]) -> Operation:
     def run_on(device: str) -> Ran:
         with tf.device(device):
             arguments = [tf.identity(array) for array in arrays]
-            function = tf.function(loss_and_gradient).get_concrete_function(*arguments)  # another for each device
+            function = tf.function(loss_and_gradient).get_concrete_function(
+                *arguments
+            )  # another for each device
             for _ in range(3):  # memory that was used before holds other values
                 losses, gradient = function(*arguments)
         gradient = gradient.numpy()
-        outputs = {"losses": losses.numpy(), "gradient": gradient[~behind], "behind the end": gradient[behind]}
+        outputs = {
+            "losses": losses.numpy(),
+            "gradient": gradient[~behind],
+            "behind the end": gradient[behind],
+        }
         return outputs, [function]
 
-    limits: Tolerances = {"losses": ("each", 1e-4), "gradient": ("norm", 1e-3), "behind the end": ("absolute", 0.0)}
+    limits: Tolerances = {
+        "losses": ("each", 1e-4),
+        "gradient": ("norm", 1e-3),
+        "behind the end": ("absolute", 0.0),
+    }
     return Operation(name, run_on, limits)

@@ -19,14 +19,24 @@ def write_page(out: Path) -> None:
 
 def page_lines(outcomes: list[dict[str, Any]]) -> list[str]:
     """Return the page: each section, and the table of all claims at the end."""
-    lines = ["# GPU proof", "", *(setting_lines(outcomes[0]["run"]) if outcomes else ["No section has run yet."])]
+    lines = [
+        "# GPU proof",
+        "",
+        *(setting_lines(outcomes[0]["run"]) if outcomes else ["No section has run yet."]),
+    ]
     for outcome in outcomes:
         lines += ["", f"## {outcome['section']}. {outcome['title']}", ""]
-        lines += [f"{outcome['run']['time']}, {outcome['seconds']:.0f} s of at most {outcome['limit_s']:.0f} s.", ""]
+        lines += [
+            f"{outcome['run']['time']}, {outcome['seconds']:.0f} s of at most"
+            f" {outcome['limit_s']:.0f} s.",
+            "",
+        ]
         if outcome["status"] != "complete":
             lines += [f"**{outcome['status']}**: {outcome['error']}. What it found before:", ""]
         lines += outcome["lines"]
-    figures = [(outcome["section"], figure) for outcome in outcomes for figure in outcome["figures"]]
+    figures = [
+        (outcome["section"], figure) for outcome in outcomes for figure in outcome["figures"]
+    ]
     columns = ("claim", "here", "expected", "verdict")
     rows = [(number, *(figure[name] for name in columns)) for number, figure in figures]
     verdicts = [figure["verdict"] for _, figure in figures]
@@ -44,7 +54,20 @@ def page_lines(outcomes: list[dict[str, Any]]) -> list[str]:
 def setting_lines(run: dict[str, Any]) -> list[str]:
     count = run["gpus"]
     if not run["simulated"]:
-        return [f"On {count} GPU{'s' * (count > 1)}." + (" With the smallest settings." if run["small"] else "")]
-    lines = [f"On {count} simulated GPU{'s' * (count > 1)}, which are logical devices of the CPU: nothing here was"]
+        return [
+            f"On {count} GPU{'s' * (count > 1)}."
+            + (" With the smallest settings." if run["small"] else "")
+        ]
+    lines = [
+        f"On {count} simulated GPU{'s' * (count > 1)}, which are logical devices of the CPU:"
+        " nothing here was"
+    ]
     lines += ["measured on a GPU, and every claim about one is not shown."]
-    return [*lines, *(["The smallest settings were used, which test the proof itself."] if run["small"] else [])]
+    return [
+        *lines,
+        *(
+            ["The smallest settings were used, which test the proof itself."]
+            if run["small"]
+            else []
+        ),
+    ]

@@ -1,4 +1,6 @@
-"""Section 4: the same training in every placement that the machine allows: throughput, waits and weights."""
+"""Section 4: the same training in every placement that the machine allows: throughput, waits and
+weights.
+"""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +23,17 @@ from myxtts.planner.stage_times import StageProfile, StageTimes, resample_steps
 from myxtts.training.checkpoint_files import checkpoint_of, read_arrays
 
 TITLE = "Placements"
-SPLIT_MIB = {"data_gpu_memory": 1536, "model_gpu_memory": 4096}  # a GPU of 8 GB has both, and what CUDA needs
+SPLIT_MIB = {
+    "data_gpu_memory": 1536,
+    "model_gpu_memory": 4096,
+}  # a GPU of 8 GB has both, and what CUDA needs
 MAX_WAIT, MAX_PERIOD_RATIO, MAX_ERROR = 0.01, 1.05, 0.10
 MAX_REPLICAS_DIFFERENCE = 1e-5
 MEASURE_S = 60.0  # to measure the stages
 AT_ONCE = 2  # runs whose time does not matter
 SUMMATION = (
-    "Two replicas add their gradients in another order than one device that accumulates them, so the last bits of a "
-    "sum may differ, and training enlarges such a difference from step to step."
+    "Two replicas add their gradients in another order than one device that accumulates them, so"
+    " the last bits of a sum may differ, and training enlarges such a difference from step to step."
 )
 
 
@@ -82,12 +87,16 @@ class Case:
     @property
     def is_dual(self) -> bool:
         """Whether one GPU makes the batches of another."""
-        return self.replicas == 1 and self.settings.get("data_gpu") != self.settings.get("model_gpu")
+        return self.replicas == 1 and self.settings.get("data_gpu") != self.settings.get(
+            "model_gpu"
+        )
 
     @property
     def error(self) -> float | None:
         """Relative error of the predicted throughput."""
-        return self.period_s / self.predicted_s - 1.0 if self.predicted_s and self.period_s else None
+        return (
+            self.period_s / self.predicted_s - 1.0 if self.predicted_s and self.period_s else None
+        )
 
     @property
     def efficiency(self) -> float | None:
@@ -97,11 +106,24 @@ class Case:
     def flags(self) -> list[str]:
         flags = []
         for name, value in self.settings.items():
-            flags += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else (value,))]
+            flags += [
+                f"--{name.replace('_', '-')}",
+                *map(str, value if isinstance(value, tuple) else (value,)),
+            ]
         return flags
 
     def to_json(self) -> dict[str, Any]:
-        figures = ("name", "problem", "replicas", "period_s", "wait", "predicted_s", "bound_s", "efficiency", "error")
+        figures = (
+            "name",
+            "problem",
+            "replicas",
+            "period_s",
+            "wait",
+            "predicted_s",
+            "bound_s",
+            "efficiency",
+            "error",
+        )
         return {name: getattr(self, name) for name in figures} | {"flags": " ".join(self.flags)}
 
 
@@ -110,8 +132,10 @@ class Findings:
     """What the section has found so far.
 
     Attributes:
-        differences: largest difference of the weights from those of the first placement, by placement.
-        replicas_difference: largest difference of the weights of two replicas from those of one device.
+        differences: largest difference of the weights from those of the first placement, by
+            placement.
+        replicas_difference: largest difference of the weights of two replicas from those of one
+            device.
         problems: of comparisons that failed.
         notes: comparisons for which no time was left.
     """
@@ -149,7 +173,9 @@ def length_of(scope: Scope) -> Length:
 
 
 def cases_of(scope: Scope) -> list[Case]:
-    """Return all placements of one to three GPUs, and replicas on all; those that cannot run here say why."""
+    """Return all placements of one to three GPUs, and replicas on all; those that cannot run here
+    say why.
+    """
     cases = [
         Case("single", {}),
         Case("dual", {"data_gpu": 0, "model_gpu": 1}),
@@ -160,13 +186,19 @@ def cases_of(scope: Scope) -> list[Case]:
         Case("dual, 2 producers", {"data_gpus": (0, 1), "model_gpu": 2}),
     ]
     if scope.small:
-        cases = [case for case in cases if case.settings.get("data_gpu") != 1]  # as the case before it
+        cases = [
+            case for case in cases if case.settings.get("data_gpu") != 1
+        ]  # as the case before it
     if scope.gpus > 2:
         cases.append(Case(f"{scope.gpus} replicas", {"model_gpus": tuple(range(scope.gpus))}))
     for case in cases:
         numbers = [case.settings.get("data_gpu", 0), case.settings.get("model_gpu", 0)]
-        needed = 1 + max(*numbers, *case.settings.get("data_gpus", ()), *case.settings.get("model_gpus", ()))
-        if scope.simulated:  # a split GPU has two logical devices, and all runs need the same number of them
+        needed = 1 + max(
+            *numbers, *case.settings.get("data_gpus", ()), *case.settings.get("model_gpus", ())
+        )
+        if (
+            scope.simulated
+        ):  # a split GPU has two logical devices, and all runs need the same number of them
             needed += case.is_split
             case.settings["simulate_gpus"] = scope.gpus - case.is_split
         if needed > scope.gpus:
@@ -179,7 +211,10 @@ def measure_throughput(scope: Scope, length: Length, case: Case) -> None:
     if scope.left_s < LEAST_S and not scope.small:
         case.problem = NO_TIME
         return
-    flags = [*run_flags(scope, name, length.model_size, length.steps, length.log_every), *case.flags]
+    flags = [
+        *run_flags(scope, name, length.model_size, length.steps, length.log_every),
+        *case.flags,
+    ]
     finished = run_program(scope, "train", flags, scope.left_s)
     case.problem = finished.reason
     reports = read_reports(scope, name)[1:]
@@ -187,7 +222,9 @@ def measure_throughput(scope: Scope, length: Length, case: Case) -> None:
         return
     case.period_s = float(np.mean([report["step_s"] for report in reports]))
     case.wait = float(np.mean([report["wait_s"] for report in reports])) / case.period_s
-    if scope.simulated:  # a CPU needs no deterministic kernels, so the weights of this run can be compared
+    if (
+        scope.simulated
+    ):  # a CPU needs no deterministic kernels, so the weights of this run can be compared
         case.checkpoint = checkpoint_of(scope.out / "runs" / name / "checkpoints", length.steps)
 
 
@@ -201,12 +238,18 @@ def compare_weights(scope: Scope, found: Findings, cases: list[Case]) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         growing = [case for case in missing if not case.is_split]
         list(pool.map(lambda case: train_deterministically(scope, found, case), growing))
-    for case in (case for case in missing if case.is_split):  # limits must fit into memory that no other run takes
+    for case in (
+        case for case in missing if case.is_split
+    ):  # limits must fit into memory that no other run takes
         train_deterministically(scope, found, case)
     checkpoints = {case.name: case.checkpoint for case in cases if case.checkpoint is not None}
     if len(checkpoints) > 1:
-        expected, *others = ((name, read_arrays(path / "model.npz")) for name, path in checkpoints.items())
-        found.differences = {name: largest_difference(arrays, expected[1]) for name, arrays in others}
+        expected, *others = (
+            (name, read_arrays(path / "model.npz")) for name, path in checkpoints.items()
+        )
+        found.differences = {
+            name: largest_difference(arrays, expected[1]) for name, arrays in others
+        }
 
 
 def train_deterministically(scope: Scope, found: Findings, case: Case) -> None:
@@ -223,37 +266,57 @@ def train_deterministically(scope: Scope, found: Findings, case: Case) -> None:
 
 
 def largest_difference(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
-    """Return the largest absolute difference of two sets of arrays; infinity if their names or shapes differ."""
-    if {name: array.shape for name, array in arrays.items()} != {name: a.shape for name, a in expected.items()}:
+    """Return the largest absolute difference of two sets of arrays; infinity if their names or
+    shapes differ.
+    """
+    if {name: array.shape for name, array in arrays.items()} != {
+        name: a.shape for name, a in expected.items()
+    }:
         return float("inf")
     return max(float(np.abs(arrays[name] - expected[name]).max(initial=0.0)) for name in arrays)
 
 
 def predict_periods(scope: Scope, found: Findings, cases: list[Case]) -> None:
-    """Let the planner predict all placements from the stages in isolation, of section 3 or measured here."""
+    """Let the planner predict all placements from the stages in isolation, of section 3 or measured
+    here.
+    """
     placed = next((case for case in cases if case.is_dual), cases[0])
     flags = run_flags(scope, "stages", found.length.model_size, found.length.measured_steps, 1)
     config, _ = train.parse([*flags, *placed.flags])
     try:
-        found.stages = stages_of_section_3(scope, found.length.model_size) or measured_stages(scope, config, found)
+        found.stages = stages_of_section_3(scope, found.length.model_size) or measured_stages(
+            scope, config, found
+        )
     except UserError as error:
         found.add_problem(f"stages in isolation: {error}")
     for case in cases if found.stages is not None else ():
         is_known = case.replicas == 1 or not np.isnan(found.stages.all_reduce_s)
-        if is_known and not case.is_split:  # the parts of a GPU share its cores, for which the planner has no model
+        if (
+            is_known and not case.is_split
+        ):  # the parts of a GPU share its cores, for which the planner has no model
             case.predicted_s, case.bound_s = predicted_and_bound_s(found.stages, config, case)
 
 
 def stages_of_section_3(scope: Scope, model_size: str) -> StageProfile | None:
-    """Return the times that section 3 measured, without variation, reading and all-reduce; None if it has none."""
+    """Return the times that section 3 measured, without variation, reading and all-reduce; None if
+    it has none.
+    """
     if scope.small:  # its smallest models are larger than the toy that trains here
         return None
     file = scope.out.parent / "section-3.json"
-    models = json.loads(file.read_text(encoding="utf-8"))["data"].get("models", ()) if file.exists() else ()
-    times = next((model for model in models if (model["task"], model["size"]) == ("tts", model_size)), None)
+    models = (
+        json.loads(file.read_text(encoding="utf-8"))["data"].get("models", ())
+        if file.exists()
+        else ()
+    )
+    times = next(
+        (model for model in models if (model["task"], model["size"]) == ("tts", model_size)), None
+    )
     if times is None or times["error"]:
         return None
-    stages = StageTimes.constant(MEASURED_STEPS, 0.0, times["produce_s"], times["transfer_s"], times["step_s"])
+    stages = StageTimes.constant(
+        MEASURED_STEPS, 0.0, times["produce_s"], times["transfer_s"], times["step_s"]
+    )
     return StageProfile(stages, np.zeros(MEASURED_STEPS, int), float("nan"))
 
 
@@ -269,7 +332,9 @@ def measured_stages(scope: Scope, config: Config, found: Findings) -> StageProfi
 
 
 def measure_stages(config: Config, steps: int) -> StageProfile:
-    """Measure the stages of one replica in isolation, and the all-reduce if there are two devices."""
+    """Measure the stages of one replica in isolation, and the all-reduce if there are two
+    devices.
+    """
     from myxtts.profiling import isolated_stages
     from myxtts.profiling.profiled_run import measurement_window, open_run
 
@@ -284,22 +349,43 @@ def measure_stages(config: Config, steps: int) -> StageProfile:
 def predicted_and_bound_s(stages: StageProfile, config: Config, case: Case) -> tuple[float, float]:
     """Return the seconds of a step of a placement: predicted by the planner, and by arithmetic."""
     data, settings = config.data, PlacementConfig(**case.settings)
-    candidate = Candidate(settings, plan_routes(settings, gpu_count=max(named_gpus(settings), default=0) + 1))
-    depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
-    times = resample_steps(stages.per_reader(data.num_workers), stages.bucket, case.replicas, SIMULATED_STEPS)
-    prediction = predict(candidate, times, depths, stages.all_reduce_s if case.replicas > 1 else 0.0)
+    candidate = Candidate(
+        settings, plan_routes(settings, gpu_count=max(named_gpus(settings), default=0) + 1)
+    )
+    depths = QueueDepths.from_settings(
+        data.prefetch_buffer_size, data.buffer_size, data.num_workers
+    )
+    times = resample_steps(
+        stages.per_reader(data.num_workers), stages.bucket, case.replicas, SIMULATED_STEPS
+    )
+    prediction = predict(
+        candidate, times, depths, stages.all_reduce_s if case.replicas > 1 else 0.0
+    )
     return case.replicas / prediction.batches_per_s, case.replicas * prediction.bound_s
 
 
 def compare_replicas(scope: Scope, found: Findings) -> None:
-    """Compare the weights of two replicas with those of one device that accumulates their batches."""
+    """Compare the weights of two replicas with those of one device that accumulates their
+    batches.
+    """
     if scope.gpus < 2:
         return
     if scope.left_s < LEAST_S and not scope.small:
         found.add_problem(f"weights of two replicas: {NO_TIME}")
         return
-    flags = ["--tasks", "tts", "--replicas", "2", "--accumulations", "1", "--train-data", str(scope.corpus)]
-    flags += ["--simulate-gpus", str(scope.gpus)] if scope.simulated else ["--gpus", "--deterministic"]
+    flags = [
+        "--tasks",
+        "tts",
+        "--replicas",
+        "2",
+        "--accumulations",
+        "1",
+        "--train-data",
+        str(scope.corpus),
+    ]
+    flags += (
+        ["--simulate-gpus", str(scope.gpus)] if scope.simulated else ["--gpus", "--deterministic"]
+    )
     flags += ["--steps", "2"] if scope.small else []
     finished = run_program(scope, "replicas", flags, scope.left_s)
     row = next((line for line in finished.lines if line.startswith("| tts | 2 |")), None)
@@ -312,28 +398,37 @@ def compare_replicas(scope: Scope, found: Findings) -> None:
 def result_of(scope: Scope, found: Findings) -> SectionResult:
     length, stages = found.length, found.stages
     lines = [
-        f"Model size {length.model_size}, {length.steps} steps each; means over the steps after the first "
-        f"{length.log_every}. `predicted` is the planner's step from the stages in isolation; `efficiency` is the step "
-        "by arithmetic, if no stage varied, over the measured one.",
+        f"Model size {length.model_size}, {length.steps} steps each; means over the steps after"
+        f" the first {length.log_every}. `predicted` is the planner's step from the stages in"
+        " isolation; `efficiency` is the step by arithmetic, if no stage varied, over the"
+        " measured one.",
         *table(
-            ("placement", "step", "wait", "predicted", "error", "efficiency"), [row_of(case) for case in found.cases]
+            ("placement", "step", "wait", "predicted", "error", "efficiency"),
+            [row_of(case) for case in found.cases],
         ),
     ]
     if stages is not None:
-        times = ", ".join(f"{stage} {1e3 * seconds:.1f}" for stage, seconds in stages.times.mean_s().items())
+        times = ", ".join(
+            f"{stage} {1e3 * seconds:.1f}" for stage, seconds in stages.times.mean_s().items()
+        )
         unknown = np.isnan(stages.all_reduce_s)
         all_reduce = "of section 3" if unknown else f"all-reduce {1e3 * stages.all_reduce_s:.1f}"
         lines.append(f"Stages in isolation, in milliseconds: {times}, {all_reduce}.")
     if found.differences:
-        rows = [(name, f"{value:.1e}" if value else "equal bit for bit") for name, value in found.differences.items()]
+        rows = [
+            (name, f"{value:.1e}" if value else "equal bit for bit")
+            for name, value in found.differences.items()
+        ]
         deterministic = "" if scope.simulated else " with `--deterministic`"
         lines.append(
-            f"Weights{deterministic} after {length.equal_steps} steps, compared with those of the first placement:"
+            f"Weights{deterministic} after {length.equal_steps} steps, compared with those of the"
+            " first placement:"
         )
         lines += table(("placement", "largest difference"), rows)
     if found.replicas_difference is not None:
         lines.append(
-            f"Two replicas and one device: weights differ by up to {found.replicas_difference:.1e}. {SUMMATION}"
+            f"Two replicas and one device: weights differ by up to {found.replicas_difference:.1e}."
+            f" {SUMMATION}"
         )
     lines += [f"- {note}" for note in (*found.problems, *found.notes)]
     return SectionResult(TITLE, lines, figures_of(scope, found), data_of(found))
@@ -343,8 +438,18 @@ def row_of(case: Case) -> list[str]:
     if case.period_s is None:
         return [case.name, case.problem or "not run", "", "", "", ""]
     predicted = "" if case.predicted_s is None else f"{1e3 * case.predicted_s:.1f} ms"
-    percent = ["" if value is None else f"{100 * value:.1f} %" for value in (case.wait, case.error, case.efficiency)]
-    return [case.name, f"{1e3 * case.period_s:.1f} ms", percent[0], predicted, percent[1], percent[2]]
+    percent = [
+        "" if value is None else f"{100 * value:.1f} %"
+        for value in (case.wait, case.error, case.efficiency)
+    ]
+    return [
+        case.name,
+        f"{1e3 * case.period_s:.1f} ms",
+        percent[0],
+        predicted,
+        percent[1],
+        percent[2],
+    ]
 
 
 def data_of(found: Findings) -> dict[str, Any]:
@@ -364,9 +469,15 @@ def figures_of(scope: Scope, found: Findings) -> list[Figure]:
 
 
 def run_figures(found: Findings) -> list[Figure]:
-    """Return whether every placement that the machine allows trains, and all comparisons succeed."""
+    """Return whether every placement that the machine allows trains, and all comparisons
+    succeed.
+    """
     tried = [case for case in found.cases if case.period_s or not case.problem.startswith("needs")]
-    failed = [f"{case.name}: {case.problem}" for case in tried if case.problem and NO_TIME not in case.problem]
+    failed = [
+        f"{case.name}: {case.problem}"
+        for case in tried
+        if case.problem and NO_TIME not in case.problem
+    ]
     failed += found.problems
     trained = sum(case.period_s is not None for case in tried)
     here = "; ".join(failed) or f"{trained} of {len(tried)}"
@@ -377,26 +488,49 @@ def run_figures(found: Findings) -> list[Figure]:
 def time_figures(scope: Scope, found: Findings) -> list[Figure]:
     """Return the claims about time, which simulated GPUs cannot show."""
     real = not scope.simulated
-    dual = [case for case in found.cases if case.is_dual and case.bound_s and case.period_s and case.wait is not None]
+    dual = [
+        case
+        for case in found.cases
+        if case.is_dual and case.bound_s and case.period_s and case.wait is not None
+    ]
     mean_s = found.stages.times.mean_s() if found.stages else None
     fed = mean_s is not None and mean_s["produce"] < mean_s["step"]
     wait = max((case.wait for case in dual), default=None)
     ratio = max((1.0 / case.efficiency for case in dual), default=None)
     error = max((abs(case.error) for case in found.cases if case.error is not None), default=None)
     return [
-        limit_figure("dual placement does not wait for batches where P < C", wait if fed else None, MAX_WAIT, real),
-        limit_figure("a step of dual placement takes max(P, C)", ratio, MAX_PERIOD_RATIO, real, "times it"),
-        limit_figure("the planner predicts the throughput of each placement", error, MAX_ERROR, real),
+        limit_figure(
+            "dual placement does not wait for batches where P < C",
+            wait if fed else None,
+            MAX_WAIT,
+            real,
+        ),
+        limit_figure(
+            "a step of dual placement takes max(P, C)", ratio, MAX_PERIOD_RATIO, real, "times it"
+        ),
+        limit_figure(
+            "the planner predicts the throughput of each placement", error, MAX_ERROR, real
+        ),
     ]
 
 
-def limit_figure(claim: str, value: float | None, limit: float, real: bool, unit: str = "%") -> Figure:
+def limit_figure(
+    claim: str, value: float | None, limit: float, real: bool, unit: str = "%"
+) -> Figure:
     """Return the figure of a value that must not exceed a limit; simulated GPUs do not show it."""
     here, expected = (
-        "-" if number is None else f"{100 * number:.1f} %" if unit == "%" else f"{number:.2f} {unit}"
+        (
+            "-"
+            if number is None
+            else f"{100 * number:.1f} %"
+            if unit == "%"
+            else f"{number:.2f} {unit}"
+        )
         for number in (value, limit)
     )
-    return Figure.of(claim, here, f"at most {expected}", value <= limit if real and value is not None else None)
+    return Figure.of(
+        claim, here, f"at most {expected}", value <= limit if real and value is not None else None
+    )
 
 
 def weight_figures(scope: Scope, found: Findings) -> list[Figure]:
@@ -404,7 +538,13 @@ def weight_figures(scope: Scope, found: Findings) -> list[Figure]:
     steps = found.length.equal_steps
     worst = max(found.differences.values(), default=None)
     count = len(found.differences) + 1
-    here = "-" if worst is None else f"{count} placements equal" if not worst else f"differ by up to {worst:.1e}"
+    here = (
+        "-"
+        if worst is None
+        else f"{count} placements equal"
+        if not worst
+        else f"differ by up to {worst:.1e}"
+    )
     replicas = found.replicas_difference
     return [
         Figure.of(

@@ -1,4 +1,6 @@
-"""Run one section: `python -m benchmarks.proof.run_section MODULE SCOPE`, with the scope as JSON."""
+"""Run one section: `python -m benchmarks.proof.run_section MODULE SCOPE`, with the scope as
+JSON.
+"""
 
 import importlib
 import json
@@ -20,7 +22,9 @@ def run_section(module: str, scope: Scope) -> int:
     except Exception as error:  # a section that fails is a result, too
         traceback.print_exc()
         first_line = (str(error).strip().splitlines() or [""])[0]
-        message = first_line if isinstance(error, UserError) else f"{type(error).__name__}: {first_line}"
+        message = (
+            first_line if isinstance(error, UserError) else f"{type(error).__name__}: {first_line}"
+        )
         file = scope.out / RESULT_FILE
         so_far = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         write_json(file, so_far | {"complete": False, "error": message})

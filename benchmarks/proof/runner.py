@@ -1,4 +1,6 @@
-"""Runs sections one after the other, each in a process of its own, and writes their results at once."""
+"""Runs sections one after the other, each in a process of its own, and writes their results at
+once.
+"""
 
 import json
 import os
@@ -22,7 +24,9 @@ POLL_S = 0.2
 
 Status = Literal["complete", "failed", "out of time", "killed", "stopped"]
 Outcome = dict[str, Any]
-"""The content of section-N.json: section, title, status, error, seconds, limit_s, run, lines, figures, data."""
+"""The content of section-N.json: section, title, status, error, seconds, limit_s, run, lines,
+figures, data.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Run:
 
 
 def run_sections(run: Run, sections: Sequence[Section], end_s: float) -> list[Outcome]:
-    """Run sections until `end_s` (`time.monotonic()`) at the latest; return the outcomes, whose files are written.
+    """Run sections until `end_s` (`time.monotonic()`) at the latest; return the outcomes, whose
+    files are written.
 
     Time that a section leaves is shared by those after it.
 
@@ -58,7 +63,9 @@ def run_sections(run: Run, sections: Sequence[Section], end_s: float) -> list[Ou
     for number, section in enumerate(sections):
         share = section.share / sum(later.share for later in sections[number:])
         limit_s = max(0.0, end_s - time.monotonic()) * share
-        print(f"section {section.number}      {section.title}, in at most {limit_s:.0f} s", flush=True)
+        print(
+            f"section {section.number}      {section.title}, in at most {limit_s:.0f} s", flush=True
+        )
         outcome = run_and_report(run, section, limit_s)
         print(f"  {summary(outcome)}", flush=True)
         outcomes.append(outcome)
@@ -89,9 +96,17 @@ def run_and_report(run: Run, section: Section, limit_s: float) -> Outcome:
 
 
 def run_in_process(section: Section, scope: Scope, limit_s: float) -> tuple[Status, str]:
-    """Run a section in a process of its own, whose output goes to log.txt; return its status and error."""
+    """Run a section in a process of its own, whose output goes to log.txt; return its status and
+    error.
+    """
     settings = {name: value for name, value in asdict(scope).items() if name != "started_s"}
-    command = [sys.executable, "-m", "benchmarks.proof.run_section", section.module, json.dumps(settings, default=str)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.proof.run_section",
+        section.module,
+        json.dumps(settings, default=str),
+    ]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     end_s = time.monotonic() + limit_s
     with open(scope.out / "log.txt", "wb") as log, OutputReader() as output:
@@ -111,7 +126,11 @@ def run_in_process(section: Section, scope: Scope, limit_s: float) -> tuple[Stat
         return "complete", ""
     last = next((line for line in reversed(child.last_lines) if line.strip()), "it printed nothing")
     if child.code is not None and child.code < 0:
-        return "killed", f"the process {child.exit_reason()} (the kernel kills when memory is short); last line: {last}"
+        return (
+            "killed",
+            f"the process {child.exit_reason()} (the kernel kills when memory is short); last"
+            f" line: {last}",
+        )
     return "failed", f"the process {child.exit_reason()}; last line: {last}"
 
 
@@ -129,15 +148,23 @@ def outcome_of(run: Run, section: Section, folder: Path, status: Status, error: 
         "error": error,
         "run": run.settings() | {"time": datetime.now().isoformat(" ", "seconds")},
     }
-    outcome |= {"lines": result.get("lines", []), "figures": result.get("figures", []), "data": result.get("data", {})}
+    outcome |= {
+        "lines": result.get("lines", []),
+        "figures": result.get("figures", []),
+        "data": result.get("data", {}),
+    }
     if status != "complete":
         claim = f"section {section.number} ({outcome['title']}) runs to its end"
-        outcome["figures"].append(asdict(Figure(claim, f"{status}: {error}", "complete", "not met")))
+        outcome["figures"].append(
+            asdict(Figure(claim, f"{status}: {error}", "complete", "not met"))
+        )
     return outcome
 
 
 def discard_results(run: Run) -> None:
-    """Remove the results of earlier runs with other GPUs or settings, which do not belong on the same page."""
+    """Remove the results of earlier runs with other GPUs or settings, which do not belong on the
+    same page.
+    """
     for file in run.out.glob("section-*.json"):
         try:
             earlier = json.loads(file.read_text(encoding="utf-8"))["run"]
@@ -149,7 +176,9 @@ def discard_results(run: Run) -> None:
 
 def failed(outcome: Outcome) -> bool:
     """Return whether the section failed or one of its claims is not met."""
-    return outcome["status"] != "complete" or any(figure["verdict"] == "not met" for figure in outcome["figures"])
+    return outcome["status"] != "complete" or any(
+        figure["verdict"] == "not met" for figure in outcome["figures"]
+    )
 
 
 def summary(outcome: Outcome) -> str:

@@ -1,4 +1,6 @@
-"""Runs of the program for the proof: in a process of its own, or in this one where the settings are small."""
+"""Runs of the program for the proof: in a process of its own, or in this one where the settings are
+small.
+"""
 
 import contextlib
 import importlib
@@ -57,10 +59,20 @@ class Finished(NamedTuple):
 
 def run_flags(scope: Scope, name: str, model_size: str, steps: int, log_every: int) -> list[str]:
     """Return the flags of a training run of the proof; flags after them take precedence."""
-    flags = ["--run", name, "--runs-dir", str(scope.out / "runs"), "--train-data", str(scope.corpus)]
+    flags = [
+        "--run",
+        name,
+        "--runs-dir",
+        str(scope.out / "runs"),
+        "--train-data",
+        str(scope.corpus),
+    ]
     flags += ["--model-size", model_size, "--max-steps", str(steps), "--log-every", str(log_every)]
     flags += ["--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0"]
-    flags += ["--buckets", "1" if scope.small else "2"]  # as in section 3: XLA compiles once for each shape
+    flags += [
+        "--buckets",
+        "1" if scope.small else "2",
+    ]  # as in section 3: XLA compiles once for each shape
     if scope.small:
         flags += ["--batch-size", "2", "--text-frontend", "characters"]
         flags += ["--reference-seconds", "0.5", "--prefetch-buffer-size", "1", "--buffer-size", "1"]
@@ -73,7 +85,9 @@ def placement_flags(scope: Scope) -> list[str]:
     return [*flags, "--data-gpu", "0", "--model-gpu", str(min(1, scope.gpus - 1))]
 
 
-def run_program(scope: Scope, name: str, flags: Sequence[str], limit_s: float, stop: Stop | None = None) -> Finished:
+def run_program(
+    scope: Scope, name: str, flags: Sequence[str], limit_s: float, stop: Stop | None = None
+) -> Finished:
     """Run a program, as a script in a process of its own, or in this process with a toy model.
 
     Args:
@@ -86,7 +100,9 @@ def run_program(scope: Scope, name: str, flags: Sequence[str], limit_s: float, s
     return run_script([str(ROOT / SCRIPTS[name]), *flags], scope.out / "runs.log", limit_s, stop)
 
 
-def run_script(arguments: Sequence[str], log: Path, limit_s: float, stop: Stop | None = None) -> Finished:
+def run_script(
+    arguments: Sequence[str], log: Path, limit_s: float, stop: Stop | None = None
+) -> Finished:
     """Run Python with these arguments in a process of its own; its output is added to a log."""
     began_s, lines, ended = time.monotonic(), [], ""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -110,7 +126,9 @@ def run_script(arguments: Sequence[str], log: Path, limit_s: float, stop: Stop |
 
 def run_in_process(name: str, flags: Sequence[str]) -> Finished:
     """Run a program in this process with a toy model."""
-    program = importlib.import_module("benchmarks.replicas" if name == "replicas" else f"myxtts.commands.{name}")
+    program = importlib.import_module(
+        "benchmarks.replicas" if name == "replicas" else f"myxtts.commands.{name}"
+    )
     began_s = time.monotonic()
     output = io.StringIO()
     with toy_models(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
@@ -124,12 +142,12 @@ def toy_models() -> Iterator[None]:
 
     They share the traces of producers: a third of a toy run's time.
     """
-    from benchmarks.proof.toy import build_toy, shared_traces  # imports TensorFlow, which takes seconds
+    from benchmarks.proof.toy import (
+        build_toy,
+        shared_traces,
+    )  # imports TensorFlow, which takes seconds
 
-    with (
-        mock.patch("myxtts.tasks.tts.build_xtts", build_toy),
-        shared_traces(),
-    ):
+    with mock.patch("myxtts.tasks.tts.build_xtts", build_toy), shared_traces():
         yield
 
 

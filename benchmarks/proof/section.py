@@ -35,7 +35,8 @@ class Scope:
 
     Attributes:
         gpus: number of GPUs, real or simulated.
-        simulated: whether the GPUs are logical devices of the CPU. What needs a real GPU is "not shown" then.
+        simulated: whether the GPUs are logical devices of the CPU. What needs a real GPU is "not
+            shown" then.
         small: use the smallest models, batches and numbers of steps, to test the section itself.
         budget_s: seconds after which the section should have returned; it is killed a little later.
         out: folder of this section, for logs and whatever else it writes.
@@ -56,13 +57,17 @@ class Scope:
         return self.started_s + self.budget_s - time.monotonic()
 
     def record(self, result: "SectionResult", complete: bool = False) -> None:
-        """Write what the section has so far; it is reported if the section then fails or runs out of time."""
+        """Write what the section has so far; it is reported if the section then fails or runs out
+        of time.
+        """
         write_json(self.out / RESULT_FILE, asdict(result) | {"complete": complete})
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of the last table: a claim, the figure found here, the figure expected, and the verdict."""
+    """A row of the last table: a claim, the figure found here, the figure expected, and the
+    verdict.
+    """
 
     claim: str
     here: str
@@ -72,7 +77,9 @@ class Figure:
     @classmethod
     def of(cls, claim: str, here: str, expected: str, met: bool | None) -> "Figure":
         """Return the figure of a claim that is met or not; None is not shown."""
-        return cls(claim, here, expected, "not shown" if met is None else "met" if met else "not met")
+        return cls(
+            claim, here, expected, "not shown" if met is None else "met" if met else "not met"
+        )
 
 
 @dataclass
@@ -93,7 +100,10 @@ class SectionResult:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     """Return the lines of a Markdown table, with an empty line on both sides."""
-    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in (header, *rows)]
+    cells = [
+        [str(cell).replace("|", "\\|").replace("\n", " ") for cell in row]
+        for row in (header, *rows)
+    ]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
     return ["", lines[0], "|---" * len(header) + "|", *lines[1:], ""]
 

@@ -1,7 +1,8 @@
-"""Section 3: the seconds to produce (P), transfer (T) and consume (C) a batch, for each size of model.
+"""Section 3: the seconds to produce (P), transfer (T) and consume (C) a batch, for each size of
+model.
 
-Each stage is timed in isolation, until its device has finished. What the step does on its device comes from a trace of
-TensorFlow's profiler.
+Each stage is timed in isolation, until its device has finished. What the step does on its device
+comes from a trace of TensorFlow's profiler.
 """
 
 import gc
@@ -26,7 +27,12 @@ from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.placement.routes import Route
 from myxtts.profiling.flops import matmul_flops_per_s, step_flops
 from myxtts.profiling.isolated_stages import SampleBatches, measure_isolated, time_step
-from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
+from myxtts.profiling.profiled_run import (
+    MeasurementWindow,
+    ProfiledRun,
+    measurement_window,
+    open_run,
+)
 from myxtts.tasks.registry import task_of
 from myxtts.training.memory_forecast import forecast_memory
 
@@ -44,9 +50,14 @@ BUCKETS = 2  # XLA compiles the alignment search once for each shape
 STEPS, SMALL_STEPS = 20, 2
 TRACED_STEPS = 3
 LEAST_S = 25.0  # for one more model
-COMPUTE_BOUND, LAUNCH_BOUND = 0.65, 0.85  # time of a step with half of the rows, relative to that with all
+COMPUTE_BOUND, LAUNCH_BOUND = (
+    0.65,
+    0.85,
+)  # time of a step with half of the rows, relative to that with all
 PEAK_OVER_FORECAST = 2.0
-OWN_READS = 2  # copies to the host of a timed step: an element of its batch before it, and its outcome
+OWN_READS = (
+    2  # copies to the host of a timed step: an element of its batch before it, and its outcome
+)
 
 
 @dataclass(frozen=True)
@@ -68,8 +79,8 @@ class StageFigures:
         half_step_s: the step with half of the rows.
         flops: of a step; None if they cannot be counted.
         rate_share: of the rate of float32 products, in TF32 if it is on.
-        operations, copies_to_host: of the step's functions, counted in their graphs; copies within a loop count once,
-            and None is unknown.
+        operations, copies_to_host: of the step's functions, counted in their graphs; copies within
+            a loop count once, and None is unknown.
         shapes: distinct batch shapes of the run.
     """
 
@@ -156,7 +167,9 @@ def measure(scope: Scope, task: str, size: str, rates: Rates) -> StageFigures:
             produce_s=float(np.median(times.produce_s)),
             transfer_s=float(np.median(times.transfer_s)),
             step_s=float(np.median(times.step_s)),
-            shapes=len({tuple(batch["mel"].shape) for batches in samples.values() for batch in batches}),
+            shapes=len(
+                {tuple(batch["mel"].shape) for batches in samples.values() for batch in batches}
+            ),
             peak_mib=memory.peak_mib(),
             forecast_mib=device_forecast_mib(config, run),
         )
@@ -164,7 +177,9 @@ def measure(scope: Scope, task: str, size: str, rates: Rates) -> StageFigures:
 
 
 class PeakMemory:
-    """The peak of the memory that TensorFlow uses on a device from now on, beside what it uses already; GPUs only."""
+    """The peak of the memory that TensorFlow uses on a device from now on, beside what it uses
+    already; GPUs only.
+    """
 
     def __init__(self, device: str):
         self._name = device[1:] if "GPU" in device else ""
@@ -178,7 +193,9 @@ class PeakMemory:
         return (tf.config.experimental.get_memory_info(self._name)["peak"] - self._before) / 2**20
 
 
-def inspect_step(run: ProfiledRun, window: MeasurementWindow, samples: SampleBatches, rates: Rates) -> dict[str, Any]:
+def inspect_step(
+    run: ProfiledRun, window: MeasurementWindow, samples: SampleBatches, rates: Rates
+) -> dict[str, Any]:
     """Return what the step does on the batches of the most frequent bucket."""
     setup, step = run.setup, run.step
     bucket = window.most_frequent_bucket
@@ -194,7 +211,11 @@ def inspect_step(run: ProfiledRun, window: MeasurementWindow, samples: SampleBat
     except ValueError:  # products in a loop cannot be counted
         flops = None
     functions = step.functions([batch])
-    copies = [copy for function in functions for copy in find_copies(function)] if has_gpu_kernels() else []
+    copies = (
+        [copy for function in functions for copy in find_copies(function)]
+        if has_gpu_kernels()
+        else []
+    )
     return {
         "step_s": full_s,
         "half_step_s": half_s,
@@ -207,33 +228,66 @@ def inspect_step(run: ProfiledRun, window: MeasurementWindow, samples: SampleBat
 
 
 def device_forecast_mib(config: Config, run: ProfiledRun) -> float:
-    """Return the forecast of a model device's memory: the state, and what the preflight forecasts for the step."""
+    """Return the forecast of a model device's memory: the state, and what the preflight forecasts
+    for the step.
+    """
     setup, state = run.setup, run.setup.state
     extractor = task_of(config).extractor(config, training=True, load_teacher=setup.load_teacher)
     on_host = Route("/CPU:0", "/CPU:0")  # the preflight forecasts the memory of the host
     plan = setup.corpora.training.plan
     forecast = forecast_memory(config, plan, (on_host,), parameter_count(state.model), extractor)
     groups = state.variables().values()
-    state_mib = sum(v.shape.num_elements() * v.dtype.size for group in groups for v in group.values()) / 2**20
+    state_mib = (
+        sum(v.shape.num_elements() * v.dtype.size for group in groups for v in group.values())
+        / 2**20
+    )
     return state_mib + forecast.parts_mib["for the step"]
 
 
 def result_of(scope: Scope, rates: Rates, measured: list[StageFigures]) -> SectionResult:
     gflops = [f"{rate / 1e9:,.0f}" for rate in (rates.float32, rates.tf32, rates.bfloat16)]
     lines = [
-        "Matrix products on the model device: {} GFLOP/s in float32, {} with TF32, {} in bfloat16.".format(*gflops)
+        "Matrix products on the model device: {} GFLOP/s in float32, {} with TF32, {} in bfloat16.".format(
+            *gflops
+        )
     ]
     lines += table(
-        ("model", "parameters", "rows", "P, ms", "T, ms", "C, ms", "share of rate", "half the rows", "bound by"),
+        (
+            "model",
+            "parameters",
+            "rows",
+            "P, ms",
+            "T, ms",
+            "C, ms",
+            "share of rate",
+            "half the rows",
+            "bound by",
+        ),
         [stage_row(item) for item in measured],
     )
-    lines += ["Half the rows: time of the step with half of the rows, relative to that with all. A step that is bound"]
-    lines += [f"by launches keeps its time (at least {LAUNCH_BOUND}), one that is bound by compute does not"]
+    lines += [
+        "Half the rows: time of the step with half of the rows, relative to that with all. A step"
+        " that is bound"
+    ]
+    lines += [
+        f"by launches keeps its time (at least {LAUNCH_BOUND}), one that is bound by compute"
+        " does not"
+    ]
     lines += [f"(at most {COMPUTE_BOUND})."]
-    header = ("model", "operations", "copies to host", "kernels", "device busy", "copies to host, traced")
+    header = (
+        "model",
+        "operations",
+        "copies to host",
+        "kernels",
+        "device busy",
+        "copies to host, traced",
+    )
     rows = [device_row(item) for item in measured]
     lines += table((*header, "XLA compilations", "peak, MiB", "forecast, MiB"), rows)
-    lines += ["Operations and copies are counted in the graph of the step; what follows them comes from a trace of it."]
+    lines += [
+        "Operations and copies are counted in the graph of the step; what follows them comes from a"
+        " trace of it."
+    ]
     figures = [figure for item in measured for figure in figures_of(scope, item)]
     data = {"rates": asdict(rates), "models": [model_data(item) for item in measured]}
     return SectionResult(TITLE, lines, figures, data)
@@ -244,7 +298,15 @@ def stage_row(item: StageFigures) -> tuple:
         return item.name, item.error, *[""] * 7
     share = "unknown" if item.rate_share is None else f"{item.rate_share:.1%}"
     times = (f"{1e3 * seconds:.2f}" for seconds in (item.produce_s, item.transfer_s, item.step_s))
-    return item.name, f"{item.parameters:,}", item.rows, *times, share, f"{item.half_ratio:.2f}", item.bound
+    return (
+        item.name,
+        f"{item.parameters:,}",
+        item.rows,
+        *times,
+        share,
+        f"{item.half_ratio:.2f}",
+        item.bound,
+    )
 
 
 def device_row(item: StageFigures) -> tuple:
@@ -296,7 +358,11 @@ def figures_of(scope: Scope, item: StageFigures) -> list[Figure]:
         ),
         Figure.of(
             f"{item.name}: the memory peak is as forecast",
-            "not shown" if peak is None else f"{item.peak_mib:,.0f} MiB, {peak:.2f} of the forecast",
+            (
+                "not shown"
+                if peak is None
+                else f"{item.peak_mib:,.0f} MiB, {peak:.2f} of the forecast"
+            ),
             f"at most {PEAK_OVER_FORECAST} of the forecast, which leaves out workspaces",
             None if peak is None else peak <= PEAK_OVER_FORECAST,
         ),

@@ -1,8 +1,8 @@
 """Section 5: every batch that reaches the model against the same batch made by one thread alone.
 
-The producer's thread makes batches while the main thread trains on them. The checksum of each batch is computed where
-the batch is, kept there, and read at the end, so that it does not wait for the devices in between. Then one thread
-makes the same batches again, and all checksums must agree.
+The producer's thread makes batches while the main thread trains on them. The checksum of each batch
+is computed where the batch is, kept there, and read at the end, so that it does not wait for the
+devices in between. Then one thread makes the same batches again, and all checksums must agree.
 """
 
 import json
@@ -45,7 +45,11 @@ STRESS_SHARE = 0.15  # of the section's time
 MAX_STEPS, SMALL_STEPS = 20_000, 4
 LEAST_S = 10.0  # a route is not checked with less time
 THREADED_SHARE = 0.6  # of a route's time; then the batches are made once more, alone
-FACTORS = (1, 1_000_003, 998_244_353)  # of an index along each axis; a sum is then different if elements trade places
+FACTORS = (
+    1,
+    1_000_003,
+    998_244_353,
+)  # of an index along each axis; a sum is then different if elements trade places
 PLACES = ("as produced", "handed over by the step", "handed over alone")
 
 
@@ -90,7 +94,9 @@ def run(scope: Scope) -> SectionResult:
                 found.checks.append(RouteCheck(name, route))
                 continue
             end_s = time.monotonic() + scope.left_s / (len(routes) - number)
-            found.checks.append(check_route(name, route, config, end_s, SMALL_STEPS if scope.small else MAX_STEPS))
+            found.checks.append(
+                check_route(name, route, config, end_s, SMALL_STEPS if scope.small else MAX_STEPS)
+            )
             scope.record(result_of(scope, found))
     return result_of(scope, found)
 
@@ -100,12 +106,24 @@ def flags_of(scope: Scope) -> list[str]:
     flags = run_flags(scope, "threads", "tiny", 1_000_000, 50)
     if scope.simulated:
         return [*flags, *placement_flags(scope)]
-    flags += ["--deterministic", "--data-gpu", "0", "--model-gpus", *map(str, range(min(2, scope.gpus)))]
-    return flags + [word for name, mib in SPLIT_MIB.items() for word in (f"--{name.replace('_', '-')}", str(mib))]
+    flags += [
+        "--deterministic",
+        "--data-gpu",
+        "0",
+        "--model-gpus",
+        *map(str, range(min(2, scope.gpus))),
+    ]
+    return flags + [
+        word
+        for name, mib in SPLIT_MIB.items()
+        for word in (f"--{name.replace('_', '-')}", str(mib))
+    ]
 
 
 def routes_of(scope: Scope, placement: Placement) -> list[tuple[str, Route]]:
-    """Return the routes to check: on one GPU, between its parts, and between two GPUs, both ways round."""
+    """Return the routes to check: on one GPU, between its parts, and between two GPUs, both ways
+    round.
+    """
     names = [device.name for device in placement.devices]
     if scope.simulated:
         pairs = [("one device", 0, 0), ("two devices", 0, 1)][: len(names)]
@@ -118,27 +136,44 @@ def routes_of(scope: Scope, placement: Placement) -> list[tuple[str, Route]]:
 
 
 def run_stress(scope: Scope) -> Stress | str:
-    """Run the eager operations, on GPUs in a process of their own, which they might crash; or return why not."""
+    """Run the eager operations, on GPUs in a process of their own, which they might crash; or
+    return why not.
+    """
     if scope.small:
         configure_devices(train.parse(flags_of(scope))[0])
         return stress("/CPU:0", 0.2)
     seconds = STRESS_SHARE * scope.left_s / 2  # the start of the process takes the other half
-    flags = ["--seconds", f"{seconds:.1f}", *(["--simulate-gpus", str(scope.gpus)] if scope.simulated else [])]
+    flags = [
+        "--seconds",
+        f"{seconds:.1f}",
+        *(["--simulate-gpus", str(scope.gpus)] if scope.simulated else []),
+    ]
     finished = run_script(
-        ["-m", "benchmarks.proof.eager_shapes", *flags], scope.out / "eager_shapes.log", 3 * seconds + 30
+        ["-m", "benchmarks.proof.eager_shapes", *flags],
+        scope.out / "eager_shapes.log",
+        3 * seconds + 30,
     )
     found = next((line for line in finished.lines if line.startswith('{"operations"')), None)
     return Stress(**json.loads(found)) if found else f"failed: {finished.reason or 'no result'}"
 
 
-def check_route(name: str, route: Route, config: Config, end_s: float, max_steps: int) -> RouteCheck:
+def check_route(
+    name: str, route: Route, config: Config, end_s: float, max_steps: int
+) -> RouteCheck:
     """Train on a route for a part of its time, make its batches once more, and compare them."""
     check, began_s, stop = RouteCheck(name, route), time.monotonic(), StopAt(end_s, max_steps)
-    corpus, _, vocabulary = load_corpora(config, Path(config.run.runs_dir), length_rule_of(config), replicas=1)
+    corpus, _, vocabulary = load_corpora(
+        config, Path(config.run.runs_dir), length_rule_of(config), replicas=1
+    )
     state = build_state(config, vocabulary, make_replicas((route,)))
     extractor = task_of(config).extractor(config, training=True)
     pipeline = Pipeline(
-        corpus, [route], extractor, config.data, seed=config.training.seed, cache_folder=Path(config.run.runs_dir)
+        corpus,
+        [route],
+        extractor,
+        config.data,
+        seed=config.training.seed,
+        cache_folder=Path(config.run.runs_dir),
     )
     step = CheckedStep(make_step(config, state), route, Checksums(extractor.features))
     schedule = replace(make_schedule(config, corpus, state), log_every=0, checkpoint_every=0)
@@ -152,7 +187,8 @@ def check_route(name: str, route: Route, config: Config, end_s: float, max_steps
 
 
 class StopAt(StopRequest):
-    """A request to stop when a share of the time after the first step is over, or after a number of steps.
+    """A request to stop when a share of the time after the first step is over, or after a number of
+    steps.
 
     Args:
         end_s: end of the whole time, of `time.monotonic`.
@@ -174,14 +210,17 @@ class StopAt(StopRequest):
         self._left -= 1
         if self.first_step_s == float("inf"):
             self.first_step_s = time.monotonic()
-            self._stop_s = self.first_step_s + THREADED_SHARE * max(0.0, self._end_s - self.first_step_s)
+            self._stop_s = self.first_step_s + THREADED_SHARE * max(
+                0.0, self._end_s - self.first_step_s
+            )
 
 
 class Checksums:
     """Computes checksums of batches where the batches are.
 
-    A checksum is a sum of the bits of all elements, each times an odd weight of its place, modulo 2^64. It does not
-    depend on the order in which a device adds, and differs for any single wrong element.
+    A checksum is a sum of the bits of all elements, each times an odd weight of its place, modulo
+    2^64. It does not depend on the order in which a device adds, and differs for any single wrong
+    element.
 
     Args:
         fields: contract of the batches.
@@ -191,7 +230,9 @@ class Checksums:
         self._compute = tf.function(self._checksums, input_signature=[tensor_specs(fields)])
 
     def __call__(self, batch: Batch, device: str) -> tf.Tensor:
-        """Return the checksums of all fields in alphabetical order, int64 [fields], without waiting for the device."""
+        """Return the checksums of all fields in alphabetical order, int64 [fields], without waiting
+        for the device.
+        """
         with tf.device(device):
             return self._compute(batch)
 
@@ -202,9 +243,13 @@ class Checksums:
 
 def checksum(tensor: tf.Tensor) -> tf.Tensor:
     """Return the checksum of a tensor of up to three dimensions, int64 []; to be traced."""
-    bits = tf.cast(tf.bitcast(tensor, {2: tf.int16, 4: tf.int32, 8: tf.int64}[tensor.dtype.size]), tf.int64)
+    bits = tf.cast(
+        tf.bitcast(tensor, {2: tf.int16, 4: tf.int32, 8: tf.int64}[tensor.dtype.size]), tf.int64
+    )
     for axis in reversed(range(len(tensor.shape))):
-        index = tf.cast(tf.range(tf.shape(bits)[axis]), tf.int64)  # int32 shapes stay on the host, int64 would not
+        index = tf.cast(
+            tf.range(tf.shape(bits)[axis]), tf.int64
+        )  # int32 shapes stay on the host, int64 would not
         weights = 2 * FACTORS[axis] * index + 1
         bits = tf.reduce_sum(bits * weights, axis=-1)
     return bits
@@ -221,12 +266,16 @@ class CheckedStep:
         self._step, self._route, self.checksums = step, route, checksums
         self._entered: list[tf.Tensor] = []  # of the batch of each step
         self._produced: list[tf.Tensor] = []  # of the batch after it
-        self._handed_over: list[tf.Tensor] = []  # the same batch, copied by the function that does nothing else
+        self._handed_over: list[
+            tf.Tensor
+        ] = []  # the same batch, copied by the function that does nothing else
 
     def hand_over(self, features: Sequence[Batch]) -> list[Batch]:
         return self._step.hand_over(features)
 
-    def __call__(self, first: Sequence[Batch], following: Sequence[Sequence[Batch]], *arguments: Any):
+    def __call__(
+        self, first: Sequence[Batch], following: Sequence[Sequence[Batch]], *arguments: Any
+    ):
         data, model = self._route.data, self._route.model
         (features,) = following[-1]
         self._entered.append(self.checksums(first[0], model))
@@ -252,8 +301,12 @@ class CheckedStep:
         }
 
 
-def checksums_alone(producer: Producer, checksums: Checksums, end_s: float, batches: int) -> Iterator[np.ndarray]:
-    """Make the first batches of the plan in this thread; yield the checksums of each, until there is no time."""
+def checksums_alone(
+    producer: Producer, checksums: Checksums, end_s: float, batches: int
+) -> Iterator[np.ndarray]:
+    """Make the first batches of the plan in this thread; yield the checksums of each, until there
+    is no time.
+    """
     with closing(producer.replica_batches(Position())) as made:
         for (batch,) in islice(made, batches):
             yield checksums(batch.features, producer.device).numpy()
@@ -262,14 +315,21 @@ def checksums_alone(producer: Producer, checksums: Checksums, end_s: float, batc
 
 
 def compare(
-    check: RouteCheck, threaded: dict[str, dict[int, np.ndarray]], alone: list[np.ndarray], names: list[str]
+    check: RouteCheck,
+    threaded: dict[str, dict[int, np.ndarray]],
+    alone: list[np.ndarray],
+    names: list[str],
 ) -> None:
     """Compare the checksums of all batches that were made twice."""
     for place, by_number in threaded.items():
         for number, values in by_number.items():
             if number < len(alone):
                 check.compared[place] += 1
-                wrong = [name for name, same in zip(names, values == alone[number], strict=True) if not same]
+                wrong = [
+                    name
+                    for name, same in zip(names, values == alone[number], strict=True)
+                    if not same
+                ]
                 if wrong:
                     check.different.append(f"batch {number}, {place}: {', '.join(wrong)}")
 
@@ -286,8 +346,8 @@ def result_of(scope: Scope, found: Findings) -> SectionResult:
         for check in found.checks
     ]
     lines = [
-        "Checksums of every batch that the producer's thread made while the main thread trained, against those of the "
-        "same batch made by one thread alone:",
+        "Checksums of every batch that the producer's thread made while the main thread"
+        " trained, against those of the same batch made by one thread alone:",
         *table(("on", "route", "steps", *PLACES, "different"), rows),
         *[f"- {check.name}: {text}" for check in found.checks for text in check.different[:10]],
         stress_line(found.stress),
@@ -304,13 +364,17 @@ def result_of(scope: Scope, found: Findings) -> SectionResult:
 
 def stress_line(found: Stress | str) -> str:
     """Return whether this TensorFlow has the fault that the producer avoids."""
-    what = f"Eager operations on shapes in {THREADS} Python threads on one device, which the program avoids"
+    what = (
+        f"Eager operations on shapes in {THREADS} Python threads on one device, which the program"
+        " avoids"
+    )
     if isinstance(found, str):
         return f"{what}: {found}."
     if not found.faults:
         return f"{what}: {found.operations} operations, all right."
     first = next(iter(found.errors), "no error, but wrong values")
     return (
-        f"{what}: **this TensorFlow has the fault** of its pull request 123993: of {found.operations} operations "
-        f"{found.wrong} were wrong and {sum(found.errors.values())} failed ({first})."
+        f"{what}: **this TensorFlow has the fault** of its pull request 123993: of"
+        f" {found.operations} operations {found.wrong} were wrong and {sum(found.errors.values())}"
+        f" failed ({first})."
     )

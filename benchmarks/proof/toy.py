@@ -31,8 +31,12 @@ class Toy(keras.Model):
         self.dense = keras.layers.Dense(80, name="dense")
 
     def call(self, batch, training=False):
-        real_token = tf.sequence_mask(batch["token_count"], tf.shape(batch["tokens"])[1], tf.float32)[:, :, None]
-        text = tf.reduce_sum(tf.cast(self.embedding(batch["tokens"]), tf.float32) * real_token, axis=1)
+        real_token = tf.sequence_mask(
+            batch["token_count"], tf.shape(batch["tokens"])[1], tf.float32
+        )[:, :, None]
+        text = tf.reduce_sum(
+            tf.cast(self.embedding(batch["tokens"]), tf.float32) * real_token, axis=1
+        )
         frame = tf.cast(self.dense(text), tf.float32)[:, None, :]
         real = tf.sequence_mask(batch["frames"], tf.shape(batch["mel"])[1], tf.float32)[:, :, None]
         losses = {
@@ -42,7 +46,9 @@ class Toy(keras.Model):
         return losses, {}
 
 
-def build_toy(size: str, symbols: int, languages: int, precision: str = "float32", **settings) -> Toy:
+def build_toy(
+    size: str, symbols: int, languages: int, precision: str = "float32", **settings
+) -> Toy:
     """Replace `build_xtts`."""
     policy_before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
@@ -56,7 +62,9 @@ def build_toy(size: str, symbols: int, languages: int, precision: str = "float32
 
 @contextmanager
 def shared_traces() -> Iterator[None]:
-    """Let runs share the functions of producers and readers inside the context: see `traced_once` and `read_by_one`."""
+    """Let runs share the functions of producers and readers inside the context: see `traced_once`
+    and `read_by_one`.
+    """
     with (
         mock.patch("myxtts.data.producer.trace_produce", traced_once),
         mock.patch("myxtts.data.pipeline.make_reader", read_by_one),
@@ -65,7 +73,9 @@ def shared_traces() -> Iterator[None]:
 
 
 def traced_once(device: str, extractor: FeatureExtractor) -> ProduceFunction:
-    """Return `trace_produce` of the device and the extractor, cached unless a frozen network is part of it."""
+    """Return `trace_produce` of the device and the extractor, cached unless a frozen network is
+    part of it.
+    """
     if extractor.load_frozen is not None:
         return trace_produce(device, extractor)
     produce = partial(extractor.produce)
@@ -76,7 +86,11 @@ def traced_once(device: str, extractor: FeatureExtractor) -> ProduceFunction:
 
 
 def read_by_one(
-    manifest: Manifest, fields: dict[str, Field], reference_samples: int, data: DataConfig, cache_folder: Path
+    manifest: Manifest,
+    fields: dict[str, Field],
+    reference_samples: int,
+    data: DataConfig,
+    cache_folder: Path,
 ) -> Reader:
     """Return `make_reader`, with the function of the first reader of the same files."""
     reader = make_reader(manifest, fields, reference_samples, data, cache_folder)

@@ -11,8 +11,15 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 GPU_PLANE, HOST_PLANE = "/device:GPU", "/host:CPU"
 STREAM = "Stream"  # begins the name of each line of a GPU that has kernels and copies
-COPIES = {"MemcpyD2H": "to_host", "MemcpyH2D": "to_device", "MemcpyD2D": "on_device", "MemcpyP2P": "between_devices"}
-COMPILATION = "Compiler::RunBackend"  # ends the name of XLA's event for each function that it compiles
+COPIES = {
+    "MemcpyD2H": "to_host",
+    "MemcpyH2D": "to_device",
+    "MemcpyD2D": "on_device",
+    "MemcpyP2P": "between_devices",
+}
+COMPILATION = (
+    "Compiler::RunBackend"  # ends the name of XLA's event for each function that it compiles
+)
 
 
 class Activity(NamedTuple):
@@ -62,11 +69,17 @@ def activity(planes: Iterable[Any], calls: int, seconds: float) -> Activity:
     for plane in planes:
         names = {number: item.name for number, item in plane.event_metadata.items()}
         if plane.name.startswith(HOST_PLANE):
-            compilations += sum(names[e.metadata_id].endswith(COMPILATION) for line in plane.lines for e in line.events)
+            compilations += sum(
+                names[e.metadata_id].endswith(COMPILATION)
+                for line in plane.lines
+                for e in line.events
+            )
         if not plane.name.startswith(GPU_PLANE):
             continue
         has_gpu = True
-        for event in (event for line in plane.lines if line.name.startswith(STREAM) for event in line.events):
+        for event in (
+            event for line in plane.lines if line.name.startswith(STREAM) for event in line.events
+        ):
             name = names[event.metadata_id]
             if name in COPIES:
                 copies[COPIES[name]] += 1
@@ -75,4 +88,9 @@ def activity(planes: Iterable[Any], calls: int, seconds: float) -> Activity:
                 busy_s += event.duration_ps / 1e12
     if not has_gpu:
         return Activity(None, {}, None, compilations)
-    return Activity(kernels / calls, {name: n / calls for name, n in copies.items()}, busy_s / seconds, compilations)
+    return Activity(
+        kernels / calls,
+        {name: n / calls for name, n in copies.items()},
+        busy_s / seconds,
+        compilations,
+    )

@@ -1,4 +1,6 @@
-"""Section 7: the program as a whole: its preflight, a run that is killed and resumed, and its tests on GPUs."""
+"""Section 7: the program as a whole: its preflight, a run that is killed and resumed, and its tests
+on GPUs.
+"""
 
 import json
 import re
@@ -57,11 +59,16 @@ def check_preflight(scope: Scope, found: SectionResult) -> None:
     """Run the preflight with the settings of the run after it."""
     claim, expected = "validate_dual_gpu_pipeline.py finds this machine ready", "all checks passed"
     file = scope.out / "preflight.json"
-    flags = [*run_flags(scope, "preflight", "tiny", length_of(scope).steps, 1), *placement_flags(scope)]
+    flags = [
+        *run_flags(scope, "preflight", "tiny", length_of(scope).steps, 1),
+        *placement_flags(scope),
+    ]
     flags += ["--json", str(file), *(["--steps", "4"] if scope.small else [])]
     finished = run_program(scope, "preflight", flags, scope.left_s)
     if not file.exists():
-        figure = Figure.of(claim, finished.reason, expected, None if NO_TIME in finished.reason else False)
+        figure = Figure.of(
+            claim, finished.reason, expected, None if NO_TIME in finished.reason else False
+        )
         add(found, f"The preflight did not finish: {finished.reason}.", figure)
         return
     found.data["preflight"] = report = json.loads(file.read_text(encoding="utf-8"))
@@ -72,7 +79,9 @@ def check_preflight(scope: Scope, found: SectionResult) -> None:
 
 
 def is_ready(report: dict[str, Any], simulated: bool) -> bool | None:
-    """Return whether the checks of a preflight passed; None if only simulated GPUs failed to overlap, on one CPU."""
+    """Return whether the checks of a preflight passed; None if only simulated GPUs failed to
+    overlap, on one CPU.
+    """
     checks = [check for section in report["sections"] for check in section["checks"]]
     failed = [check["name"] for check in checks if check["status"] == "failed"]
     return None if simulated and failed == ["overlap"] else not failed
@@ -86,7 +95,10 @@ def add(found: SectionResult, line: str, figure: Figure) -> None:
 def check_resume(scope: Scope, found: SectionResult) -> None:
     """Kill a run, resume it, and compare its losses with those of a run that was not disturbed."""
     length = length_of(scope)
-    claim = f"a run of {length.steps} steps that is killed and resumed has the losses of an undisturbed one"
+    claim = (
+        f"a run of {length.steps} steps that is killed and resumed has the losses of an"
+        " undisturbed one"
+    )
     expected = "bit for bit" + ("" if scope.simulated else ", with --deterministic")
     problem = run_thrice(scope, length)
     if problem:
@@ -94,13 +106,23 @@ def check_resume(scope: Scope, found: SectionResult) -> None:
         add(found, f"A run of {length.steps} steps, killed and resumed: {problem}.", figure)
         return
     losses = {name: losses_of(scope, name) for name in ("whole", "killed")}
-    different = sorted(step for step, values in losses["whole"].items() if losses["killed"].get(step) != values)
-    worst = max((largest_difference(losses["whole"][s], losses["killed"].get(s, {})) for s in different), default=0.0)
-    found.data["resume"] = {"different_steps": different, "largest_difference": worst, "losses": losses}
+    different = sorted(
+        step for step, values in losses["whole"].items() if losses["killed"].get(step) != values
+    )
+    worst = max(
+        (largest_difference(losses["whole"][s], losses["killed"].get(s, {})) for s in different),
+        default=0.0,
+    )
+    found.data["resume"] = {
+        "different_steps": different,
+        "largest_difference": worst,
+        "losses": losses,
+    }
     here = f"{len(losses['whole'])} reports equal"
     if different:
         here = (
-            f"{len(different)} of {len(losses['whole'])} reports differ, from step {different[0]}, by up to {worst:.1e}"
+            f"{len(different)} of {len(losses['whole'])} reports differ, from step {different[0]},"
+            f" by up to {worst:.1e}"
         )
     how = "stopped after step" if scope.small else "killed (SIGKILL) after the report of step"
     line = f"A run of {length.steps} steps was {how} {length.kill_step} and resumed: {here}."
@@ -113,7 +135,10 @@ def run_thrice(scope: Scope, length: Length) -> str:
     """Train undisturbed, until killed, and on from there; return why that failed, or \"\"."""
 
     def flags(name: str) -> list[str]:
-        flags = [*run_flags(scope, name, "tiny", length.steps, length.log_every), *placement_flags(scope)]
+        flags = [
+            *run_flags(scope, name, "tiny", length.steps, length.log_every),
+            *placement_flags(scope),
+        ]
         flags += ["--checkpoint-every", str(length.checkpoint_every)]
         return flags if scope.simulated else [*flags, "--deterministic"]
 
@@ -141,12 +166,16 @@ def losses_of(scope: Scope, name: str) -> dict[int, dict[str, float]]:
     """Return losses, gradient norm and learning rate of a run by step."""
     reports = read_reports(scope, name)
     return {
-        report["step"]: {key: value for key, value in report.items() if key not in OF_INTERVALS} for report in reports
+        report["step"]: {key: value for key, value in report.items() if key not in OF_INTERVALS}
+        for report in reports
     }
 
 
 def largest_difference(expected: dict[str, float], values: dict[str, float]) -> float:
-    return max((abs(expected[name] - values.get(name, float("inf"))) for name in expected), default=float("inf"))
+    return max(
+        (abs(expected[name] - values.get(name, float("inf"))) for name in expected),
+        default=float("inf"),
+    )
 
 
 def ending(log: Sequence[str]) -> list[str]:
@@ -162,13 +191,27 @@ def check_tests(scope: Scope, found: SectionResult) -> None:
     modules = " ".join(GPU_TESTS)
     if scope.small or scope.left_s < LEAST_S:
         reason = "left out with the smallest settings" if scope.small else NO_TIME
-        add(found, f"`python -m unittest {modules}`: {reason}.", Figure.of(claim, reason, expected, None))
+        add(
+            found,
+            f"`python -m unittest {modules}`: {reason}.",
+            Figure.of(claim, reason, expected, None),
+        )
         return
     finished = run_script(["-m", "unittest", *GPU_TESTS], scope.out / "tests.log", scope.left_s)
     ran = next((line for line in finished.lines if line.startswith("Ran ")), "")
     failures = [line for line in finished.lines if line.startswith(("FAIL: ", "ERROR: "))]
     here = f"{ran}: {finished.lines[-1]}" if ran else finished.reason
     found.data["tests"] = {"result": here, "failures": failures, "seconds": finished.seconds}
-    found.lines += [f"`python -m unittest {modules}`: {here}.", *[f"- {line}" for line in failures], ""]
-    met = False if finished.code and not finished.ended else None if finished.ended or scope.simulated else True
+    found.lines += [
+        f"`python -m unittest {modules}`: {here}.",
+        *[f"- {line}" for line in failures],
+        "",
+    ]
+    met = (
+        False
+        if finished.code and not finished.ended
+        else None
+        if finished.ended or scope.simulated
+        else True
+    )
     found.figures.append(Figure.of(claim, here, expected, met))

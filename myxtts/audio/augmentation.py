@@ -1,7 +1,8 @@
-"""Random distortions of waves for training: rooms, noise, equalisers, band limits, a coarse codec, and speed.
+"""Random distortions of waves for training: rooms, noise, equalisers, band limits, a coarse codec,
+and speed.
 
-The batch's seed determines all draws, and each row has draws of its own. The delay of the direct sound is 0 in all of
-them, so alignments stay; `perturb_speed` alone changes lengths.
+The batch's seed determines all draws, and each row has draws of its own. The delay of the direct
+sound is 0 in all of them, so alignments stay; `perturb_speed` alone changes lengths.
 
 Shape legend: B rows, S samples, N length of the Fourier transform, K = N / 2 + 1 its bins.
 """
@@ -21,7 +22,9 @@ from myxtts.seeds import fold_in
 MIN_RT60_S = 0.1
 DIRECT_TO_REVERBERANT_DB = (-3.0, 12.0)
 NOISE_SLOPES = (0.0, 1.0)  # amplitude is proportional to f^-slope: white, pink at 0.5, brown at 1
-NOISE_FLOOR_HZ = 50.0  # below, the spectrum of coloured noise is flat: most of brown noise would be inaudible
+NOISE_FLOOR_HZ = (
+    50.0  # below, the spectrum of coloured noise is flat: most of brown noise would be inaudible
+)
 PEAKS = 3  # of an equaliser
 PEAK_HZ = (100.0, 8000.0)
 PEAK_GAIN_DB = 9.0
@@ -34,10 +37,18 @@ MARGIN_SAMPLES = 2048  # of silence behind the waves, into which a response with
 PHASES = 512  # positions between two samples; the rounding is 50 dB below the wave
 
 _FAST_LENGTHS = np.array(
-    sorted(2**a * 3**b * 5**c for a in range(10, 24) for b in range(3) for c in range(2) if 3**b * 5**c < 16), np.int32
+    sorted(
+        2**a * 3**b * 5**c
+        for a in range(10, 24)
+        for b in range(3)
+        for c in range(2)
+        if 3**b * 5**c < 16
+    ),
+    np.int32,
 )
 
-# Width of each array of uniform numbers of a row. A new one comes last, so that the others keep their values.
+# Width of each array of uniform numbers of a row. A new one comes last, so that the others keep
+# their values.
 DRAWS = {
     **{"reverb": 1, "rt60": 1, "direct to reverberant": 1},
     **{"equaliser": 1, "peak gain": PEAKS, "peak centre": PEAKS, "peak width": PEAKS},
@@ -61,8 +72,8 @@ class Grid(NamedTuple):
 class Draws:
     """Random numbers for the rows of a batch.
 
-    Those of `uniform` and `chosen` are parts of one array, since each draw copies its seed to a GPU. For a row they do
-    not depend on the rows after it, on padding, or on which settings are on.
+    Those of `uniform` and `chosen` are parts of one array, since each draw copies its seed to a
+    GPU. For a row they do not depend on the rows after it, on padding, or on which settings are on.
 
     Attributes:
         rows: their number, int32 scalar in host memory.
@@ -70,7 +81,9 @@ class Draws:
 
     def __init__(self, seed, rows):
         self._seed, self.rows = seed, rows
-        self._uniform = tf.random.stateless_uniform([rows, sum(DRAWS.values())], fold_in(seed, "rows"))
+        self._uniform = tf.random.stateless_uniform(
+            [rows, sum(DRAWS.values())], fold_in(seed, "rows")
+        )
 
     def uniform(self, name: str, low: float = 0.0, high: float = 1.0):
         """Return float32 [rows, DRAWS[name]]."""
@@ -96,11 +109,12 @@ class Draws:
 
 
 def augment(waves, samples, seed, settings: AugmentationConfig):
-    """Distort each row at random, all but its speed: room, noise, equaliser and band limits, codec, in this order.
+    """Distort each row at random, all but its speed: room, noise, equaliser and band limits, codec,
+    in this order.
 
-    Room, equaliser and band limits are one product in the frequency domain. The noise is made there, passes the same
-    equaliser and band limits, and gets its level afterwards. Without any of these in the settings, the waves are
-    returned as they are.
+    Room, equaliser and band limits are one product in the frequency domain. The noise is made
+    there, passes the same equaliser and band limits, and gets its level afterwards. Without any of
+    these in the settings, the waves are returned as they are.
 
     Args:
         waves: float32 [B, S] in [-1, 1].
@@ -110,7 +124,11 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
     Returns:
         float32 [B, S], about in [-1, 1]; 0 after the end of a row.
     """
-    filters = settings.reverb_probability or settings.equaliser_probability or settings.band_limit_probability
+    filters = (
+        settings.reverb_probability
+        or settings.equaliser_probability
+        or settings.band_limit_probability
+    )
     if not (filters or settings.noise_probability or settings.codec_probability):
         return waves
     draws = Draws(fold_in(seed, "augmentation"), tf.shape(waves)[0])
@@ -131,12 +149,20 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
 
 
 def _grid(padded, settings: AugmentationConfig) -> Grid:
-    """Return the shortest fast Fourier transform in which no response wraps around to the real samples."""
-    margin = max(MARGIN_SAMPLES, round(bool(settings.reverb_probability) * settings.reverb_max_rt60 * SAMPLE_RATE_HZ))
+    """Return the shortest fast Fourier transform in which no response wraps around to the real
+    samples.
+    """
+    margin = max(
+        MARGIN_SAMPLES,
+        round(bool(settings.reverb_probability) * settings.reverb_max_rt60 * SAMPLE_RATE_HZ),
+    )
     with on_host():
         at = tf.searchsorted(tf.constant(_FAST_LENGTHS), tf.reshape(padded + margin, [1]))
         length = tf.gather(tf.constant(_FAST_LENGTHS), at)[0]
-        bins, step_hz = tf.cast(length // 2 + 1, tf.float32), SAMPLE_RATE_HZ / tf.cast(length, tf.float32)
+        bins, step_hz = (
+            tf.cast(length // 2 + 1, tf.float32),
+            SAMPLE_RATE_HZ / tf.cast(length, tf.float32),
+        )
     return Grid(length, _count(bins) * step_hz)
 
 
@@ -158,7 +184,9 @@ def _transmitted(wave, draws: Draws, grid: Grid, channel, settings: Augmentation
 
 
 def _channel(draws: Draws, hz, settings: AugmentationConfig):
-    """Return the gain of equaliser and band limits of each row at each frequency, [B, K]; None without them."""
+    """Return the gain of equaliser and band limits of each row at each frequency, [B, K]; None
+    without them.
+    """
     gain = None
     if settings.equaliser_probability:
         chosen = draws.chosen("equaliser", settings.equaliser_probability)
@@ -169,24 +197,43 @@ def _channel(draws: Draws, hz, settings: AugmentationConfig):
     if settings.band_limit_probability:
         chosen = draws.chosen("band limit", settings.band_limit_probability)
         kind = draws.uniform("band limit kind", 0.0, 3.0)
-        low, high = draws.log_uniform("high pass", *HIGH_PASS_HZ), draws.log_uniform("low pass", *LOW_PASS_HZ)
-        low, high = tf.where(kind < 2.0, low, TELEPHONE_HZ[0]), tf.where(kind < 2.0, high, TELEPHONE_HZ[1])
-        low, high = tf.where(kind < 1.0, 0.0, low), tf.where((kind >= 1.0) & (kind < 2.0), np.inf, high)
+        low, high = (
+            draws.log_uniform("high pass", *HIGH_PASS_HZ),
+            draws.log_uniform("low pass", *LOW_PASS_HZ),
+        )
+        low, high = (
+            tf.where(kind < 2.0, low, TELEPHONE_HZ[0]),
+            tf.where(kind < 2.0, high, TELEPHONE_HZ[1]),
+        )
+        low, high = (
+            tf.where(kind < 1.0, 0.0, low),
+            tf.where((kind >= 1.0) & (kind < 2.0), np.inf, high),
+        )
         limited = band_pass_gain(hz, tf.where(chosen, low, 0.0), tf.where(chosen, high, np.inf))
         gain = limited if gain is None else gain * limited
     return gain
 
 
 def _noise(speech, real, draws: Draws, grid: Grid, channel, settings: AugmentationConfig):
-    """Return the noise to add to speech, [B, S]: coloured noise, or babble of the other rows of the batch."""
+    """Return the noise to add to speech, [B, S]: coloured noise, or babble of the other rows of the
+    batch.
+    """
     gain = noise_gain(grid.hz, draws.uniform("noise slope", *NOISE_SLOPES))
     gain = gain if channel is None else gain * channel
     parts = tf.unstack(draws.normal("noise spectrum", 2, tf.shape(grid.hz)[0]), axis=1)
-    noise = tf.signal.irfft(tf.complex(*(part * gain for part in parts)), [grid.length])[:, : tf.shape(speech)[1]]
+    noise = tf.signal.irfft(tf.complex(*(part * gain for part in parts)), [grid.length])[
+        :, : tf.shape(speech)[1]
+    ]
     if settings.babble_fraction:
         others = draws.between_rows("babble levels") ** 4  # few are loud
-        babble = tf.where(real, float32_matmul(tf.linalg.set_diag(others, tf.zeros_like(others[:, 0])), speech), 0.0)
-        is_babble = draws.chosen("babble", settings.babble_fraction) & (_energy(babble) > 0.0)  # a row may be alone
+        babble = tf.where(
+            real,
+            float32_matmul(tf.linalg.set_diag(others, tf.zeros_like(others[:, 0])), speech),
+            0.0,
+        )
+        is_babble = draws.chosen("babble", settings.babble_fraction) & (
+            _energy(babble) > 0.0
+        )  # a row may be alone
         noise = tf.where(is_babble, babble, noise)
     snr_db = draws.uniform("snr", settings.noise_min_snr_db, settings.noise_max_snr_db)
     noise = noise_at_snr(speech, tf.where(real, noise, 0.0), snr_db)
@@ -194,7 +241,8 @@ def _noise(speech, real, draws: Draws, grid: Grid, channel, settings: Augmentati
 
 
 def impulse_response(noise, rt60_s, direct_to_reverberant_db, chosen):
-    """Return the impulse responses of rooms: the direct sound, then noise that decays exponentially (Polack 1988).
+    """Return the impulse responses of rooms: the direct sound, then noise that decays exponentially
+    (Polack 1988).
 
     Args:
         noise: float32 [B, R], normal.
@@ -216,7 +264,8 @@ def equaliser_gain(hz, centre_hz, gain_db, octaves):
 
     Args:
         hz: float32 [K].
-        centre_hz, gain_db, octaves: float32 [B, peaks], centre, height and standard deviation of each peak.
+        centre_hz, gain_db, octaves: float32 [B, peaks], centre, height and standard deviation of
+            each peak.
 
     Returns:
         float32 [B, K], a factor on the amplitude.
@@ -224,7 +273,8 @@ def equaliser_gain(hz, centre_hz, gain_db, octaves):
     octave = tf.math.log(tf.maximum(hz, 1.0)) / float(np.log(2.0))
     centre = tf.math.log(centre_hz) / float(np.log(2.0))
     curves = [
-        gain_db[:, i, None] * tf.exp(-0.5 * tf.square((octave - centre[:, i, None]) / octaves[:, i, None]))
+        gain_db[:, i, None]
+        * tf.exp(-0.5 * tf.square((octave - centre[:, i, None]) / octaves[:, i, None]))
         for i in range(gain_db.shape[1])
     ]
     return tf.exp(tf.add_n(curves) * float(np.log(10.0) / 20.0))
@@ -240,21 +290,28 @@ def band_pass_gain(hz, low_hz, high_hz):
     Returns:
         float32 [B, K], a factor on the amplitude.
     """
-    below, above = (tf.square(tf.square(ratio)) for ratio in (low_hz / tf.maximum(hz, 1.0), hz / high_hz))
+    below, above = (
+        tf.square(tf.square(ratio)) for ratio in (low_hz / tf.maximum(hz, 1.0), hz / high_hz)
+    )
     return tf.math.rsqrt((1.0 + below * below * below) * (1.0 + above * above * above))
 
 
 def noise_gain(hz, slope):
-    """Return the amplitude of coloured noise, f^-slope above NOISE_FLOOR_HZ: float32 [K], [B, 1] -> [B, K]."""
+    """Return the amplitude of coloured noise, f^-slope above NOISE_FLOOR_HZ: float32 [K], [B, 1] ->
+    [B, K].
+    """
     return tf.exp(-slope * tf.math.log(tf.maximum(hz, NOISE_FLOOR_HZ) / NOISE_FLOOR_HZ))
 
 
 def noise_at_snr(speech, noise, snr_db):
-    """Scale noise to a signal-to-noise ratio over the whole row: float32 [B, S], [B, S], [B, 1] -> [B, S].
+    """Scale noise to a signal-to-noise ratio over the whole row: float32 [B, S], [B, S], [B, 1] ->
+    [B, S].
 
     A silent row gets no noise.
     """
-    return noise * tf.sqrt(tf.math.divide_no_nan(_energy(speech), _energy(noise)) * 10.0 ** (-snr_db / 10.0))
+    return noise * tf.sqrt(
+        tf.math.divide_no_nan(_energy(speech), _energy(noise)) * 10.0 ** (-snr_db / 10.0)
+    )
 
 
 def mu_law(wave, bits):
@@ -271,21 +328,24 @@ def mu_law(wave, bits):
 
 
 def perturb_speed(waves, samples, fewest, seed, limit: float):
-    """Change the speed of each row, pitch included, by a random factor of 1 - limit to 1 + limit (Ko et al. 2015).
+    """Change the speed of each row, pitch included, by a random factor of 1 - limit to 1 + limit
+    (Ko et al. 2015).
 
-    Interpolates by cubics, whose error is 55 dB below a tone of 2 kHz and 32 dB below one of 4 kHz; a windowed sinc of
-    eight samples took 2.5 times as long. What a higher speed moves above half the sample rate is folded to
-    frequencies above the mel's.
+    Interpolates by cubics, whose error is 55 dB below a tone of 2 kHz and 32 dB below one of 4 kHz;
+    a windowed sinc of eight samples took 2.5 times as long. What a higher speed moves above half
+    the sample rate is folded to frequencies above the mel's.
 
     Args:
         waves: float32 [B, S].
         samples: int32 [B] in host memory, the number of real samples of each row; 0 is allowed.
-        fewest: int32 [B] in host memory; a row that would become shorter gets this length, if it is longer now.
+        fewest: int32 [B] in host memory; a row that would become shorter gets this length, if it is
+            longer now.
         seed: int32 [2].
         limit: up to 0.2.
 
     Returns:
-        float32 [B, S / (1 - limit), rounded up], 0 after the end of a row; int32 [B], their samples.
+        float32 [B, S / (1 - limit), rounded up], 0 after the end of a row; int32 [B], their
+        samples.
     """
     padded = tf.shape(waves)[1]
     with on_host():
@@ -302,24 +362,38 @@ def perturb_speed(waves, samples, fewest, seed, limit: float):
 
 
 def _interpolated(waves, position):
-    """Return waves between their samples: float32 [B, S], float64 [B, L] from 0 to S - 1 -> float32 [B, L]."""
+    """Return waves between their samples: float32 [B, S], float64 [B, L] from 0 to S - 1 -> float32
+    [B, L].
+    """
     steps = tf.cast(tf.round(position * PHASES), tf.int64)
     index = tf.bitwise.right_shift(steps, tf.constant(PHASES.bit_length() - 1, tf.int64))
     phase = tf.bitwise.bitwise_and(steps, tf.constant(PHASES - 1, tf.int64))
     padded, samples = tf.pad(waves, [[0, 0], [1, 2]]), tf.shape(waves)[1]
-    neighbours = tf.stack([padded[:, i : i + samples] for i in range(4)], axis=2)  # a gather of 4 values takes as long
-    return tf.reduce_sum(tf.gather(neighbours, index, batch_dims=1) * tf.gather(_cubic_weights(), phase), axis=2)
+    neighbours = tf.stack(
+        [padded[:, i : i + samples] for i in range(4)], axis=2
+    )  # a gather of 4 values takes as long
+    return tf.reduce_sum(
+        tf.gather(neighbours, index, batch_dims=1) * tf.gather(_cubic_weights(), phase), axis=2
+    )
 
 
 def _cubic_weights() -> np.ndarray:
-    """Return Lagrange's weights of four samples at PHASES positions between the middle two, float32 [PHASES, 4]."""
+    """Return Lagrange's weights of four samples at PHASES positions between the middle two, float32
+    [PHASES, 4].
+    """
     x = np.arange(PHASES) / PHASES
-    weights = [-x * (x - 1) * (x - 2) / 6, (x + 1) * (x - 1) * (x - 2) / 2, -(x + 1) * x * (x - 2) / 2]
+    weights = [
+        -x * (x - 1) * (x - 2) / 6,
+        (x + 1) * (x - 1) * (x - 2) / 2,
+        -(x + 1) * x * (x - 2) / 2,
+    ]
     return np.stack([*weights, (x + 1) * x * (x - 1) / 6], axis=1).astype(np.float32)
 
 
 def _count(length):
-    """Return 0, 1, 2, ... below a scalar in host memory, in its type. A GPU takes all three ends from the host."""
+    """Return 0, 1, 2, ... below a scalar in host memory, in its type. A GPU takes all three ends
+    from the host.
+    """
     with on_host():
         start, step = tf.constant(0, length.dtype), tf.constant(1, length.dtype)
     return tf.range(start, length, step)

@@ -1,4 +1,6 @@
-"""The harmonic source of a vocoder: a band-limited pulse train with a given F0 and a given phase of its pulses."""
+"""The harmonic source of a vocoder: a band-limited pulse train with a given F0 and a given phase of
+its pulses.
+"""
 
 import numpy as np
 import tensorflow as tf
@@ -13,14 +15,15 @@ BLOCK_FRAMES = 64
 def pulse_train(f0_hz, pulse_phasor=None):
     """Return equal cosines at all harmonics of F0 below half the sample rate.
 
-    Their sum has a closed form, the Dirichlet kernel. F0 is interpolated linearly between the centres of frames. The
-    phase is summed in float64: a sum in float32 is wrong by 59 cycles after a minute of 120 Hz. The correction towards
-    `pulse_phasor` is interpolated between frames, too.
+    Their sum has a closed form, the Dirichlet kernel. F0 is interpolated linearly between the
+    centres of frames. The phase is summed in float64: a sum in float32 is wrong by 59 cycles after
+    a minute of 120 Hz. The correction towards `pulse_phasor` is interpolated between frames, too.
 
     Args:
         f0_hz: float32 [batch, frames], positive.
-        pulse_phasor: float32 [batch, frames, 2], real and imaginary part of the direction of the fundamental's phase at
-            the centre of each frame; shorter where it is less certain. Without it, the phase is 0 at the start.
+        pulse_phasor: float32 [batch, frames, 2], real and imaginary part of the direction of the
+            fundamental's phase at the centre of each frame; shorter where it is less certain.
+            Without it, the phase is 0 at the start.
 
     Returns:
         float32 [batch, frames * 256], of unit power.
@@ -41,7 +44,8 @@ def pulse_train(f0_hz, pulse_phasor=None):
 def smoothed_phasor(pulse_phasor, f0_hz, window_frames: int):
     """Average phasors over a Hann window, after removing the rotation that F0 explains.
 
-    A phasor's length weights it, so that the certain frames decide on the phase of their neighbours.
+    A phasor's length weights it, so that the certain frames decide on the phase of their
+    neighbours.
 
     Args:
         pulse_phasor: float32 [batch, frames, 2], as of `pulse_train`.
@@ -59,8 +63,8 @@ def smoothed_phasor(pulse_phasor, f0_hz, window_frames: int):
 def pulse_phasor(wave, f0_hz):
     """Measure the phase of the fundamental at the centre of each frame.
 
-    The wave is demodulated by F0 and weighted by a Hann window of three hops around the centre: 35 ms, in which two
-    periods of the lowest voice fit.
+    The wave is demodulated by F0 and weighted by a Hann window of three hops around the centre: 35
+    ms, in which two periods of the lowest voice fit.
 
     Args:
         wave: float32 [batch, frames * 256].
@@ -74,16 +78,22 @@ def pulse_phasor(wave, f0_hz):
     rows = tf.shape(wave)[0]
     moved = tf.stack([wave * tf.cos(angle), -wave * tf.sin(angle)], axis=1)  # [B, 2, samples]
     window = np.hanning(3 * HOP_SAMPLES + 1)[:-1].reshape(3, HOP_SAMPLES).T.astype(np.float32)
-    sums = float32_matmul(tf.reshape(moved, [rows, 2, -1, HOP_SAMPLES]), window)  # of each hop by its place in a window
+    sums = float32_matmul(
+        tf.reshape(moved, [rows, 2, -1, HOP_SAMPLES]), window
+    )  # of each hop by its place in a window
     before, at, after = tf.unstack(tf.pad(sums, [[0, 0], [0, 0], [1, 1], [0, 0]]), axis=3)
     still = tf.transpose(before[:, :, :-2] + at[:, :, 1:-1] + after[:, :, 2:], [0, 2, 1])
     length = tf.sqrt(tf.reduce_sum(tf.square(still), axis=2, keepdims=True))
-    unit = tf.where((length > 0.0) & (f0_hz > 0.0)[:, :, None], still / tf.maximum(length, 1e-20), 0.0)
+    unit = tf.where(
+        (length > 0.0) & (f0_hz > 0.0)[:, :, None], still / tf.maximum(length, 1e-20), 0.0
+    )
     return _rotated(unit, _at_centres(phase))
 
 
 def _integrated(f0_hz):
-    """Return F0 at each sample, and its phase in cycles, from 0 to 1: float32 [B, T] -> two of [B, T * 256]."""
+    """Return F0 at each sample, and its phase in cycles, from 0 to 1: float32 [B, T] -> two of [B,
+    T * 256].
+    """
     hz = _upsampled(f0_hz[:, :, None])[:, :, 0]
     phase = tf.cumsum(tf.cast(hz, tf.float64) / SAMPLE_RATE_HZ, axis=1)
     return hz, tf.cast(phase - tf.floor(phase), tf.float32)
@@ -101,26 +111,38 @@ def _rotated(phasor, cycles):
 
 
 def _upsampled(frames):
-    """Interpolate between the centres of frames, and continue the first and last: [B, T, N] -> [B, T * 256, N]."""
+    """Interpolate between the centres of frames, and continue the first and last: [B, T, N] -> [B,
+    T * 256, N].
+    """
     ends = tf.concat([frames[:, :1], frames, frames[:, -1:]], axis=1)
     before, at, after = (ends[:, :-2, None], frames[:, :, None], ends[:, 2:, None])
-    distance = ((np.arange(HOP_SAMPLES) + 0.5) / HOP_SAMPLES - 0.5).astype(np.float32)[:, None]  # from the centre
+    distance = ((np.arange(HOP_SAMPLES) + 0.5) / HOP_SAMPLES - 0.5).astype(np.float32)[
+        :, None
+    ]  # from the centre
     values = at + tf.where(distance < 0.0, at - before, after - at) * distance
     return tf.reshape(values, [tf.shape(frames)[0], -1, frames.shape[2]])
 
 
 def _running_maximum(values):
-    """Return the largest of each value and those before it, none of which is negative: float32 [B, T] -> [B, T].
+    """Return the largest of each value and those before it, none of which is negative: float32 [B,
+    T] -> [B, T].
 
-    Within blocks and then over blocks, since all pairs of two minutes of frames would take 0.4 GB a row.
+    Within blocks and then over blocks, since all pairs of two minutes of frames would take 0.4 GB a
+    row.
     """
     rows, count = tf.shape(values)[0], tf.shape(values)[1]
     # Padded with 0, by an operation without a constant that a GPU would have to copy to the host.
-    blocks = tf.reshape(tf.pad(values, [[0, 0], [0, -count % BLOCK_FRAMES]]), [rows, -1, BLOCK_FRAMES])
+    blocks = tf.reshape(
+        tf.pad(values, [[0, 0], [0, -count % BLOCK_FRAMES]]), [rows, -1, BLOCK_FRAMES]
+    )
     place, block = tf.range(BLOCK_FRAMES), tf.range(tf.shape(blocks)[1])
-    within = tf.reduce_max(tf.where(place[None, :] <= place[:, None], blocks[:, :, None, :], 0.0), axis=3)
+    within = tf.reduce_max(
+        tf.where(place[None, :] <= place[:, None], blocks[:, :, None, :], 0.0), axis=3
+    )
     is_earlier = block[None, :] < block[:, None]
-    of_earlier = tf.reduce_max(tf.where(is_earlier, tf.reduce_max(blocks, axis=2)[:, None, :], 0.0), axis=2)
+    of_earlier = tf.reduce_max(
+        tf.where(is_earlier, tf.reduce_max(blocks, axis=2)[:, None, :], 0.0), axis=2
+    )
     return tf.reshape(tf.maximum(within, of_earlier[:, :, None]), [rows, -1])[:, :count]
 
 
@@ -143,6 +165,8 @@ def interpolate_unvoiced(f0_hz):
     before, after = before - 1.0, last - after + 1.0
     before = tf.where(has_before, before, tf.where(has_after, after, 0.0))
     after = tf.where(has_after, after, before)
-    low, high = (tf.gather(f0_hz, tf.cast(index, tf.int64), batch_dims=1) for index in (before, after))
+    low, high = (
+        tf.gather(f0_hz, tf.cast(index, tf.int64), batch_dims=1) for index in (before, after)
+    )
     hz = low + (high - low) * (frame - before) / tf.maximum(after - before, 1.0)
     return tf.where(low > 0.0, hz, UNVOICED_HZ)

@@ -1,7 +1,8 @@
 """Audio format of the project: the common 22.05 kHz mel convention.
 
-HiFi-GAN (Kong et al. 2020) and Matcha-TTS use the same values, so public vocoders accept these mels.
-This module does not import TensorFlow, because the manifest and the batch plan count frames with it.
+HiFi-GAN (Kong et al. 2020) and Matcha-TTS use the same values, so public vocoders accept these
+mels. This module does not import TensorFlow, because the manifest and the batch plan count frames
+with it.
 """
 
 from math import log
@@ -13,7 +14,9 @@ HOP_SAMPLES = 256  # 11.6 ms
 MEL_BANDS = 80
 LOW_HZ = 0.0
 HIGH_HZ = 8_000.0
-PAD_SAMPLES = (FFT_SAMPLES - HOP_SAMPLES) // 2  # 384 reflected on each side: frames = samples // 256
+PAD_SAMPLES = (
+    FFT_SAMPLES - HOP_SAMPLES
+) // 2  # 384 reflected on each side: frames = samples // 256
 DECIBELS_PER_NEPER = 20.0 / log(10.0)  # a log-mel is the natural logarithm of a magnitude
 TOP_DB = 48.0  # frames more than 48 dB below the loudest one are silence
 LOG_FLOOR = 1e-5  # log(1e-5) = -11.5 is silence

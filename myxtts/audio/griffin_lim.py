@@ -7,7 +7,8 @@ from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SA
 from myxtts.audio.mel import inverse_mel_filters, mel_filters, stft
 from myxtts.matmul import float32_matmul, function_per_device_type, grid_padding
 
-ITERATIONS = 30  # copy synthesis has 1.27 dB mel-cepstral distortion; 60 take 1.8 times as long and reach 1.24 dB
+# copy synthesis has 1.27 dB mel-cepstral distortion; 60 take 1.8 times as long and reach 1.24 dB
+ITERATIONS = 30
 NNLS_STEPS = 16
 MOMENTUM = 0.99
 
@@ -15,9 +16,10 @@ MOMENTUM = 0.99
 def inverse_mel_scale(log_mel):
     """Return the non-negative STFT magnitudes whose mel is closest to the given one.
 
-    Uses multiplicative updates for non-negative least squares (Lee & Seung 2001), which keep every magnitude
-    positive; the pseudo-inverse alone returns negative ones. The exponent of the updates is 1.5. They are stable
-    between 0 and 2 (Badeau, Bertin & Vincent 2010), and 16 steps end closer than 32 steps with exponent 1.
+    Uses multiplicative updates for non-negative least squares (Lee & Seung 2001), which keep every
+    magnitude positive; the pseudo-inverse alone returns negative ones. The exponent of the updates
+    is 1.5. They are stable between 0 and 2 (Badeau, Bertin & Vincent 2010), and 16 steps end closer
+    than 32 steps with exponent 1.
 
     Args:
         log_mel: float32 [batch, frames, 80].
@@ -36,17 +38,23 @@ def inverse_mel_scale(log_mel):
         estimate = float32_matmul(float32_matmul(magnitude, filters), filters, transpose_b=True)
         ratio = target / tf.maximum(estimate, 1e-10)
         magnitude *= ratio * tf.sqrt(ratio)
-    return tf.pad(magnitude[:, :frames], [[0, 0], [0, 0], [0, FFT_SAMPLES // 2 + 1 - bins]], constant_values=1e-6)
+    return tf.pad(
+        magnitude[:, :frames],
+        [[0, 0], [0, 0], [0, FFT_SAMPLES // 2 + 1 - bins]],
+        constant_values=1e-6,
+    )
 
 
 @function_per_device_type(
-    tf.TensorSpec([None, None, None], tf.float32), tf.TensorSpec([], tf.int32), tf.TensorSpec([2], tf.int32)
+    tf.TensorSpec([None, None, None], tf.float32),
+    tf.TensorSpec([], tf.int32),
+    tf.TensorSpec([2], tf.int32),
 )
 def griffin_lim(log_mel, iterations, seed):
     """Compute fast Griffin-Lim (Perraudin, Balazs & Søndergaard 2013) on the current device.
 
-    The momentum is applied to waves instead of spectra. The results are equal because the transform is linear, and
-    waves have a quarter of the numbers.
+    The momentum is applied to waves instead of spectra. The results are equal because the transform
+    is linear, and waves have a quarter of the numbers.
 
     Args:
         log_mel: float32 [batch, frames, 80]; frames after the end of an utterance are silence.
@@ -59,7 +67,11 @@ def griffin_lim(log_mel, iterations, seed):
     magnitude = inverse_mel_scale(log_mel)
     phase = tf.random.stateless_uniform(tf.shape(magnitude), seed, 0.0, 2.0 * np.pi)
     frames = tf.shape(log_mel)[1]
-    grid = [[0, 0], [0, grid_padding(frames)], [0, 0]]  # frames of magnitude 0 add nothing to the wave
+    grid = [
+        [0, 0],
+        [0, grid_padding(frames)],
+        [0, 0],
+    ]  # frames of magnitude 0 add nothing to the wave
     magnitude, phase = tf.pad(magnitude, grid), tf.pad(phase, grid)
     wave = _istft(tf.complex(magnitude * tf.cos(phase), magnitude * tf.sin(phase)))
 
@@ -92,6 +104,10 @@ def _with_magnitude(spectrum, magnitude):
 
 
 def _istft(spectrum):
-    """Compute the least-squares inverse of `stft`: complex64 [batch, frames, bins] -> float32 [batch, samples]."""
+    """Compute the least-squares inverse of `stft`: complex64 [batch, frames, bins] -> float32
+    [batch, samples].
+    """
     window = tf.signal.inverse_stft_window_fn(HOP_SAMPLES, forward_window_fn=tf.signal.hann_window)
-    return tf.signal.inverse_stft(spectrum, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=window)
+    return tf.signal.inverse_stft(
+        spectrum, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=window
+    )

@@ -27,23 +27,32 @@ SILENCE = float(np.log(LOG_FLOOR))
 def mel_filters() -> np.ndarray:
     """Return the mel filters of librosa with unit area (Slaney 1998), float32 [bins, bands]."""
     return librosa.filters.mel(
-        sr=SAMPLE_RATE_HZ, n_fft=FFT_SAMPLES, n_mels=MEL_BANDS, fmin=LOW_HZ, fmax=HIGH_HZ, norm="slaney", htk=False
+        sr=SAMPLE_RATE_HZ,
+        n_fft=FFT_SAMPLES,
+        n_mels=MEL_BANDS,
+        fmin=LOW_HZ,
+        fmax=HIGH_HZ,
+        norm="slaney",
+        htk=False,
     ).T.astype(np.float32)
 
 
 @cache
 def inverse_mel_filters() -> np.ndarray:
-    """Return the pseudo-inverse of the mel filters, float32 [bands, bins], without the bins above the highest band."""
+    """Return the pseudo-inverse of the mel filters, float32 [bands, bins], without the bins above
+    the highest band.
+    """
     bins = int(np.flatnonzero(mel_filters().any(axis=1))[-1]) + 1  # 372 bins of 513, up to 8 kHz
     return np.linalg.pinv(mel_filters()[:bins]).astype(np.float32)
 
 
 def warped_mel_filters(factor):
-    """Return mel filters that scale all frequencies of a voice by `factor` and keep its loudness (VTLP).
+    """Return mel filters that scale all frequencies of a voice by `factor` and keep its loudness
+    (VTLP).
 
-    The gain of a filter at f is the gain of the same filter of `mel_filters` at factor * f. It is computed from the
-    triangle, not interpolated between bins. For factors of 0.726 (HIGH_HZ over half the sample rate) or more, no
-    filter extends beyond the last bin of the Fourier transform.
+    The gain of a filter at f is the gain of the same filter of `mel_filters` at factor * f. It is
+    computed from the triangle, not interpolated between bins. For factors of 0.726 (HIGH_HZ over
+    half the sample rate) or more, no filter extends beyond the last bin of the Fourier transform.
 
     Args:
         factor: float32 [batch].
@@ -61,25 +70,30 @@ def warped_mel_filters(factor):
 
 
 def stft(wave):
-    """Compute the STFT without centring, in the precision of the wave: [..., samples] -> [..., frames, bins]."""
-    return tf.signal.stft(wave, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=tf.signal.hann_window)
+    """Compute the STFT without centring, in the precision of the wave: [..., samples] -> [...,
+    frames, bins].
+    """
+    return tf.signal.stft(
+        wave, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=tf.signal.hann_window
+    )
 
 
 def log_mel(waveform, samples=None, filters=None):
     """Compute the log-mel spectrogram of waves at 22,050 Hz.
 
-    Each wave is padded by its own reflection at its real end, so an utterance has the same mel alone and in a padded
-    batch. The transform runs in float64: in float32 the rounding error is 1 % of what a loud tone contributes
-    to the quietest bands. The result equals librosa's within 2e-6.
+    Each wave is padded by its own reflection at its real end, so an utterance has the same mel
+    alone and in a padded batch. The transform runs in float64: in float32 the rounding error is 1 %
+    of what a loud tone contributes to the quietest bands. The result equals librosa's within 2e-6.
 
     Args:
         waveform: float32 [batch, samples] in [-1, 1].
-        samples: int32 [batch], the number of real samples of each row (0, or more than 384); by default all.
+        samples: int32 [batch], the number of real samples of each row (0, or more than 384); by
+            default all.
         filters: float32 [batch, bins, bands], used instead of `mel_filters`.
 
     Returns:
-        float32 [batch, samples // 256, 80]: the natural logarithm of the mel magnitude, at least log(1e-5). Frames
-        after the end of a row are log(1e-5).
+        float32 [batch, samples // 256, 80]: the natural logarithm of the mel magnitude, at least
+        log(1e-5). Frames after the end of a row are log(1e-5).
     """
     padded = tf.shape(waveform)[1]
     if samples is None:
@@ -90,7 +104,8 @@ def log_mel(waveform, samples=None, filters=None):
 
 
 def log_mel_of_frames(waveform, filters=None):
-    """Compute the log-mel of waves that are padded already: float32 [batch, samples] -> [batch, frames, 80].
+    """Compute the log-mel of waves that are padded already: float32 [batch, samples] -> [batch,
+    frames, 80].
 
     Frame i begins at sample 256 * i; see `log_mel`.
     """
@@ -103,7 +118,8 @@ def log_mel_of_frames(waveform, filters=None):
 def _reflect(waveform, samples, padded):
     """Add PAD_SAMPLES reflected samples before the start and after the real end of each row.
 
-    Only the edges are gathered and written: gathering whole rows took a quarter of the time of `log_mel`.
+    Only the edges are gathered and written: gathering whole rows took a quarter of the time of
+    `log_mel`.
     """
     rows = tf.shape(waveform)[0]
     distance = tf.range(1, PAD_SAMPLES + 1)  # in samples from the edge
@@ -112,5 +128,9 @@ def _reflect(waveform, samples, padded):
     before = tf.gather(waveform, tf.minimum(tf.range(PAD_SAMPLES, 0, -1), last_index), axis=1)
     after = tf.gather(waveform, tf.clip_by_value(last - distance, 0, last_index), batch_dims=1)
     padded_wave = tf.concat([before, waveform, tf.zeros_like(after)], axis=1)
-    row = tf.range(rows)[:, None] + tf.zeros([PAD_SAMPLES], tf.int32)  # not tf.tile, which computes int32 on a GPU
-    return tf.tensor_scatter_nd_update(padded_wave, tf.stack([row, PAD_SAMPLES + last + distance], axis=-1), after)
+    row = tf.range(rows)[:, None] + tf.zeros(
+        [PAD_SAMPLES], tf.int32
+    )  # not tf.tile, which computes int32 on a GPU
+    return tf.tensor_scatter_nd_update(
+        padded_wave, tf.stack([row, PAD_SAMPLES + last + distance], axis=-1), after
+    )

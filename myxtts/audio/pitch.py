@@ -9,38 +9,52 @@ from myxtts.matmul import float32_matmul
 F0_MIN_HZ = 60.0
 F0_MAX_HZ = 600.0
 SMOOTHING_SAMPLES = 22  # 1 ms: removes noise and fine formant structure, as in the paper
-DECIMATION = 4  # the smoothed wave ends below 1 kHz: 11 kHz finds the same pitches in twice the time
-DECIMATED_RATE_HZ = SAMPLE_RATE_HZ / DECIMATION  # 5.5 kHz; the lengths below are in samples at this rate
+DECIMATION = (
+    4  # the smoothed wave ends below 1 kHz: 11 kHz finds the same pitches in twice the time
+)
+DECIMATED_RATE_HZ = (
+    SAMPLE_RATE_HZ / DECIMATION
+)  # 5.5 kHz; the lengths below are in samples at this rate
 HOP_LENGTH = HOP_SAMPLES // DECIMATION
 MIN_LAG = int(DECIMATED_RATE_HZ / F0_MAX_HZ)  # 9
 MAX_LAG = int(DECIMATED_RATE_HZ / F0_MIN_HZ) + 1  # 92
 NUM_LAGS = MAX_LAG + 2  # from 0, and one more for the parabola
 WINDOW_HOPS = 3  # 35 ms: two periods of the lowest voice
-FFT_LENGTH = 160  # at least a hop and all lags after it, so that no lag wraps around; 2^5 · 5 is a fast length
-# A period is measured around (WINDOW_HOPS * HOP_LENGTH + lag) / 2 after the start of its frame. For the middle lag,
-# this point is the middle of the mel frame; for the shortest and the longest lag it is 21 samples (4 ms) off.
+# at least a hop and all lags after it, so that no lag wraps around; 2^5 · 5 is a fast length
+FFT_LENGTH = 160
+# A period is measured around (WINDOW_HOPS * HOP_LENGTH + lag) / 2 after the start of its frame. For
+# the middle lag, this point is the middle of the mel frame; for the shortest and the longest lag it
+# is 21 samples (4 ms) off.
 LEAD_SAMPLES = (WINDOW_HOPS * HOP_LENGTH + (MIN_LAG + MAX_LAG) // 2) // 2 - HOP_LENGTH // 2
-TROUGH_THRESHOLD = 0.1  # aperiodicity: the first trough below it is the period; later, lower ones are its multiples
-# Frames with less aperiodicity are voiced. On espeak-ng 6 % of the voiced frames are missed and 2 % are false
-# positives; after Griffin-Lim 13 % and 2 %.
+# aperiodicity: the first trough below it is the period; later, lower ones are its multiples
+TROUGH_THRESHOLD = 0.1
+# Frames with less aperiodicity are voiced. On espeak-ng 6 % of the voiced frames are missed and 2 %
+# are false positives; after Griffin-Lim 13 % and 2 %.
 VOICING_THRESHOLD = 0.35
-NOISE_FLOOR = 1e-3  # -60 dB of full scale: below it, hum, the lowest bits and rounding have a pitch, too
+NOISE_FLOOR = (
+    1e-3  # -60 dB of full scale: below it, hum, the lowest bits and rounding have a pitch, too
+)
 
 _LAG = np.arange(NUM_LAGS)
 _CANDIDATE_LAGS = _LAG[MIN_LAG - 1 :]  # the possible periods, and one neighbour on each side
-_CUMULATIVE_MEAN = ((_LAG[:, None] > 0) & (_LAG[:, None] <= _CANDIDATE_LAGS)) / _CANDIDATE_LAGS.astype(np.float32)
+_CUMULATIVE_MEAN = (
+    (_LAG[:, None] > 0) & (_LAG[:, None] <= _CANDIDATE_LAGS)
+) / _CANDIDATE_LAGS.astype(np.float32)
 _NUM_PERIODS = len(_CANDIDATE_LAGS) - 2
 
 
 def f0(waveform, samples):
-    """Estimate the fundamental frequency from 60 to 600 Hz by YIN (de Cheveigné & Kawahara 2002, steps 2 to 5).
+    """Estimate the fundamental frequency from 60 to 600 Hz by YIN (de Cheveigné & Kawahara 2002,
+    steps 2 to 5).
 
-    The period is the first lag at which the cumulative mean normalised difference (the aperiodicity) has a trough
-    below TROUGH_THRESHOLD, or the lowest trough if there is none. A parabola through the difference function refines
-    it. A frame is voiced if the aperiodicity of its period is below VOICING_THRESHOLD.
+    The period is the first lag at which the cumulative mean normalised difference (the
+    aperiodicity) has a trough below TROUGH_THRESHOLD, or the lowest trough if there is none. A
+    parabola through the difference function refines it. A frame is voiced if the aperiodicity of
+    its period is below VOICING_THRESHOLD.
 
-    For speed, the wave is decimated after the smoothing of the paper, so the depth of a trough is interpolated by a
-    parabola, too. The difference function of a frame is the sum of those of its hops, which neighbouring frames share.
+    For speed, the wave is decimated after the smoothing of the paper, so the depth of a trough is
+    interpolated by a parabola, too. The difference function of a frame is the sum of those of its
+    hops, which neighbouring frames share.
 
     Args:
         waveform: float32 [batch, samples] in [-1, 1] at 22,050 Hz.
@@ -53,16 +67,23 @@ def f0(waveform, samples):
     padded = tf.shape(waveform)[1]
     wave = tf.where(tf.sequence_mask(samples, padded), waveform, 0.0)
     difference = _difference(_hops(wave, frame_count(padded)))
-    lag, aperiodicity = _find_period(difference[:, :, MIN_LAG - 1 :] / float32_matmul(difference, _CUMULATIVE_MEAN))
-    voiced = (aperiodicity < VOICING_THRESHOLD) & tf.sequence_mask(frame_count(samples), frame_count(padded))
-    hz = tf.clip_by_value(DECIMATED_RATE_HZ / _parabolic_interpolation(difference, lag), F0_MIN_HZ, F0_MAX_HZ)
+    lag, aperiodicity = _find_period(
+        difference[:, :, MIN_LAG - 1 :] / float32_matmul(difference, _CUMULATIVE_MEAN)
+    )
+    voiced = (aperiodicity < VOICING_THRESHOLD) & tf.sequence_mask(
+        frame_count(samples), frame_count(padded)
+    )
+    hz = tf.clip_by_value(
+        DECIMATED_RATE_HZ / _parabolic_interpolation(difference, lag), F0_MIN_HZ, F0_MAX_HZ
+    )
     return tf.where(voiced, hz, 0.0), voiced
 
 
 def _hops(wave, frames):
     """Return the smoothed and decimated wave in hops, float32 [batch, frames + 4, HOP_LENGTH].
 
-    Frame i is measured on the samples from hop i on, which lie around the middle of frame i of the mel.
+    Frame i is measured on the samples from hop i on, which lie around the middle of frame i of the
+    mel.
     """
     rows, samples = tf.unstack(tf.shape(wave))
     before = DECIMATION * LEAD_SAMPLES + (SMOOTHING_SAMPLES - DECIMATION) // 2
@@ -73,10 +94,12 @@ def _hops(wave, frames):
 
 
 def _difference(hops):
-    """Compute the squared difference between the start of each frame and the same frame after each lag (YIN, eq. 6).
+    """Compute the squared difference between the start of each frame and the same frame after each
+    lag (YIN, eq. 6).
 
-    |a - b|² = |b|² - 2ab + |a|². The first two terms are one product of spectra, and the third is minus their value
-    at lag 0. The difference that noise at NOISE_FLOOR has from itself is added, so that no quieter signal is periodic.
+    |a - b|² = |b|² - 2ab + |a|². The first two terms are one product of spectra, and the third is
+    minus their value at lag 0. The difference that noise at NOISE_FLOOR has from itself is added,
+    so that no quieter signal is periodic.
 
     Returns:
         float32 [batch, frames, NUM_LAGS].
@@ -84,7 +107,8 @@ def _difference(hops):
     first = hops[:, :-2]
     block = tf.concat([first, hops[:, 1:-1], hops[:, 2:, : FFT_LENGTH - 2 * HOP_LENGTH]], axis=2)
     ones, first, power, spectrum = (
-        tf.signal.rfft(x, [FFT_LENGTH]) for x in (tf.ones([HOP_LENGTH]), -2.0 * first, tf.square(block), block)
+        tf.signal.rfft(x, [FFT_LENGTH])
+        for x in (tf.ones([HOP_LENGTH]), -2.0 * first, tf.square(block), block)
     )
     product = power * tf.math.conj(ones) + spectrum * tf.math.conj(first)
     by_hop = tf.signal.irfft(product, [FFT_LENGTH])[:, :, :NUM_LAGS]
@@ -93,18 +117,27 @@ def _difference(hops):
 
 
 def _find_period(normalised):
-    """Return the lag of the period of each frame, int64 [batch, frames], and its aperiodicity; 1 without a trough.
+    """Return the lag of the period of each frame, int64 [batch, frames], and its aperiodicity; 1
+    without a trough.
 
     A GPU computes with int64 in its own memory, but adds int32 on the host.
 
     Args:
-        normalised: float32 [batch, frames, _CANDIDATE_LAGS], each difference over the mean up to it (YIN, eq. 8).
+        normalised: float32 [batch, frames, _CANDIDATE_LAGS], each difference over the mean up to it
+            (YIN, eq. 8).
     """
     before, at, after = (normalised[:, :, i : i + _NUM_PERIODS] for i in range(3))
-    slope, curvature = before - after, (before - at) + (after - at)  # this order never rounds to 0 at a trough
-    troughs = tf.where((at < before) & (at <= after), at - tf.square(slope) / (8.0 * curvature), 1.0)
+    slope, curvature = (
+        before - after,
+        (before - at) + (after - at),
+    )  # this order never rounds to 0 at a trough
+    troughs = tf.where(
+        (at < before) & (at <= after), at - tf.square(slope) / (8.0 * curvature), 1.0
+    )
     first = np.arange(-_NUM_PERIODS, 0, dtype=np.float32)
-    index = tf.argmin(tf.where(troughs < TROUGH_THRESHOLD, first, troughs), axis=2, output_type=tf.int64)
+    index = tf.argmin(
+        tf.where(troughs < TROUGH_THRESHOLD, first, troughs), axis=2, output_type=tf.int64
+    )
     return MIN_LAG + index, tf.gather(troughs, index, batch_dims=2)
 
 
@@ -113,5 +146,7 @@ def _parabolic_interpolation(difference, lag):
     neighbours = lag[:, :, None] + tf.constant([-1, 0, 1], tf.int64)
     before, at, after = tf.unstack(tf.gather(difference, neighbours, batch_dims=2), axis=2)
     curvature = before - 2.0 * at + after
-    offset = tf.where(curvature > 0.0, 0.5 * (before - after) / tf.where(curvature > 0.0, curvature, 1.0), 0.0)
+    offset = tf.where(
+        curvature > 0.0, 0.5 * (before - after) / tf.where(curvature > 0.0, curvature, 1.0), 0.0
+    )
     return tf.cast(lag, tf.float32) + tf.clip_by_value(offset, -1.0, 1.0)

@@ -5,12 +5,21 @@ import tensorflow as tf
 from myxtts.seeds import fold_in
 
 
-def spec_augment(mel, frames, seed, time_masks: int, time_fraction: float, frequency_masks: int, frequency_bands: int):
+def spec_augment(
+    mel,
+    frames,
+    seed,
+    time_masks: int,
+    time_fraction: float,
+    frequency_masks: int,
+    frequency_bands: int,
+):
     """Replace masked values by the mean of their band over the real frames of the row.
 
-    The paper masks with 0, in features of mean 0. The width of each mask is uniform from 0 to the largest width, and
-    its position is uniform among all that fit; masks may overlap. The largest width in time is proportional to the
-    length of the utterance (adaptive masks, Park et al. 2020). Frames after the end of a row are unchanged.
+    The paper masks with 0, in features of mean 0. The width of each mask is uniform from 0 to the
+    largest width, and its position is uniform among all that fit; masks may overlap. The largest
+    width in time is proportional to the length of the utterance (adaptive masks, Park et al. 2020).
+    Frames after the end of a row are unchanged.
 
     Args:
         mel: float32 [B, T, bands].
@@ -27,7 +36,10 @@ def spec_augment(mel, frames, seed, time_masks: int, time_fraction: float, frequ
     real = tf.sequence_mask(frames, padded)[:, :, None]
     length = tf.cast(frames, tf.float32)
     longest = tf.floor(length * time_fraction)
-    widest, all_bands = tf.fill(tf.shape(frames), float(frequency_bands)), tf.fill(tf.shape(frames), float(bands))
+    widest, all_bands = (
+        tf.fill(tf.shape(frames), float(frequency_bands)),
+        tf.fill(tf.shape(frames), float(bands)),
+    )
     time = _mask(longest, length, padded, time_masks, fold_in(seed, "time masks"))
     frequency = _mask(widest, all_bands, bands, frequency_masks, fold_in(seed, "bands"))
     masked = real & (time[:, :, None] | frequency[:, None, :])
@@ -37,7 +49,8 @@ def spec_augment(mel, frames, seed, time_masks: int, time_fraction: float, frequ
 
 
 def _mask(largest, length, padded, masks, seed):
-    """Return bool [B, padded], True in `masks` random spans of up to `largest` [B] within the first `length` [B].
+    """Return bool [B, padded], True in `masks` random spans of up to `largest` [B] within the first
+    `length` [B].
 
     Lengths are whole numbers in float32, since a GPU adds int32 on the host.
     """

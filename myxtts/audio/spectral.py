@@ -1,7 +1,7 @@
 """A fast STFT with three quarters of overlap, its inverse, and the gradients of both.
 
-Frames are made of whole hops, so that neither direction needs an index. The gradient of a real transform is a real
-transform: TensorFlow's own is a complex one, of twice the work.
+Frames are made of whole hops, so that neither direction needs an index. The gradient of a real
+transform is a real transform: TensorFlow's own is a complex one, of twice the work.
 """
 
 import numpy as np
@@ -41,7 +41,8 @@ def inverse_short_time_spectrum(spectrum, fft_samples: int):
     hop = fft_samples // OVERLAP
     frames = _inverse_real_transform(spectrum, fft_samples) * (_hann(fft_samples) / WINDOW_POWER)
     parts = [
-        tf.pad(frames[:, :, i * hop : (i + 1) * hop], [[0, 0], [i, OVERLAP - 1 - i], [0, 0]]) for i in range(OVERLAP)
+        tf.pad(frames[:, :, i * hop : (i + 1) * hop], [[0, 0], [i, OVERLAP - 1 - i], [0, 0]])
+        for i in range(OVERLAP)
     ]
     return tf.reshape(tf.add_n(parts), [tf.shape(spectrum)[0], -1])
 
@@ -62,7 +63,9 @@ def _hann(samples: int) -> np.ndarray:
 
 
 def _multiplicity(samples: int) -> np.ndarray:
-    """Return how many bins of the complex transform each bin of the real one stands for, complex64 [bins]."""
+    """Return how many bins of the complex transform each bin of the real one stands for, complex64
+    [bins].
+    """
     multiplicity = np.full(samples // 2 + 1, 2.0)
     multiplicity[[0, -1]] = 1.0
     return multiplicity.astype(np.complex64)

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 
 class VocoderProtocol(Protocol):
-    """What computes waves from log-mels: `GriffinLim`, or a trained run (`training.load_vocoder.TrainedVocoder`).
+    """What computes waves from log-mels: `GriffinLim`, or a trained run
+    (`training.load_vocoder.TrainedVocoder`).
 
     Attributes:
         description: for the log, such as "runs/vocoder, step 4000".
@@ -32,7 +33,9 @@ class VocoderProtocol(Protocol):
         ...
 
 
-def vocode(vocoder: VocoderProtocol, log_mel, frames, seed: tuple[int, int] = (0, 0)) -> list[np.ndarray]:
+def vocode(
+    vocoder: VocoderProtocol, log_mel, frames, seed: tuple[int, int] = (0, 0)
+) -> list[np.ndarray]:
     """Return the waves of a batch of mels as NumPy arrays.
 
     Each row is computed alone, without its padding, so padding changes no sample.

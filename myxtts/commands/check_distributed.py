@@ -1,7 +1,7 @@
 """`myxtts check-distributed`: compare several workers with one, in results and in speed.
 
-Without TF_CONFIG or Slurm the command starts the workers itself; with them it is one of the workers.
-Exit codes: 0 all checks passed, 1 a check failed, 2 a mistake in the call.
+Without TF_CONFIG or Slurm the command starts the workers itself; with them it is one of the
+workers. Exit codes: 0 all checks passed, 1 a check failed, 2 a mistake in the call.
 """
 
 import argparse
@@ -38,8 +38,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         return start_workers(options)
     if options.workers or options.nodes or options.job_token:
         raise ConfigError(
-            "--workers, --nodes and --job-token are for starting workers, but the environment says that this is "
-            f"{cluster.name()} of {cluster.count}. Leave them out."
+            "--workers, --nodes and --job-token are for starting workers, but the environment says"
+            f" that this is {cluster.name()} of {cluster.count}. Leave them out."
         )
     return run_worker(cluster, options.gpus_per_worker)
 
@@ -48,7 +48,10 @@ def start_workers(options: argparse.Namespace) -> int:
     """Start the workers of this machine, each with this command."""
     workers, local = worker_addresses(options)
     if len(workers) < 2:
-        raise ConfigError("one worker was requested, but the check compares several with one. Request two or more.")
+        raise ConfigError(
+            "one worker was requested, but the check compares several with one. Request two or"
+            " more."
+        )
     gpus = options.gpus_per_worker if options.nodes else options.gpus_per_worker or 0
     gpu_flags = () if gpus is None else ("--gpus-per-worker", str(gpus))
     command = find_program(["-m", "myxtts", NAME, *gpu_flags])
@@ -63,7 +66,9 @@ def run_worker(cluster: Cluster, gpus: int | None) -> int:
 
     result = check_cluster(cluster, gpus)
     if cluster.is_chief:
-        print(f"{result.workers} workers, {result.replicas} replicas, each on a {result.device_type}")
+        print(
+            f"{result.workers} workers, {result.replicas} replicas, each on a {result.device_type}"
+        )
         print("\n".join(line for check in cluster_checks(result) for line in check_lines(check)))
         print("\n".join(all_reduce_table(result)))
     return 0 if result.passed else 1

@@ -19,24 +19,37 @@ from myxtts.stdout import discard_stdout, go_on_without_stdout
 
 _SPACE = "Free some disk space or fix the permissions"
 _REMEDIES = {  # errno of an error of the disk -> what to do
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _SPACE),
-    **dict.fromkeys((errno.EIO, errno.ESTALE), "Look for the fault in the system's log (dmesg), or use another disk"),
-    **dict.fromkeys((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP), "Use a file system with locks (flock)"),
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _SPACE
+    ),
+    **dict.fromkeys(
+        (errno.EIO, errno.ESTALE),
+        "Look for the fault in the system's log (dmesg), or use another disk",
+    ),
+    **dict.fromkeys(
+        (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP), "Use a file system with locks (flock)"
+    ),
     errno.ENAMETOOLONG: "Give a shorter name",
     errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n)"),
-    **dict.fromkeys((errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY), "Move it away or choose another place"),
+    **dict.fromkeys(
+        (errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY),
+        "Move it away or choose another place",
+    ),
 }
 
 
 def report_errors(program: Callable[[], int]) -> int:
     """Run a program with its log on the console, and return its exit code.
 
-    A UserError, an error of the disk and a lack of memory print one message on stderr and return 2; Ctrl-C returns 130,
-    and a reader of stdout that ended, such as `head`, 141. Any other error is a defect and keeps its traceback.
+    A UserError, an error of the disk and a lack of memory print one message on stderr and return 2;
+    Ctrl-C returns 130, and a reader of stdout that ended, such as `head`, 141. Any other error is a
+    defect and keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # in a locale without UTF-8, letters that it lacks are escaped
+        if hasattr(
+            stream, "reconfigure"
+        ):  # in a locale without UTF-8, letters that it lacks are escaped
             stream.reconfigure(errors="backslashreplace")
     log_to_console()
     set_environment()
@@ -76,11 +89,13 @@ def sound_on_stdout() -> Iterator[BinaryIO]:
         ConfigError: stdout is a terminal or closed.
     """
     if sys.stdout is None:  # `>&-` in a shell
-        raise ConfigError("--stream writes sound to stdout, but stdout is closed. Give a file with --out instead.")
+        raise ConfigError(
+            "--stream writes sound to stdout, but stdout is closed. Give a file with --out instead."
+        )
     if sys.stdout.isatty():
         raise ConfigError(
-            "--stream writes sound to stdout, but stdout is a terminal. Add a player, such as `| aplay`, or give a "
-            "file with --out instead."
+            "--stream writes sound to stdout, but stdout is a terminal. Add a player, such as `|"
+            " aplay`, or give a file with --out instead."
         )
     sound = sys.stdout.buffer
     with redirect_stdout(sys.stderr):
@@ -104,25 +119,39 @@ class _Console(logging.Handler):
             tqdm.write(printable(self.format(record)), file=sys.stdout)
             sys.stdout.flush()
         except OSError as error:
-            if error.errno not in (*FULL, errno.EIO):  # such as the end of a reader; EIO is that of a lost terminal
+            if error.errno not in (
+                *FULL,
+                errno.EIO,
+            ):  # such as the end of a reader; EIO is that of a lost terminal
                 raise
             go_on_without_stdout(error, "The program goes on")
 
 
 def _lack_of_memory(error: Exception) -> str | None:
-    """Return a message if the host or a device is out of memory; training has messages of its own."""
+    """Return a message if the host or a device is out of memory; training has messages of
+    its own.
+    """
     if isinstance(error, MemoryError):
         return f"out of memory: {error}. End other programs on this machine."
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None or not isinstance(error, tensorflow.errors.ResourceExhaustedError):
         return None
     reason = error.message.splitlines()[0].rstrip(".")
-    return f"out of memory: {reason}. End other programs on this GPU, or use the CPU with CUDA_VISIBLE_DEVICES=-1."
+    return (
+        f"out of memory: {reason}. End other programs on this GPU, or use the CPU with"
+        " CUDA_VISIBLE_DEVICES=-1."
+    )
 
 
 def _disk_message(error: OSError) -> str:
-    file, remedy = error.filename2 or error.filename, _REMEDIES[error.errno or 0]  # a rename names its target second
+    file, remedy = (
+        error.filename2 or error.filename,
+        _REMEDIES[error.errno or 0],
+    )  # a rename names its target second
     if file is None:
         return f"a file: {error.strerror}. {remedy}."
     folder = os.path.dirname(os.path.abspath(os.fsdecode(file)))
-    return f"{os.fsdecode(file)}: {error.strerror}. {remedy}{f' of {folder}' if remedy == _SPACE else ''}."
+    return (
+        f"{os.fsdecode(file)}: {error.strerror}."
+        f" {remedy}{f' of {folder}' if remedy == _SPACE else ''}."
+    )

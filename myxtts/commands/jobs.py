@@ -1,8 +1,8 @@
 """`myxtts jobs`: train one model as independent jobs, one on each GPU, and merge them (local SGD).
 
-Exit codes: 0 done; 1 the warm start or the merge failed, or the merged model is worse than the best job, lacks a job
-or lacks updates of a job that missed syncs; 2 a mistake in the settings; 130 and 143 stopped after checkpoints (the
-same command with --resume continues).
+Exit codes: 0 done; 1 the warm start or the merge failed, or the merged model is worse than the best
+job, lacks a job or lacks updates of a job that missed syncs; 2 a mistake in the settings; 130 and
+143 stopped after checkpoints (the same command with --resume continues).
 """
 
 import argparse
@@ -17,12 +17,15 @@ from myxtts.config.schema import Config
 from myxtts.config.scripts import command_line
 from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import ConfigError
-from myxtts.local_sgd.job_settings import (
-    check_job_settings,
-    check_launcher_settings,
-    sync_interval,
+from myxtts.local_sgd.job_settings import check_job_settings, check_launcher_settings, sync_interval
+from myxtts.local_sgd.jobs import (
+    JobDevice,
+    JobSpec,
+    JobsSpec,
+    job_devices,
+    previous_state,
+    train_jobs,
 )
-from myxtts.local_sgd.jobs import JobDevice, JobSpec, JobsSpec, job_devices, previous_state, train_jobs
 from myxtts.local_sgd.launcher_state import LauncherState, stop_launcher
 from myxtts.local_sgd.progress import Display, status_report
 from myxtts.placement.routes import hidden_gpus_warning
@@ -32,7 +35,10 @@ NAME = "jobs"
 HELP = "Train independent jobs, one on each GPU, and merge their weights (local SGD)."
 TRAINER = (sys.executable, "-u", "-m", "myxtts", "train")
 MERGER = (sys.executable, "-u", "-m", "myxtts", "merge")
-NO_SYNC = ("--sync-every", "0")  # sync_every is checked against --jobs and --sync-dir, which are known later
+NO_SYNC = (
+    "--sync-every",
+    "0",
+)  # sync_every is checked against --jobs and --sync-dir, which are known later
 SYNC_SETTINGS = ("sync_every",)
 
 log = logging.getLogger("myxtts.local_sgd")
@@ -41,8 +47,8 @@ log = logging.getLogger("myxtts.local_sgd")
 def make_parser(prog: str = f"myxtts {NAME}") -> CommandParser:
     parser = settings_parser(
         prog,
-        f"{HELP} A file FILE_gpu0.yaml beside --config FILE.yaml holds the settings of the job on GPU 0; it may list "
-        "FILE under `defaults`.",
+        f"{HELP} A file FILE_gpu0.yaml beside --config FILE.yaml holds the settings of the job on"
+        " GPU 0; it may list FILE under `defaults`.",
         resuming="`--resume` needs the flags of the first command again, except --gpus.",
     )
     count = bounded(int, 0)
@@ -51,10 +57,16 @@ def make_parser(prog: str = f"myxtts {NAME}") -> CommandParser:
         "--warmstart-steps",
         metavar="N",
         type=count,
-        help="steps of one run before the jobs start (default: a tenth of max_steps, or 0 with --init-from)",
+        help=(
+            "steps of one run before the jobs start (default: a tenth of max_steps, or 0 with"
+            " --init-from)"
+        ),
     )
     parser.add_argument(
-        "--num-syncs", metavar="N", type=bounded(int, 1), help="number of syncs between the jobs; sets --sync-every"
+        "--num-syncs",
+        metavar="N",
+        type=bounded(int, 1),
+        help="number of syncs between the jobs; sets --sync-every",
     )
     parser.add_argument(
         "--max-restarts",
@@ -71,8 +83,12 @@ def make_parser(prog: str = f"myxtts {NAME}") -> CommandParser:
         help="seconds between two progress tables if the output is not a terminal (default 30)",
     )
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--status", action="store_true", help="print the progress of the jobs of --run and exit")
-    group.add_argument("--stop", action="store_true", help="stop the jobs of --run after they write checkpoints")
+    group.add_argument(
+        "--status", action="store_true", help="print the progress of the jobs of --run and exit"
+    )
+    group.add_argument(
+        "--stop", action="store_true", help="stop the jobs of --run after they write checkpoints"
+    )
     return parser
 
 
@@ -93,12 +109,17 @@ def main(
         return 0
     if "TF_CONFIG" in os.environ:
         raise ConfigError(
-            "TF_CONFIG is set, which makes each run one of several workers. Unset it: jobs are independent."
+            "TF_CONFIG is set, which makes each run one of several workers. Unset it: jobs are"
+            " independent."
         )
     check_launcher_settings(config)
     previous = previous_state(folder, config.run.resume)
     if previous is not None and previous.total_steps != config.training.max_steps:
-        log.warning("--max-steps is %d; the jobs began with %d", config.training.max_steps, previous.total_steps)
+        log.warning(
+            "--max-steps is %d; the jobs began with %d",
+            config.training.max_steps,
+            previous.total_steps,
+        )
     gpus = gpus_of(options, previous)
     warn_of_hidden_gpus(config.placement.simulate_gpus)
     resumed = config.run.run if options.gpus is None else None
@@ -122,7 +143,9 @@ def gpus_of(options: argparse.Namespace, previous: LauncherState | None) -> tupl
     if options.gpus is not None:
         return tuple(options.gpus)
     if previous is None:
-        raise ConfigError("no GPUs were named. Give one for each job with --gpus, such as --gpus 0 1.")
+        raise ConfigError(
+            "no GPUs were named. Give one for each job with --gpus, such as --gpus 0 1."
+        )
     return tuple(previous.immutable.gpus)
 
 
@@ -131,12 +154,18 @@ def warn_of_hidden_gpus(simulated: int) -> None:
     existing = visible_gpus() if simulated else []
     if existing:
         several = len(existing) > 1
-        use = f"--simulate-gpus 0, and --gpus from 0 to {len(existing) - 1}" if several else command_line("train")
+        use = (
+            f"--simulate-gpus 0, and --gpus from 0 to {len(existing) - 1}"
+            if several
+            else command_line("train")
+        )
         found = f"this process sees {len(existing)} GPU{'s' * several}"
         log.warning("%s", hidden_gpus_warning(simulated, found, use))
 
 
-def warmstart_steps_of(options: argparse.Namespace, previous: LauncherState | None, config: Config) -> int:
+def warmstart_steps_of(
+    options: argparse.Namespace, previous: LauncherState | None, config: Config
+) -> int:
     """Return the steps of the run that all jobs start from."""
     total_steps = config.training.max_steps
     default = 0 if config.training.init_from is not None else total_steps // 10
@@ -145,8 +174,8 @@ def warmstart_steps_of(options: argparse.Namespace, previous: LauncherState | No
     steps = default if options.warmstart_steps is None else options.warmstart_steps
     if steps >= total_steps:
         raise ConfigError(
-            f"--warmstart-steps {steps} was given, but the jobs have --max-steps {total_steps}, which includes the "
-            "warm start. Give fewer, or more --max-steps."
+            f"--warmstart-steps {steps} was given, but the jobs have --max-steps {total_steps},"
+            " which includes the warm start. Give fewer, or more --max-steps."
         )
     return steps
 
@@ -166,14 +195,17 @@ def sync_every_of(
         return sync_every
     if sync_every:
         raise ConfigError(
-            f"--num-syncs {options.num_syncs} and sync_every {sync_every} were both given. Leave out one of them."
+            f"--num-syncs {options.num_syncs} and sync_every {sync_every} were both given. Leave"
+            " out one of them."
         )
     steps = sync_interval(config.training.max_steps, warmstart_steps, options.num_syncs)
     log.info("syncs          every %d steps", steps)
     return steps
 
 
-def read_sync_every(parser: CommandParser, argv: Sequence[str], config: Config, jobs: int, own: Collection[str]) -> int:
+def read_sync_every(
+    parser: CommandParser, argv: Sequence[str], config: Config, jobs: int, own: Collection[str]
+) -> int:
     """Return the setting, which is checked against the number of jobs and --sync-dir.
 
     Args:
@@ -186,11 +218,19 @@ def read_sync_every(parser: CommandParser, argv: Sequence[str], config: Config, 
 
 
 def jobs_of(
-    parser: CommandParser, argv: Sequence[str], config: Config, gpus: Sequence[int], devices: Sequence[JobDevice]
+    parser: CommandParser,
+    argv: Sequence[str],
+    config: Config,
+    gpus: Sequence[int],
+    devices: Sequence[JobDevice],
 ) -> list[JobSpec]:
     """Return the jobs, each with the settings of its own file if there is one."""
     return [
-        JobSpec(f"gpu{gpu}", with_inherited_settings(read_job_file(parser, argv, config, f"gpu{gpu}")), device)
+        JobSpec(
+            f"gpu{gpu}",
+            with_inherited_settings(read_job_file(parser, argv, config, f"gpu{gpu}")),
+            device,
+        )
         for gpu, device in zip(gpus, devices, strict=True)
     ]
 
@@ -203,7 +243,9 @@ def read_job_file(parser: CommandParser, argv: Sequence[str], config: Config, na
     job_file = file.with_name(f"{file.stem}_{name}{file.suffix}") if file is not None else None
     if job_file is None or not job_file.is_file():
         return config
-    settings = read_settings(parser, [*argv, "--config", str(job_file), *NO_SYNC], own=SYNC_SETTINGS)[0]
+    settings = read_settings(
+        parser, [*argv, "--config", str(job_file), *NO_SYNC], own=SYNC_SETTINGS
+    )[0]
     check_launcher_settings(settings)
     check_job_settings(config, settings, job_file)
     of_all, of_job = (

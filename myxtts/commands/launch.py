@@ -20,16 +20,27 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser = CommandParser(
         prog=prog,
         command=NAME,
-        usage=f"{prog} [--workers N | --nodes HOST:PORT,... --node-rank N] [--FLAG VALUE ...] -- "
-        "PROGRAM [ARGUMENT ...]",
+        usage=(
+            f"{prog} [--workers N | --nodes HOST:PORT,... --node-rank N] [--FLAG VALUE ...] -- "
+            "PROGRAM [ARGUMENT ...]"
+        ),
         description=f"{HELP} The output of the workers is shown here and kept in their logs.",
-        epilog="PROGRAM is a Python file, -m and a module, or a command of myxtts such as train. The exit code is 0, "
-        "or the exit code of the worker that failed (128 + the number of a signal); 130, 143 and 129 when stopped.",
+        epilog=(
+            "PROGRAM is a Python file, -m and a module, or a command of myxtts such as train. The"
+            " exit code is 0, or the exit code of the worker that failed (128 + the number of a"
+            " signal); 130, 143 and 129 when stopped."
+        ),
     )
     add_worker_flags(parser)
-    parser.add_argument("--logs", type=Path, default=Path("logs"), help="folder for worker-N.log (default logs)")
     parser.add_argument(
-        "--cores-per-worker", metavar="N", type=bounded(int, 1), default=0, help="pin each worker to N cores of its own"
+        "--logs", type=Path, default=Path("logs"), help="folder for worker-N.log (default logs)"
+    )
+    parser.add_argument(
+        "--cores-per-worker",
+        metavar="N",
+        type=bounded(int, 1),
+        default=0,
+        help="pin each worker to N cores of its own",
     )
     parser.add_argument(
         "--gpus-per-worker",
@@ -38,24 +49,41 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         help="give each worker N GPUs of its own; 0 hides all GPUs",
     )
     parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="program of each worker, with its arguments"
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="-- PROGRAM",
+        help="program of each worker, with its arguments",
     )
     options = parser.parse(argv)
-    options.program = list(argv[len(argv) - len(options.program) :])  # as typed: with _ in its flags
+    options.program = list(
+        argv[len(argv) - len(options.program) :]
+    )  # as typed: with _ in its flags
     return options
 
 
 def add_worker_flags(parser: CommandParser) -> None:
     """Add the flags that say where the workers run."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--workers", metavar="N", type=bounded(int, 1, 1000), help="workers on this machine (default 2)")
-    group.add_argument("--nodes", metavar="HOST:PORT,...", help="addresses of several machines, one worker on each")
-    parser.add_argument("--node-rank", metavar="N", type=bounded(int, 0), help="position of this machine in --nodes")
+    group.add_argument(
+        "--workers",
+        metavar="N",
+        type=bounded(int, 1, 1000),
+        help="workers on this machine (default 2)",
+    )
+    group.add_argument(
+        "--nodes", metavar="HOST:PORT,...", help="addresses of several machines, one worker on each"
+    )
+    parser.add_argument(
+        "--node-rank", metavar="N", type=bounded(int, 0), help="position of this machine in --nodes"
+    )
     parser.add_argument(
         "--job-token",
         metavar="FILE",
         type=Path,
-        help=f"file with a secret that all workers must have (default: {VARIABLE}; on one machine a random one)",
+        help=(
+            f"file with a secret that all workers must have (default: {VARIABLE}; on one machine a"
+            " random one)"
+        ),
     )
 
 
@@ -63,21 +91,26 @@ def worker_addresses(options: argparse.Namespace) -> tuple[tuple[str, ...], tupl
     """Return the addresses of all workers, and the indices of those to start on this machine."""
     if options.nodes is None:
         if options.node_rank is not None:
-            raise ConfigError("--node-rank was given without --nodes. Leave it out, or add --nodes.")
+            raise ConfigError(
+                "--node-rank was given without --nodes. Leave it out, or add --nodes."
+            )
         count = options.workers or 2
         return local_workers(count), tuple(range(count))
     workers = check_addresses([address.strip() for address in options.nodes.split(",")], "--nodes")
     rank = options.node_rank
     if rank is None or rank >= len(workers):
         raise ConfigError(
-            f"--nodes names {len(workers)} machines, and --node-rank {'is missing' if rank is None else f'is {rank}'}. "
-            f"Give 0 on the first of them to {len(workers) - 1} on the last."
+            f"--nodes names {len(workers)} machines, and --node-rank"
+            f" {'is missing' if rank is None else f'is {rank}'}. Give 0 on the first of them to"
+            f" {len(workers) - 1} on the last."
         )
     return workers, (rank,)
 
 
 def worker_token(options: argparse.Namespace) -> str:
-    """Return the secret for the workers; empty leaves them that of the environment, if there is one."""
+    """Return the secret for the workers; empty leaves them that of the environment, if there is
+    one.
+    """
     if options.job_token is not None:
         return read_token(options.job_token)
     return "" if options.nodes is not None or VARIABLE in os.environ else new_token()

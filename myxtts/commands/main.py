@@ -1,7 +1,8 @@
 """The console script `myxtts`, and the scripts of a checkout that run one of its commands.
 
-Each command is a module of this package with its name (NAME), one line about it (HELP) and `main(argv, prog)`, which
-returns the exit code. A command imports TensorFlow only once its arguments are known to be right.
+Each command is a module of this package with its name (NAME), one line about it (HELP) and
+`main(argv, prog)`, which returns the exit code. A command imports TensorFlow only once its
+arguments are known to be right.
 """
 
 import importlib
@@ -19,12 +20,24 @@ from myxtts.distributed.stop_signals import exit_at_sigterm
 from myxtts.errors import ConfigError
 
 COMMANDS = (
-    *("train", "preflight", "profile", "plan", "synthesize", "evaluate", "transcribe", "export", "launch", "jobs"),
+    *(
+        "train",
+        "preflight",
+        "profile",
+        "plan",
+        "synthesize",
+        "evaluate",
+        "transcribe",
+        "export",
+        "launch",
+        "jobs",
+    ),
     *("merge", "shard", "corpus", "serve-data", "check-distributed"),
 )
 
 
-# Commands that handle SIGTERM themselves. In the others it raises SystemExit, which removes unfinished files.
+# Commands that handle SIGTERM themselves. In the others it raises SystemExit, which removes
+# unfinished files.
 WITH_OWN_STOP = ("train", "launch", "jobs", "serve-data", "check-distributed")
 
 

@@ -1,7 +1,7 @@
 """`myxtts merge`: runs that began with the same weights → one run with their mean weights.
 
-The exit code is 1 if the merged weights were measured to be worse than the best input; the new run then has the weights
-of that input.
+The exit code is 1 if the merged weights were measured to be worse than the best input; the new run
+then has the weights of that input.
 """
 
 import argparse
@@ -23,9 +23,14 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         type=Path,
         nargs="+",
         required=True,
-        help="two or more folders of checkpoints, or of runs (their best checkpoint, or else the newest)",
+        help=(
+            "two or more folders of checkpoints, or of runs (their best checkpoint, or else the"
+            " newest)"
+        ),
     )
-    parser.add_argument("--output", metavar="RUN", type=Path, required=True, help="folder of the new run")
+    parser.add_argument(
+        "--output", metavar="RUN", type=Path, required=True, help="folder of the new run"
+    )
     parser.add_argument(
         "--weights",
         metavar="W",
@@ -33,15 +38,25 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         nargs="+",
         help="weight of each input; by default the duration of the speech that it was trained on",
     )
-    parser.add_argument("--train-data", metavar="CORPUS", help="corpus of the new run; by default the first input's")
+    parser.add_argument(
+        "--train-data", metavar="CORPUS", help="corpus of the new run; by default the first input's"
+    )
     parser.add_argument(
         "--val-data",
         metavar="CORPUS",
-        help="validation corpus of the new run; the new run and its inputs are first measured on it",
+        help=(
+            "validation corpus of the new run; the new run and its inputs are first measured on it"
+        ),
     )
-    parser.add_argument("--audio-root", metavar="DIR", help="folder to which paths in CSV and TSV files are relative")
     parser.add_argument(
-        "--force", action="store_true", help="also merge inputs with different speakers or different first weights"
+        "--audio-root",
+        metavar="DIR",
+        help="folder to which paths in CSV and TSV files are relative",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="also merge inputs with different speakers or different first weights",
     )
     return parser.parse(argv)
 
@@ -49,4 +64,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     corpora = CorpusOverrides(options.train_data, options.val_data, options.audio_root)
-    return 0 if merge(options.checkpoints, options.output, corpora, options.weights, options.force) else 1
+    return (
+        0
+        if merge(options.checkpoints, options.output, corpora, options.weights, options.force)
+        else 1
+    )

@@ -1,7 +1,8 @@
-"""The parsers of commands: flags → settings and options, with a suggestion for a flag that does not exist.
+"""The parsers of commands: flags → settings and options, with a suggestion for a flag that does not
+exist.
 
-The flags of a run are the settings of the schema: `data.batch_size` is `--batch-size`. This module only converts their
-text; the schema decides which values are allowed, for flags and YAML alike.
+The flags of a run are the settings of the schema: `data.batch_size` is `--batch-size`. This module
+only converts their text; the schema decides which values are allowed, for flags and YAML alike.
 """
 
 import argparse
@@ -21,10 +22,15 @@ from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section, near
 from myxtts.config.suggest import foreign_flag
 from myxtts.errors import ConfigError
 
-RESUMING = "`--resume --run NAME` without --config and --train-data takes the settings of the run from its config.yaml."
+RESUMING = (
+    "`--resume --run NAME` without --config and --train-data takes the settings of the run from its"
+    " config.yaml."
+)
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NOUNS = {int: "whole number", float: "number"}
-_FLAG = re.compile(r"--?[A-Za-z].*|[A-Za-z_][\w.]*=.*", re.DOTALL)  # or as in Hydra: training.batch_size=8
+_FLAG = re.compile(
+    r"--?[A-Za-z].*|[A-Za-z_][\w.]*=.*", re.DOTALL
+)  # or as in Hydra: training.batch_size=8
 _TILDE = re.compile(r"--[A-Za-z-]+=~(/.*)?", re.DOTALL)
 _WITHOUT_VALUE = re.compile(r"--(\S+): expected (?:at least )?one argument")
 _SETTING_NAMES = re.compile(rf"\b({'|'.join(name for name in SETTINGS if '_' in name)})\b")
@@ -48,7 +54,9 @@ class CommandParser(argparse.ArgumentParser):
         if without_value := _WITHOUT_VALUE.fullmatch(message):
             setting = SETTINGS.get(without_value[1].replace("-", "_"))
             needed = f": {setting.allowed}" if setting else ""
-            raise ConfigError(f"--{without_value[1]} needs a value{needed}. --help lists the flags.")
+            raise ConfigError(
+                f"--{without_value[1]} needs a value{needed}. --help lists the flags."
+            )
         if message.startswith("the following arguments are required"):
             raise _MissingFlagError(f"{message}. --help lists the flags.")
         raise ConfigError(f"{message}. --help lists the flags.")
@@ -65,7 +73,11 @@ class CommandParser(argparse.ArgumentParser):
         try:
             options, unknown = self.parse_known_args([*words, *argv[end:]])
         except _MissingFlagError:
-            unknown = [word for word in words if _FLAG.fullmatch(word) and word.partition("=")[0] not in self.flags()]
+            unknown = [
+                word
+                for word in words
+                if _FLAG.fullmatch(word) and word.partition("=")[0] not in self.flags()
+            ]
             if not unknown:
                 raise
         if unknown:
@@ -73,7 +85,9 @@ class CommandParser(argparse.ArgumentParser):
         return options
 
     def _check_words(self, words: Sequence[str]) -> None:
-        """Raise ConfigError for a ~ that no shell expands, and for a second list, which would replace the first."""
+        """Raise ConfigError for a ~ that no shell expands, and for a second list, which would
+        replace the first.
+        """
         for word in words:
             if _TILDE.fullmatch(word):
                 flag, _, path = word.partition("=")
@@ -84,8 +98,15 @@ class CommandParser(argparse.ArgumentParser):
         given = [word.partition("=")[0] for word in words]
         for action in self._actions:
             times = sum(map(given.count, action.option_strings))
-            if times > 1 and action.nargs in ("*", "+") and not isinstance(action, argparse._ExtendAction):
-                raise ConfigError(f"{action.option_strings[0]} was given {times} times. Give all values after one.")
+            if (
+                times > 1
+                and action.nargs in ("*", "+")
+                and not isinstance(action, argparse._ExtendAction)
+            ):
+                raise ConfigError(
+                    f"{action.option_strings[0]} was given {times} times. Give all values after"
+                    " one."
+                )
 
     def flags(self) -> list[str]:
         """The flags of this parser and of its subcommands."""
@@ -96,37 +117,53 @@ class CommandParser(argparse.ArgumentParser):
         return flags
 
     def _unknown(self, unknown: Sequence[str], argv: Sequence[str]) -> str:
-        """Return the message for words that are neither flags nor values; flags with the same advice share a line."""
+        """Return the message for words that are neither flags nor values; flags with the same
+        advice share a line.
+        """
         typed = {_hyphenated(word): word for word in argv}
-        flags = [typed.get(word, word).partition("=")[0] for word in unknown if _FLAG.fullmatch(word)]
+        flags = [
+            typed.get(word, word).partition("=")[0] for word in unknown if _FLAG.fullmatch(word)
+        ]
         if not flags:
             return self._stray_value(typed.get(unknown[0], unknown[0]), argv)
         names: dict[str, list[str]] = {}
         for flag in dict.fromkeys(flags):
             names.setdefault(self._advice(flag), []).append(shown(flag))
-        return "\n".join(f"{' and '.join(flags)} {_are(flags)}{advice}" for advice, flags in names.items())
+        return "\n".join(
+            f"{' and '.join(flags)} {_are(flags)}{advice}" for advice, flags in names.items()
+        )
 
     def _advice(self, flag: str) -> str:
         """Return what follows "… is not a flag"."""
         flags = self.flags()
-        name = flag.lstrip("-").rpartition(".")[2].replace("-", "_")  # also of --coqpit.lr and data.batch_size
+        name = (
+            flag.lstrip("-").rpartition(".")[2].replace("-", "_")
+        )  # also of --coqpit.lr and data.batch_size
         positive, word = name.removeprefix("no_"), name.replace("_", "-")
-        renamed = f"--{'no-' if positive != name else ''}{RENAMED.get(positive, '').replace('_', '-')}"
+        renamed = (
+            f"--{'no-' if positive != name else ''}{RENAMED.get(positive, '').replace('_', '-')}"
+        )
         if renamed in flags:
             return f": it was renamed to {renamed}."
         if f"--{word}" not in flags:
-            foreign = foreign_flag(name, flags, self._foreign) or foreign_flag(positive, flags, self._foreign)
+            foreign = foreign_flag(name, flags, self._foreign) or foreign_flag(
+                positive, flags, self._foreign
+            )
             if foreign:
                 return foreign
         near = nearest(word, [flag[2:] for flag in flags])
         if near:
             return f". Did you mean --{near}?"
         return (
-            f" of this command, but of `{command_line('train')}`." if name in SETTINGS else ". --help lists the flags."
+            f" of this command, but of `{command_line('train')}`."
+            if name in SETTINGS
+            else ". --help lists the flags."
         )
 
     def _stray_value(self, value: str, argv: Sequence[str]) -> str:
-        """Return the message for a value without a flag, which follows a flag and perhaps the values of it."""
+        """Return the message for a value without a flag, which follows a flag and perhaps the
+        values of it.
+        """
         before = argv[: argv.index(value)] if value in argv and not value.startswith("--") else ()
         flag = next((_hyphenated(word) for word in reversed(before) if _FLAG.fullmatch(word)), "")
         action = self._option_string_actions.get(flag)
@@ -134,9 +171,19 @@ class CommandParser(argparse.ArgumentParser):
             return f"{shown(value)} is neither a flag nor the value of one. --help lists the flags."
         if action.nargs == 0:
             off = [f"; {other} turns it off" for other in action.option_strings[1:]]
-            return f"{flag} takes no value, but {shown(value)} follows it. Leave the value out{''.join(off)}."
-        hint = f"; {flag}s takes several." if f"{flag}s" in self.flags() else ", in quotes if it has spaces."
-        return f"{flag} takes one value, but {shown(before[-1])} and {shown(value)} follow it. Give one{hint}"
+            return (
+                f"{flag} takes no value, but {shown(value)} follows it. Leave the value"
+                f" out{''.join(off)}."
+            )
+        hint = (
+            f"; {flag}s takes several."
+            if f"{flag}s" in self.flags()
+            else ", in quotes if it has spaces."
+        )
+        return (
+            f"{flag} takes one value, but {shown(before[-1])} and {shown(value)} follow it. Give"
+            f" one{hint}"
+        )
 
 
 class _MissingFlagError(ConfigError):
@@ -147,7 +194,9 @@ def _are(flags: Sequence[str]) -> str:
     return "is not a flag" if len(flags) == 1 else "are not flags"
 
 
-def bounded(kind: type[int] | type[float], low: float, high: float = math.inf) -> Callable[[str], Any]:
+def bounded(
+    kind: type[int] | type[float], low: float, high: float = math.inf
+) -> Callable[[str], Any]:
     """Return an argparse type: a number of a kind, from `low` to `high`."""
     bounds = f"of at least {low:.15g}" if high == math.inf else f"from {low:.15g} to {high:.15g}"
 
@@ -157,14 +206,19 @@ def bounded(kind: type[int] | type[float], low: float, high: float = math.inf) -
         except ValueError:
             value = math.nan
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"is {shown(text)}, but must be a {_NOUNS[kind]} {bounds}.")
+            raise argparse.ArgumentTypeError(
+                f"is {shown(text)}, but must be a {_NOUNS[kind]} {bounds}."
+            )
         return value
 
     return number
 
 
-def settings_parser(prog: str, description: str, command: str = "", resuming: str = RESUMING) -> CommandParser:
-    """Return a parser of --config and of a flag for each setting; a command adds its own flags by `add_argument`.
+def settings_parser(
+    prog: str, description: str, command: str = "", resuming: str = RESUMING
+) -> CommandParser:
+    """Return a parser of --config and of a flag for each setting; a command adds its own flags by
+    `add_argument`.
 
     Args:
         command: as in CommandParser.
@@ -175,10 +229,15 @@ def settings_parser(prog: str, description: str, command: str = "", resuming: st
         command=command,
         usage=f"{prog} [--config FILE] [--FLAG VALUE ...]",
         description=description,
-        epilog="Flags replace the values of --config, and these replace the defaults. Every flag may be spelled with "
-        f"_ for -. The value `null` unsets a flag whose default is not set. {resuming}",
+        epilog=(
+            "Flags replace the values of --config, and these replace the defaults. Every flag may"
+            " be spelled with _ for -. The value `null` unsets a flag whose default is not set."
+            f" {resuming}"
+        ),
     )
-    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file of settings, by section")
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, help="YAML file of settings, by section"
+    )
     for section, meaning in SECTIONS.items():
         add_setting_flags(parser.add_argument_group(section, meaning), in_section(section))
     return parser
@@ -192,7 +251,8 @@ def add_setting_flags(group: argparse._ActionsContainer, settings: Iterable[Sett
 
 def add_checkpoint_flag(parser: CommandParser) -> None:
     parser.add_argument(
-        "--checkpoint", help="a checkpoint such as step-002000; by default the best, or else the newest"
+        "--checkpoint",
+        help="a checkpoint such as step-002000; by default the best, or else the newest",
     )
 
 
@@ -200,21 +260,28 @@ def add_vocoder_flags(parser: CommandParser) -> None:
     parser.add_argument(
         "--vocoder",
         metavar="RUN",
-        help="folder of the run of a vocoder, or griffin-lim; by default the vocoder that the run names, or else "
-        "Griffin-Lim",
+        help=(
+            "folder of the run of a vocoder, or griffin-lim; by default the vocoder that the run"
+            " names, or else Griffin-Lim"
+        ),
     )
-    parser.add_argument("--iterations", type=bounded(int, 1, 1000), help="iterations of Griffin-Lim (default 30)")
+    parser.add_argument(
+        "--iterations", type=bounded(int, 1, 1000), help="iterations of Griffin-Lim (default 30)"
+    )
 
 
 def read_settings(
     parser: CommandParser, argv: Sequence[str], own: Collection[str] = ()
 ) -> tuple[Config, argparse.Namespace]:
-    """Return the settings (flags over the file of --config over the defaults) and the values of a command's own flags.
+    """Return the settings (flags over the file of --config over the defaults) and the values of a
+    command's own flags.
 
-    A run that is resumed without --config and --train-data takes its own config.yaml, if it has one.
+    A run that is resumed without --config and --train-data takes its own config.yaml, if it has
+    one.
 
     Args:
-        parser: from `settings_parser` or with flags from `add_setting_flags`, perhaps with flags of the command's own.
+        parser: from `settings_parser` or with flags from `add_setting_flags`, perhaps with flags of
+            the command's own.
         argv: without the program's name.
         own: settings that the command sets later.
 
@@ -223,8 +290,12 @@ def read_settings(
     """
     values = vars(parser.parse(argv))
     path = values.pop("config", None)
-    options = argparse.Namespace(**{name: value for name, value in values.items() if name not in SETTINGS})
-    overrides = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if n in SETTINGS}
+    options = argparse.Namespace(
+        **{name: value for name, value in values.items() if name not in SETTINGS}
+    )
+    overrides = {
+        n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if n in SETTINGS
+    }
     # A command that names the corpus has all settings, as at the start of the run.
     if path is None and overrides.get("resume") and "train_data" not in overrides:
         place = {name: overrides.get(name, SETTINGS[name].default) for name in ("run", "runs_dir")}
@@ -261,7 +332,9 @@ def setting_help(setting: Setting) -> str:
 
 
 def _converter(setting: Setting) -> Callable[[str], Any]:
-    """Return a function from text to value. Text that does not convert stays text, and the schema rejects it."""
+    """Return a function from text to value. Text that does not convert stays text, and the schema
+    rejects it.
+    """
 
     def convert(text: str) -> Any:
         if setting.nullable and text == "null":

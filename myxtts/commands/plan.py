@@ -10,7 +10,13 @@ from typing import Any
 from myxtts.commands.parser import CommandParser, bounded
 from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_whole
-from myxtts.planner.planner import MemoryBudget, Prediction, candidate_placements, format_table, predict_all
+from myxtts.planner.planner import (
+    MemoryBudget,
+    Prediction,
+    candidate_placements,
+    format_table,
+    predict_all,
+)
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import (
     MAX_STAGE_S,
@@ -30,15 +36,24 @@ BATCHES = 3200  # 200 steps on 16 GPUs; filling the queues takes a few of them
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, description=HELP, epilog="Times are means per batch, in milliseconds.")
+    parser = CommandParser(
+        prog=prog, description=HELP, epilog="Times are means per batch, in milliseconds."
+    )
     milliseconds, mib = bounded(float, 0.0, 1e3 * MAX_STAGE_S), bounded(float, 0.0, 1e7)
-    parser.add_argument("--gpus", type=bounded(int, 1, MAX_GPUS), required=True, help="number of GPUs")
     parser.add_argument(
-        "--profile", metavar="FILE", type=Path, help="read the times from a file that `profile --json` wrote"
+        "--gpus", type=bounded(int, 1, MAX_GPUS), required=True, help="number of GPUs"
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="FILE",
+        type=Path,
+        help="read the times from a file that `profile --json` wrote",
     )
     parser.add_argument("--read-ms", type=milliseconds, help="one worker reads a batch (default 0)")
     parser.add_argument("--produce-ms", type=milliseconds, help="P: the data device makes a batch")
-    parser.add_argument("--transfer-ms", type=milliseconds, help="T: a batch moves to another GPU (default 0)")
+    parser.add_argument(
+        "--transfer-ms", type=milliseconds, help="T: a batch moves to another GPU (default 0)"
+    )
     parser.add_argument("--step-ms", type=milliseconds, help="C: the model trains on a batch")
     parser.add_argument(
         "--variation",
@@ -57,18 +72,30 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         default=0.0,
         help="V: validation and samples in a step, on the data device where it does not train",
     )
-    parser.add_argument("--memory-mib", type=mib, nargs="+", help="memory of each GPU, or one number for all")
-    parser.add_argument("--produce-memory-mib", type=mib, default=0.0, help="memory needed to make batches")
-    parser.add_argument("--replica-memory-mib", type=mib, default=0.0, help="memory needed to train a replica")
+    parser.add_argument(
+        "--memory-mib", type=mib, nargs="+", help="memory of each GPU, or one number for all"
+    )
+    parser.add_argument(
+        "--produce-memory-mib", type=mib, default=0.0, help="memory needed to make batches"
+    )
+    parser.add_argument(
+        "--replica-memory-mib", type=mib, default=0.0, help="memory needed to train a replica"
+    )
     defaults, count = QueueDepths(), bounded(int, 1, 1024)
-    parser.add_argument("--prefetch-buffer-size", type=count, default=defaults.feed, help="the setting of `train`")
-    parser.add_argument("--buffer-size", type=count, default=defaults.host, help="the setting of `train`")
+    parser.add_argument(
+        "--prefetch-buffer-size", type=count, default=defaults.feed, help="the setting of `train`"
+    )
+    parser.add_argument(
+        "--buffer-size", type=count, default=defaults.host, help="the setting of `train`"
+    )
     parser.add_argument(
         "--num-workers",
         type=count,
         help=f"readers of each data GPU (default: those of the --profile, or {defaults.workers})",
     )
-    parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON")
+    parser.add_argument(
+        "--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON"
+    )
     return parser.parse(argv)
 
 
@@ -78,7 +105,9 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     profile = read_profile(options.profile) if options.profile else Profile({}, None, False)
     costs = costs_of(options, profile)
     num_workers = options.num_workers or profile.num_workers or QueueDepths().workers
-    depths = QueueDepths.from_settings(options.prefetch_buffer_size, options.buffer_size, num_workers)
+    depths = QueueDepths.from_settings(
+        options.prefetch_buffer_size, options.buffer_size, num_workers
+    )
     placements = candidate_placements(options.gpus, memory_of(options))
     times, all_reduce_s, observe_s = (
         sample_stage_times(costs, BATCHES),
@@ -95,7 +124,9 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
             "depths": asdict(depths),
             "placements": [figures_of(prediction) for prediction in ranked],
             "left_out": [
-                {"name": p.name, "flags": p.flags, "reason": p.memory_shortage} for p in placements if p.memory_shortage
+                {"name": p.name, "flags": p.flags, "reason": p.memory_shortage}
+                for p in placements
+                if p.memory_shortage
             ],
         }
         write_whole(options.json_file, (json.dumps(figures, indent=1) + "\n").encode())
@@ -111,8 +142,8 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
     costs = dict(profile.stages)
     if profile.single_device and options.gpus > 1 and options.transfer_ms is None:
         raise ConfigError(
-            f"--profile {options.profile} is of one device, so the time to transfer a batch to another is unknown. "
-            "Give --transfer-ms, or profile with --data-gpu and --model-gpu."
+            f"--profile {options.profile} is of one device, so the time to transfer a batch to"
+            " another is unknown. Give --transfer-ms, or profile with --data-gpu and --model-gpu."
         )
     if options.read_ms is not None:
         costs.pop("read", None)  # with the variation of its arrivals
@@ -120,7 +151,8 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
         workers = profile.num_workers or options.num_workers
         if workers is None:
             raise ConfigError(
-                f"--profile {options.profile} does not say how many workers read. Give their number with --num-workers."
+                f"--profile {options.profile} does not say how many workers read. Give their number"
+                " with --num-workers."
             )
         # Without the variation: arrivals vary more than reading does.
         costs["read"] = StageStatistics(read_s_per_worker(costs["read"].mean_s, workers))
@@ -130,9 +162,14 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
             costs[name] = costs.get(name, StageStatistics(0.0))._replace(mean_s=time_ms / 1e3)
     missing = [f"--{name}-ms" for name in ("produce", "step") if name not in costs]
     if missing:
-        raise ConfigError(f"no time was given for {' and '.join(missing)}. Give milliseconds, or a --profile.")
+        raise ConfigError(
+            f"no time was given for {' and '.join(missing)}. Give milliseconds, or a --profile."
+        )
     if not costs["produce"].mean_s + costs["step"].mean_s:
-        raise ConfigError("--produce-ms and --step-ms are both 0, so there is nothing to compare. Give one of them.")
+        raise ConfigError(
+            "--produce-ms and --step-ms are both 0, so there is nothing to compare. Give one of"
+            " them."
+        )
     if options.variation is None:
         return costs
     return {name: cost._replace(variation=options.variation) for name, cost in costs.items()}
@@ -141,12 +178,15 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
 def memory_of(options: argparse.Namespace) -> MemoryBudget | None:
     if options.memory_mib is None:
         if options.produce_memory_mib or options.replica_memory_mib:
-            raise ConfigError("the memory needed was given without the memory of the GPUs. Add --memory-mib.")
+            raise ConfigError(
+                "the memory needed was given without the memory of the GPUs. Add --memory-mib."
+            )
         return None
     limits_mib = tuple(options.memory_mib) * (options.gpus if len(options.memory_mib) == 1 else 1)
     if len(limits_mib) != options.gpus:
         raise ConfigError(
-            f"--memory-mib has {len(limits_mib)} numbers for {options.gpus} GPUs. Give one for each, or one for all."
+            f"--memory-mib has {len(limits_mib)} numbers for {options.gpus} GPUs. Give one for"
+            " each, or one for all."
         )
     return MemoryBudget(options.produce_memory_mib, options.replica_memory_mib, limits_mib)
 

@@ -1,4 +1,6 @@
-"""`myxtts profile`: measure a run on the first steps of its plan, without changing its weights or its folder."""
+"""`myxtts profile`: measure a run on the first steps of its plan, without changing its weights or
+its folder.
+"""
 
 import argparse
 import json
@@ -26,18 +28,30 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
         default=100,
         help="steps to measure, after a warm-up (default 100)",
     )
-    group.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON")
     group.add_argument(
-        "--picture", metavar="FILE", type=Path, help="write a PNG with a timeline of each device, for some batches"
+        "--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON"
     )
-    group.add_argument("--trace", metavar="FILE", type=Path, help="write a trace of all batches for ui.perfetto.dev")
+    group.add_argument(
+        "--picture",
+        metavar="FILE",
+        type=Path,
+        help="write a PNG with a timeline of each device, for some batches",
+    )
+    group.add_argument(
+        "--trace",
+        metavar="FILE",
+        type=Path,
+        help="write a trace of all batches for ui.perfetto.dev",
+    )
     group.add_argument(
         "--emulate",
         metavar="STAGES",
         help="sleep these seconds instead of computing: produce=0.020,transfer=0.002,step=0.020",
     )
     group.add_argument(
-        "--real-time", action="store_true", help="with --emulate: run with real-time priority, for a busy machine"
+        "--real-time",
+        action="store_true",
+        help="with --emulate: run with real-time priority, for a busy machine",
     )
     return read_settings(parser, argv)
 
@@ -48,13 +62,17 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     for flag, path in outputs.items():
         check_writable(flag, path)
     if options.real_time and options.emulate is None:
-        raise ConfigError("--real-time was given without --emulate. Leave it out, or add --emulate.")
+        raise ConfigError(
+            "--real-time was given without --emulate. Leave it out, or add --emulate."
+        )
     if options.emulate is not None:
         from myxtts.planner.emulator import parse_emulation, real_time_priority
         from myxtts.profiling.emulation import measure_emulation
 
         with real_time_priority() if options.real_time else nullcontext():
-            measurement, placement = measure_emulation(parse_emulation(options.emulate), config, options.num_steps)
+            measurement, placement = measure_emulation(
+                parse_emulation(options.emulate), config, options.num_steps
+            )
         unit, device_metrics = "batches/s", None
     else:
         from myxtts.profiling.measure import profile  # imports TensorFlow, which takes seconds
@@ -65,10 +83,15 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     from myxtts.profiling.report import report_lines
 
     analysis = analyze(measurement, config.data)
-    name = f"{placement.name}{', emulated' if device_metrics is None else ''}, {options.num_steps} steps"
+    name = (
+        f"{placement.name}{', emulated' if device_metrics is None else ''}, {options.num_steps}"
+        " steps"
+    )
     device_lines = device_metrics.lines() if device_metrics else ()
     print("\n".join([f"{'profile':<14} {name}", *report_lines(analysis, unit), *device_lines]))
-    write_outputs(outputs, measurement, analysis, device_metrics, name, unit, config.data.num_workers)
+    write_outputs(
+        outputs, measurement, analysis, device_metrics, name, unit, config.data.num_workers
+    )
     return 0
 
 
@@ -89,14 +112,22 @@ def write_outputs(
     spans = measurement.traced[-1].spans
     json_file, picture, trace = outputs["--json"], outputs["--picture"], outputs["--trace"]
     if json_file:
-        figures = {"profile": name, "num_workers": num_workers, "single_device": measurement.single_device}
+        figures = {
+            "profile": name,
+            "num_workers": num_workers,
+            "single_device": measurement.single_device,
+        }
         figures |= analysis_to_json(analysis, unit)
         figures |= device_metrics.to_json() if device_metrics else {}
         write_whole(json_file, (json.dumps(figures, indent=1) + "\n").encode())
     if picture:
-        rows = {row: [span[1:4] for span in spans] for row, spans in timeline_rows(timeline_excerpt(spans)).items()}
+        rows = {
+            row: [span[1:4] for span in spans]
+            for row, spans in timeline_rows(timeline_excerpt(spans)).items()
+        }
         title = (
-            f"{name}: efficiency {analysis.efficiency:.1%}, model device busy {analysis.accelerator_utilisation:.1%}"
+            f"{name}: efficiency {analysis.efficiency:.1%}, model device busy"
+            f" {analysis.accelerator_utilisation:.1%}"
         )
         write_whole(picture, png_bytes(timeline_picture(rows, title)))
     if trace:

@@ -1,4 +1,5 @@
-"""`myxtts serve-data`: a dispatcher or a worker of a tf.data service, until Ctrl-C (exit code 130) or SIGTERM (143).
+"""`myxtts serve-data`: a dispatcher or a worker of a tf.data service, until Ctrl-C (exit code 130)
+or SIGTERM (143).
 
 docs/guides/data_service.md describes a set-up with several machines.
 """
@@ -26,23 +27,42 @@ log = logging.getLogger("myxtts.data_service")
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, description=HELP, epilog="Stop it with Ctrl-C (exit code 130) or SIGTERM (143).")
-    kinds = parser.add_subparsers(dest="kind", required=True)
-    dispatcher = kinds.add_parser("dispatcher", help="distributes batches over the workers; one for a run")
-    dispatcher.add_argument(
-        "--port", metavar="N", type=bounded(int, 0, 65535), default=5050, help="port to listen on; 0 chooses a free one"
+    parser = CommandParser(
+        prog=prog, description=HELP, epilog="Stop it with Ctrl-C (exit code 130) or SIGTERM (143)."
     )
-    worker = kinds.add_parser("worker", help="reads and decodes; one or more, on any machine that has the corpus")
-    worker.add_argument("--dispatcher", metavar="HOST:PORT", required=True, help="address of the dispatcher")
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    dispatcher = kinds.add_parser(
+        "dispatcher", help="distributes batches over the workers; one for a run"
+    )
+    dispatcher.add_argument(
+        "--port",
+        metavar="N",
+        type=bounded(int, 0, 65535),
+        default=5050,
+        help="port to listen on; 0 chooses a free one",
+    )
+    worker = kinds.add_parser(
+        "worker", help="reads and decodes; one or more, on any machine that has the corpus"
+    )
     worker.add_argument(
-        "--port", metavar="N", type=bounded(int, 0, 65535), default=0, help="port to listen on; 0 chooses a free one"
+        "--dispatcher", metavar="HOST:PORT", required=True, help="address of the dispatcher"
+    )
+    worker.add_argument(
+        "--port",
+        metavar="N",
+        type=bounded(int, 0, 65535),
+        default=0,
+        help="port to listen on; 0 chooses a free one",
     )
     for server in (dispatcher, worker):
         server.add_argument(
             "--host",
             metavar="HOST",
             default="127.0.0.1",
-            help="name or address at which other machines reach this one; by default, only this machine can connect",
+            help=(
+                "name or address at which other machines reach this one; by default, only this"
+                " machine can connect"
+            ),
         )
     return parser.parse(argv)
 
@@ -55,9 +75,10 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 def run_until_signal(program: Callable[[], int]) -> int:
     """Run a program in a child process, and kill it at the first SIGINT or SIGTERM.
 
-    TensorFlow holds Python's global lock while it starts a server, which takes forever if the dispatcher does not
-    answer, and while it stops one, which waits for all open requests. No handler of a signal and no other thread runs
-    meanwhile. The parent has no TensorFlow and nothing to wait for. A server has no state to lose.
+    TensorFlow holds Python's global lock while it starts a server, which takes forever if the
+    dispatcher does not answer, and while it stops one, which waits for all open requests. No
+    handler of a signal and no other thread runs meanwhile. The parent has no TensorFlow and nothing
+    to wait for. A server has no state to lose.
 
     Returns:
         the exit code of the program, or 128 + the number of the signal that ended it.
@@ -93,7 +114,9 @@ def _run_child(program: Callable[[], int], die_with_parent: Callable[[], None]) 
     code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)  # a signal to the whole group ends this process without Python
+            signal.signal(
+                number, signal.SIG_DFL
+            )  # a signal to the whole group ends this process without Python
         die_with_parent()
         code = program()
     except BaseException:  # nothing may reach the code of the parent, which a fork returns into
@@ -108,18 +131,24 @@ def _run_child(program: Callable[[], int], die_with_parent: Callable[[], None]) 
 def serve(options: argparse.Namespace) -> int:
     """Serve until a signal ends this process."""
     if not is_host(options.host):
-        raise ConfigError(f"--host is {options.host[:80]!r}, but must be a host name or an IPv4 address.")
+        raise ConfigError(
+            f"--host is {options.host[:80]!r}, but must be a host name or an IPv4 address."
+        )
     with start_server(options) as port:
         log.info("%s of the data service listens on port %d", options.kind, port)
         if options.kind == "dispatcher":
             address = f"{options.host}:{port}"
-            log.info("workers: --dispatcher %s; training: --data-service grpc://%s", address, address)
+            log.info(
+                "workers: --dispatcher %s; training: --data-service grpc://%s", address, address
+            )
         threading.Event().wait()
     return 0
 
 
 def start_server(options: argparse.Namespace) -> AbstractContextManager[int]:
-    dispatcher = host_and_port(options.dispatcher, "--dispatcher") if options.kind == "worker" else None
+    dispatcher = (
+        host_and_port(options.dispatcher, "--dispatcher") if options.kind == "worker" else None
+    )
     from myxtts.data.readers import service_server  # imports TensorFlow, which takes seconds
 
     if dispatcher is None:

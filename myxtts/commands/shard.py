@@ -15,7 +15,10 @@ from myxtts.local_sgd.job_settings import updated
 from myxtts.local_sgd.shards import split_corpus
 
 NAME = "shard"
-HELP = "Split a corpus into disjoint shards of about equal duration, balanced over speakers and languages."
+HELP = (
+    "Split a corpus into disjoint shards of about equal duration, balanced over speakers and"
+    " languages."
+)
 SHARD_SETTINGS = {
     "validation_fraction": "fraction of the utterances for held_out.csv, which are in no shard",
     "seed": "seed for the held-out utterances",
@@ -30,31 +33,49 @@ SHARD_SETTINGS = {
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
     parser = CommandParser(prog=prog, command=NAME, description=HELP)
     parser.add_argument(
-        "--input", type=Path, required=True, help="corpus, in any form that `train --train-data` accepts"
+        "--input",
+        type=Path,
+        required=True,
+        help="corpus, in any form that `train --train-data` accepts",
     )
-    parser.add_argument("--shards", type=bounded(int, 2, 1024), default=2, help="number of shards (default 2)")
-    parser.add_argument("--out", type=Path, required=True, help="folder for shard-0.csv, …, train.csv, held_out.csv")
-    add_setting_flags(parser, (replace(SETTINGS[name], description=text) for name, text in SHARD_SETTINGS.items()))
+    parser.add_argument(
+        "--shards", type=bounded(int, 2, 1024), default=2, help="number of shards (default 2)"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for shard-0.csv, …, train.csv, held_out.csv"
+    )
+    add_setting_flags(
+        parser, (replace(SETTINGS[name], description=text) for name, text in SHARD_SETTINGS.items())
+    )
     return read_settings(parser, argv)
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config, options = parse(argv, prog)
     make_folder(options.out, "--out")
-    # Characters are fast. The front end decides only which texts are too long for their recordings, and which texts
-    # held out have a symbol that all others lack: these are left out.
+    # Characters are fast. The front end decides only which texts are too long for their recordings,
+    # and which texts held out have a symbol that all others lack: these are left out.
     data = {"train_data": str(options.input), "text_frontend": "characters"}
-    config = updated(config, data=data, run={"validate_every": 0, "sample_every": 0, "evaluate_every": 0})
+    config = updated(
+        config, data=data, run={"validate_every": 0, "sample_every": 0, "evaluate_every": 0}
+    )
     shards = split_corpus(config, options.out, options.shards)
     print(shards.table)
     flags = ["--train-data", str(shards.shards[0])]
     flags += (
-        ["--val-data", str(shards.held_out)] if shards.held_out else ["--validate-every", "0", "--sample-every", "0"]
+        ["--val-data", str(shards.held_out)]
+        if shards.held_out
+        else ["--validate-every", "0", "--sample-every", "0"]
     )
     for name in ("min_seconds", "max_seconds"):
         if (limit := getattr(config.data, name)) != SETTINGS[name].default:
             flags += [SETTINGS[name].flag, f"{limit:g}"]
     print(f"\nTrain on shard 0:\n  {command_line('train')} {shlex.join(flags)} \\")
-    print(f"      --audio-root {shlex.quote(str(shards.audio_root))} --run shard0 --init-from START")
-    print("START is a run that the jobs of all shards start from: docs/guides/local_sgd.md, section By hand")
+    print(
+        f"      --audio-root {shlex.quote(str(shards.audio_root))} --run shard0 --init-from START"
+    )
+    print(
+        "START is a run that the jobs of all shards start from: docs/guides/local_sgd.md, section"
+        " By hand"
+    )
     return 0

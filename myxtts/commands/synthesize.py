@@ -29,10 +29,15 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     )
     sound = parser.add_mutually_exclusive_group()
     sound.add_argument(
-        "--out", type=Path, default=Path("speech.wav"), help="file to write: .wav, .flac or .ogg (default speech.wav)"
+        "--out",
+        type=Path,
+        default=Path("speech.wav"),
+        help="file to write: .wav, .flac or .ogg (default speech.wav)",
     )
     sound.add_argument(
-        "--stream", action="store_true", help="write WAV to stdout instead, sentence by sentence; the log is on stderr"
+        "--stream",
+        action="store_true",
+        help="write WAV to stdout instead, sentence by sentence; the log is on stderr",
     )
     add_checkpoint_flag(parser)
     parser.add_argument("--language", help="language of the text; required if the run has several")
@@ -44,10 +49,17 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         nargs="+",
         action="extend",
         default=[],
-        help="recordings of the speaker, each half a second or longer; without them, the model uses its learned voice",
+        help=(
+            "recordings of the speaker, each half a second or longer; without them, the model uses"
+            " its learned voice"
+        ),
     )
-    group = parser.add_argument_group("synthesis", "How the text is spoken. The defaults are the settings of the run.")
-    group.add_argument("--speed", type=bounded(float, 0.25, 4.0), help="2 is twice as fast (0.25 to 4)")
+    group = parser.add_argument_group(
+        "synthesis", "How the text is spoken. The defaults are the settings of the run."
+    )
+    group.add_argument(
+        "--speed", type=bounded(float, 0.25, 4.0), help="2 is twice as fast (0.25 to 4)"
+    )
     group.add_argument(
         "--pitch",
         dest="pitch_semitones",
@@ -63,15 +75,22 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         help="speak louder or softer (-12 to 12)",
     )
     group.add_argument(
-        "--ode-steps", type=bounded(int, 1, 1000), help="steps from noise to speech; more steps are slower"
+        "--ode-steps",
+        type=bounded(int, 1, 1000),
+        help="steps from noise to speech; more steps are slower",
     )
     group.add_argument(
         "--guidance",
         type=bounded(float, 0.0, 10.0),
-        help="classifier-free guidance towards text and speaker (0 to 10); 1 turns it off and is faster",
+        help=(
+            "classifier-free guidance towards text and speaker (0 to 10); 1 turns it off and is"
+            " faster"
+        ),
     )
     group.add_argument(
-        "--seed", type=bounded(int, 0, 2**31 - 1), help="seed of the noise; the same seed gives the same .wav or .flac"
+        "--seed",
+        type=bounded(int, 0, 2**31 - 1),
+        help="seed of the noise; the same seed gives the same .wav or .flac",
     )
     add_vocoder_flags(parser)
     return parser.parse(argv)
@@ -79,7 +98,11 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = vars(parse(argv, prog))
-    with sound_on_stdout() if options.pop("stream") else nullcontext(options["out"]) as options["out"]:
+    with (
+        sound_on_stdout() if options.pop("stream") else nullcontext(options["out"]) as options[
+            "out"
+        ]
+    ):
         text = read_text(options.pop("text"), options.pop("text_file"))
         from myxtts.synthesis.speech_file import write_speech
 
@@ -91,7 +114,8 @@ def read_text(text: str | None, file: Path | None) -> str:
     """Return the text that was given, or else the content of the file or of stdin.
 
     Raises:
-        DataError: there is no text, it is not UTF-8, it is too large, or the file is a pipe or a device.
+        DataError: there is no text, it is not UTF-8, it is too large, or the file is a pipe or a
+            device.
     """
     if text is not None:
         return decode_text(lambda: text.encode(errors="surrogateescape"), "--text")

@@ -12,8 +12,12 @@ HELP = "Train a voice, a speech recogniser or a vocoder."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
-    parser = settings_parser(prog, f"{HELP} Batches are made on one device while the model trains on another.")
-    parser.add_argument("--print-config", action="store_true", help="print the resolved settings as YAML and exit")
+    parser = settings_parser(
+        prog, f"{HELP} Batches are made on one device while the model trains on another."
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the resolved settings as YAML and exit"
+    )
     return read_settings(parser, argv)
 
 

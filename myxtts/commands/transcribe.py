@@ -15,10 +15,20 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser = CommandParser(prog=prog, command=NAME, description=HELP)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run of a recogniser")
     parser.add_argument(
-        "files", metavar="FILE", type=Path, nargs="*", help="audio files; each makes one line of output"
+        "files",
+        metavar="FILE",
+        type=Path,
+        nargs="*",
+        help="audio files; each makes one line of output",
     )
-    parser.add_argument("--corpus", type=Path, help="corpus with texts, instead of files: print a table of error rates")
-    parser.add_argument("--audio-root", metavar="DIR", type=Path, help="folder that contains all audio of --corpus")
+    parser.add_argument(
+        "--corpus",
+        type=Path,
+        help="corpus with texts, instead of files: print a table of error rates",
+    )
+    parser.add_argument(
+        "--audio-root", metavar="DIR", type=Path, help="folder that contains all audio of --corpus"
+    )
     add_checkpoint_flag(parser)
     parser.add_argument(
         "--beam-width",
@@ -27,7 +37,9 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         default=0,
         help="prefixes that the beam search keeps; 0, the default, decodes greedily",
     )
-    parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="also write the result as JSON")
+    parser.add_argument(
+        "--json", dest="json_file", metavar="FILE", type=Path, help="also write the result as JSON"
+    )
     parser.add_argument(
         "--out",
         metavar="DIR",
@@ -39,15 +51,25 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = vars(parse(argv, prog))
-    files, corpus, audio_root = options.pop("files"), options.pop("corpus"), options.pop("audio_root")
+    files, corpus, audio_root = (
+        options.pop("files"),
+        options.pop("corpus"),
+        options.pop("audio_root"),
+    )
     if bool(files) == (corpus is not None):
         given = "both were given" if files else "neither was given"
-        raise ConfigError(f"files or a --corpus can be transcribed, but {given}. Give one of the two.")
+        raise ConfigError(
+            f"files or a --corpus can be transcribed, but {given}. Give one of the two."
+        )
     if audio_root is not None and corpus is None:
-        raise ConfigError("--audio-root is the folder of a corpus' audio, but there is no --corpus. Leave it out.")
+        raise ConfigError(
+            "--audio-root is the folder of a corpus' audio, but there is no --corpus. Leave it out."
+        )
     out = options.pop("out")
     if out is not None and corpus is None:
-        raise ConfigError("--out is the folder for files about a corpus, but there is no --corpus. Leave it out.")
+        raise ConfigError(
+            "--out is the folder for files about a corpus, but there is no --corpus. Leave it out."
+        )
     if corpus is None:
         from myxtts.recognition.transcribe_files import write_transcripts
 
@@ -55,10 +77,14 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         return 0
     from myxtts.data.metadata_file import read_corpus
 
-    read_corpus(corpus, "en", audio_root)  # reports mistakes before TensorFlow is imported, which takes seconds
+    read_corpus(
+        corpus, "en", audio_root
+    )  # reports mistakes before TensorFlow is imported, which takes seconds
     from myxtts.evaluation.asr_score import evaluate_asr
     from myxtts.evaluation.options import EvaluationOptions
 
     run, checkpoint = options.pop("run"), options.pop("checkpoint")
-    evaluate_asr(run, checkpoint, EvaluationOptions(data=corpus, audio_root=audio_root, out=out, **options))
+    evaluate_asr(
+        run, checkpoint, EvaluationOptions(data=corpus, audio_root=audio_root, out=out, **options)
+    )
     return 0

@@ -5,7 +5,9 @@ import re
 from myxtts.errors import ConfigError
 
 EXAMPLE = "127.0.0.1:5050"
-_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")  # labels: RFC 1035, 2.3.4
+_HOST = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?"
+)  # labels: RFC 1035, 2.3.4
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -31,7 +33,11 @@ def host_and_port(text: str, name: str, scheme: str = "") -> tuple[str, int]:
 def parse_address(text: str) -> tuple[str, int] | None:
     """Return host and port of `HOST:PORT`; None for any other text."""
     host, _, port = text.rpartition(":")
-    return (host, int(port)) if is_host(host) and _PORT.fullmatch(port) and 1 <= int(port) <= 65535 else None
+    return (
+        (host, int(port))
+        if is_host(host) and _PORT.fullmatch(port) and 1 <= int(port) <= 65535
+        else None
+    )
 
 
 def is_host(text: str) -> bool:

@@ -1,4 +1,6 @@
-"""Rules that involve several settings; the schema bounds each setting alone, and says which others it needs."""
+"""Rules that involve several settings; the schema bounds each setting alone, and says which others
+it needs.
+"""
 
 from myxtts.config.address import service_address
 from myxtts.config.schema import (
@@ -32,8 +34,8 @@ def check_worker_count(config: Config, workers: int) -> None:
     """
     if config.local_sgd.sync_every:
         raise ConfigError(
-            f"--sync-every was given to {workers} workers, which synchronize their gradients at each step. "
-            "Leave out one of the two."
+            f"--sync-every was given to {workers} workers, which synchronize their gradients at"
+            " each step. Leave out one of the two."
         )
 
 
@@ -53,22 +55,26 @@ def check_xla(config: Config, replicas: int, placement: str, supports_xla: bool)
         return
     if not supports_xla:
         raise ConfigError(
-            f"--compile xla was given, but the task {config.model.task} cannot be compiled by XLA. Leave out --compile."
+            f"--compile xla was given, but the task {config.model.task} cannot be compiled by XLA."
+            " Leave out --compile."
         )
     if replicas > 1:
         raise PlacementError(
-            f"--compile xla was given with {replicas} replicas ({placement}), but XLA compiles for one device. "
-            "Leave out --compile, or give a single GPU with --model-gpus."
+            f"--compile xla was given with {replicas} replicas ({placement}), but XLA compiles for"
+            " one device. Leave out --compile, or give a single GPU with --model-gpus."
         )
 
 
 def _check_data(data: DataConfig) -> None:
     if data.min_seconds >= data.max_seconds:
-        raise ConfigError(f"min_seconds ({data.min_seconds:g}) must be below max_seconds ({data.max_seconds:g}).")
+        raise ConfigError(
+            f"min_seconds ({data.min_seconds:g}) must be below max_seconds ({data.max_seconds:g})."
+        )
     if data.val_data is not None and data.val_data == data.train_data:
         raise ConfigError(
-            f"--train-data and --val-data are both {data.val_data}, so validation would measure what was trained on. "
-            "Leave out --val-data to hold out some utterances, or give other ones."
+            f"--train-data and --val-data are both {data.val_data}, so validation would measure"
+            " what was trained on. Leave out --val-data to hold out some utterances, or give other"
+            " ones."
         )
     if data.data_service is None:
         return
@@ -76,49 +82,60 @@ def _check_data(data: DataConfig) -> None:
     if data.cache_dataset or not data.use_tf_native_loading:
         flag = "--cache-dataset" if data.cache_dataset else "--no-use-tf-native-loading"
         raise ConfigError(
-            f"--data-service and {flag} were both given, but the workers of the service read the files themselves, "
-            f"by TensorFlow's own operations. Leave out {flag} or --data-service."
+            f"--data-service and {flag} were both given, but the workers of the service read the"
+            f" files themselves, by TensorFlow's own operations. Leave out {flag} or"
+            " --data-service."
         )
 
 
 def _check_augmentation(augmentation: AugmentationConfig) -> None:
     if augmentation.noise_min_snr_db > augmentation.noise_max_snr_db:
         raise ConfigError(
-            f"noise_min_snr_db ({augmentation.noise_min_snr_db:g}) must not be above noise_max_snr_db "
-            f"({augmentation.noise_max_snr_db:g})."
+            f"noise_min_snr_db ({augmentation.noise_min_snr_db:g}) must not be above"
+            f" noise_max_snr_db ({augmentation.noise_max_snr_db:g})."
         )
 
 
 def _check_training(training: TrainingConfig, data: DataConfig) -> None:
     if training.max_steps == 0 and training.epochs == 0:
-        raise ConfigError("max_steps and epochs are both 0, so the run would never end. Set --max-steps or --epochs.")
+        raise ConfigError(
+            "max_steps and epochs are both 0, so the run would never end. Set --max-steps or"
+            " --epochs."
+        )
     if training.compile == "xla" and not data.enable_static_shapes:
-        raise ConfigError("compile is 'xla', but XLA needs known shapes. Add --enable-static-shapes or --compile off.")
+        raise ConfigError(
+            "compile is 'xla', but XLA needs known shapes. Add --enable-static-shapes or --compile"
+            " off."
+        )
     if training.compile == "xla" and training.alignment_search == "host":
         raise ConfigError(
-            "compile is 'xla' and alignment_search is 'host', but a step that XLA compiles runs on one device. "
-            "Leave out --alignment-search or --compile."
+            "compile is 'xla' and alignment_search is 'host', but a step that XLA compiles runs on"
+            " one device. Leave out --alignment-search or --compile."
         )
 
 
 def _check_discriminators(config: Config) -> None:
     if config.vocoder.discriminators and config.training.init_from is None:
         raise ConfigError(
-            "--discriminators was given without a trained vocoder: against random weights, discriminators teach a "
-            "vocoder to make noise. Train one with --config configs/vocoder.yaml, then name its run with --init-from."
+            "--discriminators was given without a trained vocoder: against random weights,"
+            " discriminators teach a vocoder to make noise. Train one with --config"
+            " configs/vocoder.yaml, then name its run with --init-from."
         )
 
 
 def _check_local_sgd(local_sgd: LocalSGDConfig, training: TrainingConfig) -> None:
     if local_sgd.sync_every and training.epochs:
         raise ConfigError(
-            f"epochs is {training.epochs} and sync_every {local_sgd.sync_every}, but epochs of different shards have "
-            "different steps, and the jobs sync after the same steps. Give --max-steps and --epochs 0."
+            f"epochs is {training.epochs} and sync_every {local_sgd.sync_every}, but epochs of"
+            " different shards have different steps, and the jobs sync after the same steps. Give"
+            " --max-steps and --epochs 0."
         )
     if local_sgd.sync_every and (local_sgd.sync_dir is None or local_sgd.jobs < 2):
-        raise ConfigError("sync_every needs several jobs and a shared folder. Give --jobs and --sync-dir.")
+        raise ConfigError(
+            "sync_every needs several jobs and a shared folder. Give --jobs and --sync-dir."
+        )
     if local_sgd.job >= local_sgd.jobs:
         raise ConfigError(
-            f"job is {local_sgd.job}, but the {local_sgd.jobs} jobs are numbered from 0. Give a smaller --job, or more "
-            "--jobs."
+            f"job is {local_sgd.job}, but the {local_sgd.jobs} jobs are numbered from 0. Give a"
+            " smaller --job, or more --jobs."
         )

@@ -34,7 +34,9 @@ def config_of_run(run: str, runs_dir: str) -> Path | None:
 
 def is_config_of_run(path: Path) -> bool:
     """Whether a configuration is that of a run, which the run has written itself."""
-    return path.name == OF_RUN and any((path.parent / name).exists() for name in (".lock", "checkpoints"))
+    return path.name == OF_RUN and any(
+        (path.parent / name).exists() for name in (".lock", "checkpoints")
+    )
 
 
 def is_misspelt(run: str, runs_dir: str) -> bool:
@@ -48,9 +50,10 @@ def describe_missing_run(run: str, runs_dir: str) -> str:
     near = nearest(run, runs)
     hint = f"Did you mean --run {near}? " if near else ""
     return (
-        f"--resume was given without the settings of a run, but there is no {Path(runs_dir, run, OF_RUN)} to read. "
-        f"{hint}Runs in {runs_dir}: {listed(runs) or 'none'}. Name a run with --run and --runs-dir, or give "
-        "the settings of a new one."
+        "--resume was given without the settings of a run, but there is no"
+        f" {Path(runs_dir, run, OF_RUN)} to read. {hint}Runs in {runs_dir}:"
+        f" {listed(runs) or 'none'}. Name a run with --run and --runs-dir, or give the settings of"
+        " a new one."
     )
 
 
@@ -59,20 +62,27 @@ def _runs(runs_dir: str) -> list[str]:
 
 
 def _hint(path: Path, folder: Path) -> str:
-    """Return the configurations of a folder, or those of configs/ if it has none, and the nearest to a path."""
+    """Return the configurations of a folder, or those of configs/ if it has none, and the nearest
+    to a path.
+    """
     folder = folder if _yaml_files(folder) else SHIPPED
     files = {name.rpartition(".")[0]: name for name in _yaml_files(folder)}
     if not files:
         return f"Paths are relative to {Path.cwd()}."
     near = nearest(path.stem.strip(), files)
     return (
-        f"{f'Did you mean {folder / files[near]}? ' if near else ''}Files in {folder}: {listed(list(files.values()))}."
+        f"{f'Did you mean {folder / files[near]}? ' if near else ''}Files in {folder}:"
+        f" {listed(list(files.values()))}."
     )
 
 
 def _yaml_files(folder: Path) -> list[str]:
     """Return the names of the YAML files of a folder."""
     try:
-        return sorted(path.name for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.is_file())
+        return sorted(
+            path.name
+            for path in folder.iterdir()
+            if path.suffix in (".yaml", ".yml") and path.is_file()
+        )
     except OSError:
         return []

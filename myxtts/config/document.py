@@ -78,7 +78,9 @@ _TABLE = ("| Flag | Default | Allowed | Meaning |", "|---|---|---|---|")
 def page() -> str:
     """The text of docs/reference/configuration.md."""
     introduction = _INTRODUCTION.format(count=len(SETTINGS), sections=len(SECTIONS))
-    return "\n".join([introduction, *(_section(name, meaning) for name, meaning in SECTIONS.items())])
+    return "\n".join(
+        [introduction, *(_section(name, meaning) for name, meaning in SECTIONS.items())]
+    )
 
 
 def _section(name: str, meaning: str) -> str:
@@ -88,7 +90,12 @@ def _section(name: str, meaning: str) -> str:
 
 def _row(setting: Setting) -> str:
     needs = f" Only {setting.needs.text}." if setting.needs.names else ""
-    cells = (f"`{setting.flag}`", f"`{setting.default_text}`", setting.allowed, setting.description + needs)
+    cells = (
+        f"`{setting.flag}`",
+        f"`{setting.default_text}`",
+        setting.allowed,
+        setting.description + needs,
+    )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

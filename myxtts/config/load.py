@@ -1,8 +1,8 @@
 """YAML and flags → Config, and Config → YAML.
 
-A file is composed into nodes, which have line numbers, and never constructed into objects. Its only valid form is a
-mapping of sections, of settings, of plain values or flat lists. Values are validated once, after flags have replaced
-values of the file.
+A file is composed into nodes, which have line numbers, and never constructed into objects. Its only
+valid form is a mapping of sections, of settings, of plain values or flat lists. Values are
+validated once, after flags have replaced values of the file.
 """
 
 import errno
@@ -27,7 +27,9 @@ from myxtts.config.suggest import foreign_key, foreign_section, intended_value
 from myxtts.errors import ConfigError
 from myxtts.files import read_file
 
-MAX_BYTES = 64 * 1024  # of all files of a configuration; all settings take 1.5 KiB, and PyYAML needs 1 s for 64 KiB
+MAX_BYTES = (
+    64 * 1024
+)  # of all files of a configuration; all settings take 1.5 KiB, and PyYAML needs 1 s for 64 KiB
 MAX_FILES = 16
 _DEFAULT_STEPS = SETTINGS["max_steps"].default
 SHOWN_CHARACTERS = 60  # of a value in a message
@@ -44,7 +46,9 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
     _TAG + "float": float,
     _TAG + "str": str,
 }
-_FILE_NAME = re.compile(r"[^./\\:\0][^/\\:\0]{0,59}")  # in the same folder, not hidden, under 256 bytes
+_FILE_NAME = re.compile(
+    r"[^./\\:\0][^/\\:\0]{0,59}"
+)  # in the same folder, not hidden, under 256 bytes
 _DIGITS = "[0-9](?:_?[0-9]){0,99}"  # Python's int() rejects more than 4300 digits
 _EXPONENT = "[eE][-+]?[0-9]+"
 _PLAIN = {  # tag of a plain scalar → its pattern and possible first characters
@@ -68,7 +72,9 @@ class _Dumper(yaml.SafeDumper):
     """Quotes text that YAML 1.1 or `_Loader` would read as another type."""
 
     def represent_str(self, text: str) -> yaml.Node:
-        style = None if text.isprintable() else '"'  # in other styles PyYAML turns U+0085 into a line break
+        style = (
+            None if text.isprintable() else '"'
+        )  # in other styles PyYAML turns U+0085 into a line break
         return self.represent_scalar(_TAG + "str", text, style=style)
 
 
@@ -87,15 +93,19 @@ class _Given:
     where: str
 
 
-def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None, own: Collection[str] = ()) -> Config:
-    """Return the defaults of the schema, overridden by the YAML file at `path`, overridden by `overrides`.
+def load(
+    path: Path | None = None, overrides: Mapping[str, Any] | None = None, own: Collection[str] = ()
+) -> Config:
+    """Return the defaults of the schema, overridden by the YAML file at `path`, overridden by
+    `overrides`.
 
-    The file may list other files of its folder as `defaults`: later files override earlier ones, and the file overrides
-    them all. Listed files may list further files.
+    The file may list other files of its folder as `defaults`: later files override earlier ones,
+    and the file overrides them all. Listed files may list further files.
 
     Args:
         overrides: values of flags by the name of the setting; lists are tuples.
-        own: settings that the caller sets later, so that it is not known yet whether others need them.
+        own: settings that the caller sets later, so that it is not known yet whether others need
+            them.
 
     Raises:
         ConfigError: names the file and line or the flag, what was found and what is allowed.
@@ -104,7 +114,11 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None, o
     flags = {name: _Given(value, SETTINGS[name].flag) for name, value in (overrides or {}).items()}
     is_of_run = path is not None and is_config_of_run(path)
     if is_of_run and GPUS.intersection(flags):
-        names_data = any(flags[name].value not in (None, ()) for name in ("data_gpu", "data_gpus") if name in flags)
+        names_data = any(
+            flags[name].value not in (None, ())
+            for name in ("data_gpu", "data_gpus")
+            if name in flags
+        )
         dropped = GPUS if names_data else GPUS | {"data_gpu_memory"}
         given = {name: value for name, value in given.items() if name not in dropped}
     given_and_flags = given | flags | _without_default_length(given, flags)
@@ -112,21 +126,25 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None, o
         _check_text(value)
     config = _validated(given_and_flags)
     if useless := set(_useless(config, given, flags, own, is_of_run)):
-        config = _validated({name: value for name, value in given_and_flags.items() if name not in useless})
+        config = _validated(
+            {name: value for name, value in given_and_flags.items() if name not in useless}
+        )
     check_settings(config)
     return config
 
 
 def _check_text(given: _Given) -> None:
-    """Raise ConfigError for a text, or one of several, that is empty or begins with ~, or that no path or JSON has."""
+    """Raise ConfigError for a text, or one of several, that is empty or begins with ~, or that no
+    path or JSON has.
+    """
     texts = given.value if isinstance(given.value, (list, tuple)) else [given.value]
     for text in texts:
         if text == "":
             raise ConfigError(f"{given.where} is an empty text. Leave it out, or give a value.")
         if isinstance(text, str) and (text == "~" or text.startswith("~/")):
             raise ConfigError(
-                f"{given.where} is {shown(text)}, but only a shell expands ~, and only at the start of a word. "
-                f"Write {os.path.expanduser(text)}."
+                f"{given.where} is {shown(text)}, but only a shell expands ~, and only at the start"
+                f" of a word. Write {os.path.expanduser(text)}."
             )
         if isinstance(text, str):
             check_storable(text, given.where)
@@ -136,21 +154,29 @@ def check_storable(text: str, where: str) -> None:
     """Raise ConfigError for a text that no JSON file of a run can hold, or that no path has."""
     if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text):
         raise ConfigError(
-            f"{where} is {ascii(text)[:SHOWN_CHARACTERS]}, which has bytes that are not UTF-8, or a "
-            "NUL. Rename the file or the folder, or give a link to it."
+            f"{where} is {ascii(text)[:SHOWN_CHARACTERS]}, which has bytes that are not UTF-8, or a"
+            " NUL. Rename the file or the folder, or give a link to it."
         )
 
 
 def _useless(
-    config: Config, given: Mapping[str, _Given], flags: Mapping[str, _Given], own: Collection[str], is_of_run: bool
+    config: Config,
+    given: Mapping[str, _Given],
+    flags: Mapping[str, _Given],
+    own: Collection[str],
+    is_of_run: bool,
 ) -> Iterator[str]:
-    """Yield the settings of files that have no effect: which a flag has replaced, or which an old run has recorded.
+    """Yield the settings of files that have no effect: which a flag has replaced, or which an old
+    run has recorded.
 
     Raises:
         ConfigError: the user gave a setting that has no effect.
     """
     values = values_of(config)
-    of_files = {name: given[name].value if name in given else setting.default for name, setting in SETTINGS.items()}
+    of_files = {
+        name: given[name].value if name in given else setting.default
+        for name, setting in SETTINGS.items()
+    }
     for setting in without_effect(values):
         name, value = setting.name, values[setting.name]
         if name in own or setting.needs.names.intersection(own):
@@ -158,7 +184,9 @@ def _useless(
         if name in flags:
             is_mistake = not is_off(setting, value)
         else:
-            is_mistake = value != setting.default and not is_of_run and not setting.needs.is_met(of_files)
+            is_mistake = (
+                value != setting.default and not is_of_run and not setting.needs.is_met(of_files)
+            )
         if is_mistake:
             where = (flags if name in flags else given)[name].where
             raise ConfigError(describe_useless(setting, where, shown(value), values))
@@ -166,13 +194,18 @@ def _useless(
             yield name
 
 
-def _without_default_length(given: Mapping[str, _Given], flags: Mapping[str, _Given]) -> dict[str, _Given]:
-    """Return `max_steps` 0 if `epochs` is set, and `max_steps` is not, so that the default does not end the run.
+def _without_default_length(
+    given: Mapping[str, _Given], flags: Mapping[str, _Given]
+) -> dict[str, _Given]:
+    """Return `max_steps` 0 if `epochs` is set, and `max_steps` is not, so that the default does not
+    end the run.
 
     A flag --epochs also replaces the default that a file has, as the config.yaml of every run does.
     """
     epochs = flags.get("epochs") or given.get("epochs")
-    is_default = "max_steps" not in given or ("epochs" in flags and given["max_steps"].value == _DEFAULT_STEPS)
+    is_default = "max_steps" not in given or (
+        "epochs" in flags and given["max_steps"].value == _DEFAULT_STEPS
+    )
     if epochs is None or not epochs.value or "max_steps" in flags or not is_default:
         return {}
     return {"max_steps": _Given(0, epochs.where)}
@@ -180,7 +213,9 @@ def _without_default_length(given: Mapping[str, _Given], flags: Mapping[str, _Gi
 
 def dump(config: Config) -> str:
     """Return all settings as YAML; `load` returns an equal Config."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(
+        config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True
+    )
 
 
 def shown(value: Any) -> str:
@@ -197,7 +232,9 @@ class _Files:
         self._bytes_left = MAX_BYTES
 
     def read(self, path: Path, through: tuple[Path, ...] = ()) -> dict[str, _Given]:
-        """Return what a file and the files that it lists set, by name; `through` are the listing files."""
+        """Return what a file and the files that it lists set, by name; `through` are the listing
+        files.
+        """
         if path not in self._read:
             data = _content(path, self._bytes_left)
             self._bytes_left -= len(data)
@@ -218,20 +255,31 @@ class _Files:
         if not base.is_file():  # a named pipe would block forever
             files = sorted({file.stem for file in base.parent.glob("*.y*ml")} - {through[-1].stem})
             near = nearest(name, files)
-            hint = f"Did you mean {shown(near)}?" if near else f"Available files: {', '.join(files[:12]) or 'none'}."
-            raise ConfigError(f"{where}, but there is no file {shown(base.name)} in {base.parent}. {hint}")
+            hint = (
+                f"Did you mean {shown(near)}?"
+                if near
+                else f"Available files: {', '.join(files[:12]) or 'none'}."
+            )
+            raise ConfigError(
+                f"{where}, but there is no file {shown(base.name)} in {base.parent}. {hint}"
+            )
         target = os.path.realpath(base)
         if not target.startswith(os.path.join(os.path.realpath(base.parent), "")):
             raise ConfigError(
-                f"{where}, but that is a link to {target}, outside of {base.parent}. Copy the file there."
+                f"{where}, but that is a link to {target}, outside of {base.parent}. Copy the file"
+                " there."
             )
         if base not in self._read and len({*self._read, *through}) >= MAX_FILES:
-            raise ConfigError(f"{where}, but a configuration has at most {MAX_FILES} files. Merge some of them.")
+            raise ConfigError(
+                f"{where}, but a configuration has at most {MAX_FILES} files. Merge some of them."
+            )
         return base
 
 
 def _parsed(path: Path, text: str) -> tuple[dict[str, str], dict[str, _Given]]:
-    """Return the places of the files that one file lists, by name, and the settings that it sets itself."""
+    """Return the places of the files that one file lists, by name, and the settings that it sets
+    itself.
+    """
     bases: dict[str, str] = {}
     given: dict[str, _Given] = {}
     unknown: list[str] = []
@@ -242,7 +290,9 @@ def _parsed(path: Path, text: str) -> tuple[dict[str, str], dict[str, _Given]]:
         if section not in SECTIONS:
             unknown.append(f"{path}, line {section_line}: {_unknown(section, None)}")
             continue
-        for name, line, node in _entries(section_node, path, section_line, f"the section {section!r}"):
+        for name, line, node in _entries(
+            section_node, path, section_line, f"the section {section!r}"
+        ):
             if name not in SETTINGS or SETTINGS[name].section != section:
                 unknown.append(f"{path}, line {line}: {_unknown(name, section)}")
                 continue
@@ -254,12 +304,17 @@ def _parsed(path: Path, text: str) -> tuple[dict[str, str], dict[str, _Given]]:
 
 
 def _cut(unknown: list[str]) -> list[str]:
-    """Return the first lines about unknown names, and what to do if the file is of another program."""
+    """Return the first lines about unknown names, and what to do if the file is of another
+    program.
+    """
     more = len(unknown) - MAX_UNKNOWN
     lines = [*unknown[:MAX_UNKNOWN], *[f"{more} more names are unknown."] * (more > 0)]
     if len(unknown) <= MAX_TYPOS:
         return lines
-    return [*lines, "Start from configs/default.yaml; docs/reference/configuration.md lists all settings."]
+    return [
+        *lines,
+        "Start from configs/default.yaml; docs/reference/configuration.md lists all settings.",
+    ]
 
 
 def _bases(node: yaml.Node, path: Path, line: int) -> dict[str, str]:
@@ -268,7 +323,9 @@ def _bases(node: yaml.Node, path: Path, line: int) -> dict[str, str]:
         return {}
     allowed = "a list of files in the same folder, such as [default, dual_gpu]"
     if not isinstance(node, yaml.SequenceNode) or node.tag != _TAG + "seq":
-        raise ConfigError(f"{path}, line {line}: {DEFAULTS} holds {_kind(node)}, but must be {allowed}.")
+        raise ConfigError(
+            f"{path}, line {line}: {DEFAULTS} holds {_kind(node)}, but must be {allowed}."
+        )
     places: dict[str, str] = {}
     for item in node.value:
         where = f"{path}, line {item.start_mark.line + 1}: {DEFAULTS}"
@@ -288,9 +345,16 @@ def _content(path: Path, max_bytes: int) -> bytes:
         return read_file(path, max_bytes)
     except OSError as error:
         if error.errno == errno.EFBIG:
-            size = f"over {MAX_BYTES // 1024} KiB{', with the files that it lists' * (max_bytes < MAX_BYTES)}"
-            raise ConfigError(f"{path}: too large for a configuration ({size}). Give another.") from None
-        raise ConfigError(f"{path}: the configuration cannot be read: {describe(path, error)}") from None
+            size = (
+                f"over {MAX_BYTES // 1024}"
+                f" KiB{', with the files that it lists' * (max_bytes < MAX_BYTES)}"
+            )
+            raise ConfigError(
+                f"{path}: too large for a configuration ({size}). Give another."
+            ) from None
+        raise ConfigError(
+            f"{path}: the configuration cannot be read: {describe(path, error)}"
+        ) from None
 
 
 def _text(path: Path, data: bytes) -> str:
@@ -298,7 +362,9 @@ def _text(path: Path, data: bytes) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8. Save as UTF-8.") from None
+        raise ConfigError(
+            f"{path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8. Save as UTF-8."
+        ) from None
 
 
 def _composed(path: Path, text: str) -> yaml.Node | None:
@@ -308,30 +374,50 @@ def _composed(path: Path, text: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(filter(None, (error.context, error.problem)))
         hint = " A configuration is a YAML file." * (path.suffix == ".json")
-        raise ConfigError(f"{path}, line {error.problem_mark.line + 1}: broken YAML: {problem}.{hint}") from None
+        raise ConfigError(
+            f"{path}, line {error.problem_mark.line + 1}: broken YAML: {problem}.{hint}"
+        ) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(f"{path}, line {line}: YAML forbids U+{error.character:04X}. Remove it.") from None
+        raise ConfigError(
+            f"{path}, line {line}: YAML forbids U+{error.character:04X}. Remove it."
+        ) from None
     except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply. A file has sections, which have settings.") from None
-    except (ValueError, OverflowError) as error:  # from chr() and int(): "\\U00110000", %YAML with 5,000 digits
-        raise ConfigError(f"{path}: broken YAML: {error}. Correct the escape or the number.") from None
+        raise ConfigError(
+            f"{path}: nested too deeply. A file has sections, which have settings."
+        ) from None
+    except (
+        ValueError,
+        OverflowError,
+    ) as error:  # from chr() and int(): "\\U00110000", %YAML with 5,000 digits
+        raise ConfigError(
+            f"{path}: broken YAML: {error}. Correct the escape or the number."
+        ) from None
 
 
-def _entries(node: yaml.Node | None, path: Path, line: int, name: str) -> Iterator[tuple[str, int, yaml.Node]]:
-    """Yield (key, its line, value) of the mapping `name`, which starts at `line`; nothing if it is empty."""
+def _entries(
+    node: yaml.Node | None, path: Path, line: int, name: str
+) -> Iterator[tuple[str, int, yaml.Node]]:
+    """Yield (key, its line, value) of the mapping `name`, which starts at `line`; nothing if it is
+    empty.
+    """
     if node is None or node.tag == _TAG + "null":
         return
     if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":
-        hint = " If another trainer wrote it, see docs/guides/coming_from.md." * (path.suffix == ".json")
+        hint = " If another trainer wrote it, see docs/guides/coming_from.md." * (
+            path.suffix == ".json"
+        )
         raise ConfigError(
-            f"{path}, line {line}: {name} must hold lines of the form 'name: value', not {_kind(node)}.{hint}"
+            f"{path}, line {line}: {name} must hold lines of the form 'name: value', not"
+            f" {_kind(node)}.{hint}"
         )
     lines: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(f"{path}, line {line}: a name must precede the colon, not {_kind(key)}.")
+            raise ConfigError(
+                f"{path}, line {line}: a name must precede the colon, not {_kind(key)}."
+            )
         if key.value in lines:
             given = f"{shown(key.value)} was already given in line {lines[key.value]}"
             raise ConfigError(f"{path}, line {line}: {given}. Keep one of them.")
@@ -340,7 +426,9 @@ def _entries(node: yaml.Node | None, path: Path, line: int, name: str) -> Iterat
 
 
 def _value(node: yaml.Node, where: str, allowed: str) -> Any:
-    """Return a plain value or a tuple of plain values; deeper nesting is rejected before it is built."""
+    """Return a plain value or a tuple of plain values; deeper nesting is rejected before it is
+    built.
+    """
     if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
         return tuple(_scalar(item, where, allowed) for item in node.value)
     return _scalar(node, where, allowed)
@@ -357,7 +445,11 @@ def _scalar(node: yaml.Node, where: str, allowed: str) -> Any:
 
 def _kind(node: yaml.Node) -> str:
     """Describe a node of an unexpected kind."""
-    kinds = {yaml.MappingNode: "a mapping", yaml.SequenceNode: "a list", yaml.ScalarNode: "a plain value"}
+    kinds = {
+        yaml.MappingNode: "a mapping",
+        yaml.SequenceNode: "a list",
+        yaml.ScalarNode: "a plain value",
+    }
     plain = node.tag in (*_SCALARS, _TAG + "map", _TAG + "seq")
     return kinds[type(node)] if plain else f"a value tagged {shown(node.tag)}"
 
@@ -372,7 +464,9 @@ def _unknown(name: str, section: str | None) -> str:
         new = SETTINGS[RENAMED[name]]
         return f"{name!r} was renamed to {new.name!r}, under '{new.section}:'."
     here = [setting.name for setting in in_section(section)] if section else [DEFAULTS, *SECTIONS]
-    foreign = (foreign_section(name) if section is None else None) or foreign_key(name, [*SECTIONS, *SETTINGS])
+    foreign = (foreign_section(name) if section is None else None) or foreign_key(
+        name, [*SECTIONS, *SETTINGS]
+    )
     if foreign:
         return f"{shown(name)} is unknown{foreign}"
     near = nearest(name, here) or nearest(name, SETTINGS)
@@ -390,12 +484,17 @@ def _validated(given: Mapping[str, _Given]) -> Config:
         return Config.model_validate(sections)
     except ValidationError as error:
         invalid = {detail["loc"][1] for detail in error.errors()}
-        raise ConfigError("\n".join(_invalid(name, given[name]) for name in given if name in invalid)) from None
+        raise ConfigError(
+            "\n".join(_invalid(name, given[name]) for name in given if name in invalid)
+        ) from None
 
 
 def _invalid(name: str, given: _Given) -> str:
     setting = SETTINGS[name]
-    return f"{given.where} is {shown(given.value)}, but must be {setting.allowed}.{_hint(setting, given)}"
+    return (
+        f"{given.where} is {shown(given.value)}, but must be"
+        f" {setting.allowed}.{_hint(setting, given)}"
+    )
 
 
 def _hint(setting: Setting, given: _Given) -> str:

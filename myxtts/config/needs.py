@@ -1,4 +1,6 @@
-"""On which other settings it depends whether a setting has an effect; part of its declaration in the schema."""
+"""On which other settings it depends whether a setting has an effect; part of its declaration in
+the schema.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,7 +10,9 @@ from typing import Any
 
 
 class Presence(Enum):
-    """What a setting must be, where its value does not matter. Off is null, false, 0, and an empty list."""
+    """What a setting must be, where its value does not matter. Off is null, false, 0, and an empty
+    list.
+    """
 
     SET = "with"
     UNSET = "without"
@@ -24,7 +28,8 @@ def flag_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Needs:
-    """Conditions on other settings, of which one must hold as a whole. `a & b` needs both, `a | b` one of them.
+    """Conditions on other settings, of which one must hold as a whole. `a & b` needs both, `a | b`
+    one of them.
 
     Attributes:
         alternatives: each has a condition by the name of a setting.
@@ -33,7 +38,9 @@ class Needs:
     alternatives: tuple[Mapping[str, Condition], ...] = ({},)
 
     def __and__(self, other: "Needs") -> "Needs":
-        return Needs(tuple(_joined(a, b) for a, b in product(self.alternatives, other.alternatives)))
+        return Needs(
+            tuple(_joined(a, b) for a, b in product(self.alternatives, other.alternatives))
+        )
 
     def __or__(self, other: "Needs") -> "Needs":
         return Needs(self.alternatives + other.alternatives)
@@ -46,7 +53,10 @@ class Needs:
     @property
     def text(self) -> str:
         """The conditions in words, to follow `only`: `with --task tts and without --val-data`."""
-        texts = (" and ".join(map(_text, conditions, conditions.values())) for conditions in self.alternatives)
+        texts = (
+            " and ".join(map(_text, conditions, conditions.values()))
+            for conditions in self.alternatives
+        )
         return ", or ".join(texts)
 
     def is_met(self, values: Mapping[str, Any]) -> bool:
@@ -54,13 +64,19 @@ class Needs:
         return any(not set(_unmet(conditions, values)) for conditions in self.alternatives)
 
     def unmet(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the settings whose values are in the way, in the alternative with the fewest of them."""
+        """Return the settings whose values are in the way, in the alternative with the fewest of
+        them.
+        """
         return min((list(_unmet(conditions, values)) for conditions in self.alternatives), key=len)
 
 
 def needs(**conditions: Any) -> Needs:
-    """Return conditions that must hold together: `needs(task=("tts", "asr"), encoder="conv", teacher=SET)`."""
-    return Needs(({name: c if isinstance(c, Presence | tuple) else (c,) for name, c in conditions.items()},))
+    """Return conditions that must hold together: `needs(task=("tts", "asr"), encoder="conv",
+    teacher=SET)`.
+    """
+    return Needs(
+        ({name: c if isinstance(c, Presence | tuple) else (c,) for name, c in conditions.items()},)
+    )
 
 
 def _joined(some: Mapping[str, Condition], others: Mapping[str, Condition]) -> dict[str, Condition]:
@@ -81,6 +97,10 @@ def _text(name: str, condition: Condition) -> str:
 def _unmet(conditions: Mapping[str, Condition], values: Mapping[str, Any]) -> Iterator[str]:
     for name, condition in conditions.items():
         value = values[name]
-        is_met = value in condition if isinstance(condition, tuple) else bool(value) is (condition is SET)
+        is_met = (
+            value in condition
+            if isinstance(condition, tuple)
+            else bool(value) is (condition is SET)
+        )
         if not is_met:
             yield name

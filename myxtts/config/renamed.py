@@ -1,4 +1,6 @@
-"""The new names of renamed settings, flags, sections and values, for messages about the old ones."""
+"""The new names of renamed settings, flags, sections and values, for messages about the old
+ones.
+"""
 
 RENAMED = {
     "condition_dropout": "cfg_dropout",

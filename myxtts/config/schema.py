@@ -1,9 +1,10 @@
 """Every setting of a run: its default, bounds, unit and meaning.
 
-A YAML file and the command line name only the settings that differ from these defaults. The name of a setting is unique
-over all sections, because its flag does not name the section (`data.batch_size` is `--batch-size`). A period of 0 turns
-its action off. A setting that has an effect only with certain values of others declares them with `needs`; so does a
-section for all of its settings. To give it without them is an error.
+A YAML file and the command line name only the settings that differ from these defaults. The name of
+a setting is unique over all sections, because its flag does not name the section (`data.batch_size`
+is `--batch-size`). A period of 0 turns its action off. A setting that has an effect only with
+certain values of others declares them with `needs`; so does a section for all of its settings. To
+give it without them is an error.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -58,31 +59,42 @@ class PlacementConfig(Section):
     data_gpu: GpuIndex | None = None
     """Physical GPU that makes batches. Requires model_gpu or model_gpus."""
     data_gpus: tuple[GpuIndex, ...] = ()
-    """Physical GPUs that make batches in turn, for producing that takes longer than training. Requires model_gpu or
-    model_gpus."""
+    """Physical GPUs that make batches in turn, for producing that takes longer than training.
+    Requires model_gpu or model_gpus.
+    """
     model_gpu: GpuIndex | None = None
     """Physical GPU that trains the model. Requires data_gpu or data_gpus."""
     model_gpus: tuple[GpuIndex, ...] = ()
-    """Physical GPUs that train one replica of the model each. Each makes its own batches unless data_gpu or data_gpus
-    is set."""
-    observer: Annotated[ObserverPlace, needs(validate_every=SET) | needs(sample_every=SET) | EVALUATING] = "auto"
-    """Device that validates, writes samples and evaluates while training continues, on a snapshot: the data
-    GPU, the CPU, or a GPU by its index. On the model GPU (`model`) training pauses meanwhile. `auto`: the data GPU if
-    it does not train, else the model GPU."""
+    """Physical GPUs that train one replica of the model each. Each makes its own batches unless
+    data_gpu or data_gpus is set.
+    """
+    observer: Annotated[
+        ObserverPlace, needs(validate_every=SET) | needs(sample_every=SET) | EVALUATING
+    ] = "auto"
+    """Device that validates, writes samples and evaluates while training continues, on a snapshot:
+    the data GPU, the CPU, or a GPU by its index. On the model GPU (`model`) training pauses
+    meanwhile. `auto`: the data GPU if it does not train, else the model GPU.
+    """
     simulate_gpus: Annotated[int, Field(ge=0, le=64)] = 0
     """Split the CPU into this number of logical devices and use them as GPUs; 0 uses real GPUs."""
     enable_memory_isolation: bool = False
     """Give each GPU a fixed memory limit instead of letting its memory grow as needed."""
     data_gpu_memory: MemoryMib | None = None
-    """Memory limit of each data GPU in MiB; turns on memory isolation, with which the default is 8192."""
+    """Memory limit of each data GPU in MiB; turns on memory isolation, with which the default is
+    8192.
+    """
     model_gpu_memory: MemoryMib | None = None
-    """Memory limit of each model GPU in MiB; turns on memory isolation, with which the default is 16384."""
+    """Memory limit of each model GPU in MiB; turns on memory isolation, with which the default is
+    16384.
+    """
     intra_op_threads: ThreadCount = "auto"
-    """CPU threads that one operation may use. `auto`: one for each core, but 1 to train a tiny `tts` on up to 2
-    cores; with GPUs, TensorFlow's default."""
+    """CPU threads that one operation may use. `auto`: one for each core, but 1 to train a tiny
+    `tts` on up to 2 cores; with GPUs, TensorFlow's default.
+    """
     inter_op_threads: ThreadCount = "auto"
-    """Operations that may run on the CPU at the same time. `auto`: one for each core; with GPUs, TensorFlow's
-    default."""
+    """Operations that may run on the CPU at the same time. `auto`: one for each core; with GPUs,
+    TensorFlow's default.
+    """
 
 
 GPU_SETTINGS = "data_gpu", "data_gpus", "model_gpu", "model_gpus"
@@ -93,12 +105,16 @@ class DataConfig(Section):
     """The corpus, and how batches are made from it."""
 
     train_data: str | None = None
-    """LJSpeech folder, or CSV/TSV file with columns path, text[, speaker][, language]; for `vocoder` also a folder of
-    audio without texts. Default: the demo corpus."""
+    """LJSpeech folder, or CSV/TSV file with columns path, text[, speaker][, language]; for
+    `vocoder` also a folder of audio without texts. Default: the demo corpus.
+    """
     val_data: str | None = None
-    """Validation corpus, in the same forms. Default: validation_fraction of train_data is held out."""
+    """Validation corpus, in the same forms. Default: validation_fraction of train_data is held out.
+    """
     audio_root: str | None = None
-    """Folder that contains all audio; paths in CSV and TSV files are relative to it. Default: the file's folder."""
+    """Folder that contains all audio; paths in CSV and TSV files are relative to it. Default: the
+    file's folder.
+    """
     validation_fraction: Annotated[Fraction, needs(val_data=UNSET)] = 0.05
     """Fraction of the utterances to hold out for validation."""
     max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
@@ -114,7 +130,9 @@ class DataConfig(Section):
     batch_size: Annotated[Count, needs(batch_seconds=UNSET)] = 16
     """Utterances in a batch of each replica."""
     batch_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 0.0
-    """Audio seconds in a batch, with padding, instead of batch_size; short buckets get larger batches. 0 is off."""
+    """Audio seconds in a batch, with padding, instead of batch_size; short buckets get larger
+    batches. 0 is off.
+    """
     buckets: Annotated[int, Field(ge=1, le=64)] = 8
     """Number of duration buckets. More buckets need less padding, but each has fewer utterances."""
     reference_seconds: Annotated[
@@ -126,31 +144,41 @@ class DataConfig(Section):
     use_tf_native_loading: Annotated[bool, needs(cache_dataset=UNSET)] = True
     """Decode 16-bit WAV with TensorFlow operations; if off, read all files with soundfile."""
     data_service: str | None = None
-    """Address of a tf.data service that reads and decodes instead of this process: grpc://HOST:PORT."""
+    """Address of a tf.data service that reads and decodes instead of this process:
+    grpc://HOST:PORT.
+    """
     buffer_size: Count = 8
     """Batches buffered on the host for each data device."""
     prefetch_buffer_size: Count = 3
     """Batches of audio buffered on the data device, and as many batches of features."""
     vtlp: Annotated[float, Field(ge=0.0, le=0.3), needs(task="tts")] = 0.0
-    """Vocal tract length perturbation: scale the frequencies of each utterance and its reference by a random factor
-    from exp(-x) to exp(x), and shape the spectrum with a random smooth curve. 0 is off; for unseen speakers try 0.1."""
+    """Vocal tract length perturbation: scale the frequencies of each utterance and its reference by
+    a random factor from exp(-x) to exp(x), and shape the spectrum with a random smooth curve. 0 is
+    off; for unseen speakers try 0.1.
+    """
     cache_dataset: bool = False
     """Decode the corpus once, into a memory-mapped file in the run folder."""
     enable_static_shapes: bool = False
-    """Trace the training step once per bucket with static shapes, instead of once with symbolic shapes."""
+    """Trace the training step once per bucket with static shapes, instead of once with symbolic
+    shapes.
+    """
     model_start_delay: Annotated[float, Field(ge=0.0, le=3600.0)] = 2.0
     """Maximum time in seconds that the first step waits for the feed to fill."""
 
 
 class AugmentationConfig(Section):
-    """Random distortions of waves in training: of the utterances for `asr`, and of the references for `tts`."""
+    """Random distortions of waves in training: of the utterances for `asr`, and of the references
+    for `tts`.
+    """
 
     all_need: ClassVar[Needs] = needs(task=("tts", "asr"))
 
     reverb_probability: Probability = 0.0
     """Fraction of the utterances that get the reverberation of a random synthetic room."""
     reverb_max_rt60: Annotated[float, Field(ge=0.1, le=3.0), needs(reverb_probability=SET)] = 0.6
-    """Longest reverberation time in seconds, in which the sound of the room falls by 60 dB; the shortest is 0.1."""
+    """Longest reverberation time in seconds, in which the sound of the room falls by 60 dB; the
+    shortest is 0.1.
+    """
     noise_probability: Probability = 0.0
     """Fraction of the utterances that get noise."""
     noise_min_snr_db: Annotated[Decibels, needs(noise_probability=SET)] = 0.0
@@ -158,16 +186,20 @@ class AugmentationConfig(Section):
     noise_max_snr_db: Annotated[Decibels, needs(noise_probability=SET)] = 20.0
     """Highest signal-to-noise ratio in dB."""
     babble_fraction: Annotated[Probability, needs(noise_probability=SET)] = 0.3
-    """Fraction of these noises that are babble, a sum of the other utterances of the batch. The others are stationary,
-    with a spectrum from white to brown."""
+    """Fraction of these noises that are babble, a sum of the other utterances of the batch. The
+    others are stationary, with a spectrum from white to brown.
+    """
     equaliser_probability: Probability = 0.0
     """Fraction of the utterances that pass an equaliser of three random peaks of up to 9 dB."""
     band_limit_probability: Probability = 0.0
-    """Fraction of the utterances that lose their low frequencies, their high ones, or both, as on a telephone."""
+    """Fraction of the utterances that lose their low frequencies, their high ones, or both, as on a
+    telephone.
+    """
     codec_probability: Probability = 0.0
     """Fraction of the utterances that are quantised as by a codec: mu-law with 4 to 8 bits."""
     speed_perturbation: Annotated[float, Field(ge=0.0, le=0.2), needs(task="asr")] = 0.0
-    """Largest change of the speed of an utterance, pitch included: 0.1 is a factor from 0.9 to 1.1."""
+    """Largest change of the speed of an utterance, pitch included: 0.1 is a factor from 0.9 to 1.1.
+    """
 
 
 class ModelConfig(Section):
@@ -181,20 +213,30 @@ class ModelConfig(Section):
     dropout: Annotated[Fraction, needs(task=("tts", "asr"))] = 0.05
     """Dropout rate."""
     reference_dropout: Annotated[Fraction, needs(task="tts")] = 0.1
-    """Fraction of the utterances trained without a reference, so that synthesis works without one."""
+    """Fraction of the utterances trained without a reference, so that synthesis works without one.
+    """
     cfg_dropout: Annotated[Fraction, needs(task="tts")] = 0.1
-    """Fraction of the utterances whose flow is trained without conditions, for classifier-free guidance."""
+    """Fraction of the utterances whose flow is trained without conditions, for classifier-free
+    guidance.
+    """
     segment_seconds: Annotated[float, Field(ge=0.25, le=120.0), needs(task="tts")] = 1.5
     """Train decoder and flow on a random segment of this duration from each utterance."""
     gradient_checkpointing: Annotated[bool, needs(task=("tts", "vocoder"))] = False
-    """Recompute activations in the backward pass instead of storing them: less memory, more time."""
+    """Recompute activations in the backward pass instead of storing them: less memory, more time.
+    """
     ode_steps: Annotated[int, Field(ge=1, le=1000), needs(task="tts")] = 4
-    """Steps of the ODE solver from noise to speech in synthesis; more steps are more accurate and slower."""
+    """Steps of the ODE solver from noise to speech in synthesis; more steps are more accurate and
+    slower.
+    """
     guidance: Annotated[float, Field(ge=0.0, le=10.0), needs(task="tts")] = 1.0
-    """Scale of classifier-free guidance in synthesis; 1 turns it off, other values take twice the time."""
+    """Scale of classifier-free guidance in synthesis; 1 turns it off, other values take twice the
+    time.
+    """
     vocoder: Annotated[str | None, needs(task="tts")] = None
-    """Folder of the run of a vocoder, which computes the waves of a `tts` in samples, synthesis, evaluation and export;
-    relative to the working folder. Without one, or with `griffin-lim`: Griffin-Lim, which needs no training."""
+    """Folder of the run of a vocoder, which computes the waves of a `tts` in samples, synthesis,
+    evaluation and export; relative to the working folder. Without one, or with `griffin-lim`:
+    Griffin-Lim, which needs no training.
+    """
 
 
 class ASRConfig(Section):
@@ -203,7 +245,9 @@ class ASRConfig(Section):
     all_need: ClassVar[Needs] = needs(task="asr")
 
     encoder: Literal["lmu", "gru", "conv"] = "lmu"
-    """Encoder blocks: Legendre memory units, gated recurrent units or convolutions, of about equal size."""
+    """Encoder blocks: Legendre memory units, gated recurrent units or convolutions, of about equal
+    size.
+    """
     subsampling: Literal[1, 2, 4] = 2
     """Factor by which frames are subsampled. Each symbol of the text needs one frame afterwards."""
     time_masks: Annotated[int, Field(ge=0, le=20)] = 2
@@ -226,14 +270,22 @@ class VocoderConfig(Section):
     vocoder_segment_seconds: Annotated[float, Field(ge=0.15, le=10.0)] = 0.65
     """Train on a random segment of this duration from each utterance."""
     discriminators: bool = False
-    """Train against multi-period and multi-resolution discriminators: a second stage, with init_from."""
+    """Train against multi-period and multi-resolution discriminators: a second stage, with
+    init_from.
+    """
     adversarial_weight: Annotated[float, Field(ge=0.0, le=100.0), needs(discriminators=SET)] = 0.1
     """Weight of the adversarial loss, beside the spectral losses."""
-    feature_matching_weight: Annotated[float, Field(ge=0.0, le=100.0), needs(discriminators=SET)] = 0.5
+    feature_matching_weight: Annotated[
+        float, Field(ge=0.0, le=100.0), needs(discriminators=SET)
+    ] = 0.5
     """Weight of the feature-matching loss."""
     adversarial_warmup_steps: Annotated[Period, needs(discriminators=SET)] = 2000
-    """Steps over which these weights rise from 0, so that untrained discriminators do not spoil a trained vocoder."""
-    discriminator_lr_ratio: Annotated[float, Field(gt=0.0, le=100.0), needs(discriminators=SET)] = 1.0
+    """Steps over which these weights rise from 0, so that untrained discriminators do not spoil a
+    trained vocoder.
+    """
+    discriminator_lr_ratio: Annotated[float, Field(gt=0.0, le=100.0), needs(discriminators=SET)] = (
+        1.0
+    )
     """Learning rate of the discriminators divided by that of the vocoder."""
 
 
@@ -243,16 +295,23 @@ class TeacherConfig(Section):
     all_need: ClassVar[Needs] = needs(task=("tts", "vocoder"))
 
     teacher: str | None = None
-    """Folder of the run of a `tts`. A `vocoder` then learns from the mels that this voice makes of the recordings,
-    with their durations, pitch and energy, instead of from the recordings' own mels. A `tts` learns from what this
-    voice speaks, and from recordings that this voice has aligned."""
+    """Folder of the run of a `tts`. A `vocoder` then learns from the mels that this voice makes of
+    the recordings, with their durations, pitch and energy, instead of from the recordings' own
+    mels. A `tts` learns from what this voice speaks, and from recordings that this voice has
+    aligned.
+    """
     teacher_fraction: Annotated[float, Field(ge=0.0, le=0.95), needs(task="tts", teacher=SET)] = 0.5
-    """Fraction of the rows of each batch of a `tts` that the teacher speaks, with voices of random references from the
-    corpus; the rest are recordings. An incomplete batch lacks rows of the teacher first."""
+    """Fraction of the rows of each batch of a `tts` that the teacher speaks, with voices of random
+    references from the corpus; the rest are recordings. An incomplete batch lacks rows of the
+    teacher first.
+    """
     texts: Annotated[str | None, needs(task="tts", teacher=SET, teacher_fraction=SET)] = None
-    """Text file with a sentence in each line, in the language of `language`, which the teacher speaks. Without one, it
-    speaks the texts of the corpus."""
-    produce_precision: Annotated[Literal["float32", "mixed_bfloat16", "mixed_float16"], needs(teacher=SET)] = "float32"
+    """Text file with a sentence in each line, in the language of `language`, which the teacher
+    speaks. Without one, it speaks the texts of the corpus.
+    """
+    produce_precision: Annotated[
+        Literal["float32", "mixed_bfloat16", "mixed_float16"], needs(teacher=SET)
+    ] = "float32"
     """Number format in which the teacher computes; its weights stay float32."""
 
 
@@ -260,13 +319,17 @@ class TrainingConfig(Section):
     """Optimizer, length and precision of training."""
 
     max_steps: Period = 100_000
-    """End the run after this number of optimizer steps; 0 leaves it to epochs. Its default does not apply if
-    epochs is set."""
+    """End the run after this number of optimizer steps; 0 leaves it to epochs. Its default does not
+    apply if epochs is set.
+    """
     epochs: Period = 0
-    """End the run after this number of passes over the corpus; 0 leaves it to max_steps. If max_steps is set, too, the
-    first limit that is reached ends the run."""
+    """End the run after this number of passes over the corpus; 0 leaves it to max_steps. If
+    max_steps is set, too, the first limit that is reached ends the run.
+    """
     stop_at_step: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
-    """Stop early at this step, for a warm start that several runs share; 0 saves the initial weights."""
+    """Stop early at this step, for a warm start that several runs share; 0 saves the initial
+    weights.
+    """
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-3
     """Peak learning rate, reached after the warm-up."""
     scale_learning_rate: bool = False
@@ -284,24 +347,35 @@ class TrainingConfig(Section):
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     """Number format of the computation; variables stay float32."""
     tf32: bool = True
-    """Let GPUs since Ampere round the factors of the step's float32 products and convolutions to TF32 (faster; 10 bits
-    of mantissa), and those of a teacher. Features, targets and alignments that no teacher makes are never rounded."""
+    """Let GPUs since Ampere round the factors of the step's float32 products and convolutions to
+    TF32 (faster; 10 bits of mantissa), and those of a teacher. Features, targets and alignments
+    that no teacher makes are never rounded.
+    """
     ema_decay: Fraction = 0.999
-    """Decay of the moving average of the weights, which validation and inference use; 0 turns it off."""
+    """Decay of the moving average of the weights, which validation and inference use; 0 turns it
+    off.
+    """
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of all randomness: initial weights, order of the utterances, dropout."""
     init_from: str | None = None
-    """Folder of a run whose weights initialise this one; new symbols and languages get new embedding rows."""
+    """Folder of a run whose weights initialise this one; new symbols and languages get new
+    embedding rows.
+    """
     freeze: tuple[Component, ...] = ()
-    """Parts of the network to freeze: the first four belong to `tts`, the next three to `asr`, the others to
-    `vocoder`."""
+    """Parts of the network to freeze: the first four belong to `tts`, the next three to `asr`, the
+    others to `vocoder`.
+    """
     deterministic: bool = False
-    """Use deterministic kernels only (slower). A run repeats bit for bit on the CPU, and on GPUs with this flag."""
+    """Use deterministic kernels only (slower). A run repeats bit for bit on the CPU, and on GPUs
+    with this flag.
+    """
     compile: Literal["off", "xla"] = "off"
     """Compile the training step with XLA; requires enable_static_shapes."""
     alignment_search: Annotated[Literal["auto", "xla", "host", "loop"], needs(task="tts")] = "auto"
-    """Where the alignment search of `tts` runs: compiled by XLA for the model device or for the host's CPU, or as
-    TensorFlow operations; all find the same alignment. auto measures on a GPU, and is xla on a CPU."""
+    """Where the alignment search of `tts` runs: compiled by XLA for the model device or for the
+    host's CPU, or as TensorFlow operations; all find the same alignment. auto measures on a GPU,
+    and is xla on a CPU.
+    """
 
 
 class RunConfig(Section):
@@ -312,8 +386,10 @@ class RunConfig(Section):
     runs_dir: str = "runs"
     """Folder of all runs."""
     resume: bool = False
-    """Continue the run of this name from its newest checkpoint; without one, start from the beginning. Without
-    --config and train_data, its settings are those of its config.yaml, which flags replace."""
+    """Continue the run of this name from its newest checkpoint; without one, start from the
+    beginning. Without --config and train_data, its settings are those of its config.yaml, which
+    flags replace.
+    """
     log_every: Count = 50
     """Steps between two reports."""
     checkpoint_every: Period = 1000
@@ -323,16 +399,20 @@ class RunConfig(Section):
     validate_every: Period = 1000
     """Steps between two validations."""
     sample_every: Period = 1000
-    """Steps between two sets of samples: speech (`tts`), transcripts (`asr`) or copies (`vocoder`), and pictures."""
+    """Steps between two sets of samples: speech (`tts`), transcripts (`asr`) or copies (`vocoder`),
+    and pictures.
+    """
     evaluate_every: Period = 0
     """Steps between two evaluations: scores of held-out utterances as `evaluate` measures them."""
     evaluate_utterances: Annotated[Count, EVALUATING] = 16
     """Maximum number of held-out utterances that an evaluation measures."""
     evaluate_asr: Annotated[str | None, EVALUATING & needs(task="tts")] = None
-    """Run of a recogniser, whose error rates on the synthesized speech an evaluation measures, too."""
+    """Run of a recogniser, whose error rates on the synthesized speech an evaluation measures, too.
+    """
     evaluate_pesq: Annotated[bool, EVALUATING & needs(task="vocoder")] = False
-    """Measure PESQ-WB and STOI, too, if their packages are installed. All threads of the run wait while the package
-    `pesq` computes."""
+    """Measure PESQ-WB and STOI, too, if their packages are installed. All threads of the run wait
+    while the package `pesq` computes.
+    """
 
     @property
     def uses_held_out(self) -> bool:
@@ -354,9 +434,13 @@ class LocalSGDConfig(Section):
     sync_timeout: Annotated[float, Field(gt=0.0, le=86400.0), SYNCING] = 600.0
     """Maximum time in seconds that a sync waits for the other jobs."""
     outer_learning_rate: Annotated[float, Field(gt=0.0, le=2.0), SYNCING] = 1.0
-    """Learning rate of the outer optimizer, which applies the mean change at each sync; 1 without momentum averages."""
+    """Learning rate of the outer optimizer, which applies the mean change at each sync; 1 without
+    momentum averages.
+    """
     outer_momentum: Annotated[Fraction, SYNCING] = 0.0
-    """Nesterov momentum of the outer optimizer (DiLoCo, Douillard et al. 2023: 0.9 with a learning rate of 0.7)."""
+    """Nesterov momentum of the outer optimizer (DiLoCo, Douillard et al. 2023: 0.9 with a learning
+    rate of 0.7).
+    """
     sync_optimizer: Annotated[Literal["keep", "average", "reset"], SYNCING] = "average"
     """What a sync does with the state of each job's optimizer."""
 

@@ -1,4 +1,6 @@
-"""How to type a command of MyXTTS: its script in a checkout, or the console script of an installed package."""
+"""How to type a command of MyXTTS: its script in a checkout, or the console script of an installed
+package.
+"""
 
 from pathlib import Path
 
@@ -23,6 +25,12 @@ SCRIPTS = {
 
 
 def command_line(command: str) -> str:
-    """Return what a user types to run a command, such as `python utilities/launch_workers.py` or `myxtts launch`."""
+    """Return what a user types to run a command, such as `python utilities/launch_workers.py` or
+    `myxtts launch`.
+    """
     script = SCRIPTS[command]
-    return f"python {script}" if (Path(__file__).parents[2] / script).is_file() else f"myxtts {command}"
+    return (
+        f"python {script}"
+        if (Path(__file__).parents[2] / script).is_file()
+        else f"myxtts {command}"
+    )

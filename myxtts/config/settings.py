@@ -1,6 +1,7 @@
 """The schema as a flat table, for flags, error messages and the documentation."""
 
 import difflib
+import inspect
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,12 +14,19 @@ from myxtts.config.schema import Config, Section
 
 _KINDS = {"integer": int, "number": float, "boolean": bool, "string": str}
 _NOUNS = {"integer": "whole number", "number": "number"}
-_BOUNDS = {"minimum": "of at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+_BOUNDS = {
+    "minimum": "of at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. `kind` is the type of the value, or of each item where `many` values make a list."""
+    """One setting. `kind` is the type of the value, or of each item where `many` values make a
+    list.
+    """
 
     section: str
     name: str
@@ -97,7 +105,7 @@ def _needs(schema: type[Section], name: str) -> Needs:
 
 _SCHEMAS: dict[str, type[Section]] = {name: type(section) for name, section in Config()}
 
-SECTIONS: dict[str, str] = {name: schema.__doc__ or "" for name, schema in _SCHEMAS.items()}
+SECTIONS: dict[str, str] = {name: inspect.getdoc(schema) or "" for name, schema in _SCHEMAS.items()}
 """Description of each section, by its name."""
 
 SETTINGS: dict[str, Setting] = {

@@ -1,4 +1,6 @@
-"""What to use instead of a name that is not ours: by its meaning in other programs, or else by its spelling."""
+"""What to use instead of a name that is not ours: by its meaning in other programs, or else by its
+spelling.
+"""
 
 import difflib
 import re
@@ -29,25 +31,34 @@ def by_name(table: Names) -> dict[str, str]:
 
 
 def fields(text: str) -> list[str]:
-    """Return the fields of a text of a table, without braces and values: "batch_size", "launch --workers", "data:"."""
+    """Return the fields of a text of a table, without braces and values: "batch_size", "launch
+    --workers", "data:".
+    """
     return [field.partition("=")[0] for field in _FIELD.findall(text)]
 
 
 def foreign_flag(name: str, flags: Collection[str], own: Names = ()) -> str | None:
-    """Return what follows "… is not a flag" for a flag of another program, or for a name that is spelled like one.
+    """Return what follows "… is not a flag" for a flag of another program, or for a name that is
+    spelled like one.
 
     Args:
         name: with _ for -, without leading hyphens.
         flags: of the command.
         own: names of flags of the command alone.
     """
-    texts = {name: text for name, text in by_name(FOREIGN_SETTINGS).items() if _is_usable(text, flags)} | by_name(own)
-    text = texts.get(name) or texts.get(_closer(name, texts, [flag.strip("-").replace("-", "_") for flag in flags]))
+    texts = {
+        name: text for name, text in by_name(FOREIGN_SETTINGS).items() if _is_usable(text, flags)
+    } | by_name(own)
+    text = texts.get(name) or texts.get(
+        _closer(name, texts, [flag.strip("-").replace("-", "_") for flag in flags])
+    )
     return text and _sentence(text, lambda field: _shown_as_flag(field, flags))
 
 
 def foreign_key(name: str, ours: Iterable[str]) -> str | None:
-    """Return what follows "… is unknown" for a YAML key of another program; `ours` are the names that we have."""
+    """Return what follows "… is unknown" for a YAML key of another program; `ours` are the names
+    that we have.
+    """
     texts = by_name(FOREIGN_SETTINGS)
     text = texts.get(name) or texts.get(_closer(name, texts, ours))
     return text and _sentence(text, _shown_as_key)
@@ -60,9 +71,13 @@ def foreign_section(name: str) -> str | None:
 
 
 def intended_value(setting: Setting, value: Any) -> Any | None:
-    """Return the allowed value that one of another form means: 8192 for 8G of memory, 0 for cuda:0, (0, 1) for 0,1."""
+    """Return the allowed value that one of another form means: 8192 for 8G of memory, 0 for cuda:0,
+    (0, 1) for 0,1.
+    """
     if setting.many:
-        words = [word for item in _items(value) for word in re.split(r"[\s,\[\]]+", str(item)) if word]
+        words = [
+            word for item in _items(value) for word in re.split(r"[\s,\[\]]+", str(item)) if word
+        ]
         meant: Any = tuple(_intended_item(setting, word) for word in words) or None
     else:
         meant = _intended_item(setting, str(value).strip())
@@ -88,12 +103,18 @@ def _intended_item(setting: Setting, text: str) -> Any:
 
 
 def _intended_number(setting: Setting, word: str) -> int | float | None:
-    """Return the number that a word means: 100000 for 1e5, 100k or 100,000, and 0.05 for 5% or 0,05."""
+    """Return the number that a word means: 100000 for 1e5, 100k or 100,000, and 0.05 for 5% or
+    0,05.
+    """
     match = _NUMBER.fullmatch(word)
     units = _MIB_UNITS if setting.name.endswith("_memory") else _UNITS
     if match is None or match[2] not in units:
         return None
-    digits = re.sub(r",(?=[0-9]{3}\b)", "", match[1]) if setting.kind is int else match[1].replace(",", ".")
+    digits = (
+        re.sub(r",(?=[0-9]{3}\b)", "", match[1])
+        if setting.kind is int
+        else match[1].replace(",", ".")
+    )
     try:
         number = float(digits) * units[match[2]]
     except ValueError:
@@ -115,7 +136,9 @@ def _is_usable(text: str, flags: Collection[str]) -> bool:
 
 
 def _closer(name: str, names: Collection[str], ours: Iterable[str]) -> str:
-    """Return the name of another program that is spelled more like `name` than any of ours, or an empty text."""
+    """Return the name of another program that is spelled more like `name` than any of ours, or an
+    empty text.
+    """
     ours = list(ours)
     closest = difflib.get_close_matches(name, [*ours, *names], n=1, cutoff=0.85)
     return closest[0] if closest and closest[0] not in ours else ""

@@ -1,7 +1,7 @@
 """The audio files of a folder, found by the names that a metadata file gives them.
 
-A subfolder is listed once, when the first name in it is looked up: a corpus of a million rows needs no system call for
-each row.
+A subfolder is listed once, when the first name in it is looked up: a corpus of a million rows needs
+no system call for each row.
 """
 
 import os
@@ -12,13 +12,21 @@ from pathlib import Path
 
 from myxtts.errors import DataError
 
-AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")  # in the order in which files of one stem are taken
+AUDIO_SUFFIXES = (
+    ".wav",
+    ".flac",
+    ".ogg",
+    ".opus",
+    ".mp3",
+)  # in the order in which files of one stem are taken
 AUDIO_SUBFOLDERS = ("wavs", "wav", "audio", "clips")  # LJSpeech, Piper, others, Common Voice
 SEARCHED_FOLDERS = 1_000  # bounds the time for an error message about a large tree
 
 
 class AudioFolder:
-    """A folder whose files may have other suffixes, and names in another Unicode form, than the metadata says."""
+    """A folder whose files may have other suffixes, and names in another Unicode form, than the
+    metadata says.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -29,10 +37,12 @@ class AudioFolder:
         self._is_inside = cache(self._leads_inside)
 
     def find(self, name: str) -> str | None:
-        r"""Return the path of a file in this folder, relative to it unless `name` is absolute; None if there is none.
+        r"""Return the path of a file in this folder, relative to it unless `name` is absolute; None
+        if there is none.
 
-        These are tried: the name as it is; the name with / instead of \; the file of the same stem, compared in the
-        Unicode form NFC, with a suffix of AUDIO_SUFFIXES in upper or lower case. Of several, the first in that order.
+        These are tried: the name as it is; the name with / instead of \; the file of the same stem,
+        compared in the Unicode form NFC, with a suffix of AUDIO_SUFFIXES in upper or lower case. Of
+        several, the first in that order.
         """
         if name.startswith(self._prefix):
             found = self.find(name.removeprefix(self._prefix))
@@ -52,16 +62,22 @@ class AudioFolder:
 
     def _contains(self, name: str) -> bool:
         """Whether a path that may lead out of the folder names a file in it."""
-        return self._is_inside(os.path.dirname(name)) and os.path.exists(os.path.join(self.path, name))
+        return self._is_inside(os.path.dirname(name)) and os.path.exists(
+            os.path.join(self.path, name)
+        )
 
     def _leads_inside(self, subfolder: str) -> bool:
-        """Whether a path is in this folder, and by no link outside of it, where nothing is listed."""
+        """Whether a path is in this folder, and by no link outside of it, where nothing is
+        listed.
+        """
         real_path = os.path.join(self._real_path(os.path.join(self.path, subfolder)), "")
         return real_path.startswith(os.path.join(self._real_path(self.path), ""))
 
     def _list(self, subfolder: str) -> tuple[str, frozenset[str]]:
         """The subfolder as it is written on the disk, and the names in it."""
-        for form in dict.fromkeys((subfolder, *(unicodedata.normalize(form, subfolder) for form in ("NFC", "NFD")))):
+        for form in dict.fromkeys(
+            (subfolder, *(unicodedata.normalize(form, subfolder) for form in ("NFC", "NFD")))
+        ):
             try:
                 return form, frozenset(os.listdir(os.path.join(self.path, form)))
             except OSError:
@@ -103,7 +119,8 @@ def audio_subfolders(folder: Path) -> list[Path]:
 
 
 def audio_files(folder: Path, others: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the audio files in a folder and below it, in order, relative to it; hidden ones are left out.
+    """Yield the audio files in a folder and below it, in order, relative to it; hidden ones are
+    left out.
 
     Links to folders are not followed; they are yielded, with a slash at the end.
 
@@ -119,13 +136,16 @@ def audio_files(folder: Path, others: Sequence[str] = ()) -> Iterator[str]:
             if os.path.islink(link := os.path.join(path, name)):
                 yield os.path.join(os.path.relpath(link, folder), "")
         for name in sorted(names):
-            if not name.startswith(".") and (suffix_of(name) or name.lower().endswith(tuple(others))):
+            if not name.startswith(".") and (
+                suffix_of(name) or name.lower().endswith(tuple(others))
+            ):
                 yield os.path.relpath(os.path.join(path, name), folder)
 
 
 def _raise_unreadable(error: OSError) -> None:
     raise DataError(
-        f"the folder {error.filename} cannot be read: {error.strerror}. Fix its permissions, or move it away."
+        f"the folder {error.filename} cannot be read: {error.strerror}. Fix its permissions, or"
+        " move it away."
     ) from error
 
 

@@ -1,7 +1,7 @@
 """Reads length and format of audio files from their headers, with a bounded number of reads.
 
-This module parses the headers of plain WAV files itself, since a corpus may have a million of them; libsndfile reads
-all others.
+This module parses the headers of plain WAV files itself, since a corpus may have a million of them;
+libsndfile reads all others.
 """
 
 import os
@@ -28,7 +28,9 @@ END_BYTES = 65_536  # no OGG page or MP3 frame is longer
 
 
 class UnusableAudio(DataError):
-    """An audio file that cannot be used. `reason` names the kind of fault, `detail` is specific to the file."""
+    """An audio file that cannot be used. `reason` names the kind of fault, `detail` is specific to
+    the file.
+    """
 
     def __init__(self, reason: str, detail: str = ""):
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -39,9 +41,9 @@ class UnusableAudio(DataError):
 class AudioHeader:
     """Length and format of one file.
 
-    samples: per channel, at the sample rate of the file.
-    native: `tf.audio.decode_wav` reads the file without conversion (RIFF, PCM, 16 bit, mono, SAMPLE_RATE_HZ).
-    floating: the samples are floats, so some of them may not be finite.
+    samples: per channel, at the sample rate of the file. native: `tf.audio.decode_wav` reads the
+    file without conversion (RIFF, PCM, 16 bit, mono, SAMPLE_RATE_HZ). floating: the samples are
+    floats, so some of them may not be finite.
     """
 
     samples: int
@@ -77,10 +79,14 @@ def check_finite(path: str) -> None:
     """Read all samples; raise UnusableAudio at the first NaN or infinity."""
     try:
         with soundfile.SoundFile(os.fsencode(path)) as sound:
-            for position, block in enumerate(sound.blocks(BLOCK_SAMPLES, dtype="float32", always_2d=True)):
+            for position, block in enumerate(
+                sound.blocks(BLOCK_SAMPLES, dtype="float32", always_2d=True)
+            ):
                 finite = np.isfinite(block).all(axis=1)
                 if not finite.all():
-                    raise UnusableAudio("not finite", f"sample {position * BLOCK_SAMPLES + int(finite.argmin())}")
+                    raise UnusableAudio(
+                        "not finite", f"sample {position * BLOCK_SAMPLES + int(finite.argmin())}"
+                    )
     except soundfile.LibsndfileError as error:
         raise UnusableAudio("unreadable", error.error_string) from error
 
@@ -111,16 +117,25 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
     sound = [chunk for chunk in chunks if chunk.name == b"data"]
     for chunk in sound:
         if chunk.available < chunk.promised != STREAMED_BYTES:
-            detail = f"the header promises {chunk.promised} bytes of audio, but the file has {chunk.available}"
+            detail = (
+                f"the header promises {chunk.promised} bytes of audio, but the file has"
+                f" {chunk.available}"
+            )
             raise UnusableAudio("truncated", detail)
     is_native = (
         len(sound) == 1
         and (chunks[0].name, chunks[0].body) == (b"fmt ", NATIVE_FORMAT)
         and chunks[0].promised in (16, 18)  # excludes 0xFFFE, the extensible format
-        and all(chunk.promised % 2 == 0 for chunk in chunks)  # decode_wav does not know padding bytes,
+        and all(
+            chunk.promised % 2 == 0 for chunk in chunks
+        )  # decode_wav does not know padding bytes,
         and chunks[-1].promised == chunks[-1].available  # or bytes after the last chunk
     )
-    return AudioHeader(sound[0].promised // 2, SAMPLE_RATE_HZ, native=True, floating=False) if is_native else None
+    return (
+        AudioHeader(sound[0].promised // 2, SAMPLE_RATE_HZ, native=True, floating=False)
+        if is_native
+        else None
+    )
 
 
 def _chunks(file: BinaryIO, size: int) -> Iterator[_Chunk]:
@@ -137,12 +152,16 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[_Chunk]:
 
 
 def _check_end(file: BinaryIO, size: int) -> None:
-    """Reject compressed audio that ends in zeros, which decoders search to the last one: terabytes of a sparse file."""
+    """Reject compressed audio that ends in zeros, which decoders search to the last one: terabytes
+    of a sparse file.
+    """
     file.seek(0)
     if size > END_BYTES and file.read(4) in COMPRESSED:
         file.seek(size - END_BYTES)
         if not any(file.read(END_BYTES)):
-            raise UnusableAudio("truncated", f"the last {END_BYTES:,} bytes are zeros; copy the file again")
+            raise UnusableAudio(
+                "truncated", f"the last {END_BYTES:,} bytes are zeros; copy the file again"
+            )
 
 
 def _libsndfile_header(path: str) -> AudioHeader:
@@ -150,11 +169,19 @@ def _libsndfile_header(path: str) -> AudioHeader:
         with soundfile.SoundFile(os.fsencode(path)) as sound:
             samples, rate_hz = sound.frames, sound.samplerate
             if samples / rate_hz > 1e9:  # libsndfile's value for a FLAC stream
-                raise UnusableAudio("unreadable", "the header does not contain the length; write the file again")
-            # Of an OGG file the length is that of its last page. libvorbis crashes if it seeks with damaged codebooks.
+                raise UnusableAudio(
+                    "unreadable", "the header does not contain the length; write the file again"
+                )
+            # Of an OGG file the length is that of its last page. libvorbis crashes if it seeks with
+            # damaged codebooks.
             if samples and not _reads_sample(sound, 0 if sound.format == "OGG" else samples - 1):
-                raise UnusableAudio("truncated", f"the header promises {samples} samples, but not all can be decoded")
-            return AudioHeader(samples, rate_hz, native=False, floating=sound.subtype in ("FLOAT", "DOUBLE"))
+                raise UnusableAudio(
+                    "truncated",
+                    f"the header promises {samples} samples, but not all can be decoded",
+                )
+            return AudioHeader(
+                samples, rate_hz, native=False, floating=sound.subtype in ("FLOAT", "DOUBLE")
+            )
     except soundfile.LibsndfileError as error:
         raise UnusableAudio("unreadable", error.error_string) from error
     except TypeError as error:  # soundfile takes *.raw for data without a header
@@ -164,7 +191,9 @@ def _libsndfile_header(path: str) -> AudioHeader:
 def _reads_sample(sound: soundfile.SoundFile, position: int) -> bool:
     """Whether the sample exists: the header of a truncated FLAC or MP3 file is intact."""
     try:
-        if position and sound.seek(position) != position:  # as in an MP3 file whose header was changed
+        if (
+            position and sound.seek(position) != position
+        ):  # as in an MP3 file whose header was changed
             return False
         return len(sound.read(1)) == 1
     except soundfile.LibsndfileError:

@@ -1,12 +1,13 @@
 """The plan: the utterances of each step of an epoch, a pure function of (seed, epoch, replicas).
 
-NumPy only: no files, no TensorFlow. The plan has no state between epochs, so a run resumes by starting at a step.
-It may resume with another number of replicas, which share the utterances left in the epoch.
+NumPy only: no files, no TensorFlow. The plan has no state between epochs, so a run resumes by
+starting at a step. It may resume with another number of replicas, which share the utterances left
+in the epoch.
 
-Utterances of similar length share a bucket, and a bucket has one padded length. Sorted by length, the utterances of a
-bucket are contiguous: a bucket takes as many whole steps as it can, and the longest utterances left over move up
-into the next bucket. So only the last bucket may end in an incomplete step, and every epoch has the same number
-of steps.
+Utterances of similar length share a bucket, and a bucket has one padded length. Sorted by length,
+the utterances of a bucket are contiguous: a bucket takes as many whole steps as it can, and the
+longest utterances left over move up into the next bucket. So only the last bucket may end in an
+incomplete step, and every epoch has the same number of steps.
 """
 
 from dataclasses import dataclass
@@ -25,10 +26,11 @@ EpochHistory = tuple[tuple[int, int], ...]
 def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -> np.ndarray:
     """Choose padded lengths of at most `buckets` buckets such that the total padding is least.
 
-    The minimum over the candidates is exact: dynamic programming over the longest utterance of each bucket, as for
-    optimal histograms (Jagadish et al. 1998). Candidates are the lengths at which a whole number of steps is full,
-    with the utterances sorted by length, so that few utterances have to move up. If there are many, the
-    candidates are the longest in each of CANDIDATES equal intervals.
+    The minimum over the candidates is exact: dynamic programming over the longest utterance of each
+    bucket, as for optimal histograms (Jagadish et al. 1998). Candidates are the lengths at which a
+    whole number of steps is full, with the utterances sorted by length, so that few utterances have
+    to move up. If there are many, the candidates are the longest in each of CANDIDATES equal
+    intervals.
 
     Args:
         samples: int [N], N ≥ 1.
@@ -36,7 +38,8 @@ def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -
         step_utterances: utterances in a complete step, if all buckets have the same number.
 
     Returns:
-        int32 [at most `buckets`], ascending multiples of HOP_SAMPLES; the last is not below the longest utterance.
+        int32 [at most `buckets`], ascending multiples of HOP_SAMPLES; the last is not below the
+        longest utterance.
     """
     hops = np.sort(-(-np.asarray(samples, np.int64) // HOP_SAMPLES))
     counts = np.append(np.arange(step_utterances, len(hops), step_utterances), len(hops))
@@ -47,7 +50,8 @@ def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -
 
 
 def _cheapest_cuts(counts: np.ndarray, edges: np.ndarray, buckets: int) -> list[int]:
-    """The candidates at which buckets end if at most `buckets` have the least padding; ascending, with the last one.
+    """The candidates at which buckets end if at most `buckets` have the least padding; ascending,
+    with the last one.
 
     Args:
         counts: int [C], utterances up to each candidate.
@@ -56,7 +60,10 @@ def _cheapest_cuts(counts: np.ndarray, edges: np.ndarray, buckets: int) -> list[
     before = np.concatenate([[0], counts[:-1]])
     # cost[i, j]: padded length of a bucket from candidate i to candidate j, both included
     cost = np.where(np.tri(len(counts), dtype=bool).T, (counts - before[:, None]) * edges, np.inf)
-    least, firsts = cost[0], []  # least[j]: total up to candidate j; firsts: where the last bucket then begins
+    least, firsts = (
+        cost[0],
+        [],
+    )  # least[j]: total up to candidate j; firsts: where the last bucket then begins
     for _ in range(buckets - 1):
         totals = np.concatenate([[0.0], least[:-1]])[:, None] + cost
         firsts.append(totals.argmin(axis=0))
@@ -73,8 +80,8 @@ class EpochPlan:
 
     Attributes:
         order: int32 [N], a permutation of the utterances.
-        references: int32 [N], for each entry of `order` another utterance of its speaker, or the utterance itself
-            if the speaker has no other.
+        references: int32 [N], for each entry of `order` another utterance of its speaker, or the
+            utterance itself if the speaker has no other.
         step_start: int64 [S + 1], step s has order[step_start[s]:step_start[s + 1]].
         step_bucket: int32 [S].
         batch_sizes: int64 [buckets], utterances in a full batch.
@@ -103,15 +110,21 @@ class EpochPlan:
         return -(-share // int(self.batch_sizes[self.step_bucket[step]]))
 
     def batches(self, step: int, replica: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the microbatches of one replica in a step, each as (utterances, references), int32.
+        """Return the microbatches of one replica in a step, each as (utterances, references),
+        int32.
 
-        In a complete step each replica has `accumulation` full batches. The incomplete step is shared evenly: some
-        batches may be shorter or empty, but the first of replica 0 has an utterance.
+        In a complete step each replica has `accumulation` full batches. The incomplete step is
+        shared evenly: some batches may be shorter or empty, but the first of replica 0 has an
+        utterance.
         """
         begin, end = self.step_start[step], self.step_start[step + 1]
-        first, last = (int(begin - (begin - end) * share // self.replicas) for share in (replica, replica + 1))  # ceil
+        first, last = (
+            int(begin - (begin - end) * share // self.replicas) for share in (replica, replica + 1)
+        )  # ceil
         size = int(self.batch_sizes[self.step_bucket[step]])
-        starts = [min(first + microbatch * size, last) for microbatch in range(self.microbatches(step))]
+        starts = [
+            min(first + microbatch * size, last) for microbatch in range(self.microbatches(step))
+        ]
         cuts = [slice(at, min(at + size, last)) for at in starts]
         return [(self.order[cut], self.references[cut]) for cut in cuts]
 
@@ -121,8 +134,10 @@ class Plan:
 
     Attributes:
         bounds: int32 [buckets], padded length of each bucket in samples.
-        batch_sizes: int64 [buckets], rows of a batch: no more than each replica's share of the corpus.
-        step_sizes: int64 [buckets], utterances that a step was asked to have, which may be more than the corpus has.
+        batch_sizes: int64 [buckets], rows of a batch: no more than each replica's share of the
+            corpus.
+        step_sizes: int64 [buckets], utterances that a step was asked to have, which may be more
+            than the corpus has.
         samples: int [N], length of each utterance.
         replicas: number of replicas that share each step.
         steps_per_epoch: the same in every epoch, since it depends only on the lengths.
@@ -145,15 +160,19 @@ class Plan:
 
         Args:
             samples, token_counts, speakers: int [N], columns of the manifest; N ≥ 1.
-            bounds: padded lengths as by `bucket_bounds`; the last is not below the longest utterance.
+            bounds: padded lengths as by `bucket_bounds`; the last is not below the longest
+                utterance.
             batch_size: utterances in a batch.
             seed: source of all randomness, together with the epoch.
-            batch_seconds: replaces batch_size by seconds of audio in a batch, padding included; 0 turns it off.
+            batch_seconds: replaces batch_size by seconds of audio in a batch, padding included; 0
+                turns it off.
             accumulation: batches of each replica in one step.
             replicas: number of replicas that share each step.
         """
         if samples.max() > bounds[-1]:
-            raise ValueError(f"an utterance has {samples.max()} samples, but the longest bucket {bounds[-1]}")
+            raise ValueError(
+                f"an utterance has {samples.max()} samples, but the longest bucket {bounds[-1]}"
+            )
         self.bounds = bounds
         asked = np.full(len(bounds), batch_size, np.int64)
         if batch_seconds:
@@ -174,7 +193,11 @@ class Plan:
 
     def shape(self, bucket: int) -> tuple[int, int, int]:
         """Return (utterances, samples, tokens) of the batches in a bucket, padding included."""
-        return int(self.batch_sizes[bucket]), int(self.bounds[bucket]), int(self._padded_tokens[bucket])
+        return (
+            int(self.batch_sizes[bucket]),
+            int(self.bounds[bucket]),
+            int(self._padded_tokens[bucket]),
+        )
 
     def epoch(self, epoch: int, history: EpochHistory = ()) -> EpochPlan:
         """Plan an epoch, counted from 0, or the rest of one that other numbers of replicas began.
@@ -189,13 +212,19 @@ class Plan:
         return self._shuffle(left, self.replicas, [epoch, *np.ravel(history)])
 
     def _layout(self, ranked: np.ndarray, replicas: int) -> tuple[np.ndarray, np.ndarray]:
-        """Lay out some utterances, int32 and sorted by length, for a number of replicas; see `_lay_out`."""
+        """Lay out some utterances, int32 and sorted by length, for a number of replicas; see
+        `_lay_out`.
+        """
         up_to_bound = np.searchsorted(self.samples[ranked], self.bounds, side="right")
         return _lay_out(up_to_bound, self._replica_step_sizes * replicas)
 
     def _shuffle(self, ranked: np.ndarray, replicas: int, source: list) -> EpochPlan:
-        """Shuffle some utterances; the order depends on the seed and on the integers in `source`."""
-        random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, *map(int, source)])))
+        """Shuffle some utterances; the order depends on the seed and on the integers in
+        `source`.
+        """
+        random = np.random.Generator(
+            np.random.PCG64(np.random.SeedSequence([self._seed, *map(int, source)]))
+        )
         starts, buckets = self._layout(ranked, replicas)
         shuffled = ranked.copy()
         for bucket in np.unique(buckets):
@@ -211,7 +240,9 @@ class Plan:
 
     @cached_property
     def padding(self) -> float:
-        """Fraction of the samples of an epoch that are padding, including empty rows and batches."""
+        """Fraction of the samples of an epoch that are padding, including empty rows and
+        batches.
+        """
         epoch = self.epoch(0)
         padded = sum(self.padded_samples(epoch, step) for step in range(epoch.steps))
         return 1 - int(self.samples.sum(dtype=np.int64)) / padded
@@ -223,7 +254,11 @@ class Plan:
         The padding is a fraction of the samples of the bucket's steps in an epoch, as in `padding`.
         """
         epoch, count = self.epoch(0), len(self.bounds)
-        real, padded, utterances = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
+        real, padded, utterances = (
+            np.zeros(count, np.int64),
+            np.zeros(count, np.int64),
+            np.zeros(count, np.int64),
+        )
         for step, bucket in enumerate(epoch.step_bucket):
             rows = epoch.utterances(step)
             real[bucket] += self.samples[rows].sum(dtype=np.int64)
@@ -231,7 +266,11 @@ class Plan:
             utterances[bucket] += len(rows)
         padding = 1 - real / np.maximum(padded, 1)
         columns = (self.bounds, self.batch_sizes, utterances, padding)
-        return [tuple(row) for row in zip(*(column.tolist() for column in columns), strict=True) if row[2]]
+        return [
+            tuple(row)
+            for row in zip(*(column.tolist() for column in columns), strict=True)
+            if row[2]
+        ]
 
     def padded_samples(self, epoch: EpochPlan, step: int) -> int:
         """Return the samples of all batches of a step, padding included."""
@@ -269,7 +308,9 @@ class _Speakers:
         self._rank[self._members] = np.arange(len(speakers)) - np.repeat(self._first, self._counts)
 
     def draw_others(self, utterances: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Draw for each utterance another one of its speaker, or the utterance itself if there is no other: int32."""
+        """Draw for each utterance another one of its speaker, or the utterance itself if there is
+        no other: int32.
+        """
         group = self._group[utterances]
         others = self._counts[group] - 1
         rank = random.integers(0, np.maximum(others, 1))

@@ -29,8 +29,8 @@ from myxtts.text.frontend import symbols_of
 from myxtts.text.languages import canonical_code
 
 DEMO_FOLDER = Path("data/demo")
-# In 76 % of 400 random corpora of 5 demo sentences, all that is held out by default has symbols that the others lack,
-# in 20 % of those of 10 sentences, in 6 % of 20, and in none of 30.
+# In 76 % of 400 random corpora of 5 demo sentences, all that is held out by default has symbols
+# that the others lack, in 20 % of those of 10 sentences, in 6 % of 20, and in none of 30.
 SPARE_UTTERANCES = 30
 HEADER_THREADS = 8  # more than cores, since they mostly wait for the disk
 
@@ -56,7 +56,9 @@ def manifest_of(
     cache: Path | None = None,
 ) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
     """Call `build_manifest` with the settings of a run."""
-    if length_rule and data.text_frontend == "phonemes":  # characters need no language, so that any name is one
+    if (
+        length_rule and data.text_frontend == "phonemes"
+    ):  # characters need no language, so that any name is one
         rows = with_canonical_codes(rows, vocabulary.languages if vocabulary else ())
     return build_manifest(
         rows,
@@ -73,22 +75,34 @@ def manifest_of(
 
 
 def load_corpora(
-    config: Config, folder: Path, length_rule: LengthRule | None, known: Vocabulary | None = None, replicas: int = 1
+    config: Config,
+    folder: Path,
+    length_rule: LengthRule | None,
+    known: Vocabulary | None = None,
+    replicas: int = 1,
 ) -> tuple[Corpus, Corpus | None, Vocabulary]:
-    """Load the training corpus and the validation corpus, if there is one, with a common vocabulary.
+    """Load the training corpus and the validation corpus, if there is one, with a common
+    vocabulary.
 
     Args:
         config: the settings of the run.
         folder: gets the cached manifests and rejected.csv.
-        length_rule: utterances with fewer frames than it needs are rejected; None for a task that needs no texts.
-        known: vocabulary to extend, of the run that this one starts from; with a teacher it is not extended.
+        length_rule: utterances with fewer frames than it needs are rejected; None for a task that
+            needs no texts.
+        known: vocabulary to extend, of the run that this one starts from; with a teacher it is not
+            extended.
         replicas: number of replicas that share each training step.
 
     Raises:
         DataError: the corpus cannot be used.
-        ConfigError: the folder cannot be made, or the teacher's share of a batch is less than one row.
+        ConfigError: the folder cannot be made, or the teacher's share of a batch is less than one
+            row.
     """
-    data, seed, accumulation = config.data, config.training.seed, config.training.gradient_accumulation
+    data, seed, accumulation = (
+        config.data,
+        config.training.seed,
+        config.training.gradient_accumulation,
+    )
     if has_teacher_rows(config) and config.teacher.texts is not None:
         read_lines(
             Path(config.teacher.texts)
@@ -109,20 +123,28 @@ def load_corpora(
     make_folder(folder, "--runs-dir")
     cache = folder / "manifest-train.npz"
     grow = config.teacher.teacher is None
-    train, vocabulary, unusable = manifest_of(train_rows, data, length_rule, known, grow=grow, cache=cache)
+    train, vocabulary, unusable = manifest_of(
+        train_rows, data, length_rule, known, grow=grow, cache=cache
+    )
     cache = folder / "manifest-validation.npz"
     validation, vocabulary, unusable_validation = manifest_of(
         validation_rows, data, length_rule, vocabulary, cache=cache
     )
     checked, unneeded = [(train_rows, train), (validation_rows, validation)], []
     is_usable = len(malformed) + len(unusable) <= data.max_rejected * len(train) and len(train)
-    if is_usable and not len(validation) and _lack_symbols(train_rows, validation_rows, unusable_validation):
+    if (
+        is_usable
+        and not len(validation)
+        and _lack_symbols(train_rows, validation_rows, unusable_validation)
+    ):
         _report_nothing_to_spare(config, len(train), unusable_validation)
         checked, unusable_validation, unneeded = checked[:1], [], unusable_validation
     rejected = [*malformed, *unusable, *unusable_validation]
     report_rejected(rejected, checked, data.max_rejected, folder / "rejected.csv", unneeded)
     # For the step of one replica, so that shapes do not depend on the number of replicas.
-    bounds = bucket_bounds(train.samples, data.buckets, 1 if data.batch_seconds else data.batch_size * accumulation)
+    bounds = bucket_bounds(
+        train.samples, data.buckets, 1 if data.batch_seconds else data.batch_size * accumulation
+    )
     plan = make_plan(train, bounds, config, accumulation, replicas)
     training = Corpus(train, plan, teacher_rows_of(config, vocabulary, train, plan))
     if not len(validation):
@@ -136,10 +158,16 @@ def load_corpora(
 def has_teacher_rows(config: Config) -> bool:
     """Whether a teacher speaks rows of the training batches."""
     teacher = config.teacher
-    return teacher.teacher is not None and config.model.task == "tts" and teacher.teacher_fraction > 0.0
+    return (
+        teacher.teacher is not None
+        and config.model.task == "tts"
+        and teacher.teacher_fraction > 0.0
+    )
 
 
-def teacher_rows_of(config: Config, vocabulary: Vocabulary, train: Manifest, plan: Plan) -> TeacherRows | None:
+def teacher_rows_of(
+    config: Config, vocabulary: Vocabulary, train: Manifest, plan: Plan
+) -> TeacherRows | None:
     """Return which rows of the training batches a teacher speaks; None if it is to speak none.
 
     Raises:
@@ -153,8 +181,9 @@ def teacher_rows_of(config: Config, vocabulary: Vocabulary, train: Manifest, pla
     less = f"--teacher-fraction {teacher.teacher_fraction:g} is less than one row"
     if len(silent) == len(plan.batch_sizes):
         raise ConfigError(
-            f"{less} of the largest batch, which has {silent.max()}, so the teacher would speak nothing. Give at least "
-            f"{math.ceil(1000 / silent.max()) / 1000:g}, or 0 for a teacher that only aligns the recordings."
+            f"{less} of the largest batch, which has {silent.max()}, so the teacher would speak"
+            f" nothing. Give at least {math.ceil(1000 / silent.max()) / 1000:g}, or 0 for a teacher"
+            " that only aligns the recordings."
         )
     if len(silent):
         buckets = f"{len(silent)} of {len(plan.batch_sizes)} buckets"
@@ -163,48 +192,70 @@ def teacher_rows_of(config: Config, vocabulary: Vocabulary, train: Manifest, pla
         return TeacherRows(teacher.teacher_fraction)
     language = canonical_code(data.language) if data.text_frontend == "phonemes" else data.language
     longest = int(train.token_counts.max())
-    texts = read_texts(Path(teacher.texts), language, data.text_frontend, symbols_of, vocabulary, longest)
+    texts = read_texts(
+        Path(teacher.texts), language, data.text_frontend, symbols_of, vocabulary, longest
+    )
     return TeacherRows(teacher.teacher_fraction, texts)
 
 
 def _lack_symbols(train_rows: Rows, held_out: Rows, rejected: Sequence[RejectedRow]) -> bool:
-    """Whether the rows were held out from the training rows, and are rejected for what these lack."""
+    """Whether the rows were held out from the training rows, and are rejected for what
+    these lack.
+    """
     reasons = {row.reason for row in rejected}
-    return held_out.metadata == train_rows.metadata and bool(reasons) and reasons <= {UNKNOWN_SYMBOL, UNKNOWN_LANGUAGE}
+    return (
+        held_out.metadata == train_rows.metadata
+        and bool(reasons)
+        and reasons <= {UNKNOWN_SYMBOL, UNKNOWN_LANGUAGE}
+    )
 
 
 def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[RejectedRow]) -> None:
-    """Raise DataError if validation needs utterances that cannot be used; log a warning if it is off."""
+    """Raise DataError if validation needs utterances that cannot be used; log a warning if it is
+    off.
+    """
     count, faults = len(rejected), "; ".join(f"{row.audio}: {row.detail}" for row in rejected[:3])
-    found = f"{count} of {left + count} utterances held out have symbols that the other {left} lack ({faults})"
+    found = (
+        f"{count} of {left + count} utterances held out have symbols that the other {left} lack"
+        f" ({faults})"
+    )
     if not config.run.uses_held_out:
         log.warning("%s and are not used; --validation-fraction 0 trains on all utterances", found)
         return
     raise DataError(
-        f"validation, samples or evaluations were requested, but the {found}. A corpus of fewer than "
-        f"{SPARE_UTTERANCES} utterances often has none to spare. Train on all of it, without validation, with "
-        "--validation-fraction 0 --validate-every 0 --sample-every 0 --evaluate-every 0; or give more utterances, or "
-        "others to validate on with --val-data."
+        f"validation, samples or evaluations were requested, but the {found}. A corpus of fewer"
+        f" than {SPARE_UTTERANCES} utterances often has none to spare. Train on all of it, without"
+        " validation, with --validation-fraction 0 --validate-every 0 --sample-every 0"
+        " --evaluate-every 0; or give more utterances, or others to validate on with --val-data."
     )
 
 
 def whole_corpus_step(corpus: Corpus, config: Config) -> str:
-    """Return a sentence if the settings ask for more utterances in a step than the corpus has, else an empty string."""
+    """Return a sentence if the settings ask for more utterances in a step than the corpus has, else
+    an empty string.
+    """
     data, accumulation, plan = config.data, config.training.gradient_accumulation, corpus.plan
     if plan.step_sizes.min() <= len(corpus.manifest):
         return ""
-    rows = f"--batch-seconds {data.batch_seconds:g}" if data.batch_seconds else f"--batch-size {data.batch_size}"
+    rows = (
+        f"--batch-seconds {data.batch_seconds:g}"
+        if data.batch_seconds
+        else f"--batch-size {data.batch_size}"
+    )
     factors = [f"--gradient-accumulation {accumulation}"] * (accumulation > 1)
     factors += [f"{plan.replicas} replicas"] * (plan.replicas > 1)
     return (
-        f"{' x '.join([rows, *factors])} asks for {plan.step_sizes.min()} utterances in a step, but the corpus has "
-        f"{len(corpus.manifest)}: each step is the whole corpus, in {plan.epoch(0).microbatches(0)} x "
-        f"{plan.batch_sizes.max()} rows{' of each replica' * (plan.replicas > 1)}"
+        f"{' x '.join([rows, *factors])} asks for {plan.step_sizes.min()} utterances in a step, but"
+        f" the corpus has {len(corpus.manifest)}: each step is the whole corpus, in"
+        f" {plan.epoch(0).microbatches(0)} x {plan.batch_sizes.max()}"
+        f" rows{' of each replica' * (plan.replicas > 1)}"
     )
 
 
 def corpus_folder(corpus: str | Path | None) -> Path:
-    """Return the folder of a corpus that is given by its folder or its metadata file; the demo corpus by default."""
+    """Return the folder of a corpus that is given by its folder or its metadata file; the demo
+    corpus by default.
+    """
     path = Path(corpus or DEMO_FOLDER)
     return path if path.is_dir() else path.parent
 
@@ -213,7 +264,9 @@ def audio_root_of(data: DataConfig) -> Path | None:
     return Path(data.audio_root) if data.audio_root is not None else None
 
 
-def make_plan(manifest: Manifest, bounds: np.ndarray, config: Config, accumulation: int = 1, replicas: int = 1) -> Plan:
+def make_plan(
+    manifest: Manifest, bounds: np.ndarray, config: Config, accumulation: int = 1, replicas: int = 1
+) -> Plan:
     return Plan(
         manifest.samples,
         manifest.token_counts,
@@ -230,7 +283,11 @@ def make_plan(manifest: Manifest, bounds: np.ndarray, config: Config, accumulati
 def ensure_demo_corpus() -> Path:
     """Return the demo corpus' folder; make the corpus if it is missing."""
     if not (DEMO_FOLDER / "metadata.csv").exists():
-        log.info("no --train-data: making the demo corpus in %s with espeak-ng, which takes a few seconds", DEMO_FOLDER)
+        log.info(
+            "no --train-data: making the demo corpus in %s with espeak-ng, which takes a few"
+            " seconds",
+            DEMO_FOLDER,
+        )
         make_demo_corpus(DEMO_FOLDER, utterances=400, languages=["en"], speakers=1, seed=0)
     log.info("no --train-data: training on the demo corpus in %s", DEMO_FOLDER)
     return DEMO_FOLDER

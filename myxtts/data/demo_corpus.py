@@ -2,15 +2,14 @@
 
 Files of the corpus (LJSpeech format, and a CSV file for several speakers and languages):
 
-    metadata.csv       id|text|normalised text
-    corpus.csv         path,text,speaker,language (with this header)
-    wavs/ID.wav        22,050 Hz, 16 bit, mono; 50 ms of digital silence at both ends
-    alignments.jsonl   {"id": …, "phonemes": [[symbol, start_s, end_s], …]}, gapless from 0 to the end of the wave
-    demo_corpus.json   the arguments; only a complete corpus has this file
+    metadata.csv       id|text|normalised text corpus.csv         path,text,speaker,language (with
+    this header) wavs/ID.wav        22,050 Hz, 16 bit, mono; 50 ms of digital silence at both ends
+    alignments.jsonl   {"id": …, "phonemes": [[symbol, start_s, end_s], …]}, gapless from 0 to the
+    end of the wave demo_corpus.json   the arguments; only a complete corpus has this file
 
-In `alignments.jsonl` a symbol is a phoneme of espeak-ng, with its stress and length marks (a diphthong is one symbol);
-"" is silence and " " the gap between two words. A gap may last 0 s, and so may a phoneme that espeak-ng merges with
-its neighbour (the l of "small", a palatal mark).
+In `alignments.jsonl` a symbol is a phoneme of espeak-ng, with its stress and length marks (a
+diphthong is one symbol); "" is silence and " " the gap between two words. A gap may last 0 s, and
+so may a phoneme that espeak-ng merges with its neighbour (the l of "small", a palatal mark).
 """
 
 import csv
@@ -38,8 +37,8 @@ ARGUMENTS_FILE = "demo_corpus.json"
 EDGE_SAMPLES = 1102  # 50 ms of silence at both ends
 
 _GRAMMARS = Path(__file__).parent / "grammars"
-# Variants with `breath` (f2, f3, f5, …) read uninitialised memory: six processes made six different waves from a text.
-# Variants with `echo` (f4, m2, …) fill the silence between words.
+# Variants with `breath` (f2, f3, f5, …) read uninitialised memory: six processes made six different
+# waves from a text. Variants with `echo` (f4, m2, …) fill the silence between words.
 _VARIANTS = ("", "f1", "m3", "steph", "m7", "Annie", "m1", "Andrea", "linda", "Denis")
 _PITCH_AND_RATE_WPM = ((50, 165), (44, 150), (56, 175), (47, 170), (53, 155))
 MAX_SPEAKERS = len(_VARIANTS) * len(_PITCH_AND_RATE_WPM)
@@ -54,7 +53,10 @@ class Grammar:
 
     def sizes(self) -> list[int]:
         """Return the number of distinct sentences of each template."""
-        return [math.prod(len(self.slots[name]) for name in _slot_names(template)) for template in self.templates]
+        return [
+            math.prod(len(self.slots[name]) for name in _slot_names(template))
+            for template in self.templates
+        ]
 
     def sentence(self, template: str, number: int) -> str:
         """Return sentence `number` of a template, 0 <= number < its size."""
@@ -63,10 +65,14 @@ class Grammar:
             number, index = divmod(number, len(self.slots[name]))
             choices[name] = self.slots[name][index]
         text = template.format(**choices)
-        return text[0].upper() + text[1:] if text[0].isascii() else text  # Georgian has no capital letters
+        return (
+            text[0].upper() + text[1:] if text[0].isascii() else text
+        )  # Georgian has no capital letters
 
     def draw(self, count: int, source: random.Random) -> list[str]:
-        """Draw `count` distinct sentences from the templates in turn, as long as each has sentences left."""
+        """Draw `count` distinct sentences from the templates in turn, as long as each has sentences
+        left.
+        """
         numbers = {
             template: source.sample(range(size), min(size, count))
             for template, size in zip(self.templates, self.sizes(), strict=True)
@@ -109,9 +115,10 @@ def make_demo_corpus(
 ) -> bool:
     """Make a corpus in the folder `out`, unless the same corpus is there already.
 
-    Utterances are distributed in turn over all pairs of a speaker and a language. With several languages each speaker
-    speaks all of them ("speaker-00", "speaker-01", …); with one, the speakers are named after it ("en-00", …). The
-    same arguments give the same bytes. The folder appears when it is complete.
+    Utterances are distributed in turn over all pairs of a speaker and a language. With several
+    languages each speaker speaks all of them ("speaker-00", "speaker-01", …); with one, the
+    speakers are named after it ("en-00", …). The same arguments give the same bytes. The folder
+    appears when it is complete.
 
     Args:
         utterances: total number.
@@ -122,10 +129,16 @@ def make_demo_corpus(
         Whether the corpus was made.
 
     Raises:
-        DataError: an argument is out of range, the folder has other contents, or it cannot be written.
+        DataError: an argument is out of range, the folder has other contents, or it cannot be
+            written.
     """
     out = Path(out)
-    arguments = {"utterances": utterances, "languages": list(languages), "speakers": speakers, "seed": seed}
+    arguments = {
+        "utterances": utterances,
+        "languages": list(languages),
+        "speakers": speakers,
+        "seed": seed,
+    }
     if first_speaker:  # left out if 0, since corpora of older versions do not have it
         arguments["first_speaker"] = first_speaker
     planned = _plan(utterances, list(languages), speakers, seed, first_speaker)
@@ -136,16 +149,22 @@ def make_demo_corpus(
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as unfinished:
             folder = Path(unfinished) / "corpus"
             _write(folder, planned, progress or (lambda: None))
-            (folder / ARGUMENTS_FILE).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
+            (folder / ARGUMENTS_FILE).write_text(
+                json.dumps(arguments, indent=2) + "\n", encoding="utf-8"
+            )
             folder.rename(out)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and _is_complete(out, arguments):
             return False  # another process made the same corpus meanwhile
-        raise DataError(f"the demo corpus cannot be written to {out}: {error}. Give another folder.") from error
+        raise DataError(
+            f"the demo corpus cannot be written to {out}: {error}. Give another folder."
+        ) from error
     return True
 
 
-def _plan(utterances: int, languages: list[str], speakers: int, seed: int, first_speaker: int) -> list[_Utterance]:
+def _plan(
+    utterances: int, languages: list[str], speakers: int, seed: int, first_speaker: int
+) -> list[_Utterance]:
     _check(utterances, languages, speakers, first_speaker)
     numbers = range(first_speaker, first_speaker + speakers)
     voices = [(language, speaker) for speaker in numbers for language in languages]
@@ -154,33 +173,39 @@ def _plan(utterances: int, languages: list[str], speakers: int, seed: int, first
         for turn, language in enumerate(languages)
     }
     planned = []
-    for number, (language, speaker) in enumerate(itertools.islice(itertools.cycle(voices), utterances)):
+    for number, (language, speaker) in enumerate(
+        itertools.islice(itertools.cycle(voices), utterances)
+    ):
         name = f"{language if len(languages) == 1 else 'speaker'}-{speaker:02d}"
         identifier = f"{language}-{speaker:02d}-{number:05d}"
-        planned.append(_Utterance(identifier, next(texts[language]), name, _voice(language, speaker)))
+        planned.append(
+            _Utterance(identifier, next(texts[language]), name, _voice(language, speaker))
+        )
     return planned
 
 
 def _check(utterances: int, languages: list[str], speakers: int, first_speaker: int) -> None:
     known = grammar_languages()
     if utterances < 1:
-        raise DataError(f"a demo corpus of {utterances} utterances was requested, but it must have at least 1.")
+        raise DataError(
+            f"a demo corpus of {utterances} utterances was requested, but it must have at least 1."
+        )
     if not 1 <= speakers <= MAX_SPEAKERS:
         raise DataError(f"{speakers} speakers were requested. Request 1 to {MAX_SPEAKERS}.")
     if not 0 <= first_speaker <= MAX_SPEAKERS - speakers:
         raise DataError(
-            f"{speakers} speakers from number {first_speaker} on were requested, but speakers have the numbers 0 to "
-            f"{MAX_SPEAKERS - 1}. Begin with 0 to {MAX_SPEAKERS - speakers}."
+            f"{speakers} speakers from number {first_speaker} on were requested, but speakers have"
+            f" the numbers 0 to {MAX_SPEAKERS - 1}. Begin with 0 to {MAX_SPEAKERS - speakers}."
         )
     if unknown := [language for language in languages if language not in known]:
         raise DataError(
-            f"the demo corpus was requested in {', '.join(unknown)}, but it has grammars only for {', '.join(known)}. "
-            "Choose from these."
+            f"the demo corpus was requested in {', '.join(unknown)}, but it has grammars only for"
+            f" {', '.join(known)}. Choose from these."
         )
     if not languages or len(set(languages)) != len(languages):
         raise DataError(
-            f"the languages of the demo corpus were given as {languages}. Give at least one of {', '.join(known)}, "
-            "each of them once."
+            f"the languages of the demo corpus were given as {languages}. Give at least one of"
+            f" {', '.join(known)}, each of them once."
         )
 
 
@@ -188,16 +213,20 @@ def _texts(language: str, count: int, seed: int) -> Iterator[str]:
     grammar = load_grammar(language)
     if count > (distinct := sum(grammar.sizes())):
         raise DataError(
-            f"{count} utterances in language {language} were requested, but its grammar has {distinct} distinct "
-            "sentences. Request fewer utterances, or more languages."
+            f"{count} utterances in language {language} were requested, but its grammar has"
+            f" {distinct} distinct sentences. Request fewer utterances, or more languages."
         )
     return iter(grammar.draw(count, random.Random(f"{seed} {language}")))
 
 
 def _voice(language: str, speaker: int) -> EspeakVoice:
-    """One of MAX_SPEAKERS different voices; each pass over the variants gives them another pitch and rate."""
+    """One of MAX_SPEAKERS different voices; each pass over the variants gives them another pitch
+    and rate.
+    """
     variant = _VARIANTS[speaker % len(_VARIANTS)]
-    pitch, rate_wpm = _PITCH_AND_RATE_WPM[(speaker + speaker // len(_VARIANTS)) % len(_PITCH_AND_RATE_WPM)]
+    pitch, rate_wpm = _PITCH_AND_RATE_WPM[
+        (speaker + speaker // len(_VARIANTS)) % len(_PITCH_AND_RATE_WPM)
+    ]
     return EspeakVoice(language, variant, pitch, rate_wpm)
 
 
@@ -214,13 +243,14 @@ def _is_complete(out: Path, arguments: dict) -> bool:
         ) from error
     if existing != arguments:
         raise DataError(
-            f"a demo corpus with {json.dumps(arguments)} was requested, but {out} has one with {json.dumps(existing)}. "
-            "Give another folder, or remove this one."
+            f"a demo corpus with {json.dumps(arguments)} was requested, but {out} has one with"
+            f" {json.dumps(existing)}. Give another folder, or remove this one."
         )
     waves = len(list((out / "wavs").glob("*.wav")))
     if waves != arguments["utterances"]:
         raise DataError(
-            f"{out} should have {arguments['utterances']} waves, but it has {waves}. Remove the folder and try again."
+            f"{out} should have {arguments['utterances']} waves, but it has {waves}. Remove the"
+            " folder and try again."
         )
     return True
 
@@ -240,31 +270,46 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
             (folder / "wavs" / f"{utterance.id}.wav").write_bytes(_wave_file(samples))
             metadata.write(f"{utterance.id}|{utterance.text}|{normalise_text(utterance.text)}\n")
             rows.writerow(
-                (f"wavs/{utterance.id}.wav", utterance.text, utterance.speaker, utterance.voice.language),
+                (
+                    f"wavs/{utterance.id}.wav",
+                    utterance.text,
+                    utterance.speaker,
+                    utterance.voice.language,
+                )
             )
             alignment = {"id": utterance.id, "phonemes": phonemes}
             alignments.write(json.dumps(alignment, ensure_ascii=False) + "\n")
             progress()
 
 
-def speak_trimmed(espeak: Espeak, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
-    """Speak a text: int16 samples with silence at both ends, and (symbol, start_s, end_s) of all their phonemes."""
+def speak_trimmed(
+    espeak: Espeak, text: str, voice: EspeakVoice
+) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
+    """Speak a text: int16 samples with silence at both ends, and (symbol, start_s, end_s) of all
+    their phonemes.
+    """
     samples, events = espeak.synthesize(text, voice)
     sounding = np.flatnonzero(samples)
     first, last = int(sounding[0]), int(sounding[-1])
     edge = np.zeros(EDGE_SAMPLES, np.int16)
     trimmed = np.concatenate([edge, samples[first : last + 1], edge])
-    return trimmed, _spans(trimmed, [(round(s * SAMPLE_RATE_HZ) + EDGE_SAMPLES - first, name) for s, name in events])
+    return trimmed, _spans(
+        trimmed, [(round(s * SAMPLE_RATE_HZ) + EDGE_SAMPLES - first, name) for s, name in events]
+    )
 
 
 def _spans(samples: np.ndarray, events: list[tuple[int, str]]) -> list[tuple[str, float, float]]:
-    """Convert events (start in samples, symbol) to gapless spans, from silence at 0 s to the end of `samples`.
+    """Convert events (start in samples, symbol) to gapless spans, from silence at 0 s to the end of
+    `samples`.
 
-    espeak-ng reports pauses and words early, before the last sound is over, and reports a glide between two vowels
-    like a pause. So a silence begins after the last non-zero sample, and a pause without silence is left out.
+    espeak-ng reports pauses and words early, before the last sound is over, and reports a glide
+    between two vowels like a pause. So a silence begins after the last non-zero sample, and a pause
+    without silence is left out.
     """
     sounding = np.flatnonzero(samples)
-    silent_from = np.concatenate([[0], sounding + 1])  # at i: the end of the first i non-zero samples
+    silent_from = np.concatenate(
+        [[0], sounding + 1]
+    )  # at i: the end of the first i non-zero samples
     starts: list[tuple[int, str]] = []  # in reverse order
     next_start = next_phoneme = len(samples)
     for start, symbol in reversed(events):
@@ -280,7 +325,10 @@ def _spans(samples: np.ndarray, events: list[tuple[int, str]]) -> list[tuple[str
         next_start = start
     starts = [(0, PAUSE), *reversed(starts)]
     ends = [start for start, _ in starts[1:]] + [len(samples)]
-    return [(symbol, _seconds(start), _seconds(end)) for (start, symbol), end in zip(starts, ends, strict=True)]
+    return [
+        (symbol, _seconds(start), _seconds(end))
+        for (start, symbol), end in zip(starts, ends, strict=True)
+    ]
 
 
 def _seconds(samples: int) -> float:
@@ -288,7 +336,9 @@ def _seconds(samples: int) -> float:
 
 
 def _wave_file(samples: np.ndarray) -> bytes:
-    """A RIFF header of 44 bytes and PCM16. (soundfile 0.14 crashes by a double free on Ctrl-C during its close.)"""
+    """A RIFF header of 44 bytes and PCM16. (soundfile 0.14 crashes by a double free on Ctrl-C
+    during its close.)
+    """
     pcm = samples.astype("<i2").tobytes()
     riff = struct.pack("<4sI4s", b"RIFF", 36 + len(pcm), b"WAVE")
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)

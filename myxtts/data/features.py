@@ -35,12 +35,17 @@ from myxtts.seeds import fold_in
 
 VTLP_COSINES = 9  # spectral gain curve over the mel bands, the constant included
 NO_AUGMENTATION = AugmentationConfig()
-TEACHER_SLACK = 4  # a teacher may need a fourth more frames than the longest utterance of the bucket
+TEACHER_SLACK = (
+    4  # a teacher may need a fourth more frames than the longest utterance of the bucket
+)
 TEACHER_STRETCH = 1.0 + 1.0 / TEACHER_SLACK
-MARGIN_HOPS = 3  # on each side of a segment's samples: more than its first and last mel and F0 look at (1.5, 2.7)
+# on each side of a segment's samples: more than its first and last mel and F0 look at (1.5, 2.7)
+MARGIN_HOPS = 3
 
 LoadFrozen = Callable[[str], Any]
-"""Returns a frozen network on a device, always the same one. A traced function does not keep its variables alive."""
+"""Returns a frozen network on a device, always the same one. A traced function does not keep its
+variables alive.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,11 @@ class FeatureExtractor:
 
     Attributes:
         inputs, features: contracts of the batches before and after `produce`.
-        produce: TensorFlow function from a batch of `inputs` to a batch of `features`; with a frozen network as second
-            argument if there is one.
+        produce: TensorFlow function from a batch of `inputs` to a batch of `features`; with a
+            frozen network as second argument if there is one.
         sizes: the named dimensions that `produce` decides, whatever the batch.
-        max_stretch: factor by which `produce` lengthens the longest utterances, and with them `frames`.
+        max_stretch: factor by which `produce` lengthens the longest utterances, and with them
+            `frames`.
         load_frozen: loads the frozen network on a data device.
     """
 
@@ -80,21 +86,30 @@ def tts_extractor(
     """Return the extractor of `tts_features`, or of `taught_tts_features` if there is a teacher.
 
     Args:
-        load_teacher: loads the network that aligns the recordings and speaks the other rows of a batch.
+        load_teacher: loads the network that aligns the recordings and speaks the other rows of a
+            batch.
         teacher_fraction: fraction of the rows that it speaks.
     """
     produce = partial(tts_features, vtlp=vtlp, augmentation=augmentation)
     if load_teacher is None:
         return FeatureExtractor(TTS_INPUTS, TTS_FEATURES, produce)
-    taught = partial(taught_tts_features, vtlp=vtlp, augmentation=augmentation, teacher_fraction=teacher_fraction)
+    taught = partial(
+        taught_tts_features, vtlp=vtlp, augmentation=augmentation, teacher_fraction=teacher_fraction
+    )
     stretch = TEACHER_STRETCH if teacher_fraction else 1.0
     return FeatureExtractor(
-        TAUGHT_TTS_INPUTS, TAUGHT_TTS_FEATURES, taught, max_stretch=stretch, load_frozen=load_teacher
+        TAUGHT_TTS_INPUTS,
+        TAUGHT_TTS_FEATURES,
+        taught,
+        max_stretch=stretch,
+        load_frozen=load_teacher,
     )
 
 
 def asr_extractor(
-    mask: Callable | None = None, augmentation: AugmentationConfig = NO_AUGMENTATION, subsampling: int = 1
+    mask: Callable | None = None,
+    augmentation: AugmentationConfig = NO_AUGMENTATION,
+    subsampling: int = 1,
 ) -> FeatureExtractor:
     """Return the extractor of `asr_features`."""
     produce = partial(asr_features, mask=mask, augmentation=augmentation, subsampling=subsampling)
@@ -103,9 +118,12 @@ def asr_extractor(
 
 
 def vocoder_extractor(
-    segment_frames: int | None = None, at_random: bool = False, load_teacher: LoadFrozen | None = None
+    segment_frames: int | None = None,
+    at_random: bool = False,
+    load_teacher: LoadFrozen | None = None,
 ) -> FeatureExtractor:
-    """Return the extractor of `vocoder_features`, or of `taught_vocoder_features` if there is a teacher.
+    """Return the extractor of `vocoder_features`, or of `taught_vocoder_features` if there is a
+    teacher.
 
     Args:
         segment_frames: length of the segments; by default the whole utterances, without context.
@@ -120,26 +138,40 @@ def vocoder_extractor(
         produce = partial(vocoder_features, segment_frames=segment_frames, at_random=at_random)
         return FeatureExtractor(VOCODER_INPUTS, VOCODER_FEATURES, produce, sizes)
     taught = partial(taught_vocoder_features, segment_frames=segment_frames, at_random=at_random)
-    return FeatureExtractor(TTS_INPUTS, TAUGHT_VOCODER_FEATURES, taught, sizes, load_frozen=load_teacher)
+    return FeatureExtractor(
+        TTS_INPUTS, TAUGHT_VOCODER_FEATURES, taught, sizes, load_frozen=load_teacher
+    )
 
 
-def vocoder_features(waves: dict, segment_frames: int | None = None, at_random: bool = False) -> dict:
-    """Compute VOCODER_FEATURES from VOCODER_INPUTS: a segment of each utterance, its log-mel and F0.
+def vocoder_features(
+    waves: dict, segment_frames: int | None = None, at_random: bool = False
+) -> dict:
+    """Compute VOCODER_FEATURES from VOCODER_INPUTS: a segment of each utterance, its log-mel and
+    F0.
 
-    These are the mel and F0 of the whole utterance, cut out. CONTEXT_FRAMES more are cut out on each side of a segment.
+    These are the mel and F0 of the whole utterance, cut out. CONTEXT_FRAMES more are cut out on
+    each side of a segment.
     """
     stretch = _cut_stretch(waves, segment_frames, at_random)
     # Outside of an utterance, its mel sees its reflection, and F0 zeros.
     reflected = MARGIN_HOPS * HOP_SAMPLES - PAD_SAMPLES
     mel = log_mel_of_frames(stretch.wave[:, reflected:-reflected])
-    f0_hz, _ = f0(stretch.silent_outside, tf.fill(tf.shape(stretch.wave)[:1], tf.shape(stretch.wave)[1]))
-    return _features_of_stretch(waves, stretch, tf.where(stretch.real[:, :, None], mel, SILENCE), f0_hz)
+    f0_hz, _ = f0(
+        stretch.silent_outside, tf.fill(tf.shape(stretch.wave)[:1], tf.shape(stretch.wave)[1])
+    )
+    return _features_of_stretch(
+        waves, stretch, tf.where(stretch.real[:, :, None], mel, SILENCE), f0_hz
+    )
 
 
-def taught_vocoder_features(waves: dict, teacher: Any, segment_frames: int | None, at_random: bool) -> dict:
-    """Compute TAUGHT_VOCODER_FEATURES from TTS_INPUTS: see `vocoder_features` and `XTTS.teacher_forced_mel`.
+def taught_vocoder_features(
+    waves: dict, teacher: Any, segment_frames: int | None, at_random: bool
+) -> dict:
+    """Compute TAUGHT_VOCODER_FEATURES from TTS_INPUTS: see `vocoder_features` and
+    `XTTS.teacher_forced_mel`.
 
-    The teacher takes whole utterances, so that its mels are those of synthesis also at the ends of a segment.
+    The teacher takes whole utterances, so that its mels are those of synthesis also at the ends of
+    a segment.
     """
     whole = tts_features(waves)
     stretch = _cut_stretch(waves, segment_frames, at_random)
@@ -162,7 +194,8 @@ class _Stretch(NamedTuple):
     """A stretch of each utterance, with MARGIN_HOPS hops more on each side.
 
     Attributes:
-        frame: int64 [batch, frames], number of each frame within its utterance, without the margins.
+        frame: int64 [batch, frames], number of each frame within its utterance, without the
+            margins.
         real: bool [batch, frames], inside of the utterance.
         wave: float32 [batch, samples], utterances continued by their reflection; with the margins.
         silent_outside: the same, 0 outside of the utterance.
@@ -231,7 +264,8 @@ def cut_out(waves: dict, first, length, margin_hops: int):
         length: frames of a stretch; `margin_hops` hops are added on each side.
 
     Returns:
-        float32 [batch, (length + 2 * margin_hops) * 256] in [-1, 1], and bool of this shape: inside of the utterance.
+        float32 [batch, (length + 2 * margin_hops) * 256] in [-1, 1], and bool of this shape: inside
+        of the utterance.
     """
     offset = tf.cast(tf.range((length + 2 * margin_hops) * HOP_SAMPLES), tf.int64)
     sample = (first[:, None] - margin_hops) * HOP_SAMPLES + offset
@@ -240,7 +274,9 @@ def cut_out(waves: dict, first, length, margin_hops: int):
     reflected = tf.abs(sample)
     reflected = tf.where(reflected > last, 2 * last - reflected, reflected)
     index = tf.clip_by_value(reflected, 0, tf.maximum(last, 0))
-    whole = tf.cast(waves["pcm"], tf.float32) / 32768.0  # before the gather, which has no GPU kernel for int16
+    whole = (
+        tf.cast(waves["pcm"], tf.float32) / 32768.0
+    )  # before the gather, which has no GPU kernel for int16
     return tf.gather(whole, index, batch_dims=1), inside
 
 
@@ -255,12 +291,19 @@ def asr_features(
     Args:
         mask: (mel, frames, seed) -> masked mel, such as `spec_augment`.
         augmentation: distortions of the waves; `speed_perturbation` changes `frames`.
-        subsampling: of the network; a higher speed leaves each text the frames that CTC needs after it.
+        subsampling: of the network; a higher speed leaves each text the frames that CTC needs after
+            it.
     """
-    wave, samples, seed = tf.cast(waves["pcm"], tf.float32) / 32768.0, waves["samples"], waves["seed"]
+    wave, samples, seed = (
+        tf.cast(waves["pcm"], tf.float32) / 32768.0,
+        waves["samples"],
+        waves["seed"],
+    )
     if augmentation.speed_perturbation:
         fewest = fewest_samples(waves["tokens"], waves["token_count"], subsampling)
-        wave, samples = perturb_speed(wave, samples, fewest, fold_in(seed, "speed"), augmentation.speed_perturbation)
+        wave, samples = perturb_speed(
+            wave, samples, fewest, fold_in(seed, "speed"), augmentation.speed_perturbation
+        )
     wave = augment(wave, samples, seed, augmentation)
     frames = frame_count(samples)
     mel = log_mel(wave, samples)
@@ -279,14 +322,19 @@ def fewest_samples(tokens, token_count, subsampling: int):
         int32 [batch], in host memory.
     """
     with on_host():
-        labels, count = tokens[:, 1:-1], tf.maximum(token_count - 2, 0)  # without begin and end, as CTC sees them
+        labels, count = (
+            tokens[:, 1:-1],
+            tf.maximum(token_count - 2, 0),
+        )  # without begin and end, as CTC sees them
         equal = tf.cast(labels[:, 1:] == labels[:, :-1], tf.int32)
         inside = tf.sequence_mask(count - 1, tf.shape(equal)[1], tf.int32)
         needed = count + tf.reduce_sum(equal * inside, axis=1)
         return ((needed - 1) * subsampling + 1) * HOP_SAMPLES
 
 
-def tts_features(waves: dict, vtlp: float = 0.0, augmentation: AugmentationConfig = NO_AUGMENTATION) -> dict:
+def tts_features(
+    waves: dict, vtlp: float = 0.0, augmentation: AugmentationConfig = NO_AUGMENTATION
+) -> dict:
     """Compute TTS_FEATURES from TTS_INPUTS: log-mel spectrograms and F0.
 
     Args:
@@ -299,13 +347,17 @@ def tts_features(waves: dict, vtlp: float = 0.0, augmentation: AugmentationConfi
 
 
 def taught_tts_features(
-    waves: dict, teacher: Any, vtlp: float, augmentation: AugmentationConfig, teacher_fraction: float
+    waves: dict,
+    teacher: Any,
+    vtlp: float,
+    augmentation: AugmentationConfig,
+    teacher_fraction: float,
 ) -> dict:
     """Compute TAUGHT_TTS_FEATURES from TAUGHT_TTS_INPUTS.
 
-    The teacher speaks the last rows of the batch, see `taught_rows`, within TEACHER_STRETCH times the frames of the
-    bucket. The other rows are recordings, whose path is the teacher's alignment. The teacher's references are not
-    augmented.
+    The teacher speaks the last rows of the batch, see `taught_rows`, within TEACHER_STRETCH times
+    the frames of the bucket. The other rows are recordings, whose path is the teacher's alignment.
+    The teacher's references are not augmented.
     """
     size = tf.shape(waves["pcm"])[0]
     count = size - taught_rows(size, teacher_fraction)  # of recordings
@@ -315,7 +367,9 @@ def taught_tts_features(
     by_row = [name for name in spoken if TTS_FEATURES[name].dims[:1] == ("batch",)]
     first = spoken | {name: spoken[name][:count] for name in by_row}
     of_recordings = None if warp is None else (warp[0][:count], warp[1][:count])
-    recording = _recording({name: waves[name][:count] for name in ("pcm", "samples")}, of_recordings)
+    recording = _recording(
+        {name: waves[name][:count] for name in ("pcm", "samples")}, of_recordings
+    )
     recording["path"] = teacher.align(first | recording)
     utterances = {name: waves[name] for name in ("frames", "utterance_tokens")}
     features = texts | _reference(waves, warp, augmentation) | recording | utterances
@@ -328,7 +382,9 @@ def taught_tts_features(
 
     def join(of_recordings, of_teacher, padding):
         shape = tf.concat([[count, further], tf.shape(of_recordings)[2:]], axis=0)
-        padded = tf.concat([of_recordings, tf.fill(shape, tf.cast(padding, of_recordings.dtype))], axis=1)
+        padded = tf.concat(
+            [of_recordings, tf.fill(shape, tf.cast(padding, of_recordings.dtype))], axis=1
+        )
         return tf.concat([padded, of_teacher], axis=0)
 
     return features | {
@@ -339,7 +395,9 @@ def taught_tts_features(
 
 
 def _recording(waves: dict, warp: tuple | None) -> dict:
-    """Return log-mel, frames and F0 of recordings; `warp` is the result of `vtlp_warp`, if there is one."""
+    """Return log-mel, frames and F0 of recordings; `warp` is the result of `vtlp_warp`, if there is
+    one.
+    """
     wave = tf.cast(waves["pcm"], tf.float32) / 32768.0
     f0_hz, _ = f0(wave, waves["samples"])
     return {
@@ -349,7 +407,9 @@ def _recording(waves: dict, warp: tuple | None) -> dict:
     }
 
 
-def _reference(waves: dict, warp: tuple | None, augmentation: AugmentationConfig = NO_AUGMENTATION) -> dict:
+def _reference(
+    waves: dict, warp: tuple | None, augmentation: AugmentationConfig = NO_AUGMENTATION
+) -> dict:
     """Return log-mel and frames of the references; `warp` as above."""
     wave = tf.cast(waves["reference_pcm"], tf.float32) / 32768.0
     wave = augment(wave, waves["reference_samples"], waves["seed"], augmentation)
@@ -360,17 +420,22 @@ def _reference(waves: dict, warp: tuple | None, augmentation: AugmentationConfig
 
 
 def vtlp_warp(seed, rows, limit):
-    """Draw a warp for each row: vocal tract length perturbation (Jaitly & Hinton 2013) and a random spectral gain.
+    """Draw a warp for each row: vocal tract length perturbation (Jaitly & Hinton 2013) and a random
+    spectral gain.
 
-    The batch's seed determines all draws, which are uniform. The logarithm of the gain is a sum of VTLP_COSINES
-    cosines over the mel bands, each with an amplitude of up to 2 * limit.
+    The batch's seed determines all draws, which are uniform. The logarithm of the gain is a sum of
+    VTLP_COSINES cosines over the mel bands, each with an amplitude of up to 2 * limit.
 
     Returns:
         Factor on all frequencies, float32 [rows], from exp(-limit) to exp(limit).
         Mel filters, float32 [rows, bins, bands].
     """
-    factor = tf.exp(tf.random.stateless_uniform([rows], fold_in(seed, "frequencies"), -limit, limit))
-    amplitudes = tf.random.stateless_uniform([rows, VTLP_COSINES], fold_in(seed, "spectrum"), -2.0 * limit, 2.0 * limit)
+    factor = tf.exp(
+        tf.random.stateless_uniform([rows], fold_in(seed, "frequencies"), -limit, limit)
+    )
+    amplitudes = tf.random.stateless_uniform(
+        [rows, VTLP_COSINES], fold_in(seed, "spectrum"), -2.0 * limit, 2.0 * limit
+    )
     phase = np.pi * np.arange(VTLP_COSINES)[:, None] * (np.arange(MEL_BANDS) + 0.5) / MEL_BANDS
     gain = tf.exp(float32_matmul(amplitudes, tf.constant(np.cos(phase), tf.float32)))
     return factor, warped_mel_filters(factor) * gain[:, None, :]

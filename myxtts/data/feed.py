@@ -19,7 +19,9 @@ class HoldingQueue(queue.Queue):
     """A queue whose first item can be taken while its place stays occupied."""
 
     def hold(self, is_stopped: Callable[[], bool]) -> Any:
-        """Wait for the first item and return it; `get` then frees its place. Raises StopArrived at a stop."""
+        """Wait for the first item and return it; `get` then frees its place. Raises StopArrived at
+        a stop.
+        """
         with self.not_empty:
             while not self._qsize():
                 if is_stopped():
@@ -30,18 +32,20 @@ class HoldingQueue(queue.Queue):
 
 
 class Feed(Generic[Item]):
-    """A bounded queue that a thread fills from an iterable, at most `depth` items ahead of the consumer.
+    """A bounded queue that a thread fills from an iterable, at most `depth` items ahead of the
+    consumer.
 
-    Items come out in order, and any depth gives the same items. An error in the iterable is raised in the consumer, in
-    place of the item at which it occurred. Closing is safe at any time, also while the feed is full, and leaves no
-    thread behind.
+    Items come out in order, and any depth gives the same items. An error in the iterable is raised
+    in the consumer, in place of the item at which it occurred. Closing is safe at any time, also
+    while the feed is full, and leaves no thread behind.
 
         with Feed(batches, depth=3) as feed:
             for batch in feed:
                 ...
 
     Args:
-        batches: iterated in the feed's thread only; its iterator's `close`, if there is one, is called there.
+        batches: iterated in the feed's thread only; its iterator's `close`, if there is one, is
+            called there.
         depth: items kept ready, besides the one that is being made.
         thread_name: for debuggers and profilers.
 
@@ -87,7 +91,9 @@ class Feed(Generic[Item]):
         return item
 
     def hold(self) -> Item:
-        """Return the next item, as `next` does, but keep its place occupied until `release` or the next call."""
+        """Return the next item, as `next` does, but keep its place occupied until `release` or the
+        next call.
+        """
         if self._ended:
             raise StopIteration
         if self._thread.ident is None:
@@ -113,11 +119,16 @@ class Feed(Generic[Item]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the thread has nothing to do: `depth` items are ready, or the iterable has ended."""
+        """Whether the thread has nothing to do: `depth` items are ready, or the iterable
+        has ended.
+        """
         return self._ended or self._ready.full() or not self._thread.is_alive()
 
-    def wait_until_full(self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False) -> float:
-        """Wait until the feed has been full once or its iterable has ended, at most `timeout_s`, or until a stop.
+    def wait_until_full(
+        self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False
+    ) -> float:
+        """Wait until the feed has been full once or its iterable has ended, at most `timeout_s`, or
+        until a stop.
 
         Returns:
             The seconds waited.

@@ -1,7 +1,8 @@
 """Stage E of a batch's life: its features are copied from the data device to the model device.
 
-Copies are part of compiled functions. An eager copy to a GPU blocks its caller, and each tensor's copy waits for
-everything that is queued on the receiving GPU (TensorFlow's `GPUUtil::DeviceToDeviceCopy` and `CopyCPUTensorToGPU`).
+Copies are part of compiled functions. An eager copy to a GPU blocks its caller, and each tensor's
+copy waits for everything that is queued on the receiving GPU (TensorFlow's
+`GPUUtil::DeviceToDeviceCopy` and `CopyCPUTensorToGPU`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +23,21 @@ def copied(batches: Sequence[Batch], devices: Sequence[str]) -> list[Batch]:
     return copies
 
 
-def compile_hand_over(fields: Mapping[str, Field], devices: Sequence[str]) -> Callable[[Sequence[Batch]], list[Batch]]:
-    """Return a function that copies one batch of a contract to each device; it is traced here, on the main thread."""
+def compile_hand_over(
+    fields: Mapping[str, Field], devices: Sequence[str]
+) -> Callable[[Sequence[Batch]], list[Batch]]:
+    """Return a function that copies one batch of a contract to each device; it is traced here, on
+    the main thread.
+    """
     specs = [tensor_specs(dict(fields))] * len(devices)
-    compiled = tf.function(lambda batches: copied(batches, devices), autograph=False).get_concrete_function(specs)
+    compiled = tf.function(
+        lambda batches: copied(batches, devices), autograph=False
+    ).get_concrete_function(specs)
 
     def hand_over(batches: Sequence[Batch]) -> list[Batch]:
-        with tf.device(devices[0]):  # the `device` of the results; their `backing_device` is the one of each copy
+        with tf.device(
+            devices[0]
+        ):  # the `device` of the results; their `backing_device` is the one of each copy
             return compiled(list(batches))
 
     return hand_over

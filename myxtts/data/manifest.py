@@ -1,4 +1,6 @@
-"""The manifest: the usable utterances of a corpus as columns, and the reason why each other row is unusable."""
+"""The manifest: the usable utterances of a corpus as columns, and the reason why each other row is
+unusable.
+"""
 
 import csv
 import hashlib
@@ -31,7 +33,9 @@ from myxtts.text.symbols import SymbolTable
 CACHE_FORMAT = 3  # increase it when the columns or the checks change
 DIGEST_BYTES = 32
 CHUNK_ROWS = 256  # rows that a thread takes at a time
-MAX_TEXT_CHARACTERS = 20_000  # twice the frames of the longest utterance, which is more than its symbols
+MAX_TEXT_CHARACTERS = (
+    20_000  # twice the frames of the longest utterance, which is more than its symbols
+)
 STRING_COLUMNS = ("ids", "paths", "texts")
 
 TextFrontend = Literal["phonemes", "characters"]
@@ -41,7 +45,8 @@ UNKNOWN_SYMBOL = "symbol unknown to the training corpus"
 LENGTH_LIMITS = {"too short": "--min-seconds", "too long": "--max-seconds"}
 
 SymbolsOf = Callable[[str, str, TextFrontend], list[str]]
-"""(text, language, front end) -> symbols, empty if the text has nothing to speak; raises DataError."""
+"""(text, language, front end) -> symbols, empty if the text has nothing to speak; raises DataError.
+"""
 
 Result = TypeVar("Result")
 
@@ -73,8 +78,8 @@ class LengthRule(NamedTuple):
     """The minimum number of mel frames for a text, so that it can be aligned with its audio.
 
     Attributes:
-        ctc: count a frame for each symbol and for the blank between equal neighbours (Graves et al. 2006); otherwise
-            a frame for each symbol, and for begin and end.
+        ctc: count a frame for each symbol and for the blank between equal neighbours (Graves et al.
+            2006); otherwise a frame for each symbol, and for begin and end.
         subsampling: factor by which the network reduces the frames first.
     """
 
@@ -94,8 +99,8 @@ class Manifest:
         ids, paths, texts: N strings each; paths are absolute.
         samples: int32 [N], length at SAMPLE_RATE_HZ, after resampling.
         native: bool [N], whether `tf.audio.decode_wav` returns exactly these samples.
-        tokens: int32 [all tokens], begin and end included; utterance i has token_start[i] to token_start[i + 1], which
-            are equal for a task that needs no texts.
+        tokens: int32 [all tokens], begin and end included; utterance i has token_start[i] to
+            token_start[i + 1], which are equal for a task that needs no texts.
         token_start: int64 [N + 1].
         speaker, language: int32 [N].
     """
@@ -127,7 +132,9 @@ class Manifest:
         return digest.hexdigest()
 
     def padded_tokens(self, rows: np.ndarray, size: int, length: int) -> np.ndarray:
-        """Return the tokens of `rows`, followed by empty rows: int32 [size, length], padded with 0."""
+        """Return the tokens of `rows`, followed by empty rows: int32 [size, length], padded
+        with 0.
+        """
         padded = np.zeros((size, length), np.int32)
         for padded_row, row in zip(padded, rows, strict=False):
             tokens = self.tokens[self.token_start[row] : self.token_start[row + 1]]
@@ -150,7 +157,9 @@ class _Rejections:
     rejected: list[RejectedRow] = field(default_factory=list)
 
     def add(self, row: Row, reason: str, detail: str = "") -> None:
-        self.rejected.append(RejectedRow(self.metadata, row.line, row.audio, reason, shortened(detail)))
+        self.rejected.append(
+            RejectedRow(self.metadata, row.line, row.audio, reason, shortened(detail))
+        )
 
 
 def build_manifest(
@@ -174,21 +183,28 @@ def build_manifest(
         min_seconds, max_seconds: shorter and longer utterances are rejected.
         frontend: passed to `symbols_of`.
         symbols_of: converts text to symbols; called on this thread.
-        length_rule: utterances with fewer frames than it needs are rejected. If None, no text is read: utterances have
-            no tokens.
-        vocabulary: of the training manifest, for a validation corpus: rows with another symbol or language are
-            rejected, other speakers are appended. If None, it is made from the usable rows.
-        grow: append other symbols and languages to `vocabulary`, too, instead of rejecting their rows.
-        cache: file for the result, valid until a file, a row or an argument changes; its folder must exist.
+        length_rule: utterances with fewer frames than it needs are rejected. If None, no text is
+            read: utterances have no tokens.
+        vocabulary: of the training manifest, for a validation corpus: rows with another symbol or
+            language are rejected, other speakers are appended. If None, it is made from the usable
+            rows.
+        grow: append other symbols and languages to `vocabulary`, too, instead of rejecting their
+            rows.
+        cache: file for the result, valid until a file, a row or an argument changes; its folder
+            must exist.
         workers: threads that read headers.
         progress: show progress bars, on a terminal only.
 
     Returns:
-        The manifest (empty if no row is usable), its vocabulary, and the rejected rows by line, without those in
-        `rows.rejected`.
+        The manifest (empty if no row is usable), its vocabulary, and the rejected rows by line,
+        without those in `rows.rejected`.
     """
     key = (
-        _cache_key(rows, (min_seconds, max_seconds, frontend, length_rule, grow), vocabulary, workers) if cache else ""
+        _cache_key(
+            rows, (min_seconds, max_seconds, frontend, length_rule, grow), vocabulary, workers
+        )
+        if cache
+        else ""
     )
     if cache and (cached := _load(cache, key)):
         return cached
@@ -197,7 +213,9 @@ def build_manifest(
     allowed = None if grow else vocabulary
     usable = [(utterance, list[str]()) for utterance in audio]
     if length_rule is not None:
-        usable = list(_usable_text(audio, rejections, symbols_of, frontend, length_rule, allowed, progress))
+        usable = list(
+            _usable_text(audio, rejections, symbols_of, frontend, length_rule, allowed, progress)
+        )
     manifest, vocabulary = _columns(usable, vocabulary)
     rejected = sorted(rejections.rejected, key=lambda row: row.line)
     if cache:
@@ -221,7 +239,8 @@ def report_rejected(
         unneeded: more rejected rows, which are listed and do not count.
 
     Raises:
-        DataError: more than the fraction `max_rejected` of all rows is rejected, or a corpus has no usable row.
+        DataError: more than the fraction `max_rejected` of all rows is rejected, or a corpus has no
+            usable row.
     """
     _write_listing([*rejected, *unneeded], listing)
     if not rejected:
@@ -230,11 +249,16 @@ def report_rejected(
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
     total = sum(len(rows.rows) + len(rows.rejected) for rows, _ in corpora)
     first = f"the first is {rejected[0].audio}: {rejected[0].detail or rejected[0].reason}"
-    summary = f"{len(rejected)} of {total} utterances cannot be used ({reasons}; {first}); {listing} lists them"
+    summary = (
+        f"{len(rejected)} of {total} utterances cannot be used ({reasons}; {first}); {listing}"
+        " lists them"
+    )
     advice = _length_advice(rejected, counts[0][0])
     for rows, manifest in corpora:
         if not len(manifest) and (rows.rows or rows.rejected):
-            raise DataError(f"{rows.metadata} has no usable utterances: {summary}. {advice}Fix these rows.")
+            raise DataError(
+                f"{rows.metadata} has no usable utterances: {summary}. {advice}Fix these rows."
+            )
     if len(rejected) > max_rejected * total:
         raise DataError(
             f"at most {max_rejected:.1%} of the utterances may be unusable, but {summary}. "
@@ -244,23 +268,37 @@ def report_rejected(
 
 
 def _length_advice(rejected: Sequence[RejectedRow], reason: str) -> str:
-    """Return the limit that admits all rows of a reason of LENGTH_LIMITS, as a sentence; empty for other reasons."""
+    """Return the limit that admits all rows of a reason of LENGTH_LIMITS, as a sentence; empty for
+    other reasons.
+    """
     if reason not in LENGTH_LIMITS:
         return ""
     seconds = [float(row.detail.split()[0]) for row in rejected if row.reason == reason]
     if reason == "too short":
         shortest = math.floor(100 * min(seconds)) / 100
-        return f"--min-seconds {shortest:g} accepts all that are too short. " if shortest >= MIN_SECONDS else ""
+        return (
+            f"--min-seconds {shortest:g} accepts all that are too short. "
+            if shortest >= MIN_SECONDS
+            else ""
+        )
     longest = math.ceil(max(seconds))
     if longest <= MAX_SECONDS:
-        return f"--max-seconds {longest} accepts all that are too long; it may be up to {MAX_SECONDS:g}. "
+        return (
+            f"--max-seconds {longest} accepts all that are too long; it may be up to"
+            f" {MAX_SECONDS:g}. "
+        )
     beyond = sum(length > MAX_SECONDS for length in seconds)
     accepted = f"accepts {len(seconds) - beyond} of the {len(seconds)} that are too long"
     return f"--max-seconds {MAX_SECONDS:g}, its upper bound, {accepted}; split the others. "
 
 
 def _usable_audio(
-    rows: Rows, rejections: _Rejections, min_seconds: float, max_seconds: float, workers: int, progress: bool
+    rows: Rows,
+    rejections: _Rejections,
+    min_seconds: float,
+    max_seconds: float,
+    workers: int,
+    progress: bool,
 ) -> list[_Audio]:
     folder = os.path.realpath(rows.folder)
     usable: list[_Audio] = []
@@ -276,11 +314,17 @@ def _usable_audio(
         elif audio.path in line_of:
             rejections.add(row, "duplicate path", f"line {line_of[audio.path]} also names it")
         elif audio.samples < min_seconds * SAMPLE_RATE_HZ:
-            seconds = math.floor(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000  # away from the limit
-            rejections.add(row, "too short", f"{seconds:.3f} s, at least {min_seconds} s (--min-seconds)")
+            seconds = (
+                math.floor(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
+            )  # away from the limit
+            rejections.add(
+                row, "too short", f"{seconds:.3f} s, at least {min_seconds} s (--min-seconds)"
+            )
         elif audio.samples > max_samples:
             seconds = math.ceil(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
-            rejections.add(row, "too long", f"{seconds:.3f} s, at most {max_seconds} s (--max-seconds)")
+            rejections.add(
+                row, "too long", f"{seconds:.3f} s, at most {max_seconds} s (--max-seconds)"
+            )
         else:
             line_of[audio.path] = row.line
             usable.append(audio)
@@ -291,10 +335,15 @@ def _examine(row: Row, folder: str, max_samples: float) -> _Audio | UnusableAudi
     path = os.path.realpath(os.path.join(folder, row.audio))
     try:
         if not path.startswith(os.path.join(folder, "")):
-            raise UnusableAudio("outside the corpus folder", f"{path}; --audio-root can name a folder that contains it")
+            raise UnusableAudio(
+                "outside the corpus folder",
+                f"{path}; --audio-root can name a folder that contains it",
+            )
         header = read_header(path)
         samples = resampled_length(header.samples, header.rate_hz)
-        if header.floating and samples <= max_samples:  # a longer one is rejected, and may take hours
+        if (
+            header.floating and samples <= max_samples
+        ):  # a longer one is rejected, and may take hours
             check_finite(path)
     except UnusableAudio as error:
         return error
@@ -313,11 +362,15 @@ def _in_threads(
                 yield from zip(chunk, results, strict=True)
                 bar.update(len(chunk))
         finally:
-            pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait for the rest of the corpus
+            pool.shutdown(
+                cancel_futures=True
+            )  # so that Ctrl-C does not wait for the rest of the corpus
 
 
 def _bar(total: int, label: str, progress: bool) -> tqdm:
-    return tqdm(total=total, desc=label, unit="utt", leave=False, disable=None if progress else True)
+    return tqdm(
+        total=total, desc=label, unit="utt", leave=False, disable=None if progress else True
+    )
 
 
 def _usable_text(
@@ -329,7 +382,9 @@ def _usable_text(
     vocabulary: Vocabulary | None,
     progress: bool,
 ) -> Iterator[tuple[_Audio, list[str]]]:
-    """Yield the utterances whose text can be spoken and aligned by the vocabulary, with their symbols."""
+    """Yield the utterances whose text can be spoken and aligned by the vocabulary, with their
+    symbols.
+    """
     with _bar(len(audio), "text", progress) as bar:
         for utterance in audio:
             bar.update()
@@ -357,7 +412,9 @@ def _usable_text(
                 yield utterance, symbols
 
 
-def _columns(usable: Sequence[tuple[_Audio, list[str]]], vocabulary: Vocabulary | None) -> tuple[Manifest, Vocabulary]:
+def _columns(
+    usable: Sequence[tuple[_Audio, list[str]]], vocabulary: Vocabulary | None
+) -> tuple[Manifest, Vocabulary]:
     rows = [audio.row for audio, _ in usable]
     new = Vocabulary(
         SymbolTable.from_sequences(symbols for _, symbols in usable),
@@ -365,7 +422,10 @@ def _columns(usable: Sequence[tuple[_Audio, list[str]]], vocabulary: Vocabulary 
         tuple(sorted({row.language for row in rows})),
     )
     vocabulary = vocabulary.extended_by(new) if vocabulary else new
-    tokens = [vocabulary.symbols.encode(symbols) if symbols else np.zeros(0, np.int32) for _, symbols in usable]
+    tokens = [
+        vocabulary.symbols.encode(symbols) if symbols else np.zeros(0, np.int32)
+        for _, symbols in usable
+    ]
     manifest = Manifest(
         ids=tuple(row.id for row in rows),
         paths=tuple(audio.path for audio, _ in usable),
@@ -386,23 +446,36 @@ def _indices(names: Iterable[str], table: Sequence[str]) -> np.ndarray:
 
 
 def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, workers: int) -> str:
-    """SHA-256 of everything that a manifest depends on: rows, sizes and times of the files, arguments."""
+    """SHA-256 of everything that a manifest depends on: rows, sizes and times of the files,
+    arguments.
+    """
     known = _vocabulary_to_json(vocabulary) if vocabulary else None
     paths = str(rows.metadata), os.path.realpath(rows.folder)
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *paths, settings, known]).encode())
     stamped = _in_threads(
-        lambda row: file_stamp(os.path.join(rows.folder, row.audio)), rows.rows, workers, "files", progress=False
+        lambda row: file_stamp(os.path.join(rows.folder, row.audio)),
+        rows.rows,
+        workers,
+        "files",
+        progress=False,
     )
     for row, stamp in stamped:
         digest.update(json.dumps([row, stamp]).encode())
     return digest.hexdigest()
 
 
-def _save(cache: Path, key: str, manifest: Manifest, vocabulary: Vocabulary, rejected: list[RejectedRow]) -> None:
+def _save(
+    cache: Path, key: str, manifest: Manifest, vocabulary: Vocabulary, rejected: list[RejectedRow]
+) -> None:
     """Write an .npz file followed by its SHA-256, which np.load and zip tools ignore."""
     columns = dict(vars(manifest))
     strings = {name: columns.pop(name) for name in STRING_COLUMNS}
-    document = {"key": key, "tables": _vocabulary_to_json(vocabulary), "rejected": rejected, **strings}
+    document = {
+        "key": key,
+        "tables": _vocabulary_to_json(vocabulary),
+        "rejected": rejected,
+        **strings,
+    }
     body = io.BytesIO()
     np.savez(body, document=np.frombuffer(json.dumps(document).encode(), np.uint8), **columns)
     write_whole(cache, body.getvalue() + hashlib.sha256(body.getvalue()).digest())

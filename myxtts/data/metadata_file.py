@@ -1,12 +1,15 @@
 """Reads the metadata of a corpus: the audio file, text, speaker and language of each row.
 
 There are two kinds of metadata (docs/guides/data.md lists all forms):
-    lines     metadata.csv (or metadata_train.csv, metadata_eval.csv) with lines `id|text[|normalised text]`, as in
+    lines     metadata.csv (or metadata_train.csv, metadata_eval.csv) with lines
+    `id|text[|normalised text]`, as in
               LJSpeech; no header; audio in wavs/, the id with or without suffix
-    table     a header that names audio, text[, speaker][, language], separated by , ; tab or |; quoted fields;
+    table     a header that names audio, text[, speaker][, language], separated by , ; tab or |;
+    quoted fields;
               paths are relative to the file's folder, or to a given root
 
-A task that needs no texts also takes lines `id`, a table without text, and a folder of audio without metadata.
+A task that needs no texts also takes lines `id`, a table without text, and a folder of audio
+without metadata.
 
 This module reads the metadata, lists the folders of the audio files, and writes nothing.
 """
@@ -70,7 +73,9 @@ class Row(NamedTuple):
 
 
 class RejectedRow(NamedTuple):
-    """A row that cannot be used. `reason` names the kind of fault, `detail` is specific to the row."""
+    """A row that cannot be used. `reason` names the kind of fault, `detail` is specific to
+    the row.
+    """
 
     metadata: str
     line: int
@@ -80,7 +85,9 @@ class RejectedRow(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of one metadata file, whose audio must be in `folder`. `form` describes how the file was understood."""
+    """The rows of one metadata file, whose audio must be in `folder`. `form` describes how the file
+    was understood.
+    """
 
     metadata: Path
     folder: Path
@@ -100,8 +107,8 @@ def read_corpora(
 ) -> tuple[Rows, Rows, list[RejectedRow]]:
     """Read the training rows, the validation rows, and the malformed rows of both.
 
-    The validation rows come from `validation` if it is given, else from metadata_eval.csv beside metadata_train.csv,
-    else they are held out from the training rows.
+    The validation rows come from `validation` if it is given, else from metadata_eval.csv beside
+    metadata_train.csv, else they are held out from the training rows.
 
     Args:
         root, needs_text: see `read_corpus`; for both corpora.
@@ -115,8 +122,9 @@ def read_corpora(
         rows = read(train), read(validation, preferred="metadata_eval.csv")
         if os.path.samefile(rows[0].metadata, rows[1].metadata):
             raise DataError(
-                f"--train-data {train} and --val-data {validation} are both {rows[0].metadata}, so validation would "
-                "measure what was trained on. Leave out --val-data to hold out some utterances, or give other ones."
+                f"--train-data {train} and --val-data {validation} are both {rows[0].metadata}, so"
+                " validation would measure what was trained on. Leave out --val-data to hold out"
+                " some utterances, or give other ones."
             )
     elif all(os.path.isfile(folder / name) for name in ("metadata_train.csv", "metadata_eval.csv")):
         rows = read(folder / "metadata_train.csv"), read(folder / "metadata_eval.csv")
@@ -139,8 +147,9 @@ def read_corpus(
     Args:
         path: a folder with metadata.csv, or a metadata file.
         language: of rows without a language.
-        root: folder to which the paths in tables are relative, by default the folder of the file. The audio of lines
-            without a header is searched there first. Of a folder of audio, files may be links into it.
+        root: folder to which the paths in tables are relative, by default the folder of the file.
+            The audio of lines without a header is searched there first. Of a folder of audio, files
+            may be links into it.
         needs_text: whether the task needs texts; without, a folder of audio is a corpus, too.
         preferred: name of the metadata file of a folder, if it has one of this name.
 
@@ -157,7 +166,9 @@ def read_corpus(
 
 
 def _rows_of_folder(folder: Path, language: str, root: Path | None) -> Rows:
-    """The audio files in a folder and below it as rows without texts; the speaker is the name of the subfolder."""
+    """The audio files in a folder and below it as rows without texts; the speaker is the name of
+    the subfolder.
+    """
     rows, rejected = [], []
     prefix = os.path.join(os.path.abspath(folder), "") if root else ""
     for line, audio in enumerate(audio_files(folder, UNREADABLE), 1):
@@ -170,21 +181,25 @@ def _rows_of_folder(folder: Path, language: str, root: Path | None) -> Rows:
             rejected.append(RejectedRow(str(folder), line, audio, "unreadable format", detail))
             continue
         folder_name = os.path.basename(os.path.dirname(audio))
-        parent = os.fsencode(folder_name).decode(errors="backslashreplace")  # checkpoints name the speakers in UTF-8
+        parent = os.fsencode(folder_name).decode(
+            errors="backslashreplace"
+        )  # checkpoints name the speakers in UTF-8
         speaker = DEFAULT_SPEAKER if parent.lower() in ("", *AUDIO_SUBFOLDERS) else parent
         rows.append(Row(line, audio, prefix + audio, "", speaker, language))
     if not rows:
         found = f", only {rejected[0].audio} ({rejected[0].detail})" if rejected else ""
         raise DataError(
-            f"the corpus folder {folder} has neither metadata.csv nor audio ({', '.join(AUDIO_SUFFIXES)}){found}. "
-            "Give a folder of audio files, or a metadata file that names them."
+            f"the corpus folder {folder} has neither metadata.csv nor audio"
+            f" ({', '.join(AUDIO_SUFFIXES)}){found}. Give a folder of audio files, or a metadata"
+            " file that names them."
         )
     form = f"audio files without metadata; {_count_formats(rows)} in {folder}"
     return Rows(folder, root or folder, tuple(rows), tuple(rejected), form)
 
 
 def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """Split rows into training and validation rows by ids; the choice depends only on (seed, id), not on the order.
+    """Split rows into training and validation rows by ids; the choice depends only on (seed, id),
+    not on the order.
 
     With a fraction above 0 and at least two ids, each part has at least one.
     """
@@ -198,38 +213,60 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
 
 
 def _sort_key(seed: int, id_: str) -> bytes:
-    return hashlib.blake2b(f"{seed}:{id_}".encode(errors="surrogateescape"), digest_size=16).digest()
+    return hashlib.blake2b(
+        f"{seed}:{id_}".encode(errors="surrogateescape"), digest_size=16
+    ).digest()
 
 
 def _metadata_of(path: Path, preferred: str) -> Path:
-    """The metadata file of a corpus: `path` itself, or in a folder `preferred` or else one of METADATA_NAMES."""
+    """The metadata file of a corpus: `path` itself, or in a folder `preferred` or else one of
+    METADATA_NAMES.
+    """
     if os.path.isfile(path):
         return path
     if not os.path.isdir(path):
         place = "" if path.is_absolute() else f" in {Path.cwd()}"
-        fault = "is neither a folder nor a file" if os.path.exists(path) else f"does not exist{place}"
+        fault = (
+            "is neither a folder nor a file" if os.path.exists(path) else f"does not exist{place}"
+        )
         stripped = str(path).strip()
         if os.path.exists(stripped) and stripped != str(path):
-            raise DataError(f"the corpus {str(path)!r} does not exist, but {stripped!r} does. Leave out the spaces.")
+            raise DataError(
+                f"the corpus {str(path)!r} does not exist, but {stripped!r} does. Leave out the"
+                " spaces."
+            )
         raise DataError(f"the corpus {path} {fault}. {FORMATS}")
     if metadata := _metadata_in(path, preferred):
         return metadata
-    if odd := next((path / name for name in (preferred, *METADATA_NAMES) if os.path.lexists(path / name)), None):
-        raise DataError(f"{odd} is a folder, a pipe, a device or a link to nothing, and no file. {FORMATS}")
+    if odd := next(
+        (path / name for name in (preferred, *METADATA_NAMES) if os.path.lexists(path / name)), None
+    ):
+        raise DataError(
+            f"{odd} is a folder, a pipe, a device or a link to nothing, and no file. {FORMATS}"
+        )
     raise DataError(f"the corpus folder {path} has no metadata.csv{_alternative(path)}")
 
 
 def _metadata_in(folder: Path, preferred: str) -> Path | None:
-    return next((folder / name for name in (preferred, *METADATA_NAMES) if os.path.isfile(folder / name)), None)
+    return next(
+        (folder / name for name in (preferred, *METADATA_NAMES) if os.path.isfile(folder / name)),
+        None,
+    )
 
 
 def _alternative(folder: Path) -> str:
     """What a folder without metadata.csv has instead, and what to do."""
     names = sorted(os.listdir(folder), key=lambda name: (not name.startswith("train"), name))
     if tables := [name for name in names if _is_table(folder / name)]:
-        return f", but it has {', '.join(tables[:4])}. Give the one with the texts, such as {folder / tables[0]}."
+        return (
+            f", but it has {', '.join(tables[:4])}. Give the one with the texts, such as"
+            f" {folder / tables[0]}."
+        )
     if json := next((name for name in names if name.lower().endswith((".jsonl", ".json"))), None):
-        return f", and JSON such as {json} is not read. Write its entries as CSV lines under the header path,text."
+        return (
+            f", and JSON such as {json} is not read. Write its entries as CSV lines under the"
+            " header path,text."
+        )
     with os.scandir(folder) as entries:
         subfolders = sorted(entry.path for entry in entries if entry.is_dir())
     for path in (folder.parent, *map(Path, subfolders)):
@@ -240,8 +277,9 @@ def _alternative(folder: Path) -> str:
             name = (path / audio).relative_to(folder)
             speaker = name.parts[-2] if len(name.parts) > 1 else "SPEAKER"
             return (
-                f", only audio such as {name}. Write a metadata.csv with the header path,text,speaker and a line for "
-                f"each file, such as {name},TEXT,{speaker}; docs/guides/data.md shows how."
+                f", only audio such as {name}. Write a metadata.csv with the header"
+                f" path,text,speaker and a line for each file, such as {name},TEXT,{speaker};"
+                " docs/guides/data.md shows how."
             )
     return f". {FORMATS}"
 
@@ -258,20 +296,25 @@ def _read(metadata: Path, language: str, root: Path | None, needs_text: bool) ->
     return Rows(metadata, folder.path, usable, rejected, _describe(metadata, table, folder, usable))
 
 
-def _located(text: str, metadata: Path, root: Path | None, needs_text: bool) -> tuple[Table, AudioFolder]:
+def _located(
+    text: str, metadata: Path, root: Path | None, needs_text: bool
+) -> tuple[Table, AudioFolder]:
     """The table of a metadata file, and the first folder that has a file of the table."""
     try:
         headed = table_with_header(text, needs_text)
     except csv.Error as error:
         raise DataError(
-            f'{metadata} should be CSV, but {error}. Close each quote, and write a quote inside a quoted field as "".'
+            f"{metadata} should be CSV, but {error}. Close each quote, and write a quote inside a"
+            ' quoted field as "".'
         ) from error
     first = None
     for table in (headed,) if headed else tables_without_header(text, needs_text):
         first = first or table
         for path in _folders_of(table, metadata, root):
             folder = AudioFolder(path)
-            if any(folder.find(name) for name in _names(table)) and not _is_header(table, folder, text, needs_text):
+            if any(folder.find(name) for name in _names(table)) and not _is_header(
+                table, folder, text, needs_text
+            ):
                 return table, folder
     if first is None or (not headed and fault_of_header(text, needs_text)):
         raise DataError(
@@ -283,32 +326,45 @@ def _located(text: str, metadata: Path, root: Path | None, needs_text: bool) -> 
 
 def _is_header(table: Table, folder: AudioFolder, text: str, needs_text: bool) -> bool:
     """Whether the first of the lines without a header is a faulty header, and no utterance."""
-    return not table.header and bool(fault_of_header(text, needs_text)) and not folder.find(next(_names(table)))
+    return (
+        not table.header
+        and bool(fault_of_header(text, needs_text))
+        and not folder.find(next(_names(table)))
+    )
 
 
 def _text_of(metadata: Path) -> str:
     try:
         blob = _content(metadata)
     except OSError as error:
-        raise DataError(f"{metadata} cannot be read: {error.strerror}. Check the path and its permissions.") from error
+        raise DataError(
+            f"{metadata} cannot be read: {error.strerror}. Check the path and its permissions."
+        ) from error
     if not blob.strip():
         raise DataError(f"{metadata} is empty. {FORMATS}")
     if b"\0" in blob:
-        raise DataError(f"{metadata} should be UTF-8 text, but it is binary or UTF-16. Save it as UTF-8. {FORMATS}")
+        raise DataError(
+            f"{metadata} should be UTF-8 text, but it is binary or UTF-16. Save it as UTF-8."
+            f" {FORMATS}"
+        )
     try:
         text = blob.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line, byte = blob.count(b"\n", 0, error.start) + 1, blob[error.start]
         raise DataError(
-            f"{metadata} should be UTF-8 text, but line {line} has the byte 0x{byte:02x}. Save it as UTF-8."
+            f"{metadata} should be UTF-8 text, but line {line} has the byte 0x{byte:02x}. Save it"
+            " as UTF-8."
         ) from error
-    text = text if "\n" in text else text.replace("\r", "\n")  # the line end of Excel's "CSV (Macintosh)"
+    text = (
+        text if "\n" in text else text.replace("\r", "\n")
+    )  # the line end of Excel's "CSV (Macintosh)"
     _check_lines(text, metadata)
     return text
 
 
 def _content(metadata: Path) -> bytes:
-    """The bytes of a metadata file, up to the first megabyte with a NUL: a sparse file may promise terabytes of them.
+    """The bytes of a metadata file, up to the first megabyte with a NUL: a sparse file may promise
+    terabytes of them.
 
     Raises:
         DataError: the file is too large.
@@ -320,13 +376,16 @@ def _content(metadata: Path) -> bytes:
             if len(blocks) * BLOCK_BYTES > MAX_BYTES:
                 size = metadata.stat().st_size
                 raise DataError(
-                    f"{metadata} has {size:,} bytes, but metadata may have {MAX_BYTES:,}. Split the corpus."
+                    f"{metadata} has {size:,} bytes, but metadata may have {MAX_BYTES:,}. Split the"
+                    " corpus."
                 )
     return b"".join(blocks)
 
 
 def _check_lines(text: str, metadata: Path) -> None:
-    """Raise DataError if a line is longer than any utterance needs: its fields could fill the memory."""
+    """Raise DataError if a line is longer than any utterance needs: its fields could fill the
+    memory.
+    """
     begin, line = 0, 1
     while begin < len(text):
         end = text.find("\n", begin)
@@ -340,7 +399,9 @@ def _check_lines(text: str, metadata: Path) -> None:
 
 
 def _folders_of(table: Table, metadata: Path, root: Path | None) -> list[Path]:
-    """The folders that the audio of a table may be in: ids are usually in a subfolder, paths are usually not."""
+    """The folders that the audio of a table may be in: ids are usually in a subfolder, paths are
+    usually not.
+    """
     if table.header:
         base = root or metadata.parent
         return [base, *audio_subfolders(base)]
@@ -360,7 +421,9 @@ def _audio_name(name: str, table: Table) -> str:
     return name if table.header or suffix_of(name) else f"{name}.wav"
 
 
-def _row(record: Record, table: Table, folder: AudioFolder, metadata: Path, language: str) -> Row | RejectedRow:
+def _row(
+    record: Record, table: Table, folder: AudioFolder, metadata: Path, language: str
+) -> Row | RejectedRow:
     line, fields = record
     values = dict(zip(table.columns, fields, strict=False))
     path = values.get("path", "")
@@ -370,19 +433,26 @@ def _row(record: Record, table: Table, folder: AudioFolder, metadata: Path, lang
     audio = folder.find(name) or name
     text = values.get("normalised text") or values.get("text", "")
     speaker = values.get("speaker") or DEFAULT_SPEAKER
-    return Row(line, os.path.normpath(audio), audio, text, speaker, values.get("language") or language)
+    return Row(
+        line, os.path.normpath(audio), audio, text, speaker, values.get("language") or language
+    )
 
 
 def _fault(fields: Sequence[str], path: str, table: Table) -> str:
     """What makes a row unusable; empty if nothing does."""
     if len(path) > MAX_PATH_CHARACTERS:
-        return f"a path of {len(path):,} characters, but a file name has at most {MAX_PATH_CHARACTERS:,}"
+        return (
+            f"a path of {len(path):,} characters, but a file name has at most"
+            f" {MAX_PATH_CHARACTERS:,}"
+        )
     if path and len(fields) == len(table.columns):
         return ""
     count, most = len(fields), len(table.columns)
     least = most - (not table.header and table.columns[-1] == "normalised text")
     if count < least or any(fields[most:]):  # spreadsheets write empty fields at the end
-        return f"{count} fields, " + (f"but the header names {most}" if table.header else f"not {table.line_form()}")
+        return f"{count} fields, " + (
+            f"but the header names {most}" if table.header else f"not {table.line_form()}"
+        )
     return "" if path else "no path"
 
 
@@ -394,8 +464,8 @@ def shortened(text: str) -> str:
 def _describe(metadata: Path, table: Table, folder: AudioFolder, rows: Sequence[Row]) -> str:
     """The form in one line, for the log."""
     return (
-        f"{table.describe()}; {len(rows)} row{'s' * (len(rows) != 1)} in {metadata}; audio in {folder.path}: "
-        f"{_count_formats(rows)}"
+        f"{table.describe()}; {len(rows)} row{'s' * (len(rows) != 1)} in {metadata}; audio in"
+        f" {folder.path}: {_count_formats(rows)}"
     )
 
 
@@ -421,7 +491,10 @@ def _remedy(names: Sequence[str], base: Path) -> str:
         return f"It is a path of a Windows computer: write paths relative to {base}."
     if os.path.isabs(name) and os.path.exists(name):
         root = os.path.commonpath([os.path.dirname(path) for path in names if os.path.isabs(path)])
-        return f"It is outside of {base}: give a folder that has all audio, such as --audio-root {quote(root)}."
+        return (
+            f"It is outside of {base}: give a folder that has all audio, such as --audio-root"
+            f" {quote(root)}."
+        )
     if os.path.isabs(name):
         return f"There is no such file on this computer: write paths relative to {base}."
     if os.path.exists(name):
@@ -429,6 +502,12 @@ def _remedy(names: Sequence[str], base: Path) -> str:
     for folder, files in walk_folders(base):
         if AudioFolder(folder).find(name):
             return f"It is in {folder}: give --audio-root {quote(str(folder))}."
-        if other := next((file for file in files if os.path.splitext(file) in ((stem, x) for x in UNREADABLE)), None):
-            return f"{folder} has {other}, which cannot be read: convert it to WAV or FLAC, for instance by ffmpeg."
+        if other := next(
+            (file for file in files if os.path.splitext(file) in ((stem, x) for x in UNREADABLE)),
+            None,
+        ):
+            return (
+                f"{folder} has {other}, which cannot be read: convert it to WAV or FLAC, for"
+                " instance by ffmpeg."
+            )
     return "Correct the names, or give the folder of the audio as --audio-root."

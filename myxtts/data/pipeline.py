@@ -53,9 +53,13 @@ class Pipeline:
         first_replica: int = 0,
     ):
         reference_samples = reference_samples_of(data)
-        reader = make_reader(corpus.manifest, extractor.inputs, reference_samples, data, cache_folder)
+        reader = make_reader(
+            corpus.manifest, extractor.inputs, reference_samples, data, cache_folder
+        )
         self._depth = data.prefetch_buffer_size
-        routes_of: dict[tuple[str, ...], list[int]] = {}  # data devices that take turns -> indices of their routes
+        routes_of: dict[
+            tuple[str, ...], list[int]
+        ] = {}  # data devices that take turns -> indices of their routes
         for index, route in enumerate(routes):
             routes_of.setdefault(route.data_devices, []).append(index)
         self._indices = list(routes_of.values())
@@ -80,20 +84,33 @@ class Pipeline:
 
     @contextmanager
     def open_unbuffered(
-        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
+        self,
+        start: Position,
+        epochs: int | None = None,
+        mean_over: Literal["step", "epoch"] = "step",
     ) -> Iterator[Iterator[ReplicaBatches]]:
-        """Return the batches of the only producer without a feed: each is produced when it is taken."""
+        """Return the batches of the only producer without a feed: each is produced when it is
+        taken.
+        """
         (producer,) = self.producers
         with closing(producer.replica_batches(start, epochs, mean_over)) as batches:
             yield batches
 
     def open_feed(
-        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
+        self,
+        start: Position,
+        epochs: int | None = None,
+        mean_over: Literal["step", "epoch"] = "step",
     ) -> "ReplicaFeed":
-        """Return a feed of the batches from a position on; see `planned_batches` for the arguments."""
+        """Return a feed of the batches from a position on; see `planned_batches` for the
+        arguments.
+        """
         return ReplicaFeed(
             [
-                [Feed(producer.replica_batches(start, epochs, mean_over), self._depth) for producer in group]
+                [
+                    Feed(producer.replica_batches(start, epochs, mean_over), self._depth)
+                    for producer in group
+                ]
                 for group in self._groups
             ],
             self._indices,
@@ -106,7 +123,11 @@ def reference_samples_of(data: DataConfig) -> int:
 
 
 def make_reader(
-    manifest: Manifest, fields: dict[str, Field], reference_samples: int, data: DataConfig, cache_folder: Path
+    manifest: Manifest,
+    fields: dict[str, Field],
+    reference_samples: int,
+    data: DataConfig,
+    cache_folder: Path,
 ) -> Reader:
     """Return the reader that the settings ask for.
 
@@ -125,20 +146,26 @@ def make_reader(
 
 
 class ReplicaFeed:
-    """The feeds of all producers as one: the next batch of each replica, in the order of the routes.
+    """The feeds of all producers as one: the next batch of each replica, in the order of the
+    routes.
 
-    An error of a producer is raised in place of its batch, after the batches of the other producers before it.
+    An error of a producer is raised in place of its batch, after the batches of the other producers
+    before it.
 
-    Where producers take turns, the place of a batch in its feed is freed when the next batch is taken: after the call
-    of the step that hands it over. The copy from a GPU waits for all work that is queued there when the copy is issued.
-    A producer that found a place sooner would begin another batch, and the copy would wait for that.
+    Where producers take turns, the place of a batch in its feed is freed when the next batch is
+    taken: after the call of the step that hands it over. The copy from a GPU waits for all work
+    that is queued there when the copy is issued. A producer that found a place sooner would begin
+    another batch, and the copy would wait for that.
 
     Args:
-        groups: the feeds of producers that take turns; each feed of a group gives batches of the same replicas.
+        groups: the feeds of producers that take turns; each feed of a group gives batches of the
+            same replicas.
         indices: for each group the routes that its batches belong to.
     """
 
-    def __init__(self, groups: Sequence[Sequence[Feed[ReplicaBatches]]], indices: Sequence[Sequence[int]]):
+    def __init__(
+        self, groups: Sequence[Sequence[Feed[ReplicaBatches]]], indices: Sequence[Sequence[int]]
+    ):
         self._groups, self._taken = groups, 0
         by_group = [index for of_group in indices for index in of_group]
         self._order = sorted(range(len(by_group)), key=by_group.__getitem__)
@@ -182,8 +209,11 @@ class ReplicaFeed:
         """Whether all producers have nothing to do."""
         return all(feed.is_full for feed in chain.from_iterable(self._groups))
 
-    def wait_until_full(self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False) -> float:
-        """Wait until each feed has been full once or has ended, at most `timeout_s`, or until a stop.
+    def wait_until_full(
+        self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False
+    ) -> float:
+        """Wait until each feed has been full once or has ended, at most `timeout_s`, or until a
+        stop.
 
         Returns:
             The seconds waited.

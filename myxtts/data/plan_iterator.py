@@ -31,11 +31,16 @@ class Position(NamedTuple):
 
     def after_resize(self, previous_replicas: int) -> "Position":
         """Return this position for a run that continues with another number of replicas."""
-        return Position(self.epoch, 0, (*self.history, (previous_replicas, self.step))) if self.step else self
+        return (
+            Position(self.epoch, 0, (*self.history, (previous_replicas, self.step)))
+            if self.step
+            else self
+        )
 
 
 class Turn(NamedTuple):
-    """Which microbatches one of several producers makes, counted from the position where the feed begins.
+    """Which microbatches one of several producers makes, counted from the position where the feed
+    begins.
 
     Attributes:
         number: of the producer, from 0; microbatch n is made by number n mod `producers`.
@@ -112,7 +117,9 @@ def planned_steps(
                 step,
                 PlannedStep(
                     position=Position(epoch, step, history),
-                    next_position=Position(epoch + 1) if ends else Position(epoch, step + 1, history),
+                    next_position=(
+                        Position(epoch + 1) if ends else Position(epoch, step + 1, history)
+                    ),
                     utterances=utterances,
                     bucket=int(epoch_plan.step_bucket[step]),
                     microbatches=epoch_plan.microbatches(step),
@@ -123,10 +130,16 @@ def planned_steps(
 
 
 def steps_left(plan: Plan, start: Position, epochs: int) -> int:
-    """Return the number of steps from a position to the end of `epochs` epochs, counted from the first."""
+    """Return the number of steps from a position to the end of `epochs` epochs, counted from the
+    first.
+    """
     if start.epoch >= epochs:
         return 0
-    return plan.epoch(start.epoch, start.history).steps - start.step + (epochs - start.epoch - 1) * plan.steps_per_epoch
+    return (
+        plan.epoch(start.epoch, start.history).steps
+        - start.step
+        + (epochs - start.epoch - 1) * plan.steps_per_epoch
+    )
 
 
 def planned_batches(
@@ -142,7 +155,8 @@ def planned_batches(
     turn: Turn = ALL_TURNS,
     teacher_rows: TeacherRows | None = None,
 ) -> Iterator[PlannedBatch]:
-    """Yield the batches of some replicas from a position on: by step, then by microbatch, then by replica.
+    """Yield the batches of some replicas from a position on: by step, then by microbatch, then by
+    replica.
 
     A batch is the same whoever makes it, and whatever the turns are.
 
@@ -150,11 +164,12 @@ def planned_batches(
         start, epochs: see `planned_steps`.
         seed: source of the batches' randomness.
         reference_samples: longest stretch of a reference.
-        mean_over: what the losses are averaged over; with `epoch` the losses of all batches add up to the mean of
-            the corpus.
+        mean_over: what the losses are averaged over; with `epoch` the losses of all batches add up
+            to the mean of the corpus.
         replicas: numbers of the replicas within the plan.
         turn: which microbatches to yield.
-        teacher_rows: which rows a teacher speaks. They count as the utterances whose place they take.
+        teacher_rows: which rows a teacher speaks. They count as the utterances whose place they
+            take.
     """
     microbatches = count()
     for epoch_plan, number, step in planned_steps(plan, start, epochs):
@@ -170,14 +185,19 @@ def planned_batches(
                 continue
             for replica, share in zip(replicas, shares, strict=True):
                 rows, references = share[microbatch]
-                # The same batches draw the same numbers, whether one replica accumulates them or several share them.
+                # The same batches draw the same numbers, whether one replica accumulates them or
+                # several share them.
                 place = replica * step.microbatches + microbatch
                 random = np.random.default_rng(
                     [seed, step.position.epoch, number, place, *np.ravel(step.position.history)]
                 )
-                arrays = _arrays(manifest, rows, references, shape, reference_samples, random) | totals
+                arrays = (
+                    _arrays(manifest, rows, references, shape, reference_samples, random) | totals
+                )
                 if teacher_rows is not None:
-                    arrays = teacher_rows.replace(arrays, len(rows), manifest, reference_samples, random)
+                    arrays = teacher_rows.replace(
+                        arrays, len(rows), manifest, reference_samples, random
+                    )
                 yield PlannedBatch(
                     step=step,
                     last=microbatch == step.microbatches - 1,

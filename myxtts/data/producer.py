@@ -21,8 +21,8 @@ class Produced(NamedTuple):
 
     Attributes:
         features: by name, on the data device.
-        element: one element of a computed feature, float32 [1]. Reading it waits for the data device, without the
-            operations that taking it from the features would need.
+        element: one element of a computed feature, float32 [1]. Reading it waits for the data
+            device, without the operations that taking it from the features would need.
     """
 
     features: dict[str, tf.Tensor]
@@ -45,7 +45,8 @@ ReplicaBatches = tuple[ProducedBatch, ...]
 
 
 class Producer:
-    """Makes batches on one data device for the replicas that it feeds: all of them, or in turn with other producers.
+    """Makes batches on one data device for the replicas that it feeds: all of them, or in turn with
+    other producers.
 
     Args:
         corpus: manifest and plan.
@@ -89,7 +90,9 @@ class Producer:
         mean_over: Literal["step", "epoch"] = "step",
         turn: Turn = ALL_TURNS,
     ) -> Iterator[PlannedBatch]:
-        """Plan the batches from a position on, by default those of all producers; see `planned_batches`."""
+        """Plan the batches from a position on, by default those of all producers; see
+        `planned_batches`.
+        """
         return planned_batches(
             self._corpus.plan,
             self._corpus.manifest,
@@ -114,12 +117,19 @@ class Producer:
         return self._reader.read(self.planned(start, epochs, mean_over, turn), self.device)
 
     def replica_batches(
-        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
+        self,
+        start: Position,
+        epochs: int | None = None,
+        mean_over: Literal["step", "epoch"] = "step",
     ) -> Generator[ReplicaBatches, None, None]:
-        """Make the batches of this producer's turn on the data device, one for each replica at a time."""
+        """Make the batches of this producer's turn on the data device, one for each replica at a
+        time.
+        """
         with (
             closing(self.read(start, epochs, mean_over, self._turn)) as read,
-            closing(produced_batches(read, self.device, self.extractor, self.produce, self._synchronize)) as batches,
+            closing(
+                produced_batches(read, self.device, self.extractor, self.produce, self._synchronize)
+            ) as batches,
         ):
             yield from zip(*[batches] * len(self._replicas), strict=True)
 
@@ -130,17 +140,23 @@ def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
     Trace on the main thread; any thread may call the returned function.
     """
     computed = next(
-        name for name, field in extractor.features.items() if name not in extractor.inputs and field.dtype == "float32"
+        name
+        for name, field in extractor.features.items()
+        if name not in extractor.inputs and field.dtype == "float32"
     )
 
     produce = extractor.produce_on(device)
 
     def produce_on_device(waves: dict) -> Produced:
-        with tf.device(device):  # entered here, since a device scope around the tracing does not reach the operations
+        with tf.device(
+            device
+        ):  # entered here, since a device scope around the tracing does not reach the operations
             features = produce(waves)
             return Produced(features, tf.reshape(features[computed], [-1])[:1])
 
-    return tf.function(produce_on_device, autograph=False).get_concrete_function(tensor_specs(extractor.inputs))
+    return tf.function(produce_on_device, autograph=False).get_concrete_function(
+        tensor_specs(extractor.inputs)
+    )
 
 
 def produced_batches(
@@ -152,16 +168,17 @@ def produced_batches(
 ) -> Generator[ProducedBatch, None, None]:
     """Compute the features of each batch; runs in the feed's thread.
 
-    For each batch, this thread issues one call of a compiled function. Eager operations beside it could meet those of
-    the main thread: two Python threads that compute shapes on one GPU are reported to corrupt each other's (TensorFlow
-    pull request 123993).
+    For each batch, this thread issues one call of a compiled function. Eager operations beside it
+    could meet those of the main thread: two Python threads that compute shapes on one GPU are
+    reported to corrupt each other's (TensorFlow pull request 123993).
 
     Args:
         read: planned batches with their waves on the data device.
         device: the data device.
         extractor: has the contracts of the batches.
         produce: `trace_produce` of the extractor.
-        synchronize: wait until the data device has finished each batch, so that the times are true on a GPU.
+        synchronize: wait until the data device has finished each batch, so that the times are true
+            on a GPU.
 
     Raises:
         TypeError, PlacementError: the first batch breaks its contract or is on another device.

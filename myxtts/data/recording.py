@@ -27,15 +27,20 @@ def check_recording(path: Path, role: str, min_s: float, advice: str) -> None:
             raise DataError(f"the {role} {path} has {length_s:.2f} s. {advice}")
         if length_s > MAX_RECORDING_S:
             raise DataError(
-                f"the {role} {path} has {length_s / 3600:,.1f} h, but may have {MAX_RECORDING_S / 3600:g} h. Split it."
+                f"the {role} {path} has {length_s / 3600:,.1f} h, but may have"
+                f" {MAX_RECORDING_S / 3600:g} h. Split it."
             )
         if header.floating:
             check_finite(str(path))
     except UnusableAudio as error:
-        raise DataError(f"the {role} {path} cannot be used: {str(error).rstrip('.')}. {advice}") from error
+        raise DataError(
+            f"the {role} {path} cannot be used: {str(error).rstrip('.')}. {advice}"
+        ) from error
 
 
-def read_recording(path: Path, role: str, min_s: float, advice: str, max_s: float = MAX_RECORDING_S) -> np.ndarray:
+def read_recording(
+    path: Path, role: str, min_s: float, advice: str, max_s: float = MAX_RECORDING_S
+) -> np.ndarray:
     """Read a recording as float32 [samples] in [-1, 1] at 22,050 Hz.
 
     Args:

@@ -1,4 +1,6 @@
-"""Texts without recordings, for a teacher to speak; and which rows of a batch it speaks. No TensorFlow."""
+"""Texts without recordings, for a teacher to speak; and which rows of a batch it speaks. No
+TensorFlow.
+"""
 
 import hashlib
 import logging
@@ -20,8 +22,11 @@ log = logging.getLogger(__name__)
 
 
 def taught_rows(rows: Any, fraction: float) -> Any:
-    """Return how many of the rows of a batch, its last ones, a teacher speaks: a number or an int32 tensor."""
-    # In thousandths, since a GPU takes whole numbers from the host and fractions from its own memory.
+    """Return how many of the rows of a batch, its last ones, a teacher speaks: a number or an int32
+    tensor.
+    """
+    # In thousandths, since a GPU takes whole numbers from the host and fractions from its own
+    # memory.
     return rows * round(1000 * fraction) // 1000
 
 
@@ -60,15 +65,21 @@ class Texts:
         Args:
             counts: int [places], tokens of the utterances whose place the texts take.
             longest: the most tokens that a text may have.
-            uniform: float [places], from 0 to 1, by which one of the texts of similar length is chosen.
+            uniform: float [places], from 0 to 1, by which one of the texts of similar length is
+                chosen.
 
         Returns:
-            int64 [places]: texts of 1 / NEAR to NEAR times the tokens; where there is none, shorter ones, of 1 / NEAR
-            times the tokens of the longest of them or more; -1 where all texts are too long.
+            int64 [places]: texts of 1 / NEAR to NEAR times the tokens; where there is none, shorter
+            ones, of 1 / NEAR times the tokens of the longest of them or more; -1 where all texts
+            are too long.
         """
-        last = np.searchsorted(self.counts, np.minimum(np.floor(counts * NEAR), longest), side="right")
+        last = np.searchsorted(
+            self.counts, np.minimum(np.floor(counts * NEAR), longest), side="right"
+        )
         nearest = self.counts[np.maximum(last - 1, 0)]
-        first = np.searchsorted(self.counts, np.where(nearest < counts / NEAR, nearest, counts) / NEAR)
+        first = np.searchsorted(
+            self.counts, np.where(nearest < counts / NEAR, nearest, counts) / NEAR
+        )
         return np.where(last > 0, first + np.floor(uniform * (last - first)).astype(np.int64), -1)
 
 
@@ -97,7 +108,8 @@ class TeacherRows:
         reference_samples: int,
         random: np.random.Generator,
     ) -> dict[str, np.ndarray]:
-        """Return the arrays of a planned batch in which the last rows are not read, but spoken with drawn voices.
+        """Return the arrays of a planned batch in which the last rows are not read, but spoken with
+        drawn voices.
 
         Args:
             arrays: see `plan_iterator`.
@@ -115,25 +127,38 @@ class TeacherRows:
         arrays["reference_start"][places] = start.astype(np.int32)
         if self.texts is None:
             return arrays
-        chosen = self.texts.near(arrays["token_count"][places], arrays["tokens"].shape[1], random.random(len(places)))
+        chosen = self.texts.near(
+            arrays["token_count"][places], arrays["tokens"].shape[1], random.random(len(places))
+        )
         for place, text in zip(places[chosen >= 0], chosen[chosen >= 0], strict=True):
             tokens = self.texts.tokens[self.texts.start[text] : self.texts.start[text + 1]]
             arrays["tokens"][place] = 0
             arrays["tokens"][place, : len(tokens)] = tokens
-            arrays["token_count"][place], arrays["language"][place] = len(tokens), self.texts.language
+            arrays["token_count"][place], arrays["language"][place] = (
+                len(tokens),
+                self.texts.language,
+            )
         return arrays
 
 
 def read_texts(
-    path: Path, language: str, frontend: TextFrontend, symbols_of: SymbolsOf, vocabulary: Vocabulary, longest: int
+    path: Path,
+    language: str,
+    frontend: TextFrontend,
+    symbols_of: SymbolsOf,
+    vocabulary: Vocabulary,
+    longest: int,
 ) -> Texts:
-    """Read sentences, one in a line. Those with symbols that the vocabulary lacks are left out and counted.
+    """Read sentences, one in a line. Those with symbols that the vocabulary lacks are left out and
+    counted.
 
     Args:
-        longest: the most tokens of an utterance of the corpus. Longer texts take no place, and are counted, too.
+        longest: the most tokens of an utterance of the corpus. Longer texts take no place, and are
+            counted, too.
 
     Raises:
-        DataError: the file cannot be read, or has no usable sentence, or the vocabulary lacks the language.
+        DataError: the file cannot be read, or has no usable sentence, or the vocabulary lacks the
+            language.
     """
     if language not in vocabulary.languages:
         raise DataError(
@@ -141,23 +166,33 @@ def read_texts(
             f"{', '.join(vocabulary.languages)}. Give another --language or --teacher."
         )
     lines = read_lines(path)
-    symbols = (symbols_of(line, language, frontend) for line in lines if len(line) <= MAX_TEXT_CHARACTERS)
+    symbols = (
+        symbols_of(line, language, frontend) for line in lines if len(line) <= MAX_TEXT_CHARACTERS
+    )
     usable = [known for known in symbols if known and not vocabulary.symbols.unknown(known)]
     if not usable:
         raise DataError(
-            f"--texts {path} has {len(lines)} sentences, but none of them can be spoken in '{language}' with the "
-            "teacher's symbols. Give one sentence in a line, in a language of the teacher."
+            f"--texts {path} has {len(lines)} sentences, but none of them can be spoken in"
+            f" '{language}' with the teacher's symbols. Give one sentence in a line, in a language"
+            " of the teacher."
         )
     tokens = sorted((vocabulary.symbols.encode(known) for known in usable), key=len)
     start = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
-    texts = Texts(np.concatenate(tokens).astype(np.int32), start, vocabulary.languages.index(language))
+    texts = Texts(
+        np.concatenate(tokens).astype(np.int32), start, vocabulary.languages.index(language)
+    )
     fitting = int(np.searchsorted(texts.counts, longest, side="right"))
     if not fitting:
         raise DataError(
-            f"all sentences of --texts {path} are longer than the longest text of the corpus ({longest - 2} symbols; "
-            f"the shortest sentence has {texts.counts[0] - 2}), and none can take its place. Give shorter ones."
+            f"all sentences of --texts {path} are longer than the longest text of the corpus"
+            f" ({longest - 2} symbols; the shortest sentence has {texts.counts[0] - 2}), and none"
+            " can take its place. Give shorter ones."
         )
-    left_out = f", {len(lines) - fitting} left out (too long, or no or unknown symbols)" if fitting < len(lines) else ""
+    left_out = (
+        f", {len(lines) - fitting} left out (too long, or no or unknown symbols)"
+        if fitting < len(lines)
+        else ""
+    )
     log.info("%-14s %d sentences without recordings in %s%s", "texts", fitting, path, left_out)
     return texts
 

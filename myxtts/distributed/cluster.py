@@ -1,7 +1,8 @@
-"""The cluster: which workers train together, and which of them this process is. No TensorFlow, no network.
+"""The cluster: which workers train together, and which of them this process is. No TensorFlow, no
+network.
 
-A worker is a process with its own devices. The workers of a cluster take every step together. The chief is worker 0;
-only the chief writes checkpoints, pictures and metrics.
+A worker is a process with its own devices. The workers of a cluster take every step together. The
+chief is worker 0; only the chief writes checkpoints, pictures and metrics.
 """
 
 import json
@@ -13,7 +14,9 @@ from myxtts.config.address import parse_address
 from myxtts.distributed.job_token import token_of
 from myxtts.errors import PlacementError
 
-FIRST_SLURM_PORT = 15_000  # ports end below 32,768, where Linux begins to assign ports to outgoing connections
+FIRST_SLURM_PORT = (
+    15_000  # ports end below 32,768, where Linux begins to assign ports to outgoing connections
+)
 SLURM_PORTS = 16_000
 
 
@@ -38,7 +41,9 @@ class Cluster:
     @property
     def workers_on_this_host(self) -> int:
         """How many workers have this worker's host in their addresses."""
-        return [split_address(worker)[0] for worker in self.workers].count(split_address(self.address)[0])
+        return [split_address(worker)[0] for worker in self.workers].count(
+            split_address(self.address)[0]
+        )
 
     @property
     def is_chief(self) -> bool:
@@ -49,17 +54,22 @@ class Cluster:
         return self.workers[self.index]
 
     def name(self, index: int | None = None) -> str:
-        """Return the name of a worker for messages, such as `worker 1 (node2:2222)`; this worker by default."""
+        """Return the name of a worker for messages, such as `worker 1 (node2:2222)`; this worker by
+        default.
+        """
         index = self.index if index is None else index
         return f"worker {index} ({self.workers[index]})"
 
     def tf_config(self) -> str:
         """Return the cluster as a value of TF_CONFIG."""
-        return json.dumps({"cluster": {"worker": self.workers}, "task": {"type": "worker", "index": self.index}})
+        return json.dumps(
+            {"cluster": {"worker": self.workers}, "task": {"type": "worker", "index": self.index}}
+        )
 
 
 def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
-    """Read the cluster from TF_CONFIG, or else from the variables of a Slurm step, and its token from a variable.
+    """Read the cluster from TF_CONFIG, or else from the variables of a Slurm step, and its token
+    from a variable.
 
     Args:
         environ: such as `os.environ`.
@@ -73,7 +83,9 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
     """
     if environ.get("TF_CONFIG", "").strip():
         cluster = _from_tf_config(environ["TF_CONFIG"])
-    elif "SLURM_STEP_NODELIST" in environ:  # set by srun; a batch script or shell without srun is one process
+    elif (
+        "SLURM_STEP_NODELIST" in environ
+    ):  # set by srun; a batch script or shell without srun is one process
         cluster = _from_slurm(environ)
     else:
         return None
@@ -99,23 +111,28 @@ def check_addresses(addresses: Sequence[str], source: str) -> tuple[str, ...]:
         PlacementError: there is no address, one is not host:port, or one appears twice.
     """
     if not addresses:
-        raise PlacementError(f"{source} names no worker. List the address host:port of each worker, the chief's first.")
+        raise PlacementError(
+            f"{source} names no worker. List the address host:port of each worker, the chief's"
+            " first."
+        )
     for address in addresses:
         if parse_address(address) is None:
             raise PlacementError(
-                f"{source} names the worker '{address}', which is not host:port. Give a host name or IPv4 address and "
-                "a port from 1 to 65535, such as node1:2222."
+                f"{source} names the worker '{address}', which is not host:port. Give a host name"
+                " or IPv4 address and a port from 1 to 65535, such as node1:2222."
             )
         if addresses.count(address) > 1:
             raise PlacementError(
-                f"{source} names '{address}' {addresses.count(address)} times. Each worker needs its "
-                "own address; workers on one host differ by their port."
+                f"{source} names '{address}' {addresses.count(address)} times. Each worker needs"
+                " its own address; workers on one host differ by their port."
             )
     return tuple(addresses)
 
 
 def _from_tf_config(text: str) -> Cluster | None:
-    """Parse TensorFlow's format: `{"cluster": {"worker": […]}, "task": {"type": "worker", "index": 0}}`."""
+    """Parse TensorFlow's format: `{"cluster": {"worker": […]}, "task": {"type": "worker", "index":
+    0}}`.
+    """
     config = _parse(text)
     if "cluster" not in config:  # some launchers write this for a job of one process
         return None
@@ -123,17 +140,21 @@ def _from_tf_config(text: str) -> Cluster | None:
     for job in jobs:
         if job not in ("chief", "worker"):
             raise PlacementError(
-                f"TF_CONFIG has a job '{job}', but all processes must be workers, which take each step together. "
-                "Leave the job out of the cluster."
+                f"TF_CONFIG has a job '{job}', but all processes must be workers, which take each"
+                " step together. Leave the job out of the cluster."
             )
     chiefs, workers = _addresses(jobs, "chief"), _addresses(jobs, "worker")
     if len(chiefs) > 1:
-        raise PlacementError(f"TF_CONFIG has {len(chiefs)} chiefs. List one chief, and the others as workers.")
+        raise PlacementError(
+            f"TF_CONFIG has {len(chiefs)} chiefs. List one chief, and the others as workers."
+        )
     addresses = check_addresses(chiefs + workers, "TF_CONFIG")
     task = _expect(config, "task", dict)
     kind, index = _expect(task, "type", str), _expect(task, "index", int)
     if kind not in ("chief", "worker"):
-        raise PlacementError(f"TF_CONFIG makes this process a '{kind}'. Make it a worker, or do not start it.")
+        raise PlacementError(
+            f"TF_CONFIG makes this process a '{kind}'. Make it a worker, or do not start it."
+        )
     peers = chiefs if kind == "chief" else workers
     if not 0 <= index < len(peers):
         raise PlacementError(
@@ -147,13 +168,18 @@ def _parse(text: str) -> dict:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise PlacementError(f"TF_CONFIG is not JSON ({error}): {text[:80]!r}. {_FORMAT}") from error
+        raise PlacementError(
+            f"TF_CONFIG is not JSON ({error}): {text[:80]!r}. {_FORMAT}"
+        ) from error
     if not isinstance(config, dict):
         raise PlacementError(f"TF_CONFIG is {_quote(config)}. {_FORMAT}")
     return config
 
 
-_FORMAT = 'Its format is {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}.'
+_FORMAT = (
+    'Its format is {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index":'
+    " 0}}."
+)
 
 
 def _expect(mapping: dict, key: str, kind: type):
@@ -170,7 +196,9 @@ def _addresses(jobs: dict, job: str) -> list[str]:
     addresses = _expect(jobs, job, list) if job in jobs else []
     for address in addresses:
         if not isinstance(address, str):
-            raise PlacementError(f"TF_CONFIG has {_quote(address)} as the address of a {job}. {_FORMAT}")
+            raise PlacementError(
+                f"TF_CONFIG has {_quote(address)} as the address of a {job}. {_FORMAT}"
+            )
     return addresses
 
 
@@ -181,28 +209,32 @@ def _quote(value) -> str:
 def _from_slurm(environ: Mapping[str, str]) -> Cluster:
     """Make each task of a Slurm step a worker; tasks on the same node have consecutive ports.
 
-    TensorFlow's SlurmClusterResolver is not used: with 0 GPUs per task it fails (`range` with a step of 0, and
-    `nvidia-smi` not found), it sorts hosts as text (n10 before n2) so that tasks get each other's addresses, it rejects
-    several ranges in a name, and it uses the same ports for every job.
+    TensorFlow's SlurmClusterResolver is not used: with 0 GPUs per task it fails (`range` with a
+    step of 0, and `nvidia-smi` not found), it sorts hosts as text (n10 before n2) so that tasks get
+    each other's addresses, it rejects several ranges in a name, and it uses the same ports for
+    every job.
     """
     tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
     hosts = expand_hosts(environ["SLURM_STEP_NODELIST"])
     node_tasks = expand_counts(_variable(environ, "SLURM_STEP_TASKS_PER_NODE"))
     if len(hosts) != len(node_tasks) or sum(node_tasks) != tasks:
         raise PlacementError(
-            f"Slurm reports {tasks} tasks on {len(hosts)} nodes {environ['SLURM_STEP_NODELIST']}, but "
-            f"{environ['SLURM_STEP_TASKS_PER_NODE']} tasks per node. Start the workers with srun, all in one step."
+            f"Slurm reports {tasks} tasks on {len(hosts)} nodes {environ['SLURM_STEP_NODELIST']},"
+            f" but {environ['SLURM_STEP_TASKS_PER_NODE']} tasks per node. Start the workers with"
+            " srun, all in one step."
         )
     # SLURM_PROCID would count in another order under --distribution=cyclic.
     node, local_id = _number(environ, "SLURM_NODEID"), _number(environ, "SLURM_LOCALID")
     if node >= len(hosts) or local_id >= node_tasks[node]:
         raise PlacementError(
-            f"Slurm makes this process task {local_id} of node {node}, but reports {tasks} tasks on {len(hosts)} "
-            "nodes. Start the workers with srun, all in one step."
+            f"Slurm makes this process task {local_id} of node {node}, but reports {tasks} tasks on"
+            f" {len(hosts)} nodes. Start the workers with srun, all in one step."
         )
     first_port = FIRST_SLURM_PORT + _number(environ, "SLURM_JOB_ID") % SLURM_PORTS
     addresses = [
-        f"{host}:{first_port + i}" for host, count in zip(hosts, node_tasks, strict=True) for i in range(count)
+        f"{host}:{first_port + i}"
+        for host, count in zip(hosts, node_tasks, strict=True)
+        for i in range(count)
     ]
     return Cluster(check_addresses(addresses, "Slurm"), sum(node_tasks[:node]) + local_id)
 
@@ -210,7 +242,8 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
 def _variable(environ: Mapping[str, str], name: str) -> str:
     if name not in environ:
         raise PlacementError(
-            f"this is a Slurm step, but {name} is not set. Start the workers with srun, or set TF_CONFIG."
+            f"this is a Slurm step, but {name} is not set. Start the workers with srun, or set"
+            " TF_CONFIG."
         )
     return environ[name]
 
@@ -218,7 +251,9 @@ def _variable(environ: Mapping[str, str], name: str) -> str:
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = _variable(environ, name)
     if not re.fullmatch(r"[0-9]+", text):
-        raise PlacementError(f"{name} is '{text}', not a number. Start the workers with srun, or set TF_CONFIG.")
+        raise PlacementError(
+            f"{name} is '{text}', not a number. Start the workers with srun, or set TF_CONFIG."
+        )
     return int(text)
 
 
@@ -237,7 +272,11 @@ def expand_hosts(text: str) -> list[str]:
 def _expand_pattern(pattern: str) -> list[str]:
     names = [""]
     for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", pattern):
-        suffixes = [literal] if literal else [number for span in ranges.split(",") for number in _expand_range(span)]
+        suffixes = (
+            [literal]
+            if literal
+            else [number for span in ranges.split(",") for number in _expand_range(span)]
+        )
         names = [name + suffix for name in names for suffix in suffixes]
     return names
 
@@ -270,5 +309,6 @@ def expand_counts(text: str) -> list[int]:
 
 def _not_slurm(text: str) -> PlacementError:
     return PlacementError(
-        f"'{text}' is not a Slurm list of nodes or tasks. Start the workers with srun, or set TF_CONFIG."
+        f"'{text}' is not a Slurm list of nodes or tasks. Start the workers with srun, or set"
+        " TF_CONFIG."
     )

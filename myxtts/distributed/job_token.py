@@ -1,7 +1,8 @@
-"""The job token: a secret that the workers of a job share, so that no other program takes part in their rendezvous.
+"""The job token: a secret that the workers of a job share, so that no other program takes part in
+their rendezvous.
 
-It comes from an environment variable, which `myxtts launch` sets for its workers from a file. A flag with the secret
-itself would show it to every user of the machine, in the list of processes.
+It comes from an environment variable, which `myxtts launch` sets for its workers from a file. A
+flag with the secret itself would show it to every user of the machine, in the list of processes.
 """
 
 import os
@@ -42,13 +43,15 @@ def read_token(path: Path) -> str:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise ConfigError(
-                    f"--job-token {path} can be used by other users (mode {mode:o}), so it is no secret. "
-                    f"Run `chmod 600 {path}`."
+                    f"--job-token {path} can be used by other users (mode {mode:o}), so it is no"
+                    f" secret. Run `chmod 600 {path}`."
                 )
             return _checked(file.read(4096).strip(), f"--job-token {path}")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"--job-token must name a file that contains the secret ({reason}). {_HOW}") from None
+        raise ConfigError(
+            f"--job-token must name a file that contains the secret ({reason}). {_HOW}"
+        ) from None
 
 
 def new_token() -> str:
@@ -60,5 +63,7 @@ def _checked(token: str, source: str) -> str:
     if len(token) < LEAST_CHARACTERS:
         raise ConfigError(f"{source} has a job token of {len(token)} characters. {_HOW}")
     if not (token.isascii() and token.isprintable()):
-        raise ConfigError(f"{source} has a job token with other characters than printable ASCII. {_HOW}")
+        raise ConfigError(
+            f"{source} has a job token with other characters than printable ASCII. {_HOW}"
+        )
     return token

@@ -1,4 +1,5 @@
-"""Launches the workers of a job on this machine, shows and logs their output, and ends all of them when one fails.
+"""Launches the workers of a job on this machine, shows and logs their output, and ends all of them
+when one fails.
 
 No TensorFlow. TF_CONFIG tells each worker the cluster.
 """
@@ -16,12 +17,19 @@ from myxtts.distributed import job_token
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.processes import gpu_environ, visible_gpus
 from myxtts.distributed.stop_signals import counted_stop_signals
-from myxtts.distributed.supervisor import Exit, GracePeriods, ProgramSpec, Supervisor, SupervisorEvents
+from myxtts.distributed.supervisor import (
+    Exit,
+    GracePeriods,
+    ProgramSpec,
+    Supervisor,
+    SupervisorEvents,
+)
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import make_folder
 from myxtts.stdout import go_on_without_stdout
 
-# The heartbeat detects a worker that hangs after 20 s; with these periods the whole job then ends within a minute.
+# The heartbeat detects a worker that hangs after 20 s; with these periods the whole job then ends
+# within a minute.
 GRACE = GracePeriods(
     notice_s=22.0,  # the other workers notice the failure and report it by themselves
     save_s=14.0,
@@ -38,8 +46,10 @@ class LaunchSpec:
         local: indices of the workers to start on this machine.
         logs: folder for worker-N.log.
         cores_per_worker: pins each worker to this many cores of its own; 0 does not pin.
-        token: secret that the workers share; empty leaves them that of the environment, if there is one.
-        gpus_per_worker: shows each worker this many GPUs of its own; None shows all GPUs to all workers.
+        token: secret that the workers share; empty leaves them that of the environment, if there is
+            one.
+        gpus_per_worker: shows each worker this many GPUs of its own; None shows all GPUs to all
+            workers.
     """
 
     command: tuple[str, ...]
@@ -65,7 +75,9 @@ def find_program(words: Sequence[str]) -> tuple[str, ...]:
         raise ConfigError("no program was given. Name it after --, such as -- train --run first.")
     if words[0] == "-m":
         if len(words) == 1 or importlib.util.find_spec(words[1].partition(".")[0]) is None:
-            raise ConfigError(f"-m {' '.join(words[1:2])} was given, but there is no such module. Check the name.")
+            raise ConfigError(
+                f"-m {' '.join(words[1:2])} was given, but there is no such module. Check the name."
+            )
     elif not Path(words[0]).is_file():
         raise ConfigError(
             f"the program '{words[0]}' was given, but there is no such file under {Path.cwd()}. "
@@ -76,7 +88,9 @@ def find_program(words: Sequence[str]) -> tuple[str, ...]:
 
 def local_workers(count: int) -> tuple[str, ...]:
     """Return addresses on this machine with free ports."""
-    with ExitStack() as resources:  # all sockets are open at once, so that no port is returned twice
+    with (
+        ExitStack() as resources
+    ):  # all sockets are open at once, so that no port is returned twice
         sockets = [resources.enter_context(socket.socket()) for _ in range(count)]
         for unused in sockets:
             unused.bind(("127.0.0.1", 0))
@@ -84,10 +98,12 @@ def local_workers(count: int) -> tuple[str, ...]:
 
 
 def launch(spec: LaunchSpec) -> int:
-    """Run the workers until all have ended. Ctrl-C, SIGTERM or a hangup stops them; a second Ctrl-C kills them.
+    """Run the workers until all have ended. Ctrl-C, SIGTERM or a hangup stops them; a second Ctrl-C
+    kills them.
 
     Returns:
-        the exit code: 0 if all workers succeed; otherwise the code of the worker to blame, or 128 plus the number of
+        the exit code: 0 if all workers succeed; otherwise the code of the worker to blame, or 128
+            plus the number of
         the signal that killed it; 130, 143 or 129 if the launcher was stopped.
 
     Raises:
@@ -98,7 +114,11 @@ def launch(spec: LaunchSpec) -> int:
     make_folder(spec.logs, "--logs")
     with counted_stop_signals() as stop:
         exits = Supervisor(stop, _PrefixedOutput(), grace=GRACE).run(programs)
-    failures = [exit for exit in exits if exit.outcome in ("failed", "rejected") and not stop.caused(exit.code)]
+    failures = [
+        exit
+        for exit in exits
+        if exit.outcome in ("failed", "rejected") and not stop.caused(exit.code)
+    ]
     if not failures:
         return stop.exit_code
     culprit = min(failures, key=lambda exit: (_blame_rank(exit), programs.index(exit.program)))
@@ -122,7 +142,9 @@ def _programs(spec: LaunchSpec) -> list[ProgramSpec]:
 
 
 def _blame_rank(exit: Exit) -> int:
-    """Return 0 for a killed worker, 1 for a defect, 2 for a user-fixable error, 3 for the loss of another worker."""
+    """Return 0 for a killed worker, 1 for a defect, 2 for a user-fixable error, 3 for the loss of
+    another worker.
+    """
     if exit.code != 2:
         return 0 if exit.code < 0 else 1
     return 3 if any(line.startswith("error: worker ") for line in exit.process.last_lines) else 2
@@ -131,7 +153,10 @@ def _blame_rank(exit: Exit) -> int:
 def _failure_message(exit: Exit) -> str:
     worker = f"{exit.program.name} ({exit.program.title})"
     if exit.code == 2:
-        return f"error: {worker} ended with exit code 2; its message is above and in {exit.program.log}"
+        return (
+            f"error: {worker} ended with exit code 2; its message is above and in"
+            f" {exit.program.log}"
+        )
     return f"error: {worker} {exit.process.failure_report()}"
 
 
@@ -142,11 +167,14 @@ def _cores(spec: LaunchSpec) -> list[frozenset[int] | None]:
         return [None] * count
     cores = usable_cores()
     if not cores:
-        raise PlacementError("--cores-per-worker was given, but this system cannot pin processes. Leave it out.")
+        raise PlacementError(
+            "--cores-per-worker was given, but this system cannot pin processes. Leave it out."
+        )
     if size * count > len(cores):
         raise PlacementError(
-            f"{count} workers with {size} cores each were requested, but this process may use {len(cores)} cores. "
-            "Lower --cores-per-worker or --workers, or leave out --cores-per-worker."
+            f"{count} workers with {size} cores each were requested, but this process may use"
+            f" {len(cores)} cores. Lower --cores-per-worker or --workers, or leave out"
+            " --cores-per-worker."
         )
     return [frozenset(cores[i * size : (i + 1) * size]) for i in range(count)]
 
@@ -159,14 +187,17 @@ def _gpu_environs(spec: LaunchSpec) -> list[dict[str, str]]:
     gpus = visible_gpus() if size else []
     if size * count > len(gpus):
         raise PlacementError(
-            f"{count} workers with {size} GPUs each were requested, but this process sees {len(gpus)} GPUs. "
-            "Lower --gpus-per-worker or --workers; --gpus-per-worker 0 trains on the CPU."
+            f"{count} workers with {size} GPUs each were requested, but this process sees"
+            f" {len(gpus)} GPUs. Lower --gpus-per-worker or --workers; --gpus-per-worker 0 trains"
+            " on the CPU."
         )
     return [gpu_environ(gpus[i * size : (i + 1) * size]) for i in range(count)]
 
 
 class _PrefixedOutput(SupervisorEvents):
-    """Prints each line with the name of its worker; prints an error that all workers report once."""
+    """Prints each line with the name of its worker; prints an error that all workers report
+    once.
+    """
 
     def __init__(self) -> None:
         self._errors: set[str] = set()

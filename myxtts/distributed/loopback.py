@@ -1,4 +1,6 @@
-"""Restricts servers to the loopback interface. No TensorFlow, but made for it: its servers listen on all interfaces."""
+"""Restricts servers to the loopback interface. No TensorFlow, but made for it: its servers listen
+on all interfaces.
+"""
 
 import os
 import socket
@@ -7,7 +9,8 @@ from collections.abc import Iterator
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is `localhost` or a loopback IPv4 address, also abbreviated as in `127.1`.
+    """Return whether a host is `localhost` or a loopback IPv4 address, also abbreviated as in
+    `127.1`.
 
     No name is resolved.
     """
@@ -19,7 +22,8 @@ def is_loopback(host: str) -> bool:
 
 
 def bind_to_loopback(port: int) -> bool:
-    """Bind the sockets by which this process listens on a port to the loopback interface (Linux 5.7 and later).
+    """Bind the sockets by which this process listens on a port to the loopback interface (Linux 5.7
+    and later).
 
     Returns:
         whether this was possible.
@@ -37,7 +41,9 @@ def bind_to_loopback(port: int) -> bool:
 
 
 def listening_sockets(port: int) -> Iterator[socket.socket]:
-    """Yield copies of all sockets by which this process listens on a port; each is closed before the next."""
+    """Yield copies of all sockets by which this process listens on a port; each is closed before
+    the next.
+    """
     for name in os.listdir("/proc/self/fd"):
         try:
             if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):

@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class ChildProcess:
-    """A process in a process group of its own: its descendants end with it, and Ctrl-C reaches it through its parent.
+    """A process in a process group of its own: its descendants end with it, and Ctrl-C reaches it
+    through its parent.
 
     Args:
         command: program and arguments.
@@ -37,7 +38,8 @@ class ChildProcess:
         cores: cores to pin the process to.
 
     Attributes:
-        code: exit code, or minus the number of the signal that killed the process; None until `has_ended` returns true.
+        code: exit code, or minus the number of the signal that killed the process; None until
+            `has_ended` returns true.
         last_lines: the last lines of its output.
         pid: process ID.
     """
@@ -53,7 +55,8 @@ class ChildProcess:
         self.code: int | None = None
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._log, self._partial, self._log_fails = log, b"", False
-        self._add_to_log(f"=== {datetime.now().isoformat(' ', 'seconds')} {title}: {' '.join(command)}\n".encode())
+        now = datetime.now().isoformat(" ", "seconds")
+        self._add_to_log(f"=== {now} {title}: {' '.join(command)}\n".encode())
         self._process = subprocess.Popen(
             command,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
@@ -75,11 +78,16 @@ class ChildProcess:
         except BlockingIOError:
             return [], True
         self._add_to_log(received)
-        *complete, self._partial = (self._partial + (received or b"\n" * bool(self._partial))).split(b"\n")
-        # As on a terminal, text after a carriage return replaces the line. One at the end may be that of "\r\n".
+        *complete, self._partial = (
+            self._partial + (received or b"\n" * bool(self._partial))
+        ).split(b"\n")
+        # As on a terminal, text after a carriage return replaces the line. One at the end may be
+        # that of "\r\n".
         end = self._partial[-1:] if self._partial.endswith(b"\r") else b""
         self._partial = self._partial.removesuffix(end).rpartition(b"\r")[2][-READ_BYTES:] + end
-        lines = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in complete]
+        lines = [
+            line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in complete
+        ]
         self.last_lines.extend(lines)
         return lines, bool(received)
 
@@ -91,7 +99,12 @@ class ChildProcess:
             if not self._log_fails:
                 name, self._log_fails = self._log.name, True
                 remedy = "Free some disk space; the" if error.errno in FULL else "The"
-                log.error("%s cannot be written: %s. %s workers and jobs go on.", name, error.strerror, remedy)
+                log.error(
+                    "%s cannot be written: %s. %s workers and jobs go on.",
+                    name,
+                    error.strerror,
+                    remedy,
+                )
 
     def has_ended(self) -> bool:
         """Return whether the process has ended; if so, set `code` and kill its descendants."""
@@ -114,22 +127,30 @@ class ChildProcess:
 
     def exit_reason(self) -> str:
         code = self.code or 0
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return (
+            f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        )
 
     def failure_report(self) -> str:
         """Return how the process ended, with its last lines."""
         lines = "".join(f"\n  | {line}" for line in self.last_lines)
-        return f"{self.exit_reason()}; its last lines (all are in {self._log.name}):{lines or ' none'}"
+        return (
+            f"{self.exit_reason()}; its last lines (all are in {self._log.name}):{lines or ' none'}"
+        )
 
     def error_message(self) -> str:
-        """Return the message of a process with exit code 2: its output from `error: ` on, or all of it."""
+        """Return the message of a process with exit code 2: its output from `error: ` on, or all of
+        it.
+        """
         lines = list(self.last_lines)
         first = next((i for i, line in enumerate(lines) if line.startswith("error: ")), 0)
         return "\n".join(line.removeprefix("error: ") for line in lines[first:])
 
 
 def child_setup(parent: int, cores: frozenset[int] | None = None) -> Callable[[], None]:
-    """Return a function that a child runs before its program: die with the parent (Linux only), and pin to cores."""
+    """Return a function that a child runs before its program: die with the parent (Linux only), and
+    pin to cores.
+    """
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
     def setup() -> None:
@@ -163,7 +184,8 @@ class OutputReader:
     def lines(self, wait_s: float) -> Iterator[tuple[ChildProcess, str]]:
         """Yield the lines that are available; wait up to `wait_s` if there are none.
 
-        One call reads at most 1 MiB of each child: one that prints without end must not keep its caller for ever.
+        One call reads at most 1 MiB of each child: one that prints without end must not keep its
+        caller for ever.
         """
         if not self._selector.get_map():
             time.sleep(wait_s)
@@ -180,7 +202,9 @@ class OutputReader:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, as numbers or names; without it, all GPUs of the driver."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, as numbers or names; without it, all GPUs of
+    the driver.
+    """
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return list(takewhile(lambda gpu: gpu not in ("", "-1"), map(str.strip, listed.split(","))))
@@ -194,7 +218,9 @@ def output_of(command: Sequence[str], timeout_s: float) -> str | None:
     One that hangs in a driver cannot be killed, so it is not waited for.
     """
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
     except OSError:
         return None
     try:
@@ -206,5 +232,7 @@ def output_of(command: Sequence[str], timeout_s: float) -> str | None:
 
 
 def gpu_environ(gpus: Sequence[str]) -> dict[str, str]:
-    """Return the environment variable that shows a child only these GPUs, named as by `visible_gpus`."""
+    """Return the environment variable that shows a child only these GPUs, named as by
+    `visible_gpus`.
+    """
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus) or "-1"}

@@ -1,9 +1,11 @@
-"""Rendezvous: wait until all workers have started, and verify that all workers have the same settings. No TensorFlow.
+"""Rendezvous: wait until all workers have started, and verify that all workers have the same
+settings. No TensorFlow.
 
-TensorFlow would wait too, but silently and without reacting to Ctrl-C. Here the chief listens on its port, each other
-worker connects and introduces itself, and the chief releases all of them together. Other programs may connect as well:
-whoever does not introduce itself as a worker of this job in time is dropped and counted. With a job token the messages
-are signed (`signed_lines`). They are not encrypted, like all later communication: a cluster needs a private network.
+TensorFlow would wait too, but silently and without reacting to Ctrl-C. Here the chief listens on
+its port, each other worker connects and introduces itself, and the chief releases all of them
+together. Other programs may connect as well: whoever does not introduce itself as a worker of this
+job in time is dropped and counted. With a job token the messages are signed (`signed_lines`). They
+are not encrypted, like all later communication: a cluster needs a private network.
 """
 
 import logging
@@ -49,7 +51,8 @@ class Limits:
     """What a connection may take before it has introduced itself.
 
     Attributes:
-        introduction_s: time from the connection to the end of the introduction; a worker introduces itself at once.
+        introduction_s: time from the connection to the end of the introduction; a worker introduces
+            itself at once.
         line_bytes: length of a line.
         connections: how many at once, beside one of each worker.
     """
@@ -71,14 +74,16 @@ def rendezvous(
     The worker's port is free again on return, for TensorFlow's server.
 
     Args:
-        settings: values that must be the same on all workers, by their names in messages, such as `GPUs`.
+        settings: values that must be the same on all workers, by their names in messages, such as
+            `GPUs`.
         timeout_s: maximum time to wait.
         report: receives a log line about the missing workers now and then.
         limits: of connections that may not be those of workers.
 
     Raises:
-        PlacementError: a worker did not arrive in time, has started twice or has other settings than the chief; the
-            chief has other addresses or another job token; or the port is in use.
+        PlacementError: a worker did not arrive in time, has started twice or has other settings
+            than the chief; the chief has other addresses or another job token; or the port is in
+            use.
     """
     wait = _Wait(timeout_s, report)
     with _bind_port(cluster) as listener:
@@ -102,16 +107,21 @@ class _Wait:
         waited_s = time.monotonic() - self._start_s
         if waited_s >= self._timeout_s:
             raise PlacementError(
-                f"all workers must start together, but {missing} did not arrive within {self._timeout_s:g} s. Look at "
-                "the log there; the hosts must reach each other at the addresses of the cluster."
+                f"all workers must start together, but {missing} did not arrive within"
+                f" {self._timeout_s:g} s. Look at the log there; the hosts must reach each other at"
+                " the addresses of the cluster."
             )
         if waited_s >= self._next_report_s:
-            self._report(f"waiting        for {missing}, {waited_s:.0f} s of at most {self._timeout_s:g} s")
+            self._report(
+                f"waiting        for {missing}, {waited_s:.0f} s of at most {self._timeout_s:g} s"
+            )
             self._next_report_s += REPORT_EVERY_S
 
 
 def _bind_port(cluster: Cluster) -> socket.socket:
-    """Return a socket on this worker's port, which shows that the port is free; the chief's socket listens."""
+    """Return a socket on this worker's port, which shows that the port is free; the chief's socket
+    listens.
+    """
     host, port = split_address(cluster.address)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -152,12 +162,16 @@ class _Arrived:
 
 
 class _Gathering:
-    """The chief's side: the workers that have arrived, and the connections that have not introduced themselves.
+    """The chief's side: the workers that have arrived, and the connections that have not introduced
+    themselves.
 
-    No connection keeps another one waiting: the sockets do not block, and one that is not done in time is dropped.
+    No connection keeps another one waiting: the sockets do not block, and one that is not done in
+    time is dropped.
     """
 
-    def __init__(self, cluster: Cluster, settings: dict[str, str], listener: socket.socket, limits: Limits):
+    def __init__(
+        self, cluster: Cluster, settings: dict[str, str], listener: socket.socket, limits: Limits
+    ):
         self._cluster, self._settings, self._limits = cluster, settings, limits
         self._listener = listener
         self._selector = selectors.DefaultSelector()
@@ -177,8 +191,12 @@ class _Gathering:
             connection.close()
         self._selector.close()
         if self._dropped.total() > 1:  # the first one was logged at once
-            reasons = ", ".join(f"{count} {reason}" for reason, count in self._dropped.most_common())
-            log.warning("rendezvous     %d connections were dropped: %s", self._dropped.total(), reasons)
+            reasons = ", ".join(
+                f"{count} {reason}" for reason, count in self._dropped.most_common()
+            )
+            log.warning(
+                "rendezvous     %d connections were dropped: %s", self._dropped.total(), reasons
+            )
 
     def run(self, wait: _Wait) -> None:
         """Wait for all other workers, and release them."""
@@ -225,7 +243,9 @@ class _Gathering:
             self._drop(self._visitors[0], "too many at once")
 
     def _hear(self, visitor: _Visitor) -> None:
-        """Receive what a visitor has sent, and let it in if that is the introduction of a worker."""
+        """Receive what a visitor has sent, and let it in if that is the introduction of a
+        worker.
+        """
         if visitor not in self._visitors:  # dropped since its event
             return
         try:
@@ -261,7 +281,9 @@ class _Gathering:
             raise PlacementError(mismatch)
         self._visitors.remove(visitor)
         self._arrived[index] = worker
-        self._selector.modify(worker.connection, selectors.EVENT_READ, partial(self._lose, index, worker))
+        self._selector.modify(
+            worker.connection, selectors.EVENT_READ, partial(self._lose, index, worker)
+        )
         self._next_message_s = 0.0
 
     def _send_all(self, message: dict[str, Any]) -> None:
@@ -270,7 +292,9 @@ class _Gathering:
                 self._lose(index, worker)
 
     def _lose(self, index: int, worker: _Arrived) -> None:
-        """Forget a worker that has left; it sends nothing else, so it has left if there is something to receive."""
+        """Forget a worker that has left; it sends nothing else, so it has left if there is
+        something to receive.
+        """
         if self._arrived.get(index) is worker:
             del self._arrived[index]
             self._close(worker.connection)
@@ -279,9 +303,9 @@ class _Gathering:
         """Close a connection that is not a worker's, and count it; the log says so once."""
         if not self._dropped:
             log.warning(
-                "rendezvous     a connection from %s was dropped (%s). Only the workers of this job should reach port "
-                "%d: close it to others. If this was a worker, give all workers the same addresses, job token and "
-                "version of MyXTTS.",
+                "rendezvous     a connection from %s was dropped (%s). Only the workers of this job"
+                " should reach port %d: close it to others. If this was a worker, give all workers"
+                " the same addresses, job token and version of MyXTTS.",
                 visitor.address,
                 reason,
                 split_address(self._cluster.address)[1],
@@ -297,7 +321,11 @@ class _Gathering:
 
 def _introduction(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message if it is an introduction. Raises Stranger otherwise."""
-    index, workers, settings = message.get("worker"), message.get("workers"), message.get("settings")
+    index, workers, settings = (
+        message.get("worker"),
+        message.get("workers"),
+        message.get("settings"),
+    )
     if type(index) is not int or not isinstance(workers, list) or not isinstance(settings, dict):
         raise Stranger(MALFORMED)
     return message
@@ -308,13 +336,16 @@ def _other_job(cluster: Cluster, introduction: dict[str, Any]) -> str:
     if introduction["workers"] == list(cluster.workers):
         return ""
     return _shown(
-        f"worker {introduction['worker']} has the cluster {introduction['workers']}, but worker 0 has "
-        f"{list(cluster.workers)}. Give all workers the same addresses, in the same order."
+        f"worker {introduction['worker']} has the cluster {introduction['workers']}, but worker 0"
+        f" has {list(cluster.workers)}. Give all workers the same addresses, in the same order."
     )
 
 
 def _mismatch(
-    cluster: Cluster, settings: dict[str, str], introduction: dict[str, Any], arrived: Mapping[int, _Arrived]
+    cluster: Cluster,
+    settings: dict[str, str],
+    introduction: dict[str, Any],
+    arrived: Mapping[int, _Arrived],
 ) -> str:
     """Return why a worker of this job cannot take part; empty if it can."""
     index = introduction["worker"]
@@ -344,9 +375,12 @@ def _join_chief(cluster: Cluster, settings: dict[str, str], wait: _Wait, limits:
             try:
                 _wait_for_release(cluster, settings, chief, wait, limits)
                 return
-            except Stranger as stranger:  # the chief has left, and may be restarted; or another program listens there
+            # the chief has left, and may be restarted; or another program listens there
+            except Stranger as stranger:
                 if str(stranger) not in reasons:
-                    log.warning("rendezvous     %s has ended a connection (%s)", cluster.name(0), stranger)
+                    log.warning(
+                        "rendezvous     %s has ended a connection (%s)", cluster.name(0), stranger
+                    )
                 reasons.add(str(stranger))
         time.sleep(RETRY_S)
 
@@ -385,12 +419,14 @@ def _refusal(cluster: Cluster, reason: str) -> str:
         UNEXPECTED_TOKEN: "this worker has a job token, and it has none",
     }.get(reason, "the two have different job tokens")
     return (
-        f"{cluster.name(0)} refused {cluster.name()}: {found}. Give all workers the same one, with --job-token of the "
-        f"launcher or in {VARIABLE}."
+        f"{cluster.name(0)} refused {cluster.name()}: {found}. Give all workers the same one, with"
+        f" --job-token of the launcher or in {VARIABLE}."
     )
 
 
-def _next_line(chief: socket.socket, reader: LineReader, timeout_s: float, wait: _Wait, missing: str) -> dict[str, Any]:
+def _next_line(
+    chief: socket.socket, reader: LineReader, timeout_s: float, wait: _Wait, missing: str
+) -> dict[str, Any]:
     """Return the next line of the chief. Raises Stranger if it takes too long."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
@@ -425,5 +461,7 @@ def _has_ended(connection: socket.socket) -> bool:
 
 
 def _shown(text: str) -> str:
-    """Return what another process has said without control characters and shortened, for a terminal."""
+    """Return what another process has said without control characters and shortened, for a
+    terminal.
+    """
     return "".join(letter if letter.isprintable() else "?" for letter in text)[:SHOWN_CHARACTERS]

@@ -1,14 +1,16 @@
-"""Lines of JSON between a chief and a worker: bounded in length, and signed if the two share a secret. No TensorFlow.
+"""Lines of JSON between a chief and a worker: bounded in length, and signed if the two share a
+secret. No TensorFlow.
 
     chief                                               worker
     {"nonce": N}                                 →
                                                  ←      {"nonce": M, "body": "…", "mac": "…"}
     {"body": "…", "mac": "…"}, …                 →
 
-Each body is a message as JSON, and each mac its HMAC-SHA256 (RFC 2104) with the secret as key, over the sender, both
-nonces, the number of the line and the body. So each side proves that it has the secret by signing the other's random
-nonce, the worker first, as in Python's `multiprocessing.connection`. A recorded line is worth nothing in another
-connection, at another place or in the other direction. Without a secret each mac is empty.
+Each body is a message as JSON, and each mac its HMAC-SHA256 (RFC 2104) with the secret as key, over
+the sender, both nonces, the number of the line and the body. So each side proves that it has the
+secret by signing the other's random nonce, the worker first, as in Python's
+`multiprocessing.connection`. A recorded line is worth nothing in another connection, at another
+place or in the other direction. Without a secret each mac is empty.
 """
 
 import hashlib
@@ -49,7 +51,8 @@ class LineReader:
         self._connection, self._max_bytes, self._received = connection, max_bytes, bytearray()
 
     def read(self) -> dict[str, Any] | None:
-        """Receive once, unless there is a line already; return it, or None if it is not complete yet.
+        """Receive once, unless there is a line already; return it, or None if it is not complete
+        yet.
 
         Raises:
             Stranger: the line is too long or no object, or the connection has ended.
@@ -122,7 +125,9 @@ class SignedLines:
             raise Stranger(MALFORMED)
         expected = self._mac("worker" if self._role == "chief" else "chief", self._received, body)
         if not hmac.compare_digest(expected.encode(), _encoded(mac)):
-            raise TokenRefused(UNEXPECTED_TOKEN if not expected else OTHER_TOKEN if mac else NO_TOKEN)
+            raise TokenRefused(
+                UNEXPECTED_TOKEN if not expected else OTHER_TOKEN if mac else NO_TOKEN
+            )
         self._received += 1
         return _parsed(_encoded(body))
 

@@ -11,7 +11,9 @@ REPEAT_S = 0.2  # Slurm, timeout(1) and wrappers send a signal twice within mill
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that ask a program to stop: SIGINT, SIGTERM and, unless nohup ignores it, SIGHUP."""
+    """Return the signals that ask a program to stop: SIGINT, SIGTERM and, unless nohup ignores it,
+    SIGHUP.
+    """
     is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *[signal.SIGHUP] * (not is_ignored)]
 
@@ -38,13 +40,19 @@ class StopSignals:
         return 0 if self.signal is None else 128 + self.signal
 
     def caused(self, code: int) -> bool:
-        """Return whether the request caused a child to end with this exit code, with or without saving."""
-        return self.signal is not None and (code in (130, 143) or -code in (self.signal, signal.SIGTERM))
+        """Return whether the request caused a child to end with this exit code, with or without
+        saving.
+        """
+        return self.signal is not None and (
+            code in (130, 143) or -code in (self.signal, signal.SIGTERM)
+        )
 
 
 @contextmanager
 def counted_stop_signals() -> Iterator[StopSignals]:
-    """Count the signals that ask to stop instead of ending; one that follows within REPEAT_S is the same request."""
+    """Count the signals that ask to stop instead of ending; one that follows within REPEAT_S is the
+    same request.
+    """
     requests, newest_s = StopSignals(), -math.inf
 
     def handle(number, _frame) -> None:
@@ -67,7 +75,9 @@ def counted_stop_signals() -> Iterator[StopSignals]:
 
 @contextmanager
 def exit_at_sigterm() -> Iterator[None]:
-    """Let a SIGTERM raise SystemExit in the main thread, so that temporary folders and children go with the scope."""
+    """Let a SIGTERM raise SystemExit in the main thread, so that temporary folders and children go
+    with the scope.
+    """
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

@@ -1,6 +1,7 @@
 """Supervises child processes: starts, logs, restarts and ends them. No TensorFlow.
 
-The launcher of workers and the launcher of independent jobs share it. They differ in their `SupervisorEvents`.
+The launcher of workers and the launcher of independent jobs share it. They differ in their
+`SupervisorEvents`.
 """
 
 import signal
@@ -95,10 +96,11 @@ class Supervisor:
     """Runs programs side by side.
 
     Args:
-        stop: requests to stop. The first is passed on, so that the programs can save; the second kills them.
+        stop: requests to stop. The first is passed on, so that the programs can save; the second
+            kills them.
         events: callbacks.
-        stop_signal: signal that passes the first request on; None sends the signal that this process received, or
-            SIGTERM for a SIGHUP, at which a program would end without saving.
+        stop_signal: signal that passes the first request on; None sends the signal that this
+            process received, or SIGTERM for a SIGHUP, at which a program would end without saving.
         grace: ends all programs once one has failed or was rejected; None lets the others run.
     """
 
@@ -140,7 +142,9 @@ class Supervisor:
 
     def _start(self, program: ProgramSpec, restarts: int) -> None:
         log = self._resources.enter_context(open(program.log, "ab", buffering=0))  # noqa: SIM115 - open until all end
-        process = ChildProcess(program.command, log, program.title or program.name, program.environ, program.cores)
+        process = ChildProcess(
+            program.command, log, program.title or program.name, program.environ, program.cores
+        )
         self._output.add(process)
         self._running[process] = program
         self._restarts[program.name] = restarts
@@ -148,7 +152,9 @@ class Supervisor:
 
     def _forward_output(self, wait_s: float) -> None:
         for process, line in self._output.lines(wait_s):
-            if process in self._running:  # a descendant in another group may outlive the program and still print
+            if (
+                process in self._running
+            ):  # a descendant in another group may outlive the program and still print
                 self._events.on_line(self._running[process], line)
 
     def _reap(self, process: ChildProcess) -> Exit | None:
@@ -179,7 +185,9 @@ class Supervisor:
             if self._stop.count > 1:
                 self._kill_all()
             else:
-                received = signal.SIGTERM if self._stop.signal == signal.SIGHUP else self._stop.signal
+                received = (
+                    signal.SIGTERM if self._stop.signal == signal.SIGHUP else self._stop.signal
+                )
                 self._signal_all(self._stop_signal or received or signal.SIGTERM)
 
     def _end_after_failure(self) -> None:

@@ -1,7 +1,8 @@
-"""Worker group: several workers as one `tf.distribute` strategy, and the diagnosis of a lost worker.
+"""Worker group: several workers as one `tf.distribute` strategy, and the diagnosis of a lost
+worker.
 
-Worker 0 hosts TensorFlow's coordination service, which receives a heartbeat from each worker. A missing heartbeat or a
-closed connection breaks the collectives of all other workers.
+Worker 0 hosts TensorFlow's coordination service, which receives a heartbeat from each worker. A
+missing heartbeat or a closed connection breaks the collectives of all other workers.
 """
 
 import logging
@@ -23,25 +24,36 @@ from myxtts.errors import DataError, PlacementError, TrainingError, UserError
 HEARTBEAT_TIMEOUT_S = 20  # a worker without a heartbeat for this long is lost
 REGISTER_TIMEOUT_S = 60  # for CUDA and TensorFlow's server to start, after the rendezvous
 END_BARRIER = "end"
-END_TIMEOUT_S = 86_400  # the chief may still observe the last step; the heartbeat tells sooner that it died
+END_TIMEOUT_S = (
+    86_400  # the chief may still observe the last step; the heartbeat tells sooner that it died
+)
 
 log = logging.getLogger(__name__)
 
 _REPORTED = re.compile(r"<<(worker \d+ .*?)>>")  # by `_report`, whichever workers passed it on
 _TASKS = r"((?:/job:worker/replica:0/task:\d+\s*)+)"
-_NO_HEARTBEAT = re.compile(rf"stopped sending heartbeats\):\s*{_TASKS}|Task {_TASKS}heartbeat timeout")
-_LATE_AT_BARRIER = re.compile(r"Barrier timed out\. Id: (\S*?)::.*timed out task names:\s*" + _TASKS, re.DOTALL)
+_NO_HEARTBEAT = re.compile(
+    rf"stopped sending heartbeats\):\s*{_TASKS}|Task {_TASKS}heartbeat timeout"
+)
+_LATE_AT_BARRIER = re.compile(
+    r"Barrier timed out\. Id: (\S*?)::.*timed out task names:\s*" + _TASKS, re.DOTALL
+)
 _BROKEN_CONNECTION = re.compile(r"remote target (/job:worker/replica:0/task:\d+)")
-_NO_SERVICE = re.compile(r"RPC: /tensorflow\.CoordinationService/|Failed to send RPC to coordination service")
+_NO_SERVICE = re.compile(
+    r"RPC: /tensorflow\.CoordinationService/|Failed to send RPC to coordination service"
+)
 _SIGNS = (_REPORTED, _NO_HEARTBEAT, _LATE_AT_BARRIER, _BROKEN_CONNECTION, _NO_SERVICE)
-_BETWEEN_STEPS = "[between two steps]"  # behind the reason of a worker that had no part in the step of the others
+_BETWEEN_STEPS = (  # behind the reason of a worker that had no part in the step of the others
+    "[between two steps]"
+)
 
 
 class WorkerLost(TrainingError):
     """Another worker died or gave up, so this worker cannot continue.
 
     Attributes:
-        between_steps: the worker gave up before it had a part in the step that the others could not finish.
+        between_steps: the worker gave up before it had a part in the step that the others could not
+            finish.
     """
 
     def __init__(self, message: str, between_steps: bool = False):
@@ -55,16 +67,19 @@ def worker_group(
 ) -> Iterator[tf.distribute.MultiWorkerMirroredStrategy]:
     """Return the strategy over all workers, as a context.
 
-    Waits for the other workers on entry and on exit. An error of this worker inside the context is reported to the
-    others, which end with it as the reason. A collective that fails because another worker died raises `WorkerLost`.
+    Waits for the other workers on entry and on exit. An error of this worker inside the context is
+    reported to the others, which end with it as the reason. A collective that fails because another
+    worker died raises `WorkerLost`.
 
     Args:
         cluster: as `find_cluster` returns it.
-        gpus: number of GPUs of this worker, each with a replica; 0 makes its CPU one replica. The same on all workers.
+        gpus: number of GPUs of this worker, each with a replica; 0 makes its CPU one replica. The
+            same on all workers.
         settings: further values that must be the same on all workers, by their names in messages.
 
     Raises:
-        PlacementError: a worker did not arrive or has other settings, or TensorFlow has already started.
+        PlacementError: a worker did not arrive or has other settings, or TensorFlow has already
+            started.
         WorkerLost: names the worker that died, or that gave up with the reason.
     """
     rendezvous(cluster, {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(settings or {})})
@@ -84,7 +99,9 @@ def worker_group(
 
 
 def _wait_for_the_end() -> None:
-    """Wait for all workers. There is nothing left to save, and only the chief can end its last observation sooner."""
+    """Wait for all workers. There is nothing left to save, and only the chief can end its last
+    observation sooner.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     with counted_stop_signals() if is_main else nullcontext():
         tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
@@ -107,7 +124,9 @@ def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMir
             f"{cluster.name()} cannot join the other workers: TensorFlow has already started. "
             "Make the strategy before the first tensor; restart the process or notebook kernel."
         )
-    tf_internals.configure_coordination_service(cluster.count, REGISTER_TIMEOUT_S, HEARTBEAT_TIMEOUT_S)
+    tf_internals.configure_coordination_service(
+        cluster.count, REGISTER_TIMEOUT_S, HEARTBEAT_TIMEOUT_S
+    )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(cluster.workers)}),
         task_type="worker",
@@ -122,44 +141,59 @@ def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMir
     sigterm_handler = signal.getsignal(signal.SIGTERM)
     strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, sigterm_handler)  # TensorFlow has replaced it by one that ignores the signal
+        signal.signal(
+            signal.SIGTERM, sigterm_handler
+        )  # TensorFlow has replaced it by one that ignores the signal
     return strategy
 
 
 def _keep_on_machine(cluster: Cluster) -> None:
-    """Let no other machine reach TensorFlow's server of this worker if the addresses of all workers are local."""
+    """Let no other machine reach TensorFlow's server of this worker if the addresses of all workers
+    are local.
+    """
     hosts_and_ports = [split_address(worker) for worker in cluster.workers]
     if all(is_loopback(host) for host, _ in hosts_and_ports):
         port = hosts_and_ports[cluster.index][1]
         if not bind_to_loopback(port):
             log.warning(
-                "workers        Other machines can reach port %d of %s, without encryption or a password, and then run "
-                "operations as this user: this system cannot restrict it to the loopback interface. Close the port.",
+                "workers        Other machines can reach port %d of %s, without encryption or a"
+                " password, and then run operations as this user: this system cannot restrict it to"
+                " the loopback interface. Close the port.",
                 port,
                 cluster.name(),
             )
 
 
 def diagnose_lost_worker(error: BaseException, cluster: Cluster) -> str | None:
-    """Return a message that names the worker to blame for an error; None if it is this worker's own error.
+    """Return a message that names the worker to blame for an error; None if it is this worker's own
+    error.
 
-    The class of an error of TensorFlow says nothing: a connection may break with any status of gRPC.
+    The class of an error of TensorFlow says nothing: a connection may break with any status of
+    gRPC.
     """
     if isinstance(error, tf.errors.OpError):
         text = error.message
-    elif isinstance(error, UnicodeDecodeError):  # TensorFlow fails to decode a message that has bytes of a stranger
+    elif isinstance(
+        error, UnicodeDecodeError
+    ):  # TensorFlow fails to decode a message that has bytes of a stranger
         text = error.object.decode(errors="replace")
     else:
         return None
     if match := _REPORTED.search(text):
         return match[1]
     if match := _NO_HEARTBEAT.search(text):
-        return _lost(cluster, match[1] or match[2], f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s")
+        return _lost(
+            cluster, match[1] or match[2], f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s"
+        )
     if match := _LATE_AT_BARRIER.search(text):
         is_end = match[1] == END_BARRIER
-        deadline = f"finish within {END_TIMEOUT_S}" if is_end else f"start within {REGISTER_TIMEOUT_S}"
+        deadline = (
+            f"finish within {END_TIMEOUT_S}" if is_end else f"start within {REGISTER_TIMEOUT_S}"
+        )
         return _lost(cluster, match[2], f"did not {deadline} s of the others")
-    if match := _BROKEN_CONNECTION.search(text):  # the first is the innermost; the later ones only passed it on
+    if match := _BROKEN_CONNECTION.search(
+        text
+    ):  # the first is the innermost; the later ones only passed it on
         return _lost(cluster, match[1], "is gone: its connection was lost")
     if _NO_SERVICE.search(text):  # worker 0 hosts the service
         return _lost(cluster, "task:0", f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s")
@@ -167,11 +201,13 @@ def diagnose_lost_worker(error: BaseException, cluster: Cluster) -> str | None:
 
 
 def left_unchanged(error: tf.errors.OpError, has_moving_statistics: bool) -> bool:
-    """Return whether a step that failed with this error has changed nothing, because another worker was lost.
+    """Return whether a step that failed with this error has changed nothing, because another worker
+    was lost.
 
-    All weights, averages and optimizers are updated from one sum over all workers, so an all-reduce that fails leaves
-    them as they were. Moving statistics (batch normalisation) are updated before it, from a sum of each layer: a worker
-    that dies within a step may leave some of them updated, but one that gives up between two steps cannot.
+    All weights, averages and optimizers are updated from one sum over all workers, so an all-reduce
+    that fails leaves them as they were. Moving statistics (batch normalisation) are updated before
+    it, from a sum of each layer: a worker that dies within a step may leave some of them updated,
+    but one that gives up between two steps cannot.
     """
     if not any(sign.search(error.message) for sign in _SIGNS):
         return False
@@ -181,25 +217,35 @@ def left_unchanged(error: tf.errors.OpError, has_moving_statistics: bool) -> boo
 def _lost(cluster: Cluster, tasks: str, what: str) -> str:
     names = " and ".join(cluster.name(int(index)) for index in re.findall(r"task:(\d+)", tasks))
     return (
-        f"{names} {what}. All workers train together, so none can continue. Look at the log of the lost worker; "
-        "then start all workers again with --resume."
+        f"{names} {what}. All workers train together, so none can continue. Look at the log of the"
+        " lost worker; then start all workers again with --resume."
     )
 
 
 def _report(cluster: Cluster, error: BaseException) -> None:
     """Report to the other workers why this worker ends, so that they end now with this reason."""
     # A worker that was in no collective would otherwise blame this worker for the loss of another.
-    reason = str(error) if isinstance(error, WorkerLost) else f"{cluster.name()} gave up: {_in_one_line(error)}"
+    reason = (
+        str(error)
+        if isinstance(error, WorkerLost)
+        else f"{cluster.name()} gave up: {_in_one_line(error)}"
+    )
     # Of a batch that cannot be made the loop learns before it begins the step.
-    between_steps = error.between_steps if isinstance(error, WorkerLost) else isinstance(error, DataError)
-    with suppress(tf.errors.OpError, ValueError):  # no worker is left, or the service has not started
+    between_steps = (
+        error.between_steps if isinstance(error, WorkerLost) else isinstance(error, DataError)
+    )
+    with suppress(
+        tf.errors.OpError, ValueError
+    ):  # no worker is left, or the service has not started
         tf_internals.report_error_to_cluster(f"<<{reason}>>{_BETWEEN_STEPS * between_steps}")
 
 
 def _in_one_line(error: BaseException) -> str:
     """Return an error as one line of at most 1000 characters."""
     text = str(error)
-    if isinstance(error, tf.errors.OpError):  # the paragraphs before the last describe the place in the program
+    if isinstance(
+        error, tf.errors.OpError
+    ):  # the paragraphs before the last describe the place in the program
         text = error.message.rpartition("\n\n")[2].partition("\n")[0]
     kind = "" if isinstance(error, UserError) else type(error).__name__
     return ": ".join(filter(None, (kind, " ".join(text.split()))))[:1000]

@@ -1,4 +1,5 @@
-"""Metrics of synthesized speech against its recording: spectrum, F0, voicing, duration, missing and extra words.
+"""Metrics of synthesized speech against its recording: spectrum, F0, voicing, duration, missing and
+extra words.
 
 No TensorFlow.
 """
@@ -14,8 +15,12 @@ from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ,
 CEPSTRA = 13
 MCD_FACTOR = 10.0 * np.sqrt(2.0) / np.log(10.0)  # from the distance of two mel cepstra to decibels
 DURATION_BOUNDS = 0.95, 1.05
-UNRELATED_DB = 6.0  # a frame this far from its counterpart on the warping path has nothing in common with it
-MIN_UNMATCHED_S = 0.05  # docs/experiments/evaluation_metrics.md lists what this threshold finds and misses
+UNRELATED_DB = (
+    6.0  # a frame this far from its counterpart on the warping path has nothing in common with it
+)
+MIN_UNMATCHED_S = (
+    0.05  # docs/experiments/evaluation_metrics.md lists what this threshold finds and misses
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +49,12 @@ class UtteranceMetrics:
 
     Attributes:
         mcd_db: mean mel-cepstral distortion of the pairs.
-        log_f0_errors: float [pairs voiced in both], natural logarithm of synthesized F0 over recorded F0.
+        log_f0_errors: float [pairs voiced in both], natural logarithm of synthesized F0 over
+            recorded F0.
         voicing_errors: bool [P], whether one frame of the pair is voiced and the other one is not.
         duration_ratio: synthesized frames over recorded frames.
-        deleted_s: longest stretch of the recording that the synthesized speech lacks; see `longest_unmatched_s`.
+        deleted_s: longest stretch of the recording that the synthesized speech lacks; see
+            `longest_unmatched_s`.
         inserted_s: longest stretch of the synthesized speech that the recording lacks.
     """
 
@@ -70,23 +77,30 @@ class UtteranceMetrics:
 def mel_cepstrum(log_mel: np.ndarray, first: int = 1, last: int = CEPSTRA) -> np.ndarray:
     """Return the mel-cepstral coefficients first to last: [T, bands] -> [T, last - first + 1].
 
-    They are the c of log|H| = c0 + Σ c_m cos(mω), for which MCD_FACTOR yields decibels: 2/bands times the sums of a
-    DCT-II, or √(2/bands) times an orthonormal DCT-II. Over all coefficients, the distortion is the root mean square
-    difference of two spectra in dB.
+    They are the c of log|H| = c0 + Σ c_m cos(mω), for which MCD_FACTOR yields decibels: 2/bands
+    times the sums of a DCT-II, or √(2/bands) times an orthonormal DCT-II. Over all coefficients,
+    the distortion is the root mean square difference of two spectra in dB.
     """
     bands = log_mel.shape[-1]
     angle = np.pi / bands * (np.arange(bands) + 0.5)
-    return log_mel.astype(np.float64) @ np.cos(angle[:, None] * np.arange(first, last + 1)) * (2.0 / bands)
+    return (
+        log_mel.astype(np.float64)
+        @ np.cos(angle[:, None] * np.arange(first, last + 1))
+        * (2.0 / bands)
+    )
 
 
 def warping_path(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the path of dynamic time warping: [T, D], [U, D] -> int [P, 2], from (0, 0) to (T - 1, U - 1)."""
+    """Return the path of dynamic time warping: [T, D], [U, D] -> int [P, 2], from (0, 0) to (T - 1,
+    U - 1).
+    """
     _, path = librosa.sequence.dtw(X=x.T, Y=y.T, metric="euclidean")
     return path[::-1]
 
 
 def align(recorded_mel: np.ndarray, synthesized_mel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the warping path of two log-mels, int [P, 2], and the mel-cepstral distortion of each pair in dB, [P].
+    """Return the warping path of two log-mels, int [P, 2], and the mel-cepstral distortion of each
+    pair in dB, [P].
 
     The distortion is Kubichek's (1993), without c0.
     """
@@ -95,8 +109,12 @@ def align(recorded_mel: np.ndarray, synthesized_mel: np.ndarray) -> tuple[np.nda
     return path, MCD_FACTOR * np.linalg.norm(x[path[:, 0]] - y[path[:, 1]], axis=1)
 
 
-def utterance_metrics(recorded: AcousticFeatures, synthesized: AcousticFeatures) -> UtteranceMetrics:
-    """Compare synthesized speech with its recording, along the warping path that minimises the distortion."""
+def utterance_metrics(
+    recorded: AcousticFeatures, synthesized: AcousticFeatures
+) -> UtteranceMetrics:
+    """Compare synthesized speech with its recording, along the warping path that minimises the
+    distortion.
+    """
     path, distortion_db = align(recorded.mel, synthesized.mel)
     log_f0_errors, voicing_errors = pitch_errors(recorded, synthesized, path[:, 0], path[:, 1])
     return UtteranceMetrics(
@@ -118,7 +136,9 @@ def pitch_errors(
         row, column: int [P], the frames of the recording and of the synthesized speech.
     """
     both_voiced = recorded.voiced[row] & synthesized.voiced[column]
-    log_f0_errors = np.log(synthesized.f0_hz[column][both_voiced] / recorded.f0_hz[row][both_voiced])
+    log_f0_errors = np.log(
+        synthesized.f0_hz[column][both_voiced] / recorded.f0_hz[row][both_voiced]
+    )
     return log_f0_errors, recorded.voiced[row] != synthesized.voiced[column]
 
 
@@ -127,19 +147,23 @@ def root_mean_square(values: np.ndarray) -> float | None:
 
 
 def loud_frames(log_mel: np.ndarray) -> np.ndarray:
-    """Return which frames are not silence, bool [T]: by the mean of their bands in dB relative to the loudest frame."""
+    """Return which frames are not silence, bool [T]: by the mean of their bands in dB relative to
+    the loudest frame.
+    """
     level_db = DECIBELS_PER_NEPER * log_mel.mean(axis=1)
     return level_db > level_db.max() - TOP_DB
 
 
 def longest_unmatched_s(path: np.ndarray, distortion_db: np.ndarray, loud: np.ndarray) -> float:
-    """Return the seconds of the longest stretch of one utterance without a counterpart in the other one.
+    """Return the seconds of the longest stretch of one utterance without a counterpart in the other
+    one.
 
-    If the second utterance lacks a word, the path stays on one of its frames while it passes the word in the first
-    utterance: a run of loud frames that have no counterpart of their own and differ from the frame they are matched to.
-    Slower speech also has frames without a counterpart of their own, but these resemble the frame they are matched to.
-    A frame without a counterpart therefore counts by its distortion, in full from UNRELATED_DB on, and a frame with a
-    counterpart is subtracted. The result is the largest sum over a stretch (Kadane's algorithm).
+    If the second utterance lacks a word, the path stays on one of its frames while it passes the
+    word in the first utterance: a run of loud frames that have no counterpart of their own and
+    differ from the frame they are matched to. Slower speech also has frames without a counterpart
+    of their own, but these resemble the frame they are matched to. A frame without a counterpart
+    therefore counts by its distortion, in full from UNRELATED_DB on, and a frame with a counterpart
+    is subtracted. The result is the largest sum over a stretch (Kadane's algorithm).
 
     Args:
         path: int [P, 2], pairs (first, second).
@@ -148,20 +172,26 @@ def longest_unmatched_s(path: np.ndarray, distortion_db: np.ndarray, loud: np.nd
     """
     step = np.diff(path, axis=0, prepend=path[:1] - 1)
     without_counterpart = step[:, 1] == 0
-    gain = np.where(without_counterpart, np.minimum(distortion_db / UNRELATED_DB, 1.0) * loud[path[:, 0]], -1.0)
+    gain = np.where(
+        without_counterpart, np.minimum(distortion_db / UNRELATED_DB, 1.0) * loud[path[:, 0]], -1.0
+    )
     sums = np.concatenate([[0.0], np.cumsum(gain)])
     return float((sums - np.minimum.accumulate(sums)).max()) * HOP_SAMPLES / SAMPLE_RATE_HZ
 
 
 def corpus_metrics(utterances: Sequence[UtteranceMetrics]) -> dict[str, float | None]:
-    """Return means over utterances; F0 and voicing errors are over all pairs. None where nothing was measured."""
+    """Return means over utterances; F0 and voicing errors are over all pairs. None where nothing
+    was measured.
+    """
     ratios = np.array([metrics.duration_ratio for metrics in utterances])
     within = (ratios >= DURATION_BOUNDS[0]) & (ratios <= DURATION_BOUNDS[1])
     f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
     return {
         "mel_cepstral_distortion": float(np.mean([metrics.mcd_db for metrics in utterances])),
         "log_f0_rmse": root_mean_square(f0_errors),
-        "voicing_error": float(np.concatenate([metrics.voicing_errors for metrics in utterances]).mean()),
+        "voicing_error": float(
+            np.concatenate([metrics.voicing_errors for metrics in utterances]).mean()
+        ),
         "duration_ratio": float(ratios.mean()),
         "duration_within_bounds": float(within.mean()),
         "utterances_with_deletions": sum(metrics.has_deletion for metrics in utterances),

@@ -28,7 +28,9 @@ from myxtts.training.setup import TrainingSetup
 
 
 class Transcript(NamedTuple):
-    """The true text of an utterance and the recogniser's text; both as normalised by the run's front end."""
+    """The true text of an utterance and the recogniser's text; both as normalised by the run's
+    front end.
+    """
 
     id: str
     speaker: str
@@ -73,7 +75,10 @@ class ASRScore:
         rows |= {f"language {name}": rates for name, rates in self.languages.items()}
         rows |= {f"speaker {name}": rates for name, rates in self.speakers.items()}
         rows |= self.distorted
-        lines = ["| | utterances | character error rate, % | word error rate, % |", "|---|---|---|---|"]
+        lines = [
+            "| | utterances | character error rate, % | word error rate, % |",
+            "|---|---|---|---|",
+        ]
         lines += [
             f"| {name} | {rates.utterances} | {100 * rates.character_error_rate:.2f} | "
             f"{100 * rates.word_error_rate:.2f} |"
@@ -89,11 +94,15 @@ class ASRScore:
 
     def console_line(self) -> str:
         """Return `character error rate 3.1 % | word error rate 9.0 %`."""
-        return " | ".join(f"{name.replace('_', ' ')} {100 * rate:.1f} %" for name, rate in self.figures().items())
+        return " | ".join(
+            f"{name.replace('_', ' ')} {100 * rate:.1f} %" for name, rate in self.figures().items()
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the same and all transcripts, with rates as fractions."""
-        return asdict(self) | {"transcripts": [transcript._asdict() for transcript in self.transcripts]}
+        return asdict(self) | {
+            "transcripts": [transcript._asdict() for transcript in self.transcripts]
+        }
 
 
 def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:
@@ -111,7 +120,9 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     else:
         config = settings_of(selected, metadata)
         known = vocabulary_of(metadata)
-        manifest, vocabulary = load_other_corpus(options.data, options.audio_root, config, known, folder)
+        manifest, vocabulary = load_other_corpus(
+            options.data, options.audio_root, config, known, folder
+        )
         speakers, source = vocabulary.speakers, f"utterances of {options.data}"
     count = options.utterances or len(manifest)
     distorted = distortions(options.noise_snr_db or (), options.rt60 or ())
@@ -122,7 +133,9 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
 def score_in_run(
     setup: TrainingSetup, network: keras.Model, device: str, folder: RunFolder, load: LoadVocoder
 ) -> ScoreWeights:
-    """Return what measures a network during its run, with everything compiled; see `ScoreWeights`."""
+    """Return what measures a network during its run, with everything compiled; see
+    `ScoreWeights`.
+    """
     held_out, count = setup.corpora.held_out, setup.config.run.evaluate_utterances
     assert held_out is not None
     transcriber = NetworkTranscriber(folder.path, setup.metadata, network, device)
@@ -130,7 +143,15 @@ def score_in_run(
 
     def score(checkpoint: str, pace: Pace) -> ASRScore:
         return score_asr(
-            transcriber, checkpoint, held_out.manifest, speakers, count, "held-out utterances", {}, pace, timed=False
+            transcriber,
+            checkpoint,
+            held_out.manifest,
+            speakers,
+            count,
+            "held-out utterances",
+            {},
+            pace,
+            timed=False,
         )
 
     return score
@@ -164,7 +185,10 @@ def score_asr(
     rows = evenly_spaced(np.arange(len(manifest)), count).tolist()
     started_s = time.perf_counter()
     hypotheses = list(transcriber.transcribe((read_row(manifest, row) for row in rows), pace))
-    elapsed_s, audio_s = time.perf_counter() - started_s, float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ
+    elapsed_s, audio_s = (
+        time.perf_counter() - started_s,
+        float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ,
+    )
     transcripts = []
     for row, hypothesis in zip(rows, hypotheses, strict=True):
         language = transcriber.vocabulary.languages[manifest.language[row]]
@@ -175,7 +199,9 @@ def score_asr(
     def distorted_rates(distort: Distortion) -> ErrorRates:
         waves = (distort(read_row(manifest, row), index) for index, row in enumerate(rows))
         results = zip(transcripts, transcriber.transcribe(waves, pace), strict=True)
-        return error_rates_of([transcript._replace(hypothesis=text) for transcript, text in results])
+        return error_rates_of(
+            [transcript._replace(hypothesis=text) for transcript, text in results]
+        )
 
     notes = [f"{len(rows)} {source}, {audio_s:.1f} s of speech, {transcriber.decoding}"]
     if timed:
@@ -197,13 +223,21 @@ def score_asr(
 
 
 def error_rates_by(field: str, transcripts: Sequence[Transcript]) -> dict[str, ErrorRates]:
-    """Return the error rates of each `language` or `speaker` by name; empty if there is only one."""
+    """Return the error rates of each `language` or `speaker` by name; empty if there is
+    only one.
+    """
     groups = defaultdict(list)
     for transcript in transcripts:
         groups[getattr(transcript, field)].append(transcript)
-    return {name: error_rates_of(group) for name, group in sorted(groups.items())} if len(groups) > 1 else {}
+    return (
+        {name: error_rates_of(group) for name, group in sorted(groups.items())}
+        if len(groups) > 1
+        else {}
+    )
 
 
 def error_rates_of(transcripts: Sequence[Transcript]) -> ErrorRates:
-    references, hypotheses = ([getattr(item, field) for item in transcripts] for field in ("reference", "hypothesis"))
+    references, hypotheses = (
+        [getattr(item, field) for item in transcripts] for field in ("reference", "hypothesis")
+    )
     return ErrorRates(len(transcripts), **error_rates(references, hypotheses))

@@ -1,4 +1,6 @@
-"""Phoneme boundaries of the alignment search against the times that a speech synthesizer reports. No TensorFlow."""
+"""Phoneme boundaries of the alignment search against the times that a speech synthesizer reports.
+No TensorFlow.
+"""
 
 import json
 import unicodedata
@@ -13,7 +15,8 @@ from myxtts.errors import DataError
 from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH
 
 TOLERANCE_MS = 20.0
-LENGTH_MARK = "ː"  # Persian vowels have it in the phonemes of the text, but not in the synthesizer's events
+# Persian vowels have it in the phonemes of the text, but not in the synthesizer's events
+LENGTH_MARK = "ː"
 AFFRICATES = "tʃ", "dʒ", "ts", "dz", "tɕ", "dʑ"
 CLASSES = {
     "stop": "pbtdkɡgqɢcɟʔʈɖ",
@@ -21,9 +24,9 @@ CLASSES = {
     "nasal": "mnŋɲɳɱɴ",
     "approximant": "lɹrjwɾʋɫɭʎɻɰ",
 }
-# Boundaries between two sounds with reliable times: 85 % or more of them lie within 10 ms of the change in the signal,
-# both in 1,200 utterances of 8 speakers in 3 languages and in 400 utterances of one speaker
-# (benchmarks/phoneme_times.py; docs/experiments/evaluation_metrics.md).
+# Boundaries between two sounds with reliable times: 85 % or more of them lie within 10 ms of the
+# change in the signal, both in 1,200 utterances of 8 speakers in 3 languages and in 400 utterances
+# of one speaker (benchmarks/phoneme_times.py; docs/experiments/evaluation_metrics.md).
 RELIABLE_BETWEEN = {
     "vowel": ("stop", "affricate", "fricative", "nasal"),
     "fricative": ("vowel", "stop", "fricative", "nasal", "approximant"),
@@ -62,11 +65,19 @@ class Boundary(NamedTuple):
     @property
     def kind(self) -> str:
         """onset (a sound after silence), offset (silence after a sound) or between (two sounds)."""
-        return "onset" if self.left == "silence" else "offset" if self.right == "silence" else "between"
+        return (
+            "onset"
+            if self.left == "silence"
+            else "offset"
+            if self.right == "silence"
+            else "between"
+        )
 
     @property
     def is_reliable(self) -> bool:
-        """Whether times of this kind were shown to be right. The end of a stop is not: its closure is silent, too."""
+        """Whether times of this kind were shown to be right. The end of a stop is not: its closure
+        is silent, too.
+        """
         if self.kind == "between":
             return self.right in RELIABLE_BETWEEN.get(self.left, ())
         return self.left != "stop"
@@ -76,7 +87,8 @@ def read_alignments(file: Path) -> dict[str, list[Phoneme]]:
     """Read the phonemes of each utterance.
 
     Args:
-        file: JSON lines of the form {"id": …, "phonemes": [[symbol, start_s, end_s], …]}, without gaps.
+        file: JSON lines of the form {"id": …, "phonemes": [[symbol, start_s, end_s], …]}, without
+            gaps.
 
     Raises:
         DataError: the file cannot be read, or a line has another form or is not UTF-8.
@@ -84,19 +96,27 @@ def read_alignments(file: Path) -> dict[str, list[Phoneme]]:
     try:
         lines = file.read_bytes().splitlines()
     except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}. Give a corpus that has this file.") from error
+        raise DataError(
+            f"{file} cannot be read: {error.strerror}. Give a corpus that has this file."
+        ) from error
     alignments = {}
     for number, line in enumerate(lines, 1):
         try:
             utterance = json.loads(line)
-            phonemes = [Phoneme(str(symbol), float(start), float(end)) for symbol, start, end in utterance["phonemes"]]
+            phonemes = [
+                Phoneme(str(symbol), float(start), float(end))
+                for symbol, start, end in utterance["phonemes"]
+            ]
             if not all(0.0 <= phoneme.start_s <= phoneme.end_s <= MAX_S for phoneme in phonemes):
-                raise ValueError("a time is negative, not finite, beyond a day, or before the start")
+                raise ValueError(
+                    "a time is negative, not finite, beyond a day, or before the start"
+                )
             alignments[str(utterance["id"])] = phonemes
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise DataError(
-                f'{file}, line {number}: expected {{"id": …, "phonemes": [[symbol, start_s, end_s], …]}}, but the line '
-                f"cannot be parsed ({error!r}). Fix it, or remove the file to leave out the boundary metrics."
+                f'{file}, line {number}: expected {{"id": …, "phonemes": [[symbol, start_s, end_s],'
+                f" …]}}, but the line cannot be parsed ({error!r}). Fix it, or remove the file to"
+                " leave out the boundary metrics."
             ) from error
     return alignments
 
@@ -127,8 +147,8 @@ def word_spans(phonemes: Sequence[Phoneme]) -> list[tuple[float, float]]:
 def boundaries(token_symbols: Sequence[str], phonemes: Sequence[Phoneme]) -> list[Boundary] | None:
     """Return the boundaries that the text has, too; None if the text does not spell these phonemes.
 
-    Left out are phonemes of 0 s, which the synthesizer merges with a neighbour, and gaps of 0 s between words, whose
-    token lasts at least one frame.
+    Left out are phonemes of 0 s, which the synthesizer merges with a neighbour, and gaps of 0 s
+    between words, whose token lasts at least one frame.
 
     Args:
         token_symbols: the symbol of each token, "" for the begin and end tokens.
@@ -140,12 +160,20 @@ def boundaries(token_symbols: Sequence[str], phonemes: Sequence[Phoneme]) -> lis
 
 
 def aligned_s(path: np.ndarray, boundary: Boundary) -> float:
-    """Return the time of a boundary in an alignment `path`: int [frames], the token of each frame, ascending."""
-    return float(np.searchsorted(path, boundary.token + boundary.after_token)) * HOP_SAMPLES / SAMPLE_RATE_HZ
+    """Return the time of a boundary in an alignment `path`: int [frames], the token of each frame,
+    ascending.
+    """
+    return (
+        float(np.searchsorted(path, boundary.token + boundary.after_token))
+        * HOP_SAMPLES
+        / SAMPLE_RATE_HZ
+    )
 
 
 def boundary_metrics(prefix: str, errors_ms: Sequence[float]) -> dict[str, float]:
-    """Return the signed and absolute median and the fraction within 20 ms of one or more errors (found minus true)."""
+    """Return the signed and absolute median and the fraction within 20 ms of one or more errors
+    (found minus true).
+    """
     return {
         f"{prefix}_signed_median": float(np.median(errors_ms)),
         f"{prefix}_absolute_median": float(np.median(np.abs(errors_ms))),
@@ -153,7 +181,9 @@ def boundary_metrics(prefix: str, errors_ms: Sequence[float]) -> dict[str, float
     }
 
 
-def _token_spans(token_symbols: Sequence[str], phonemes: Sequence[str]) -> list[tuple[int, int]] | None:
+def _token_spans(
+    token_symbols: Sequence[str], phonemes: Sequence[str]
+) -> list[tuple[int, int]] | None:
     """Return the first and the last token of each phoneme; None if the letters differ."""
     letters = [
         (letter, token)
@@ -162,11 +192,16 @@ def _token_spans(token_symbols: Sequence[str], phonemes: Sequence[str]) -> list[
         for letter in symbol
         if letter not in (" ", LENGTH_MARK)
     ]
-    spellings = [unicodedata.normalize("NFC", phoneme).replace(LENGTH_MARK, "") for phoneme in phonemes]
+    spellings = [
+        unicodedata.normalize("NFC", phoneme).replace(LENGTH_MARK, "") for phoneme in phonemes
+    ]
     if "".join(letter for letter, _ in letters) != "".join(spellings) or not all(spellings):
         return None
     ends = np.cumsum([len(letters_of_phoneme) for letters_of_phoneme in spellings])
-    spans = [(letters[end - len(part)][1], letters[end - 1][1]) for end, part in zip(ends, spellings, strict=True)]
+    spans = [
+        (letters[end - len(part)][1], letters[end - 1][1])
+        for end, part in zip(ends, spellings, strict=True)
+    ]
     return [(first, last + (token_symbols[last + 1] == LENGTH_MARK)) for first, last in spans]
 
 
@@ -179,8 +214,12 @@ def _boundaries(sounds: Sequence[Phoneme], tokens: Sequence[tuple[int, int]]) ->
             continue
         adjacent_tokens = tokens[index][1] + 1 == tokens[index + 1][0]
         if adjacent_tokens and right.start_s == left.end_s:
-            yield Boundary(classes[index], classes[index + 1], right.start_s, tokens[index + 1][0], False)
+            yield Boundary(
+                classes[index], classes[index + 1], right.start_s, tokens[index + 1][0], False
+            )
         elif not adjacent_tokens and right.start_s > left.end_s:
             yield Boundary(classes[index], "silence", left.end_s, tokens[index][1], True)
-            yield Boundary("silence", classes[index + 1], right.start_s, tokens[index + 1][0], False)
+            yield Boundary(
+                "silence", classes[index + 1], right.start_s, tokens[index + 1][0], False
+            )
     yield Boundary(classes[-1], "silence", sounds[-1].end_s, tokens[-1][1], True)

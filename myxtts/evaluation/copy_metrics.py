@@ -1,4 +1,6 @@
-"""Metrics of copies of recordings that have the same length, frame by frame: what a vocoder makes of recorded mels."""
+"""Metrics of copies of recordings that have the same length, frame by frame: what a vocoder makes
+of recorded mels.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,9 +33,11 @@ class CopyMetrics:
     Attributes:
         mel_error_db: see `log_mel_error_db`.
         mcd_db: mean mel-cepstral distortion of the frames; nothing is warped.
-        log_f0_errors: float [frames voiced in both], natural logarithm of F0 of the copy over F0 of the recording.
+        log_f0_errors: float [frames voiced in both], natural logarithm of F0 of the copy over F0 of
+            the recording.
         voicing_errors: bool [T], whether the frame is voiced in one of them only.
-        scores: `pesq_wb` and `stoi`, without those whose package is missing or that are not defined for this recording.
+        scores: `pesq_wb` and `stoi`, without those whose package is missing or that are not defined
+            for this recording.
     """
 
     mel_error_db: float
@@ -44,14 +48,20 @@ class CopyMetrics:
 
 
 def log_mel_error_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> float:
-    """Return the mean absolute difference of two log-mels, [T, 80] each, in dB: over all bands of the loud frames."""
+    """Return the mean absolute difference of two log-mels, [T, 80] each, in dB: over all bands of
+    the loud frames.
+    """
     loud = loud_frames(recorded_mel)
     return float(DECIBELS_PER_NEPER * np.abs(recorded_mel[loud] - copied_mel[loud]).mean())
 
 
 def frame_distortion_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> np.ndarray:
-    """Return the mel-cepstral distortion (Kubichek 1993, without c0) of each frame, [T, 80] twice -> [T]."""
-    return MCD_FACTOR * np.linalg.norm(mel_cepstrum(recorded_mel) - mel_cepstrum(copied_mel), axis=1)
+    """Return the mel-cepstral distortion (Kubichek 1993, without c0) of each frame, [T, 80] twice
+    -> [T].
+    """
+    return MCD_FACTOR * np.linalg.norm(
+        mel_cepstrum(recorded_mel) - mel_cepstrum(copied_mel), axis=1
+    )
 
 
 class Waves(NamedTuple):
@@ -87,7 +97,9 @@ def measure_copies(
     """
     copied = waves_in_16_bits(copies, device, pace)
     metrics = []
-    for waves_and_features in zip(recordings.waves, copied.waves, recordings.features, copied.features, strict=True):
+    for waves_and_features in zip(
+        recordings.waves, copied.waves, recordings.features, copied.features, strict=True
+    ):
         pace()
         metrics.append(copy_metrics(*waves_and_features, perceptual))
     return metrics
@@ -112,21 +124,30 @@ def copy_metrics(
 
 
 def mean_copy_metrics(utterances: Sequence[CopyMetrics]) -> dict[str, float | None]:
-    """Return means over utterances; F0 and voicing errors are over all frames. None where nothing was measured."""
+    """Return means over utterances; F0 and voicing errors are over all frames. None where nothing
+    was measured.
+    """
     f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
     return {
         **{score: mean_of_scores(utterances, score) for score in PACKAGES},
         "log_mel_error": float(np.mean([metrics.mel_error_db for metrics in utterances])),
         "mel_cepstral_distortion": float(np.mean([metrics.mcd_db for metrics in utterances])),
         "log_f0_rmse": root_mean_square(f0_errors),
-        "voicing_error": float(np.concatenate([metrics.voicing_errors for metrics in utterances]).mean()),
+        "voicing_error": float(
+            np.concatenate([metrics.voicing_errors for metrics in utterances]).mean()
+        ),
     }
 
 
-def with_common_scores(columns: Mapping[Key, Sequence[CopyMetrics]]) -> dict[Key, list[CopyMetrics]]:
-    """Return the metrics of the same utterances, without the scores of an utterance that some column lacks."""
+def with_common_scores(
+    columns: Mapping[Key, Sequence[CopyMetrics]],
+) -> dict[Key, list[CopyMetrics]]:
+    """Return the metrics of the same utterances, without the scores of an utterance that some
+    column lacks.
+    """
     common = [
-        set.intersection(*(set(copy.scores) for copy in copies)) for copies in zip(*columns.values(), strict=True)
+        set.intersection(*(set(copy.scores) for copy in copies))
+        for copies in zip(*columns.values(), strict=True)
     ]
     return {
         column: [
@@ -143,16 +164,23 @@ def without_perceptual(metrics: Metrics) -> Metrics:
 
 
 def score_notes(utterances: Sequence[CopyMetrics]) -> list[str]:
-    """Return notes on the scores that are missing, and on the utterances that a score leaves out."""
+    """Return notes on the scores that are missing, and on the utterances that a score
+    leaves out.
+    """
     installed, notes = installed_scores(), []
     if missing := [score for score in PACKAGES if score not in installed]:
         names = " and ".join(METRICS[score].label for score in missing)
-        notes.append(f"to measure {names}, install: pip install {' '.join(PACKAGES[score] for score in missing)}")
+        notes.append(
+            f"to measure {names}, install: pip install"
+            f" {' '.join(PACKAGES[score] for score in missing)}"
+        )
     for score in installed:
         count = sum(score not in metrics.scores for metrics in utterances)
         if count:
             name = METRICS[score].label
-            notes.append(f"{name} is without {count} of {len(utterances)} utterances: it {NEEDS[score]}")
+            notes.append(
+                f"{name} is without {count} of {len(utterances)} utterances: it {NEEDS[score]}"
+            )
     return notes
 
 

@@ -22,7 +22,8 @@ class TaskEvaluators(NamedTuple):
 
     Attributes:
         of_run: measures a checkpoint; see `evaluate_run`.
-        in_run: (setup, network, device, folder, load_vocoder) -> what measures a network during its run.
+        in_run: (setup, network, device, folder, load_vocoder) -> what measures a network during its
+            run.
     """
 
     of_run: Callable[[Path, str | None, EvaluationOptions], None]

@@ -43,7 +43,8 @@ class Utterance:
         wave: float32 [samples] in [-1, 1].
         mel: float32 [frames, 80].
         reference: float32 [reference frames, 80], another utterance of the speaker if there is one.
-        path: int [frames], the model's alignment: token of each frame; empty before `align_utterances`.
+        path: int [frames], the model's alignment: token of each frame; empty before
+            `align_utterances`.
     """
 
     id: str
@@ -61,8 +62,8 @@ class HeldOut(NamedTuple):
     """Utterances to measure.
 
     Attributes:
-        batches: features of the utterances on the device of the network, with the number of utterances of each; the
-            last ones may be beyond those to measure.
+        batches: features of the utterances on the device of the network, with the number of
+            utterances of each; the last ones may be beyond those to measure.
     """
 
     utterances: list[Utterance]
@@ -75,7 +76,8 @@ class CheckpointCorpora(NamedTuple):
     Attributes:
         config: settings of its run, for evaluation.
         held_out: None if nothing was held out.
-        vocabulary: of both corpora; speakers who are only held out may be missing in that of the checkpoint.
+        vocabulary: of both corpora; speakers who are only held out may be missing in that of the
+            checkpoint.
     """
 
     config: Config
@@ -87,7 +89,8 @@ class CheckpointCorpora(NamedTuple):
 def load_held_out(
     checkpoint: Path, metadata: dict[str, Any], run: Path, listing: Path
 ) -> tuple[CheckpointCorpora, Manifest]:
-    """Return the corpora of a checkpoint and its held-out utterances; see `load_checkpoint_corpora`.
+    """Return the corpora of a checkpoint and its held-out utterances; see
+    `load_checkpoint_corpora`.
 
     Raises:
         DataError: the corpus is missing, or nothing was held out.
@@ -96,21 +99,26 @@ def load_held_out(
     corpora = load_checkpoint_corpora(checkpoint, metadata, run, listing)
     if corpora.held_out is None:
         raise DataError(
-            f"an evaluation needs utterances that the run was not trained on, but {run} held none out "
-            f"(validation_fraction {corpora.config.data.validation_fraction}). Train with --validation-fraction or "
-            "--val-data, or give another corpus with --data."
+            f"an evaluation needs utterances that the run was not trained on, but {run} held none"
+            f" out (validation_fraction {corpora.config.data.validation_fraction}). Train with"
+            " --validation-fraction or --val-data, or give another corpus with --data."
         )
     manifest = corpora.held_out.manifest
     # A fork or merge has no corpus of its own yet.
-    if metadata["corpus"] is not None and metadata.get("held_out") not in (None, manifest.fingerprint):
+    if metadata["corpus"] is not None and metadata.get("held_out") not in (
+        None,
+        manifest.fingerprint,
+    ):
         raise CheckpointError(
-            f"the utterances that {checkpoint} was validated on have changed since. Restore them, or give them as "
-            "another corpus with --data."
+            f"the utterances that {checkpoint} was validated on have changed since. Restore them,"
+            " or give them as another corpus with --data."
         )
     return corpora, manifest
 
 
-def load_checkpoint_corpora(checkpoint: Path, metadata: dict[str, Any], run: Path, listing: Path) -> CheckpointCorpora:
+def load_checkpoint_corpora(
+    checkpoint: Path, metadata: dict[str, Any], run: Path, listing: Path
+) -> CheckpointCorpora:
     """Load the corpora that a checkpoint was trained and validated on.
 
     Args:
@@ -125,14 +133,19 @@ def load_checkpoint_corpora(checkpoint: Path, metadata: dict[str, Any], run: Pat
     for path in filter(None, (data.train_data or str(DEMO_FOLDER), data.val_data, data.audio_root)):
         if not Path(path).exists():
             raise DataError(
-                f"{run} was trained on {path}, which does not exist under {Path.cwd()}. Restore it, or work in the "
-                "folder in which the run was started."
+                f"{run} was trained on {path}, which does not exist under {Path.cwd()}. Restore it,"
+                " or work in the folder in which the run was started."
             )
-    folder = run if os.access(run, os.W_OK | os.X_OK) else listing  # the run has the manifests of its corpus
+    folder = (
+        run if os.access(run, os.W_OK | os.X_OK) else listing
+    )  # the run has the manifests of its corpus
     corpora = CheckpointCorpora(
-        config, *load_corpora(config, folder, length_rule_of(config), inherited_vocabulary(metadata))
+        config,
+        *load_corpora(config, folder, length_rule_of(config), inherited_vocabulary(metadata)),
     )
-    current = run_metadata(config, corpora.training, corpora.vocabulary, metadata["ancestor"], metadata["start"])
+    current = run_metadata(
+        config, corpora.training, corpora.vocabulary, metadata["ancestor"], metadata["start"]
+    )
     check_same_corpus(checkpoint, current)
     return corpora
 
@@ -141,14 +154,17 @@ def for_evaluation(config: Config) -> Config:
     """Return the settings of a run to measure it with."""
     # How batches were read depended on the machine.
     data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
-    teacher = config.teacher.model_copy(update={"teacher_fraction": 0.0})  # nothing is trained: its texts are not read
+    teacher = config.teacher.model_copy(
+        update={"teacher_fraction": 0.0}
+    )  # nothing is trained: its texts are not read
     return config.model_copy(update={"data": data, "teacher": teacher})
 
 
 def load_other_corpus(
     path: Path, audio_root: Path | None, config: Config, vocabulary: Vocabulary, folder: Path
 ) -> tuple[Manifest, Vocabulary]:
-    """Return the utterances of another corpus, and the vocabulary of a run extended by this corpus' new speakers.
+    """Return the utterances of another corpus, and the vocabulary of a run extended by this corpus'
+    new speakers.
 
     Args:
         path, audio_root: a corpus, as --train-data and --audio-root take it.
@@ -164,7 +180,9 @@ def load_other_corpus(
     log.info("%-14s %s", "corpus form", rows.form)
     manifest, vocabulary, rejected = manifest_of(rows, data, length_rule, vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
-    report_rejected([*rows.rejected, *rejected], [(rows, manifest)], data.max_rejected, folder / "rejected.csv")
+    report_rejected(
+        [*rows.rejected, *rejected], [(rows, manifest)], data.max_rejected, folder / "rejected.csv"
+    )
     return manifest, vocabulary
 
 
@@ -184,13 +202,17 @@ def load_utterances(
             (batch,) = hand_over([features])
             batches.append((batch, len(planned.rows)))
             arrays = {name: value.numpy() for name, value in batch.items()}
-            utterances += [_utterance(manifest, arrays, number, row) for number, row in enumerate(planned.rows)]
+            utterances += [
+                _utterance(manifest, arrays, number, row) for number, row in enumerate(planned.rows)
+            ]
             if len(utterances) >= count:
                 break
     return HeldOut(utterances[:count], batches)
 
 
-def align_utterances(network: XTTS, held_out: HeldOut, device: str, pace: Pace = no_pace) -> list[Utterance]:
+def align_utterances(
+    network: XTTS, held_out: HeldOut, device: str, pace: Pace = no_pace
+) -> list[Utterance]:
     """Return the utterances with the alignments of the network, which is on the device."""
     paths: list[np.ndarray] = []
     with tf.device(device):
@@ -201,7 +223,9 @@ def align_utterances(network: XTTS, held_out: HeldOut, device: str, pace: Pace =
     return [replace(utterance, path=path[: len(utterance.mel)]) for utterance, path in rows]
 
 
-def _utterance(manifest: Manifest, arrays: dict[str, np.ndarray], number: int, row: int) -> Utterance:
+def _utterance(
+    manifest: Manifest, arrays: dict[str, np.ndarray], number: int, row: int
+) -> Utterance:
     frames = int(arrays["frames"][number])
     return Utterance(
         id=manifest.ids[row],
@@ -217,7 +241,9 @@ def _utterance(manifest: Manifest, arrays: dict[str, np.ndarray], number: int, r
 
 
 def read_row(manifest: Manifest, row: int) -> np.ndarray:
-    """Read the wave of an utterance, float32 [samples] in [-1, 1]. Raises DataError if the file cannot be read."""
+    """Read the wave of an utterance, float32 [samples] in [-1, 1]. Raises DataError if the file
+    cannot be read.
+    """
     return read_wave(manifest.paths[row], int(manifest.samples[row]))
 
 

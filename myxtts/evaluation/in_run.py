@@ -1,4 +1,6 @@
-"""Evaluation of a run at some of its steps: what `evaluate` measures of a checkpoint, without what takes long."""
+"""Evaluation of a run at some of its steps: what `evaluate` measures of a checkpoint, without what
+takes long.
+"""
 
 import logging
 import time
@@ -25,8 +27,8 @@ log = logging.getLogger(__name__)
 class InRunEvaluator:
     """Measures the weights of a network during its run; see `tasks.base.Evaluator`.
 
-    They are copied to a network for inference, such as `evaluate` loads: it computes in float32, has no discriminators,
-    and aligns without a teacher.
+    They are copied to a network for inference, such as `evaluate` loads: it computes in float32,
+    has no discriminators, and aligns without a teacher.
 
     Args:
         snapshot: the network for inference, and where its weights come from.

@@ -13,13 +13,16 @@ class EvaluationOptions:
     Attributes:
         data: a corpus, as --train-data takes it; by default the held-out utterances of the run.
         audio_root: folder of the audio of `data`, as --audio-root takes it.
-        utterances: maximum number of utterances to measure; by default all for a recogniser, and 50 otherwise.
+        utterances: maximum number of utterances to measure; by default all for a recogniser, and 50
+            otherwise.
         ode_steps, guidance: of synthesis; by default as in the run.
         vocoder: of synthesis, as --vocoder takes it; by default the run's.
         asr_run: run of a recogniser that transcribes the synthesized speech.
         beam_width: of a recogniser's beam search; 0 decodes greedily.
-        noise_snr_db, rt60: signal-to-noise ratios and reverberation times (s) that a recogniser is measured at, too.
-        seeds: of a vocoder's noise and of Griffin-Lim's phases, in the evaluation of a vocoder; by default 0, 1 and 2.
+        noise_snr_db, rt60: signal-to-noise ratios and reverberation times (s) that a recogniser is
+            measured at, too.
+        seeds: of a vocoder's noise and of Griffin-Lim's phases, in the evaluation of a vocoder; by
+            default 0, 1 and 2.
         perceptual: measure PESQ and STOI, if their packages are installed.
         json_file: file for the metrics.
         out: folder for plots and the list of unusable rows; by default a folder of the run.
@@ -56,10 +59,14 @@ RUN_NAMES = {"tts": "a voice", "asr": "a recogniser", "vocoder": "a vocoder"}
 
 def check_options(run: Path, task: str, options: EvaluationOptions) -> None:
     """Raise ConfigError if an option was given that the evaluation of this task does not have."""
-    given = {flag: of for field, (flag, of) in FLAGS.items() if of != task and getattr(options, field) is not None}
+    given = {
+        flag: of
+        for field, (flag, of) in FLAGS.items()
+        if of != task and getattr(options, field) is not None
+    }
     if given:
         owners = " and ".join(dict.fromkeys(RUN_NAMES[of] for of in given.values()))
         raise ConfigError(
-            f"{', '.join(given)} was given, but {run} is {RUN_NAMES[task]}, and only the evaluation of {owners} has "
-            "that option. Leave it out."
+            f"{', '.join(given)} was given, but {run} is {RUN_NAMES[task]}, and only the evaluation"
+            f" of {owners} has that option. Leave it out."
         )

@@ -12,11 +12,14 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 PACKAGES = {"pesq_wb": "pesq", "stoi": "pystoi"}  # by score
 PESQ_RATE_HZ = 16_000
 MIN_PESQ_S = 0.25
-# The package has room for 50 stretches of speech; each takes 0.4 s or more with its pause. The 51st crashes Python.
+# The package has room for 50 stretches of speech; each takes 0.4 s or more with its pause. The 51st
+# crashes Python.
 MAX_PESQ_S = 20.0
 MIN_STOI_S = 30 * 128 / 10_000  # its 30 frames, without silent ones
 NEEDS = {
-    "pesq_wb": f"needs {MIN_PESQ_S:g} to {MAX_PESQ_S:g} s with speech, and a copy that is not silent",
+    "pesq_wb": (
+        f"needs {MIN_PESQ_S:g} to {MAX_PESQ_S:g} s with speech, and a copy that is not silent"
+    ),
     "stoi": f"needs {MIN_STOI_S:.1f} s of speech, pauses not counted",
 }
 
@@ -44,9 +47,11 @@ def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:
 
 
 def stoi(recording: np.ndarray, copy: np.ndarray) -> float | None:
-    """Return the short-time objective intelligibility (Taal et al. 2011) of a copy, up to 1, by the package `pystoi`.
+    """Return the short-time objective intelligibility (Taal et al. 2011) of a copy, up to 1, by the
+    package `pystoi`.
 
-    The package resamples both waves to 10 kHz and leaves out frames 40 dB below the loudest frame of the recording.
+    The package resamples both waves to 10 kHz and leaves out frames 40 dB below the loudest frame
+    of the recording.
 
     Args:
         recording, copy: as for `pesq_wb`.

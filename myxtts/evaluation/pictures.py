@@ -19,9 +19,13 @@ def write_plots(
     recorded: Sequence[AcousticFeatures],
     synthesized: Sequence[AcousticFeatures],
 ) -> None:
-    """Write `<number>-<id>-mel.png` and `<number>-<id>-f0.png` for each utterance; the folder is made."""
+    """Write `<number>-<id>-mel.png` and `<number>-<id>-f0.png` for each utterance; the folder is
+    made.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for number, (utterance, recording, synthesis) in enumerate(zip(utterances, recorded, synthesized, strict=True), 1):
+    for number, (utterance, recording, synthesis) in enumerate(
+        zip(utterances, recorded, synthesized, strict=True), 1
+    ):
         name = numbered_name(number, utterance.id)
         picture = mel_and_alignment(recording.mel, synthesis.mel, utterance.path, utterance.text)
         (folder / f"{name}-mel.png").write_bytes(png_bytes(picture))
@@ -31,7 +35,9 @@ def write_plots(
 
 def write_spectra(file: Path, waves: Mapping[str, np.ndarray], title: str) -> None:
     """Draw the spectrograms of waves, float32 [samples] each, into a PNG file."""
-    file.write_bytes(png_bytes(spectra({name: level_db(wave) for name, wave in waves.items()}, title)))
+    file.write_bytes(
+        png_bytes(spectra({name: level_db(wave) for name, wave in waves.items()}, title))
+    )
 
 
 def level_db(wave: np.ndarray) -> np.ndarray:

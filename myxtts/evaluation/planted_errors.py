@@ -1,4 +1,6 @@
-"""Waves with one word deleted or inserted: a test of the metrics that count deletions and insertions."""
+"""Waves with one word deleted or inserted: a test of the metrics that count deletions and
+insertions.
+"""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -42,27 +44,35 @@ def planted_errors_note(
     alignments: Mapping[str, list[Phoneme]],
     device: str,
 ) -> str:
-    """Return a note on how many words deleted from copy synthesis, or inserted into it, are detected."""
+    """Return a note on how many words deleted from copy synthesis, or inserted into it, are
+    detected.
+    """
     phonemes = [alignments.get(Path(utterance.id).stem, []) for utterance in utterances]
     rows = [
         row
         for row, (copy, spans) in enumerate(zip(copies, map(word_spans, phonemes), strict=True))
-        if spans and len(copy) - SAMPLE_RATE_HZ * max(end_s - start_s for start_s, end_s in spans) > FFT_SAMPLES
+        if spans
+        and len(copy) - SAMPLE_RATE_HZ * max(end_s - start_s for start_s, end_s in spans)
+        > FFT_SAMPLES
     ]
     if not rows:
         return (
-            "the detection of deletions and insertions is not tested: no alignments.jsonl has the times of words, or "
-            "nothing is left without one word"
+            "the detection of deletions and insertions is not tested: no alignments.jsonl has the"
+            " times of words, or nothing is left without one word"
         )
     deleted, inserted = (
         acoustic_features(waves, device)
         for waves in plant_errors([copies[row] for row in rows], [phonemes[row] for row in rows])
     )
     deletions, insertions = (
-        [utterance_metrics(recorded[row], features) for row, features in zip(rows, column, strict=True)]
+        [
+            utterance_metrics(recorded[row], features)
+            for row, features in zip(rows, column, strict=True)
+        ]
         for column in (deleted, inserted)
     )
     return (
-        f"detected are {sum(metrics.has_deletion for metrics in deletions)} of {len(rows)} copies with a word deleted, "
-        f"and {sum(metrics.has_insertion for metrics in insertions)} of {len(rows)} with a word inserted"
+        f"detected are {sum(metrics.has_deletion for metrics in deletions)} of {len(rows)} copies"
+        f" with a word deleted, and {sum(metrics.has_insertion for metrics in insertions)} of"
+        f" {len(rows)} with a word inserted"
     )

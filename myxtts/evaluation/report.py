@@ -25,7 +25,10 @@ COLUMNS = {  # title in the table
     "griffin_lim": "Griffin-Lim",
     "recordings": "recordings",
 }
-GROUPS = {"languages": "{}: ", "speakers": "{} speakers: "}  # what the table writes before a metric of a group
+GROUPS = {
+    "languages": "{}: ",
+    "speakers": "{} speakers: ",
+}  # what the table writes before a metric of a group
 
 
 class MetricFormat(NamedTuple):
@@ -42,7 +45,9 @@ METRICS = {  # in the order of the table
     "stoi": MetricFormat("STOI", "0 to 1", 1, 4),
     "log_mel_error": MetricFormat("log-mel error", "dB", 1, 2),
     "mel_cepstral_distortion": MetricFormat("mel-cepstral distortion", "dB", 1, 2),
-    "mel_cepstral_distortion_ratio": MetricFormat("mel-cepstral distortion, times copy synthesis", "×", 1, 2),
+    "mel_cepstral_distortion_ratio": MetricFormat(
+        "mel-cepstral distortion, times copy synthesis", "×", 1, 2
+    ),
     "log_f0_rmse": MetricFormat("log-F0 RMSE", "ln Hz", 1, 3),
     "voicing_error": MetricFormat("voicing error", "%", 100, 1),
     "duration_ratio": MetricFormat("duration ratio, mean", "s/s", 1, 3),
@@ -51,7 +56,9 @@ METRICS = {  # in the order of the table
     "utterances_with_insertions": MetricFormat("utterances with insertions", "count", 1, 0),
     "character_error_rate": MetricFormat("character error rate, by the recogniser", "%", 100, 1),
     "word_error_rate": MetricFormat("word error rate, by the recogniser", "%", 100, 1),
-    "speaker_accuracy_seen": MetricFormat("speaker accuracy, speakers seen in training", "%", 100, 0),
+    "speaker_accuracy_seen": MetricFormat(
+        "speaker accuracy, speakers seen in training", "%", 100, 0
+    ),
     "speaker_accuracy_unseen": MetricFormat("speaker accuracy, unseen speakers", "%", 100, 0),
     "real_time_factor": MetricFormat("real-time factor", "s/s", 1, 4),
 } | {
@@ -102,7 +109,10 @@ class ColumnScore:
     def table(self) -> str:
         """Return a Markdown table."""
         titles = (COLUMNS[column] for column in self.columns)
-        lines = [f"| metric | {' | '.join(titles)} | unit |", "|---" * (len(self.columns) + 2) + "|"]
+        lines = [
+            f"| metric | {' | '.join(titles)} | unit |",
+            "|---" * (len(self.columns) + 2) + "|",
+        ]
         lines += self._rows("", self.metrics)
         for kind, groups in self.groups.items():
             for name, metrics in groups.items():
@@ -115,7 +125,9 @@ class ColumnScore:
         return {key: float(value) for key, value in values.items() if value is not None}
 
     def console_line(self) -> str:
-        """Return `mel-cepstral distortion 7.31 dB | log-F0 RMSE 0.211 ln Hz` of the first column."""
+        """Return `mel-cepstral distortion 7.31 dB | log-F0 RMSE 0.211 ln Hz` of the first
+        column.
+        """
         figures, shown = self.figures(), []
         for key in SHOWN:
             if key in figures:
@@ -132,7 +144,8 @@ class ColumnScore:
 
     def _rows(self, group: str, metrics: Metrics) -> list[str]:
         return [
-            f"| {group}{METRICS[key].label} | {' | '.join(self._cells(key, metrics[key]))} | {METRICS[key].unit} |"
+            f"| {group}{METRICS[key].label} | {' | '.join(self._cells(key, metrics[key]))} |"
+            f" {METRICS[key].unit} |"
             for key in METRICS
             if key in metrics
         ]
@@ -143,8 +156,10 @@ class ColumnScore:
 
     def _with_units(self, metrics: Metrics) -> dict[str, Any]:
         return {
-            key: {column: metrics[key].get(column) for column in self.columns}
-            | {"unit": "fraction" if METRICS[key].factor == 100 else METRICS[key].unit}
+            key: (
+                {column: metrics[key].get(column) for column in self.columns}
+                | {"unit": "fraction" if METRICS[key].factor == 100 else METRICS[key].unit}
+            )
             for key in METRICS
             if key in metrics
         }
@@ -154,7 +169,9 @@ def _cell(key: str, value: float) -> str:
     return f"{METRICS[key].factor * value:.{METRICS[key].decimals}f}"
 
 
-def metrics_by_group(names: Sequence[str], measure: Callable[[Sequence[int]], Metrics]) -> dict[str, Metrics]:
+def metrics_by_group(
+    names: Sequence[str], measure: Callable[[Sequence[int]], Metrics]
+) -> dict[str, Metrics]:
     """Return the metrics of each group of utterances by name; empty if there is only one.
 
     Args:
@@ -188,11 +205,15 @@ class Score(Protocol):
 
 
 ScoreWeights = Callable[[str, Pace], Score]
-"""(checkpoint, pace): measures the weights that a network has; they are those of a checkpoint of this name."""
+"""(checkpoint, pace): measures the weights that a network has; they are those of a checkpoint of
+this name.
+"""
 
 
 def print_score(score: Score, folder: Path, json_file: Path | None) -> None:
-    """Print the table and write it to a folder, for report.html of the run; write the JSON if a file is given."""
+    """Print the table and write it to a folder, for report.html of the run; write the JSON if a
+    file is given.
+    """
     print(score.table())
     if json_file is not None:
         write_json(json_file, score.to_json())
@@ -205,7 +226,8 @@ def write_table(score: Score, folder: Path) -> None:
 
 
 def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Path:
-    """Return the folder for files of an evaluation: --out, or a folder of the run for this checkpoint and corpus.
+    """Return the folder for files of an evaluation: --out, or a folder of the run for this
+    checkpoint and corpus.
 
     Raises:
         ConfigError: it is a file.

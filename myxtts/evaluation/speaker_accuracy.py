@@ -22,7 +22,8 @@ def speaker_accuracy(
     features: Mapping[str, Sequence[AcousticFeatures]],
     device: str,
 ) -> tuple[Metrics, str]:
-    """Return the fraction of utterances that are classified as their speaker, and a note; needs several speakers.
+    """Return the fraction of utterances that are classified as their speaker, and a note; needs
+    several speakers.
 
     Args:
         training: has the recordings of the speakers seen in training.
@@ -43,10 +44,15 @@ def speaker_accuracy(
         (read_row(training, row) for row in seen_rows.tolist()),
         (read_row(measured, row) for row in unseen_rows.tolist()),
     )
-    classifier = SpeakerClassifier(np.stack([*map(speaker_embedding, log_mels(waves, device))]), speakers)
+    classifier = SpeakerClassifier(
+        np.stack([*map(speaker_embedding, log_mels(waves, device))]), speakers
+    )
     metrics: Metrics = {}
     groups = []
-    for group, members in (("seen", np.unique(training.speaker)), ("unseen", np.unique(unseen_speakers))):
+    for group, members in (
+        ("seen", np.unique(training.speaker)),
+        ("unseen", np.unique(unseen_speakers)),
+    ):
         rows = [row for row, utterance in enumerate(utterances) if utterance.speaker in members]
         if rows:
             targets = [utterances[row].speaker for row in rows]
@@ -55,9 +61,18 @@ def speaker_accuracy(
                 for column, column_features in features.items()
             }
             recorded = accuracy.pop("recorded")
-            groups.append(f"{len(rows)} utterances of {group} speakers ({recorded:.0%} of their recordings)")
+            groups.append(
+                f"{len(rows)} utterances of {group} speakers ({recorded:.0%} of their recordings)"
+            )
             metrics[f"speaker_accuracy_{group}"] = {**accuracy}
     if not groups:
-        return {}, "speaker accuracy is left out: there are no other recordings of the utterances' speakers"
-    note = f"speaker accuracy is among {count} speakers (chance {1 / count:.1%}), for {' and '.join(groups)}"
+        return (
+            {},
+            "speaker accuracy is left out: there are no other recordings of the utterances'"
+            " speakers",
+        )
+    note = (
+        f"speaker accuracy is among {count} speakers (chance {1 / count:.1%}), for"
+        f" {' and '.join(groups)}"
+    )
     return metrics, note

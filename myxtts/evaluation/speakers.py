@@ -26,11 +26,15 @@ class SpeakerClassifier:
     def __init__(self, embeddings: np.ndarray, speakers: np.ndarray):
         self._scale = np.maximum(embeddings.std(axis=0), 1e-6)
         self._speakers = np.unique(speakers)
-        centroids = np.stack([embeddings[speakers == speaker].mean(axis=0) for speaker in self._speakers])
+        centroids = np.stack(
+            [embeddings[speakers == speaker].mean(axis=0) for speaker in self._speakers]
+        )
         self._centroids = centroids / self._scale
 
     def predict(self, log_mel: np.ndarray) -> int:
-        distances = np.linalg.norm(self._centroids - speaker_embedding(log_mel) / self._scale, axis=1)
+        distances = np.linalg.norm(
+            self._centroids - speaker_embedding(log_mel) / self._scale, axis=1
+        )
         return int(self._speakers[distances.argmin()])
 
     def accuracy(self, log_mels: Sequence[np.ndarray], speakers: Sequence[int]) -> float:

@@ -52,8 +52,12 @@ def predict_mels(
         ids, counts = _pad(tokens[rows], 0)
         mels, frames = _pad(references[rows], SILENCE)
         with tf.device(device):
-            mel, lengths, _ = network.synthesize(ids, counts, tf.constant(languages[rows]), mels, frames, options)
-        predicted += [row[:length] for row, length in zip(mel.numpy(), lengths.numpy(), strict=True)]
+            mel, lengths, _ = network.synthesize(
+                ids, counts, tf.constant(languages[rows]), mels, frames, options
+            )
+        predicted += [
+            row[:length] for row, length in zip(mel.numpy(), lengths.numpy(), strict=True)
+        ]
     return predicted
 
 
@@ -66,7 +70,8 @@ def vocode_mels(
 ) -> list[np.ndarray]:
     """Return the waves of log-mels, float32 [frames * 256] for each [frames, 80].
 
-    Of recorded mels, this is copy synthesis: the best that a network in front of the vocoder can reach.
+    Of recorded mels, this is copy synthesis: the best that a network in front of the vocoder can
+    reach.
     """
     waves: list[np.ndarray] = []
     with tf.device(device):
@@ -76,7 +81,9 @@ def vocode_mels(
     return waves
 
 
-def acoustic_features(waves: Sequence[np.ndarray], device: str, pace: Pace = no_pace) -> list[AcousticFeatures]:
+def acoustic_features(
+    waves: Sequence[np.ndarray], device: str, pace: Pace = no_pace
+) -> list[AcousticFeatures]:
     """Return log-mel and F0 of each wave."""
     features: list[AcousticFeatures] = []
     for rows in _batches(len(waves)):
@@ -85,7 +92,10 @@ def acoustic_features(waves: Sequence[np.ndarray], device: str, pace: Pace = no_
         with tf.device(device):
             values = [value.numpy() for value in (_log_mel(batch, samples), *_f0(batch, samples))]
         frames = samples.numpy() // HOP_SAMPLES
-        features += [AcousticFeatures(*(value[row, :count] for value in values)) for row, count in enumerate(frames)]
+        features += [
+            AcousticFeatures(*(value[row, :count] for value in values))
+            for row, count in enumerate(frames)
+        ]
     return features
 
 
@@ -103,7 +113,9 @@ def _batches(count: int) -> Iterator[slice]:
 
 
 def _pad(arrays: Sequence[np.ndarray], padding: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Stack arrays [n, …] as one [batch, longest n, …], and return it with the lengths, int32 [batch]."""
+    """Stack arrays [n, …] as one [batch, longest n, …], and return it with the lengths, int32
+    [batch].
+    """
     lengths = [len(array) for array in arrays]
     batch = np.full((len(arrays), max(lengths), *arrays[0].shape[1:]), padding, arrays[0].dtype)
     for row, array in zip(batch, arrays, strict=True):

@@ -20,7 +20,8 @@ class Target(NamedTuple):
 
 
 def open_target(run: Path, checkpoint: str | None, task: str, options: EvaluationOptions) -> Target:
-    """Select the checkpoint of a run of this task, make the folder of the outputs, and configure GPU 0 or else the CPU.
+    """Select the checkpoint of a run of this task, make the folder of the outputs, and configure
+    GPU 0 or else the CPU.
 
     Raises:
         UserError: the run, an output or an option cannot be used.

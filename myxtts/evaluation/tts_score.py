@@ -1,4 +1,6 @@
-"""Metrics of a TTS run, each between copy synthesis (its best value) and shuffled texts (its worst value)."""
+"""Metrics of a TTS run, each between copy synthesis (its best value) and shuffled texts (its worst
+value).
+"""
 
 import logging
 import time
@@ -89,12 +91,16 @@ def evaluate_tts(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     log.info("plots          %s", folder)
 
 
-def score_tts(run: Path, checkpoint: Path, options: EvaluationOptions, route: Route, folder: Path) -> ColumnScore:
+def score_tts(
+    run: Path, checkpoint: Path, options: EvaluationOptions, route: Route, folder: Path
+) -> ColumnScore:
     """Measure a checkpoint, and write plots.
 
     Raises:
-        CheckpointError: the checkpoint or the vocoder cannot be used, or the corpus has changed since.
-        DataError: a corpus is missing or cannot be used, nothing was held out, or a file cannot be read.
+        CheckpointError: the checkpoint or the vocoder cannot be used, or the corpus has changed
+            since.
+        DataError: a corpus is missing or cannot be used, nothing was held out, or a file cannot be
+            read.
     """
     metadata, device = read_metadata(checkpoint), route.model
     choice = select_vocoder(run, metadata, options.vocoder)
@@ -103,22 +109,34 @@ def score_tts(run: Path, checkpoint: Path, options: EvaluationOptions, route: Ro
     else:
         corpora = load_checkpoint_corpora(checkpoint, metadata, run, folder)
         known = corpora.vocabulary
-        manifest, _ = load_other_corpus(options.data, options.audio_root, corpora.config, known, folder)
+        manifest, _ = load_other_corpus(
+            options.data, options.audio_root, corpora.config, known, folder
+        )
     config = corpora.config
     network = load_model(checkpoint, metadata, device, task="tts")
     vocoder = load_vocoder(choice, device)
     vocoders = {"": vocoder} | ({GRIFFIN_LIM_SUFFIX: GriffinLim()} if choice.trained else {})
     transcriber = Transcriber(options.asr_run, device) if options.asr_run else None
-    held_out = load_utterances(network, manifest, config, route, run, options.utterances or MAX_UTTERANCES)
-    evaluator = TTSEvaluator(network, metadata, config, held_out, vocoders, transcriber, options, device)
+    held_out = load_utterances(
+        network, manifest, config, route, run, options.utterances or MAX_UTTERANCES
+    )
+    evaluator = TTSEvaluator(
+        network, metadata, config, held_out, vocoders, transcriber, options, device
+    )
     log.info("evaluation     %s, %d utterances", checkpoint, len(held_out.utterances))
     measured = evaluator.measure()
     plotted = slice(PLOTTED_UTTERANCES)
     utterances, columns, recorded = measured.utterances, measured.columns, evaluator.recorded
-    write_plots(folder, utterances[plotted], recorded[plotted], columns["synthesized"].features[plotted])
+    write_plots(
+        folder, utterances[plotted], recorded[plotted], columns["synthesized"].features[plotted]
+    )
     score = evaluator.score(run, checkpoint.name, measured)
-    of_columns = {"recorded": recorded} | {name: column.features for name, column in columns.items()}
-    speakers, speaker_note = speaker_accuracy(corpora.training.manifest, manifest, utterances, of_columns, device)
+    of_columns = {"recorded": recorded} | {
+        name: column.features for name, column in columns.items()
+    }
+    speakers, speaker_note = speaker_accuracy(
+        corpora.training.manifest, manifest, utterances, of_columns, device
+    )
     copies = columns["copy_synthesis"].waves
     planted = planted_errors_note(utterances, recorded, copies, evaluator.alignments, device)
     factors: Metrics = {"real_time_factor": measured.real_time_factors}
@@ -193,15 +211,26 @@ class TTSEvaluator:
         device: str,
         in_run: bool = False,
     ):
-        self._network, self._metadata, self._held_out, self._device = network, metadata, held_out, device
+        self._network, self._metadata, self._held_out, self._device = (
+            network,
+            metadata,
+            held_out,
+            device,
+        )
         self._vocoders, self._transcriber, self._in_run = vocoders, transcriber, in_run
         self._synthesis = override(synthesis_options(config.model), options)
         utterances = held_out.utterances
         self._languages = [metadata["languages"][utterance.language] for utterance in utterances]
-        self._references = normalised_texts(transcriber, utterances, self._languages) if transcriber else []
+        self._references = (
+            normalised_texts(transcriber, utterances, self._languages) if transcriber else []
+        )
         run_data = config.data.audio_root or config.data.val_data or config.data.train_data
-        self.alignments = alignments_of(corpus_folder(options.audio_root or options.data or run_data))
-        recordings, mels = ([getattr(utterance, name) for utterance in utterances] for name in ("wave", "mel"))
+        self.alignments = alignments_of(
+            corpus_folder(options.audio_root or options.data or run_data)
+        )
+        recordings, mels = (
+            [getattr(utterance, name) for utterance in utterances] for name in ("wave", "mel")
+        )
         self.recorded = acoustic_features(recordings, device)
         self._fixed = {
             f"copy_synthesis{suffix}": self._column(vocode_mels(vocoder, mels, device), no_pace)
@@ -211,7 +240,9 @@ class TTSEvaluator:
         perceptual = installed_scores() if options.perceptual else {}
         self._copies = copies_of(recordings, self.recorded, self._fixed, perceptual)
         source = f"utterances of {options.data}" if options.data else "held-out utterances"
-        self._notes = condition_notes(utterances, source, self._synthesis, vocoders, options.perceptual)
+        self._notes = condition_notes(
+            utterances, source, self._synthesis, vocoders, options.perceptual
+        )
         if len(utterances) == 1 and not in_run:
             self._notes.append("shuffled texts are left out: a single utterance has no other text")
         if options.perceptual:
@@ -250,7 +281,9 @@ class TTSEvaluator:
 
         symbols = vocabulary_of(self._metadata).symbols
         boundaries, boundary_note = alignment_metrics(measured.utterances, self.alignments, symbols)
-        further = tuple(column + suffix for suffix in self._vocoders if suffix for column in COLUMNS[:2])
+        further = tuple(
+            column + suffix for suffix in self._vocoders if suffix for column in COLUMNS[:2]
+        )
         return ColumnScore(
             run=str(run),
             checkpoint=checkpoint,
@@ -273,24 +306,41 @@ class TTSEvaluator:
 def score_in_run(
     setup: TrainingSetup, network: XTTS, device: str, folder: RunFolder, load: LoadVocoder
 ) -> ScoreWeights:
-    """Return what measures a network during its run, with everything compiled; see `ScoreWeights`."""
+    """Return what measures a network during its run, with everything compiled; see
+    `ScoreWeights`.
+    """
     held_out, run, metadata = setup.corpora.held_out, setup.config.run, setup.metadata
     assert held_out is not None
     config, route = for_evaluation(setup.config), Route(device, device)
     transcriber = Transcriber(Path(run.evaluate_asr), device) if run.evaluate_asr else None
-    loaded = load_utterances(network, held_out.manifest, config, route, folder.path, run.evaluate_utterances)
-    vocoders, options = {"": load()}, EvaluationOptions(perceptual=False)  # copies are the same at all steps
-    evaluator = TTSEvaluator(network, metadata, config, loaded, vocoders, transcriber, options, device, in_run=True)
+    loaded = load_utterances(
+        network, held_out.manifest, config, route, folder.path, run.evaluate_utterances
+    )
+    vocoders, options = (
+        {"": load()},
+        EvaluationOptions(perceptual=False),
+    )  # copies are the same at all steps
+    evaluator = TTSEvaluator(
+        network, metadata, config, loaded, vocoders, transcriber, options, device, in_run=True
+    )
     network.synthesize_mel.get_concrete_function()
     if evaluator.alignments:
         network.compiled_align.get_concrete_function()
-    return lambda checkpoint, pace: evaluator.score(folder.path, checkpoint, evaluator.measure(pace))
+    return lambda checkpoint, pace: evaluator.score(
+        folder.path, checkpoint, evaluator.measure(pace)
+    )
 
 
-def normalised_texts(transcriber: Transcriber, utterances: Sequence[Utterance], languages: Sequence[str]) -> list[str]:
-    """Return the texts as the recogniser writes texts. Raises DataError if it does not know a language or symbol."""
+def normalised_texts(
+    transcriber: Transcriber, utterances: Sequence[Utterance], languages: Sequence[str]
+) -> list[str]:
+    """Return the texts as the recogniser writes texts. Raises DataError if it does not know a
+    language or symbol.
+    """
     pairs = zip(utterances, languages, strict=True)
-    return [transcriber.normalise_reference(utterance.text, language) for utterance, language in pairs]
+    return [
+        transcriber.normalise_reference(utterance.text, language) for utterance, language in pairs
+    ]
 
 
 def condition_notes(
@@ -302,21 +352,26 @@ def condition_notes(
 ) -> list[str]:
     """Return notes on what was measured, and how."""
     audio_s = sum(len(utterance.wave) for utterance in utterances) / SAMPLE_RATE_HZ
-    others = (f", and in columns of their own by {v.description}" for suffix, v in vocoders.items() if suffix)
+    others = (
+        f", and in columns of their own by {v.description}"
+        for suffix, v in vocoders.items()
+        if suffix
+    )
     return [
-        f"{len(utterances)} {source}, {audio_s:.1f} s of speech; {synthesis.ode_steps} ODE steps, "
-        f"guidance {synthesis.guidance:g}",
+        f"{len(utterances)} {source}, {audio_s:.1f} s of speech; {synthesis.ode_steps} ODE"
+        f" steps, guidance {synthesis.guidance:g}",
         f"the waves are by {vocoders[''].description}{''.join(others)}",
-        f"{'PESQ-WB, STOI and log-mel error compare' if perceptual else 'log-mel error compares'} the same times of "
-        "two waves, which only copy synthesis has in common with the recording",
+        f"{'PESQ-WB, STOI and log-mel error compare' if perceptual else 'log-mel error compares'}"
+        " the same times of two waves, which only copy synthesis has in common with the"
+        " recording",
     ]
 
 
 def timing_note(device: str) -> str:
     """Return a note on how the real-time factor was measured."""
     return (
-        f"the real-time factor is from text to wave on {device}, with mels in batches of {BATCH_UTTERANCES}, after a "
-        "warm-up"
+        f"the real-time factor is from text to wave on {device}, with mels in batches of"
+        f" {BATCH_UTTERANCES}, after a warm-up"
     )
 
 
@@ -345,11 +400,18 @@ def synthesize_columns(
     references = [utterance.reference for utterance in utterances]
 
     def predict(sources: Sequence[Utterance]) -> list[np.ndarray]:
-        """Synthesize the text of each source with the reference of the utterance at the same index."""
-        texts, languages = [source.text for source in sources], [source.language for source in sources]
+        """Synthesize the text of each source with the reference of the utterance at the
+        same index.
+        """
+        texts, languages = (
+            [source.text for source in sources],
+            [source.language for source in sources],
+        )
         return predict_mels(network, metadata, texts, languages, references, options, device, pace)
 
-    shuffled_mels = predict(shuffle_texts(utterances)) if shuffled else []  # also the warm-up of the timed synthesis
+    shuffled_mels = (
+        predict(shuffle_texts(utterances)) if shuffled else []
+    )  # also the warm-up of the timed synthesis
     started_s = time.perf_counter()
     mels = predict(utterances)
     predicting_s = time.perf_counter() - started_s
@@ -391,7 +453,9 @@ def copies_of(
         {
             name: [
                 copy_metrics(*waves_and_features, perceptual)
-                for waves_and_features in zip(recordings, column.waves, recorded, column.features, strict=True)
+                for waves_and_features in zip(
+                    recordings, column.waves, recorded, column.features, strict=True
+                )
             ]
             for name, column in columns.items()
         }
@@ -404,16 +468,23 @@ def column_metrics(
     copies: Mapping[str, Sequence[CopyMetrics]],
     references: Sequence[str],
 ) -> Metrics:
-    """Return the acoustic metrics of some utterances and, if there are references, their error rates."""
+    """Return the acoustic metrics of some utterances and, if there are references, their error
+    rates.
+    """
     rows = list(rows)
     by_column: dict[str, dict[str, float | None]] = {
-        name: corpus_metrics([column.compared[row] for row in rows]) for name, column in columns.items()
+        name: corpus_metrics([column.compared[row] for row in rows])
+        for name, column in columns.items()
     }
     for name, values in by_column.items():
         is_by_griffin_lim = name.endswith(GRIFFIN_LIM_SUFFIX)
-        best = by_column["copy_synthesis" + GRIFFIN_LIM_SUFFIX * is_by_griffin_lim]["mel_cepstral_distortion"]
+        best = by_column["copy_synthesis" + GRIFFIN_LIM_SUFFIX * is_by_griffin_lim][
+            "mel_cepstral_distortion"
+        ]
         distortion = values["mel_cepstral_distortion"]
-        values["mel_cepstral_distortion_ratio"] = distortion / best if distortion is not None and best else None
+        values["mel_cepstral_distortion_ratio"] = (
+            distortion / best if distortion is not None and best else None
+        )
     for name, copied in copies.items():
         means = mean_copy_metrics([copied[row] for row in rows])
         by_column[name] |= {key: means[key] for key in COPY_METRICS}
@@ -424,13 +495,18 @@ def column_metrics(
     return {key: {column: values.get(key) for column, values in by_column.items()} for key in keys}
 
 
-def recogniser_notes(transcriber: Transcriber, references: Sequence[str], utterances: Sequence[Utterance]) -> list[str]:
+def recogniser_notes(
+    transcriber: Transcriber, references: Sequence[str], utterances: Sequence[Utterance]
+) -> list[str]:
     """Return notes on the recogniser, its error rates on the recordings, and its bias."""
-    rates = error_rates(references, list(transcriber.transcribe(utterance.wave for utterance in utterances)))
+    rates = error_rates(
+        references, list(transcriber.transcribe(utterance.wave for utterance in utterances))
+    )
     characters, words = rates["character_error_rate"], rates["word_error_rate"]
     return [
-        f"the recogniser is {transcriber.run}, {transcriber.checkpoint.name}; on the recordings it has a character "
-        f"error rate of {characters:.1%} and a word error rate of {words:.1%}",
-        "its error rates are optimistic if it was trained on the same corpus or on speech of the same synthesizer: "
-        "compare TTS runs only with the same recogniser",
+        f"the recogniser is {transcriber.run}, {transcriber.checkpoint.name}; on the recordings"
+        f" it has a character error rate of {characters:.1%} and a word error rate of"
+        f" {words:.1%}",
+        "its error rates are optimistic if it was trained on the same corpus or on speech of"
+        " the same synthesizer: compare TTS runs only with the same recogniser",
     ]

@@ -1,4 +1,6 @@
-"""Metrics of a vocoder's run: its copies of recordings beside Griffin-Lim's and the recordings themselves."""
+"""Metrics of a vocoder's run: its copies of recordings beside Griffin-Lim's and the recordings
+themselves.
+"""
 
 import logging
 import time
@@ -62,7 +64,9 @@ log = logging.getLogger(__name__)
 
 
 class Recording(NamedTuple):
-    """An utterance in whole frames: float32 [samples] at 22,050 Hz, with the names of its speaker and its language."""
+    """An utterance in whole frames: float32 [samples] at 22,050 Hz, with the names of its speaker
+    and its language.
+    """
 
     id: str
     wave: np.ndarray
@@ -76,7 +80,8 @@ class Copies(NamedTuple):
     Attributes:
         waves: of the first seed.
         metrics: of each seed, of each recording.
-        real_time_factors: seconds of computing for a second of speech, one for each seed and recording.
+        real_time_factors: seconds of computing for a second of speech, one for each seed and
+            recording.
     """
 
     waves: list[np.ndarray]
@@ -85,35 +90,45 @@ class Copies(NamedTuple):
 
 
 def evaluate_vocoder(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:
-    """Measure a vocoder on GPU 0 or else on the CPU; print a table, and write JSON, sounds and pictures.
+    """Measure a vocoder on GPU 0 or else on the CPU; print a table, and write JSON, sounds and
+    pictures.
 
     Raises:
         UserError: the run, a corpus, an output or an option cannot be used.
     """
     selected, folder, route = open_target(run, checkpoint, "vocoder", options)
-    print_score(score_vocoder(run, selected, options, route.model, folder), folder, options.json_file)
+    print_score(
+        score_vocoder(run, selected, options, route.model, folder), folder, options.json_file
+    )
     log.info("pictures       %s", folder)
 
 
-def score_vocoder(run: Path, checkpoint: Path, options: EvaluationOptions, device: str, folder: Path) -> ColumnScore:
+def score_vocoder(
+    run: Path, checkpoint: Path, options: EvaluationOptions, device: str, folder: Path
+) -> ColumnScore:
     """Measure a checkpoint, and write sounds and pictures.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or its corpus has changed since.
-        DataError: a corpus is missing or cannot be used, nothing was held out, or a file cannot be read.
+        DataError: a corpus is missing or cannot be used, nothing was held out, or a file cannot be
+            read.
     """
     vocoder = TrainedVocoder(read_vocoder_run(run, checkpoint.name), device)
     held_out = load_recordings(run, checkpoint, options, folder)
     log.info("evaluation     %s, %d utterances", checkpoint, len(held_out.recordings))
     source = f"utterances of {options.data}" if options.data else "held-out utterances"
-    evaluator = VocoderEvaluator(held_out, options.seeds or SEEDS, source, device, options.perceptual)
+    evaluator = VocoderEvaluator(
+        held_out, options.seeds or SEEDS, source, device, options.perceptual
+    )
     evaluator.warm_up(vocoder)
     copies = evaluator.copies_by(vocoder)
     for number, recording in enumerate(held_out.recordings[:PLOTTED_UTTERANCES]):
         waves = {name: of.waves[number] for name, of in copies.items()}
         write_example(folder, number + 1, recording.id, waves)
     score = evaluator.score(run, checkpoint.name, copies)
-    factors: Metric = {name: median(of.real_time_factors) for name, of in copies.items() if of.real_time_factors}
+    factors: Metric = {
+        name: median(of.real_time_factors) for name, of in copies.items() if of.real_time_factors
+    }
     return replace(
         score,
         metrics=score.metrics | {"real_time_factor": factors},
@@ -130,7 +145,8 @@ class HeldOutRecordings(NamedTuple):
 
 
 class VocoderEvaluator:
-    """Measures the copies of recordings that a vocoder makes, any number of times; Griffin-Lim's are measured once.
+    """Measures the copies of recordings that a vocoder makes, any number of times; Griffin-Lim's
+    are measured once.
 
     Args:
         held_out: what is copied.
@@ -139,7 +155,14 @@ class VocoderEvaluator:
         perceptual: measure PESQ and STOI, too, if their packages are installed.
     """
 
-    def __init__(self, held_out: HeldOutRecordings, seeds: Sequence[int], source: str, device: str, perceptual: bool):
+    def __init__(
+        self,
+        held_out: HeldOutRecordings,
+        seeds: Sequence[int],
+        source: str,
+        device: str,
+        perceptual: bool,
+    ):
         self._held_out, self.seeds, self._source, self._device = held_out, seeds, source, device
         self._is_perceptual, self._perceptual = perceptual, installed_scores() if perceptual else {}
         waves = [recording.wave for recording in held_out.recordings]
@@ -154,7 +177,9 @@ class VocoderEvaluator:
         }
 
     def warm_up(self, vocoder: VocoderProtocol) -> None:
-        """Trace a vocoder and let it compute once, so that the first time of `copies_by` is like the others."""
+        """Trace a vocoder and let it compute once, so that the first time of `copies_by` is like
+        the others.
+        """
         vocode_mels(vocoder, self._mels[:1], self._device)
 
     def copies_by(self, vocoder: VocoderProtocol, pace: Pace = no_pace) -> dict[str, Copies]:
@@ -174,8 +199,12 @@ class VocoderEvaluator:
             of_rows = metrics_of_rows(metrics, rows)
             return of_rows if self._is_perceptual else without_perceptual(of_rows)
 
-        groups = {"languages": metrics_by_group([recording.language for recording in recordings], measure)}
-        familiarity = ["seen" if recording.speaker in known_speakers else "unseen" for recording in recordings]
+        groups = {
+            "languages": metrics_by_group([recording.language for recording in recordings], measure)
+        }
+        familiarity = [
+            "seen" if recording.speaker in known_speakers else "unseen" for recording in recordings
+        ]
         groups["speakers"] = metrics_by_group(familiarity, measure)
         return ColumnScore(
             run=str(run),
@@ -191,7 +220,10 @@ class VocoderEvaluator:
             ),
             details={
                 "seeds": list(self.seeds),
-                "by_seed": {name: [mean_copy_metrics(of_seed) for of_seed in of] for name, of in metrics.items()},
+                "by_seed": {
+                    name: [mean_copy_metrics(of_seed) for of_seed in of]
+                    for name, of in metrics.items()
+                },
                 **utterance_details(recordings, metrics),
             },
         )
@@ -207,7 +239,9 @@ class VocoderEvaluator:
                 started_s = time.perf_counter()
                 copies += vocode_mels(vocoder, [mel], self._device, (seed, 0))
                 factors.append((time.perf_counter() - started_s) * SAMPLE_RATE_HZ / len(copies[-1]))
-            metrics.append(measure_copies(self._recordings, copies, self._device, self._perceptual, pace))
+            metrics.append(
+                measure_copies(self._recordings, copies, self._device, self._perceptual, pace)
+            )
             first = first or copies
         return Copies(first, metrics, factors)
 
@@ -215,18 +249,26 @@ class VocoderEvaluator:
 def score_in_run(
     setup: TrainingSetup, network: keras.Model, device: str, folder: RunFolder, load: LoadVocoder
 ) -> ScoreWeights:
-    """Return what measures a network during its run, with everything compiled; see `ScoreWeights`."""
+    """Return what measures a network during its run, with everything compiled; see
+    `ScoreWeights`.
+    """
     corpora, settings = setup.corpora, setup.config.run
     assert corpora.held_out is not None
     known_speakers = speakers_of(corpora.training.manifest, corpora.vocabulary)
     manifest, count = corpora.held_out.manifest, settings.evaluate_utterances
     held_out = recordings_of(manifest, corpora.vocabulary, count, known_speakers)
-    evaluator = VocoderEvaluator(held_out, SEEDS[:1], "held-out utterances", device, settings.evaluate_pesq)
+    evaluator = VocoderEvaluator(
+        held_out, SEEDS[:1], "held-out utterances", device, settings.evaluate_pesq
+    )
     evaluator.warm_up(network)
-    return lambda checkpoint, pace: evaluator.score(folder.path, checkpoint, evaluator.copies_by(network, pace))
+    return lambda checkpoint, pace: evaluator.score(
+        folder.path, checkpoint, evaluator.copies_by(network, pace)
+    )
 
 
-def load_recordings(run: Path, checkpoint: Path, options: EvaluationOptions, folder: Path) -> HeldOutRecordings:
+def load_recordings(
+    run: Path, checkpoint: Path, options: EvaluationOptions, folder: Path
+) -> HeldOutRecordings:
     """Return the utterances to measure, evenly spaced in their corpus."""
     metadata = read_metadata(checkpoint)
     if options.data is None:
@@ -236,7 +278,9 @@ def load_recordings(run: Path, checkpoint: Path, options: EvaluationOptions, fol
     else:
         config = settings_of(checkpoint, metadata)
         known = vocabulary_of(metadata)
-        manifest, vocabulary = load_other_corpus(options.data, options.audio_root, config, known, folder)
+        manifest, vocabulary = load_other_corpus(
+            options.data, options.audio_root, config, known, folder
+        )
         known_speakers = set(metadata["speakers"]) - {DEFAULT_SPEAKER}
     return recordings_of(manifest, vocabulary, options.utterances or MAX_UTTERANCES, known_speakers)
 
@@ -249,43 +293,68 @@ def recordings_of(
     manifest: Manifest, vocabulary: Vocabulary, count: int, known_speakers: set[str]
 ) -> HeldOutRecordings:
     rows = evenly_spaced(np.arange(len(manifest)), count)
-    return HeldOutRecordings([recording_of(manifest, vocabulary, row) for row in rows.tolist()], known_speakers)
+    return HeldOutRecordings(
+        [recording_of(manifest, vocabulary, row) for row in rows.tolist()], known_speakers
+    )
 
 
 def recording_of(manifest: Manifest, vocabulary: Vocabulary, row: int) -> Recording:
     wave = read_row(manifest, row)
-    speaker, language = vocabulary.speakers[manifest.speaker[row]], vocabulary.languages[manifest.language[row]]
-    return Recording(manifest.ids[row], wave[: frame_count(len(wave)) * HOP_SAMPLES], speaker, language)
+    speaker, language = (
+        vocabulary.speakers[manifest.speaker[row]],
+        vocabulary.languages[manifest.language[row]],
+    )
+    return Recording(
+        manifest.ids[row], wave[: frame_count(len(wave)) * HOP_SAMPLES], speaker, language
+    )
 
 
 def common_metrics(copies: Mapping[str, Copies]) -> dict[str, list[list[CopyMetrics]]]:
     """Return the metrics of each column and seed, with scores only where all of these have them."""
-    flat = {(name, seed): metrics for name, of in copies.items() for seed, metrics in enumerate(of.metrics)}
+    flat = {
+        (name, seed): metrics
+        for name, of in copies.items()
+        for seed, metrics in enumerate(of.metrics)
+    }
     common = with_common_scores(flat)
-    return {name: [common[name, seed] for seed in range(len(of.metrics))] for name, of in copies.items()}
+    return {
+        name: [common[name, seed] for seed in range(len(of.metrics))] for name, of in copies.items()
+    }
 
 
-def metrics_of_rows(metrics: Mapping[str, Sequence[Sequence[CopyMetrics]]], rows: Sequence[int]) -> Metrics:
+def metrics_of_rows(
+    metrics: Mapping[str, Sequence[Sequence[CopyMetrics]]], rows: Sequence[int]
+) -> Metrics:
     """Return, for each column, the median over seeds of the means over some utterances."""
     by_column = {
         column: medians([mean_copy_metrics([of_seed[row] for row in rows]) for of_seed in seeds])
         for column, seeds in metrics.items()
     }
-    return {key: {column: values[key] for column, values in by_column.items()} for key in by_column["neural"]}
+    return {
+        key: {column: values[key] for column, values in by_column.items()}
+        for key in by_column["neural"]
+    }
 
 
 def medians(items: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
     """Return the median of each key; None where no item has a value."""
-    values = {key: [value for item in items if (value := item[key]) is not None] for key in items[0]}
+    values = {
+        key: [value for item in items if (value := item[key]) is not None] for key in items[0]
+    }
     return {key: median(of_key) if of_key else None for key, of_key in values.items()}
 
 
 def utterance_details(
     recordings: Sequence[Recording], metrics: Mapping[str, Sequence[Sequence[CopyMetrics]]]
 ) -> dict[str, Any]:
-    """Return the medians over seeds of every utterance, and their quartiles over utterances, by column."""
+    """Return the medians over seeds of every utterance, and their quartiles over utterances, by
+    column.
+    """
     by_utterance = {
-        column: [medians([mean_copy_metrics([copy]) for copy in of_seeds]) for of_seeds in zip(*seeds, strict=True)]
+        column: [
+            medians([mean_copy_metrics([copy]) for copy in of_seeds])
+            for of_seeds in zip(*seeds, strict=True)
+        ]
         for column, seeds in metrics.items()
     }
     return {
@@ -300,17 +369,25 @@ def utterance_details(
 
 def quartiles(items: Sequence[Mapping[str, float | None]]) -> dict[str, list[float] | None]:
     """Return the 25th, 50th and 75th percentile of each key."""
-    values = {key: [value for item in items if (value := item[key]) is not None] for key in items[0]}
-    return {key: np.percentile(of_key, QUARTILES).tolist() if of_key else None for key, of_key in values.items()}
+    values = {
+        key: [value for item in items if (value := item[key]) is not None] for key in items[0]
+    }
+    return {
+        key: np.percentile(of_key, QUARTILES).tolist() if of_key else None
+        for key, of_key in values.items()
+    }
 
 
-def condition_notes(recordings: Sequence[Recording], source: str, seeds: Sequence[int]) -> list[str]:
+def condition_notes(
+    recordings: Sequence[Recording], source: str, seeds: Sequence[int]
+) -> list[str]:
     """Return notes on what was measured, and how."""
     audio_s = sum(len(recording.wave) for recording in recordings) / SAMPLE_RATE_HZ
     return [
-        f"{len(recordings)} {source}, {audio_s:.1f} s of speech; each figure is the median over the seeds "
-        f"{', '.join(map(str, seeds))} of the mean over utterances",
-        "the vocoders copy the recordings from their log-mels; the column recordings is their own 16-bit samples",
+        f"{len(recordings)} {source}, {audio_s:.1f} s of speech; each figure is the median over"
+        f" the seeds {', '.join(map(str, seeds))} of the mean over utterances",
+        "the vocoders copy the recordings from their log-mels; the column recordings is their"
+        " own 16-bit samples",
     ]
 
 
@@ -318,8 +395,8 @@ def timing_note(times: int, device: str) -> str:
     """Return a note on how the real-time factor was measured."""
     cores = core_count()
     return (
-        f"the real-time factor is the median of {times} times from mel to wave, one utterance at a time, on {device} "
-        f"with {cores} core{'s' * (cores > 1)}, after a warm-up"
+        f"the real-time factor is the median of {times} times from mel to wave, one utterance at a"
+        f" time, on {device} with {cores} core{'s' * (cores > 1)}, after a warm-up"
     )
 
 
@@ -327,14 +404,24 @@ def speaker_note(familiarity: Sequence[str], recordings: Sequence[Recording]) ->
     """Return a note on how many utterances are of speakers seen in training."""
     seen = familiarity.count("seen")
     if any(recording.speaker == DEFAULT_SPEAKER for recording in recordings) and not seen:
-        return "the corpus does not name its speakers, so speakers seen in training are not distinguished"
-    return f"{seen} utterances are of speakers seen in training, {len(familiarity) - seen} of other speakers"
+        return (
+            "the corpus does not name its speakers, so speakers seen in training are not"
+            " distinguished"
+        )
+    return (
+        f"{seen} utterances are of speakers seen in training, {len(familiarity) - seen} of other"
+        " speakers"
+    )
 
 
-def write_example(folder: Path, number: int, identity: str, waves: Mapping[str, np.ndarray]) -> None:
+def write_example(
+    folder: Path, number: int, identity: str, waves: Mapping[str, np.ndarray]
+) -> None:
     """Write `<number>-<id>.<column>.wav` for each column, and their spectra as one picture."""
     folder.mkdir(parents=True, exist_ok=True)
     name = numbered_name(number, identity)
     for column, wave in waves.items():
         write_wav(folder / f"{name}.{column}.wav", wave)
-    write_spectra(folder / f"{name}.png", {COLUMNS[column]: waves[column] for column in PICTURED}, name)
+    write_spectra(
+        folder / f"{name}.png", {COLUMNS[column]: waves[column] for column in PICTURED}, name
+    )

@@ -16,12 +16,16 @@ OTHER_NETWORK = "the networks differ. Leave one of them out."
 
 
 def normalised(weights: Sequence[float]) -> list[float]:
-    """Return the weights divided by their sum: coefficients that add up to 1, all equal if every weight is 0."""
+    """Return the weights divided by their sum: coefficients that add up to 1, all equal if every
+    weight is 0.
+    """
     total = sum(weights)
     return [weight / total if total else 1 / len(weights) for weight in weights]
 
 
-def weighted_mean(archives: Sequence[Path], weights: Sequence[float]) -> Iterator[tuple[str, np.ndarray]]:
+def weighted_mean(
+    archives: Sequence[Path], weights: Sequence[float]
+) -> Iterator[tuple[str, np.ndarray]]:
     """Average the arrays of several .npz archives by name; of integers, take the largest.
 
     Args:
@@ -49,12 +53,14 @@ def weighted_mean(archives: Sequence[Path], weights: Sequence[float]) -> Iterato
                 spec = spec or (array.shape, array.dtype)
                 if (array.shape, array.dtype) != spec:
                     raise CheckpointError(
-                        f"'{name}' is {array.dtype} {array.shape} in {path}, but {spec[1]} {spec[0]} in {archives[0]}: "
-                        f"{OTHER_NETWORK}"
+                        f"'{name}' is {array.dtype} {array.shape} in {path}, but {spec[1]}"
+                        f" {spec[0]} in {archives[0]}: {OTHER_NETWORK}"
                     )
                 if np.issubdtype(array.dtype, np.floating):
                     if not np.isfinite(array).all():
-                        raise CheckpointError(f"'{name}' in {path} is not finite. Use an earlier checkpoint of it.")
+                        raise CheckpointError(
+                            f"'{name}' in {path} is not finite. Use an earlier checkpoint of it."
+                        )
                     term = coefficient * array.astype(np.float64)
                     total = term if total is None else total + term
                 else:

@@ -1,4 +1,6 @@
-"""Forks a run: writes the first checkpoint of a job that continues from the warm start. No TensorFlow."""
+"""Forks a run: writes the first checkpoint of a job that continues from the warm start. No
+TensorFlow.
+"""
 
 from pathlib import Path
 
@@ -13,16 +15,21 @@ from myxtts.training.checkpoint_files import (
     write_checkpoint,
 )
 
-MERGE_KEYS = ("merge_inputs", "kept_input")  # metadata of a merged checkpoint, which a fork does not inherit
+MERGE_KEYS = (
+    "merge_inputs",
+    "kept_input",
+)  # metadata of a merged checkpoint, which a fork does not inherit
 
 
 def fork(start: Path, run: Path, config: Config) -> Path:
-    """Start a run from the weights, optimizer and step of a checkpoint, at the beginning of the run's own corpus.
+    """Start a run from the weights, optimizer and step of a checkpoint, at the beginning of the
+    run's own corpus.
 
     Does nothing if the run already has a checkpoint.
 
     Args:
-        start: a checkpoint whose vocabulary has all symbols, languages and speakers of the run's corpus.
+        start: a checkpoint whose vocabulary has all symbols, languages and speakers of the run's
+            corpus.
         run: folder of the new run, which `--resume` then trains.
         config: of the new run.
 
@@ -57,7 +64,11 @@ def fork(start: Path, run: Path, config: Config) -> Path:
     }
     inherited = {name: value for name, value in metadata.items() if name not in MERGE_KEYS}
     target = checkpoint_of(checkpoints, metadata["step"])
-    write_checkpoint(target, ((path.stem, _arrays(path)) for path in sorted(start.glob("*.npz"))), inherited | changed)
+    write_checkpoint(
+        target,
+        ((path.stem, _arrays(path)) for path in sorted(start.glob("*.npz"))),
+        inherited | changed,
+    )
     return target
 
 

@@ -38,8 +38,9 @@ from myxtts.training.validation import Validation
 
 POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MAX_SYNTHESIZED = 16
-# A mean counts as equal to an input if it is worse by less than this fraction: three merges of TTS runs were worse by
-# 0.06, 0.14 and 0.23 % on 16 utterances, and the best of several inputs is also the best by chance.
+# A mean counts as equal to an input if it is worse by less than this fraction: three merges of TTS
+# runs were worse by 0.06, 0.14 and 0.23 % on 16 utterances, and the best of several inputs is also
+# the best by chance.
 TOLERANCE = 0.01
 
 Coefficients = tuple[float, ...]  # of each input in a mean; they add up to 1
@@ -66,15 +67,23 @@ CRITERIA = {  # by task
         "mel_cepstral_distortion",
         "mel-cepstral distortion, dB",
         1.0,
-        f"; the distortion is of the synthesized mels of the first {MAX_SYNTHESIZED}, after dynamic time warping",
+        f"; the distortion is of the synthesized mels of the first {MAX_SYNTHESIZED}, after dynamic"
+        " time warping",
     ),
     "asr": Criterion("character_error_rate", "character error rate, %", 100.0),
-    "vocoder": Criterion("log_mel_error_db", "log-mel error, dB", 1.0, "; segments in their middle, with their own F0"),
+    "vocoder": Criterion(
+        "log_mel_error_db",
+        "log-mel error, dB",
+        1.0,
+        "; segments in their middle, with their own F0",
+    ),
 }
 
 
 class Measurement(NamedTuple):
-    """The task's metric and the loss of some weights; the metric decides. Infinite where not finite."""
+    """The task's metric and the loss of some weights; the metric decides. Infinite where not
+    finite.
+    """
 
     metric: float
     loss: float
@@ -102,7 +111,10 @@ class InterpolationLine:
     @property
     def best_input(self) -> int:
         """Index of the best input."""
-        return min(range(len(self.names)), key=lambda index: self.measurements[one_hot(index, len(self.names))])
+        return min(
+            range(len(self.names)),
+            key=lambda index: self.measurements[one_hot(index, len(self.names))],
+        )
 
     @property
     def better_input(self) -> int | None:
@@ -126,7 +138,9 @@ class InterpolationLine:
     def table(self) -> str:
         """Return a Markdown table in the order of the line."""
         lines = [f"| position | weights | {self.criterion.label} | loss |", "|---|---|---|---|"]
-        for coefficients, measurement in sorted(self.measurements.items(), key=lambda item: self._position(item[0])):
+        for coefficients, measurement in sorted(
+            self.measurements.items(), key=lambda item: self._position(item[0])
+        ):
             position = self._position(coefficients)
             label = "–" if position < 0 else f"{position:.4g}"
             names = " = ".join(self._names_of(coefficients))
@@ -146,7 +160,9 @@ class InterpolationLine:
 
     def _names_of(self, coefficients: Coefficients) -> Iterator[str]:
         count = len(self.names)
-        yield from (name for index, name in enumerate(self.names) if coefficients == one_hot(index, count))
+        yield from (
+            name for index, name in enumerate(self.names) if coefficients == one_hot(index, count)
+        )
         if coefficients == self.mean:
             yield "merged"
 
@@ -160,15 +176,23 @@ def one_hot(index: int, count: int) -> Coefficients:
 
 
 def interpolate(start: Coefficients, end: Coefficients, position: float) -> Coefficients:
-    return tuple((1.0 - position) * left + position * right for left, right in zip(start, end, strict=True))
+    return tuple(
+        (1.0 - position) * left + position * right for left, right in zip(start, end, strict=True)
+    )
 
 
 def measure_interpolation(
-    inputs: Sequence[MergeInput], mean: Coefficients, held_out: Manifest, config: Config, folder: Path
+    inputs: Sequence[MergeInput],
+    mean: Coefficients,
+    held_out: Manifest,
+    config: Config,
+    folder: Path,
 ) -> InterpolationLine:
-    """Measure the inputs, their mean and a line, on GPU 0 or else on the CPU; no weights are measured twice.
+    """Measure the inputs, their mean and a line, on GPU 0 or else on the CPU; no weights are
+    measured twice.
 
-    The line goes from the first to the second of two inputs, or from the best one of several to the mean.
+    The line goes from the first to the second of two inputs, or from the best one of several to the
+    mean.
 
     Args:
         mean: coefficients of the mean.
@@ -180,12 +204,19 @@ def measure_interpolation(
     evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], folder)
     single = [one_hot(index, len(inputs)) for index in range(len(inputs))]
     measurements = {coefficients: evaluate(coefficients) for coefficients in (*single, mean)}
-    ends = (single[0], single[1]) if len(inputs) == 2 else (min(single, key=measurements.__getitem__), mean)
+    ends = (
+        (single[0], single[1])
+        if len(inputs) == 2
+        else (min(single, key=measurements.__getitem__), mean)
+    )
     for coefficients in (interpolate(*ends, position) for position in POSITIONS):
         if not any(np.allclose(coefficients, known, atol=0.01) for known in measurements):
             measurements[coefficients] = evaluate(coefficients)
     criterion = CRITERIA[config.model.task]
-    note = f"{len(held_out)} utterances of {config.data.val_data}, with the weights that inference uses{criterion.note}"
+    note = (
+        f"{len(held_out)} utterances of {config.data.val_data}, with the weights that inference"
+        f" uses{criterion.note}"
+    )
     names = [str(merge_input.checkpoint) for merge_input in inputs]
     return InterpolationLine(names, mean, ends, measurements, criterion, note)
 
@@ -193,41 +224,62 @@ def measure_interpolation(
 def make_evaluator(
     inputs: Sequence[MergeInput], held_out: Manifest, config: Config, route: Route, folder: Path
 ) -> Callable[[Coefficients], Measurement]:
-    """Return a function that measures the mean of the inputs with some coefficients; all calls share one network."""
+    """Return a function that measures the mean of the inputs with some coefficients; all calls
+    share one network.
+    """
     task, device, metadata = task_of(config), route.model, inputs[0].metadata
     network = load_model(inputs[0].checkpoint, metadata, device, task.name)
-    # One bucket: functions are traced once per shape, and the first batches hold utterances of all lengths.
+    # One bucket: functions are traced once per shape, and the first batches hold utterances of all
+    # lengths.
     plan = make_plan(held_out, bucket_bounds(held_out.samples, 1), config)
     config = for_evaluation(config)
     extractor = task.extractor(config, False)
-    if extractor.features.keys() != network.BATCH_FIELDS.keys():  # a vocoder refines its teacher's mels
-        load_teacher = teacher_loader(read_teacher(config, inputs[0].checkpoint), config, typical_sizes(plan))
+    if (
+        extractor.features.keys() != network.BATCH_FIELDS.keys()
+    ):  # a vocoder refines its teacher's mels
+        load_teacher = teacher_loader(
+            read_teacher(config, inputs[0].checkpoint), config, typical_sizes(plan)
+        )
         extractor = task.extractor(config, False, load_teacher)
     pipeline = Pipeline(
-        Corpus(held_out, plan), [route], extractor, config.data, seed=config.training.seed, cache_folder=folder
+        Corpus(held_out, plan),
+        [route],
+        extractor,
+        config.data,
+        seed=config.training.seed,
+        cache_folder=folder,
     )
     validation = Validation(
         network,
         device,
         lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
-        task.metric(vocabulary_of(metadata)) or partial(MelDistortion, network, synthesis_options(config.model)),
+        task.metric(vocabulary_of(metadata))
+        or partial(MelDistortion, network, synthesis_options(config.model)),
     )
     variables, key = {v.path: v.value for v in network.variables}, CRITERIA[task.name].key
 
     def evaluate(coefficients: Coefficients) -> Measurement:
-        used = [(source.weights_file, share) for source, share in zip(inputs, coefficients, strict=True) if share]
+        used = [
+            (source.weights_file, share)
+            for source, share in zip(inputs, coefficients, strict=True)
+            if share
+        ]
         for name, array in weighted_mean(*zip(*used, strict=True)):
             variables[name].assign(array)
         figures = validation.evaluate()
-        return Measurement(*(figures[name] if math.isfinite(figures[name]) else math.inf for name in (key, "loss")))
+        return Measurement(
+            *(figures[name] if math.isfinite(figures[name]) else math.inf for name in (key, "loss"))
+        )
 
     return evaluate
 
 
 class MelDistortion:
-    """Mel-cepstral distortion of the first utterances' synthesized mels, each with its own reference.
+    """Mel-cepstral distortion of the first utterances' synthesized mels, each with its own
+    reference.
 
-    The mels are compared without a vocoder, which would affect all weights equally; see `tasks.base.Metric`.
+    The mels are compared without a vocoder, which would affect all weights equally; see
+    `tasks.base.Metric`.
     """
 
     def __init__(self, network: keras.Model, options: SynthesisOptions):
@@ -239,19 +291,29 @@ class MelDistortion:
         return {}
 
     def update(self, batch: dict, measured: dict) -> None:
-        rows = min(int(np.count_nonzero(batch["frames"])), MAX_SYNTHESIZED - len(self._distortions_db))
+        rows = min(
+            int(np.count_nonzero(batch["frames"])), MAX_SYNTHESIZED - len(self._distortions_db)
+        )
         if rows > 0:
             features = first_rows(batch, TTS_FEATURES, rows)
-            mels, frames, _ = self._network.synthesize(*(features[name] for name in TEXT_INPUTS), self._options)
-            columns = [value.numpy() for value in (features["mel"], features["frames"], mels, frames)]
-            self._distortions_db += [distortion_db(a[:n], b[:m]) for a, n, b, m in zip(*columns, strict=True)]
+            mels, frames, _ = self._network.synthesize(
+                *(features[name] for name in TEXT_INPUTS), self._options
+            )
+            columns = [
+                value.numpy() for value in (features["mel"], features["frames"], mels, frames)
+            ]
+            self._distortions_db += [
+                distortion_db(a[:n], b[:m]) for a, n, b, m in zip(*columns, strict=True)
+            ]
 
     def result(self) -> dict[str, float]:
         return {"mel_cepstral_distortion": float(np.mean(self._distortions_db))}
 
 
 def distortion_db(recorded: np.ndarray, synthesized: np.ndarray) -> float:
-    """Return the distortion of two log-mels, float32 [T, 80] and [U, 80]; infinite if the second is not finite."""
+    """Return the distortion of two log-mels, float32 [T, 80] and [U, 80]; infinite if the second is
+    not finite.
+    """
     if not np.isfinite(synthesized).all():
         return math.inf
     _, pair_distortion_db = align(recorded, synthesized)

@@ -36,28 +36,38 @@ SHARD_SETTINGS = (
 def updated(config: Config, **sections: dict[str, Any] | Section) -> Config:
     """Return settings with some values of a section, or a whole section, replaced."""
     update = {
-        section: values if isinstance(values, Section) else getattr(config, section).model_copy(update=values)
+        section: (
+            values
+            if isinstance(values, Section)
+            else getattr(config, section).model_copy(update=values)
+        )
         for section, values in sections.items()
     }
     return config.model_copy(update=update)
 
 
 def check_launcher_settings(config: Config) -> None:
-    """Raise ConfigError or PlacementError for settings that the launcher sets itself or several jobs cannot have."""
+    """Raise ConfigError or PlacementError for settings that the launcher sets itself or several
+    jobs cannot have.
+    """
     placement, training, local_sgd = config.placement, config.training, config.local_sgd
     given = [*flags_of_gpus(placement), *["--placement auto"] * (placement.placement == "auto")]
     if given:
         raise PlacementError(
-            f"{given[0]} was given, but each job has a single GPU, which makes its batches and trains on "
-            "them. Leave it out (also of the --config file), and name the GPUs with --gpus."
+            f"{given[0]} was given, but each job has a single GPU, which makes its batches and"
+            " trains on them. Leave it out (also of the --config file), and name the GPUs with"
+            " --gpus."
         )
     if training.epochs or not training.max_steps:
         raise ConfigError(
-            f"--epochs {training.epochs} was given, but the shards of the jobs differ in length, and all jobs "
-            "take the same number of steps. Give --max-steps, and leave out --epochs."
+            f"--epochs {training.epochs} was given, but the shards of the jobs differ in length,"
+            " and all jobs take the same number of steps. Give --max-steps, and leave out"
+            " --epochs."
         )
     if training.stop_at_step is not None:
-        raise ConfigError("--stop-at-step was given, but the launcher sets it. Give --warmstart-steps instead.")
+        raise ConfigError(
+            "--stop-at-step was given, but the launcher sets it. Give --warmstart-steps instead."
+        )
     if local_sgd.jobs > 1 or local_sgd.job:
         raise ConfigError("--jobs or --job was given, but --gpus numbers the jobs. Leave them out.")
 
@@ -69,22 +79,31 @@ def check_job_settings(shared: Config, job: Config, file: Path) -> None:
             expected, value = (getattr(getattr(config, section), name) for config in (shared, job))
             if expected != value:
                 raise ConfigError(
-                    f"{file} sets {name} to {value} for one job, but all jobs must have the same value (the others "
-                    f"have {expected}). Set it in the file of all jobs, or with a flag."
+                    f"{file} sets {name} to {value} for one job, but all jobs must have the same"
+                    f" value (the others have {expected}). Set it in the file of all jobs, or with"
+                    " a flag."
                 )
 
 
 def sync_interval(total_steps: int, warmstart_steps: int, num_syncs: int) -> int:
-    """Return the smallest number of steps between two syncs for which there are at most `num_syncs`.
+    """Return the smallest number of steps between two syncs for which there are at most
+    `num_syncs`.
 
-    Jobs synchronize at each multiple of the interval and at the last step. The interval is therefore a little longer
-    than the steps divided by the syncs if the warm start ends between two multiples.
+    Jobs synchronize at each multiple of the interval and at the last step. The interval is
+    therefore a little longer than the steps divided by the syncs if the warm start ends between two
+    multiples.
     """
     shortest = -(-(total_steps - warmstart_steps) // num_syncs)
-    return next(every for every in count(shortest) if -(-total_steps // every) - warmstart_steps // every <= num_syncs)
+    return next(
+        every
+        for every in count(shortest)
+        if -(-total_steps // every) - warmstart_steps // every <= num_syncs
+    )
 
 
-def warmstart_config(config: Config, folder: Path, shards: CorpusShards, warmstart_steps: int) -> Config:
+def warmstart_config(
+    config: Config, folder: Path, shards: CorpusShards, warmstart_steps: int
+) -> Config:
     """Return the settings of the warm start, which trains on the whole corpus."""
     return updated(
         config,
@@ -97,7 +116,12 @@ def warmstart_config(config: Config, folder: Path, shards: CorpusShards, warmsta
 
 
 def job_config(
-    config: Config, folder: Path, shards: CorpusShards, name: str, index: int, local_sgd: dict[str, Any]
+    config: Config,
+    folder: Path,
+    shards: CorpusShards,
+    name: str,
+    index: int,
+    local_sgd: dict[str, Any],
 ) -> Config:
     """Return the settings of one job.
 
@@ -116,10 +140,14 @@ def job_config(
 
 
 def _single_device(config: Config) -> PlacementConfig | dict[str, Any]:
-    """Return the default placement if GPUs are simulated: a job sees its share of the CPU as the whole CPU."""
+    """Return the default placement if GPUs are simulated: a job sees its share of the CPU as the
+    whole CPU.
+    """
     if not config.placement.simulate_gpus:
         return {}
-    threads = {name: getattr(config.placement, name) for name in ("intra_op_threads", "inter_op_threads")}
+    threads = {
+        name: getattr(config.placement, name) for name in ("intra_op_threads", "inter_op_threads")
+    }
     return PlacementConfig(**threads)
 
 

@@ -1,15 +1,14 @@
-"""Independent jobs in one command: shard the corpus, warm start, train one run on each GPU, merge. No TensorFlow.
+"""Independent jobs in one command: shard the corpus, warm start, train one run on each GPU, merge.
+No TensorFlow.
 
 runs/NAME/
-    launcher.json                 state of the launcher and its processes
-    launcher.pid                  its PID; locked while it runs
-    shards/                       the corpus, one shard for each job
-    warmstart.yaml  warmstart/    the warm start: a run
-    gpu0.yaml  gpu0/  …           the jobs: one run each, which continue from the newest checkpoint of the warm start
-    sync/                         checkpoints that the jobs exchange if they synchronize
-    logs/                         warmstart_training.log, gpu0_training.log, …, merge.log
-    merged/                       the result: a run
-    report.html                   the jobs beside each other
+    launcher.json                 state of the launcher and its processes launcher.pid
+    its PID; locked while it runs shards/                       the corpus, one shard for each job
+    warmstart.yaml  warmstart/    the warm start: a run gpu0.yaml  gpu0/  …           the jobs: one
+    run each, which continue from the newest checkpoint of the warm start sync/
+    checkpoints that the jobs exchange if they synchronize logs/
+    warmstart_training.log, gpu0_training.log, …, merge.log merged/                       the
+    result: a run report.html                   the jobs beside each other
 
 Each stage determines from the files what is done, so that a launcher that was killed can continue.
 """
@@ -99,7 +98,8 @@ class JobsSpec:
         warmstart_steps: length of the warm start.
         sync_every: steps between two syncs; 0 only merges at the end.
         max_restarts: of each job.
-        trainer, merger: commands that train and merge, without flags, such as `python -m myxtts train` and `merge`.
+        trainer, merger: commands that train and merge, without flags, such as `python -m myxtts
+            train` and `merge`.
     """
 
     folder: Path
@@ -118,7 +118,9 @@ class JobsSpec:
 
     @property
     def shared_device(self) -> JobDevice:
-        """Device of programs that run alone: the first GPU, or the whole CPU if GPUs are simulated."""
+        """Device of programs that run alone: the first GPU, or the whole CPU if GPUs are
+        simulated.
+        """
         return self.jobs[0].device._replace(cores=None)
 
     @property
@@ -154,7 +156,8 @@ def job_devices(gpus: Sequence[int], simulated: int, resumed: str | None = None)
 
     Args:
         gpus: indices among the GPUs that this process sees.
-        simulated: number of simulated GPUs, each an equal share of the cores if there are enough; 0 uses real GPUs.
+        simulated: number of simulated GPUs, each an equal share of the cores if there are enough; 0
+            uses real GPUs.
         resumed: name of the run whose jobs have these GPUs; None if the command names them.
 
     Raises:
@@ -162,11 +165,15 @@ def job_devices(gpus: Sequence[int], simulated: int, resumed: str | None = None)
     """
     existing = [str(gpu) for gpu in range(simulated)] if simulated else visible_gpus()
     numbers = " ".join(map(str, gpus))
-    requested = f"--gpus {numbers} was given" if resumed is None else f"run '{resumed}' has jobs on GPUs {numbers}"
+    requested = (
+        f"--gpus {numbers} was given"
+        if resumed is None
+        else f"run '{resumed}' has jobs on GPUs {numbers}"
+    )
     if len(gpus) < 2 or len(set(gpus)) < len(gpus):
         raise PlacementError(
-            f"{requested}, but each job needs its own GPU, and a merge needs at least two jobs. Name two "
-            f"different GPUs or more; `{command_line('train')}` trains on one."
+            f"{requested}, but each job needs its own GPU, and a merge needs at least two jobs."
+            f" Name two different GPUs or more; `{command_line('train')}` trains on one."
         )
     if max(gpus) >= len(existing):
         source = f"--simulate-gpus {simulated} makes" if simulated else "this process sees"
@@ -175,7 +182,8 @@ def job_devices(gpus: Sequence[int], simulated: int, resumed: str | None = None)
         if resumed is not None:
             to_do = "A resumed run keeps its GPUs: make them visible"
         raise PlacementError(
-            f"{requested}, but {source} {found}. {to_do}, or try it on the CPU with --simulate-gpus {max(gpus) + 1}."
+            f"{requested}, but {source} {found}. {to_do}, or try it on the CPU with --simulate-gpus"
+            f" {max(gpus) + 1}."
         )
     if not simulated:
         return [JobDevice((existing[gpu],)) for gpu in gpus]
@@ -191,11 +199,15 @@ def previous_state(folder: Path, resume: bool) -> LauncherState | None:
         ConfigError: the folder holds a run and `resume` is false, or the run cannot be resumed.
     """
     state = read_state(folder)
-    existing = [path for path in (folder / name for name in ("config.yaml", "checkpoints", WARMSTART)) if path.exists()]
+    existing = [
+        path
+        for path in (folder / name for name in ("config.yaml", "checkpoints", WARMSTART))
+        if path.exists()
+    ]
     if state is None and existing:
         raise ConfigError(
-            f"independent jobs '{folder.name}' cannot be started: {existing[0]} belongs to something else. "
-            "Give another name with --run."
+            f"independent jobs '{folder.name}' cannot be started: {existing[0]} belongs to"
+            " something else. Give another name with --run."
         )
     if state is not None and not resume and state.shards is not None:
         raise ConfigError(
@@ -209,9 +221,10 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
     """Run all stages that are not done yet.
 
     Returns:
-        the exit code: 0 if the merge has all jobs and is no worse than the best of them; 1 if it is worse, if a job
-        missed syncs, or if the warm start, a job or the merge failed; 2 if a run rejected its settings and nothing
-        could be merged; 130 or 143 when stopped, after checkpoints.
+        the exit code: 0 if the merge has all jobs and is no worse than the best of them; 1 if it is
+            worse, if a job
+        missed syncs, or if the warm start, a job or the merge failed; 2 if a run rejected its
+        settings and nothing could be merged; 130 or 143 when stopped, after checkpoints.
 
     Raises:
         UserError: the user can fix it.
@@ -220,13 +233,20 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
     with RunFolder(spec.folder).locked(), announced(spec.folder):
         state = _restore_state(spec)
         if state.shards is None:
-            shutil.rmtree(spec.folder / SHARDS, ignore_errors=True)  # those of another number of jobs
+            shutil.rmtree(
+                spec.folder / SHARDS, ignore_errors=True
+            )  # those of another number of jobs
             state.shards = split_corpus(spec.config, spec.folder / SHARDS, len(spec.jobs))
         display.print(state.shards.table)
         for job in spec.jobs:
-            display.print(f"{job.name:<14} on {job.device.describe()}; log: {spec.log_file(job.name)}")
+            display.print(
+                f"{job.name:<14} on {job.device.describe()}; log: {spec.log_file(job.name)}"
+            )
         configs = _write_configs(spec, state.shards)
-        state.processes = {name: ProcessState(state="pending" if _has_work(spec, name) else "done") for name in configs}
+        state.processes = {
+            name: ProcessState(state="pending" if _has_work(spec, name) else "done")
+            for name in configs
+        }
         state.write(spec.folder)
         with counted_stop_signals() as stop:
             code = _Launcher(spec, state, state.shards, stop, display).run(configs)
@@ -234,7 +254,8 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
         display.print(f"report: {JobsPage(spec.folder).write()}")
         if stop.count:
             display.print(
-                f"stopped by {stop.signal_name} in stage {state.stage}; resume with the same command and --resume"
+                f"stopped by {stop.signal_name} in stage {state.stage}; resume with the same"
+                " command and --resume"
             )
             return stop.exit_code
         return code
@@ -252,26 +273,34 @@ def _restore_state(spec: JobsSpec) -> LauncherState:
     if difference and spec.newest_checkpoint(WARMSTART) is not None:
         name, old, new = difference
         raise ConfigError(
-            f"{name} is {shown(new)}, but the jobs in {spec.folder} were started with {shown(old)}, which cannot "
-            "change. Set it to that, or start another run with --run."
+            f"{name} is {shown(new)}, but the jobs in {spec.folder} were started with {shown(old)},"
+            " which cannot change. Set it to that, or start another run with --run."
         )
     if previous is not None and not difference:
         state.shards, state.merge = previous.shards, previous.merge
         if state.shards is not None:
-            state.shards = state.shards.in_folder(spec.folder / SHARDS)  # the run may have been moved
+            state.shards = state.shards.in_folder(
+                spec.folder / SHARDS
+            )  # the run may have been moved
     state.write(spec.folder)
     return state
 
 
 def _write_configs(spec: JobsSpec, shards: CorpusShards) -> dict[str, Config]:
     """Write the settings of each run to a file, and return them by name."""
-    local_sgd = {"jobs": len(spec.jobs), "sync_every": spec.sync_every, "sync_dir": str(spec.sync_dir)}
+    local_sgd = {
+        "jobs": len(spec.jobs),
+        "sync_every": spec.sync_every,
+        "sync_dir": str(spec.sync_dir),
+    }
     configs = {WARMSTART: warmstart_config(spec.config, spec.folder, shards, spec.warmstart_steps)}
     for index, job in enumerate(spec.jobs):
         configs[job.name] = job_config(job.config, spec.folder, shards, job.name, index, local_sgd)
     for name, config in configs.items():
         write_whole(spec.config_file(name), dump(without_useless(config)).encode())
-        configs[name] = load(spec.config_file(name))  # rejects invalid settings before any run starts
+        configs[name] = load(
+            spec.config_file(name)
+        )  # rejects invalid settings before any run starts
     return configs
 
 
@@ -286,16 +315,33 @@ def _is_done(spec: JobsSpec, name: str) -> bool:
 
 
 def _has_work(spec: JobsSpec, name: str) -> bool:
-    """Return whether a run lacks steps, a sync, or results of an observation, which it repeats when it resumes."""
+    """Return whether a run lacks steps, a sync, or results of an observation, which it repeats when
+    it resumes.
+    """
     newest = spec.newest_checkpoint(name)
-    return newest is None or not _is_done(spec, name) or bool(observations_of(read_metadata(newest)))
+    return (
+        newest is None or not _is_done(spec, name) or bool(observations_of(read_metadata(newest)))
+    )
 
 
 class _Launcher:
     """Runs warm start, jobs and merge."""
 
-    def __init__(self, spec: JobsSpec, state: LauncherState, shards: CorpusShards, stop: StopSignals, display: Display):
-        self._spec, self._state, self._shards, self._stop, self._display = spec, state, shards, stop, display
+    def __init__(
+        self,
+        spec: JobsSpec,
+        state: LauncherState,
+        shards: CorpusShards,
+        stop: StopSignals,
+        display: Display,
+    ):
+        self._spec, self._state, self._shards, self._stop, self._display = (
+            spec,
+            state,
+            shards,
+            stop,
+            display,
+        )
 
     def run(self, configs: dict[str, Config]) -> int:
         """Return the exit code; meaningless after a request to stop."""
@@ -350,7 +396,12 @@ class _Launcher:
     def _training(self, name: str, device: JobDevice) -> ProgramSpec:
         return ProgramSpec(
             name=name,
-            command=(*self._spec.trainer, "--config", str(self._spec.config_file(name)), "--resume"),
+            command=(
+                *self._spec.trainer,
+                "--config",
+                str(self._spec.config_file(name)),
+                "--resume",
+            ),
             log=self._spec.log_file(name),
             environ=device.environ,
             cores=device.cores,
@@ -368,20 +419,24 @@ class _Launcher:
         for name in failed:
             step, shard = read_progress(spec.folder / name).step, spec.names.index(name)
             self._error(
-                f"the merge lacks {name}, which failed at step {step} of {spec.total_steps}, and with it shard {shard} "
-                f"of the corpus ({self._shards.describe(shard)}). Resume it with the same command and --resume."
+                f"the merge lacks {name}, which failed at step {step} of {spec.total_steps}, and"
+                f" with it shard {shard} of the corpus ({self._shards.describe(shard)}). Resume it"
+                " with the same command and --resume."
             )
         for name, syncs in missed.items():
             self._error(
-                f"{name} missed {syncs} syncs because it was late or failed: its updates for them are not in the "
-                "result. Raise --sync-timeout to wait longer."
+                f"{name} missed {syncs} syncs because it was late or failed: its updates for them"
+                " are not in the result. Raise --sync-timeout to wait longer."
             )
 
     def _merge(self, names: Sequence[str]) -> int:
         """Merge the newest checkpoints of these jobs; return the exit code."""
         spec, state, shards = self._spec, self._state, self._shards
         checkpoints = [path for path in map(spec.newest_checkpoint, names) if path]
-        job_steps, merged = dict(zip(names, map(step_of, checkpoints), strict=True)), spec.folder / "merged"
+        job_steps, merged = (
+            dict(zip(names, map(step_of, checkpoints), strict=True)),
+            spec.folder / "merged",
+        )
         if state.merge is not None and state.merge.job_steps == job_steps and merged.exists():
             self._display.print(f"nothing to do: {state.merge.describe(merged)}")
             return state.merge.exit_code
@@ -391,7 +446,9 @@ class _Launcher:
         command += ["--train-data", str(shards.train), "--audio-root", str(shards.audio_root)]
         command += ["--val-data", str(shards.held_out)] if shards.held_out else []
         device, log = spec.shared_device, spec.folder / "logs" / "merge.log"
-        program = ProgramSpec("merge", tuple(command), log, environ=device.environ, cores=device.cores)
+        program = ProgramSpec(
+            "merge", tuple(command), log, environ=device.environ, cores=device.cores
+        )
         code = next((exit.code for exit in self._supervise([program], show_output=True)), 1)
         if code in (0, 1) and merged.exists():
             state.merge = MergeResult(job_steps=job_steps, exit_code=code)
@@ -409,7 +466,8 @@ class _Launcher:
                     merged.rename(target)
             except BlockingIOError as error:
                 raise ConfigError(
-                    f"{merged} cannot be renamed: another process is training it. Stop it, then use --resume."
+                    f"{merged} cannot be renamed: another process is training it. Stop it, then use"
+                    " --resume."
                 ) from error
             self._display.print(f"renamed {merged} of an earlier merge to {target}")
 
@@ -418,10 +476,13 @@ class _Launcher:
 
 
 def _check_unused(sync_dir: Path) -> None:
-    """Raise ConfigError if jobs of another run have synchronized in a folder: their weights would be averaged."""
+    """Raise ConfigError if jobs of another run have synchronized in a folder: their weights would
+    be averaged.
+    """
     if folders := sync_folders(sync_dir):
         raise ConfigError(
-            f"--sync-dir {sync_dir} was given to new jobs, but {folders[-1]} belongs to others. Give an empty folder."
+            f"--sync-dir {sync_dir} was given to new jobs, but {folders[-1]} belongs to others."
+            " Give an empty folder."
         )
 
 
@@ -433,7 +494,12 @@ class _JobEvents(SupervisorEvents):
     """
 
     def __init__(self, folder: Path, state: LauncherState, display: Display, show_output: bool):
-        self._folder, self._state, self._display, self._show_output = folder, state, display, show_output
+        self._folder, self._state, self._display, self._show_output = (
+            folder,
+            state,
+            display,
+            show_output,
+        )
         self._page = JobsPage(folder)
 
     def on_start(self, program: ProgramSpec, pid: int, restarts: int) -> None:
@@ -445,14 +511,16 @@ class _JobEvents(SupervisorEvents):
 
     def on_restart(self, program: ProgramSpec, process: ChildProcess, restarts: int) -> None:
         self._display.print(
-            f"{program.name} {process.exit_reason()} ({program.log}); it restarts from its newest checkpoint "
-            f"(restart {restarts} of {program.max_restarts})"
+            f"{program.name} {process.exit_reason()} ({program.log}); it restarts from its newest"
+            f" checkpoint (restart {restarts} of {program.max_restarts})"
         )
 
     def on_exit(self, exit: Exit) -> None:
         name, process = exit.program.name, exit.process
         if exit.outcome in ("rejected", "failed") and not self._show_output:
-            text = process.error_message() if exit.outcome == "rejected" else process.failure_report()
+            text = (
+                process.error_message() if exit.outcome == "rejected" else process.failure_report()
+            )
             self._display.print(f"error: {name}: {text}", error=True)
         self._write(name, self._state.processes[name].model_copy(update={"state": exit.outcome}))
 

@@ -27,14 +27,18 @@ class ProcessState(BaseModel):
     """A process of the launcher.
 
     Attributes:
-        state: when the file was written. `rejected` means exit code 2; `dead` is a process that ended together with a
-            launcher that was killed.
+        state: when the file was written. `rejected` means exit code 2; `dead` is a process that
+            ended together with a launcher that was killed.
         restarts: how often the process was restarted.
     """
 
-    model_config = ConfigDict(extra="ignore", strict=True)  # the files of earlier versions have start times
+    model_config = ConfigDict(
+        extra="ignore", strict=True
+    )  # the files of earlier versions have start times
 
-    state: Literal["pending", "running", "done", "stopped", "rejected", "failed", "dead"] = "pending"
+    state: Literal["pending", "running", "done", "stopped", "rejected", "failed", "dead"] = (
+        "pending"
+    )
     pid: int | None = None
     restarts: int = 0
 
@@ -57,9 +61,21 @@ class ImmutableSettings(BaseModel):
     corpus: dict[str, Any]
 
     def first_difference(self, other: "ImmutableSettings") -> tuple[str, Any, Any] | None:
-        """Return the name, the value here and the value in `other` of the first setting that differs."""
-        here, there = ({**settings.model_dump(exclude={"corpus"}), **settings.corpus} for settings in (self, other))
-        return next(((name, here.get(name), value) for name, value in there.items() if here.get(name) != value), None)
+        """Return the name, the value here and the value in `other` of the first setting that
+        differs.
+        """
+        here, there = (
+            {**settings.model_dump(exclude={"corpus"}), **settings.corpus}
+            for settings in (self, other)
+        )
+        return next(
+            (
+                (name, here.get(name), value)
+                for name, value in there.items()
+                if here.get(name) != value
+            ),
+            None,
+        )
 
 
 class MergeResult(BaseModel):
@@ -67,7 +83,8 @@ class MergeResult(BaseModel):
 
     Attributes:
         job_steps: step of each job in the merge.
-        exit_code: of the merging program; 1 means that the merged weights are worse than the best job.
+        exit_code: of the merging program; 1 means that the merged weights are worse than the best
+            job.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -94,7 +111,9 @@ class LauncherState(BaseModel):
         processes: warm start, jobs and merge by name.
     """
 
-    model_config = ConfigDict(extra="ignore", strict=True)  # the files of earlier versions have the launcher's PID
+    model_config = ConfigDict(
+        extra="ignore", strict=True
+    )  # the files of earlier versions have the launcher's PID
 
     host: str
     stage: Literal["shards", "warmstart", "jobs", "merge", "done"] = "shards"
@@ -123,8 +142,8 @@ def read_state(folder: Path) -> LauncherState | None:
         first = error.errors()[0]
         location = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigError(
-            f"{path} cannot be read: {location}: {first['msg']}. Remove the file and start another run with --run; the "
-            "runs beside it are intact, and `myxtts merge` merges them."
+            f"{path} cannot be read: {location}: {first['msg']}. Remove the file and start another"
+            " run with --run; the runs beside it are intact, and `myxtts merge` merges them."
         ) from error
 
 
@@ -132,7 +151,9 @@ def require_state(folder: Path) -> LauncherState:
     """Read the state of a run's launcher. Raises ConfigError if there is none."""
     state = read_state(folder)
     if state is None:
-        raise ConfigError(f"{folder} has no independent jobs. Name their run with --run and --runs-dir.")
+        raise ConfigError(
+            f"{folder} has no independent jobs. Name their run with --run and --runs-dir."
+        )
     return state
 
 
@@ -143,10 +164,12 @@ def new_state(total_steps: int, immutable: ImmutableSettings) -> LauncherState:
 
 @contextmanager
 def announced(folder: Path) -> Iterator[None]:
-    """Let other terminals find this process as the launcher of a run, for the scope; the run must be locked.
+    """Let other terminals find this process as the launcher of a run, for the scope; the run must
+    be locked.
 
-    The PID is in a file that this process locks. The file is emptied before it is locked, so a locked file never has
-    the PID of an earlier launcher, which may belong to another process by now.
+    The PID is in a file that this process locks. The file is emptied before it is locked, so a
+    locked file never has the PID of an earlier launcher, which may belong to another process by
+    now.
     """
     with open(folder / PID_FILE, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # `running_launcher` may hold a shared lock for a moment
@@ -169,7 +192,8 @@ def running_launcher(folder: Path) -> int | None:
                 return int(pid[1])
             if time.monotonic() > deadline_s:
                 raise ConfigError(
-                    f"{path} is damaged: a launcher locks it, but its PID is not there. Press Ctrl-C where it runs."
+                    f"{path} is damaged: a launcher locks it, but its PID is not there. Press"
+                    " Ctrl-C where it runs."
                 )
             time.sleep(POLL_S)
     return None
@@ -191,7 +215,10 @@ def stop_launcher(folder: Path) -> str:
     """
     state = require_state(folder)
     if state.host != socket.gethostname():
-        raise ConfigError(f"the launcher of {folder} cannot be stopped here: it runs on {state.host}. Stop it there.")
+        raise ConfigError(
+            f"the launcher of {folder} cannot be stopped here: it runs on {state.host}. Stop it"
+            " there."
+        )
     pid = running_launcher(folder)
     if pid is None:
         return f"no launcher of {folder} is running; it ended in stage {state.stage}"
@@ -200,8 +227,12 @@ def stop_launcher(folder: Path) -> str:
             os.kill(pid, signal.SIGTERM)
     except PermissionError as error:
         raise ConfigError(
-            f"the launcher of {folder} (process {pid}) cannot be stopped: another user started it. Ask them."
+            f"the launcher of {folder} (process {pid}) cannot be stopped: another user started it."
+            " Ask them."
         ) from error
     with open(folder / PID_FILE) as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # free once the launcher has ended
-    return f"stopped the launcher of {folder} (process {pid}); resume with the same command and --resume"
+    return (
+        f"stopped the launcher of {folder} (process {pid}); resume with the same command and"
+        " --resume"
+    )

@@ -28,7 +28,8 @@ class LayerDistance(NamedTuple):
 
 
 def layer_distances(archives: Sequence[Path]) -> dict[str, LayerDistance]:
-    """Return the distance of each layer, holding one variable of each checkpoint in memory at a time.
+    """Return the distance of each layer, holding one variable of each checkpoint in memory at a
+    time.
 
     A layer is the set of variables whose names share the first two parts. Integers count as equal.
 
@@ -40,7 +41,9 @@ def layer_distances(archives: Sequence[Path]) -> dict[str, LayerDistance]:
     with ExitStack() as opened:
         contents = [opened.enter_context(opened_arrays(path)) for path in archives]
         for name in contents[0]:
-            sums["/".join(name.split("/")[:2])] += _pair_products([arrays[name] for arrays in contents], pairs)
+            sums["/".join(name.split("/")[:2])] += _pair_products(
+                [arrays[name] for arrays in contents], pairs
+            )
     return {layer: _layer_distance(products) for layer, products in sums.items()}
 
 
@@ -75,8 +78,15 @@ def _layer_distance(products: np.ndarray) -> LayerDistance:
 def layer_table(layers: Mapping[str, LayerDistance]) -> str:
     """Return a Markdown table, followed by the names of the layers with a low cosine."""
     lines = ["| layer | cosine, lowest | distance, largest |", "|---|---|---|"]
-    lines += [f"| {layer} | {cosine:.4f} | {distance:.4f} |" for layer, (cosine, distance) in layers.items()]
+    lines += [
+        f"| {layer} | {cosine:.4f} | {distance:.4f} |"
+        for layer, (cosine, distance) in layers.items()
+    ]
     if low := [layer for layer, (cosine, _) in layers.items() if cosine < LOW_COSINE]:
         names = ", ".join(low)
-        lines += ["", f"- the inputs have little in common (cosine below {LOW_COSINE}) in {names}: try --val-data"]
+        lines += [
+            "",
+            f"- the inputs have little in common (cosine below {LOW_COSINE}) in {names}: try"
+            " --val-data",
+        ]
     return "\n".join([*lines, ""])

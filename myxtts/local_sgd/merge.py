@@ -1,8 +1,8 @@
 """Merging: one run with the mean weights of several runs that started from the same weights.
 
-By default each input is weighted by the audio it was trained on, as in federated averaging (McMahan et al. 2017).
-Averaging weights relies on the common start: from there, the runs mostly stay in one basin of the loss (Frankle et al.
-2020).
+By default each input is weighted by the audio it was trained on, as in federated averaging (McMahan
+et al. 2017). Averaging weights relies on the common start: from there, the runs mostly stay in one
+basin of the loss (Frankle et al. 2020).
 """
 
 import logging
@@ -59,14 +59,16 @@ def merge(
     """Write a run with the mean weights of some checkpoints; with validation data, measure it.
 
     Args:
-        checkpoints: folders of runs, which stand for their best or newest checkpoint, or of checkpoints; 2 or more.
+        checkpoints: folders of runs, which stand for their best or newest checkpoint, or of
+            checkpoints; 2 or more.
         output: folder of the new run.
         corpora: with `val_data`, all inputs and their mean are measured on it.
         weights: of each input, 0 or more; by default the audio that it was trained on.
         force: also merge inputs with different speakers or initial weights.
 
     Returns:
-        whether the run has the mean weights. If the best input was measured to be better, the run has its weights.
+        whether the run has the mean weights. If the best input was measured to be better, the run
+        has its weights.
 
     Raises:
         UserError: an input, a corpus or the output cannot be used; nothing is written then.
@@ -83,7 +85,9 @@ def merge(
     configs = [merged_config(source.config, output, corpora) for source in inputs]
     check_settings(configs[0])
     check_corpora(configs[0], corpora)
-    held_out = read_held_out(configs[0], inputs[0], output) if corpora.val_data is not None else None
+    held_out = (
+        read_held_out(configs[0], inputs[0], output) if corpora.val_data is not None else None
+    )
     log_inputs(inputs, coefficients, configs)
     with new_run_folder(output) as folder:
         write_whole(folder / "config.yaml", dump(configs[0]).encode())
@@ -95,7 +99,9 @@ def merge(
         if better is not None:
             shutil.rmtree(folder / "checkpoints")
             one_hot = [float(index == better) for index in range(len(inputs))]
-            checkpoint = write_mean(folder, inputs, one_hot, configs[0], output, kept_input=inputs[better])
+            checkpoint = write_mean(
+                folder, inputs, one_hot, configs[0], output, kept_input=inputs[better]
+            )
     log.info("%-14s %s", "wrote", output / checkpoint.relative_to(folder))
     return better is None
 
@@ -106,35 +112,42 @@ def check_output(output: Path) -> None:
         RunConfig(run=output.name)
     except ValidationError as error:
         raise ConfigError(
-            f"--output {output} was given, but the name of a run has only letters, digits and . _ -, and starts "
-            "with a letter or digit. Give another name."
+            f"--output {output} was given, but the name of a run has only letters, digits and . _"
+            " -, and starts with a letter or digit. Give another name."
         ) from error
     if os.path.lexists(output):
-        raise ConfigError(f"--output {output} was given, but it exists already. Give another name, or remove it.")
+        raise ConfigError(
+            f"--output {output} was given, but it exists already. Give another name, or remove it."
+        )
 
 
 def merged_config(config: Config, output: Path, corpora: CorpusOverrides) -> Config:
     """Return the settings of the merged run from those of an input.
 
-    The merged run can continue like the input, but as a single job and to the end. It keeps `freeze`, which the
-    optimizer state depends on, and `init_from`, without which `freeze` is rejected; the pretrained run is not read
-    again.
+    The merged run can continue like the input, but as a single job and to the end. It keeps
+    `freeze`, which the optimizer state depends on, and `init_from`, without which `freeze` is
+    rejected; the pretrained run is not read again.
     """
     given = {name: value for name, value in corpora._asdict().items() if value is not None}
     changes = {
         "data": config.data.model_copy(update=given),
         "training": config.training.model_copy(update={"stop_at_step": None}),
-        "run": config.run.model_copy(update={"run": output.name, "runs_dir": str(output.parent), "resume": False}),
+        "run": config.run.model_copy(
+            update={"run": output.name, "runs_dir": str(output.parent), "resume": False}
+        ),
         "local_sgd": LocalSGDConfig(),
     }
     return config.model_copy(update=changes)
 
 
 def check_corpora(config: Config, corpora: CorpusOverrides) -> None:
-    """Raise DataError if a given corpus or folder cannot be read, before any time is spent on merging."""
+    """Raise DataError if a given corpus or folder cannot be read, before any time is spent on
+    merging.
+    """
     if corpora.audio_root is not None and not Path(corpora.audio_root).is_dir():
         raise DataError(
-            f"--audio-root {corpora.audio_root} was given, but there is no such folder. Give the folder of the audio."
+            f"--audio-root {corpora.audio_root} was given, but there is no such folder. Give the"
+            " folder of the audio."
         )
     if corpora.train_data is not None:
         root, needs_text = audio_root_of(config.data), length_rule_of(config) is not None
@@ -142,7 +155,8 @@ def check_corpora(config: Config, corpora: CorpusOverrides) -> None:
 
 
 def read_held_out(config: Config, first: MergeInput, output: Path) -> Manifest:
-    """Read the utterances that the merged run validates on; unusable rows are listed in a file beside the output.
+    """Read the utterances that the merged run validates on; unusable rows are listed in a file
+    beside the output.
 
     Raises:
         DataError: they cannot be used.
@@ -159,8 +173,12 @@ def read_held_out(config: Config, first: MergeInput, output: Path) -> Manifest:
     return manifest
 
 
-def log_inputs(inputs: Sequence[MergeInput], coefficients: Sequence[float], configs: Sequence[Config]) -> None:
-    """Log the inputs, and the settings in which they differ; the merged run takes those of the first input."""
+def log_inputs(
+    inputs: Sequence[MergeInput], coefficients: Sequence[float], configs: Sequence[Config]
+) -> None:
+    """Log the inputs, and the settings in which they differ; the merged run takes those of the
+    first input.
+    """
     for source, coefficient in zip(inputs, coefficients, strict=True):
         step, audio_s = source.metadata["step"], source.metadata["audio_s"]
         details = f"step {step}, {audio_s:.1f} s of speech, coefficient {coefficient:.4f}"
@@ -170,12 +188,20 @@ def log_inputs(inputs: Sequence[MergeInput], coefficients: Sequence[float], conf
         for name, first in settings.items():
             values = [document[section][name] for document in documents]
             if any(value != first for value in values):
-                log.info("%-14s %s: %s; the merged run has %s", "difference", name, ", ".join(map(str, values)), first)
+                log.info(
+                    "%-14s %s: %s; the merged run has %s",
+                    "difference",
+                    name,
+                    ", ".join(map(str, values)),
+                    first,
+                )
 
 
 @contextmanager
 def new_run_folder(output: Path) -> Iterator[Path]:
-    """Yield a folder that is renamed to `output` if the scope ends without an error, and removed otherwise."""
+    """Yield a folder that is renamed to `output` if the scope ends without an error, and removed
+    otherwise.
+    """
     partial = partial_folder_of(output)
     if partial.exists():  # left by a killed process
         shutil.rmtree(partial)
@@ -208,10 +234,15 @@ def write_mean(
         the checkpoint.
     """
     # A fixed order makes rounding independent of the order of the inputs.
-    pairs = sorted(zip(inputs, weights, strict=True), key=lambda pair: str(pair[0].checkpoint.resolve()))
+    pairs = sorted(
+        zip(inputs, weights, strict=True), key=lambda pair: str(pair[0].checkpoint.resolve())
+    )
     used = [(source, weight) for source, weight in pairs if kept_input in (None, source)]
     input_metadata = [source.metadata for source, _ in used]
-    step, starts = max(entry["step"] for entry in input_metadata), {entry["start"] for entry in input_metadata}
+    step, starts = (
+        max(entry["step"] for entry in input_metadata),
+        {entry["start"] for entry in input_metadata},
+    )
     metadata = {
         "step": step,
         "position": [0, 0, []],
@@ -245,10 +276,16 @@ def merged_vocabulary(inputs: Sequence[MergeInput]) -> dict[str, list[str]]:
     """Return the vocabulary of the merged run: inputs may differ in speakers only."""
     speakers = dict.fromkeys(name for source in inputs for name in source.metadata["speakers"])
     first = inputs[0].metadata
-    return {"symbols": first["symbols"], "languages": first["languages"], "speakers": list(speakers)}
+    return {
+        "symbols": first["symbols"],
+        "languages": first["languages"],
+        "speakers": list(speakers),
+    }
 
 
-def inputs_for_json(inputs: Sequence[MergeInput], coefficients: Sequence[float]) -> list[dict[str, Any]]:
+def inputs_for_json(
+    inputs: Sequence[MergeInput], coefficients: Sequence[float]
+) -> list[dict[str, Any]]:
     """Return what a merged checkpoint records about its inputs."""
     return [
         {
@@ -264,25 +301,42 @@ def inputs_for_json(inputs: Sequence[MergeInput], coefficients: Sequence[float])
 def averaged_groups(
     used: Sequence[tuple[MergeInput, float]], config: Config
 ) -> Iterator[tuple[str, Iterable[tuple[str, np.ndarray]]]]:
-    """Yield the archives of a merged checkpoint: each is the mean of the corresponding archives, as in a sync.
+    """Yield the archives of a merged checkpoint: each is the mean of the corresponding archives, as
+    in a sync.
 
-    The optimizer state belongs to the trained weights, and the moving averages follow these weights. So inference with
-    the merged run uses the mean of what inference with the inputs uses, and training continues from the mean of what
-    training of the inputs would continue from.
+    The optimizer state belongs to the trained weights, and the moving averages follow these
+    weights. So inference with the merged run uses the mean of what inference with the inputs uses,
+    and training continues from the mean of what training of the inputs would continue from.
     """
     inputs, weights = zip(*used, strict=True)
-    names = [path.stem for path in sorted(inputs[0].checkpoint.glob("*.npz"))]  # some models have groups of their own
-    groups = {name: [source.checkpoint / f"{name}.npz" for source in inputs] for name in names if name != "averages"}
-    groups["averages" if config.training.ema_decay else "model"] = [source.weights_file for source in inputs]
+    names = [
+        path.stem for path in sorted(inputs[0].checkpoint.glob("*.npz"))
+    ]  # some models have groups of their own
+    groups = {
+        name: [source.checkpoint / f"{name}.npz" for source in inputs]
+        for name in names
+        if name != "averages"
+    }
+    groups["averages" if config.training.ema_decay else "model"] = [
+        source.weights_file for source in inputs
+    ]
     for group, archives in groups.items():
         yield group, weighted_mean(archives, weights)
 
 
 def find_better_input(
-    inputs: Sequence[MergeInput], coefficients: Sequence[float], held_out: Manifest, config: Config, folder: Path
+    inputs: Sequence[MergeInput],
+    coefficients: Sequence[float],
+    held_out: Manifest,
+    config: Config,
+    folder: Path,
 ) -> int | None:
-    """Measure the inputs, their mean and points between; return the index of an input that is better than the mean."""
-    from myxtts.local_sgd.interpolation import measure_interpolation  # imports TensorFlow, which takes seconds
+    """Measure the inputs, their mean and points between; return the index of an input that is
+    better than the mean.
+    """
+    from myxtts.local_sgd.interpolation import (
+        measure_interpolation,
+    )  # imports TensorFlow, which takes seconds
 
     line = measure_interpolation(inputs, tuple(coefficients), held_out, config, folder)
     print(line.table())

@@ -24,7 +24,10 @@ TASK_SETTINGS = {  # by task: (section, setting) that features or weights depend
     "asr": (("asr", "encoder"), ("asr", "subsampling")),
     "vocoder": (("vocoder", "discriminators"),),
 }
-FORCEABLE = ("speakers", "start")  # no weights depend on these, so --force allows inputs to differ in them
+FORCEABLE = (
+    "speakers",
+    "start",
+)  # no weights depend on these, so --force allows inputs to differ in them
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,19 +50,27 @@ class MergeInput:
 
     @property
     def signature(self) -> dict[str, Any]:
-        """What the arrays of the checkpoint depend on, by name. All inputs must have the same signature."""
+        """What the arrays of the checkpoint depend on, by name. All inputs must have the same
+        signature.
+        """
         config, metadata = self.config, self.metadata
         task = config.model.task
         return {
             "task": task,
             "model_size": config.model.model_size,
-            **{name: getattr(getattr(config, section), name) for section, name in TASK_SETTINGS[task]},
+            **{
+                name: getattr(getattr(config, section), name)
+                for section, name in TASK_SETTINGS[task]
+            },
             "text_frontend": config.data.text_frontend,
             "audio_format": audio_format_of(metadata),
             "teacher": (metadata.get("teacher") or {"weights": "none"})["weights"],
-            # The optimizer state covers the trained variables and, with mixed_float16, the loss scale.
+            # The optimizer state covers the trained variables and, with mixed_float16, the loss
+            # scale.
             "freeze": " ".join(sorted(config.training.freeze)) or "nothing",
-            "precision": "mixed_float16" if config.training.precision == "mixed_float16" else "another",
+            "precision": (
+                "mixed_float16" if config.training.precision == "mixed_float16" else "another"
+            ),
             **{name: metadata[name] for name in ("symbols", "languages", "speakers", "start")},
         }
 
@@ -74,15 +85,25 @@ def read_inputs(paths: Sequence[Path]) -> list[MergeInput]:
     inputs = [read_input(path) for path in paths]
     resolved = [merge_input.checkpoint.resolve() for merge_input in inputs]
     if repeated := next((path for path in resolved if resolved.count(path) > 1), None):
-        raise ConfigError(f"a merge needs different checkpoints, but {repeated} was given twice. Name each one once.")
+        raise ConfigError(
+            f"a merge needs different checkpoints, but {repeated} was given twice. Name each one"
+            " once."
+        )
     if len(inputs) < 2:
-        raise ConfigError(f"a merge needs two or more checkpoints, but {len(inputs)} was given. Name at least two.")
+        raise ConfigError(
+            f"a merge needs two or more checkpoints, but {len(inputs)} was given. Name at least"
+            " two."
+        )
     return inputs
 
 
 def read_input(path: Path) -> MergeInput:
-    """Read a checkpoint by its folder or by the folder of its run. Raises CheckpointError if it cannot be read."""
-    is_checkpoint = path.is_dir() and ((path / "state.json").exists() or re.fullmatch(r"step-\d+", path.name))
+    """Read a checkpoint by its folder or by the folder of its run. Raises CheckpointError if it
+    cannot be read.
+    """
+    is_checkpoint = path.is_dir() and (
+        (path / "state.json").exists() or re.fullmatch(r"step-\d+", path.name)
+    )
     checkpoint = path if is_checkpoint else select_checkpoint(path)
     metadata = read_metadata(checkpoint)
     config = settings_of(checkpoint, metadata)
@@ -102,15 +123,18 @@ def merge_weights(inputs: Sequence[MergeInput], given: Sequence[float] | None) -
         weights = [float(merge_input.metadata["audio_s"]) for merge_input in inputs]
         if not all(0 <= weight < math.inf for weight in weights):
             raise CheckpointError(
-                f"the state.json files say that the inputs were trained on {' '.join(map(str, weights))} seconds of "
-                "speech. Give --weights."
+                "the state.json files say that the inputs were trained on"
+                f" {' '.join(map(str, weights))} seconds of speech. Give --weights."
             )
         return weights
     if len(given) != len(inputs):
-        raise ConfigError(f"--weights has {len(given)} numbers for {len(inputs)} checkpoints. Give one for each.")
+        raise ConfigError(
+            f"--weights has {len(given)} numbers for {len(inputs)} checkpoints. Give one for each."
+        )
     if not all(0 <= weight < math.inf for weight in given) or not 0 < sum(given) < math.inf:
         raise ConfigError(
-            f"--weights {' '.join(map(str, given))} was given. Give numbers of 0 or more, not all of them 0."
+            f"--weights {' '.join(map(str, given))} was given. Give numbers of 0 or more, not all"
+            " of them 0."
         )
     return list(given)
 
@@ -127,21 +151,26 @@ def check_compatible(inputs: Sequence[MergeInput], force: bool) -> None:
         differences = (name for name in signature if signature[name] != values[name])
         if name := next((name for name in differences if not (force and name in FORCEABLE)), None):
             raise CheckpointError(
-                f"{first.checkpoint} and {merge_input.checkpoint} cannot be merged: "
-                f"{describe_difference(name, signature[name], values[name])}. "
-                f"Leave one of them out{', or merge them anyway with --force' * (name in FORCEABLE)}."
+                f"{first.checkpoint} and {merge_input.checkpoint} cannot be merged:"
+                f" {describe_difference(name, signature[name], values[name])}. Leave one of them"
+                f" out{', or merge them anyway with --force' * (name in FORCEABLE)}."
             )
 
 
 def describe_difference(name: str, first: Any, second: Any) -> str:
     """Return in words how two inputs differ."""
     if name == "start":
-        return f"they did not start from the same weights ({first[:12]}…, {second[:12]}…): their mean is rarely useful"
+        return (
+            f"they did not start from the same weights ({first[:12]}…, {second[:12]}…): their mean"
+            " is rarely useful"
+        )
     if not isinstance(first, list):
         return f"{name} is {first} in the first and {second} in the second"
-    row, pair = next((row, pair) for row, pair in enumerate(zip_longest(first, second), 1) if pair[0] != pair[1])
+    row, pair = next(
+        (row, pair) for row, pair in enumerate(zip_longest(first, second), 1) if pair[0] != pair[1]
+    )
     left, right = ("missing" if entry is None else repr(entry) for entry in pair)
     return (
-        f"their {name} are not the same ({len(first)} and {len(second)}): number {row} is {left} in the first and "
-        f"{right} in the second"
+        f"their {name} are not the same ({len(first)} and {len(second)}): number {row} is {left} in"
+        f" the first and {right} in the second"
     )

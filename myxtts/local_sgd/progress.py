@@ -1,4 +1,6 @@
-"""Progress of all jobs as a table: redrawn in place on a terminal, printed periodically elsewhere. No TensorFlow."""
+"""Progress of all jobs as a table: redrawn in place on a terminal, printed periodically elsewhere.
+No TensorFlow.
+"""
 
 import shutil
 import socket
@@ -98,7 +100,11 @@ def status_report(folder: Path) -> str:
             for process in state.processes.values():
                 if process.state == "running":  # when the launcher was killed
                     process.state = "dead"
-    lines = [f"run            {folder}", f"stage          {state.stage}", f"launcher       {launcher}"]
+    lines = [
+        f"run            {folder}",
+        f"stage          {state.stage}",
+        f"launcher       {launcher}",
+    ]
     if state.processes:
         lines += format_table(table_rows(folder, state))
     if state.merge is not None:
@@ -132,7 +138,9 @@ class Display:
         self._shown_s = self._clock_s()
         if self._in_place:
             columns, rows = shutil.get_terminal_size()
-            lines = [line[: columns - 1] for line in lines[: rows - 1]]  # wrapped or scrolled lines cannot be erased
+            lines = [
+                line[: columns - 1] for line in lines[: rows - 1]
+            ]  # wrapped or scrolled lines cannot be erased
         self._erase_table()
         _print("\n".join(lines))
         self._drawn_lines = len(lines) if self._in_place else 0

@@ -1,4 +1,6 @@
-"""A corpus in disjoint shards of about equal length, alike in speakers and languages. No TensorFlow."""
+"""A corpus in disjoint shards of about equal length, alike in speakers and languages. No
+TensorFlow.
+"""
 
 import csv
 import io
@@ -61,20 +63,23 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
 
     Args:
         config: of the run: corpus, length limits, text front end, validation fraction.
-        folder: gets shard-0.csv, shard-1.csv, …, train.csv, held_out.csv, and rejected.csv with unusable rows.
+        folder: gets shard-0.csv, shard-1.csv, …, train.csv, held_out.csv, and rejected.csv with
+            unusable rows.
 
     Raises:
-        DataError: the corpus cannot be used or has fewer utterances than shards, or the folder has shards of another
-            split or other files of these names.
+        DataError: the corpus cannot be used or has fewer utterances than shards, or the folder has
+            shards of another split or other files of these names.
     """
     names = [f"shard-{shard}.csv" for shard in range(count)]
     if stale := sorted({path.name for path in folder.glob("shard-*.csv")}.difference(names)):
         raise DataError(
-            f"{count} shards cannot be written to {folder}: it already holds {stale[0]} of another split, and "
-            "shards must be disjoint. Give another folder, or remove this one."
+            f"{count} shards cannot be written to {folder}: it already holds {stale[0]} of another"
+            " split, and shards must be disjoint. Give another folder, or remove this one."
         )
     _check_replaced(folder, names, config.data.train_data)
-    (folder / "held_out.csv").unlink(missing_ok=True)  # of an earlier split; this one may hold none out
+    (folder / "held_out.csv").unlink(
+        missing_ok=True
+    )  # of an earlier split; this one may hold none out
     length_rule = length_rule_of(config)
     teacher = config.teacher.model_copy(
         update={"teacher_fraction": 0.0}
@@ -84,11 +89,13 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
     manifest = corpus.manifest
     if len(manifest) < count:
         raise DataError(
-            f"{count} shards were requested, but there are {len(manifest)} usable utterances to train on. "
-            "Request fewer shards, or give a larger corpus."
+            f"{count} shards were requested, but there are {len(manifest)} usable utterances to"
+            " train on. Request fewer shards, or give a larger corpus."
         )
     audio_paths = [path for part in (corpus, held_out) if part for path in part.manifest.paths]
-    current_root = os.path.realpath(audio_root_of(config.data) or corpus_folder(config.data.train_data))
+    current_root = os.path.realpath(
+        audio_root_of(config.data) or corpus_folder(config.data.train_data)
+    )
     audio_root = Path(os.path.commonpath([current_root, *map(os.path.dirname, audio_paths)]))
     shard_of = assign_shards(manifest.samples, manifest.speaker, manifest.language, count)
 
@@ -101,8 +108,15 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
 
     return CorpusShards(
         train=write("train.csv", manifest, range(len(manifest))),
-        shards=tuple(write(name, manifest, np.flatnonzero(shard_of == shard)) for shard, name in enumerate(names)),
-        held_out=write("held_out.csv", held_out.manifest, range(len(held_out.manifest))) if held_out else None,
+        shards=tuple(
+            write(name, manifest, np.flatnonzero(shard_of == shard))
+            for shard, name in enumerate(names)
+        ),
+        held_out=(
+            write("held_out.csv", held_out.manifest, range(len(held_out.manifest)))
+            if held_out
+            else None
+        ),
         audio_root=audio_root,
         table=shard_table(manifest, shard_of, vocabulary, utterances, minutes),
         utterances=tuple(utterances.tolist()),
@@ -111,24 +125,34 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
 
 
 def _check_replaced(folder: Path, shards: Sequence[str], corpus: str | None) -> None:
-    """Raise DataError if a file to write is the corpus itself, or there without the shards of an earlier split."""
+    """Raise DataError if a file to write is the corpus itself, or there without the shards of an
+    earlier split.
+    """
     is_split = (folder / shards[0]).exists()
     for path in (folder / name for name in (*shards, "train.csv", "held_out.csv")):
-        is_corpus = path.exists() and corpus is not None and os.path.exists(corpus) and path.samefile(corpus)
+        is_corpus = (
+            path.exists()
+            and corpus is not None
+            and os.path.exists(corpus)
+            and path.samefile(corpus)
+        )
         if is_corpus or (path.exists() and not is_split):
             found = "is the corpus itself" if is_corpus else "is not of an earlier split"
             raise DataError(
-                f"shards cannot be written to {folder}: {path.name} there {found}, and would be replaced. "
-                "Give another folder."
+                f"shards cannot be written to {folder}: {path.name} there {found}, and would be"
+                " replaced. Give another folder."
             )
 
 
-def assign_shards(samples: np.ndarray, speaker: np.ndarray, language: np.ndarray, count: int) -> np.ndarray:
+def assign_shards(
+    samples: np.ndarray, speaker: np.ndarray, language: np.ndarray, count: int
+) -> np.ndarray:
     """Return the shard of each utterance.
 
-    Within each speaker and language, utterances are dealt out from the longest to the shortest, one to each shard per
-    turn; the longest one of a turn goes to the shard with the least audio so far. Shards therefore differ by at most
-    one utterance of each speaker and language, and by less audio than the longest utterance.
+    Within each speaker and language, utterances are dealt out from the longest to the shortest, one
+    to each shard per turn; the longest one of a turn goes to the shard with the least audio so far.
+    Shards therefore differ by at most one utterance of each speaker and language, and by less audio
+    than the longest utterance.
 
     Args:
         samples, speaker, language: int32 [utterances].
@@ -138,7 +162,9 @@ def assign_shards(samples: np.ndarray, speaker: np.ndarray, language: np.ndarray
     """
     shard_of, audio_samples = np.zeros(len(samples), np.int32), np.zeros(count, np.int64)
     order = np.lexsort((np.arange(len(samples)), -samples.astype(np.int64), language, speaker))
-    same = (speaker[order][1:] == speaker[order][:-1]) & (language[order][1:] == language[order][:-1])
+    same = (speaker[order][1:] == speaker[order][:-1]) & (
+        language[order][1:] == language[order][:-1]
+    )
     for stratum in np.split(order, np.flatnonzero(~same) + 1):
         for begin in range(0, len(stratum), count):
             turn = stratum[begin : begin + count]
@@ -149,20 +175,38 @@ def assign_shards(samples: np.ndarray, speaker: np.ndarray, language: np.ndarray
 
 
 def write_rows(
-    path: Path, manifest: Manifest, rows: Sequence[int] | np.ndarray, vocabulary: Vocabulary, audio_root: Path
+    path: Path,
+    manifest: Manifest,
+    rows: Sequence[int] | np.ndarray,
+    vocabulary: Vocabulary,
+    audio_root: Path,
 ) -> None:
     """Write some utterances of a manifest as a CSV file with the header COLUMNS."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
     for row in rows:
-        speaker, language = vocabulary.speakers[manifest.speaker[row]], vocabulary.languages[manifest.language[row]]
-        writer.writerow((os.path.relpath(manifest.paths[row], audio_root), manifest.texts[row], speaker, language))
+        speaker, language = (
+            vocabulary.speakers[manifest.speaker[row]],
+            vocabulary.languages[manifest.language[row]],
+        )
+        writer.writerow(
+            (
+                os.path.relpath(manifest.paths[row], audio_root),
+                manifest.texts[row],
+                speaker,
+                language,
+            )
+        )
     write_whole(path, text.getvalue().encode(errors="surrogateescape"))
 
 
 def shard_table(
-    manifest: Manifest, shard_of: np.ndarray, vocabulary: Vocabulary, utterances: np.ndarray, minutes: np.ndarray
+    manifest: Manifest,
+    shard_of: np.ndarray,
+    vocabulary: Vocabulary,
+    utterances: np.ndarray,
+    minutes: np.ndarray,
 ) -> str:
     """Return a table with a row for each shard and a column for each language."""
     lines = [["shard", "utterances", "minutes", "speakers", *vocabulary.languages]]
@@ -171,7 +215,14 @@ def shard_table(
         per_language = np.bincount(manifest.language[rows], minlength=len(vocabulary.languages))
         speakers = len(np.unique(manifest.speaker[rows]))
         lines.append(
-            [*map(str, (shard, utterances[shard])), f"{minutes[shard]:.2f}", *map(str, (speakers, *per_language))]
+            [
+                *map(str, (shard, utterances[shard])),
+                f"{minutes[shard]:.2f}",
+                *map(str, (speakers, *per_language)),
+            ]
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )

@@ -1,12 +1,14 @@
-"""Local SGD (Stich 2019): independent jobs average their weights every few steps through a shared directory.
+"""Local SGD (Stich 2019): independent jobs average their weights every few steps through a shared
+directory.
 
     sync-000600/job-000/            the contribution of job 0 at step 600: a checkpoint
-    sync-000600/averaged/           the mean of the contributions that arrived in time; all jobs continue from it
-    sync-000600/loaded-by-job-000   job 0 has loaded the average
+    sync-000600/averaged/           the mean of the contributions that arrived in time; all jobs
+    continue from it sync-000600/loaded-by-job-000   job 0 has loaded the average
 
-A sync takes place at each multiple of `sync_every` steps and at the last step. There is no coordinator. The first job
-that finds all contributions, or whose wait times out, averages them; jobs with lower numbers go first. The average is
-published by a rename that succeeds only once, so all jobs load the same average.
+A sync takes place at each multiple of `sync_every` steps and at the last step. There is no
+coordinator. The first job that finds all contributions, or whose wait times out, averages them;
+jobs with lower numbers go first. The average is published by a rename that succeeds only once, so
+all jobs load the same average.
 """
 
 import errno
@@ -28,7 +30,12 @@ from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.averaging import normalised, weighted_mean
 from myxtts.local_sgd.sync_folder import newest_average, sync_folders, sync_step
 from myxtts.training.checkpoint import restore_groups, write_state
-from myxtts.training.checkpoint_files import opened_arrays, read_arrays, read_metadata, write_checkpoint
+from myxtts.training.checkpoint_files import (
+    opened_arrays,
+    read_arrays,
+    read_metadata,
+    write_checkpoint,
+)
 from myxtts.training.state import TrainingState
 from myxtts.training.step import unscaled
 
@@ -44,7 +51,8 @@ log = logging.getLogger(__name__)
 
 
 class OuterOptimizer(NamedTuple):
-    """The outer optimizer of DiLoCo (Douillard et al. 2023): its gradient is the mean weight change between two syncs.
+    """The outer optimizer of DiLoCo (Douillard et al. 2023): its gradient is the mean weight change
+    between two syncs.
 
     Momentum is Nesterov's. A learning rate of 1 without momentum is plain averaging.
     """
@@ -96,20 +104,32 @@ class WeightSync:
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        self._group, self._outer_optimizer, self._sync_optimizer = group, outer_optimizer, sync_optimizer
+        self._group, self._outer_optimizer, self._sync_optimizer = (
+            group,
+            outer_optimizer,
+            sync_optimizer,
+        )
         self._total_steps = total_steps
-        self._metadata = json.loads(json.dumps(dict(metadata)))  # tuples become lists, as in state.json
+        self._metadata = json.loads(
+            json.dumps(dict(metadata))
+        )  # tuples become lists, as in state.json
         self._common = common_settings(self._metadata)
         self._clock_s, self._sleep = clock_s, sleep
 
     @classmethod
-    def of_run(cls, config: Config, total_steps: int, metadata: Mapping[str, Any]) -> "WeightSync | None":
+    def of_run(
+        cls, config: Config, total_steps: int, metadata: Mapping[str, Any]
+    ) -> "WeightSync | None":
         """Return the syncs of a run; None if it is not one of several jobs."""
         settings = config.local_sgd
         if not settings.sync_every or settings.sync_dir is None:
             return None
         group = SyncGroup(
-            Path(settings.sync_dir), settings.job, settings.jobs, settings.sync_every, settings.sync_timeout
+            Path(settings.sync_dir),
+            settings.job,
+            settings.jobs,
+            settings.sync_every,
+            settings.sync_timeout,
         )
         outer_optimizer = OuterOptimizer(settings.outer_learning_rate, settings.outer_momentum)
         return cls(group, outer_optimizer, settings.sync_optimizer, total_steps, metadata)
@@ -119,24 +139,33 @@ class WeightSync:
 
         Args:
             new_run: whether the run has no checkpoint yet.
-            resumes: it may have been killed in its first sync, before its first checkpoint; then it contributes the
-                same weights again.
+            resumes: it may have been killed in its first sync, before its first checkpoint; then it
+                contributes the same weights again.
 
         Raises:
             ConfigError: another run has used the directory under this job number.
         """
-        first_sync = self._contribution(min(self._group.sync_every, self._total_steps), self._group.job).parent
+        first_sync = self._contribution(
+            min(self._group.sync_every, self._total_steps), self._group.job
+        ).parent
         found = self._group.folder.glob(f"sync-*/*{self._name}") if new_run else ()
-        traces = (path for path in found if not path.name.startswith("."))  # of a kill, written anew
-        if used := next((path for path in traces if not resumes or path.parent != first_sync), None):
+        traces = (
+            path for path in found if not path.name.startswith(".")
+        )  # of a kill, written anew
+        if used := next(
+            (path for path in traces if not resumes or path.parent != first_sync), None
+        ):
             raise ConfigError(
-                f"--sync-dir {self._group.folder} was given to a new run, but it holds {used} of another run. "
-                "Give an empty folder; or --resume, if it is of this run, which was killed in its first sync."
+                f"--sync-dir {self._group.folder} was given to a new run, but it holds {used} of"
+                " another run. Give an empty folder; or --resume, if it is of this run, which was"
+                " killed in its first sync."
             )
         start = self._averaged(state.step)
         if not self._outer_optimizer.is_plain_average and state.audio_s == 0 and not start.exists():
             metadata = self._common | {"participants": [], "missed_syncs": {}}
-            self._publish(start, [(group, state.arrays(group)) for group in state.weight_groups], metadata)
+            self._publish(
+                start, [(group, state.arrays(group)) for group in state.weight_groups], metadata
+            )
 
     def is_due(self, state: TrainingState) -> bool:
         """Return whether this step ends with a sync that has not taken place yet."""
@@ -144,13 +173,15 @@ class WeightSync:
         return at_end and state.audio_s_since_sync > 0
 
     def sync(self, state: TrainingState, stop_requested: Callable[[], bool]) -> bool:
-        """Contribute the weights, wait for the average and load it; return False if a stop was requested first.
+        """Contribute the weights, wait for the average and load it; return False if a stop was
+        requested first.
 
-        A late job loads the newest average and continues at its step. Its own updates since the last sync are
-        discarded, with a warning.
+        A late job loads the newest average and continues at its step. Its own updates since the
+        last sync are discarded, with a warning.
 
         Raises:
-            CheckpointError: a contribution is not finite, or comes from another network or another group of jobs.
+            CheckpointError: a contribution is not finite, or comes from another network or another
+                group of jobs.
         """
         step, began_s = state.step, self._clock_s()
         newest = self._newest_step()
@@ -165,22 +196,34 @@ class WeightSync:
             newest = awaited
         participants = self._load_average(state, newest)
         names, waited_s = " ".join(map(str, participants)), self._clock_s() - began_s
-        log.info("sync           average of jobs %s at step %d, after %.1f s", names, newest, waited_s)
+        log.info(
+            "sync           average of jobs %s at step %d, after %.1f s", names, newest, waited_s
+        )
         if self._group.job not in participants:
             log.warning("this job was late: its updates since the last sync were discarded")
         if newest > step:
-            log.warning("training continues at step %d, as in the other jobs; this job was at step %d", newest, step)
+            log.warning(
+                "training continues at step %d, as in the other jobs; this job was at step %d",
+                newest,
+                step,
+            )
             state.step, state.began = newest, (newest, state.position)
         state.audio_s_since_sync = 0.0
         return True
 
-    def _wait_for_average(self, step: int, trained: Trained, stop_requested: Callable[[], bool]) -> int | None:
-        """Return the step of the newest average, at least `step`; None if a stop was requested first."""
+    def _wait_for_average(
+        self, step: int, trained: Trained, stop_requested: Callable[[], bool]
+    ) -> int | None:
+        """Return the step of the newest average, at least `step`; None if a stop was requested
+        first.
+        """
         began_s, ready_s = self._clock_s(), math.inf
         while (newest := self._newest_step()) < step:
             if stop_requested():
                 return None
-            present = [job for job in range(self._group.jobs) if self._contribution(step, job).exists()]
+            present = [
+                job for job in range(self._group.jobs) if self._contribution(step, job).exists()
+            ]
             now_s = self._clock_s()
             if self._expected_jobs().issubset(present) or now_s - began_s >= self._group.timeout_s:
                 ready_s = min(ready_s, now_s)
@@ -191,9 +234,15 @@ class WeightSync:
         return newest
 
     def _expected_jobs(self) -> set[int]:
-        """Return the jobs to wait for: those that took part in the last sync or loaded its average; all at first."""
+        """Return the jobs to wait for: those that took part in the last sync or loaded its average;
+        all at first.
+        """
         last = self._averaged(self._newest_step())
-        participants = {entry["job"] for entry in read_metadata(last)["participants"]} if last.exists() else set()
+        participants = (
+            {entry["job"] for entry in read_metadata(last)["participants"]}
+            if last.exists()
+            else set()
+        )
         if not participants:
             return set(range(self._group.jobs))
         loaded = last.parent.glob("loaded-by-job-*")
@@ -202,11 +251,13 @@ class WeightSync:
     def _average(self, step: int, jobs: Sequence[int], trained: Trained) -> None:
         """Publish the mean of these jobs' contributions; damaged ones are left out."""
         contributions = {job: self._contribution(step, job) for job in jobs}
-        metadata = {job: entry for job in jobs if (entry := self._read_contribution(contributions[job]))}
+        metadata = {
+            job: entry for job in jobs if (entry := self._read_contribution(contributions[job]))
+        }
         if not metadata:
             raise CheckpointError(
-                f"no contribution in {self._folder(step)} can be read, so there is nothing to average. "
-                "Repair that disk, then resume with --resume."
+                f"no contribution in {self._folder(step)} can be read, so there is nothing to"
+                " average. Repair that disk, then resume with --resume."
             )
         folders = [contributions[job] for job in metadata]
         weights = [entry["audio_s_since_sync"] for entry in metadata.values()]
@@ -233,7 +284,10 @@ class WeightSync:
             return weighted_mean([folder / f"{group}.npz" for folder in folders], weights)
 
         def moved(group: str) -> Iterator[tuple[str, np.ndarray]]:
-            return ((name, array + change[name] if name in change else array) for name, array in mean(group))
+            return (
+                (name, array + change[name] if name in change else array)
+                for name, array in mean(group)
+            )
 
         change: Arrays = {}
         momentum: Arrays = {}
@@ -267,14 +321,21 @@ class WeightSync:
         return metadata
 
     def _check_same_settings(self, path: Path, common: Mapping[str, Any]) -> None:
-        if name := next((name for name, value in self._common.items() if common.get(name) != value), None):
+        if name := next(
+            (name for name, value in self._common.items() if common.get(name) != value), None
+        ):
             raise CheckpointError(
-                f"{path} and this run cannot be averaged: they differ in {name}. Start all jobs with the same "
-                "--init-from, vocabulary and sync flags, and give each group of jobs a --sync-dir of its own."
+                f"{path} and this run cannot be averaged: they differ in {name}. Start all jobs"
+                " with the same --init-from, vocabulary and sync flags, and give each group of"
+                " jobs a --sync-dir of its own."
             )
 
-    def _outer_step(self, group: str, mean: Mapping[str, np.ndarray], trained: Sequence[str]) -> tuple[Arrays, Arrays]:
-        """Return what the outer optimizer adds to the mean of each trained variable, and its momentum, by name."""
+    def _outer_step(
+        self, group: str, mean: Mapping[str, np.ndarray], trained: Sequence[str]
+    ) -> tuple[Arrays, Arrays]:
+        """Return what the outer optimizer adds to the mean of each trained variable, and its
+        momentum, by name.
+        """
         last = self._averaged(self._newest_step())
         before = read_arrays(last / f"{group}.npz")
         learning_rate, decay = self._outer_optimizer
@@ -306,14 +367,18 @@ class WeightSync:
         if self._sync_optimizer == "reset":
             for trained in state.groups:
                 for variable in unscaled(trained.optimizer).variables:
-                    variable.assign(tf.zeros_like(variable))  # its learning rate is set at each step
+                    variable.assign(
+                        tf.zeros_like(variable)
+                    )  # its learning rate is set at each step
         (average.parent / f"loaded-by-{self._name}").touch()
         participants = [entry["job"] for entry in metadata["participants"]]
         self._remove_past(step, is_first=self._group.job == participants[0])
         return participants
 
     def _remove_past(self, step: int, is_first: bool) -> None:
-        """Remove this job's earlier contributions and, if it is the first participant, syncs that no job needs."""
+        """Remove this job's earlier contributions and, if it is the first participant, syncs that
+        no job needs.
+        """
         for contribution in self._group.folder.glob(f"sync-*/{self._name}"):
             if sync_step(contribution.parent) < step:
                 shutil.rmtree(contribution, ignore_errors=True)

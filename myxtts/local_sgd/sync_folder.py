@@ -4,7 +4,8 @@ from pathlib import Path
 
 
 def owes_sync(sync_every: int, audio_s_since_sync: float) -> bool:
-    """Return whether a run that has all its steps still owes the last sync, since it was stopped while it waited.
+    """Return whether a run that has all its steps still owes the last sync, since it was stopped
+    while it waited.
 
     Args:
         sync_every: steps between two syncs; 0 is off.
@@ -14,7 +15,9 @@ def owes_sync(sync_every: int, audio_s_since_sync: float) -> bool:
 
 def sync_folders(sync_dir: Path) -> list[Path]:
     """Return the folder of each sync, by step."""
-    folders = (path for path in sync_dir.glob("sync-*") if path.name.removeprefix("sync-").isdecimal())
+    folders = (
+        path for path in sync_dir.glob("sync-*") if path.name.removeprefix("sync-").isdecimal()
+    )
     return sorted(folders, key=sync_step)
 
 

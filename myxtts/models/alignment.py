@@ -8,15 +8,17 @@ from myxtts.matmul import float32_matmul
 
 IMPOSSIBLE_SCORE = -1e9
 BLOCK_FRAMES = 8  # with 16, XLA splits a block into several kernels
-DISTANCE_SCALE = 16.0  # squared distance of a frame from its token's mean mel in a half-trained model
+DISTANCE_SCALE = (
+    16.0  # squared distance of a frame from its token's mean mel in a half-trained model
+)
 
 
 def frame_token_scores(mel, mean):
     """Score how well each frame fits each token: -log(1 + squared distance / DISTANCE_SCALE).
 
-    This is the log-likelihood of a Student's t-distribution without its constants. Its heavy tails matter: under a
-    normal distribution one frame of silence in the wrong token weighs as much as ten frames of wrong speech, and a
-    comma that is once aligned with speech never recovers.
+    This is the log-likelihood of a Student's t-distribution without its constants. Its heavy tails
+    matter: under a normal distribution one frame of silence in the wrong token weighs as much as
+    ten frames of wrong speech, and a comma that is once aligned with speech never recovers.
 
     Args:
         mel: normalised, float32 [B, T, D].
@@ -26,7 +28,11 @@ def frame_token_scores(mel, mean):
         float32 [B, T, N], at most 0.
     """
     cross = float32_matmul(mel, mean, transpose_b=True)
-    squared = tf.reduce_sum(mel * mel, -1)[:, :, None] - 2.0 * cross + tf.reduce_sum(mean * mean, -1)[:, None, :]
+    squared = (
+        tf.reduce_sum(mel * mel, -1)[:, :, None]
+        - 2.0 * cross
+        + tf.reduce_sum(mean * mean, -1)[:, None, :]
+    )
     return -tf.math.log1p(tf.maximum(squared, 0.0) / DISTANCE_SCALE)
 
 
@@ -34,7 +40,8 @@ def search_by_frames(score, token_count, frames):
     """Find the best monotonic path through a score matrix (Kim et al. 2020, Glow-TTS, algorithm 1).
 
     Each real frame belongs to one token, each real token has at least one frame, and tokens follow
-    each other without a gap. The search is vectorised over batch and text: two loops over the frames.
+    each other without a gap. The search is vectorised over batch and text: two loops over the
+    frames.
 
     Args:
         score: float32 [batch, frames, tokens], log-likelihood of each frame under each token.
@@ -53,14 +60,22 @@ def search_by_frames(score, token_count, frames):
 
     advances = tf.TensorArray(tf.bool, padded_frames, element_shape=[None, None])
     advances = advances.write(0, tf.fill([batch, tokens], False))
-    *_, advances = tf.while_loop(lambda t, *_: t < padded_frames, forward, (1, _first_totals(score), advances))
+    *_, advances = tf.while_loop(
+        lambda t, *_: t < padded_frames, forward, (1, _first_totals(score), advances)
+    )
     advances = advances.stack()
 
-    def backward(i, current, path):  # XLA knows the number of iterations of loops that count upwards only
+    def backward(
+        i, current, path
+    ):  # XLA knows the number of iterations of loops that count upwards only
         t = padded_frames - 1 - i
         inside = t < frames
         step = tf.cast(tf.gather(advances[t], tf.maximum(current, 0), batch_dims=1), tf.int32)
-        return i + 1, tf.where(inside, current - step, current), path.write(t, tf.where(inside, current, -1))
+        return (
+            i + 1,
+            tf.where(inside, current - step, current),
+            path.write(t, tf.where(inside, current, -1)),
+        )
 
     path = tf.TensorArray(tf.int32, padded_frames, element_shape=[None])
     *_, path = tf.while_loop(lambda i, *_: i < padded_frames, backward, (0, token_count - 1, path))
@@ -68,11 +83,13 @@ def search_by_frames(score, token_count, frames):
 
 
 def search_by_blocks(score, token_count, frames):
-    """Return the same path as `search_by_frames`, bit for bit, by fewer and larger operations, as a GPU needs them.
+    """Return the same path as `search_by_frames`, bit for bit, by fewer and larger operations, as a
+    GPU needs them.
 
-    An iteration of the forward loop takes BLOCK_FRAMES frames. It computes the totals of the tokens before each token
-    once more for each of them, instead of reading them, so that XLA fuses the block into one kernel. The path is then
-    found by pointer doubling (Hillis & Steele 1986), in log2(frames) steps.
+    An iteration of the forward loop takes BLOCK_FRAMES frames. It computes the totals of the tokens
+    before each token once more for each of them, instead of reading them, so that XLA fuses the
+    block into one kernel. The path is then found by pointer doubling (Hillis & Steele 1986), in
+    log2(frames) steps.
     """
     score = _frame_major(score, token_count)
     first = _first_totals(score)
@@ -82,7 +99,9 @@ def search_by_blocks(score, token_count, frames):
 
 
 def _frame_major(score, token_count):
-    """Return the scores as [frames, batch, tokens], with IMPOSSIBLE_SCORE behind each row's last token."""
+    """Return the scores as [frames, batch, tokens], with IMPOSSIBLE_SCORE behind each row's last
+    token.
+    """
     real_token = tf.range(tf.shape(score)[2])[None, :] < token_count[:, None]
     return tf.transpose(tf.where(real_token[:, None, :], score, IMPOSSIBLE_SCORE), [1, 0, 2])
 
@@ -93,7 +112,9 @@ def _first_totals(score):
 
 
 def _totals_by_blocks(score, first):
-    """Return the totals of the best paths to each frame but the first, [frames - 1, batch, tokens]."""
+    """Return the totals of the best paths to each frame but the first, [frames - 1, batch,
+    tokens].
+    """
     padded_frames, batch, tokens = tf.unstack(tf.shape(score))
     blocks = tf.maximum((padded_frames + BLOCK_FRAMES - 2) // BLOCK_FRAMES, 1)
     padding = [[0, blocks * BLOCK_FRAMES - (padded_frames - 1)], [0, 0], [BLOCK_FRAMES, 0]]
@@ -109,23 +130,31 @@ def _totals_by_blocks(score, first):
         of_frames = []
         for frame_score in tf.unstack(score[block], BLOCK_FRAMES):
             pairs = enumerate(pairwise(window))
-            window = [tf.maximum(stay, advance) + shifted(frame_score, shift) for shift, (stay, advance) in pairs]
+            window = [
+                tf.maximum(stay, advance) + shifted(frame_score, shift)
+                for shift, (stay, advance) in pairs
+            ]
             of_frames.append(window[0])
         return block + 1, window[0], totals.write(block, tf.stack(of_frames))
 
     totals = tf.TensorArray(tf.float32, blocks, element_shape=[BLOCK_FRAMES, None, None])
     shapes = (tf.TensorShape([]), tf.TensorShape([None, None]), tf.TensorShape(None))
-    *_, totals = tf.while_loop(lambda block, *_: block < blocks, forward, (0, first, totals), shape_invariants=shapes)
+    *_, totals = tf.while_loop(
+        lambda block, *_: block < blocks, forward, (0, first, totals), shape_invariants=shapes
+    )
     return tf.reshape(totals.stack(), [blocks * BLOCK_FRAMES, batch, tokens])[: padded_frames - 1]
 
 
 def _follow_back(advances, token_count, frames):
-    """Return the path, int32 [batch, frames], through bool [frames, batch, tokens]: whether it advanced to a token."""
+    """Return the path, int32 [batch, frames], through bool [frames, batch, tokens]: whether it
+    advanced to a token.
+    """
     padded_frames, batch, tokens = tf.unstack(tf.shape(advances))
     frame, token = tf.range(padded_frames), tf.range(tokens)[None, None, :]
     inside = frame[:, None] < frames[None, :]
     step = tf.cast(advances & inside[:, :, None] & (token > 0), tf.int32)
-    # source[t, b, n]: the token at frame t if token n is that of frame t + distance, or of the last frame
+    # source[t, b, n]: the token at frame t if token n is that of frame t + distance, or of the last
+    # frame
     source = tf.concat([(token - step)[1:], tf.tile(token, [1, batch, 1])], axis=0)
 
     def double(i, distance, source):
@@ -133,7 +162,9 @@ def _follow_back(advances, token_count, frames):
         later = tf.where((frame + distance < padded_frames)[:, None, None], later, token)
         return i + 1, 2 * distance, tf.gather(source, later, batch_dims=2, axis=2)
 
-    doublings = tf.cast(tf.math.log(tf.cast(padded_frames, tf.float32)) / tf.math.log(2.0), tf.int32) + 1
+    doublings = (
+        tf.cast(tf.math.log(tf.cast(padded_frames, tf.float32)) / tf.math.log(2.0), tf.int32) + 1
+    )
     *_, source = tf.while_loop(lambda i, *_: i < doublings, double, (0, 1, source))
     last = tf.maximum(token_count - 1, 0)
     path = tf.gather(tf.transpose(source, [1, 0, 2]), last, axis=2, batch_dims=1)
@@ -141,7 +172,9 @@ def _follow_back(advances, token_count, frames):
 
 
 def durations_of_path(path, tokens):
-    """Count the frames of each token: int32 or int64 path [batch, frames] -> float32 [batch, tokens]."""
+    """Count the frames of each token: int32 or int64 path [batch, frames] -> float32 [batch,
+    tokens].
+    """
     return tf.reduce_sum(tf.one_hot(path, tokens), axis=1)
 
 
@@ -161,7 +194,8 @@ def path_from_ends(ends, token_count, padded):
 
 
 def path_within(ends, padded):
-    """Return the path with the given token ends, cut off after `padded` frames, without int32 on the device.
+    """Return the path with the given token ends, cut off after `padded` frames, without int32 on
+    the device.
 
     Args:
         ends: float32 [batch, tokens], whole numbers; padded tokens end with the last real one.
@@ -176,24 +210,32 @@ def path_within(ends, padded):
 
 
 def gather_rows(values, index):
-    """Return the row at each index: [B, N, D], int32 or int64 [B, T] -> [B, T, D]; zeros where the index is -1.
+    """Return the row at each index: [B, N, D], int32 or int64 [B, T] -> [B, T, D]; zeros where the
+    index is -1.
 
     In training, indices of frames and tokens are int64: a GPU computes with int32 on the host.
     """
     index = tf.cast(index, tf.int64)
-    return _gather_from_batch(values, tf.maximum(index, 0)) * tf.cast(index >= 0, values.dtype)[:, :, None]
+    return (
+        _gather_from_batch(values, tf.maximum(index, 0))
+        * tf.cast(index >= 0, values.dtype)[:, :, None]
+    )
 
 
 @tf.custom_gradient
 def _gather_from_batch(values, index):
-    """Return `tf.gather(values, index, batch_dims=1)`. TensorFlow's own gradient waits for a GPU to compute shapes."""
+    """Return `tf.gather(values, index, batch_dims=1)`. TensorFlow's own gradient waits for a GPU to
+    compute shapes.
+    """
     batch, rows, _ = tf.unstack(tf.shape(values))
     channels = values.shape[2]
     flat = tf.reshape(index + tf.cast(tf.range(batch) * rows, tf.int64)[:, None], [-1])
     gathered = tf.gather(tf.reshape(values, [-1, channels]), flat)
 
     def gradient(upstream):
-        summed = tf.math.unsorted_segment_sum(tf.reshape(upstream, [-1, channels]), flat, batch * rows)
+        summed = tf.math.unsorted_segment_sum(
+            tf.reshape(upstream, [-1, channels]), flat, batch * rows
+        )
         return tf.reshape(summed, [batch, rows, channels]), None
 
     return tf.reshape(gathered, tf.concat([tf.shape(index), [channels]], axis=0)), gradient
@@ -233,9 +275,13 @@ def random_segment(frames, padded, length, seed):
     """
     start_count = tf.cast(tf.maximum(frames - length, 0) + 1, tf.float32)
     start = tf.cast(tf.random.stateless_uniform(tf.shape(frames), seed) * start_count, tf.int64)
-    return real_frames(start[:, None] + tf.cast(tf.range(tf.minimum(length, padded)), tf.int64), frames)
+    return real_frames(
+        start[:, None] + tf.cast(tf.range(tf.minimum(length, padded)), tf.int64), frames
+    )
 
 
 def real_frames(frame, frames):
-    """Replace frames from the end of their utterance on by -1: int64 [B or 1, S], int32 [B] -> int64 [B, S]."""
+    """Replace frames from the end of their utterance on by -1: int64 [B or 1, S], int32 [B] ->
+    int64 [B, S].
+    """
     return tf.where(frame < tf.cast(frames, tf.int64)[:, None], frame, -1)

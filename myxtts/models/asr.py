@@ -1,6 +1,7 @@
 """Speech recognition with CTC: log-mel spectrogram in, symbols out.
 
-mel → normalisation → subsampling convolutions → bidirectional LMU, GRU or convolution blocks → logits
+mel → normalisation → subsampling convolutions → bidirectional LMU, GRU or convolution blocks →
+logits
 
 Shape legend: B batch, T frames, T' frames after subsampling, C channels, V symbols.
 """
@@ -21,7 +22,9 @@ from myxtts.text.ctc_feasibility import subsampled_length
 
 @dataclass(frozen=True)
 class ASRSize:
-    """Dimensions of the network; an LMU block has `memory` channels of order `order` in each direction."""
+    """Dimensions of the network; an LMU block has `memory` channels of order `order` in each
+    direction.
+    """
 
     channels: int
     blocks: int
@@ -38,7 +41,9 @@ SIZES = {
 ENCODERS = ("lmu", "gru", "conv")
 SUBSAMPLINGS = (1, 2, 4)
 KERNEL_SIZE = 5
-WINDOW_FRAMES = 16  # of each memory, 0.37 s; with 32 the character error rate was twice as high after 300 steps
+WINDOW_FRAMES = (
+    16  # of each memory, 0.37 s; with 32 the character error rate was twice as high after 300 steps
+)
 MOMENTUM = 0.95  # of the moving statistics in batch normalisation: a time constant of 20 steps
 
 
@@ -46,7 +51,8 @@ class ASRModel(keras.Model):
     """The CTC network.
 
     Args:
-        size: dimensions, see SIZES; the encoders of one size have equal numbers of parameters within 5 %.
+        size: dimensions, see SIZES; the encoders of one size have equal numbers of parameters
+            within 5 %.
         symbols: number of output classes, including the blank, BLANK_ID.
         encoder: one of ENCODERS.
         subsampling: one of SUBSAMPLINGS; mel frames per encoder frame.
@@ -71,16 +77,25 @@ class ASRModel(keras.Model):
         sync_batch_norm: bool = False,
     ):
         if encoder not in ENCODERS or subsampling not in SUBSAMPLINGS:
-            raise ValueError(f"{encoder=} must be one of {ENCODERS}, {subsampling=} one of {SUBSAMPLINGS}")
+            raise ValueError(
+                f"{encoder=} must be one of {ENCODERS}, {subsampling=} one of {SUBSAMPLINGS}"
+            )
         # The mel stays float32 in mixed precision; the layers cast their own inputs.
         super().__init__(name="asr", autocast=False)
         self.subsampling = subsampling
         self.convs = [
-            layers.Conv1D(size.channels, KERNEL_SIZE, strides=stride, activation="silu", name=f"subsampling_{i}")
+            layers.Conv1D(
+                size.channels,
+                KERNEL_SIZE,
+                strides=stride,
+                activation="silu",
+                name=f"subsampling_{i}",
+            )
             for i, stride in enumerate({1: (1, 1), 2: (2, 1), 4: (2, 2)}[subsampling])
         ]
         self.blocks = [
-            self._block(encoder, size, dropout, sync_batch_norm, name=f"{encoder}_{i}") for i in range(size.blocks)
+            self._block(encoder, size, dropout, sync_batch_norm, name=f"{encoder}_{i}")
+            for i in range(size.blocks)
         ]
         self.out_norm = layers.LayerNormalization(name="out_norm")
         self.out = Dense(symbols, name="out")
@@ -91,15 +106,23 @@ class ASRModel(keras.Model):
             return LMUBlock(size.channels, size.memory, size.order, dropout, name=name)
         if encoder == "gru":
             return GRUBlock(size.channels, gru_units(size), dropout, name=name)
-        return BatchNormConvBlock(size.channels, conv_channels(size), dropout, sync_batch_norm, name=name)
+        return BatchNormConvBlock(
+            size.channels, conv_channels(size), dropout, sync_batch_norm, name=name
+        )
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
-        """Return the variables with a row or column for each symbol: path -> (vocabulary, axis of the symbols)."""
+        """Return the variables with a row or column for each symbol: path -> (vocabulary, axis of
+        the symbols).
+        """
         return {self.out.kernel.path: ("symbols", 1), self.out.bias.path: ("symbols", 0)}
 
     def component_layers(self) -> dict[str, list[keras.layers.Layer]]:
         """Return the layers of each component that --freeze names."""
-        return {"subsampling": [*self.convs], "encoder": [*self.blocks], "output": [self.out_norm, self.out]}
+        return {
+            "subsampling": [*self.convs],
+            "encoder": [*self.blocks],
+            "output": [self.out_norm, self.out],
+        }
 
     def build(self, shape):
         """Create no variables; see `CompositeLayer`."""
@@ -107,30 +130,35 @@ class ASRModel(keras.Model):
     def call(self, batch, training=False):
         """Compute the loss of a batch of ASR_FEATURES, as a fraction of the whole step's loss.
 
-        Its sum over all batches and replicas of a step is the mean over that step's tokens. Nothing is averaged over
-        batches of different sizes. Empty rows and rows without labels add nothing.
+        Its sum over all batches and replicas of a step is the mean over that step's tokens. Nothing
+        is averaged over batches of different sizes. Empty rows and rows without labels add nothing.
 
         Returns:
             Losses: `ctc`, float32 scalar, the negative log-likelihood of the labels over all paths.
             Outputs: `logits` float32 [B, T', V]; `frames` int32 [B], their real frames.
 
         Raises:
-            tf.errors.InvalidArgumentError: on the CPU, a row has fewer frames than `ctc_feasibility.frames_needed`.
+            tf.errors.InvalidArgumentError: on the CPU, a row has fewer frames than
+            `ctc_feasibility.frames_needed`.
         """
-        logits, frames = self.compute_logits(batch["mel"], batch["frames"], batch["seed"] if training else None)
+        logits, frames = self.compute_logits(
+            batch["mel"], batch["frames"], batch["seed"] if training else None
+        )
         labels, count = ctc_labels(batch["tokens"], batch["token_count"])
         loss = tf.reduce_sum(ctc_losses(logits, frames, labels, count)) / batch["step_tokens"]
         return {"ctc": loss}, {"logits": logits, "frames": frames}
 
     def compute_logits(self, mel, frames, seed=None):
-        """Return logits float32 [B, T', V] and their frames int32 [B] of log-mels float32 [B, T, 80], frames int32 [B].
+        """Return logits float32 [B, T', V] and their frames int32 [B] of log-mels float32 [B, T,
+        80], frames int32 [B].
 
         A seed turns on training mode: dropout, and normalisation by the batch's own statistics.
         """
         x = (mel - MEL_MEAN) / MEL_STD
         for conv in self.convs:
             x = x * length_mask(frames, tf.shape(x)[1], x.dtype)
-            # Not padding="same": with strides its first window depends on whether the padded length is odd or even.
+            # Not padding="same": with strides its first window depends on whether the padded length
+            # is odd or even.
             x = conv(tf.pad(x, [[0, 0], [KERNEL_SIZE // 2, KERNEL_SIZE // 2], [0, 0]]))
             frames = subsampled_length(frames, conv.strides[0])
         mask = length_mask(frames, tf.shape(x)[1], x.dtype)
@@ -140,7 +168,9 @@ class ASRModel(keras.Model):
 
 
 class LMUBlock(CompositeLayer):
-    """Residual bidirectional Legendre memory units: a few channels are memorised and mixed back into the input."""
+    """Residual bidirectional Legendre memory units: a few channels are memorised and mixed back
+    into the input.
+    """
 
     def __init__(self, channels: int, memory: int, order: int, dropout: float, **kwargs):
         super().__init__(**kwargs)
@@ -162,10 +192,11 @@ class LMUBlock(CompositeLayer):
 
 
 class GRUBlock(layers.Layer):
-    """Residual bidirectional gated recurrent units (Cho et al. 2014), both directions in one loop over time.
+    """Residual bidirectional gated recurrent units (Cho et al. 2014), both directions in one loop
+    over time.
 
-    Keras' layer is not used: it holds a random generator whose name depends on how many the process has created, and
-    with cuDNN it rejects rows without frames.
+    Keras' layer is not used: it holds a random generator whose name depends on how many the process
+    has created, and with cuDNN it rejects rows without frames.
     """
 
     def __init__(self, channels: int, units: int, dropout: float, **kwargs):
@@ -178,10 +209,16 @@ class GRUBlock(layers.Layer):
 
     def build(self, shape):
         self.recurrent = [
-            self.add_weight(shape=(self.units, 3 * self.units), initializer="orthogonal", name=f"recurrent_{direction}")
+            self.add_weight(
+                shape=(self.units, 3 * self.units),
+                initializer="orthogonal",
+                name=f"recurrent_{direction}",
+            )
             for direction in ("past", "future")
         ]
-        self.recurrent_bias = self.add_weight(shape=(2, 1, self.units), initializer="zeros", name="recurrent_bias")
+        self.recurrent_bias = self.add_weight(
+            shape=(2, 1, self.units), initializer="zeros", name="recurrent_bias"
+        )
 
     def call(self, x, mask, frames, seed=None):
         """x [B, T, C], mask [B, T, 1], frames int32 [B] -> [B, T, C]."""
@@ -193,7 +230,9 @@ class GRUBlock(layers.Layer):
 
         def next_state(state, gates):
             update, reset, candidate = tf.split(gates, 3, axis=2)
-            update_state, reset_state, candidate_state = tf.split(tf.matmul(state, recurrent), 3, axis=2)
+            update_state, reset_state, candidate_state = tf.split(
+                tf.matmul(state, recurrent), 3, axis=2
+            )
             update, reset = tf.sigmoid(update + update_state), tf.sigmoid(reset + reset_state)
             candidate = tf.tanh(candidate + reset * (candidate_state + bias))
             return update * state + (1 - update) * candidate
@@ -224,8 +263,8 @@ class BatchNormConvBlock(CompositeLayer):
 class MaskedBatchNorm(layers.Layer):
     """Batch normalisation (Ioffe & Szegedy 2015) over real frames, of one replica or of all.
 
-    Keras' layer is not used: with a mask it ignores the other replicas whatever `synchronized` is (Keras 3.15), and
-    an empty batch pulls its statistics towards 0.
+    Keras' layer is not used: with a mask it ignores the other replicas whatever `synchronized` is
+    (Keras 3.15), and an empty batch pulls its statistics towards 0.
     """
 
     def __init__(self, synchronized: bool, **kwargs):
@@ -234,10 +273,16 @@ class MaskedBatchNorm(layers.Layer):
 
     def build(self, shape):
         def weight(name, initializer, **options):
-            return self.add_weight(shape=(shape[-1],), initializer=initializer, name=name, **options)
+            return self.add_weight(
+                shape=(shape[-1],), initializer=initializer, name=name, **options
+            )
 
         self.gamma, self.beta = weight("gamma", "ones"), weight("beta", "zeros")
-        moving = {"trainable": False, "aggregation": "mean", "autocast": False}  # mean over the replicas of a step
+        moving = {
+            "trainable": False,
+            "aggregation": "mean",
+            "autocast": False,
+        }  # mean over the replicas of a step
         self.moving_mean = weight("moving_mean", "zeros", **moving)
         self.moving_variance = weight("moving_variance", "ones", **moving)
 
@@ -252,7 +297,10 @@ class MaskedBatchNorm(layers.Layer):
 
     def _moments(self, x, mask):
         """Return mean and variance [C] over the real frames, and update the moving statistics."""
-        sums = tf.concat([sum_over(x * mask, [0, 1]), sum_over(x * x * mask, [0, 1]), [tf.reduce_sum(mask)]], axis=0)
+        sums = tf.concat(
+            [sum_over(x * mask, [0, 1]), sum_over(x * x * mask, [0, 1]), [tf.reduce_sum(mask)]],
+            axis=0,
+        )
         if self.synchronized:
             sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
         count = sums[-1]
@@ -265,19 +313,25 @@ class MaskedBatchNorm(layers.Layer):
 
 
 def lmu_block_parameters(size: ASRSize) -> int:
-    """Return the parameters of an LMU block (norm, write, mix, out), which blocks of other encoders match."""
+    """Return the parameters of an LMU block (norm, write, mix, out), which blocks of other encoders
+    match.
+    """
     c, coefficients = size.channels, 2 * size.memory * size.order
     return 2 * c + 2 * c * size.memory + (c + coefficients + 1) * c + (c + 1) * c
 
 
 def gru_units(size: ASRSize) -> int:
-    """Return the units of a GRU block with equally many parameters: 2 C + 6 U (C + 1) + 6 U² + 2 U + (2 U + 1) C."""
+    """Return the units of a GRU block with equally many parameters: 2 C + 6 U (C + 1) + 6 U² + 2 U
+    + (2 U + 1) C.
+    """
     c = size.channels
     linear, constant = 8 * c + 8, 3 * c - lmu_block_parameters(size)
     return round((-linear + (linear**2 - 24 * constant) ** 0.5) / 12)
 
 
 def conv_channels(size: ASRSize) -> int:
-    """Return the channels of a convolution block with equally many parameters: 5 C W + 2 W + (W + 1) C."""
+    """Return the channels of a convolution block with equally many parameters: 5 C W + 2 W + (W +
+    1) C.
+    """
     c = size.channels
     return round((lmu_block_parameters(size) - c) / ((KERNEL_SIZE + 1) * c + 2))

@@ -37,22 +37,31 @@ def greedy_decode(logits, frames):
 
 
 def beam_search_decode(logits, frames, width: int):
-    """Return the most likely text among the `width` best prefixes, summed over their paths (Graves 2012, section 7.5).
+    """Return the most likely text among the `width` best prefixes, summed over their paths (Graves
+    2012, section 7.5).
 
     Arguments and results are those of `greedy_decode`. Runs on the CPU, which has the only kernel.
     """
     with tf.device("/CPU:0"):
         # TensorFlow's decoder expects the blank as the last class.
-        blank_last = tf.concat([logits[:, :, BLANK_ID + 1 :], logits[:, :, BLANK_ID : BLANK_ID + 1]], axis=2)
+        blank_last = tf.concat(
+            [logits[:, :, BLANK_ID + 1 :], logits[:, :, BLANK_ID : BLANK_ID + 1]], axis=2
+        )
         time_major = tf.transpose(tf.cast(blank_last, tf.float32), [1, 0, 2])
-        (decoded,), _ = tf.nn.ctc_beam_search_decoder(time_major, frames, beam_width=width, top_paths=1)
+        (decoded,), _ = tf.nn.ctc_beam_search_decoder(
+            time_major, frames, beam_width=width, top_paths=1
+        )
         ids = tf.cast(tf.sparse.to_dense(decoded, default_value=-1), tf.int32) + 1
         return ids, tf.math.count_nonzero(ids, axis=1, dtype=tf.int32)
 
 
 def decoded_texts(ids, counts, symbols: SymbolTable) -> list[str]:
-    """Return the text of each row of ids [B, U] with counts [B]; ids that are no symbols are left out."""
-    return [_text(row[:count], symbols) for row, count in zip(ids.numpy(), counts.numpy(), strict=True)]
+    """Return the text of each row of ids [B, U] with counts [B]; ids that are no symbols are left
+    out.
+    """
+    return [
+        _text(row[:count], symbols) for row, count in zip(ids.numpy(), counts.numpy(), strict=True)
+    ]
 
 
 def _text(ids: Sequence[int], symbols: SymbolTable) -> str:

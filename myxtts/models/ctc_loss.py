@@ -9,12 +9,16 @@ from myxtts import tf_internals
 from myxtts.placement.host import on_host
 from myxtts.text.ctc_feasibility import BLANK_ID
 
-CUDNN_MAX_LABELS = 255  # of a row: `cudnnCTCLoss` returns an error from 256 on (pytorch/pytorch issue 53505)
+CUDNN_MAX_LABELS = (
+    255  # of a row: `cudnnCTCLoss` returns an error from 256 on (pytorch/pytorch issue 53505)
+)
 LOG_ZERO = -1e30  # finite, so that differences and gradients of impossible paths are 0 and not NaN
 
 
 def ctc_labels(tokens, token_count):
-    """Strip begin and end from tokens: int32 [B, N] -> labels int32 [B, N - 2], padded with the blank, and counts."""
+    """Strip begin and end from tokens: int32 [B, N] -> labels int32 [B, N - 2], padded with the
+    blank, and counts.
+    """
     with on_host():  # for cuDNN, which needs them there
         count = tf.maximum(token_count - 2, 0)
         labels = tokens[:, 1:-1]
@@ -24,8 +28,9 @@ def ctc_labels(tokens, token_count):
 def ctc_losses(logits, frames, labels, count):
     """Return the CTC loss of each row, float32 [B]; 0 for a row without labels.
 
-    TensorFlow's kernel for the device computes it. On a GPU, that is cuDNN's, which takes CUDNN_MAX_LABELS labels;
-    rows with more of them are computed by `ctc_losses_by_recursion`, and only batches that have such rows pay for it.
+    TensorFlow's kernel for the device computes it. On a GPU, that is cuDNN's, which takes
+    CUDNN_MAX_LABELS labels; rows with more of them are computed by `ctc_losses_by_recursion`, and
+    only batches that have such rows pay for it.
 
     Args:
         logits: float32 [B, T, V].
@@ -37,11 +42,17 @@ def ctc_losses(logits, frames, labels, count):
         return _losses_by_kernel(logits, frames, labels, count)
     with on_host():
         fits = count <= CUDNN_MAX_LABELS
-        rows, all_fit, fitting_count = tf.where(~fits)[:, 0], tf.reduce_all(fits), tf.where(fits, count, 0)
+        rows, all_fit, fitting_count = (
+            tf.where(~fits)[:, 0],
+            tf.reduce_all(fits),
+            tf.where(fits, count, 0),
+        )
     losses = _losses_by_kernel(logits, frames, labels, fitting_count)
 
     def with_long_rows():
-        long = ctc_losses_by_recursion(*(tf.gather(values, rows) for values in (logits, frames, labels, count)))
+        long = ctc_losses_by_recursion(
+            *(tf.gather(values, rows) for values in (logits, frames, labels, count))
+        )
         return tf.tensor_scatter_nd_update(losses, rows[:, None], long)
 
     return tf.cond(all_fit, lambda: losses, with_long_rows)
@@ -50,13 +61,14 @@ def ctc_losses(logits, frames, labels, count):
 def _losses_by_kernel(logits, frames, labels, count):
     """Compute `ctc_losses` by the kernel for the device.
 
-    The labels are sparse: with dense labels TensorFlow uses no kernel, and the CPU takes 15 times as long or more.
-    Kernels differ in how they treat lengths of 0, so a row without labels is passed as one frame with one label, and
-    its loss is then replaced by 0.
+    The labels are sparse: with dense labels TensorFlow uses no kernel, and the CPU takes 15 times
+    as long or more. Kernels differ in how they treat lengths of 0, so a row without labels is
+    passed as one frame with one label, and its loss is then replaced by 0.
 
-    cuDNN leaves the gradient behind the end of a row as it was in memory, which TensorFlow does not clear
-    (tensorflow/tensorflow issue 41280): it can be NaN there while the loss is right. `tf.where` stops it, because its
-    gradient is a selection. A product with a mask does not stop it: 0 * NaN is NaN.
+    cuDNN leaves the gradient behind the end of a row as it was in memory, which TensorFlow does not
+    clear (tensorflow/tensorflow issue 41280): it can be NaN there while the loss is right.
+    `tf.where` stops it, because its gradient is a selection. A product with a mask does not stop
+    it: 0 * NaN is NaN.
     """
     padded = tf.shape(logits)[1]
     with on_host():
@@ -65,7 +77,9 @@ def _losses_by_kernel(logits, frames, labels, count):
         one_label = tf.pad(tf.ones_like(labels[:, :1]), [[0, 0], [0, tf.shape(labels)[1] - 1]])
         labels = tf.where(has_labels[:, None], labels, one_label)
         indices = tf.where(labels != BLANK_ID)
-        sparse = tf.SparseTensor(indices, tf.gather_nd(labels, indices), tf.shape(labels, out_type=tf.int64))
+        sparse = tf.SparseTensor(
+            indices, tf.gather_nd(labels, indices), tf.shape(labels, out_type=tf.int64)
+        )
         logit_length = tf.where(has_labels, frames, 1)
     losses = tf.nn.ctc_loss(
         labels=sparse,
@@ -78,10 +92,12 @@ def _losses_by_kernel(logits, frames, labels, count):
 
 
 def ctc_losses_by_recursion(logits, frames, labels, count):
-    """Compute the loss of rows with labels by the forward-backward recursion (Graves et al. 2006, section 4.1).
+    """Compute the loss of rows with labels by the forward-backward recursion (Graves et al. 2006,
+    section 4.1).
 
-    It takes any number of labels on any device. `tf.nn.ctc_loss` with dense labels does so, too, but multiplies by a
-    matrix of all pairs of states at each frame: 97 times as long for 310 labels.
+    It takes any number of labels on any device. `tf.nn.ctc_loss` with dense labels does so, too,
+    but multiplies by a matrix of all pairs of states at each frame: 97 times as long for 310
+    labels.
 
     Args:
         logits, frames, labels, count: as in `ctc_losses`; each count is at least 1.
@@ -91,10 +107,16 @@ def ctc_losses_by_recursion(logits, frames, labels, count):
     """
     # The states of a row are its labels with a blank before, between and behind them.
     states = tf.stack([tf.fill(tf.shape(labels), BLANK_ID), labels], axis=2)
-    states = tf.pad(tf.reshape(states, [tf.shape(labels)[0], -1]), [[0, 0], [0, 1]], constant_values=BLANK_ID)
-    emissions = tf.transpose(tf.gather(tf.nn.log_softmax(logits), states, axis=2, batch_dims=1), [1, 0, 2])
+    states = tf.pad(
+        tf.reshape(states, [tf.shape(labels)[0], -1]), [[0, 0], [0, 1]], constant_values=BLANK_ID
+    )
+    emissions = tf.transpose(
+        tf.gather(tf.nn.log_softmax(logits), states, axis=2, batch_dims=1), [1, 0, 2]
+    )
     # A path may skip the blank between two different labels.
-    skips = (states != BLANK_ID) & (states != tf.pad(states[:, :-2], [[0, 0], [2, 0]], constant_values=BLANK_ID))
+    skips = (states != BLANK_ID) & (
+        states != tf.pad(states[:, :-2], [[0, 0], [2, 0]], constant_values=BLANK_ID)
+    )
     state = tf.range(tf.shape(states)[1])
     is_end = (state == 2 * count[:, None]) | (state == 2 * count[:, None] - 1)
     real = tf.sequence_mask(frames, tf.shape(emissions)[0])
@@ -105,7 +127,8 @@ def ctc_losses_by_recursion(logits, frames, labels, count):
 def _losses_of_paths(emissions, skips, is_end, real):
     """Sum the probabilities of all paths from the first two states to the ends; in logarithms.
 
-    The gradient is written out: that which TensorFlow derives of a loop copies 16 shapes to the host at each frame.
+    The gradient is written out: that which TensorFlow derives of a loop copies 16 shapes to the
+    host at each frame.
 
     Args:
         emissions: float32 [T, B, S], log-probability of the symbol of each state.
@@ -128,7 +151,9 @@ def _losses_of_paths(emissions, skips, is_end, real):
         return tf.where(is_inside, following, ends)
 
     ends = tf.where(is_end, tf.zeros_like(emissions[0]), LOG_ZERO)
-    start = tf.concat([tf.zeros_like(ends[:, :1]), tf.fill(tf.shape(ends[:, 1:]), padding[0, 0])], axis=1)
+    start = tf.concat(
+        [tf.zeros_like(ends[:, :1]), tf.fill(tf.shape(ends[:, 1:]), padding[0, 0])], axis=1
+    )
     until = tf.scan(forward, emissions, start)
     is_inside = tf.concat([real[1:], tf.zeros_like(real[:1])], axis=0)  # the row has a later frame
     later = tf.concat([emissions[1:], tf.zeros_like(emissions[:1])], axis=0)

@@ -3,8 +3,9 @@
 Multi-period (HiFi-GAN, Kong, Kim & Bae 2020): every p-th sample side by side, for some primes p.
 Multi-resolution (UnivNet, Jang et al. 2021): magnitudes of the STFT at some resolutions.
 
-Both are smaller than in the papers (3.0 million weights, where HiFi-GAN has 41 million for its periods alone), so that
-they fit beside a small network. Shape legend: B batch, S samples, P period, T frames, F bins, C channels.
+Both are smaller than in the papers (3.0 million weights, where HiFi-GAN has 41 million for its
+periods alone), so that they fit beside a small network. Shape legend: B batch, S samples, P period,
+T frames, F bins, C channels.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +20,13 @@ from keras import layers
 from myxtts.audio.spectral import OVERLAP, magnitude, short_time_spectrum
 from myxtts.models.layers import CompositeLayer, sum_over
 
-PERIODS = (2, 3, 5, 7, 11)  # primes, so that the samples of two periods overlap as little as possible
+PERIODS = (
+    2,
+    3,
+    5,
+    7,
+    11,
+)  # primes, so that the samples of two periods overlap as little as possible
 PERIOD_CHANNELS = (32, 64, 128, 256, 256)
 PERIOD_KERNEL, PERIOD_STRIDE = 5, 3
 RESOLUTIONS = (512, 1024, 2048)  # samples of a frame
@@ -35,7 +42,8 @@ class AdversarialSettings(NamedTuple):
 
     Attributes:
         adversarial_weight, feature_matching_weight: of these losses of the network.
-        warmup_steps: steps over which they rise from 0 to these weights, while the discriminators learn.
+        warmup_steps: steps over which they rise from 0 to these weights, while the discriminators
+            learn.
         learning_rate_ratio: learning rate of the discriminators divided by that of the network.
     """
 
@@ -60,26 +68,34 @@ class Discriminators(CompositeLayer):
         # Waves stay float32 in mixed precision; the convolutions cast their own inputs.
         super().__init__(autocast=False, **kwargs)
         periods = [PeriodDiscriminator(period, name=f"period_{period}") for period in PERIODS]
-        resolutions = [ResolutionDiscriminator(size, name=f"resolution_{size}") for size in RESOLUTIONS]
+        resolutions = [
+            ResolutionDiscriminator(size, name=f"resolution_{size}") for size in RESOLUTIONS
+        ]
         self.judges = [*periods, *resolutions]
 
     def call(self, real, generated):
-        """Return the losses of each row, means over the discriminators: float32 [B, S] twice -> float32 [B] each.
+        """Return the losses of each row, means over the discriminators: float32 [B, S] twice ->
+        float32 [B] each.
 
-        discriminator_real, discriminator_generated: hinge losses of the discriminators (Lim & Ye 2017), 1 each while
-        they tell nothing.
-        adversarial: hinge loss of the network that generates: how far its waves are from being taken for recordings.
-        feature_matching: distance of the discriminators' hidden layers between both waves, relative to the size of
-        those of the recording (EnCodec, Défossez et al. 2022).
+        discriminator_real, discriminator_generated: hinge losses of the discriminators (Lim & Ye
+        2017), 1 each while they tell nothing. adversarial: hinge loss of the network that
+        generates: how far its waves are from being taken for recordings. feature_matching: distance
+        of the discriminators' hidden layers between both waves, relative to the size of those of
+        the recording (EnCodec, Défossez et al. 2022).
 
-        The gradients of the first two belong to the discriminators' variables, and of the others to the network's.
+        The gradients of the first two belong to the discriminators' variables, and of the others to
+        the network's.
         """
         by_judge = [self._losses_of(judge, real, generated) for judge in self.judges]
-        return {name: tf.add_n([losses[name] for losses in by_judge]) / len(by_judge) for name in by_judge[0]}
+        return {
+            name: tf.add_n([losses[name] for losses in by_judge]) / len(by_judge)
+            for name in by_judge[0]
+        }
 
     @staticmethod
     def _losses_of(judge, real, generated):
-        # Two passes: together, the way back to the network would lead through the recordings as well.
+        # Two passes: together, the way back to the network would lead through the recordings as
+        # well.
         real_score, real_features = judge(real)
         score, features = judge(generated)
         pairs = list(zip(real_features, features, strict=True))
@@ -147,7 +163,9 @@ class Judge(CompositeLayer, ABC):
 
 
 class PeriodDiscriminator(Judge):
-    """Sees every p-th sample; its convolutions never mix samples that are no multiple of p samples apart."""
+    """Sees every p-th sample; its convolutions never mix samples that are no multiple of p samples
+    apart.
+    """
 
     def __init__(self, period: int, **kwargs):
         count = len(PERIOD_CHANNELS)
@@ -173,7 +191,9 @@ class ResolutionDiscriminator(Judge):
         strides = [(1, stride) for stride in RESOLUTION_STRIDES]
         super().__init__([RESOLUTION_CHANNELS] * count, kernels, strides, (3, 3), **kwargs)
         self.fft_samples = fft_samples
-        self.norm = float(np.sqrt(np.square(np.hanning(fft_samples)).sum()))  # makes noise as loud at all resolutions
+        self.norm = float(
+            np.sqrt(np.square(np.hanning(fft_samples)).sum())
+        )  # makes noise as loud at all resolutions
 
     def picture_size(self, samples: int) -> tuple[int, int]:
         return samples * OVERLAP // self.fft_samples - OVERLAP + 1, self.fft_samples // 2 + 1
@@ -187,7 +207,8 @@ class ResolutionDiscriminator(Judge):
 
 
 class WeightNormConv(layers.Layer):
-    """2-D convolution with weight normalisation (Salimans & Kingma 2016): kernel = gamma · v / ‖v‖ for each output.
+    """2-D convolution with weight normalisation (Salimans & Kingma 2016): kernel = gamma · v / ‖v‖
+    for each output.
 
     The kernel is computed in float32, whose squares do not overflow.
     """
@@ -198,11 +219,17 @@ class WeightNormConv(layers.Layer):
 
     def build(self, shape):
         fan = (*self.kernel_size, shape[-1], self.channels)
-        self.kernel = self.add_weight(shape=fan, initializer="he_normal", autocast=False, name="kernel")
+        self.kernel = self.add_weight(
+            shape=fan, initializer="he_normal", autocast=False, name="kernel"
+        )
         # Keeps the variance through a ReLU, as He et al. (2015) do by the kernel itself.
         root_2 = keras.initializers.Constant(2**0.5)
-        self.gamma = self.add_weight(shape=(self.channels,), initializer=root_2, autocast=False, name="gamma")
-        self.bias = self.add_weight(shape=(self.channels,), initializer="zeros", autocast=False, name="bias")
+        self.gamma = self.add_weight(
+            shape=(self.channels,), initializer=root_2, autocast=False, name="gamma"
+        )
+        self.bias = self.add_weight(
+            shape=(self.channels,), initializer="zeros", autocast=False, name="bias"
+        )
 
     def call(self, x):
         """[B, height, width, C] -> [B, height / stride, width / stride, channels]."""
@@ -217,15 +244,17 @@ class WeightNormConv(layers.Layer):
 def leaky_relu(x):
     """Return x where it is positive, else SLOPE · x.
 
-    Its gradient depends on the output alone: TensorFlow's own keeps x as well, and hinders Grappler from fusing it with
-    the convolution before ("remapper failed").
+    Its gradient depends on the output alone: TensorFlow's own keeps x as well, and hinders Grappler
+    from fusing it with the convolution before ("remapper failed").
     """
     y = tf.nn.leaky_relu(x, SLOPE)
     return y, lambda upstream: tf.raw_ops.LeakyReluGrad(gradients=upstream, features=y, alpha=SLOPE)
 
 
 def relative_distance(real, generated):
-    """Return the mean absolute difference of features over the mean of the real ones: [B, H, W, C] -> float32 [B]."""
+    """Return the mean absolute difference of features over the mean of the real ones: [B, H, W, C]
+    -> float32 [B].
+    """
     real, generated = tf.cast(real, tf.float32), tf.cast(generated, tf.float32)
     return mean_of_rows(tf.abs(real - generated)) / (mean_of_rows(tf.abs(real)) + MIN_FEATURE)
 

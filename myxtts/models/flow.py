@@ -1,11 +1,13 @@
 """Conditional flow matching (Lipman et al. 2023): from noise to data along straight lines.
 
-At time t in [0, 1] the optimal-transport path is at x_t = (1 - t) · noise + t · data and has the velocity
-v = data - noise. The network estimates the data from x_t; the velocity is then (estimate - x_t) / (1 - t).
+At time t in [0, 1] the optimal-transport path is at x_t = (1 - t) · noise + t · data and has the
+velocity v = data - noise. The network estimates the data from x_t; the velocity is then (estimate -
+x_t) / (1 - t).
 
-The flow has a prior: a guess of the data from elsewhere. If the data were normally distributed around that guess, the
-best estimate from x_t would have a closed form (Wiener). The network predicts a correction to it, in units of its
-standard deviation, so that the network's target has the same scale at all times (Karras et al. 2022).
+The flow has a prior: a guess of the data from elsewhere. If the data were normally distributed
+around that guess, the best estimate from x_t would have a closed form (Wiener). The network
+predicts a correction to it, in units of its standard deviation, so that the network's target has
+the same scale at all times (Karras et al. 2022).
 """
 
 import tensorflow as tf
@@ -19,9 +21,13 @@ def sample_noise(seed, shape):
 
 
 def sample_times(seed, rows):
-    """Draw float32 [rows], uniform over [0, 1) and evenly spaced over the rows (Kingma et al. 2021)."""
+    """Draw float32 [rows], uniform over [0, 1) and evenly spaced over the rows (Kingma et al.
+    2021).
+    """
     offset = tf.random.stateless_uniform([], seed)
-    return tf.math.floormod(offset + tf.cast(tf.range(rows), tf.float32) / tf.cast(rows, tf.float32), 1.0)
+    return tf.math.floormod(
+        offset + tf.cast(tf.range(rows), tf.float32) / tf.cast(rows, tf.float32), 1.0
+    )
 
 
 def interpolate_path(noise, data, time):
@@ -39,12 +45,15 @@ def wiener_estimate(x, time, prior_mean, prior_std):
         prior_std: standard deviation of the data around the guess, float32 [B].
 
     Returns:
-        Estimate float32 [B, T, D]; its standard deviation float32 [B, 1, 1]; and the innovation, float32 [B, T, D],
-        which is the part of x_t that the prior does not explain, with unit variance.
+        Estimate float32 [B, T, D]; its standard deviation float32 [B, 1, 1]; and the innovation,
+        float32 [B, T, D], which is the part of x_t that the prior does not explain, with unit
+        variance.
     """
     time, prior_std = time[:, None, None], prior_std[:, None, None]
     noise_left = tf.maximum(1.0 - time, MIN_NOISE)
-    deviation = tf.sqrt(tf.square(time * prior_std) + tf.square(noise_left))  # of x_t - t · prior_mean
+    deviation = tf.sqrt(
+        tf.square(time * prior_std) + tf.square(noise_left)
+    )  # of x_t - t · prior_mean
     innovation = (x - time * prior_mean) / deviation
     estimate = prior_mean + (time * prior_std**2 / deviation) * innovation
     return estimate, prior_std * noise_left / deviation, innovation
@@ -66,7 +75,9 @@ def euler_solve(estimate_data, noise, steps):
     def advance(step, x):
         time = tf.cast(step, tf.float32) / tf.cast(steps, tf.float32)
         # A step of 1/steps at a velocity of (estimate - x) / (1 - time).
-        return step + 1, x + (estimate_data(x, tf.fill([rows], time)) - x) / tf.cast(steps - step, tf.float32)
+        return step + 1, x + (estimate_data(x, tf.fill([rows], time)) - x) / tf.cast(
+            steps - step, tf.float32
+        )
 
     if isinstance(steps, int):
         data = noise

@@ -1,9 +1,9 @@
 """Building blocks of the XTTS network.
 
-Shape legend: B batch, N tokens, T frames, L any length, C channels, S style, H heads.
-Masks are float [B, L, 1]: 1 on real positions. Padded positions never change the output at real ones.
-Dropout takes a seed, int32 [2], and is off without one. A step's randomness is a function of its batch, so a
-resumed run needs no generator state.
+Shape legend: B batch, N tokens, T frames, L any length, C channels, S style, H heads. Masks are
+float [B, L, 1]: 1 on real positions. Padded positions never change the output at real ones. Dropout
+takes a seed, int32 [2], and is off without one. A step's randomness is a function of its batch, so
+a resumed run needs no generator state.
 """
 
 import keras
@@ -19,12 +19,16 @@ def length_mask(lengths, padded, dtype):
 
 
 def sum_over(x, axes):
-    """Return `tf.reduce_sum(x, axes)`, whose own gradient waits for a GPU to compute the shape before the sum."""
+    """Return `tf.reduce_sum(x, axes)`, whose own gradient waits for a GPU to compute the shape
+    before the sum.
+    """
     return tf.squeeze(tf.reduce_sum(x, axes, keepdims=True), axes)
 
 
 class SeededDropout(layers.Layer):
-    """Stateless dropout: its mask is a function of the seed given to the call and of `seed_name`."""
+    """Stateless dropout: its mask is a function of the seed given to the call and of
+    `seed_name`.
+    """
 
     def __init__(self, rate: float, seed_name: str, **kwargs):
         super().__init__(**kwargs)
@@ -41,15 +45,16 @@ class SeededDropout(layers.Layer):
 class Dense(layers.Dense):
     """Keras' dense layer, for inputs of rank 2 or more and of unknown shape.
 
-    Keras calls `tf.tensordot`, which computes shapes by operations whose int32 kernels run on the GPU: the host waited
-    three times in each call (`placement.copies`). Here shapes stay on the host. The products are the same, bit for bit.
+    Keras calls `tf.tensordot`, which computes shapes by operations whose int32 kernels run on the
+    GPU: the host waited three times in each call (`placement.copies`). Here shapes stay on the
+    host. The products are the same, bit for bit.
     """
 
     def call(self, inputs, training=None):
         kernel = tf.convert_to_tensor(self.kernel)  # in the layer's precision
         rows = tf.matmul(tf.reshape(inputs, [-1, kernel.shape[0]]), kernel)
-        # The minimum changes no shape, but hides from Grappler which are equal: it would add some gradients in another
-        # order, and a run would not repeat the losses that it had before.
+        # The minimum changes no shape, but hides from Grappler which are equal: it would add some
+        # gradients in another order, and a run would not repeat the losses that it had before.
         outer = tf.minimum(tf.shape(inputs)[:-1], tf.int32.max)
         x = tf.reshape(rows, tf.concat([outer, [self.units]], axis=0))
         x.set_shape([*inputs.shape[:-1], self.units])
@@ -59,7 +64,9 @@ class Dense(layers.Dense):
 
 
 class Embedding(layers.Embedding):
-    """Keras' embedding layer without its support of negative rows, which would copy the rows from the GPU and back."""
+    """Keras' embedding layer without its support of negative rows, which would copy the rows from
+    the GPU and back.
+    """
 
     def call(self, rows):
         return tf.cast(tf.gather(tf.convert_to_tensor(self.embeddings), rows), self.compute_dtype)
@@ -68,8 +75,9 @@ class Embedding(layers.Embedding):
 class CompositeLayer(layers.Layer):
     """A layer of layers, each of which creates its variables at its first call.
 
-    Keras traces the `call` of a layer without `build` to find its variables, at every level of nesting. The first call
-    of a network is eager and creates them anyway, so tracing only doubles the time of its construction.
+    Keras traces the `call` of a layer without `build` to find its variables, at every level of
+    nesting. The first call of a network is eager and creates them anyway, so tracing only doubles
+    the time of its construction.
     """
 
     def build(self, shape):
@@ -77,7 +85,9 @@ class CompositeLayer(layers.Layer):
 
 
 class AdaptiveLayerNorm(CompositeLayer):
-    """Layer normalisation with scale and shift predicted from the style (FiLM, Perez et al. 2018)."""
+    """Layer normalisation with scale and shift predicted from the style (FiLM, Perez et al.
+    2018).
+    """
 
     def __init__(self, channels: int, **kwargs):
         super().__init__(**kwargs)
@@ -118,25 +128,38 @@ class Attention(CompositeLayer):
         self.out = Dense(channels, name="out")
 
     def call(self, x, context, mask):
-        """Attend from x to the context: x [B, Q, C], context [B, L, C] and its mask [B, L, 1] -> [B, Q, C]."""
+        """Attend from x to the context: x [B, Q, C], context [B, L, C] and its mask [B, L, 1] ->
+        [B, Q, C].
+        """
         query = self._heads(self.query(x))
-        key, value = (self._heads(x) for x in tf.split(self.key_value(context), 2, axis=-1))  # [B, H, L, C/H]
+        key, value = (
+            self._heads(x) for x in tf.split(self.key_value(context), 2, axis=-1)
+        )  # [B, H, L, C/H]
         if self.rotary:
             query, key = apply_rotary(query), apply_rotary(key)
         scores = tf.matmul(query, key, transpose_b=True) * query.shape[-1] ** -0.5
-        # The bias is finite so that a row without tokens stays finite; the largest float16 is 65,504.
+        # The bias is finite so that a row without tokens stays finite; the largest float16 is
+        # 65,504.
         scores += tf.transpose(1 - mask, [0, 2, 1])[:, None] * tf.cast(-3e4, scores.dtype)
         mixed = tf.transpose(tf.matmul(tf.nn.softmax(scores), value), [0, 2, 1, 3])
-        return self.out(tf.reshape(mixed, tf.concat([tf.shape(x)[:2], [mixed.shape[2] * mixed.shape[3]]], axis=0)))
+        return self.out(
+            tf.reshape(
+                mixed, tf.concat([tf.shape(x)[:2], [mixed.shape[2] * mixed.shape[3]]], axis=0)
+            )
+        )
 
     def _heads(self, x):
         """[B, L, C] -> [B, H, L, C/H]."""
-        split = tf.reshape(x, [tf.shape(x)[0], tf.shape(x)[1], self.heads, x.shape[2] // self.heads])
+        split = tf.reshape(
+            x, [tf.shape(x)[0], tf.shape(x)[1], self.heads, x.shape[2] // self.heads]
+        )
         return tf.transpose(split, [0, 2, 1, 3])
 
 
 class AttentionBlock(CompositeLayer):
-    """Residual self-attention, or cross-attention where a context is given, conditioned on the style."""
+    """Residual self-attention, or cross-attention where a context is given, conditioned on the
+    style.
+    """
 
     def __init__(self, channels: int, heads: int, dropout: float, rotary: bool = True, **kwargs):
         super().__init__(**kwargs)
@@ -145,13 +168,19 @@ class AttentionBlock(CompositeLayer):
         self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
 
     def call(self, x, style, mask, seed=None, context=None):
-        """x [B, L, C], style [B, S], mask [B, K, 1] of the keys, context [B, K, C] or None -> [B, L, C]."""
+        """x [B, L, C], style [B, S], mask [B, K, 1] of the keys, context [B, K, C] or None -> [B,
+        L, C].
+        """
         normed = self.norm(x, style)
-        return x + self.dropout(self.attention(normed, normed if context is None else context, mask), seed)
+        return x + self.dropout(
+            self.attention(normed, normed if context is None else context, mask), seed
+        )
 
 
 def apply_rotary(x):
-    """Apply rotary position embeddings: rotate channel pairs of [B, H, L, D] by position × 10000^(-2i/D)."""
+    """Apply rotary position embeddings: rotate channel pairs of [B, H, L, D] by position ×
+    10000^(-2i/D).
+    """
     half = x.shape[-1] // 2
     position = tf.cast(tf.range(tf.shape(x)[2]), tf.float32)[:, None]
     angle = position * _frequencies(half)
@@ -163,14 +192,18 @@ def apply_rotary(x):
 class ReferenceEncoder(CompositeLayer):
     """Speaker encoder: reference speech of any length -> one speaker embedding and a few latents.
 
-    Strided convolutions reduce the frames to an eighth, followed by attention and a perceiver resampler (Jaegle et
-    al. 2021; Flamingo, Alayrac et al. 2022): learned queries attend to the frames. The first query becomes the speaker
-    embedding, the others the latents. A row without a reference gets learned values instead.
+    Strided convolutions reduce the frames to an eighth, followed by attention and a perceiver
+    resampler (Jaegle et al. 2021; Flamingo, Alayrac et al. 2022): learned queries attend to the
+    frames. The first query becomes the speaker embedding, the others the latents. A row without a
+    reference gets learned values instead.
     """
 
     def __init__(self, channels: int, heads: int, latents: int, **kwargs):
         super().__init__(**kwargs)
-        self.convs = [layers.Conv1D(channels, 3, strides=2, activation="silu", name=f"conv_{i}") for i in range(3)]
+        self.convs = [
+            layers.Conv1D(channels, 3, strides=2, activation="silu", name=f"conv_{i}")
+            for i in range(3)
+        ]
         self.norms = [layers.LayerNormalization(name=f"norm_{i}") for i in range(3)]
         self.attention = Attention(channels, heads, rotary=True, name="attention")
         self.resampler = Attention(channels, heads, rotary=False, name="resampler")
@@ -180,18 +213,23 @@ class ReferenceEncoder(CompositeLayer):
         self.no_reference = Embedding(1 + latents, channels, name="no_reference_embedding")
 
     def call(self, mel, frames, keep):
-        """mel [B, T, 80], frames int32 [B], keep float32 [B], 0 to ignore a reference -> [B, C], [B, K, C]."""
+        """mel [B, T, 80], frames int32 [B], keep float32 [B], 0 to ignore a reference -> [B, C],
+        [B, K, C].
+        """
         x, lengths = mel, frames
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = x * length_mask(lengths, tf.shape(x)[1], x.dtype)
-            # Not padding="same": with strides its first window depends on whether the padded length is odd or even.
+            # Not padding="same": with strides its first window depends on whether the padded length
+            # is odd or even.
             x = norm(conv(tf.pad(x, [[0, 0], [1, 1], [0, 0]])))
             lengths = (lengths + 1) // 2
         mask = length_mask(lengths, tf.shape(x)[1], x.dtype)
         x = x + self.attention(x, x, mask)
         rows = tf.range(self.queries.input_dim)
         queries = self.queries(rows)[None]
-        queries = tf.broadcast_to(queries, tf.concat([tf.shape(mel)[:1], queries.shape[1:]], axis=0))
+        queries = tf.broadcast_to(
+            queries, tf.concat([tf.shape(mel)[:1], queries.shape[1:]], axis=0)
+        )
         resampled = self.out(self.out_norm(queries + self.resampler(queries, x, mask)))
         keep = tf.cast(keep, resampled.dtype)[:, None, None]
         resampled = keep * resampled + (1 - keep) * self.no_reference(rows)[None]
@@ -199,7 +237,9 @@ class ReferenceEncoder(CompositeLayer):
 
 
 def time_embedding(time, count):
-    """Return the sinusoidal embedding of times in [0, 1] (Vaswani et al. 2017): float32 [B] -> [B, count]."""
+    """Return the sinusoidal embedding of times in [0, 1] (Vaswani et al. 2017): float32 [B] -> [B,
+    count].
+    """
     angle = 1000.0 * time[:, None] * _frequencies(count // 2)
     return tf.concat([tf.sin(angle), tf.cos(angle)], axis=-1)
 

@@ -1,9 +1,11 @@
-"""The Legendre Memory Unit (Voelker, Kajić & Eliasmith 2019, NeurIPS), written from its mathematics.
+"""The Legendre Memory Unit (Voelker, Kajić & Eliasmith 2019, NeurIPS), written from its
+mathematics.
 
-A memory of order d represents the last `window` frames of a signal u by d numbers, the coefficients of Legendre
-polynomials over the window. It is a linear system, θ m' = A m + B u, whose matrices follow from the Padé approximation
-of a delay of θ. It has no trainable weights, so it equals a convolution with its impulse response, and training
-computes all frames of an utterance in parallel (Chilkuri & Eliasmith 2021, ICML). Streaming input uses the recurrence.
+A memory of order d represents the last `window` frames of a signal u by d numbers, the coefficients
+of Legendre polynomials over the window. It is a linear system, θ m' = A m + B u, whose matrices
+follow from the Padé approximation of a delay of θ. It has no trainable weights, so it equals a
+convolution with its impulse response, and training computes all frames of an utterance in parallel
+(Chilkuri & Eliasmith 2021, ICML). Streaming input uses the recurrence.
 
 Shape legend: B batch, T frames, M memory channels, D order.
 """
@@ -14,11 +16,13 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-# The impulse response is cut off below this fraction of its largest value, which is float32's precision.
+# The impulse response is cut off below this fraction of its largest value, which is float32's
+# precision.
 NEGLIGIBLE = 1e-7
-# Frames computed at once, by a product with the Toeplitz matrix of the response. Forward and backward through the
-# memory and the layer behind it take 18, 39 and 132 ms of processor time for 150, 300 and 900 frames; Fourier
-# transforms, of the signal once and not for each order, take 45, 69 and 222 (16 rows, 48 channels of order 8).
+# Frames computed at once, by a product with the Toeplitz matrix of the response. Forward and
+# backward through the memory and the layer behind it take 18, 39 and 132 ms of processor time for
+# 150, 300 and 900 frames; Fourier transforms, of the signal once and not for each order, take 45,
+# 69 and 222 (16 rows, 48 channels of order 8).
 BLOCK_FRAMES = 256
 
 
@@ -26,9 +30,9 @@ BLOCK_FRAMES = 256
 def discrete_state_space(order: int, window: float) -> tuple[np.ndarray, np.ndarray]:
     """Return A and B of the discrete system m[t] = A m[t-1] + B u[t]: float64 [D, D] and [D].
 
-    The continuous system has a_ij = (2i+1) (-1 if i < j, else (-1)^(i-j+1)) and b_i = (2i+1) (-1)^i, over the window
-    in frames (Voelker et al. 2019, equation 2). A zero-order hold makes it discrete: the exponential of
-    [[A, B], [0, 0]].
+    The continuous system has a_ij = (2i+1) (-1 if i < j, else (-1)^(i-j+1)) and b_i = (2i+1)
+    (-1)^i, over the window in frames (Voelker et al. 2019, equation 2). A zero-order hold makes it
+    discrete: the exponential of [[A, B], [0, 0]].
     """
     i, j = np.arange(order)[:, None], np.arange(order)[None, :]
     continuous = np.zeros([order + 1, order + 1])
@@ -44,7 +48,8 @@ def impulse_response(order: int, window: float) -> np.ndarray:
     transition, response = discrete_state_space(order, window)
     frames: list[np.ndarray] = []
     largest = 0.0
-    # Look at twice the window at once: a response crosses zero now and then, but never stays near it for so long.
+    # Look at twice the window at once: a response crosses zero now and then, but never stays near
+    # it for so long.
     while not frames or np.abs(frames[-int(2 * window) - 1 :]).max() > NEGLIGIBLE * largest:
         frames.append(response)
         largest = max(largest, np.abs(response).max())
@@ -54,7 +59,8 @@ def impulse_response(order: int, window: float) -> np.ndarray:
 
 
 class LegendreMemory(layers.Layer):
-    """A Legendre memory for each channel. It has no weights and computes in float32 under every dtype policy.
+    """A Legendre memory for each channel. It has no weights and computes in float32 under every
+    dtype policy.
 
     Args:
         order: coefficients of each channel.
@@ -65,7 +71,9 @@ class LegendreMemory(layers.Layer):
     def __init__(self, order: int, window: float, backward: bool = False, **kwargs):
         super().__init__(**kwargs | {"dtype": "float32"})
         self.backward = backward
-        self.state_matrix, self.input_matrix = (x.astype(np.float32) for x in discrete_state_space(order, window))
+        self.state_matrix, self.input_matrix = (
+            x.astype(np.float32) for x in discrete_state_space(order, window)
+        )
         self.response = impulse_response(order, window)
 
     def call(self, u):
@@ -73,7 +81,11 @@ class LegendreMemory(layers.Layer):
 
         Zero padding does not change the memory of real frames, in either direction.
         """
-        return tf.reverse(self._convolve(tf.reverse(u, [1])), [1]) if self.backward else self._convolve(u)
+        return (
+            tf.reverse(self._convolve(tf.reverse(u, [1])), [1])
+            if self.backward
+            else self._convolve(u)
+        )
 
     def stream(self, u, state):
         """Continue the memory over the next chunk of a signal, by the recurrence.
@@ -89,26 +101,42 @@ class LegendreMemory(layers.Layer):
             ValueError: the layer is `backward`.
         """
         if self.backward:
-            raise ValueError("a backward memory cannot be streamed: it depends on frames that have not arrived")
-        frames = tf.transpose(tf.pad(tf.cast(u, tf.float32), [[0, 0], [0, 1], [0, 0]]), [1, 0, 2])[..., None]
+            raise ValueError(
+                "a backward memory cannot be streamed: it depends on frames that have not arrived"
+            )
+        frames = tf.transpose(tf.pad(tf.cast(u, tf.float32), [[0, 0], [0, 1], [0, 0]]), [1, 0, 2])[
+            ..., None
+        ]
         states = tf.scan(
-            lambda memory, frame: tf.matmul(memory, self.state_matrix, transpose_b=True) + frame * self.input_matrix,
+            lambda memory, frame: (
+                tf.matmul(memory, self.state_matrix, transpose_b=True) + frame * self.input_matrix
+            ),
             frames,
             state,
         )[:-1]  # tf.scan cannot stack nothing, so there is a frame more
         width = u.shape[2] * len(self.input_matrix)
-        memory = tf.reshape(tf.transpose(states, [1, 0, 2, 3]), [*tf.unstack(tf.shape(u)[:2]), width])
+        memory = tf.reshape(
+            tf.transpose(states, [1, 0, 2, 3]), [*tf.unstack(tf.shape(u)[:2]), width]
+        )
         return memory, tf.concat([state[None], states], axis=0)[-1]  # without frames, it stays
 
     def _convolve(self, u):
-        """Convolve with the impulse response, in blocks of equal length, each with the past that still matters."""
+        """Convolve with the impulse response, in blocks of equal length, each with the past that
+        still matters.
+        """
         batch, frames = tf.unstack(tf.shape(u)[:2])
         blocks = tf.maximum((frames + BLOCK_FRAMES - 1) // BLOCK_FRAMES, 1)
         block = (frames + blocks - 1) // blocks
-        past = tf.minimum(blocks - 1, 1) * (len(self.response) - 1)  # tf.where of int32 would run on the GPU
+        past = tf.minimum(blocks - 1, 1) * (
+            len(self.response) - 1
+        )  # tf.where of int32 would run on the GPU
         inputs, outputs = tf.range(past + block), tf.range(block)
-        padded = tf.pad(tf.transpose(u, [1, 0, 2]), [[past, blocks * block - frames], [0, 0], [0, 0]])
-        windows = tf.gather(padded, inputs[:, None] + block * tf.range(blocks)[None, :])  # [inputs, blocks, B, M]
+        padded = tf.pad(
+            tf.transpose(u, [1, 0, 2]), [[past, blocks * block - frames], [0, 0], [0, 0]]
+        )
+        windows = tf.gather(
+            padded, inputs[:, None] + block * tf.range(blocks)[None, :]
+        )  # [inputs, blocks, B, M]
         lag = past + outputs[None, :] - inputs[:, None]
         length = len(self.response)  # also the index of a row of zeros appended to the response
         valid_lag = tf.where((lag >= 0) & (lag < length), lag, length)
@@ -116,12 +144,16 @@ class LegendreMemory(layers.Layer):
         windows, toeplitz = (tf.reshape(x, [past + block, -1]) for x in (windows, toeplitz))
         memory = tf.matmul(windows, toeplitz, transpose_a=True)
         memory = tf.reshape(memory, [blocks, batch, u.shape[2], block, len(self.input_matrix)])
-        memory = tf.reshape(tf.transpose(memory, [1, 0, 3, 2, 4]), [batch, blocks * block, -1])[:, :frames]
+        memory = tf.reshape(tf.transpose(memory, [1, 0, 3, 2, 4]), [batch, blocks * block, -1])[
+            :, :frames
+        ]
         return tf.ensure_shape(memory, [None, None, u.shape[2] * len(self.input_matrix)])
 
 
 def _matrix_exponential(matrix: np.ndarray) -> np.ndarray:
-    """Return the matrix exponential by scaling and squaring of a Taylor series (within 3e-13 up to order 32)."""
+    """Return the matrix exponential by scaling and squaring of a Taylor series (within 3e-13 up to
+    order 32).
+    """
     squarings = max(0, int(np.ceil(np.log2(np.abs(matrix).sum(axis=1).max()))) + 1)
     small = matrix / 2.0**squarings
     result = term = np.eye(len(matrix))

@@ -1,4 +1,6 @@
-"""Groups of losses, each of which trains variables of its own with an optimizer of its own: a GAN has two."""
+"""Groups of losses, each of which trains variables of its own with an optimizer of its own: a GAN
+has two.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,9 +14,10 @@ class LossGroup(NamedTuple):
     """The losses of a group and the variables that they train.
 
     Attributes:
-        losses: names, in the order of reports. The model returns them in training; without training it may leave out
-            those that are not in its LOSS_NAMES.
-        variables: of the model, trained or not. They receive the gradient of these losses and of no others.
+        losses: names, in the order of reports. The model returns them in training; without training
+            it may leave out those that are not in its LOSS_NAMES.
+        variables: of the model, trained or not. They receive the gradient of these losses and of no
+            others.
         rising: losses whose weight rises linearly to 1 over the first `rise_steps` steps.
         learning_rate_ratio: learning rate divided by that of the network.
         beta_1: decay of the first moment in Adam.
@@ -29,10 +32,11 @@ class LossGroup(NamedTuple):
 
 
 def loss_groups_of(model: keras.Model) -> dict[str, LossGroup]:
-    """Return the groups of a model by name: those of its `loss_groups()`, or one with all its losses and variables.
+    """Return the groups of a model by name: those of its `loss_groups()`, or one with all its
+    losses and variables.
 
-    The first group is NETWORK. Its variables are those of the network that inference uses. All other groups are needed
-    in training only.
+    The first group is NETWORK. Its variables are those of the network that inference uses. All
+    other groups are needed in training only.
 
     Raises:
         ValueError: the groups are not a partition of the model's variables.
@@ -41,11 +45,18 @@ def loss_groups_of(model: keras.Model) -> dict[str, LossGroup]:
         return {NETWORK: LossGroup(model.LOSS_NAMES, model.variables)}
     groups: Mapping[str, LossGroup] = model.loss_groups()
     grouped = [variable.path for group in groups.values() for variable in group.variables]
-    if next(iter(groups)) != NETWORK or sorted(grouped) != sorted(variable.path for variable in model.variables):
-        raise ValueError(f"the loss groups {', '.join(groups)} are not a partition of the variables of {model.name}")
+    if next(iter(groups)) != NETWORK or sorted(grouped) != sorted(
+        variable.path for variable in model.variables
+    ):
+        raise ValueError(
+            f"the loss groups {', '.join(groups)} are not a partition of the variables of"
+            f" {model.name}"
+        )
     return dict(groups)
 
 
 def network_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables of the network that inference uses, without those that are needed in training only."""
+    """Return the variables of the network that inference uses, without those that are needed in
+    training only.
+    """
     return list(loss_groups_of(model)[NETWORK].variables)

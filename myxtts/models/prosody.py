@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from myxtts.matmul import float32_matmul
 
-# The network's unit of pitch: distance from 150 Hz, between usual low and high voices, in units of 3 semitones.
+# The network's unit of pitch: distance from 150 Hz, between usual low and high voices, in units of
+# 3 semitones.
 PITCH_CENTRE_HZ = 150.0
 PITCH_UNIT_SEMITONES = 3.0
 MAX_TOKEN_FRAMES = 200.0  # 2.3 s: limits the durations of an untrained predictor
@@ -44,17 +45,26 @@ def target_prosody(mel, f0_hz, path, tokens):
     voiced = tf.cast(f0_hz > 0.0, tf.float32)
     octaves = tf.math.log(tf.maximum(f0_hz, 1.0) / PITCH_CENTRE_HZ) / tf.math.log(2.0)
     pitch = octaves * (12.0 / PITCH_UNIT_SEMITONES)
-    frame_values = tf.stack([tf.ones_like(voiced), voiced, voiced * pitch, tf.reduce_mean(mel, axis=2)], axis=-1)
+    frame_values = tf.stack(
+        [tf.ones_like(voiced), voiced, voiced * pitch, tf.reduce_mean(mel, axis=2)], axis=-1
+    )
     sums = float32_matmul(tf.one_hot(path, tokens), frame_values, transpose_a=True)
     frames, voiced_frames, pitch, energy = tf.unstack(sums, axis=-1)
     duration = tf.maximum(frames, 1.0)
     pitch /= tf.maximum(voiced_frames, 1.0)
-    return Prosody(tf.math.log(duration), voiced_frames / duration, pitch, energy / duration), frames
+    return (
+        Prosody(tf.math.log(duration), voiced_frames / duration, pitch, energy / duration),
+        frames,
+    )
 
 
 def prosody_errors(predicted: Prosody, target: Prosody):
-    """Return squared errors of each token by loss, float32 [B, N]; pitch is weighted by the voiced fraction."""
-    squared = Prosody(*(tf.square(left - right) for left, right in zip(predicted, target, strict=True)))
+    """Return squared errors of each token by loss, float32 [B, N]; pitch is weighted by the voiced
+    fraction.
+    """
+    squared = Prosody(
+        *(tf.square(left - right) for left, right in zip(predicted, target, strict=True))
+    )
     return {
         "duration": squared.log_duration,
         "pitch": target.voiced * squared.pitch + squared.voiced,
@@ -68,7 +78,8 @@ def pitch_hz(pitch):
 
 
 def token_ends(log_duration, mask, speed):
-    """Return the end of each token, float32 [B, N] whole frames; padded tokens end with the last real one.
+    """Return the end of each token, float32 [B, N] whole frames; padded tokens end with the last
+    real one.
 
     Ends are rounded instead of durations, so that rounding errors do not add up over a sentence.
     """
@@ -77,9 +88,11 @@ def token_ends(log_duration, mask, speed):
 
 
 def token_ends_within(log_duration, mask, limit):
-    """Return `token_ends` at speed 1 or, where these exceed `limit` frames, the ends of shorter tokens.
+    """Return `token_ends` at speed 1 or, where these exceed `limit` frames, the ends of shorter
+    tokens.
 
-    Only what a token has beyond one frame is shortened, so that each of up to `limit` tokens keeps a frame.
+    Only what a token has beyond one frame is shortened, so that each of up to `limit` tokens keeps
+    a frame.
 
     Args:
         limit: float32 scalar, a whole number.

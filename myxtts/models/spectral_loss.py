@@ -16,8 +16,8 @@ LOG_FLOOR = 1e-4
 def multi_resolution_stft_loss(wave, target):
     """Compute spectral convergence plus the mean error of log magnitudes, at several resolutions.
 
-    The loss is the mean over RESOLUTIONS (Yamamoto, Song & Kim 2020, Parallel WaveGAN, section 2.2; Arik, Jun & Diamos
-    2018).
+    The loss is the mean over RESOLUTIONS (Yamamoto, Song & Kim 2020, Parallel WaveGAN, section 2.2;
+    Arik, Jun & Diamos 2018).
 
     Args:
         wave, target: float32 [batch, samples]; at least 2048.
@@ -29,10 +29,11 @@ def multi_resolution_stft_loss(wave, target):
 
 
 def complex_stft_loss(wave, target):
-    """Compute the spectral convergence of complex spectra with compressed magnitudes, in which phases count.
+    """Compute the spectral convergence of complex spectra with compressed magnitudes, in which
+    phases count.
 
-    The magnitudes are raised to COMPRESSION, so that quiet parts count, too (Braun & Tashev 2021). The loss is the mean
-    over COMPLEX_RESOLUTIONS.
+    The magnitudes are raised to COMPRESSION, so that quiet parts count, too (Braun & Tashev 2021).
+    The loss is the mean over COMPLEX_RESOLUTIONS.
 
     Args:
         wave, target: float32 [batch, samples]; at least 1024.
@@ -61,7 +62,9 @@ def _spectra(wave, target, size):
 
 
 def _compressed(spectrum):
-    """Raise magnitudes to COMPRESSION and keep the phases; below about 3e-3 the magnitude is proportional."""
+    """Raise magnitudes to COMPRESSION and keep the phases; below about 3e-3 the magnitude is
+    proportional.
+    """
     return scaled(spectrum, tf.pow(_power(spectrum) + 1e-5, 0.5 * (COMPRESSION - 1.0)))
 
 

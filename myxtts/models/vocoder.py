@@ -1,15 +1,15 @@
 """The vocoder: log-mel spectrogram in, wave out.
 
 log-mel ┬> pitch head ─> F0, phase ─> pulse train ┐
-        │                              noise ─────┴> STFT ─> filters ─> sum ─> inverse STFT ─> mel projections ─> wave
-        └> blocks ─────────────────────────────────────────────┘
+        │                              noise ─────┴> STFT ─> filters ─> sum ─> inverse STFT ─> mel
+        projections ─> wave └> blocks ─────────────────────────────────────────────┘
 
 A harmonic-plus-noise model in the STFT domain. docs/reference/model.md has the sources.
 
-In training the pulses have the phase of the recording, so that the wave can be compared with it sample by sample. In
-synthesis the pitch head estimates the phase from the mel: a window of 46 ms holds few periods of a low voice, and the
-mel depends slightly on where they are.
-Shape legend: B batch, T frames, C channels, R filters in a frame, F bins of a filter.
+In training the pulses have the phase of the recording, so that the wave can be compared with it
+sample by sample. In synthesis the pitch head estimates the phase from the mel: a window of 46 ms
+holds few periods of a low voice, and the mel depends slightly on where they are. Shape legend: B
+batch, T frames, C channels, R filters in a frame, F bins of a filter.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,13 @@ from myxtts.audio.excitation import interpolate_unvoiced, pulse_train, smoothed_
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, PAD_SAMPLES
 from myxtts.audio.mel import SILENCE, inverse_mel_filters, mel_filters
 from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ
-from myxtts.audio.spectral import OVERLAP, inverse_short_time_spectrum, magnitude, scaled, short_time_spectrum
+from myxtts.audio.spectral import (
+    OVERLAP,
+    inverse_short_time_spectrum,
+    magnitude,
+    scaled,
+    short_time_spectrum,
+)
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, VOCODER_FEATURES
 from myxtts.models.discriminators import AdversarialSettings, Discriminators
 from myxtts.models.layers import CompositeLayer, Dense, sum_over
@@ -32,11 +38,17 @@ from myxtts.models.loss_groups import NETWORK, LossGroup
 from myxtts.models.spectral_loss import complex_stft_loss, mean_over, multi_resolution_stft_loss
 from myxtts.seeds import fold_in
 
-FILTER_SAMPLES = 512  # window of the filters, half that of the mel: they change more often than the mel
+FILTER_SAMPLES = (
+    512  # window of the filters, half that of the mel: they change more often than the mel
+)
 FILTERS_PER_FRAME = OVERLAP * HOP_SAMPLES // FILTER_SAMPLES
 BINS = FILTER_SAMPLES // 2 + 1
-EDGE_SAMPLES = (OVERLAP - 1) * FILTER_SAMPLES // (2 * OVERLAP)  # before the first and after the last hop
-WINDOW_NORM = float(np.sqrt(np.square(np.hanning(FILTER_SAMPLES)).sum()))  # of the spectrum of noise of unit variance
+EDGE_SAMPLES = (
+    (OVERLAP - 1) * FILTER_SAMPLES // (2 * OVERLAP)
+)  # before the first and after the last hop
+WINDOW_NORM = float(
+    np.sqrt(np.square(np.hanning(FILTER_SAMPLES)).sum())
+)  # of the spectrum of noise of unit variance
 ENVELOPE_OFFSET = 0.5 * float(np.log(FILTER_SAMPLES / FFT_SAMPLES)) - float(
     np.log(2.0)
 )  # rough: the network corrects it
@@ -50,7 +62,9 @@ PITCH_BINS = 96
 MAX_FLUCTUATION = 3.0
 PITCH_NEIGHBOURS = 3  # bins on each side of the likeliest, over which F0 is averaged
 ADVERSARIAL_BETA_1 = 0.8  # of Adam against discriminators (HiFi-GAN, Kong et al. 2020)
-PHASE_WINDOW_FRAMES = 25  # 0.29 s, in which an error of F0 of 0.3 % turns the phase of a low voice by 0.1 cycles
+PHASE_WINDOW_FRAMES = (
+    25  # 0.29 s, in which an error of F0 of 0.3 % turns the phase of a low voice by 0.1 cycles
+)
 TRAINED_PROJECTIONS, PROJECTIONS = 1, 3  # in training and in synthesis
 MEL_WEIGHT, PITCH_WEIGHT, VOICING_WEIGHT, PHASE_WEIGHT = 2.0, 0.3, 0.2, 0.5
 
@@ -78,13 +92,16 @@ class Vocoder(keras.Model):
 
     Args:
         size: dimensions, see SIZES.
-        gradient_checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
+        gradient_checkpointing: recompute the blocks' activations in the backward pass instead of
+            keeping them.
         adversarial: train against discriminators, too.
-        refine_mel: the mels are those of a voice, and the network brings them closer to those of recordings first.
+        refine_mel: the mels are those of a voice, and the network brings them closer to those of
+            recordings first.
 
     Attributes:
         BATCH_FIELDS: the contract of a batch, see `myxtts.batch`.
-        LOSS_NAMES: the losses that `call` returns, in order; in training, discriminators add their own.
+        LOSS_NAMES: the losses that `call` returns, in order; in training, discriminators add their
+            own.
     """
 
     LOSS_NAMES = ("spectral", "complex", "mel", "pitch", "voicing", "phase")
@@ -118,12 +135,21 @@ class Vocoder(keras.Model):
 
     def component_layers(self) -> dict[str, list[layers.Layer]]:
         """Return the layers of each component that --freeze names."""
-        filters = [self.mel_in, self.magnitude_in, self.source_in, *self.blocks, self.out_norm, self.filters]
+        filters = [
+            self.mel_in,
+            self.magnitude_in,
+            self.source_in,
+            *self.blocks,
+            self.out_norm,
+            self.filters,
+        ]
         filters += [] if self.mel_head is None else [self.mel_head]
         return {"pitch_head": [self.pitch_head], "filter": filters}
 
     def added_layers(self) -> list[layers.Layer]:
-        """Return the layers that a pretrained run may lack: with their initial weights they change nothing."""
+        """Return the layers that a pretrained run may lack: with their initial weights they change
+        nothing.
+        """
         return [] if self.mel_head is None else [self.mel_head]
 
     def loss_groups(self) -> dict[str, LossGroup]:
@@ -153,19 +179,26 @@ class Vocoder(keras.Model):
         """Create no variables; see `CompositeLayer`."""
 
     def call(self, batch, training=False):
-        """Compute the losses of a batch of VOCODER_FEATURES, as fractions of the whole step's losses.
+        """Compute the losses of a batch of VOCODER_FEATURES, as fractions of the whole step's
+        losses.
 
-        Their sum over all batches and replicas of a step is the mean over that step's frames: a row counts as many
-        times as its utterance has frames. Empty rows add nothing. The CONTEXT_FRAMES at the ends do not count.
+        Their sum over all batches and replicas of a step is the mean over that step's frames: a row
+        counts as many times as its utterance has frames. Empty rows add nothing. The CONTEXT_FRAMES
+        at the ends do not count.
 
         Returns:
-            Losses, float32 scalars, weighted: `spectral` and `complex`, see `multi_resolution_stft_loss` and
-            `complex_stft_loss`; `mel`, the mean absolute error of the log-mel; `pitch` and `voicing`, cross-entropies
-            of the pitch head; `phase`, the squared error of its phasor. In training with discriminators also theirs,
-            see `Discriminators`; the vocoder's are weighted.
-            Outputs: `wave` float32 [B, T * 256].
+            Losses, float32 scalars, weighted: `spectral` and `complex`, see
+                `multi_resolution_stft_loss` and
+            `complex_stft_loss`; `mel`, the mean absolute error of the log-mel; `pitch` and
+            `voicing`, cross-entropies of the pitch head; `phase`, the squared error of its phasor.
+            In training with discriminators also theirs, see `Discriminators`; the vocoder's are
+            weighted. Outputs: `wave` float32 [B, T * 256].
         """
-        mel, target, weight = batch["mel"], batch["wave"], tf.cast(batch["frames"], tf.float32) / batch["step_frames"]
+        mel, target, weight = (
+            batch["mel"],
+            batch["wave"],
+            tf.cast(batch["frames"], tf.float32) / batch["step_frames"],
+        )
         target_mel = mel
         if self.mel_head is not None:
             mel, target_mel = self.mel_head(mel), batch["target_mel"]
@@ -174,7 +207,9 @@ class Vocoder(keras.Model):
         context, samples = CONTEXT_FRAMES, CONTEXT_FRAMES * HOP_SAMPLES
         mel_error = tf.abs(log_mel_of(wave) - target_mel)[:, context:-context]
         estimate, true = wave[:, samples:-samples], target[:, samples:-samples]
-        pitch, voicing, phase = self.pitch_head.losses_of(mel, batch["f0_hz"], batch["pulse_phasor"])
+        pitch, voicing, phase = self.pitch_head.losses_of(
+            mel, batch["f0_hz"], batch["pulse_phasor"]
+        )
         by_row = {
             "spectral": multi_resolution_stft_loss(estimate, true),
             "complex": complex_stft_loss(estimate, true),
@@ -193,7 +228,9 @@ class Vocoder(keras.Model):
         by_row = self.discriminators(real, generated)
         weights = self.adversarial.adversarial_weight, self.adversarial.feature_matching_weight
         names = Discriminators.NETWORK_LOSSES
-        return by_row | {name: weight * by_row[name] for name, weight in zip(names, weights, strict=True)}
+        return by_row | {
+            name: weight * by_row[name] for name, weight in zip(names, weights, strict=True)
+        }
 
     @tf.function(
         input_signature=(
@@ -203,18 +240,23 @@ class Vocoder(keras.Model):
         autograph=False,
     )
     def synthesize(self, log_mel, seed):
-        """Compute the waves of log-mels: float32 [B, T, 80], int32 [2] -> float32 [B, T * 256] in [-1, 1].
+        """Compute the waves of log-mels: float32 [B, T, 80], int32 [2] -> float32 [B, T * 256] in
+        [-1, 1].
 
-        Silence is added around the mel as around the segments of training. The noise is a function of the seed and
-        of B and T.
+        Silence is added around the mel as around the segments of training. The noise is a function
+        of the seed and of B and T.
         """
         context, samples = CONTEXT_FRAMES, CONTEXT_FRAMES * HOP_SAMPLES
-        silence = tf.fill([tf.shape(log_mel)[0], context, MEL_BANDS], SILENCE)  # tf.pad reads the value on the host
+        silence = tf.fill(
+            [tf.shape(log_mel)[0], context, MEL_BANDS], SILENCE
+        )  # tf.pad reads the value on the host
         mel = tf.concat([silence, log_mel, silence], axis=1)
         if self.mel_head is not None:
             mel = self.mel_head(mel)
         f0_hz, voicing, phasor = self.pitch_head.estimate(mel)
-        harmonic = pulse_train(f0_hz, smoothed_phasor(voicing[:, :, None] * phasor, f0_hz, PHASE_WINDOW_FRAMES))
+        harmonic = pulse_train(
+            f0_hz, smoothed_phasor(voicing[:, :, None] * phasor, f0_hz, PHASE_WINDOW_FRAMES)
+        )
         wave = self._generate(mel, harmonic, seed, PROJECTIONS)[:, samples:-samples]
         return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
 
@@ -237,12 +279,18 @@ class Vocoder(keras.Model):
         return wave
 
     def _filters(self, mel, envelope, harmonic):
-        """Return the log gain, real and imaginary part of the filters, and that of the noise: [B, T * R, F] each."""
+        """Return the log gain, real and imaginary part of the filters, and that of the noise: [B, T
+        * R, F] each.
+        """
         source, envelope = (
             tf.reshape(x, [tf.shape(mel)[0], -1, FILTERS_PER_FRAME * BINS])
             for x in (tf.math.log(tf.abs(harmonic) + SOURCE_FLOOR), envelope)
         )
-        x = self.mel_in(normalised(mel)) + self.magnitude_in(normalised(envelope)) + self.source_in(source)
+        x = (
+            self.mel_in(normalised(mel))
+            + self.magnitude_in(normalised(envelope))
+            + self.source_in(source)
+        )
         for block in self.blocks:
             x = keras.remat(block)(x) if self.gradient_checkpointing else block(x)
         parts = tf.split(tf.cast(self.filters(self.out_norm(x)), tf.float32), 4, axis=2)
@@ -250,14 +298,18 @@ class Vocoder(keras.Model):
 
 
 class FilterBlock(CompositeLayer):
-    """Residual convolution and two dense layers (ConvNeXt, Liu et al. 2022, with a full convolution)."""
+    """Residual convolution and two dense layers (ConvNeXt, Liu et al. 2022, with a full
+    convolution).
+    """
 
     def __init__(self, channels: int, **kwargs):
         super().__init__(**kwargs)
         self.conv = layers.Conv1D(channels, KERNEL_SIZE, padding="same", name="conv")
         self.norm = layers.LayerNormalization(name="norm")
         self.expand = Dense(2 * channels, activation="gelu", name="expand")
-        self.out = Dense(channels, kernel_initializer=keras.initializers.RandomNormal(stddev=0.02), name="out")
+        self.out = Dense(
+            channels, kernel_initializer=keras.initializers.RandomNormal(stddev=0.02), name="out"
+        )
 
     def call(self, x):
         """[B, T, C] -> [B, T, C]."""
@@ -265,7 +317,9 @@ class FilterBlock(CompositeLayer):
 
 
 class MelHead(CompositeLayer):
-    """Brings the mel of a voice closer to that of a recording: a residual network that starts as the identity."""
+    """Brings the mel of a voice closer to that of a recording: a residual network that starts as
+    the identity.
+    """
 
     def __init__(self, channels: int, **kwargs):
         super().__init__(autocast=False, **kwargs)  # the layers cast their own inputs
@@ -285,23 +339,28 @@ class MelHead(CompositeLayer):
 class PitchHead(CompositeLayer):
     """Estimates F0, voicing and the phase of the pulses from a log-mel.
 
-    F0 is a distribution over bins (CREPE, Kim et al. 2018). The phase is a phasor, fitted to one of unit length by
-    least squares, so that it becomes shorter where the mel does not tell the phase.
+    F0 is a distribution over bins (CREPE, Kim et al. 2018). The phase is a phasor, fitted to one of
+    unit length by least squares, so that it becomes shorter where the mel does not tell the phase.
     """
 
     def __init__(self, channels: int, blocks: int, **kwargs):
-        super().__init__(autocast=False, **kwargs)  # bfloat16 would round away most of the fluctuation
+        super().__init__(
+            autocast=False, **kwargs
+        )  # bfloat16 would round away most of the fluctuation
         self.conv_in = layers.Conv1D(channels, 5, padding="same", name="conv_in")
         self.norms = [layers.LayerNormalization(name=f"norm_{i}") for i in range(blocks)]
         self.convs = [
-            layers.Conv1D(channels, 3, padding="same", activation="gelu", name=f"conv_{i}") for i in range(blocks)
+            layers.Conv1D(channels, 3, padding="same", activation="gelu", name=f"conv_{i}")
+            for i in range(blocks)
         ]
         self.outs = [Dense(channels, name=f"out_{i}") for i in range(blocks)]
         self.out_norm = layers.LayerNormalization(name="out_norm")
         self.out = Dense(PITCH_BINS + 3, name="out")
 
     def call(self, mel):
-        """Return logits of the bins [B, T, PITCH_BINS] and of voicing [B, T], and the phasor [B, T, 2]: float32."""
+        """Return logits of the bins [B, T, PITCH_BINS] and of voicing [B, T], and the phasor [B, T,
+        2]: float32.
+        """
         x = self.conv_in(tf.concat([normalised(mel), fluctuation(mel)], axis=2))
         for norm, conv, out in zip(self.norms, self.convs, self.outs, strict=True):
             x = x + out(conv(norm(x)))
@@ -309,7 +368,8 @@ class PitchHead(CompositeLayer):
         return out[:, :, :PITCH_BINS], out[:, :, PITCH_BINS], out[:, :, PITCH_BINS + 1 :]
 
     def estimate(self, mel):
-        """Return F0 in Hz, also where nothing is voiced, the probability of voicing, and the phasor.
+        """Return F0 in Hz, also where nothing is voiced, the probability of voicing, and the
+        phasor.
 
         Returns:
             float32 [B, T], [B, T] and [B, T, 2].
@@ -322,8 +382,8 @@ class PitchHead(CompositeLayer):
     def losses_of(self, mel, f0_hz, pulse_phasor):
         """Return the losses of pitch, voicing and phase, float32 [B] each.
 
-        Pitch and voicing are cross-entropies, and phase is a squared error. Pitch and phase are means over voiced
-        frames, or 0 without any; voicing is a mean over all.
+        Pitch and voicing are cross-entropies, and phase is a squared error. Pitch and phase are
+        means over voiced frames, or 0 without any; voicing is a mean over all.
         """
         logits, voicing, phasor = self(mel)
         voiced = tf.cast(f0_hz > 0.0, tf.float32)
@@ -335,12 +395,18 @@ class PitchHead(CompositeLayer):
         phase = sum_over(tf.square(phasor - pulse_phasor), 2)
         voicing = tf.nn.sigmoid_cross_entropy_with_logits(voiced, voicing)
         count = tf.maximum(sum_over(voiced, 1), 1.0)
-        return sum_over(voiced * pitch, 1) / count, mean_over(voicing[:, :, None]), sum_over(voiced * phase, 1) / count
+        return (
+            sum_over(voiced * pitch, 1) / count,
+            mean_over(voicing[:, :, None]),
+            sum_over(voiced * phase, 1) / count,
+        )
 
 
 @cache
 def pitch_centres() -> np.ndarray:
-    """Return the natural logarithms of the frequencies at the centres of the bins, float32 [PITCH_BINS]."""
+    """Return the natural logarithms of the frequencies at the centres of the bins, float32
+    [PITCH_BINS].
+    """
     return np.linspace(np.log(F0_MIN_HZ), np.log(F0_MAX_HZ), PITCH_BINS, dtype=np.float32)
 
 
@@ -350,24 +416,33 @@ def normalised(log):
 
 
 def fluctuation(mel):
-    """Return how much each frame differs from the mean of its neighbours: float32 [B, T, 80] -> [B, T, 80].
+    """Return how much each frame differs from the mean of its neighbours: float32 [B, T, 80] -> [B,
+    T, 80].
 
-    This is where the phase of the pulses shows. With it the pitch head learns the phase in a third of the steps.
+    This is where the phase of the pulses shows. With it the pitch head learns the phase in a third
+    of the steps.
     """
     ends = tf.concat([mel[:, :1], mel, mel[:, -1:]], axis=1)
-    return tf.clip_by_value(4.0 * mel - 2.0 * (ends[:, :-2] + ends[:, 2:]), -MAX_FLUCTUATION, MAX_FLUCTUATION)
+    return tf.clip_by_value(
+        4.0 * mel - 2.0 * (ends[:, :-2] + ends[:, 2:]), -MAX_FLUCTUATION, MAX_FLUCTUATION
+    )
 
 
 def source_spectrum(source):
-    """Return the STFT of a source of unit power, with about unit magnitude: float32 [B, T * 256] -> [B, T * R, F]."""
-    spectrum = short_time_spectrum(tf.pad(source, [[0, 0], [EDGE_SAMPLES, EDGE_SAMPLES]]), FILTER_SAMPLES)
+    """Return the STFT of a source of unit power, with about unit magnitude: float32 [B, T * 256] ->
+    [B, T * R, F].
+    """
+    spectrum = short_time_spectrum(
+        tf.pad(source, [[0, 0], [EDGE_SAMPLES, EDGE_SAMPLES]]), FILTER_SAMPLES
+    )
     return spectrum / WINDOW_NORM
 
 
 def log_envelope(mel):
     """Return rough log magnitudes of a log-mel by the pseudo-inverse (FreeV, Lv et al. 2024).
 
-    No bin is below the quietest band, and bins above the last filter continue it. The filters of a frame are equal.
+    No bin is below the quietest band, and bins above the last filter continue it. The filters of a
+    frame are equal.
 
     Returns:
         float32 [B, T * R, F].
@@ -385,7 +460,9 @@ def log_mel_of(wave):
 
 
 def project(wave, mel):
-    """Move a wave towards a log-mel: multiply its STFT by the interpolated ratio of the mel to the wave's own mel."""
+    """Move a wave towards a log-mel: multiply its STFT by the interpolated ratio of the mel to the
+    wave's own mel.
+    """
     own_mel, spectrum = _mel_and_spectrum(wave)
     correction = tf.clip_by_value(mel - own_mel, -MAX_PROJECTION, MAX_PROJECTION)
     gain = tf.exp(_times(correction, _interpolation()))
@@ -396,12 +473,17 @@ def project(wave, mel):
 def _mel_and_spectrum(wave):
     padded = tf.pad(wave, [[0, 0], [PAD_SAMPLES, PAD_SAMPLES]], mode="REFLECT")
     spectrum = short_time_spectrum(padded, FFT_SAMPLES)
-    return tf.math.log(tf.maximum(_times(magnitude(spectrum, 1e-12), mel_filters()), LOG_FLOOR)), spectrum
+    return (
+        tf.math.log(tf.maximum(_times(magnitude(spectrum, 1e-12), mel_filters()), LOG_FLOOR)),
+        spectrum,
+    )
 
 
 @cache
 def _interpolation() -> np.ndarray:
-    """Return the weights of the bands in each bin, which add up to 1 where there is a filter: float32 [bands, bins]."""
+    """Return the weights of the bands in each bin, which add up to 1 where there is a filter:
+    float32 [bands, bins].
+    """
     total = mel_filters().sum(axis=1, keepdims=True)
     return (mel_filters() / np.maximum(total, 1e-12)).T.astype(np.float32)
 

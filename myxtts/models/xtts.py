@@ -70,15 +70,26 @@ class XTTSSize:
 
 
 SIZES = {
-    "tiny": XTTSSize(channels=144, encoder_blocks=3, decoder_blocks=4, flow_blocks=2, heads=2, latents=4),
-    "small": XTTSSize(channels=256, encoder_blocks=4, decoder_blocks=5, flow_blocks=3, heads=4, latents=8),
-    "normal": XTTSSize(channels=368, encoder_blocks=5, decoder_blocks=6, flow_blocks=4, heads=4, latents=16),
-    "big": XTTSSize(channels=592, encoder_blocks=6, decoder_blocks=8, flow_blocks=5, heads=8, latents=32),
+    "tiny": XTTSSize(
+        channels=144, encoder_blocks=3, decoder_blocks=4, flow_blocks=2, heads=2, latents=4
+    ),
+    "small": XTTSSize(
+        channels=256, encoder_blocks=4, decoder_blocks=5, flow_blocks=3, heads=4, latents=8
+    ),
+    "normal": XTTSSize(
+        channels=368, encoder_blocks=5, decoder_blocks=6, flow_blocks=4, heads=4, latents=16
+    ),
+    "big": XTTSSize(
+        channels=592, encoder_blocks=6, decoder_blocks=8, flow_blocks=5, heads=8, latents=32
+    ),
 }
 KERNEL_SIZE = 5
-REDUCTION_FACTOR = 2  # frames stacked into one decoder position (Wang et al. 2017, Tacotron): 23 ms each
+REDUCTION_FACTOR = (
+    2  # frames stacked into one decoder position (Wang et al. 2017, Tacotron): 23 ms each
+)
 TIME_EMBEDDING = 64
-TEMPERATURE = 0.5  # scale of synthesis' initial noise; with 1, the error of a half-trained flow is audible as noise
+# scale of synthesis' initial noise; with 1, the error of a half-trained flow is audible as noise
+TEMPERATURE = 0.5
 DECODER_STD = 0.3  # error of the decoder's mel after some hundred steps, in normalised units
 
 
@@ -89,7 +100,8 @@ class SynthesisOptions:
     Attributes:
         speed: 2 halves every duration.
         pitch_semitones: added to the pitch.
-        energy_db: added to the energy of each token, which also changes its timbre, as in a louder voice.
+        energy_db: added to the energy of each token, which also changes its timbre, as in a louder
+            voice.
         ode_steps: Euler steps of the flow, from noise to mel.
         guidance: scale of classifier-free guidance (Ho & Salimans 2021); 1 is off.
         seed: seed of the initial noise.
@@ -174,13 +186,17 @@ class XTTS(keras.Model):
         languages: rows of the language embedding.
         dropout: fraction of activations dropped in training.
         reference_dropout: fraction of utterances trained without their reference.
-        cfg_dropout: fraction of utterances whose flow is trained without its condition (classifier-free guidance).
-        segment_frames: length of the random segment of an utterance on which decoder and flow are trained.
-        gradient_checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
+        cfg_dropout: fraction of utterances whose flow is trained without its condition
+            (classifier-free guidance).
+        segment_frames: length of the random segment of an utterance on which decoder and flow are
+            trained.
+        gradient_checkpointing: recompute the blocks' activations in the backward pass instead of
+            keeping them.
         taught: batches have the path of each row, so that nothing is aligned.
 
     Attributes:
-        alignment_search: `search_by_frames` or a function that finds the same paths; set it before `call` is traced.
+        alignment_search: `search_by_frames` or a function that finds the same paths; set it before
+            `call` is traced.
         BATCH_FIELDS: the contract of a batch, see `myxtts.batch`.
         LOSS_NAMES: the losses that `call` returns, in order.
     """
@@ -204,20 +220,29 @@ class XTTS(keras.Model):
         channels, heads = size.channels, size.heads
         self.reference_dropout = reference_dropout
         self.cfg_dropout = cfg_dropout
-        self.segment_frames = -(-segment_frames // REDUCTION_FACTOR) * REDUCTION_FACTOR  # a multiple, rounded up
+        self.segment_frames = (
+            -(-segment_frames // REDUCTION_FACTOR) * REDUCTION_FACTOR
+        )  # a multiple, rounded up
         self.gradient_checkpointing = gradient_checkpointing
         self.alignment_search = search_by_frames
         self.BATCH_FIELDS = TAUGHT_TTS_FEATURES if taught else TTS_FEATURES
-        self.reference_encoder = ReferenceEncoder(channels, heads, size.latents, name="reference_encoder")
+        self.reference_encoder = ReferenceEncoder(
+            channels, heads, size.latents, name="reference_encoder"
+        )
         self.language_embedding = Embedding(languages, channels, name="language_embedding")
         self.symbol_embedding = Embedding(symbols, channels, name="symbol_embedding")
-        # The mean mel depends on its own token only. With neighbours in view it could learn the mel of the next
-        # token, and whole alignments were one token off.
+        # The mean mel depends on its own token only. With neighbours in view it could learn the mel
+        # of the next token, and whole alignments were one token off.
         self.token_conv = ConvBlock(channels, 1, dropout, name="token_conv")
-        self.mean_mel = Dense(MEL_BANDS + 1, name="mean_mel")  # and the weight of the average spectrum
-        self.voice_attention = AttentionBlock(channels, heads, dropout, rotary=False, name="voice_attention")
+        self.mean_mel = Dense(
+            MEL_BANDS + 1, name="mean_mel"
+        )  # and the weight of the average spectrum
+        self.voice_attention = AttentionBlock(
+            channels, heads, dropout, rotary=False, name="voice_attention"
+        )
         self.encoder_attention = [
-            AttentionBlock(channels, heads, dropout, name=f"encoder_attention_{i}") for i in range(size.encoder_blocks)
+            AttentionBlock(channels, heads, dropout, name=f"encoder_attention_{i}")
+            for i in range(size.encoder_blocks)
         ]
         self.encoder_convs = self._conv_blocks("encoder", size.encoder_blocks, channels, dropout)
         self.prosody_convs = self._conv_blocks("prosody", 2, channels, dropout, kernel=3)
@@ -225,38 +250,59 @@ class XTTS(keras.Model):
         self.prosody_in = Dense(channels, name="prosody_in")
         self.decoder_in = Dense(channels, name="decoder_in")
         self.decoder_convs = self._conv_blocks("decoder", size.decoder_blocks, channels, dropout)
-        self.decoder_out = Dense(REDUCTION_FACTOR * MEL_BANDS, kernel_initializer="zeros", name="decoder_out")
+        self.decoder_out = Dense(
+            REDUCTION_FACTOR * MEL_BANDS, kernel_initializer="zeros", name="decoder_out"
+        )
         self.time_in = Dense(channels, activation="silu", name="time_in")
         self.time_out = Dense(channels, name="time_out")
         self.no_condition = Embedding(1, channels, name="unconditional_embedding")
         self.noisy_in = Dense(channels, name="noisy_in")
         self.flow_convs = self._conv_blocks("flow", size.flow_blocks, channels, dropout)
-        self.flow_out = Dense(REDUCTION_FACTOR * MEL_BANDS, kernel_initializer="zeros", name="flow_out")
+        self.flow_out = Dense(
+            REDUCTION_FACTOR * MEL_BANDS, kernel_initializer="zeros", name="flow_out"
+        )
 
     @staticmethod
     def _conv_blocks(name, count, channels, dropout, kernel=KERNEL_SIZE):
         return [ConvBlock(channels, kernel, dropout, name=f"{name}_conv_{i}") for i in range(count)]
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
-        """Return the variables with a row for each vocabulary entry: path -> (vocabulary, axis of the rows)."""
+        """Return the variables with a row for each vocabulary entry: path -> (vocabulary, axis of
+        the rows).
+        """
         return {
             self.symbol_embedding.embeddings.path: ("symbols", 0),
             self.language_embedding.embeddings.path: ("languages", 0),
         }
 
     def component_layers(self) -> dict[str, list[layers.Layer]]:
-        """Return the layers of each component that --freeze names; each layer is in one component."""
+        """Return the layers of each component that --freeze names; each layer is in one
+        component.
+        """
         return {
             "reference_encoder": [self.reference_encoder],
             "text_encoder": [
-                *(self.language_embedding, self.symbol_embedding, self.token_conv, self.mean_mel, self.voice_attention),
+                *(
+                    self.language_embedding,
+                    self.symbol_embedding,
+                    self.token_conv,
+                    self.mean_mel,
+                    self.voice_attention,
+                ),
                 *self.encoder_attention,
                 *self.encoder_convs,
             ],
             "prosody": [*self.prosody_convs, self.prosody_out],
             "decoder": [
                 *(self.prosody_in, self.decoder_in, *self.decoder_convs, self.decoder_out),
-                *(self.time_in, self.time_out, self.no_condition, self.noisy_in, *self.flow_convs, self.flow_out),
+                *(
+                    self.time_in,
+                    self.time_out,
+                    self.no_condition,
+                    self.noisy_in,
+                    *self.flow_convs,
+                    self.flow_out,
+                ),
             ],
         }
 
@@ -264,31 +310,39 @@ class XTTS(keras.Model):
         """Create no variables; see `CompositeLayer`."""
 
     def call(self, batch, training=False):
-        """Compute the losses of a batch of the contract BATCH_FIELDS, as fractions of the whole step's losses.
+        """Compute the losses of a batch of the contract BATCH_FIELDS, as fractions of the whole
+        step's losses.
 
-        Their sum over all batches and replicas of a step is the mean over that step's real frames (tokens for the
-        prosody losses). Nothing is averaged over batches of different sizes.
+        Their sum over all batches and replicas of a step is the mean over that step's real frames
+        (tokens for the prosody losses). Nothing is averaged over batches of different sizes.
 
-        In training, decoder and flow see a random segment of each utterance, weighted to represent all of its frames,
-        and each row has its own noise and flow time. Otherwise they see all frames, and all rows share noise and time.
+        In training, decoder and flow see a random segment of each utterance, weighted to represent
+        all of its frames, and each row has its own noise and flow time. Otherwise they see all
+        frames, and all rows share noise and time.
 
         Returns:
-            Losses, float32 scalars: `mel`, mean absolute error of the decoder's mel, and `prior`, half the squared
-            error of the mean mel, both on the normalised mel; `flow`, squared error of the flow's estimate in units
-            of its expected deviation (see `wiener_estimate`); `duration`, `pitch` and `energy` (see `prosody_errors`).
-            Outputs: `path` int64 [B, T], the token of each frame.
+            Losses, float32 scalars: `mel`, mean absolute error of the decoder's mel, and `prior`,
+                half the squared
+            error of the mean mel, both on the normalised mel; `flow`, squared error of the flow's
+            estimate in units of its expected deviation (see `wiener_estimate`); `duration`, `pitch`
+            and `energy` (see `prosody_errors`). Outputs: `path` int64 [B, T], the token of each
+            frame.
         """
         seed = batch["seed"] if training else None
         target, token_count = (batch["mel"] - MEL_MEAN) / MEL_STD, batch["token_count"]
         keep = keep_mask(batch["reference_frames"], self.reference_dropout, seed, "reference")
-        speaker = self._speaker_condition(batch["reference"], batch["reference_frames"], batch["language"], keep)
+        speaker = self._speaker_condition(
+            batch["reference"], batch["reference_frames"], batch["language"], keep
+        )
         style = speaker.style
         encoded, mean, mask = self._encode(batch["tokens"], token_count, speaker, seed)
 
         path, prosody, durations = self._align(batch, target, mean, speaker)
         frames, row_frames = batch["frames"], tf.cast(batch["frames"], tf.float32)
         real = length_mask(frames, tf.shape(path)[1], tf.float32)
-        if "path" in batch:  # what a teacher speaks has frames of its own, but counts as what it takes the place of
+        if (
+            "path" in batch
+        ):  # what a teacher speaks has frames of its own, but counts as what it takes the place of
             is_real = tf.cast(path >= 0, tf.float32)
             spoken = sum_over(is_real, 1)
             frames, real = (
@@ -299,7 +353,9 @@ class XTTS(keras.Model):
 
         frame = self._select_frames(frames, tf.shape(path)[1], seed)
         segment_path = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
-        condition = self._decode(encoded, mean, prosody, durations, segment_path, frame, style, seed)
+        condition = self._decode(
+            encoded, mean, prosody, durations, segment_path, frame, style, seed
+        )
         target_segment = gather_rows(target, frame)
         mel_error = sum_over(tf.abs(condition.mel - target_segment), 2)
         flow_error = self._flow_errors(target_segment, condition, batch["seed"], seed)
@@ -311,22 +367,34 @@ class XTTS(keras.Model):
         losses = {
             "mel": tf.reduce_sum(mel_error * weight) / step_values,
             "flow": tf.reduce_sum(flow_error * weight) / step_values,
-            "prior": 0.5 * tf.reduce_sum(tf.square(gather_rows(mean, path) - target) * real) / step_values,
+            "prior": (
+                0.5
+                * tf.reduce_sum(tf.square(gather_rows(mean, path) - target) * real)
+                / step_values
+            ),
         }
         real_token = tf.cast(mask, tf.float32)[:, :, 0]
         if "path" in batch:  # tokens count as frames do
-            counted = tf.cast(batch["utterance_tokens"], tf.float32) / tf.maximum(tf.cast(token_count, tf.float32), 1.0)
+            counted = tf.cast(batch["utterance_tokens"], tf.float32) / tf.maximum(
+                tf.cast(token_count, tf.float32), 1.0
+            )
             real_token *= counted[:, None]
-        losses |= {name: tf.reduce_sum(error * real_token) / batch["step_tokens"] for name, error in errors.items()}
+        losses |= {
+            name: tf.reduce_sum(error * real_token) / batch["step_tokens"]
+            for name, error in errors.items()
+        }
         return losses, {"path": path}
 
-    def synthesize(self, tokens, token_count, language, reference, reference_frames, options: SynthesisOptions):
+    def synthesize(
+        self, tokens, token_count, language, reference, reference_frames, options: SynthesisOptions
+    ):
         """Synthesize the log-mels of a batch of texts. Rows do not influence each other.
 
         Args:
             tokens: int32 [B, N], padded with 0; token_count: int32 [B]; language: int32 [B].
             reference: float32 [B, R, 80], log-mel of the reference speech.
-            reference_frames: int32 [B]; a row of 0 has no reference and gets the model's learned default voice.
+            reference_frames: int32 [B]; a row of 0 has no reference and gets the model's learned
+                default voice.
 
         Returns:
             mel float32 [B, T, 80], padded with silence; frames int32 [B]; path int32 [B, T].
@@ -359,7 +427,9 @@ class XTTS(keras.Model):
             pitch=prosody.pitch + pitch_semitones / PITCH_UNIT_SEMITONES,
             energy=prosody.energy + energy_db / (DECIBELS_PER_NEPER * MEL_STD),
         )
-        ends = tf.cast(token_ends(prosody.log_duration, tf.cast(mask, tf.float32)[:, :, 0], speed), tf.int32)
+        ends = tf.cast(
+            token_ends(prosody.log_duration, tf.cast(mask, tf.float32)[:, :, 0], speed), tf.int32
+        )
         frames = ends[:, -1]
         longest = tf.reduce_max(frames)
         path = path_from_ends(ends, token_count, longest + grid_padding(longest))
@@ -373,10 +443,12 @@ class XTTS(keras.Model):
         return mel[:, :longest], frames, path[:, :longest]
 
     def teacher_forced_mel(self, batch, ode_steps: int, guidance: float):
-        """Compute the mel that the network makes of recorded utterances, frame by frame where the recordings have it.
+        """Compute the mel that the network makes of recorded utterances, frame by frame where the
+        recordings have it.
 
-        The texts are aligned with the recordings, whose durations, pitch and energy replace the predicted ones
-        (Shen et al. 2018, "Natural TTS synthesis": mels for a vocoder). Each row has its own noise.
+        The texts are aligned with the recordings, whose durations, pitch and energy replace the
+        predicted ones (Shen et al. 2018, "Natural TTS synthesis": mels for a vocoder). Each row has
+        its own noise.
 
         Args:
             batch: TTS_FEATURES.
@@ -386,10 +458,16 @@ class XTTS(keras.Model):
             float32 [B, T, 80], padded with silence.
         """
         speaker, encoded, mean, _ = self._encode_texts(batch)
-        path, prosody, durations = self._align(batch, (batch["mel"] - MEL_MEAN) / MEL_STD, mean, speaker)
+        path, prosody, durations = self._align(
+            batch, (batch["mel"] - MEL_MEAN) / MEL_STD, mean, speaker
+        )
         frame = self._select_frames(batch["frames"], tf.shape(path)[1], None)
-        condition = self._decode(encoded, mean, prosody, durations, path, frame, speaker.style, None)
-        noise = TEMPERATURE * flow.sample_noise(fold_in(batch["seed"], "teacher noise"), tf.shape(condition.mel))
+        condition = self._decode(
+            encoded, mean, prosody, durations, path, frame, speaker.style, None
+        )
+        noise = TEMPERATURE * flow.sample_noise(
+            fold_in(batch["seed"], "teacher noise"), tf.shape(condition.mel)
+        )
         return self._solve_flow(condition, noise, ode_steps, guidance)
 
     def align(self, batch):
@@ -401,13 +479,15 @@ class XTTS(keras.Model):
     @cached_property
     def compiled_align(self):
         """The function `align`, compiled."""
-        return tf.function(self.align, input_signature=[tensor_specs(self.BATCH_FIELDS)], autograph=False)
+        return tf.function(
+            self.align, input_signature=[tensor_specs(self.BATCH_FIELDS)], autograph=False
+        )
 
     def speak(self, batch, padded_frames, ode_steps: int, guidance: float):
         """Speak texts with the voices of their references, within a number of frames.
 
-        A text that needs more frames is spoken faster. So no shape depends on what the network predicts, and the host
-        does not wait for it. Each row has its own noise.
+        A text that needs more frames is spoken faster. So no shape depends on what the network
+        predicts, and the host does not wait for it. Each row has its own noise.
 
         Args:
             batch: of TTS_FEATURES the fields of text and reference, and the seed.
@@ -415,27 +495,40 @@ class XTTS(keras.Model):
             ode_steps, guidance: see `SynthesisOptions`.
 
         Returns:
-            Log-mel float32 [B, T, 80]; F0 in Hz, float32 [B, T], 0 where unvoiced; path int64 [B, T].
+            Log-mel float32 [B, T, 80]; F0 in Hz, float32 [B, T], 0 where unvoiced; path int64 [B,
+            T].
         """
         speaker, encoded, mean, mask = self._encode_texts(batch)
         prosody = self._predict_prosody(encoded, speaker.style, mask, None)
         real_token = tf.cast(mask, tf.float32)[:, :, 0]
-        ends = token_ends_within(prosody.log_duration, real_token, tf.cast(padded_frames, tf.float32))
+        ends = token_ends_within(
+            prosody.log_duration, real_token, tf.cast(padded_frames, tf.float32)
+        )
         path = path_within(ends, padded_frames)
         durations = durations_of_path(path, tf.shape(mean)[1])
         frame = tf.where(path >= 0, tf.cast(tf.range(padded_frames), tf.int64)[None, :], -1)
-        condition = self._decode(encoded, mean, prosody, durations, path, frame, speaker.style, None)
-        noise = TEMPERATURE * flow.sample_noise(fold_in(batch["seed"], "teacher noise"), tf.shape(condition.mel))
-        voiced, pitch = tf.unstack(gather_rows(tf.stack([prosody.voiced, prosody.pitch], axis=-1), path), axis=-1)
+        condition = self._decode(
+            encoded, mean, prosody, durations, path, frame, speaker.style, None
+        )
+        noise = TEMPERATURE * flow.sample_noise(
+            fold_in(batch["seed"], "teacher noise"), tf.shape(condition.mel)
+        )
+        voiced, pitch = tf.unstack(
+            gather_rows(tf.stack([prosody.voiced, prosody.pitch], axis=-1), path), axis=-1
+        )
         # The voiced part of a token comes first: only its length is known.
         is_voiced = position_in_token(path, frame, durations)[:, :, 0] < voiced
         f0_hz = tf.where(is_voiced & (path >= 0), pitch_hz(pitch), 0.0)
         return self._solve_flow(condition, noise, ode_steps, guidance), f0_hz, path
 
     def _encode_texts(self, batch):
-        """Return the SpeakerCondition of a batch's references, and what `_encode` returns for its texts; no dropout."""
+        """Return the SpeakerCondition of a batch's references, and what `_encode` returns for its
+        texts; no dropout.
+        """
         keep = keep_mask(batch["reference_frames"], 0.0, None, "reference")
-        speaker = self._speaker_condition(batch["reference"], batch["reference_frames"], batch["language"], keep)
+        speaker = self._speaker_condition(
+            batch["reference"], batch["reference_frames"], batch["language"], keep
+        )
         return speaker, *self._encode(batch["tokens"], batch["token_count"], speaker, None)
 
     def _solve_flow(self, condition, noise, ode_steps, guidance):
@@ -450,7 +543,9 @@ class XTTS(keras.Model):
             conditional, _ = self._denoise(noisy, time, condition)
 
             def guide():
-                return conditional + (guidance - 1.0) * (conditional - self._denoise(noisy, time, no_condition)[0])
+                return conditional + (guidance - 1.0) * (
+                    conditional - self._denoise(noisy, time, no_condition)[0]
+                )
 
             if isinstance(guidance, float):
                 return conditional if guidance == 1.0 else guide()
@@ -464,33 +559,47 @@ class XTTS(keras.Model):
         normalised = (reference - MEL_MEAN) / MEL_STD
         embedding, latents = self.reference_encoder(normalised, reference_frames, keep)
         average_spectrum = long_term_average_spectrum(normalised, reference_frames) * keep[:, None]
-        return SpeakerCondition(embedding + self.language_embedding(language), latents, average_spectrum)
+        return SpeakerCondition(
+            embedding + self.language_embedding(language), latents, average_spectrum
+        )
 
     def _encode(self, tokens, token_count, speaker, seed):
-        """Return the encoder's output [B, N, C], mean mel of each token float32 [B, N, 80], and mask [B, N, 1]."""
+        """Return the encoder's output [B, N, C], mean mel of each token float32 [B, N, 80], and
+        mask [B, N, 1].
+        """
         style, latents = speaker.style, speaker.latents
         encoded = self.symbol_embedding(tokens)
         mask = length_mask(token_count, tf.shape(tokens)[1], encoded.dtype)
         encoded = self.token_conv(encoded, style, mask, seed)
-        relative_mean, weight = tf.split(tf.cast(self.mean_mel(encoded), tf.float32), [MEL_BANDS, 1], axis=2)
-        mean = relative_mean + tf.sigmoid(weight) * speaker.average_spectrum[:, None, :]  # silence learns weight 0
-        encoded = self.voice_attention(encoded, style, tf.ones_like(latents[:, :, :1]), seed, latents)
+        relative_mean, weight = tf.split(
+            tf.cast(self.mean_mel(encoded), tf.float32), [MEL_BANDS, 1], axis=2
+        )
+        mean = (
+            relative_mean + tf.sigmoid(weight) * speaker.average_spectrum[:, None, :]
+        )  # silence learns weight 0
+        encoded = self.voice_attention(
+            encoded, style, tf.ones_like(latents[:, :, :1]), seed, latents
+        )
         for attention, conv in zip(self.encoder_attention, self.encoder_convs, strict=True):
             encoded = self._checkpointed(attention, encoded, style, mask, seed)
             encoded = self._checkpointed(conv, encoded, style, mask, seed)
         return encoded, mean, mask
 
     def _align(self, batch, target, mean, speaker):
-        """Align texts with their speech, whose normalised mel is `target` [B, T, 80], unless the batch has the path.
+        """Align texts with their speech, whose normalised mel is `target` [B, T, 80], unless the
+        batch has the path.
 
         Returns:
-            Path int64 [B, T], the token of each frame; Prosody of each token; its frames, float32 [B, N].
+            Path int64 [B, T], the token of each frame; Prosody of each token; its frames, float32
+            [B, N].
         """
         if "path" in batch:
             path = batch["path"]
         else:
             scores = frame_token_scores(target, mean)
-            path = tf.stop_gradient(self.alignment_search(scores, batch["token_count"], batch["frames"]))
+            path = tf.stop_gradient(
+                self.alignment_search(scores, batch["token_count"], batch["frames"])
+            )
             path = tf.cast(path, tf.int64)
         relative_mel = target - speaker.average_spectrum[:, None, :]
         return path, *target_prosody(relative_mel, batch["f0_hz"], path, tf.shape(mean)[1])
@@ -499,57 +608,86 @@ class XTTS(keras.Model):
         """Return the predicted Prosody."""
         for conv in self.prosody_convs:
             encoded = self._checkpointed(conv, encoded, style, mask, seed)
-        log_duration, voiced, pitch, energy = tf.unstack(tf.cast(self.prosody_out(encoded), tf.float32), axis=-1)
+        log_duration, voiced, pitch, energy = tf.unstack(
+            tf.cast(self.prosody_out(encoded), tf.float32), axis=-1
+        )
         return Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
 
     def _select_frames(self, frames, padded, seed):
-        """Return the indices of the decoder's frames, int64 [B, S]: all, or a random segment; -1 for padding."""
+        """Return the indices of the decoder's frames, int64 [B, S]: all, or a random segment; -1
+        for padding.
+        """
         if seed is None:
             return real_frames(tf.cast(tf.range(padded), tf.int64)[None, :], frames)
         return random_segment(frames, padded, self.segment_frames, fold_in(seed, "segment"))
 
     def _decode(self, encoded, mean, prosody, durations, path, frame, style, seed):
-        """Decode the frames [B, S] given by their tokens `path` and indices `frame`; return the FlowCondition."""
+        """Decode the frames [B, S] given by their tokens `path` and indices `frame`; return the
+        FlowCondition.
+        """
         tokens = encoded + self.prosody_in(prosody.features())
         position = position_in_token(path, frame, durations)
-        frame_input = tf.concat([gather_rows(tokens, path), tf.cast(position, tokens.dtype)], axis=-1)
+        frame_input = tf.concat(
+            [gather_rows(tokens, path), tf.cast(position, tokens.dtype)], axis=-1
+        )
         hidden = self.decoder_in(stack_frames(frame_input))
         mask = tf.cast(path[:, ::REDUCTION_FACTOR, None] >= 0, hidden.dtype)
         for conv in self.decoder_convs:
             hidden = self._checkpointed(conv, hidden, style, mask, seed)
         mel = gather_rows(mean, path) + unstack_frames(self.decoder_out(hidden), tf.shape(path)[1])
-        return FlowCondition(hidden, style, mel, tf.fill(tf.shape(path)[:1], DECODER_STD), path >= 0)
+        return FlowCondition(
+            hidden, style, mel, tf.fill(tf.shape(path)[:1], DECODER_STD), path >= 0
+        )
 
     def _drop_condition(self, condition, keep):
-        """Remove text, prosody and speaker from the condition of rows where `keep`, float32 [B], is 0."""
+        """Remove text, prosody and speaker from the condition of rows where `keep`, float32 [B], is
+        0.
+        """
         keep_hidden = tf.cast(keep, condition.hidden.dtype)[:, None]
         no_style = self.no_condition(tf.zeros([1], tf.int32))
         return condition._replace(
             hidden=condition.hidden * keep_hidden[:, :, None],
             style=condition.style * keep_hidden + no_style * (1 - keep_hidden),
             mel=condition.mel * keep[:, None, None],
-            mel_std=condition.mel_std * keep + (1 - keep),  # the normalised mel has mean 0 and deviation 1
+            mel_std=condition.mel_std * keep
+            + (1 - keep),  # the normalised mel has mean 0 and deviation 1
         )
 
     def _flow_errors(self, target, condition, batch_seed, seed):
-        """Return the squared error of the flow's estimate, in its own units, for each frame: float32 [B, S].
+        """Return the squared error of the flow's estimate, in its own units, for each frame:
+        float32 [B, S].
 
-        The gradient stops before the decoder. Otherwise it would pull the decoder's mel from a median to a mean.
+        The gradient stops before the decoder. Otherwise it would pull the decoder's mel from a
+        median to a mean.
         """
         condition = tf.nest.map_structure(tf.stop_gradient, condition)
         rows, *size = tf.unstack(tf.shape(target))
         noise_seed, time_seed = fold_in(batch_seed, "noise"), fold_in(batch_seed, "time")
         if seed is None:
-            noise, time = flow.sample_noise(noise_seed, size), tf.repeat(flow.sample_times(time_seed, 1), rows)
+            noise, time = (
+                flow.sample_noise(noise_seed, size),
+                tf.repeat(flow.sample_times(time_seed, 1), rows),
+            )
         else:
-            noise, time = flow.sample_noise(noise_seed, [rows, *size]), flow.sample_times(time_seed, rows)
-        condition = self._drop_condition(condition, keep_mask(tf.ones([rows]), self.cfg_dropout, seed, "condition"))
-        estimate, unit = self._denoise(flow.interpolate_path(noise, target, time), time, condition, seed)
+            noise, time = (
+                flow.sample_noise(noise_seed, [rows, *size]),
+                flow.sample_times(time_seed, rows),
+            )
+        condition = self._drop_condition(
+            condition, keep_mask(tf.ones([rows]), self.cfg_dropout, seed, "condition")
+        )
+        estimate, unit = self._denoise(
+            flow.interpolate_path(noise, target, time), time, condition, seed
+        )
         return sum_over(tf.square((estimate - target) / unit), 2)
 
     def _denoise(self, noisy, time, condition, seed=None):
-        """Estimate the normalised mel from `noisy` at `time`; return it, float32 [B, T, 80], and its unit [B, 1, 1]."""
-        estimate, unit, innovation = flow.wiener_estimate(noisy, time, condition.mel, condition.mel_std)
+        """Estimate the normalised mel from `noisy` at `time`; return it, float32 [B, T, 80], and
+        its unit [B, 1, 1].
+        """
+        estimate, unit, innovation = flow.wiener_estimate(
+            noisy, time, condition.mel, condition.mel_std
+        )
         innovation *= tf.cast(condition.mask, tf.float32)[:, :, None]
         hidden = condition.hidden + self.noisy_in(stack_frames(innovation))
         style = condition.style + self.time_out(self.time_in(time_embedding(time, TIME_EMBEDDING)))
@@ -559,17 +697,21 @@ class XTTS(keras.Model):
         return estimate + unit * unstack_frames(self.flow_out(hidden), tf.shape(noisy)[1]), unit
 
     def _checkpointed(self, block, hidden, style, mask, seed):
-        """Apply a block; in training with gradient checkpointing, without keeping its activations."""
+        """Apply a block; in training with gradient checkpointing, without keeping its
+        activations.
+        """
         if seed is None or not self.gradient_checkpointing:
             return block(hidden, style, mask, seed)
         return keras.remat(lambda hidden, style: block(hidden, style, mask, seed))(hidden, style)
 
 
 def long_term_average_spectrum(mel, frames):
-    """Return the mean of the loud frames of normalised log-mels [B, T, 80]: float32 [B, 80], 0 for rows without frames.
+    """Return the mean of the loud frames of normalised log-mels [B, T, 80]: float32 [B, 80], 0 for
+    rows without frames.
 
-    This spectrum carries most of what distinguishes speakers, and one sentence is enough to estimate it. The network
-    predicts mels relative to the reference's spectrum, so that it extends to speakers not seen in training.
+    This spectrum carries most of what distinguishes speakers, and one sentence is enough to
+    estimate it. The network predicts mels relative to the reference's spectrum, so that it extends
+    to speakers not seen in training.
     """
     real = length_mask(frames, tf.shape(mel)[1], tf.float32)
     level = tf.reduce_mean(mel, axis=2, keepdims=True)
@@ -579,7 +721,9 @@ def long_term_average_spectrum(mel, frames):
 
 
 def keep_mask(present, rate, seed, name):
-    """Return float32 [B]: 1 where `present` [B] is positive, except for a random fraction `rate` if there is a seed."""
+    """Return float32 [B]: 1 where `present` [B] is positive, except for a random fraction `rate` if
+    there is a seed.
+    """
     keep = tf.cast(present > 0, tf.float32)
     if seed is None or not rate:
         return keep
@@ -588,7 +732,9 @@ def keep_mask(present, rate, seed, name):
 
 
 def stack_frames(x):
-    """Stack R = REDUCTION_FACTOR frames, zero-padded, into each position: [B, T, D] -> [B, P, R · D]."""
+    """Stack R = REDUCTION_FACTOR frames, zero-padded, into each position: [B, T, D] -> [B, P, R ·
+    D].
+    """
     positions = (tf.shape(x)[1] + REDUCTION_FACTOR - 1) // REDUCTION_FACTOR
     x = tf.pad(x, [[0, 0], [0, positions * REDUCTION_FACTOR - tf.shape(x)[1]], [0, 0]])
     return tf.reshape(x, [tf.shape(x)[0], positions, REDUCTION_FACTOR * x.shape[2]])
@@ -596,5 +742,7 @@ def stack_frames(x):
 
 def unstack_frames(x, length):
     """Invert `stack_frames`, in float32: [B, P, R · D] -> [B, length, D]."""
-    x = tf.reshape(x, [tf.shape(x)[0], REDUCTION_FACTOR * tf.shape(x)[1], x.shape[2] // REDUCTION_FACTOR])
+    x = tf.reshape(
+        x, [tf.shape(x)[0], REDUCTION_FACTOR * tf.shape(x)[1], x.shape[2] // REDUCTION_FACTOR]
+    )
     return tf.cast(x[:, :length], tf.float32)

@@ -1,4 +1,6 @@
-"""Settings that can make a stage of the pipeline faster, and the warning of a run that waits for its batches."""
+"""Settings that can make a stage of the pipeline faster, and the warning of a run that waits for
+its batches.
+"""
 
 import logging
 from typing import Any
@@ -13,15 +15,20 @@ log = logging.getLogger(__name__)
 PROFILER = command_line("profile")
 WAIT_SHARE = 0.10
 WAIT_STEPS = 200
-UNEVEN_SHARE = 0.05  # of a step: if the producer is blocked so long, too, stages are not slow but uneven
+UNEVEN_SHARE = (
+    0.05  # of a step: if the producer is blocked so long, too, stages are not slow but uneven
+)
 
 
-def candidates(stage: str, data: DataConfig, single: bool, devices: int, producers: int = 1) -> list[dict[str, Any]]:
-    """Return changes of settings that may help, each on its own; the profiler measures what they gain.
+def candidates(
+    stage: str, data: DataConfig, single: bool, devices: int, producers: int = 1
+) -> list[dict[str, Any]]:
+    """Return changes of settings that may help, each on its own; the profiler measures what they
+    gain.
 
     Args:
-        stage: `read`, `produce`, `transfer` (known to a profile only), `step`, or `variation` if stages wait for each
-            other by turns.
+        stage: `read`, `produce`, `transfer` (known to a profile only), `step`, or `variation` if
+            stages wait for each other by turns.
         data: the present settings.
         single: whether batches are made on the device that trains.
         devices: GPUs, real or simulated, that a placement with one replica may use.
@@ -53,7 +60,9 @@ def candidates(stage: str, data: DataConfig, single: bool, devices: int, produce
 
 
 def flags_of(change: dict[str, Any]) -> str:
-    """Return settings as the command line takes them: `--num-workers 4`, `--cache-dataset`, `--data-gpus 0 1`."""
+    """Return settings as the command line takes them: `--num-workers 4`, `--cache-dataset`,
+    `--data-gpus 0 1`.
+    """
     words: list[str] = []
     for name, value in change.items():
         words.append(SETTINGS[name].flag)
@@ -91,12 +100,20 @@ class LongWait:
         stage = metrics["bottleneck"]
         uneven = metrics["blocked_s"] > UNEVEN_SHARE * metrics["step_s"]
         changes = candidates("variation" if uneven else stage, *self._settings)
-        reason = "because times vary: the producer waits, too" if uneven else f"because the slowest stage is {stage}"
+        reason = (
+            "because times vary: the producer waits, too"
+            if uneven
+            else f"because the slowest stage is {stage}"
+        )
         if changes:
-            do = f"Try, one at a time: {'; '.join(map(flags_of, changes))}; {PROFILER} measures the gain of each."
+            do = (
+                f"Try, one at a time: {'; '.join(map(flags_of, changes))}; {PROFILER} measures the"
+                " gain of each."
+            )
         else:
             do = f"Only a faster device is known to help; {PROFILER} shows all stages."
         return (
-            f"long waits     for {self._waited_steps} steps the model has waited for batches more than "
-            f"{100 * WAIT_SHARE:.0f} % of the time, now {100 * wait_share:.0f} %, {reason}. {do}"
+            f"long waits     for {self._waited_steps} steps the model has waited for batches more"
+            f" than {100 * WAIT_SHARE:.0f} % of the time, now {100 * wait_share:.0f} %, {reason}."
+            f" {do}"
         )

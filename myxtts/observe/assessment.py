@@ -1,7 +1,9 @@
-"""The grade of a placement: is the model device fed, and is a second device worth having? No TensorFlow.
+"""The grade of a placement: is the model device fed, and is a second device worth having? No
+TensorFlow.
 
-Profiles and runs share these figures. P, T, C and A are the seconds of a step to produce, transfer and train on
-(consume) its batches, and to all-reduce its gradient, as in docs/reference/placement.md.
+Profiles and runs share these figures. P, T, C and A are the seconds of a step to produce, transfer
+and train on (consume) its batches, and to all-reduce its gradient, as in
+docs/reference/placement.md.
 """
 
 from collections.abc import Mapping
@@ -16,18 +18,31 @@ from myxtts.placement.routes import Placement, Route
 
 
 class Target(NamedTuple):
-    """Least utilisation of the model device, and greatest variation of the step's time, for a grade."""
+    """Least utilisation of the model device, and greatest variation of the step's time, for a
+    grade.
+    """
 
     grade: str
     model_busy: float
     step_variation: float
 
 
-TARGETS = (Target("excellent", 0.90, 0.20), Target("good", 0.85, 0.30), Target("minimum", 0.80, 0.40))
-DATA_BUSY = (0.40, 0.60)  # of the data device: below, it gains little; above, long batches make the model wait
+TARGETS = (
+    Target("excellent", 0.90, 0.20),
+    Target("good", 0.85, 0.30),
+    Target("minimum", 0.80, 0.40),
+)
+DATA_BUSY = (
+    0.40,
+    0.60,
+)  # of the data device: below, it gains little; above, long batches make the model wait
 ALWAYS_BUSY = 0.95  # above, the producer hardly ever finds the feed full
-MIN_GAIN = 1.10  # of dual over single placement; below, the second device does more in a run of its own
-TIE = 0.99  # of two times, the other is longer if this fraction of it is; a smaller difference changes no advice
+MIN_GAIN = (
+    1.10  # of dual over single placement; below, the second device does more in a run of its own
+)
+# of two times, the other is longer if this fraction of it is; a smaller difference changes no
+# advice
+TIE = 0.99
 
 SHARED_CORES = "these devices share the cores of one CPU, so two GPUs may gain more or less"
 SHARED_GPU = "these devices share one GPU, so two GPUs may gain more or less"
@@ -35,24 +50,30 @@ SHARED_GPU = "these devices share one GPU, so two GPUs may gain more or less"
 
 def grade(model_busy: float, step_variation: float = 0.0) -> str:
     """Return the best grade whose two limits are met; a run does not know the variation."""
-    met = (name for name, busy, variation in TARGETS if model_busy >= busy and step_variation < variation)
+    met = (
+        name
+        for name, busy, variation in TARGETS
+        if model_busy >= busy and step_variation < variation
+    )
     return next(met, "below minimum")
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """A placement with one replica, compared with the others on as many equal devices. Fractions are from 0 to 1.
+    """A placement with one replica, compared with the others on as many equal devices. Fractions
+    are from 0 to 1.
 
     Attributes:
         interval_s: from the end of a step to the end of the next.
-        mean_s: seconds of a step by stage, to read by all readers of a data device together (0 where it is not known to
-            limit); empty where a stage is unknown.
+        mean_s: seconds of a step by stage, to read by all readers of a data device together (0
+            where it is not known to limit); empty where a stage is unknown.
         model_busy: utilisation of the model device.
-        data_busy: utilisation of the data device, or the mean of several; None where one device makes batches and
-            trains.
+        data_busy: utilisation of the data device, or the mean of several; None where one device
+            makes batches and trains.
         step_variation: coefficient of variation of the step's time; 0 where it is unknown.
         all_reduce_s: A of two replicas; None where it was not measured.
-        gpus: numbers of the data GPUs and the model GPU, or in single placement of the GPU and another one.
+        gpus: numbers of the data GPUs and the model GPU, or in single placement of the GPU and
+            another one.
         second_device: there is another device that a single placement could use.
         can_replicate: the settings allow replicas.
         augmentation: flag that gives the data device more work; empty if the task has none.
@@ -90,12 +111,13 @@ class Assessment:
 
     @cached_property
     def placements_s(self) -> dict[str, float]:
-        """Seconds of a step in each placement: of the present one as measured, of the others in proportion.
+        """Seconds of a step in each placement: of the present one as measured, of the others in
+        proportion.
 
-        The proportions are those of the arithmetic on the times of the stages. A measured step is longer than by
-        arithmetic, where stages vary or share hardware, and so would be a step of the others. `replicas` is a share of
-        a step of replicas on the same devices, which trains on a batch for each. Without a measured all-reduce it is a
-        lower bound.
+        The proportions are those of the arithmetic on the times of the stages. A measured step is
+        longer than by arithmetic, where stages vary or share hardware, and so would be a step of
+        the others. `replicas` is a share of a step of replicas on the same devices, which trains on
+        a batch for each. Without a measured all-reduce it is a lower bound.
         """
         if not self.mean_s:
             return {}
@@ -109,7 +131,9 @@ class Assessment:
 
     @cached_property
     def _routes(self) -> dict[str, list[Route]]:
-        """The placements that are compared: on one of the devices, with one that trains, and with a replica on each."""
+        """The placements that are compared: on one of the devices, with one that trains, and with a
+        replica on each.
+        """
         *data, model = map(str, self.gpus)
         return {
             "single": [Route(model, model)],
@@ -123,39 +147,70 @@ class Assessment:
         Args:
             without: a stage that takes no time.
         """
-        routes, mean_s = self._routes[name], {s: seconds * (s != without) for s, seconds in self.mean_s.items()}
-        return analytic_bound(routes, mean_s, 1, ring_all_reduce_s(self.all_reduce_s or 0.0, len(routes)))[1]
+        routes, mean_s = (
+            self._routes[name],
+            {s: seconds * (s != without) for s, seconds in self.mean_s.items()},
+        )
+        return analytic_bound(
+            routes, mean_s, 1, ring_all_reduce_s(self.all_reduce_s or 0.0, len(routes))
+        )[1]
 
     @property
     def gains(self) -> dict[str, float]:
-        """Throughput of dual placement over that of the other two; in single placement, of the other two over it."""
+        """Throughput of dual placement over that of the other two; in single placement, of the
+        other two over it.
+        """
         if self.is_dual:
-            return {name: s / self.interval_s for name, s in self.placements_s.items() if name != "dual"}
-        return {name: self.interval_s / s for name, s in self.placements_s.items() if name != "single"}
+            return {
+                name: s / self.interval_s for name, s in self.placements_s.items() if name != "dual"
+            }
+        return {
+            name: self.interval_s / s for name, s in self.placements_s.items() if name != "single"
+        }
 
     @property
     def break_even_s(self) -> float:
-        """The all-reduce of a step, of all replicas, with which they are as fast as the present placement."""
+        """The all-reduce of a step, of all replicas, with which they are as fast as the present
+        placement.
+        """
         replicas_s = analytic_bound(self._routes["replicas"], self.mean_s, 1)[1]
-        return max(len(self._routes["replicas"]) * (self._arithmetic_s(self._present) - replicas_s), 0.0)
+        return max(
+            len(self._routes["replicas"]) * (self._arithmetic_s(self._present) - replicas_s), 0.0
+        )
 
     @property
     def recommended(self) -> list[str]:
-        """Placements and changes that use two devices better; empty where the present one is right, or unknown."""
+        """Placements and changes that use two devices better; empty where the present one is right,
+        or unknown.
+        """
         if not self.mean_s:
             return []
-        if self.mean_s["read"] / self._producers > TIE * self._arithmetic_s(self._present, without="read"):
+        if self.mean_s["read"] / self._producers > TIE * self._arithmetic_s(
+            self._present, without="read"
+        ):
             return ["faster reading first, such as a higher --num-workers, or --cache-dataset"]
         return self._instead_of_dual() if self.is_dual else self._instead_of_single()
 
     def _instead_of_dual(self) -> list[str]:
         changes = []
-        if self.second_device and self.can_replicate and self.placements_s["replicas"] < TIE * self.interval_s:
-            changes.append(f"--model-gpus {' '.join(map(str, dict.fromkeys(self.gpus)))}{self._if_all_reduce}")
+        if (
+            self.second_device
+            and self.can_replicate
+            and self.placements_s["replicas"] < TIE * self.interval_s
+        ):
+            changes.append(
+                f"--model-gpus {' '.join(map(str, dict.fromkeys(self.gpus)))}{self._if_all_reduce}"
+            )
         if self.gains["single"] < MIN_GAIN:
             changes.append("single placement, nearly as fast on one device")
-        if TIE * max(self.mean_s["produce"] / self._producers, self.mean_s["transfer"]) > self.mean_s["step"]:
-            changes.append("a larger --model-size, which is free until its step takes as long as making a batch")
+        if (
+            TIE * max(self.mean_s["produce"] / self._producers, self.mean_s["transfer"])
+            > self.mean_s["step"]
+        ):
+            changes.append(
+                "a larger --model-size, which is free until its step takes as long as making a"
+                " batch"
+            )
         elif self.augmentation and (self.data_busy or 0.0) < DATA_BUSY[0]:
             changes.append(f"more work for the data device, such as {self.augmentation}")
         return changes
@@ -193,7 +248,10 @@ class Assessment:
         if self.is_dual:
             count = len(self._routes["replicas"])
             replicas = {2: "two", 3: "three"}.get(count, str(count))
-            return f"{self.gains['single']:.2f} x single, {self.gains['replicas']:.2f} x {replicas} replicas{without}"
+            return (
+                f"{self.gains['single']:.2f} x single, {self.gains['replicas']:.2f} x {replicas}"
+                f" replicas{without}"
+            )
         return (
             f"a second device would bring at most {self.gains['dual']:.2f} x as data device, "
             f"{self.gains['replicas']:.2f} x as a replica{without.replace('their', 'the')}"
@@ -205,7 +263,9 @@ class Assessment:
         busy = [f"model device busy {100 * self.model_busy:.0f} % ({self.grade_text})"]
         if self.data_busy is not None:
             devices = "data device" if self._producers == 1 else f"{self._producers} data devices"
-            busy.append(f"{devices} busy {100 * self.data_busy:.0f} % ({data_busy_text(self.data_busy)})")
+            busy.append(
+                f"{devices} busy {100 * self.data_busy:.0f} % ({data_busy_text(self.data_busy)})"
+            )
         text = f"{', '.join(busy)}; {self.comparison}."
         if self.recommended:
             text += f" Recommended: {'; or '.join(self.recommended)}."
@@ -230,18 +290,26 @@ def data_busy_text(data_busy: float) -> str:
     """Return where a utilisation of the data device lies: `target`, or below or above it."""
     low, high = DATA_BUSY
     target = f"{100 * low:.0f} to {100 * high:.0f} %"
-    return f"{'below' if data_busy < low else 'above' if data_busy > high else 'in'} the target, {target}"
+    return (
+        f"{'below' if data_busy < low else 'above' if data_busy > high else 'in'} the target,"
+        f" {target}"
+    )
 
 
 def assess_run(
-    total: Interval, placement: Placement, replicas: int, devices: int, can_replicate: bool, augmentation: str = ""
+    total: Interval,
+    placement: Placement,
+    replicas: int,
+    devices: int,
+    can_replicate: bool,
+    augmentation: str = "",
 ) -> Assessment:
     """Assess a run from what its clock measured, without its first step.
 
-    The loop waits for a batch only when the device has finished, so the rest of an interval is the step's time. It
-    includes what a transfer takes longer than the step. On a GPU, the call of a step can wait unseen for a producer
-    that never pauses; then the step's time is unknown. In single placement on a GPU the producer does not synchronize,
-    and its time is unknown.
+    The loop waits for a batch only when the device has finished, so the rest of an interval is the
+    step's time. It includes what a transfer takes longer than the step. On a GPU, the call of a
+    step can wait unseen for a producer that never pauses; then the step's time is unknown. In
+    single placement on a GPU the producer does not synchronize, and its time is unknown.
 
     Args:
         total: of at least one step.
@@ -250,14 +318,21 @@ def assess_run(
         can_replicate, augmentation: see `Assessment`.
     """
     route = placement.routes[0]
-    steps, is_dual, producers = max(total.steps, 1), route.is_between_devices, len(route.data_devices)
+    steps, is_dual, producers = (
+        max(total.steps, 1),
+        route.is_between_devices,
+        len(route.data_devices),
+    )
     interval_s, wait_s = total.busy_s / steps, total.wait_s / steps
-    # The clock's times of producers that take turns are means over them, and each makes a part of the batches.
+    # The clock's times of producers that take turns are means over them, and each makes a part of
+    # the batches.
     produce_s, waited_s = producers * total.produce_s / steps, producers * total.read_s / steps
     data_busy = min(produce_s / producers / interval_s, 1.0) if is_dual and interval_s else None
     unknown = _unknown_reason(replicas, placement.on_gpu, data_busy, total.wait_share)
     read_s = waited_s + produce_s if total.bottleneck == "read" else 0.0
-    step_s = interval_s - wait_s if is_dual else max(interval_s - produce_s, 0.0)  # one device does one after the other
+    step_s = (
+        interval_s - wait_s if is_dual else max(interval_s - produce_s, 0.0)
+    )  # one device does one after the other
     means = {"read": read_s, "produce": produce_s, "transfer": 0.0, "step": step_s}
     return Assessment(
         interval_s=interval_s,
@@ -288,7 +363,9 @@ def _unknown_reason(replicas: int, on_gpu: bool, data_busy: float | None, wait_s
 
 
 def gpus_of(placement: Placement) -> tuple[int, ...]:
-    """Return the numbers of the data GPUs and the model GPU, or in single placement of the GPU and another one."""
+    """Return the numbers of the data GPUs and the model GPU, or in single placement of the GPU and
+    another one.
+    """
     physical = {device.name: device.physical or 0 for device in placement.devices}
     route = placement.routes[0]
     *data, model = (physical[name] for name in (*route.data_devices, route.model))
@@ -296,13 +373,21 @@ def gpus_of(placement: Placement) -> tuple[int, ...]:
 
 
 def shared_hardware(placement: Placement) -> str:
-    """Return a note where the devices of a route share hardware, so that neither has its full speed."""
+    """Return a note where the devices of a route share hardware, so that neither has its full
+    speed.
+    """
     if not placement.on_gpu:
         return SHARED_CORES
-    return SHARED_GPU if placement.routes[0].is_between_devices and not has_two_devices(placement) else ""
+    return (
+        SHARED_GPU
+        if placement.routes[0].is_between_devices and not has_two_devices(placement)
+        else ""
+    )
 
 
 def has_two_devices(placement: Placement) -> bool:
-    """Whether batches travel between two GPUs, real or simulated, and not between two parts of one GPU."""
+    """Whether batches travel between two GPUs, real or simulated, and not between two parts of one
+    GPU.
+    """
     physical = {device.name: device.physical for device in placement.devices}
     return physical[placement.routes[0].data] != physical[placement.routes[0].model]

@@ -24,22 +24,32 @@ READ_BYTES = 1 << 15  # of metrics.jsonl, from its end: some tens of lines
 COPIED_BYTES = 1 << 20  # at a time
 
 log = logging.getLogger(__name__)
-REFUSALS = (errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)  # beside a full disk
+REFUSALS = (
+    errno.EIO,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+)  # beside a full disk
 
 
 class MetricsFile:
-    """metrics.jsonl: one JSON object a line, one line a report. One thread writes, and another one may amend.
+    """metrics.jsonl: one JSON object a line, one line a report. One thread writes, and another one
+    may amend.
 
     Args:
-        path: the file. Lines after `step` are dropped first, so that a resumed run leaves one line for each step, and
-            so are damaged ones, whose number is logged.
+        path: the file. Lines after `step` are dropped first, so that a resumed run leaves one line
+            for each step, and so are damaged ones, whose number is logged.
         step: the step from which the run continues.
     """
 
     def __init__(self, path: Path, step: int):
         found = read_lines(path)
         if damaged := found.count(None):
-            log.warning("%d of %d lines of %s were damaged and are dropped", damaged, len(found), path)
+            log.warning(
+                "%d of %d lines of %s were damaged and are dropped", damaged, len(found), path
+            )
         lines = [line for line in found if line is not None and line["step"] <= step]
         write_whole(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
         self._path = path
@@ -47,16 +57,23 @@ class MetricsFile:
         self._lock = threading.Lock()
 
     def write(self, metrics: dict[str, float | str]) -> None:
-        """Write one line. A number that is not finite (a skipped float16 step has one) becomes null, as in JSON."""
-        with name_in_errors(self._path), self._lock:  # what a full disk refuses stays in the buffer, and follows later
+        """Write one line. A number that is not finite (a skipped float16 step has one) becomes
+        null, as in JSON.
+        """
+        with (
+            name_in_errors(self._path),
+            self._lock,
+        ):  # what a full disk refuses stays in the buffer, and follows later
             self._file.write(json.dumps(_finite(metrics)) + "\n")
             self._file.flush()
 
     def amend(self, step: int, metrics: dict[str, float]) -> None:
-        """Add metrics to the line of an earlier step, or insert a line; the file is replaced as a whole.
+        """Add metrics to the line of an earlier step, or insert a line; the file is replaced as a
+        whole.
 
-        Lines before it are copied while the other thread goes on; its writes wait for those after it alone. Of 100,000
-        lines (30 MB), that takes 15 to 25 ms of processor time, and 0.2 s on a busy disk.
+        Lines before it are copied while the other thread goes on; its writes wait for those after
+        it alone. Of 100,000 lines (30 MB), that takes 15 to 25 ms of processor time, and 0.2 s on a
+        busy disk.
         """
         with name_in_errors(self._path), self._lock:
             self._file.flush()
@@ -79,7 +96,8 @@ class MetricsFile:
 
 
 def _find_line(file: BinaryIO, end: int, step: int) -> tuple[int, bytes]:
-    """Return where the line of a step or else of the next later one begins, and the line if it is of that step.
+    """Return where the line of a step or else of the next later one begins, and the line if it is
+    of that step.
 
     Args:
         end: of the last line; the search begins there.
@@ -133,9 +151,11 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 class TensorBoard:
-    """Scalars, pictures and sounds under runs/<name>/tensorboard. The methods raise OSError if the disk refuses.
+    """Scalars, pictures and sounds under runs/<name>/tensorboard. The methods raise OSError if the
+    disk refuses.
 
-    Each gives TensorFlow its step as a NumPy number: of each Python number it keeps a tensor, 600 bytes, for ever.
+    Each gives TensorFlow its step as a NumPy number: of each Python number it keeps a tensor, 600
+    bytes, for ever.
     """
 
     def __init__(self, folder: Path):
@@ -144,20 +164,32 @@ class TensorBoard:
             self._writer = tf.summary.create_file_writer(str(folder))
 
     def scalars(self, step: int, values: dict[str, float | str]) -> None:
-        """Write the numbers among the values, as one event, which takes a tenth of the time of one for each."""
-        numbers = (scalar_pb(name, value) for name, value in values.items() if not isinstance(value, str))
+        """Write the numbers among the values, as one event, which takes a tenth of the time of one
+        for each.
+        """
+        numbers = (
+            scalar_pb(name, value) for name, value in values.items() if not isinstance(value, str)
+        )
         summary = Summary(value=[number.value[0] for number in numbers]).SerializeToString()
         with disk_errors(self._folder), tf.device("/CPU:0"), self._writer.as_default():
             tf.summary.experimental.write_raw_pb(summary, np.int64(step))
 
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
         """Write an image, uint8 [height, width, 3]."""
-        with disk_errors(self._folder), tf.device("/CPU:0"), self._writer.as_default(np.int64(step)):
+        with (
+            disk_errors(self._folder),
+            tf.device("/CPU:0"),
+            self._writer.as_default(np.int64(step)),
+        ):
             tf.summary.image(name, image[None])
 
     def sound(self, step: int, name: str, wave: np.ndarray) -> None:
         """Write a sound, float32 [samples] in [-1, 1]."""
-        with disk_errors(self._folder), tf.device("/CPU:0"), self._writer.as_default(np.int64(step)):
+        with (
+            disk_errors(self._folder),
+            tf.device("/CPU:0"),
+            self._writer.as_default(np.int64(step)),
+        ):
             tf.summary.audio(name, wave[None, :, None], SAMPLE_RATE_HZ)
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """The reader of metrics.jsonl, which reports write. No TensorFlow.
 
-A power cut, a full disk or a broken disk may leave NULs, half a line or other bytes. Curves are no reason to stop a run
-or a page, so such lines are skipped everywhere, and a run that resumes drops and counts them.
+A power cut, a full disk or a broken disk may leave NULs, half a line or other bytes. Curves are no
+reason to stop a run or a page, so such lines are skipped everywhere, and a run that resumes drops
+and counts them.
 """
 
 import json
@@ -15,10 +16,11 @@ TEXTS = ("bottleneck",)  # the metrics that are words
 
 
 def parse_report(line: bytes) -> dict[str, Any] | None:
-    """Return the report in a line; None for a damaged line, which is anything but what `MetricsFile` writes.
+    """Return the report in a line; None for a damaged line, which is anything but what
+    `MetricsFile` writes.
 
-    A report is a JSON object: `step` is a whole number of at least 0, the metrics in TEXTS are text, and all others
-    are finite numbers, or null for numbers that were not finite.
+    A report is a JSON object: `step` is a whole number of at least 0, the metrics in TEXTS are
+    text, and all others are finite numbers, or null for numbers that were not finite.
     """
     try:
         report = json.loads(line, parse_constant=_reject)
@@ -30,7 +32,9 @@ def parse_report(line: bytes) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any] | None]:
-    """Return the report in each line of a metrics.jsonl, None for damaged ones; no lines if there is no file."""
+    """Return the report in each line of a metrics.jsonl, None for damaged ones; no lines if there
+    is no file.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -66,7 +70,11 @@ def validation_scores(metrics: Mapping[str, Any]) -> list[str]:
         for name, value in metrics.items()
         if name.startswith("validation_") and value is not None
     }
-    rates = [f"{name} {100 * value:.1f} %" for name, value in measured.items() if name.endswith(" rate")]
+    rates = [
+        f"{name} {100 * value:.1f} %" for name, value in measured.items() if name.endswith(" rate")
+    ]
     return rates + [
-        f"{name.removesuffix(' db')} {value:.2f} dB" for name, value in measured.items() if name.endswith(" db")
+        f"{name.removesuffix(' db')} {value:.2f} dB"
+        for name, value in measured.items()
+        if name.endswith(" db")
     ]

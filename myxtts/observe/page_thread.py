@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 
 class PageThread:
-    """Writes the page of a run after each report, but not more often than every REFRESH_S; a context manager.
+    """Writes the page of a run after each report, but not more often than every REFRESH_S; a
+    context manager.
 
     A page that cannot be written, as on a full disk, is warned of once; the training goes on.
 
@@ -35,7 +36,10 @@ class PageThread:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._close()
         if error is not None:
@@ -46,7 +50,8 @@ class PageThread:
         self._requested.set()
 
     def end(self, how: str) -> Path | str:
-        """Write the last page, and end the thread; return the path of the page, or that it is not written.
+        """Write the last page, and end the thread; return the path of the page, or that it is not
+        written.
 
         Args:
             how: the run has ended, such as `finished`.
@@ -72,7 +77,11 @@ class PageThread:
             path = self._page.write(ended)
         except OSError as error:
             if not self._has_warned:
-                advice = "Free some disk space; the training goes on" if error.errno in FULL else "The training goes on"
+                advice = (
+                    "Free some disk space; the training goes on"
+                    if error.errno in FULL
+                    else "The training goes on"
+                )
                 log.warning("report.html cannot be written: %s. %s.", error, advice)
             self._has_warned = True
             return None

@@ -13,8 +13,11 @@ from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 FRAME_S = HOP_SAMPLES / SAMPLE_RATE_HZ
 
 
-def mel_and_alignment(recorded: np.ndarray, synthesized: np.ndarray, path: np.ndarray, title: str) -> np.ndarray:
-    """Draw the recorded mel, the synthesized mel and the alignment of the recording below each other.
+def mel_and_alignment(
+    recorded: np.ndarray, synthesized: np.ndarray, path: np.ndarray, title: str
+) -> np.ndarray:
+    """Draw the recorded mel, the synthesized mel and the alignment of the recording below each
+    other.
 
     Args:
         recorded, synthesized: float32 [frames, 80] log-mels.
@@ -58,7 +61,9 @@ def spectra(levels_db: dict[str, np.ndarray], title: str) -> np.ndarray:
         uint8 [height, width, 3].
     """
     loudest = max(levels.max() for levels in levels_db.values())
-    return _below_each_other(levels_db, title, SAMPLE_RATE_HZ / 2000, "kHz", (loudest - 80.0, loudest))
+    return _below_each_other(
+        levels_db, title, SAMPLE_RATE_HZ / 2000, "kHz", (loudest - 80.0, loudest)
+    )
 
 
 def _below_each_other(
@@ -69,14 +74,18 @@ def _below_each_other(
     axes = figure.subplots(len(images), 1, sharex=True, squeeze=False)[:, 0]
     for axis, (name, image) in zip(axes, images.items(), strict=True):
         extent = (0, len(image) * FRAME_S, 0, height)
-        axis.imshow(image.T, origin="lower", aspect="auto", extent=extent, vmin=limits[0], vmax=limits[1])
+        axis.imshow(
+            image.T, origin="lower", aspect="auto", extent=extent, vmin=limits[0], vmax=limits[1]
+        )
         axis.set(ylabel=unit, title=name)
     axes[-1].set(xlabel="s")
     _set_title(figure, title)
     return _render(figure)
 
 
-def mel_and_posteriors(mel: np.ndarray, posteriors: dict[str, np.ndarray], title: str) -> np.ndarray:
+def mel_and_posteriors(
+    mel: np.ndarray, posteriors: dict[str, np.ndarray], title: str
+) -> np.ndarray:
     """Draw a mel above the symbol probabilities of a recogniser.
 
     Args:
@@ -89,10 +98,19 @@ def mel_and_posteriors(mel: np.ndarray, posteriors: dict[str, np.ndarray], title
     figure = Figure(figsize=(9, 7), dpi=80, layout="constrained")
     axes = figure.subplots(2, 1)
     seconds = len(mel) * FRAME_S
-    axes[0].imshow(mel.T, origin="lower", aspect="auto", extent=(0, seconds, 0, mel.shape[1]), vmin=-11.5, vmax=1.0)
+    axes[0].imshow(
+        mel.T,
+        origin="lower",
+        aspect="auto",
+        extent=(0, seconds, 0, mel.shape[1]),
+        vmin=-11.5,
+        vmax=1.0,
+    )
     axes[0].set(ylabel="mel band", title="mel")
     extent = (0, seconds, len(posteriors) - 0.5, -0.5)
-    axes[1].imshow(np.array(list(posteriors.values())), aspect="auto", extent=extent, vmin=0.0, vmax=1.0)
+    axes[1].imshow(
+        np.array(list(posteriors.values())), aspect="auto", extent=extent, vmin=0.0, vmax=1.0
+    )
     axes[1].set(xlabel="s", title="probability of each symbol")
     axes[1].set_yticks(range(len(posteriors)), list(posteriors))
     _set_title(figure, title)
@@ -111,7 +129,9 @@ def f0_curves(f0_hz: dict[str, np.ndarray], title: str) -> np.ndarray:
     figure = Figure(figsize=(9, 3), dpi=80, layout="constrained")
     axis = figure.subplots()
     for name, values in f0_hz.items():
-        axis.plot((np.arange(len(values)) + 0.5) * FRAME_S, values, label=name, marker=".", markersize=3)
+        axis.plot(
+            (np.arange(len(values)) + 0.5) * FRAME_S, values, label=name, marker=".", markersize=3
+        )
     axis.set(xlabel="s", ylabel="F0, Hz")
     axis.legend()
     _set_title(figure, title)
@@ -119,7 +139,8 @@ def f0_curves(f0_hz: dict[str, np.ndarray], title: str) -> np.ndarray:
 
 
 def timeline_picture(rows: dict[str, list[tuple[int, float, float]]], title: str) -> np.ndarray:
-    """Draw a timeline: a row for each lane and a bar for each batch, which has the same colour in all rows.
+    """Draw a timeline: a row for each lane and a bar for each batch, which has the same colour in
+    all rows.
 
     Args:
         rows: name -> (batch, start, end) in seconds, from the top down.
@@ -130,14 +151,29 @@ def timeline_picture(rows: dict[str, list[tuple[int, float, float]]], title: str
     figure = Figure(figsize=(12, 1.2 + 0.6 * len(rows)), dpi=80, layout="constrained")
     axis = figure.subplots()
     bars = [bar for row in rows.values() for bar in row]
-    first_s, last_s = min((bar[1] for bar in bars), default=0.0), max((bar[2] for bar in bars), default=1.0)
+    first_s, last_s = (
+        min((bar[1] for bar in bars), default=0.0),
+        max((bar[2] for bar in bars), default=1.0),
+    )
     for height, row in enumerate(rows.values()):
         for batch, start_s, end_s in row:
-            axis.barh(height, end_s - start_s, left=start_s - first_s, height=0.8, color=f"C{batch % 10}")
+            axis.barh(
+                height, end_s - start_s, left=start_s - first_s, height=0.8, color=f"C{batch % 10}"
+            )
             if end_s - start_s > 0.02 * (last_s - first_s):  # there is room for its number
                 middle_s = (start_s + end_s) / 2 - first_s
-                axis.text(middle_s, height, str(batch), ha="center", va="center", fontsize=8, color="white")
-    axis.set(xlabel="s", xlim=(0, last_s - first_s), yticks=range(len(rows)), yticklabels=list(rows))
+                axis.text(
+                    middle_s,
+                    height,
+                    str(batch),
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color="white",
+                )
+    axis.set(
+        xlabel="s", xlim=(0, last_s - first_s), yticks=range(len(rows)), yticklabels=list(rows)
+    )
     axis.invert_yaxis()
     _set_title(figure, title)
     return _render(figure)
@@ -152,14 +188,17 @@ def png_bytes(image: np.ndarray) -> bytes:
 
 def _set_title(figure: Figure, title: str) -> None:
     # matplotlib's own wrapping and parsing would read text between two dollars as a formula.
-    figure.suptitle(textwrap.fill(title, 110, max_lines=3, placeholder=" …"), fontsize=9, parse_math=False)
+    figure.suptitle(
+        textwrap.fill(title, 110, max_lines=3, placeholder=" …"), fontsize=9, parse_math=False
+    )
 
 
 def _render(figure: Figure) -> np.ndarray:
     canvas = FigureCanvasAgg(figure)  # not pyplot, which keeps every figure in a global list
     canvas.draw()
     image = np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
-    # The parts of a figure refer to each other, so Python frees them late: 2.7 MiB of each, and 0.2 MiB after this.
+    # The parts of a figure refer to each other, so Python frees them late: 2.7 MiB of each, and 0.2
+    # MiB after this.
     figure.clear()
     canvas.renderer = None
     return image

@@ -30,7 +30,9 @@ class Reporter:
     def __init__(self, metrics_path: Path, tensorboard_folder: Path, step: int, total_steps: int):
         self.tensorboard = TensorBoard(tensorboard_folder)
         self._file = MetricsFile(metrics_path, step)
-        self._bar = tqdm(total=total_steps, initial=step, unit="step", disable=None, dynamic_ncols=True)
+        self._bar = tqdm(
+            total=total_steps, initial=step, unit="step", disable=None, dynamic_ncols=True
+        )
 
     def __enter__(self) -> "Reporter":
         return self
@@ -42,7 +44,9 @@ class Reporter:
                 file.close()
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Write the metrics of a step, of training, validation or both, as one line of metrics.jsonl."""
+        """Write the metrics of a step, of training, validation or both, as one line of
+        metrics.jsonl.
+        """
         with going_on_if_full(f"the metrics of step {step}"):
             self._file.write({"step": step, **metrics})
         with going_on_if_full(f"the scalars of step {step}"):
@@ -62,15 +66,28 @@ class Reporter:
 
     def _show_validation(self, step: int, metrics: dict[str, Any]) -> None:
         if "validation_loss" in metrics:
-            figures = [f"validation loss {metrics['validation_loss']:.3f}", *validation_scores(metrics)]
+            figures = [
+                f"validation loss {metrics['validation_loss']:.3f}",
+                *validation_scores(metrics),
+            ]
             log.info("step %6d | %s", step, " | ".join(figures))
 
 
 def console_line(step: int, metrics: dict[str, Any]) -> str:
-    """Return `step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | pause 3.1 % | 12 min left | feed keeps up`."""
-    further = [name for name in metrics if name.startswith("loss_")]  # of groups such as discriminators
-    losses = " | ".join(f"{name.replace('_', ' ')} {metrics[name]:.3f}" for name in ("loss", *further))
-    skipped = f" | {metrics['skipped_updates']:.0f} updates skipped" if metrics.get("skipped_updates") else ""
+    """Return `step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | pause 3.1 % | 12 min left |
+    feed keeps up`.
+    """
+    further = [
+        name for name in metrics if name.startswith("loss_")
+    ]  # of groups such as discriminators
+    losses = " | ".join(
+        f"{name.replace('_', ' ')} {metrics[name]:.3f}" for name in ("loss", *further)
+    )
+    skipped = (
+        f" | {metrics['skipped_updates']:.0f} updates skipped"
+        if metrics.get("skipped_updates")
+        else ""
+    )
     wait_share = 1.0 - metrics["accelerator_utilisation"]
     pause_share = metrics["pause_s"] / max(metrics["step_s"] + metrics["pause_s"], 1e-9)
     return (
@@ -81,25 +98,34 @@ def console_line(step: int, metrics: dict[str, Any]) -> str:
 
 
 def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) -> str:
-    """Return where the time of a run went: `8.9 min: start and first step 21 s, training 8.2 min, …, pauses 17 s (…)`.
+    """Return where the time of a run went: `8.9 min: start and first step 21 s, training 8.2 min,
+    …, pauses 17 s (…)`.
 
     Args:
         elapsed_s: from the start of the program.
         total: of all steps but the first.
         pauses_s: by kind. What is in none of these is the start: everything before the second step.
     """
-    pauses = {kind: seconds for kind, seconds in pauses_s.items() if kind != FIRST_STEP and seconds >= LEAST_SHOWN_S}
+    pauses = {
+        kind: seconds
+        for kind, seconds in pauses_s.items()
+        if kind != FIRST_STEP and seconds >= LEAST_SHOWN_S
+    }
     start_s = elapsed_s - total.busy_s - sum(pauses_s.values()) + pauses_s.get(FIRST_STEP, 0.0)
     kinds = ", ".join(f"{kind} {format_duration(seconds)}" for kind, seconds in pauses.items())
     return (
-        f"{format_duration(elapsed_s)}: start and first step {format_duration(start_s)}, training "
-        f"{format_duration(total.busy_s - total.wait_s)}, waiting for batches {format_duration(total.wait_s)}, pauses "
-        f"{format_duration(sum(pauses.values()))}" + f" ({kinds})" * bool(kinds)
+        f"{format_duration(elapsed_s)}: start and first step {format_duration(start_s)}, training"
+        f" {format_duration(total.busy_s - total.wait_s)}, waiting for batches"
+        f" {format_duration(total.wait_s)}, pauses {format_duration(sum(pauses.values()))}"
+        + f" ({kinds})"
+        * bool(kinds)
     )
 
 
 def console_bottleneck(metrics: dict[str, Any]) -> str:
-    """Return `feed keeps up`, or the stage that the model waits for: `bottleneck read, 71 % of making a batch`."""
+    """Return `feed keeps up`, or the stage that the model waits for: `bottleneck read, 71 % of
+    making a batch`.
+    """
     stage = metrics["bottleneck"]
     if stage == "step":
         return "feed keeps up"

@@ -13,18 +13,24 @@ PACKAGE = logging.getLogger("myxtts")
 class RunLog(MemoryHandler):
     """Appends the lines of the package's log to a file; a context manager.
 
-    Keeps lines in memory until `open` names the file. The error that ends the scope becomes the last line.
+    Keeps lines in memory until `open` names the file. The error that ends the scope becomes the
+    last line.
     """
 
     def __init__(self) -> None:
-        super().__init__(capacity=1, flushLevel=logging.NOTSET)  # passes each line on at once, if there is a file
+        super().__init__(
+            capacity=1, flushLevel=logging.NOTSET
+        )  # passes each line on at once, if there is a file
 
     def __enter__(self) -> "RunLog":
         PACKAGE.addHandler(self)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if error is not None:
             message = f"ended by {type(error).__name__}: {error}"
@@ -35,8 +41,12 @@ class RunLog(MemoryHandler):
                 self.target.close()
 
     def open(self, path: Path) -> None:
-        """Write the lines so far, and from now on each line at once; the folder of the file must exist."""
-        file = _LogFile(path, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
+        """Write the lines so far, and from now on each line at once; the folder of the file must
+        exist.
+        """
+        file = _LogFile(
+            path, encoding="utf-8", errors="backslashreplace"
+        )  # names of files need not be UTF-8
         file.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self.setTarget(file)
         self.flush()
@@ -44,5 +54,7 @@ class RunLog(MemoryHandler):
 
 class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # a full disk must not fill the console with tracebacks
+        if not isinstance(
+            sys.exc_info()[1], OSError
+        ):  # a full disk must not fill the console with tracebacks
             super().handleError(record)

@@ -32,7 +32,8 @@ STALE_S = 120.0  # ... but not before this age
 OVERVIEW_S = 60.0  # between two index.html
 _WRITING = threading.Lock()  # one page at a time, since all have the same temporary name
 UNSHOWN = ("run", "runs_dir", "resume")  # settings that say nothing of how the run trains
-COMPRESS_S = 0.1  # of a processor in a refresh, for new sounds and pictures; the others follow with the next ones
+# of a processor in a refresh, for new sounds and pictures; the others follow with the next ones
+COMPRESS_S = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,8 @@ log = logging.getLogger(__name__)
 class RunPage:
     """The page of a run, which is written again and again while the run trains.
 
-    A refresh reads what was written since the one before, so its time does not depend on the length of the run. Any
-    thread may call it.
+    A refresh reads what was written since the one before, so its time does not depend on the length
+    of the run. Any thread may call it.
 
     Args:
         folder: of the run.
@@ -55,7 +56,8 @@ class RunPage:
         self._overview_s = -OVERVIEW_S
 
     def write(self, ended: str = "") -> Path:
-        """Write report.html, and from time to time index.html of all runs beside it; return the path of report.html.
+        """Write report.html, and from time to time index.html of all runs beside it; return the
+        path of report.html.
 
         Args:
             ended: how the run has ended, such as `finished`; empty while it trains.
@@ -75,23 +77,36 @@ class RunPage:
                 except OSError as error:
                     self._overview_s = math.inf
                     log.warning(
-                        "index.html of %s cannot be written: %s. It is not tried again.", self._folder.parent, error
+                        "index.html of %s cannot be written: %s. It is not tried again.",
+                        self._folder.parent,
+                        error,
                     )
         return self._folder / "report.html"
 
     @property
     def _in_jobs(self) -> bool:
-        """Whether the run is one of several jobs, for which the launcher has a page, and lists them beside all runs."""
+        """Whether the run is one of several jobs, for which the launcher has a page, and lists them
+        beside all runs.
+        """
         return (self._folder.parent / "launcher.json").exists()
 
     def _page(self, ended: str) -> str:
         history, folder, now_s = self._history, self._folder, time.time()
         facts, spans = columns.read_facts(folder), self._spans()
-        others = "<a href='../report.html'>All jobs</a>" if self._in_jobs else "<a href='../index.html'>All runs</a>"
-        answers = [head.is_learning(history), head.is_starving(history), head.how_long(history, facts, ended, now_s)]
+        others = (
+            "<a href='../report.html'>All jobs</a>"
+            if self._in_jobs
+            else "<a href='../index.html'>All runs</a>"
+        )
+        answers = [
+            head.is_learning(history),
+            head.is_starving(history),
+            head.how_long(history, facts, ended, now_s),
+        ]
         body = [
             f"<h1>{escape(folder.name)}</h1>",
-            f"<p class='small'>Step {history.step:,}, <span id='age'></span>. <span id='stale'></span>{others}</p>",
+            f"<p class='small'>Step {history.step:,}, <span id='age'></span>. <span"
+            f" id='stale'></span>{others}</p>",
             head.answers(answers),
             head.description(facts, changed_settings(self._settings)),
             self._curves(),
@@ -101,7 +116,8 @@ class RunPage:
             self._samples.section(60.0 if ended else COMPRESS_S),
             scores(folder),
             self._corpus(facts),
-            f"<details id='settings'><summary>Settings</summary><pre>{escape(self._settings_text)}</pre></details>",
+            "<details id='settings'><summary>Settings</summary>"
+            f"<pre>{escape(self._settings_text)}</pre></details>",
         ]
         stale_s = 0.0 if ended else max(STALE_S, STALE_REPORTS * self._report_s())
         reload_s = ENDED_RELOAD_S if ended else RELOAD_S
@@ -110,7 +126,12 @@ class RunPage:
     def _report_s(self) -> float:
         """Return the seconds between the two newest reports, as their steps take them."""
         loss, report = self._history.series.get("loss"), self._history.newest
-        if loss is None or loss.newest is None or loss.before_newest is None or "step_s" not in report:
+        if (
+            loss is None
+            or loss.newest is None
+            or loss.before_newest is None
+            or "step_s" not in report
+        ):
             return 0.0
         return (loss.newest[0] - loss.before_newest) * (report["step_s"] + report["pause_s"])
 
@@ -138,11 +159,17 @@ class RunPage:
 
     def _curves(self) -> str:
         history, marks = self._history, sync_marks(self._sync_every, self._history.step)
-        charts = [line_chart("Loss", self._with_validation("loss"), log=True, marks=marks, wide=True)]
-        charts += [line_chart(name, self._with_validation(name), log=True) for name in history.losses]
+        charts = [
+            line_chart("Loss", self._with_validation("loss"), log=True, marks=marks, wide=True)
+        ]
+        charts += [
+            line_chart(name, self._with_validation(name), log=True) for name in history.losses
+        ]
         for name in history.scores:
             title = name.removeprefix("validation_").replace("_", " ")
-            charts.append(line_chart(title, [Line("held out", history.points(name), 1)], from_zero=True))
+            charts.append(
+                line_chart(title, [Line("held out", history.points(name), 1)], from_zero=True)
+            )
         single = {
             "gradient_norm": ("Gradient norm", "", True),
             "learning_rate": ("Learning rate", "", False),
@@ -153,16 +180,31 @@ class RunPage:
             lines = [Line(title.lower(), history.points(name), 0)]
             charts.append(line_chart(title, lines, unit=unit, log=log, from_zero=not log))
         drawn = "".join(charts)
-        return f'<section><h2>Training</h2><div class="charts">{drawn}</div></section>' if drawn else ""
+        return (
+            f'<section><h2>Training</h2><div class="charts">{drawn}</div></section>'
+            if drawn
+            else ""
+        )
 
     def _with_validation(self, name: str) -> list[Line]:
         history = self._history
-        return [Line("training", history.points(name), 0), Line("validation", history.points(f"validation_{name}"), 1)]
+        return [
+            Line("training", history.points(name), 0),
+            Line("validation", history.points(f"validation_{name}"), 1),
+        ]
 
     def _times(self, spans: list[Span]) -> str:
         history, points = self._history, self._history.points
-        model = {"step": (points("busy_s"), 0), "wait": (points("wait_s"), 5), "pause": (points("pause_s"), 6)}
-        data = {"produce": (points("produce_s"), 2), "read": (points("read_s"), 3), "blocked": (points("blocked_s"), 4)}
+        model = {
+            "step": (points("busy_s"), 0),
+            "wait": (points("wait_s"), 5),
+            "pause": (points("pause_s"), 6),
+        }
+        data = {
+            "produce": (points("produce_s"), 2),
+            "read": (points("read_s"), 3),
+            "blocked": (points("blocked_s"), 4),
+        }
         charts = [
             stacked_chart(
                 "Model device",
@@ -173,20 +215,27 @@ class RunPage:
             stacked_chart(
                 "Data device",
                 data,
-                "Read: the producer waits for samples. Blocked: the feed is full, so the data device could do more.",
+                "Read: the producer waits for samples. Blocked: the feed is full, so the data"
+                " device could do more.",
             ),
         ]
         if not any(charts):
             return ""
         total = history.seconds
-        bar = share_bar({name: (total[name], style) for name, style in (("step", 0), ("wait", 5), ("pause", 6))})
-        parts = [f"<section><h2>Where the time goes</h2>{bar}<div class='charts'>{''.join(charts)}</div>"]
+        bar = share_bar(
+            {name: (total[name], style) for name, style in (("step", 0), ("wait", 5), ("pause", 6))}
+        )
+        parts = [
+            f"<section><h2>Where the time goes</h2>{bar}<div class='charts'>{''.join(charts)}</div>"
+        ]
         if drawn := lanes(spans):
             parts.append(f"<h3>The last seconds</h3>{drawn}")
         return "".join(parts) + "</section>"
 
     def _corpus(self, facts: Mapping[str, Any]) -> str:
-        found = corpus.rejected(self._folder / "rejected.csv") + corpus.padding_by_bucket(facts.get("buckets", []))
+        found = corpus.rejected(self._folder / "rejected.csv") + corpus.padding_by_bucket(
+            facts.get("buckets", [])
+        )
         return f"<section><h2>Corpus</h2>{found}</section>" if found else ""
 
 

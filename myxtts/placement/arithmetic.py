@@ -9,7 +9,8 @@ LETTERS = {"read": "R", "produce": "P", "transfer": "T", "step": "C"}  # of the 
 
 
 def ring_all_reduce_s(two_replicas_s: float, replicas: int) -> float:
-    """Return the all-reduce time of k replicas: in a ring, each device sends 2 (k - 1) / k of the gradient.
+    """Return the all-reduce time of k replicas: in a ring, each device sends 2 (k - 1) / k of the
+    gradient.
 
     Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
@@ -24,25 +25,31 @@ def analytic_bound(
     observe_s: float = 0.0,
     observer: str = "",
 ) -> tuple[str, float]:
-    """Return the mean seconds per batch where no time varies and all queues are deep: the busiest resource decides.
+    """Return the mean seconds per batch where no time varies and all queues are deep: the busiest
+    resource decides.
 
-    Resources are each device, the stream of each data device that copies batches to other devices (TensorFlow has one
-    for each GPU that sends), and the readers of each data device. R, P, T, C and A are the seconds to read, produce,
-    transfer, train on (consume) and all-reduce; V are those of validation and samples in a step of all replicas. Of k
-    data devices that take turns, each makes a k-th of the batches. Their transfers do not overlap, since each begins
-    with the step before its own.
+    Resources are each device, the stream of each data device that copies batches to other devices
+    (TensorFlow has one for each GPU that sends), and the readers of each data device. R, P, T, C
+    and A are the seconds to read, produce, transfer, train on (consume) and all-reduce; V are those
+    of validation and samples in a step of all replicas. Of k data devices that take turns, each
+    makes a k-th of the batches. Their transfers do not overlap, since each begins with the step
+    before its own.
 
     Args:
         mean_s: of a batch, by stage: read (by one worker), produce, transfer, step.
         workers: readers of each data device.
         observe_s: V.
-        observer: device that validates during training; empty if all model devices wait for the first one.
+        observer: device that validates during training; empty if all model devices wait for the
+            first one.
 
     Returns:
         The formula in words, such as `max(P, T, C) = max(20, 2, 22) = 22 ms`, and the seconds.
     """
     replicas = len(routes)
-    seconds = {letter: mean_s[stage] for stage, letter in LETTERS.items()} | {"A": all_reduce_s, "V": observe_s}
+    seconds = {letter: mean_s[stage] for stage, letter in LETTERS.items()} | {
+        "A": all_reduce_s,
+        "V": observe_s,
+    }
     loads_s = dict(_resource_loads(routes, seconds, workers, observer))
     bound_s = max(loads_s.values()) / replicas
     numbers = [f"{1e3 * load_s:.4g}" for load_s in loads_s.values()]
@@ -57,12 +64,20 @@ def analytic_bound(
 def _resource_loads(
     routes: Sequence[Route], seconds: Mapping[str, float], workers: int, observer: str
 ) -> Iterator[tuple[str, float]]:
-    """Yield each resource's load in a step, in words and in seconds; without stages that take no time."""
+    """Yield each resource's load in a step, in words and in seconds; without stages that take no
+    time.
+    """
     models = {route.model for route in routes}
-    step = {letter: Fraction(1) for letter in ("C", "A") if letter == "C" or (len(routes) > 1 and seconds["A"])}
+    step = {
+        letter: Fraction(1)
+        for letter in ("C", "A")
+        if letter == "C" or (len(routes) > 1 and seconds["A"])
+    }
     observed = {"V": Fraction(1)} if seconds["V"] else {}
     step |= {} if observer else observed
-    groups: dict[tuple[str, ...], list[str]] = {}  # data devices that take turns -> the model devices that they feed
+    groups: dict[
+        tuple[str, ...], list[str]
+    ] = {}  # data devices that take turns -> the model devices that they feed
     for route in routes:
         groups.setdefault(route.data_devices, []).append(route.model)
     for data_devices, fed in groups.items():
@@ -70,7 +85,9 @@ def _resource_loads(
         for device in data_devices:
             own = observed if device == observer else {}
             yield _load({"P": made} | (step if device in models else {}) | own, seconds)
-        sent = [model for device in data_devices for model in fed if model != device]  # in as many steps as devices
+        sent = [
+            model for device in data_devices for model in fed if model != device
+        ]  # in as many steps as devices
         if sent and seconds["T"]:
             yield _load({"T": Fraction(len(sent), len(data_devices))}, seconds)
     producers = {device for data_devices in groups for device in data_devices}
@@ -84,7 +101,9 @@ def _resource_loads(
         yield _load({"R": Fraction(len(fed), len(data_devices))}, seconds, workers)
 
 
-def _load(counts: Mapping[str, Fraction], seconds: Mapping[str, float], divisor: int = 1) -> tuple[str, float]:
+def _load(
+    counts: Mapping[str, Fraction], seconds: Mapping[str, float], divisor: int = 1
+) -> tuple[str, float]:
     text = " + ".join(_format_term(n, letter, divisor) for letter, n in counts.items())
     return text, sum(float(n) * seconds[letter] for letter, n in counts.items()) / divisor
 

@@ -12,10 +12,11 @@ from myxtts.placement.kernels import GPU, XLA, find_kernel
 
 
 def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
-    """Check that tensors and variables are on a device. TensorFlow silently copies tensors and moves operations.
+    """Check that tensors and variables are on a device. TensorFlow silently copies tensors and
+    moves operations.
 
-    NumPy arrays are in host memory and not checked. int32 tensors may be in host memory: TensorFlow's functions return
-    them there.
+    NumPy arrays are in host memory and not checked. int32 tensors may be in host memory:
+    TensorFlow's functions return them there.
 
     Args:
         device: such as `/GPU:1`, or with job and task.
@@ -30,24 +31,34 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
         for name, value in named
         if not (isinstance(value, np.ndarray | np.generic) or _is_host_integer(value))
     )
-    misplaced = [f"{name} on {_short_name(spec, expected)}" for name, spec in actual if not _is_part_of(spec, expected)]
+    misplaced = [
+        f"{name} on {_short_name(spec, expected)}"
+        for name, spec in actual
+        if not _is_part_of(spec, expected)
+    ]
     if misplaced:
         more = f" and {len(misplaced) - 5} more" if len(misplaced) > 5 else ""
         raise PlacementError(
-            f"all values must be on {device}, but found {', '.join(misplaced[:5])}{more}. This is a defect of the "
-            "program or of a custom model: build and call it inside tf.device."
+            f"all values must be on {device}, but found {', '.join(misplaced[:5])}{more}. This is a"
+            " defect of the program or of a custom model: build and call it inside tf.device."
         )
 
 
 def _is_part_of(spec: tf.DeviceSpec, expected: tf.DeviceSpec) -> bool:
     """Return whether a device has all parts of a name."""
-    if spec.job == "localhost":  # this process, in a cluster, too: tf.data does not know its job and task
+    if (
+        spec.job == "localhost"
+    ):  # this process, in a cluster, too: tf.data does not know its job and task
         expected = expected.replace(job=None, replica=None, task=None)
     return spec.make_merged_spec(expected) == spec
 
 
 def _is_host_integer(value) -> bool:
-    return isinstance(value, tf.Tensor) and value.dtype == tf.int32 and _device(value).device_type == "CPU"
+    return (
+        isinstance(value, tf.Tensor)
+        and value.dtype == tf.int32
+        and _device(value).device_type == "CPU"
+    )
 
 
 def _short_name(spec: tf.DeviceSpec, expected: tf.DeviceSpec) -> str:
@@ -56,10 +67,14 @@ def _short_name(spec: tf.DeviceSpec, expected: tf.DeviceSpec) -> str:
 
 def _device(value) -> tf.DeviceSpec:
     """Return the device that holds a value."""
-    if isinstance(value, tf.Tensor):  # `device` would be that of the function call that returned the tensor
+    if isinstance(
+        value, tf.Tensor
+    ):  # `device` would be that of the function call that returned the tensor
         return tf.DeviceSpec.from_string(value.backing_device)
     variable = getattr(value, "value", value)
-    return tf.DeviceSpec.from_string(variable.device if isinstance(variable, tf.Variable) else value.device)
+    return tf.DeviceSpec.from_string(
+        variable.device if isinstance(variable, tf.Variable) else value.device
+    )
 
 
 class HostOperation(NamedTuple):
@@ -90,10 +105,11 @@ class Audit(NamedTuple):
 def audit(function) -> Audit:
     """Look up every operation of a concrete function in TensorFlow's kernel registry.
 
-    Covers the function and all functions it calls: branches, loops, calls, gradients. An operation needs a GPU kernel
-    whose type constraints its attributes meet, or XLA's GPU kernel in a function that XLA compiles. The audit does not
-    tell where an operation runs; `copies.find_copies` tells which kernels keep their arguments in host memory.
-    Without `has_gpu_kernels`, nearly all operations lack one.
+    Covers the function and all functions it calls: branches, loops, calls, gradients. An operation
+    needs a GPU kernel whose type constraints its attributes meet, or XLA's GPU kernel in a function
+    that XLA compiles. The audit does not tell where an operation runs; `copies.find_copies` tells
+    which kernels keep their arguments in host memory. Without `has_gpu_kernels`, nearly all
+    operations lack one.
 
     Args:
         function: as `get_concrete_function` returns it.
@@ -104,7 +120,11 @@ def audit(function) -> Audit:
     bodies = list(_bodies(entry, library | {entry.signature.name: entry}))
     host_only = [
         HostOperation(
-            node.op, node.name, body.signature.name, _dtypes(node), "XLA kernel" if compiled else "GPU kernel"
+            node.op,
+            node.name,
+            body.signature.name,
+            _dtypes(node),
+            "XLA kernel" if compiled else "GPU kernel",
         )
         for body, compiled in bodies
         for node in body.node_def
@@ -116,10 +136,12 @@ def audit(function) -> Audit:
 def gpu_variants(library) -> dict:
     """Return name -> definition of each function of a FunctionDefLibrary as a GPU runs it.
 
-    Several functions can implement the same API, as in `tf.nn.ctc_loss`. TensorFlow calls the one for the device,
-    whichever was traced.
+    Several functions can implement the same API, as in `tf.nn.ctc_loss`. TensorFlow calls the one
+    for the device, whichever was traced.
     """
-    interfaces = {definition.signature.name: _interface(definition) for definition in library.function}
+    interfaces = {
+        definition.signature.name: _interface(definition) for definition in library.function
+    }
     variants = {
         interfaces[definition.signature.name]: definition
         for definition in library.function
@@ -132,22 +154,30 @@ def gpu_variants(library) -> dict:
 
 
 def _interface(definition) -> tuple:
-    """Return what functions have in common that can replace each other; a function without an API has its name."""
+    """Return what functions have in common that can replace each other; a function without an API
+    has its name.
+    """
     if "api_implements" not in definition.attr:
         return (definition.signature.name,)
-    passes = [name in definition.attr for name in ("backward_function_name", "forward_function_name")]
+    passes = [
+        name in definition.attr for name in ("backward_function_name", "forward_function_name")
+    ]
     return (definition.attr["api_implements"].s, *passes)
 
 
 @cache
 def _register_xla_kernels() -> None:
-    """Compile a function: TensorFlow registers XLA's kernels when a process compiles its first one."""
+    """Compile a function: TensorFlow registers XLA's kernels when a process compiles its
+    first one.
+    """
     with tf.device("/CPU:0"):
         tf.function(lambda: tf.constant(1.0) + 1.0, jit_compile=True, autograph=False)()
 
 
 def _bodies(entry, library: dict) -> Iterator[tuple]:
-    """Yield (definition, whether XLA compiles it) of each reachable function, once for each case."""
+    """Yield (definition, whether XLA compiles it) of each reachable function, once for each
+    case.
+    """
     pending, seen = [(entry.signature.name, False)], set()
     while pending:
         name, compiled = pending.pop()
@@ -173,7 +203,7 @@ def _called(node) -> Iterator[str]:
 def _dtypes(node) -> str:
     """Return the type attributes of a node as text."""
     types = {
-        name: [tf.dtypes.as_dtype(number).name for number in (value.list.type or [value.type])]
+        name: [tf.dtypes.as_dtype(number).name for number in value.list.type or [value.type]]
         for name, value in sorted(node.attr.items())
         if value.type or value.list.type
     }

@@ -1,8 +1,8 @@
 """Counts the copies between host and GPU memory inside a compiled function, as a GPU would run it.
 
-Most GPU kernels on int32 keep their values in host memory, since they compute shapes. Where such a value meets a
-tensor in GPU memory, TensorFlow copies it. A copy to the host waits for the GPU, and the kernels that depend on it are
-launched only then.
+Most GPU kernels on int32 keep their values in host memory, since they compute shapes. Where such a
+value meets a tensor in GPU memory, TensorFlow copies it. A copy to the host waits for the GPU, and
+the kernels that depend on it are launched only then.
 """
 
 from collections.abc import Iterator
@@ -19,23 +19,32 @@ from myxtts.placement.kernels import GPU, attribute, find_kernel
 PACKAGE = str(Path(__file__).parents[1])
 HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 ALWAYS_ON_HOST = (tf.string, tf.resource)
-CALLS = {"PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient", "While", "StatelessWhile"}
+CALLS = {
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "SymbolicGradient",
+    "While",
+    "StatelessWhile",
+}
 CALLS |= {"If", "StatelessIf", "Case", "StatelessCase"}
 
 Output = tuple[str, int]  # node and index
 
 
 class Copy(NamedTuple):
-    """A tensor that TensorFlow copies between host and GPU memory; all its consumers there share the copy.
+    """A tensor that TensorFlow copies between host and GPU memory; all its consumers there share
+    the copy.
 
     Attributes:
         to_host: from the GPU to the host, which waits for the GPU; else from the host to the GPU.
         tensor: name of the node that makes it and its output, such as `xtts/Maximum:0`.
         type: operation of this node.
         dtype: of the tensor.
-        consumer: operation of the first node that needs the copy; `output` for a result of the function.
+        consumer: operation of the first node that needs the copy; `output` for a result of the
+            function.
         in_loop: whether it is copied once in each iteration of a loop.
-        source: Python line that made the tensor, such as `models/xtts.py:252`; empty if it is unknown.
+        source: Python line that made the tensor, such as `models/xtts.py:252`; empty if it is
+            unknown.
     """
 
     to_host: bool
@@ -50,12 +59,13 @@ class Copy(NamedTuple):
 def find_copies(function) -> list[Copy]:
     """Return the copies of one call of a concrete function, those within loops once.
 
-    Follows TensorFlow's own steps: Grappler inlines functions, lowers loops and removes duplicates; each endpoint of
-    a node is in host or GPU memory as `MemoryTypesForNode` (core/framework/memory_types.cc) says, by the kernel's
-    `host_memory_arg`, or by the type where there is no kernel; and an edge between the two is a copy, one for each
-    tensor and destination (`NeedSameDeviceSendRecv` and `DupRecvKey`, core/graph/graph_partition.cc). A function that
-    XLA compiles is one node, whose int32 arguments and results are in GPU memory. int32 arguments and results of the
-    function itself are in host memory.
+    Follows TensorFlow's own steps: Grappler inlines functions, lowers loops and removes duplicates;
+    each endpoint of a node is in host or GPU memory as `MemoryTypesForNode`
+    (core/framework/memory_types.cc) says, by the kernel's `host_memory_arg`, or by the type where
+    there is no kernel; and an edge between the two is a copy, one for each tensor and destination
+    (`NeedSameDeviceSendRecv` and `DupRecvKey`, core/graph/graph_partition.cc). A function that XLA
+    compiles is one node, whose int32 arguments and results are in GPU memory. int32 arguments and
+    results of the function itself are in host memory.
 
     Logical CPU devices take the place of GPUs, but not for operations within `host.on_host`. Needs
     `kernels.has_gpu_kernels`.
@@ -99,7 +109,9 @@ class _Graph:
         self._arguments = {tensor.op.name for tensor in function.inputs}
         self._results = [tensor.name for tensor in function.outputs]
         fetches = [tensor.name for tensor in (*function.inputs, *function.outputs)]
-        gpus = 1 + max((tf.DeviceSpec.from_string(node.device).device_index or 0) for node in graph_def.node)
+        gpus = 1 + max(
+            (tf.DeviceSpec.from_string(node.device).device_index or 0) for node in graph_def.node
+        )
         graph_def = tf_internals.optimize_graph(graph_def, fetches, gpus)
         self.nodes = {node.name: node for node in graph_def.node}
         self._endpoints = {node.name: self._endpoints_of(node) for node in graph_def.node}
@@ -111,7 +123,9 @@ class _Graph:
         return self._endpoints[name][1][index]
 
     def edges(self) -> Iterator[tuple[str, Output, bool]]:
-        """Yield (operation of the consumer, the output that it consumes, whether it needs it in host memory)."""
+        """Yield (operation of the consumer, the output that it consumes, whether it needs it in
+        host memory).
+        """
         for node in self.nodes.values():
             tensors = (tensor for tensor in node.input if not tensor.startswith("^"))
             for tensor, endpoint in zip(tensors, self._endpoints[node.name][0], strict=True):
@@ -124,8 +138,12 @@ class _Graph:
         definition = tf_internals.operation_definition(node.op)
         kernel = None if node.op in CALLS else find_kernel(node, GPU)
         by_type = node.op in CALLS or node.name in self._arguments
-        on_cpu = not by_type and (kernel is None or tf.DeviceSpec.from_string(node.device).device_type == "CPU")
-        int32_on_host = by_type and not ("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b)
+        on_cpu = not by_type and (
+            kernel is None or tf.DeviceSpec.from_string(node.device).device_type == "CPU"
+        )
+        int32_on_host = by_type and not (
+            "_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b
+        )
 
         def endpoints(arguments) -> list[_Endpoint]:
             return [
@@ -159,7 +177,9 @@ class _Graph:
 
 
 def _prepared(graph_def):
-    """Replace logical CPU devices by GPUs, and functions by their variants for a GPU; let all functions be inlined."""
+    """Replace logical CPU devices by GPUs, and functions by their variants for a GPU; let all
+    functions be inlined.
+    """
     on_gpu = any("GPU" in node.device for node in graph_def.node)
     definitions = gpu_variants(graph_def.library)
     for definition in graph_def.library.function:
@@ -187,7 +207,9 @@ def _dtypes(node, argument) -> list[tf.DType]:
         numbers = attribute(node, argument.type_list_attr).list.type
     else:
         number = argument.type or attribute(node, argument.type_attr).type
-        numbers = [number] * (attribute(node, argument.number_attr).i if argument.number_attr else 1)
+        numbers = [number] * (
+            attribute(node, argument.number_attr).i if argument.number_attr else 1
+        )
     return [tf.dtypes.as_dtype(number) for number in numbers]
 
 

@@ -1,6 +1,7 @@
 """Configures TensorFlow's devices and thread pools, once, before TensorFlow starts.
 
-Visible devices, memory growth, memory limits and numbers of threads cannot change after the first tensor.
+Visible devices, memory growth, memory limits and numbers of threads cannot change after the first
+tensor.
 """
 
 import logging
@@ -29,13 +30,17 @@ def gpu_count() -> int:
 def gpu_names() -> list[str]:
     """Return the name of each physical GPU that TensorFlow sees, such as NVIDIA A100-SXM4-80GB."""
     gpus = tf.config.list_physical_devices("GPU")
-    return [tf.config.experimental.get_device_details(gpu).get("device_name", "unnamed") for gpu in gpus]
+    return [
+        tf.config.experimental.get_device_details(gpu).get("device_name", "unnamed") for gpu in gpus
+    ]
 
 
 def configure(placement: Placement, small_operations: bool = False, processes: int = 1) -> None:
-    """Make only the devices of the placement visible, with memory growth or limits, and size the thread pools.
+    """Make only the devices of the placement visible, with memory growth or limits, and size the
+    thread pools.
 
-    TensorFlow never moves an operation: one that its device cannot run, or a device that does not exist, is an error.
+    TensorFlow never moves an operation: one that its device cannot run, or a device that does not
+    exist, is an error.
 
     Args:
         placement: as `plan_routes` returns it.
@@ -43,7 +48,8 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
         processes: number of processes that share the cores of this host, unless they are pinned.
 
     Raises:
-        PlacementError: TensorFlow has already started with other devices, or memory limits do not fit.
+        PlacementError: TensorFlow has already started with other devices, or memory limits do not
+            fit.
     """
     if placement.simulated and (names := gpu_names()):
         log.warning("%s", simulation_warning(placement, names))
@@ -58,10 +64,14 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
             _configure_gpus(placement)
         else:
             _configure_cpu(placement)
-    except (RuntimeError, ValueError) as error:  # ValueError: memory growth after limits. RuntimeError: all others
+    except (
+        RuntimeError,
+        ValueError,
+    ) as error:  # ValueError: memory growth after limits. RuntimeError: all others
         raise PlacementError(
-            f"the devices of this run ({placement.name}) cannot be configured: TensorFlow has already started: "
-            f"{error}. Configure devices before the first tensor; restart the process or notebook kernel."
+            f"the devices of this run ({placement.name}) cannot be configured: TensorFlow has"
+            f" already started: {error}. Configure devices before the first tensor; restart the"
+            " process or notebook kernel."
         ) from error
     tf.config.experimental.set_device_policy("silent")
     tf.config.set_soft_device_placement(False)
@@ -78,11 +88,21 @@ def configure_default() -> Placement:
 
 
 def _configure_threads(placement: Placement, automatic: ThreadPools) -> None:
-    """Set the sizes of the thread pools; `auto` leaves those of a TensorFlow that has already started."""
+    """Set the sizes of the thread pools; `auto` leaves those of a TensorFlow that has already
+    started.
+    """
     threading = tf.config.threading
     for requested, size, set_size in (
-        (placement.intra_op_threads, automatic.intra_op, threading.set_intra_op_parallelism_threads),
-        (placement.inter_op_threads, automatic.inter_op, threading.set_inter_op_parallelism_threads),
+        (
+            placement.intra_op_threads,
+            automatic.intra_op,
+            threading.set_intra_op_parallelism_threads,
+        ),
+        (
+            placement.inter_op_threads,
+            automatic.inter_op,
+            threading.set_inter_op_parallelism_threads,
+        ),
     ):
         with suppress(RuntimeError) if requested == "auto" else nullcontext():
             set_size(size if requested == "auto" else requested)
@@ -102,7 +122,9 @@ def _configure_gpus(placement: Placement) -> None:
 
 
 def _configure_cpu(placement: Placement) -> None:
-    """Use the CPU, split into as many logical devices as there are simulated GPUs; hide all GPUs."""
+    """Use the CPU, split into as many logical devices as there are simulated GPUs; hide all
+    GPUs.
+    """
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration() for _ in placement.devices]
@@ -112,7 +134,8 @@ def _configure_cpu(placement: Placement) -> None:
 def synchronize(tensor: tf.Tensor) -> None:
     """Wait until the tensor's device has computed it and all earlier work, by reading one element.
 
-    Does not work for int32, which TensorFlow keeps in host memory, ready before the GPU has done anything.
+    Does not work for int32, which TensorFlow keeps in host memory, ready before the GPU has done
+    anything.
     """
     with tf.device(tensor.device):
         tf.reshape(tensor, [-1])[:1].numpy()
@@ -148,11 +171,18 @@ def describe_threads() -> str:
 
 def describe(placement: Placement) -> list[str]:
     """Describe the placement for the log: which GPU is which device, limits, routes."""
-    lines = [f"placement      {placement.name}" + (" (GPUs simulated on the CPU)" if placement.simulated else "")]
+    lines = [
+        f"placement      {placement.name}"
+        + (" (GPUs simulated on the CPU)" if placement.simulated else "")
+    ]
     for device in placement.devices:
         source = "CPU" if device.physical is None else f"GPU {device.physical}"
         source = f"simulated {source}" if placement.simulated else source
-        memory = "memory grows as needed" if device.memory_mib is None else f"at most {device.memory_mib} MiB"
+        memory = (
+            "memory grows as needed"
+            if device.memory_mib is None
+            else f"at most {device.memory_mib} MiB"
+        )
         if placement.simulated and device.memory_mib is not None:
             memory += " (not applied: the device is simulated)"
         lines.append(f"  device       {source} is {device.name}, {memory}")
@@ -160,5 +190,8 @@ def describe(placement: Placement) -> list[str]:
         turns = f"{' and '.join(route.data_devices)} in turn" if route.further_data else route.data
         lines.append(f"  route        batches made on {turns}, trained on {route.model}")
     if placement.observer:
-        lines.append(f"  observer     validation, samples and evaluation on {placement.observer}, during training")
+        lines.append(
+            f"  observer     validation, samples and evaluation on {placement.observer}, during"
+            " training"
+        )
     return lines

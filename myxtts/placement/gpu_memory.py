@@ -1,4 +1,6 @@
-"""Memory of physical GPUs, as NVIDIA's driver reports it (NVML), and whether memory limits fit. No TensorFlow."""
+"""Memory of physical GPUs, as NVIDIA's driver reports it (NVML), and whether memory limits fit. No
+TensorFlow.
+"""
 
 import ctypes
 import os
@@ -10,12 +12,14 @@ from typing import Any, TypeVar
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement
 
-# What TensorFlow 2.21 itself leaves to CUDA, cuBLAS, cuDNN and NCCL if it has no limit, by the largest major compute
-# capability (MinSystemMemory in tensorflow/core/common_runtime/gpu/gpu_device.cc). With limits it leaves nothing.
+# What TensorFlow 2.21 itself leaves to CUDA, cuBLAS, cuDNN and NCCL if it has no limit, by the
+# largest major compute capability (MinSystemMemory in
+# tensorflow/core/common_runtime/gpu/gpu_device.cc). With limits it leaves nothing.
 SMALL_GPU_MIB, SMALL_GPU_RESERVE_MIB = 2048, 225
 RESERVES_MIB = ((6, 500), (7, 1050), (8, 1536))
 LARGEST_RESERVE_MIB = 1800
-# An estimate: cuBLAS takes up to 32 MiB for each handle and stream (cuBLAS documentation, cublasSetWorkspace).
+# An estimate: cuBLAS takes up to 32 MiB for each handle and stream (cuBLAS documentation,
+# cublasSetWorkspace).
 SECOND_DEVICE_MIB = 64
 MIN_LIMIT_MIB = 256  # of the settings
 
@@ -32,7 +36,8 @@ class GpuMemory:
 
     Attributes:
         capability: major compute capability.
-        processes: (process ID, MiB or None if unknown) of all other processes that compute on the GPU.
+        processes: (process ID, MiB or None if unknown) of all other processes that compute on the
+            GPU.
     """
 
     name: str
@@ -52,13 +57,20 @@ class GpuMemory:
 
     def describe(self) -> str:
         """Return name, total and free memory, and the processes that hold memory."""
-        held = ", ".join(f"{pid} ({'unknown' if mib is None else f'{mib:,} MiB'})" for pid, mib in self.processes)
+        held = ", ".join(
+            f"{pid} ({'unknown' if mib is None else f'{mib:,} MiB'})" for pid, mib in self.processes
+        )
         holders = f"; processes that hold memory: {held}" if held else ""
-        return f"{self.name} has {self.total_mib:,} MiB, of which {self.free_mib:,} MiB are free{holders}"
+        return (
+            f"{self.name} has {self.total_mib:,} MiB, of which {self.free_mib:,} MiB are"
+            f" free{holders}"
+        )
 
 
 def limits_of(placement: Placement) -> dict[int, list[int]]:
-    """Return the memory limits in MiB of the logical devices on each physical GPU that has limits."""
+    """Return the memory limits in MiB of the logical devices on each physical GPU that has
+    limits.
+    """
     limits: dict[int, list[int]] = {}
     for device in placement.devices if placement.on_gpu else ():
         if device.physical is not None and device.memory_mib is not None:
@@ -82,20 +94,23 @@ def check_limits(limits: dict[int, list[int]], memory: dict[int, GpuMemory]) -> 
         if sum(sizes) + reserve_mib > found.free_mib:
             terms = " + ".join(f"{mib:,}" for mib in (*sizes, reserve_mib))
             raise PlacementError(
-                f"memory limits of {' and '.join(map(str, sizes))} MiB were requested on GPU {gpu}, which take {terms} "
-                f"= {sum(sizes) + reserve_mib:,} MiB with what CUDA and its libraries need, but {found.describe()}. "
-                f"{_advice(found, reserve_mib)}"
+                f"memory limits of {' and '.join(map(str, sizes))} MiB were requested on GPU {gpu},"
+                f" which take {terms} = {sum(sizes) + reserve_mib:,} MiB with what CUDA and its"
+                f" libraries need, but {found.describe()}. {_advice(found, reserve_mib)}"
             )
 
 
 def _advice(memory: GpuMemory, reserve_mib: int) -> str:
     fitting_mib = memory.free_mib - reserve_mib
     if fitting_mib < MIN_LIMIT_MIB:
-        return f"{'End these processes' if memory.processes else 'Free some of its memory'}, or use another GPU."
+        return (
+            f"{'End these processes' if memory.processes else 'Free some of its memory'}, or use"
+            " another GPU."
+        )
     end = ", end these processes" if memory.processes else ""
     return (
-        f"Give at most {fitting_mib} MiB in all with --data-gpu-memory and --model-gpu-memory{end}, or leave out the "
-        "limits and --enable-memory-isolation, so that memory grows as needed."
+        f"Give at most {fitting_mib} MiB in all with --data-gpu-memory and --model-gpu-memory{end},"
+        " or leave out the limits and --enable-memory-isolation, so that memory grows as needed."
     )
 
 
@@ -109,7 +124,8 @@ def read_memory(gpus: Sequence[int]) -> dict[int, GpuMemory]:
 
 
 def driver_indices(gpus: Sequence[int]) -> list[int]:
-    """Return the numbers by which the driver and nvidia-smi list GPUs, by their indices in TensorFlow.
+    """Return the numbers by which the driver and nvidia-smi list GPUs, by their indices in
+    TensorFlow.
 
     Raises:
         DriverUnavailable: see `read_memory`.
@@ -122,7 +138,9 @@ def ask_driver(gpus: Sequence[int], question: Callable[[Any, Any], Answer]) -> l
     try:
         import pynvml  # only where there is a GPU
     except ImportError as error:
-        raise DriverUnavailable("nvidia-ml-py is not installed: pip install nvidia-ml-py") from error
+        raise DriverUnavailable(
+            "nvidia-ml-py is not installed: pip install nvidia-ml-py"
+        ) from error
     try:
         pynvml.nvmlInit()
         return [question(pynvml, gpu_handle(pynvml, gpu)) for gpu in gpus]
@@ -154,8 +172,8 @@ def _mib(size: int | None) -> int | None:
 def gpu_handle(nvml: Any, gpu: int) -> Any:
     """Return NVML's handle of a GPU, by its index in TensorFlow.
 
-    NVML numbers all GPUs by their places on the bus. TensorFlow has CUDA's numbers, which CUDA_VISIBLE_DEVICES and
-    CUDA_DEVICE_ORDER change. Both know the UUID.
+    NVML numbers all GPUs by their places on the bus. TensorFlow has CUDA's numbers, which
+    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER change. Both know the UUID.
 
     Raises:
         LookupError: CUDA does not have this GPU.
@@ -171,7 +189,9 @@ def gpu_handle(nvml: Any, gpu: int) -> Any:
 
 
 def cuda_uuids() -> list[str]:
-    """Return the UUIDs of the GPUs in the order of CUDA, which is also TensorFlow's; empty without a driver."""
+    """Return the UUIDs of the GPUs in the order of CUDA, which is also TensorFlow's; empty without
+    a driver.
+    """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -181,7 +201,9 @@ def cuda_uuids() -> list[str]:
         return []
     uuids = []
     for index in range(count.value):
-        if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetUuid_v2(ctypes.byref(raw), device):
+        if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetUuid_v2(
+            ctypes.byref(raw), device
+        ):
             return []
         uuids.append(str(uuid.UUID(bytes=bytes(raw))))
     return uuids

@@ -5,16 +5,18 @@ from pathlib import Path
 
 from myxtts.control_groups import control_groups, read_lines
 
-# Files of a control group: limit, usage, and the part of the usage in memory.stat that the kernel frees on demand.
+# Files of a control group: limit, usage, and the part of the usage in memory.stat that the kernel
+# frees on demand.
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def available_memory_mib(root: Path = Path("/")) -> float | None:
-    """Return the memory that this process may still take without swapping, or None if the system has no such figure.
+    """Return the memory that this process may still take without swapping, or None if the system
+    has no such figure.
 
-    It is the smallest of the machine's available memory and of what is left to each control group of the process, as
-    containers and batch systems set them.
+    It is the smallest of the machine's available memory and of what is left to each control group
+    of the process, as containers and batch systems set them.
     """
     return min((*_left_on_machine(root), *_left_in_groups(root)), default=None)
 

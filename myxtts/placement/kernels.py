@@ -10,7 +10,9 @@ PYTHON = {"EagerPyFunc"}  # tf.py_function: its DEFAULT kernel runs Python on th
 
 
 def has_gpu_kernels() -> bool:
-    """Return whether this build of TensorFlow has GPU kernels; it needs no GPU. tensorflow-cpu has none."""
+    """Return whether this build of TensorFlow has GPU kernels; it needs no GPU. tensorflow-cpu has
+    none.
+    """
     return any(kernel.device_type == "GPU" for kernel in tf_internals.registered_kernels("MatMul"))
 
 
@@ -31,13 +33,25 @@ def find_kernel(node, device_types: tuple[str, ...]):
 
 @cache
 def _kernels(operation: str, device_types: tuple[str, ...]) -> list[tuple]:
-    """Return the kernels for these device types, each with its constraints: pairs of attribute and allowed values."""
+    """Return the kernels for these device types, each with its constraints: pairs of attribute and
+    allowed values.
+    """
     if operation in PYTHON:
         return []
-    kernels = [kernel for kernel in tf_internals.registered_kernels(operation) if kernel.device_type in device_types]
+    kernels = [
+        kernel
+        for kernel in tf_internals.registered_kernels(operation)
+        if kernel.device_type in device_types
+    ]
     kernels.sort(key=lambda kernel: (device_types.index(kernel.device_type), -kernel.priority))
     return [
-        (kernel, [(rule.name, frozenset(_list_values(rule.allowed_values.list))) for rule in kernel.constraint])
+        (
+            kernel,
+            [
+                (rule.name, frozenset(_list_values(rule.allowed_values.list)))
+                for rule in kernel.constraint
+            ],
+        )
         for kernel in kernels
     ]
 

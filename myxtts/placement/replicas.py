@@ -1,4 +1,6 @@
-"""The replicas of the model in this process, and the `tf.distribute` strategy over the replicas of all processes."""
+"""The replicas of the model in this process, and the `tf.distribute` strategy over the replicas of
+all processes.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +16,9 @@ from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, Route
 
 CHUNK_DIGITS = 4  # hexadecimal digits of a digest in one number: a square has 32 bits
-MAX_COMPARED = 2 ** (53 - 2 * 4 * CHUNK_DIGITS)  # 2,097,152: float64 sums whole numbers exactly up to 2⁵³
+MAX_COMPARED = 2 ** (
+    53 - 2 * 4 * CHUNK_DIGITS
+)  # 2,097,152: float64 sums whole numbers exactly up to 2⁵³
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class Replicas:
         strategy: for one device, several devices (mirrored) or several processes.
         routes: of this process, with device names that are unique among all processes.
         first: index of this process's first replica among those of all processes.
-        observer: device that validates and writes samples during training; empty if the first replica's does.
+        observer: device that validates and writes samples during training; empty if the first
+            replica's does.
     """
 
     strategy: tf.distribute.Strategy
@@ -45,7 +50,9 @@ class Replicas:
 
     @property
     def device(self) -> str:
-        """Device of work that one replica does for all: losses, and validation and samples without an observer."""
+        """Device of work that one replica does for all: losses, and validation and samples without
+        an observer.
+        """
         return self.devices[0]
 
     @contextmanager
@@ -89,9 +96,13 @@ class Replicas:
         if not self.is_distributed:
             return context.all_reduce("SUM", list(tensors))
         # One message around the ring instead of one for each tensor.
-        total = context.all_reduce("SUM", tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0))
+        total = context.all_reduce(
+            "SUM", tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+        )
         sums = tf.split(total, [tensor.shape.num_elements() for tensor in tensors])
-        return [tf.reshape(summed, tensor.shape) for summed, tensor in zip(sums, tensors, strict=True)]
+        return [
+            tf.reshape(summed, tensor.shape) for summed, tensor in zip(sums, tensors, strict=True)
+        ]
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Return one value for each replica of this process, as an argument of `strategy.run`."""
@@ -99,12 +110,16 @@ class Replicas:
         return self.strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
 
     def local_results(self, value: Any) -> tuple:
-        """Return the value of a result or variable on each replica of this process: the inverse of `per_replica`."""
+        """Return the value of a result or variable on each replica of this process: the inverse of
+        `per_replica`.
+        """
         return self.strategy.experimental_local_results(value)
 
 
 def digest_terms(digest: str) -> np.ndarray:
-    """Return what a replica adds to the sums of `has_equal_terms`: float64 [2, chunks], values and their squares."""
+    """Return what a replica adds to the sums of `has_equal_terms`: float64 [2, chunks], values and
+    their squares.
+    """
     chunks = [digest[start : start + CHUNK_DIGITS] for start in range(0, len(digest), CHUNK_DIGITS)]
     values = np.array([int(chunk, 16) for chunk in chunks], np.float64)
     return np.stack([values, values**2])
@@ -122,13 +137,18 @@ def has_equal_terms(sums: np.ndarray, count: int) -> bool:
 
 
 def make_replicas(routes: tuple[Route, ...], observer: str = "") -> Replicas:
-    """Return the replicas of a single process, on configured devices; see `Replicas` for the observer."""
+    """Return the replicas of a single process, on configured devices; see `Replicas` for the
+    observer.
+    """
     models = [route.model for route in routes]
     if len(models) == 1:
         return Replicas(tf.distribute.OneDeviceStrategy(*models), routes, observer=observer)
-    # NCCL between GPUs. Simulated GPUs share host memory: TensorFlow's collectives would be no faster there, and would
-    # allow only one strategy per process, as all strategies number their collectives from the same start.
-    cross_device_ops = None if models[0].startswith("/GPU") else tf.distribute.ReductionToOneDevice()
+    # NCCL between GPUs. Simulated GPUs share host memory: TensorFlow's collectives would be no
+    # faster there, and would allow only one strategy per process, as all strategies number their
+    # collectives from the same start.
+    cross_device_ops = (
+        None if models[0].startswith("/GPU") else tf.distribute.ReductionToOneDevice()
+    )
     strategy = tf.distribute.MirroredStrategy(models, cross_device_ops=cross_device_ops)
     return Replicas(strategy, routes, observer=observer)
 
@@ -137,7 +157,8 @@ def make_replicas(routes: tuple[Route, ...], observer: str = "") -> Replicas:
 def open_replicas(
     placement: Placement, cluster: Cluster | None, settings: Mapping[str, str] | None = None
 ) -> Iterator[Replicas]:
-    """Return the replicas of a placement as a context, joined with those of all other workers of a cluster.
+    """Return the replicas of a placement as a context, joined with those of all other workers of a
+    cluster.
 
     Args:
         placement: of this process, with configured devices.
@@ -158,7 +179,9 @@ def open_replicas(
         return f"/job:worker/replica:0/task:{cluster.index}/device:{device[1:]}"
 
     routes = tuple(
-        Route(qualified(route.data), qualified(route.model), tuple(map(qualified, route.further_data)))
+        Route(
+            qualified(route.data), qualified(route.model), tuple(map(qualified, route.further_data))
+        )
         for route in placement.routes
     )
     with worker_group(cluster, len(models) if placement.on_gpu else 0, settings) as strategy:
@@ -167,16 +190,18 @@ def open_replicas(
 
 
 def check_worker_devices(placement: Placement, models: Sequence[str]) -> None:
-    """Check that the models are on the first GPUs or CPU: TensorFlow's multi-worker strategy always uses those."""
+    """Check that the models are on the first GPUs or CPU: TensorFlow's multi-worker strategy always
+    uses those.
+    """
     kind = models[0].rpartition(":")[0]
     if models != [f"{kind}:{number}" for number in range(len(models))]:
         raise PlacementError(
-            f"a worker cannot train on {' '.join(models)}: TensorFlow uses the first devices of each worker. "
-            "Give the GPU that makes batches a higher index than the GPUs that train, such as "
-            "--data-gpu 1 --model-gpu 0."
+            f"a worker cannot train on {' '.join(models)}: TensorFlow uses the first devices of"
+            " each worker. Give the GPU that makes batches a higher index than the GPUs that"
+            " train, such as --data-gpu 1 --model-gpu 0."
         )
     if not placement.on_gpu and len(models) > 1:
         raise PlacementError(
-            f"a worker cannot train {len(models)} replicas on simulated GPUs: TensorFlow supports one "
-            "replica per worker without GPUs. Start more workers, each with one --model-gpu."
+            f"a worker cannot train {len(models)} replicas on simulated GPUs: TensorFlow supports"
+            " one replica per worker without GPUs. Start more workers, each with one --model-gpu."
         )

@@ -1,7 +1,8 @@
 """Routes: which device makes batches and which device trains on them. No TensorFlow, no I/O.
 
-A route is a pair (data device → model device), where several data devices may take turns. A placement is a tuple of
-routes, one for each replica of the model. The same code runs all placements.
+A route is a pair (data device → model device), where several data devices may take turns. A
+placement is a tuple of routes, one for each replica of the model. The same code runs all
+placements.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,12 +52,13 @@ class LogicalDevice:
 
 @dataclass(frozen=True)
 class Placement:
-    """Devices and thread pools to configure before TensorFlow starts, and the routes between the devices.
+    """Devices and thread pools to configure before TensorFlow starts, and the routes between the
+    devices.
 
     Attributes:
         name: such as `single`, `dual`, `dual, 2 producers, 3 replicas` or `replicated`.
-        observer: device that validates and writes samples during training; empty if the first model device does,
-            while training pauses.
+        observer: device that validates and writes samples during training; empty if the first model
+            device does, while training pauses.
     """
 
     name: str
@@ -80,8 +82,9 @@ def single_route(placement: Placement, purpose: str) -> Route:
     """
     if len(placement.routes) > 1:
         raise PlacementError(
-            f"{purpose} of {len(placement.routes)} replicas ({placement.name}) was requested, but only one replica is "
-            "supported. Give a single GPU with --model-gpus; `myxtts plan` compares placements with several."
+            f"{purpose} of {len(placement.routes)} replicas ({placement.name}) was requested, but"
+            " only one replica is supported. Give a single GPU with --model-gpus; `myxtts plan`"
+            " compares placements with several."
         )
     return placement.routes[0]
 
@@ -89,8 +92,8 @@ def single_route(placement: Placement, purpose: str) -> Route:
 def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
     """Turn settings into routes.
 
-    TensorFlow numbers the visible GPUs by physical index, in whatever order they are requested. This function alone
-    maps physical to logical devices.
+    TensorFlow numbers the visible GPUs by physical index, in whatever order they are requested.
+    This function alone maps physical to logical devices.
 
     Args:
         gpu_count: physical GPUs that TensorFlow sees; ignored if GPUs are simulated.
@@ -101,32 +104,49 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
     _check_contradictions(settings)
     count = settings.simulate_gpus or gpu_count
     threads = settings.intra_op_threads, settings.inter_op_threads
-    model_gpus = settings.model_gpus or (() if settings.model_gpu is None else (settings.model_gpu,))
+    model_gpus = settings.model_gpus or (
+        () if settings.model_gpu is None else (settings.model_gpu,)
+    )
     if not model_gpus and count == 0:
         _check_limits_without_gpu(settings)
         cpu = LogicalDevice("/CPU:0", None)
         _check_gpus_exist(settings, {"observer": _observer_gpus(settings)}, count)
         return Placement("single", (Route(cpu.name, cpu.name),), (cpu,), False, "", *threads)
     model_gpus, data_gpus = model_gpus or (0,), named_data_gpus(settings)
-    roles = {"data": data_gpus or model_gpus, "model": model_gpus, "observer": _observer_gpus(settings)}
+    roles = {
+        "data": data_gpus or model_gpus,
+        "model": model_gpus,
+        "observer": _observer_gpus(settings),
+    }
     _check_gpus_exist(settings, roles, count)
 
     limit_of = _limits(settings)
     data_slots = [(gpu, "model" if limit_of["data"] is None else "data") for gpu in data_gpus]
     model_slots = [(gpu, "model") for gpu in model_gpus]
     slots = {*data_slots, *model_slots}
-    # A GPU that another role has, too, is one device; without memory limits both roles have the same one.
-    observer_slots = [slot for gpu in _observer_gpus(settings) for slot in ((gpu, "data"), (gpu, "model"))]
-    observer_slot = next((slot for slot in observer_slots if slot in slots), next(iter(observer_slots[-1:]), None))
+    # A GPU that another role has, too, is one device; without memory limits both roles have the
+    # same one.
+    observer_slots = [
+        slot for gpu in _observer_gpus(settings) for slot in ((gpu, "data"), (gpu, "model"))
+    ]
+    observer_slot = next(
+        (slot for slot in observer_slots if slot in slots), next(iter(observer_slots[-1:]), None)
+    )
     slots |= {observer_slot} if observer_slot else set()
     if settings.simulate_gpus:  # unused ones, too, so that /CPU:2 is simulated GPU 2
         slots |= {(gpu, "model") for gpu in set(range(count)).difference(data_gpus, model_gpus)}
     kind = "/CPU" if settings.simulate_gpus else "/GPU"
     name_of = {slot: f"{kind}:{i}" for i, slot in enumerate(sorted(slots))}
-    routes = tuple(_route([name_of[slot] for slot in data_slots], name_of[slot]) for slot in model_slots)
-    devices = tuple(LogicalDevice(name_of[slot], slot[0], limit_of[slot[1]]) for slot in sorted(slots))
+    routes = tuple(
+        _route([name_of[slot] for slot in data_slots], name_of[slot]) for slot in model_slots
+    )
+    devices = tuple(
+        LogicalDevice(name_of[slot], slot[0], limit_of[slot[1]]) for slot in sorted(slots)
+    )
     observer = _observer(settings, routes, name_of[observer_slot] if observer_slot else "")
-    return Placement(_name(routes), routes, devices, bool(settings.simulate_gpus), observer, *threads)
+    return Placement(
+        _name(routes), routes, devices, bool(settings.simulate_gpus), observer, *threads
+    )
 
 
 def _observer_gpus(settings: PlacementConfig) -> tuple[int, ...]:
@@ -135,31 +155,45 @@ def _observer_gpus(settings: PlacementConfig) -> tuple[int, ...]:
 
 
 def _observer(settings: PlacementConfig, routes: Sequence[Route], named: str) -> str:
-    """Return the observer's device; empty if it is the first model device, on which nothing runs beside a step.
+    """Return the observer's device; empty if it is the first model device, on which nothing runs
+    beside a step.
 
     Args:
         named: device of the GPU that the settings name, if they name one.
     """
     data, trained_on = routes[0].data, [route.model for route in routes]
-    device = {"auto": "" if data in trained_on else data, "data": data, "model": "", "cpu": "/CPU:0"}
+    device = {
+        "auto": "" if data in trained_on else data,
+        "data": data,
+        "model": "",
+        "cpu": "/CPU:0",
+    }
     chosen = named or device[str(settings.observer)]
     return "" if chosen == routes[0].model else chosen
 
 
 def named_data_gpus(settings: PlacementConfig) -> tuple[int, ...]:
-    """Return the GPUs that make the batches of all replicas; empty where each replica makes its own."""
+    """Return the GPUs that make the batches of all replicas; empty where each replica makes its
+    own.
+    """
     return settings.data_gpus or (() if settings.data_gpu is None else (settings.data_gpu,))
 
 
 def named_gpus(settings: PlacementConfig) -> tuple[int, ...]:
-    """Return all GPUs that the settings name: those that make batches, and then those that train."""
+    """Return all GPUs that the settings name: those that make batches, and then those that
+    train.
+    """
     model = () if settings.model_gpu is None else (settings.model_gpu,)
     return *named_data_gpus(settings), *model, *settings.model_gpus
 
 
 def flags_of_gpus(settings: PlacementConfig) -> list[str]:
     """Return the flags by which the settings name GPUs."""
-    given = (name for name in (*GPU_SETTINGS, "data_gpu_memory") if getattr(settings, name) not in (None, ()))
+    given = (
+        name
+        for name in (*GPU_SETTINGS, "data_gpu_memory")
+        if getattr(settings, name) not in (None, ())
+    )
     return [flag_of(name) for name in given]
 
 
@@ -176,11 +210,16 @@ def hidden_gpus_warning(simulated: int, found: str, to_do: str) -> str:
         found: who sees how many GPUs.
         to_do: flags or command that use them.
     """
-    return f"WARNING        --simulate-gpus {simulated} trains on the CPU, but {found}. To train there: {to_do}"
+    return (
+        f"WARNING        --simulate-gpus {simulated} trains on the CPU, but {found}. To train"
+        f" there: {to_do}"
+    )
 
 
 def _limits(settings: PlacementConfig) -> dict[str, int | None]:
-    """Return the memory limit of each role in MiB; without limits, a GPU with both roles is one device."""
+    """Return the memory limit of each role in MiB; without limits, a GPU with both roles is one
+    device.
+    """
     data, model = settings.data_gpu_memory, settings.model_gpu_memory
     if not settings.enable_memory_isolation and data is None and model is None:
         return {"data": None, "model": None}
@@ -198,46 +237,63 @@ def _check_contradictions(settings: PlacementConfig) -> None:
     data, model, models = named_data_gpus(settings), settings.model_gpu, settings.model_gpus
     if settings.placement == "auto":
         raise PlacementError(
-            "--placement auto was given, but only `myxtts train` supports it, which measures before it trains. "
-            "Name the devices with --data-gpu and --model-gpu, or leave it out."
+            "--placement auto was given, but only `myxtts train` supports it, which measures before"
+            " it trains. Name the devices with --data-gpu and --model-gpu, or leave it out."
         )
-    for role, one, several in (("data", settings.data_gpu, settings.data_gpus), ("model", model, models)):
+    for role, one, several in (
+        ("data", settings.data_gpu, settings.data_gpus),
+        ("model", model, models),
+    ):
         if one is not None and several:
             raise PlacementError(
-                f"--{role}-gpu {one} and --{role}-gpus {_list(several)} were both given. Use one of the two."
+                f"--{role}-gpu {one} and --{role}-gpus {_list(several)} were both given. Use one of"
+                " the two."
             )
     if (not data) != (model is None) and not models:
         data_flag = "--data-gpus" if settings.data_gpus else "--data-gpu"
-        given, missing = (data_flag, "--model-gpu") if model is None else ("--model-gpu", "--data-gpu")
+        given, missing = (
+            (data_flag, "--model-gpu") if model is None else ("--model-gpu", "--data-gpu")
+        )
         raise PlacementError(
-            f"{given} was given without {missing}. Give both to make batches on one GPU and train on another "
-            "(the same index twice for one GPU), or neither to train on GPU 0."
+            f"{given} was given without {missing}. Give both to make batches on one GPU and train"
+            " on another (the same index twice for one GPU), or neither to train on GPU 0."
         )
     if len(set(models)) < len(models):
-        raise PlacementError(f"--model-gpus {_list(models)} names a GPU twice. Each replica needs its own GPU.")
+        raise PlacementError(
+            f"--model-gpus {_list(models)} names a GPU twice. Each replica needs its own GPU."
+        )
     if len(set(data)) < len(data):
-        raise PlacementError(f"--data-gpus {_list(data)} names a GPU twice. Each producer needs its own GPU.")
+        raise PlacementError(
+            f"--data-gpus {_list(data)} names a GPU twice. Each producer needs its own GPU."
+        )
     if settings.simulate_gpus and settings.observer == "cpu":
         raise PlacementError(
-            f"--observer cpu was given with --simulate-gpus {settings.simulate_gpus}, whose GPUs are parts of the CPU. "
-            "Give the index of a simulated GPU, such as --observer 0."
+            f"--observer cpu was given with --simulate-gpus {settings.simulate_gpus}, whose GPUs"
+            " are parts of the CPU. Give the index of a simulated GPU, such as --observer 0."
         )
     if settings.data_gpu_memory is not None and not data:
-        raise PlacementError("--data-gpu-memory was given without --data-gpu. Name the GPU that makes the batches.")
+        raise PlacementError(
+            "--data-gpu-memory was given without --data-gpu. Name the GPU that makes the batches."
+        )
 
 
-def _check_gpus_exist(settings: PlacementConfig, roles: Mapping[str, Sequence[int]], count: int) -> None:
+def _check_gpus_exist(
+    settings: PlacementConfig, roles: Mapping[str, Sequence[int]], count: int
+) -> None:
     for role, gpus in roles.items():
         for gpu in gpus:
             if gpu >= count:
                 raise PlacementError(
-                    f"{role} GPU {gpu} was requested, but {_existing_gpus(settings, count)}. {_advice(settings)}"
+                    f"{role} GPU {gpu} was requested, but {_existing_gpus(settings, count)}."
+                    f" {_advice(settings)}"
                 )
 
 
 def _existing_gpus(settings: PlacementConfig, count: int) -> str:
     if settings.simulate_gpus:
-        return f"--simulate-gpus {count} makes " + (f"GPUs 0 to {count - 1}" if count > 1 else "only GPU 0")
+        return f"--simulate-gpus {count} makes " + (
+            f"GPUs 0 to {count - 1}" if count > 1 else "only GPU 0"
+        )
     return {0: "TensorFlow sees no GPU", 1: "TensorFlow sees 1 GPU (index 0)"}.get(
         count, f"TensorFlow sees {count} GPUs (0 to {count - 1})"
     )
@@ -245,18 +301,19 @@ def _existing_gpus(settings: PlacementConfig, count: int) -> str:
 
 def _advice(settings: PlacementConfig) -> str:
     return (
-        "A run without --data-gpu, --data-gpus, --model-gpu and --model-gpus (data_gpu, data_gpus, model_gpu and "
-        "model_gpus in a file of --config) trains on one device; "
-        f"--simulate-gpus {max(*named_gpus(settings), *_observer_gpus(settings), 1) + 1} tries the pipeline on the CPU."
+        "A run without --data-gpu, --data-gpus, --model-gpu and --model-gpus (data_gpu, data_gpus,"
+        " model_gpu and model_gpus in a file of --config) trains on one device; --simulate-gpus"
+        f" {max(*named_gpus(settings), *_observer_gpus(settings), 1) + 1} tries the pipeline on the"
+        " CPU."
     )
 
 
 def _check_limits_without_gpu(settings: PlacementConfig) -> None:
     if settings.enable_memory_isolation or settings.model_gpu_memory is not None:
         raise PlacementError(
-            "a memory limit was set, but TensorFlow sees no GPU, and the CPU has no such limit. "
-            "Leave out --enable-memory-isolation and --model-gpu-memory (or give --model-gpu-memory null, if the "
-            "run's config.yaml has it), or make a GPU visible."
+            "a memory limit was set, but TensorFlow sees no GPU, and the CPU has no such limit."
+            " Leave out --enable-memory-isolation and --model-gpu-memory (or give"
+            " --model-gpu-memory null, if the run's config.yaml has it), or make a GPU visible."
         )
 
 

@@ -1,7 +1,8 @@
 """Sizes of TensorFlow's two thread pools. No TensorFlow.
 
-The intra-op pool splits one operation over several threads. The inter-op pool runs operations that do not depend on
-each other, and those of tf.data. All logical devices of a process share both pools.
+The intra-op pool splits one operation over several threads. The inter-op pool runs operations that
+do not depend on each other, and those of tf.data. All logical devices of a process share both
+pools.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,9 @@ FEW_CORES = 2
 
 
 class ThreadPools(NamedTuple):
-    """Numbers of threads; None is TensorFlow's default, one for each core that the process may run on."""
+    """Numbers of threads; None is TensorFlow's default, one for each core that the process may run
+    on.
+    """
 
     intra_op: int | None
     inter_op: int | None
@@ -21,8 +24,9 @@ class ThreadPools(NamedTuple):
 def automatic_pools(placement: Placement, cores: int, small_operations: bool) -> ThreadPools:
     """Return the sizes that `auto` stands for.
 
-    On up to 2 cores one thread computes each operation if most operations are small: to split these over two threads
-    costs more than it gains (docs/decisions.md). On more cores, where nothing was measured, an operation may use all.
+    On up to 2 cores one thread computes each operation if most operations are small: to split these
+    over two threads costs more than it gains (docs/decisions.md). On more cores, where nothing was
+    measured, an operation may use all.
 
     Args:
         cores: that this process may keep busy.

@@ -4,7 +4,8 @@ from functools import cache
 
 import tensorflow as tf
 
-# LLVM ends the process: its PTX 8.5 does not support sm_120 (github.com/tensorflow/tensorflow/issues/111958).
+# LLVM ends the process: its PTX 8.5 does not support sm_120
+# (github.com/tensorflow/tensorflow/issues/111958).
 UNSUPPORTED_CAPABILITY = (12, 0)
 
 
@@ -12,16 +13,20 @@ UNSUPPORTED_CAPABILITY = (12, 0)
 def xla_failure(device: str, whole_step: bool = False) -> str | None:
     """Compile and run a small function on a device; return the reason if that fails.
 
-    A GPU that runs TensorFlow's kernels may lack what XLA needs: a code generator for its compute capability, ptxas or
-    libdevice of the CUDA toolkit, or a cuDNN whose convolutions XLA can call. The outcome is kept for the process.
+    A GPU that runs TensorFlow's kernels may lack what XLA needs: a code generator for its compute
+    capability, ptxas or libdevice of the CUDA toolkit, or a cuDNN whose convolutions XLA can call.
+    The outcome is kept for the process.
 
     Args:
-        whole_step: try also what a training step has beyond a loop: a convolution with bias, which XLA fuses, with its
-            gradient, a matrix product, and an exponential function, which needs libdevice.
+        whole_step: try also what a training step has beyond a loop: a convolution with bias, which
+            XLA fuses, with its gradient, a matrix product, and an exponential function, which needs
+            libdevice.
     """
     if reason := _unsupported_gpu(device):
         return reason
-    function = tf.function(_step_operations if whole_step else _loop, jit_compile=True, autograph=False)
+    function = tf.function(
+        _step_operations if whole_step else _loop, jit_compile=True, autograph=False
+    )
     try:
         with tf.device(device):
             function(tf.ones([1, 8, 8])).numpy()
@@ -31,10 +36,14 @@ def xla_failure(device: str, whole_step: bool = False) -> str | None:
 
 
 def _unsupported_gpu(device: str) -> str | None:
-    """Return why XLA must not be tried on a device: where LLVM lacks a target, it ends the process without an error."""
+    """Return why XLA must not be tried on a device: where LLVM lacks a target, it ends the process
+    without an error.
+    """
     gpus = tf.config.get_visible_devices("GPU") if "GPU:" in device else []
     details = map(tf.config.experimental.get_device_details, gpus)
-    capability = max((detail.get("compute_capability", (0, 0)) for detail in details), default=(0, 0))
+    capability = max(
+        (detail.get("compute_capability", (0, 0)) for detail in details), default=(0, 0)
+    )
     if capability < UNSUPPORTED_CAPABILITY:
         return None
     number = ".".join(map(str, capability))
@@ -42,7 +51,9 @@ def _unsupported_gpu(device: str) -> str | None:
 
 
 def _loop(x):
-    return tf.while_loop(lambda i, _: i < 4, lambda i, x: (i + 1, tf.maximum(x, 1.0) + x[:, ::-1]), (0, x))[1]
+    return tf.while_loop(
+        lambda i, _: i < 4, lambda i, x: (i + 1, tf.maximum(x, 1.0) + x[:, ::-1]), (0, x)
+    )[1]
 
 
 def _step_operations(x):

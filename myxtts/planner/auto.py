@@ -1,4 +1,6 @@
-"""`--placement auto`: measure the stages before a run begins, and choose the fastest predicted placement."""
+"""`--placement auto`: measure the stages before a run begins, and choose the fastest predicted
+placement.
+"""
 
 import logging
 import multiprocessing
@@ -16,7 +18,14 @@ from myxtts.distributed.stop_signals import exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.observe.assessment import SHARED_CORES
 from myxtts.placement.routes import flags_of_gpus, named_gpus
-from myxtts.planner.planner import Prediction, candidate_placements, format_table, predict, rank, without_idle_producers
+from myxtts.planner.planner import (
+    Prediction,
+    candidate_placements,
+    format_table,
+    predict,
+    rank,
+    without_idle_producers,
+)
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import STAGES, StageProfile, resample_steps
 from myxtts.training.checkpoint_files import latest, read_metadata
@@ -28,19 +37,23 @@ SIMULATED_STEPS = 1000  # filling the queues is at most 1 % of them
 END_S = 10.0  # from the SIGTERM of the measuring process to its SIGKILL
 FORWARD = 1 / 3  # of a training step; the gradient takes about twice as long as the losses
 
-MeasureStages = Callable[[Config, int], StageProfile]  # (settings, steps) -> profile; a function of a module
+MeasureStages = Callable[
+    [Config, int], StageProfile
+]  # (settings, steps) -> profile; a function of a module
 
 log = logging.getLogger(__name__)
 
 
 def choose_placement(config: Config, measure: MeasureStages) -> Config:
-    """Return the settings with the placement of the highest predicted throughput in place of `auto`.
+    """Return the settings with the placement of the highest predicted throughput in place of
+    `auto`.
 
     Args:
         measure: measures the stages of a run; called in a process of its own.
 
     Raises:
-        PlacementError: the settings also name a placement, or this process is one of several workers.
+        PlacementError: the settings also name a placement, or this process is one of several
+            workers.
         UserError: a run with these settings could not start or continue.
     """
     check_no_named_gpus(config.placement)
@@ -51,9 +64,14 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
         log.info("placement auto only one device, so there is nothing to choose")
         return with_placement(config)
     if (recorded := recorded_placement(config, gpus)) is not None:
-        log.info("placement auto the run goes on with its placement; flags such as --model-gpus name another one")
+        log.info(
+            "placement auto the run goes on with its placement; flags such as --model-gpus name"
+            " another one"
+        )
         return with_placement(config, **recorded)
-    log.info("placement auto measuring %d steps: GPU 0 makes the batches, GPU 1 trains", MEASURED_STEPS)
+    log.info(
+        "placement auto measuring %d steps: GPU 0 makes the batches, GPU 1 trains", MEASURED_STEPS
+    )
     profile = measure_in_subprocess(measure, with_placement(config, data_gpu=0, model_gpu=1))
     ranked = rank_placements(profile, gpus, config)
     for line in (format_means(profile, config), *format_table(ranked, [])):
@@ -63,19 +81,31 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
     best = ranked[0].candidate
     if best.replicas > 1:
         log.info(
-            "placement auto a step of %d replicas has %d times the utterances: --batch-size is per replica",
+            "placement auto a step of %d replicas has %d times the utterances: --batch-size is per"
+            " replica",
             *(best.replicas,) * 2,
         )
-    return with_placement(config, data_gpus=best.settings.data_gpus, model_gpus=best.settings.model_gpus)
+    return with_placement(
+        config, data_gpus=best.settings.data_gpus, model_gpus=best.settings.model_gpus
+    )
 
 
 def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
-    """Return the GPUs of a run that resumes, if they are here; another placement may have steps of another size."""
-    newest = latest(Path(config.run.runs_dir, config.run.run, "checkpoints")) if config.run.resume else None
+    """Return the GPUs of a run that resumes, if they are here; another placement may have steps of
+    another size.
+    """
+    newest = (
+        latest(Path(config.run.runs_dir, config.run.run, "checkpoints"))
+        if config.run.resume
+        else None
+    )
     if newest is None:
         return None
     placement = settings_of(newest, read_metadata(newest)).placement
-    if placement.simulate_gpus != config.placement.simulate_gpus or max(named_gpus(placement), default=0) >= gpus:
+    if (
+        placement.simulate_gpus != config.placement.simulate_gpus
+        or max(named_gpus(placement), default=0) >= gpus
+    ):
         return None
     return {name: getattr(placement, name) for name in GPU_SETTINGS}
 
@@ -89,8 +119,8 @@ def _gpu_count() -> int:
 def check_no_named_gpus(placement: PlacementConfig) -> None:
     if named := flags_of_gpus(placement):
         raise PlacementError(
-            f"--placement auto was given together with {' and '.join(named)}. Remove one or the other from the command "
-            "line and from the --config file."
+            f"--placement auto was given together with {' and '.join(named)}. Remove one or the"
+            " other from the command line and from the --config file."
         )
 
 
@@ -98,9 +128,9 @@ def check_single_worker() -> None:
     cluster = find_cluster(os.environ)
     if cluster is not None:
         raise PlacementError(
-            f"--placement auto was given to {cluster.name()} of {cluster.count}, but it plans for one machine, and "
-            "each worker would choose a placement of its own. Give all workers the same placement with --data-gpu, "
-            "--model-gpu or --model-gpus."
+            f"--placement auto was given to {cluster.name()} of {cluster.count}, but it plans for"
+            " one machine, and each worker would choose a placement of its own. Give all workers"
+            " the same placement with --data-gpu, --model-gpu or --model-gpus."
         )
 
 
@@ -111,13 +141,19 @@ def with_placement(config: Config, **settings: Any) -> Config:
 
 
 def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Prediction]:
-    """Return a prediction for each placement that can train with these settings, the fastest first."""
+    """Return a prediction for each placement that can train with these settings, the
+    fastest first.
+    """
     data = config.data
     times = profile.per_reader(data.num_workers)
-    depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
+    depths = QueueDepths.from_settings(
+        data.prefetch_buffer_size, data.buffer_size, data.num_workers
+    )
     max_replicas = 1 if config.training.compile == "xla" else gpus
     all_reduce_s = all_reduce_per_batch_s(profile, config)
-    observe_s = observe_per_step_s(profile, config) / config.training.gradient_accumulation  # of a microbatch
+    observe_s = (
+        observe_per_step_s(profile, config) / config.training.gradient_accumulation
+    )  # of a microbatch
     candidates = candidate_placements(gpus, observer=config.placement.observer)
     allowed = [candidate for candidate in candidates if candidate.replicas <= max_replicas]
     return rank(
@@ -138,7 +174,9 @@ def all_reduce_per_batch_s(profile: StageProfile, config: Config) -> float:
 
 
 def observe_per_step_s(profile: StageProfile, config: Config) -> float:
-    """Return the seconds in each step of validation, from producing and a share of the step, samples and evaluation."""
+    """Return the seconds in each step of validation, from producing and a share of the step,
+    samples and evaluation.
+    """
     mean_s, run = profile.times.mean_s(), config.run
     validation_s = profile.held_out_batches * (mean_s["produce"] + FORWARD * mean_s["step"])
     periods = (
@@ -156,7 +194,10 @@ def format_means(profile: StageProfile, config: Config) -> str:
     mean_s["A"] = all_reduce_per_batch_s(profile, config)
     figures = ", ".join(f"{letter} {1e3 * seconds:.4g}" for letter, seconds in mean_s.items())
     observe_ms = 1e3 * observe_per_step_s(profile, config)
-    figures += f" (all-reduce of two replicas), V {observe_ms:.4g} (validation, samples and evaluation, in a step)"
+    figures += (
+        f" (all-reduce of two replicas), V {observe_ms:.4g} (validation, samples and evaluation, in"
+        " a step)"
+    )
     return f"milliseconds per batch: {figures}"
 
 
@@ -169,7 +210,9 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
     """
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_profile, args=(sender, measure, config, os.getpid()), daemon=True)
+    process = context.Process(
+        target=_send_profile, args=(sender, measure, config, os.getpid()), daemon=True
+    )
     with exit_at_sigterm():
         try:
             process.start()
@@ -178,11 +221,16 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
         except EOFError:
             process.join()
             exit_code = process.exitcode or 0
-            if exit_code > 0 and exit_code != 128 + signal.SIGTERM:  # a defect; the process has printed its traceback
-                raise RuntimeError(f"measuring for --placement auto ended with exit code {exit_code}") from None
+            if (
+                exit_code > 0 and exit_code != 128 + signal.SIGTERM
+            ):  # a defect; the process has printed its traceback
+                raise RuntimeError(
+                    f"measuring for --placement auto ended with exit code {exit_code}"
+                ) from None
             raise TrainingError(
-                f"the process that measured for --placement auto died (exit code {exit_code}): the machine may be out "
-                "of memory. Lower --batch-size, or name a placement with --data-gpu and --model-gpu."
+                f"the process that measured for --placement auto died (exit code {exit_code}): the"
+                " machine may be out of memory. Lower --batch-size, or name a placement with"
+                " --data-gpu and --model-gpu."
             ) from None
         finally:
             if process.pid is not None:
@@ -200,7 +248,9 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
 def _send_profile(sender: Connection, measure: MeasureStages, config: Config, parent: int) -> None:
     child_setup(parent)()  # dies with the parent, whatever ends it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
-    logging.getLogger("myxtts").setLevel(logging.ERROR)  # the parent logs its warnings when the run begins
+    logging.getLogger("myxtts").setLevel(
+        logging.ERROR
+    )  # the parent logs its warnings when the run begins
     result: StageProfile | Exception
     try:
         with exit_at_sigterm():

@@ -1,7 +1,8 @@
-"""Emulation of a placement: real threads and the project's own Feed, with stages that only sleep. No TensorFlow.
+"""Emulation of a placement: real threads and the project's own Feed, with stages that only sleep.
+No TensorFlow.
 
-The stage times are emulated; the hand-over between stages is real. MLPerf Storage measures in the same way: its
-accelerator sleeps.
+The stage times are emulated; the hand-over between stages is real. MLPerf Storage measures in the
+same way: its accelerator sleeps.
 """
 
 import math
@@ -21,8 +22,8 @@ from myxtts.placement.routes import Route
 from myxtts.planner.simulator import DEFAULT_DEPTHS, BatchAssignment, QueueDepths, RunResult
 from myxtts.planner.stage_times import MAX_STAGE_S, MAX_VARIATION, STAGES, StageTimes
 
-# On a busy 2-core machine `time.sleep` returns 65 to 88 µs late in the median. With its last part spent in a loop it
-# is 2 to 6 µs, for 1 % of a core at stages of 20 ms.
+# On a busy 2-core machine `time.sleep` returns 65 to 88 µs late in the median. With its last part
+# spent in a loop it is 2 to 6 µs, for 1 % of a core at stages of 20 ms.
 SPIN_S = 200e-6
 
 
@@ -43,7 +44,9 @@ class StageSpan(NamedTuple):
 
 
 class EmulatedRun(NamedTuple):
-    """`spans` are in the order of their ends; `blocked` has the start and end of each time that a feed was full."""
+    """`spans` are in the order of their ends; `blocked` has the start and end of each time that a
+    feed was full.
+    """
 
     result: RunResult
     spans: list[StageSpan]
@@ -56,7 +59,8 @@ def parse_emulation(text: str) -> dict[str, float]:
     `read=` and `transfer=` (seconds) and `variation=` are optional and default to 0.
 
     Raises:
-        ConfigError: an unknown or repeated name, no time for produce or step, or a number out of bounds.
+        ConfigError: an unknown or repeated name, no time for produce or step, or a number out of
+            bounds.
     """
     arguments = {stage: f"{stage}_s" for stage in STAGES} | {"variation": "variation"}
     values: dict[str, float] = {}
@@ -73,8 +77,8 @@ def parse_emulation(text: str) -> dict[str, float]:
 
 
 _EXAMPLE = (
-    "Write seconds as in produce=0.020,transfer=0.002,step=0.020; read= and variation= (standard deviation over "
-    "mean) are optional."
+    "Write seconds as in produce=0.020,transfer=0.002,step=0.020; read= and variation= (standard"
+    " deviation over mean) are optional."
 )
 
 
@@ -85,7 +89,9 @@ def _parse_number(text: str, name: str, number: str) -> float:
     except ValueError:
         value = math.nan
     if not 0.0 <= value <= limit:
-        raise ConfigError(f"--emulate {text!r} has {name}={number}, not a number from 0 to {limit:g}. {_EXAMPLE}")
+        raise ConfigError(
+            f"--emulate {text!r} has {name}={number}, not a number from 0 to {limit:g}. {_EXAMPLE}"
+        )
     return value
 
 
@@ -102,24 +108,25 @@ def precise_sleep(seconds: float) -> None:
 def real_time_priority() -> Iterator[None]:
     """Run this thread, and threads started in it, before all programs of ordinary priority.
 
-    Emulated devices do not share the cores with the other programs of the machine. On 2 cores beside three trainings, a
-    sleep of 20 ms returned 0.6 to 2.2 ms late on average, and 5 µs late with this priority.
+    Emulated devices do not share the cores with the other programs of the machine. On 2 cores
+    beside three trainings, a sleep of 20 ms returned 0.6 to 2.2 ms late on average, and 5 µs late
+    with this priority.
 
     Raises:
         ConfigError: the system does not support or not permit it.
     """
     if not hasattr(os, "sched_setscheduler"):
         raise ConfigError(
-            "--real-time was given, but this system has no real-time priority. Leave the flag out and use an idle "
-            "machine."
+            "--real-time was given, but this system has no real-time priority. Leave the flag out"
+            " and use an idle machine."
         )
     previous = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except PermissionError as error:
         raise ConfigError(
-            "--real-time was given, but this user may not set a real-time priority. Run as root, or leave the flag out "
-            "and use an idle machine."
+            "--real-time was given, but this user may not set a real-time priority. Run as root, or"
+            " leave the flag out and use an idle machine."
         ) from error
     try:
         yield
@@ -169,7 +176,9 @@ class _FifoLock:
                 self._held = False
 
     def open(self) -> None:
-        """Let every thread pass from now on, so that no thread keeps waiting in an interrupted run."""
+        """Let every thread pass from now on, so that no thread keeps waiting in an
+        interrupted run.
+        """
         with self._mutex:
             self._open = True
             while self._waiting:
@@ -185,7 +194,10 @@ class _ReaderPool:
         self._stopping = threading.Event()
         self._turns = [threading.Semaphore(0) for _ in range(depths.workers)]
         self._turns[0].release()
-        self._threads = [threading.Thread(target=self._work, args=(n,), daemon=True) for n in range(depths.workers)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(n,), daemon=True)
+            for n in range(depths.workers)
+        ]
 
     def __enter__(self) -> "_ReaderPool":
         for thread in self._threads:
@@ -217,8 +229,19 @@ class _ReaderPool:
 class _Emulator:
     """One run: its devices, its feeds and its measurements."""
 
-    def __init__(self, assignment: BatchAssignment, times: StageTimes, depths: QueueDepths, all_reduce_s: float):
-        self._assignment, self._times, self._depths, self._all_reduce_s = assignment, times, depths, all_reduce_s
+    def __init__(
+        self,
+        assignment: BatchAssignment,
+        times: StageTimes,
+        depths: QueueDepths,
+        all_reduce_s: float,
+    ):
+        self._assignment, self._times, self._depths, self._all_reduce_s = (
+            assignment,
+            times,
+            depths,
+            all_reduce_s,
+        )
         self._device = {device: _FifoLock() for device in assignment.devices}
         self._started = threading.Semaphore(0)  # released at the start of each step
         self._spans: list[StageSpan] = []  # list.append is atomic
@@ -232,7 +255,9 @@ class _Emulator:
         with ExitStack() as stack:
             in_parallel: Callable = map
             if replicas > 1:
-                in_parallel = stack.enter_context(ThreadPoolExecutor(replicas + len(assignment.feeds))).map
+                in_parallel = stack.enter_context(
+                    ThreadPoolExecutor(replicas + len(assignment.feeds))
+                ).map
             self._start_s = time.perf_counter()
             take: dict[str, Callable[[], None] | None] = dict.fromkeys(assignment.feeds)
             if self._times.read_s.any():
@@ -241,10 +266,15 @@ class _Emulator:
                     take[data] = stack.enter_context(readers).take
             producers = {data: self._produce(data, take[data]) for data in assignment.feeds}
             feeds = {
-                data: stack.enter_context(Feed(producer, self._depths.feed)) for data, producer in producers.items()
+                data: stack.enter_context(Feed(producer, self._depths.feed))
+                for data, producer in producers.items()
             }
-            queued = stack.enter_context(Feed(self._hand_over(feeds, in_parallel), depth=1, thread_name="host"))
-            stack.callback(self._started.release, assignment.steps)  # no thread keeps waiting in an interrupted run
+            queued = stack.enter_context(
+                Feed(self._hand_over(feeds, in_parallel), depth=1, thread_name="host")
+            )
+            stack.callback(
+                self._started.release, assignment.steps
+            )  # no thread keeps waiting in an interrupted run
             for device in self._device.values():
                 stack.callback(device.open)
             self._train(queued, in_parallel)
@@ -270,7 +300,9 @@ class _Emulator:
             idle_since_s = self._now_s()
 
     def _hand_over(self, feeds: Mapping[str, Feed], in_parallel: Callable) -> Iterator[int]:
-        """Yield each step when its batches are transferred and those of the next step are taken; the host's thread."""
+        """Yield each step when its batches are transferred and those of the next step are taken;
+        the host's thread.
+        """
         assignment, steps = self._assignment, self._assignment.steps
         for step in range(steps):
             for data in assignment.data_devices(step):
@@ -287,7 +319,9 @@ class _Emulator:
         assignment = self._assignment
         for route in routes:
             batch = assignment.batch(step, route)
-            self._work("transfer", batch, self._times.transfer_s[batch], assignment.model_devices[route])
+            self._work(
+                "transfer", batch, self._times.transfer_s[batch], assignment.model_devices[route]
+            )
 
     def _step(self, model: str, batch: int) -> None:
         self._device[model].acquire()  # released after the all-reduce

@@ -1,7 +1,8 @@
-"""Discrete-event simulation of a placement: bounded queues between stages whose times vary. No TensorFlow.
+"""Discrete-event simulation of a placement: bounded queues between stages whose times vary. No
+TensorFlow.
 
-Each reader, producer, step and the trainer is a generator that yields what it waits for: seconds, or a place in a
-queue. The simulation resumes them in the order of simulated time.
+Each reader, producer, step and the trainer is a generator that yields what it waits for: seconds,
+or a place in a queue. The simulation resumes them in the order of simulated time.
 """
 
 from collections import deque
@@ -37,7 +38,9 @@ class QueueDepths:
     workers: int = 2
 
     @classmethod
-    def from_settings(cls, prefetch_buffer_size: int, buffer_size: int, num_workers: int) -> "QueueDepths":
+    def from_settings(
+        cls, prefetch_buffer_size: int, buffer_size: int, num_workers: int
+    ) -> "QueueDepths":
         return cls(prefetch_buffer_size, prefetch_buffer_size, buffer_size, num_workers)
 
     def __post_init__(self):
@@ -58,8 +61,8 @@ class RunResult:
         batches: steps times replicas.
         wait_s: time in which no step ran, summed over the model devices.
         blocked_s: time that producers were blocked on a full feed, summed over them.
-        busy_s: time that each device produced or stepped, without the all-reduce and without waiting for other
-            replicas.
+        busy_s: time that each device produced or stepped, without the all-reduce and without
+            waiting for other replicas.
     """
 
     duration_s: float
@@ -77,7 +80,9 @@ class RunResult:
     @property
     def utilisation(self) -> float:
         """Fraction of the time that model devices are busy, averaged over them."""
-        return sum(self.busy_s[device] for device in self.model_devices) / (self.duration_s * len(self.model_devices))
+        return sum(self.busy_s[device] for device in self.model_devices) / (
+            self.duration_s * len(self.model_devices)
+        )
 
 
 def simulate(
@@ -89,13 +94,14 @@ def simulate(
 ) -> RunResult:
     """Simulate a run of these batches along the routes.
 
-    Routes take batches in turn. Each data device has its own readers, which deliver in order, and one producer, which
-    makes a batch for each of its routes and then puts all of them into its feed; of several data devices of a route,
-    each does so for every k-th step. The host takes the batches of a step
-    from all feeds and queues the step before it, which hands them over: their transfer begins when that step begins,
-    and the host goes on when it is done. A data device copies one batch at a time, also while it produces. All model
-    devices step, and then reduce their gradients. A device does one thing at a time, in the order of requests; a model
-    device stays occupied while it waits for other replicas and during the all-reduce.
+    Routes take batches in turn. Each data device has its own readers, which deliver in order, and
+    one producer, which makes a batch for each of its routes and then puts all of them into its
+    feed; of several data devices of a route, each does so for every k-th step. The host takes the
+    batches of a step from all feeds and queues the step before it, which hands them over: their
+    transfer begins when that step begins, and the host goes on when it is done. A data device
+    copies one batch at a time, also while it produces. All model devices step, and then reduce
+    their gradients. A device does one thing at a time, in the order of requests; a model device
+    stays occupied while it waits for other replicas and during the all-reduce.
 
     Args:
         times: batches beyond a whole number of steps are left out.
@@ -103,13 +109,15 @@ def simulate(
         link_s: per batch on a link that all readers share, one batch at a time.
 
     Raises:
-        ValueError: no routes, a model device twice, fewer batches than routes, or two routes that share some but not
-            all of their data devices.
+        ValueError: no routes, a model device twice, fewer batches than routes, or two routes that
+            share some but not all of their data devices.
     """
     assignment = BatchAssignment(routes, len(times))
     simulation = _Simulation(assignment, times, depths, all_reduce_s, link_s)
     simulation.run()
-    return assignment.result(simulation.ended_s, simulation.wait_s, simulation.blocked_s, simulation.busy_s)
+    return assignment.result(
+        simulation.ended_s, simulation.wait_s, simulation.blocked_s, simulation.busy_s
+    )
 
 
 class BatchAssignment:
@@ -124,26 +132,38 @@ class BatchAssignment:
         self.routes = tuple(routes)
         self.model_devices = tuple(route.model for route in self.routes)
         if not self.routes or len(set(self.model_devices)) < len(self.routes):
-            raise ValueError(f"at least one route is needed, each with a model device of its own: {self.routes}")
+            raise ValueError(
+                f"at least one route is needed, each with a model device of its own: {self.routes}"
+            )
         self.steps = batches // len(self.routes)
         if not self.steps:
-            raise ValueError(f"{batches} batches are not enough for one step on {len(self.routes)} routes")
+            raise ValueError(
+                f"{batches} batches are not enough for one step on {len(self.routes)} routes"
+            )
         self.batches = self.steps * len(self.routes)
         self.feeds: dict[str, list[int]] = {}
-        self._turns: dict[str, tuple[int, int]] = {}  # number of each data device among those that take turns
+        self._turns: dict[
+            str, tuple[int, int]
+        ] = {}  # number of each data device among those that take turns
         for number, route in enumerate(self.routes):
             for turn, data in enumerate(route.data_devices):
                 self.feeds.setdefault(data, []).append(number)
-                if self._turns.setdefault(data, (turn, len(route.data_devices))) != (turn, len(route.data_devices)):
+                if self._turns.setdefault(data, (turn, len(route.data_devices))) != (
+                    turn,
+                    len(route.data_devices),
+                ):
                     raise ValueError(
-                        f"data device {data} takes turns with others for some of its routes only: {routes}"
+                        f"data device {data} takes turns with others for some of its routes only:"
+                        f" {routes}"
                     )
         self._transfers = {
             data: [number for number in numbers if self.routes[number].model != data]
             for data, numbers in self.feeds.items()
         }
         self.devices = tuple(
-            dict.fromkeys(device for route in self.routes for device in (*route.data_devices, route.model))
+            dict.fromkeys(
+                device for route in self.routes for device in (*route.data_devices, route.model)
+            )
         )
 
     def steps_of(self, data: str) -> range:
@@ -156,7 +176,9 @@ class BatchAssignment:
         return [data for data, (turn, producers) in self._turns.items() if step % producers == turn]
 
     def transfers(self, step: int) -> dict[str, list[int]]:
-        """Return the routes on which batches of a step travel to another device, for each data device that sends."""
+        """Return the routes on which batches of a step travel to another device, for each data
+        device that sends.
+        """
         routes = {data: self._transfers[data] for data in self.data_devices(step)}
         return {data: numbers for data, numbers in routes.items() if numbers}
 
@@ -165,17 +187,25 @@ class BatchAssignment:
 
     def batches_from(self, data: str) -> list[int]:
         """Return the batches that a data device makes, in order."""
-        return [self.batch(step, route) for step in self.steps_of(data) for route in self.feeds[data]]
+        return [
+            self.batch(step, route) for step in self.steps_of(data) for route in self.feeds[data]
+        ]
 
-    def result(self, duration_s: float, wait_s: float, blocked_s: float, busy_s: dict[str, float]) -> RunResult:
-        return RunResult(duration_s, self.steps, self.batches, wait_s, blocked_s, busy_s, self.model_devices)
+    def result(
+        self, duration_s: float, wait_s: float, blocked_s: float, busy_s: dict[str, float]
+    ) -> RunResult:
+        return RunResult(
+            duration_s, self.steps, self.batches, wait_s, blocked_s, busy_s, self.model_devices
+        )
 
 
 Process = Generator[Any, Any, None]
 
 
 class _Queue:
-    """A bounded queue that serves requests in order. A device is a queue of one; it contains TOKEN while free."""
+    """A bounded queue that serves requests in order. A device is a queue of one; it contains TOKEN
+    while free.
+    """
 
     __slots__ = ("bound", "getters", "items", "putters")
 
@@ -203,7 +233,11 @@ class _Simulation:
         self.busy_s = dict.fromkeys(assignment.devices, 0.0)
         self._events: list[tuple[float, int, Process, Any]] = []
         self._event_numbers = count()
-        self._assignment, self._all_reduce_s, self._link_s = assignment, float(all_reduce_s), float(link_s)
+        self._assignment, self._all_reduce_s, self._link_s = (
+            assignment,
+            float(all_reduce_s),
+            float(link_s),
+        )
         self._device = {device: _Queue(1, TOKEN) for device in assignment.devices}
         self._read = {data: _Queue(depths.host + depths.uploaded) for data in assignment.feeds}
         self._feed = {data: _Queue(depths.feed) for data in assignment.feeds}
@@ -268,7 +302,9 @@ class _Simulation:
             next_turn = turns[(worker + 1) % workers]
             yield self._reader(data, batches[worker::workers], read_s, turn, next_turn)
 
-    def _reader(self, data: str, batches: list[int], read_s: list[float], turn: _Queue, next_turn: _Queue) -> Process:
+    def _reader(
+        self, data: str, batches: list[int], read_s: list[float], turn: _Queue, next_turn: _Queue
+    ) -> Process:
         """Deliver each batch only in its turn, as a `Dataset.map` that keeps the order."""
         for batch in batches:
             yield read_s[batch]
@@ -311,7 +347,11 @@ class _Simulation:
         """Begin the transfers of a step, and tell the host that the step before it has begun."""
         self._put(self._handed, TOKEN)
         for routes in self._assignment.transfers(step).values():
-            self._resume(self._transfer([transfer_s[self._assignment.batch(step, route)] for route in routes]))
+            self._resume(
+                self._transfer(
+                    [transfer_s[self._assignment.batch(step, route)] for route in routes]
+                )
+            )
 
     def _transfer(self, times_s: list[float]) -> Process:
         yield from times_s

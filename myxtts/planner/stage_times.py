@@ -1,4 +1,6 @@
-"""Times of the four stages of a batch: per batch, as statistics, and as a profile. No TensorFlow."""
+"""Times of the four stages of a batch: per batch, as statistics, and as a profile. No
+TensorFlow.
+"""
 
 import json
 from collections.abc import Callable
@@ -18,7 +20,8 @@ MIN_VARIATION = 1e-9  # below it times are equal: a float64 has no more digits f
 
 @dataclass(frozen=True, eq=False)
 class StageTimes:
-    """Seconds that each batch takes in each stage, float64 [batches] each; `times["read"]` is `times.read_s`.
+    """Seconds that each batch takes in each stage, float64 [batches] each; `times["read"]` is
+    `times.read_s`.
 
     Attributes:
         read_s: reading, decoding and uploading to the data device.
@@ -40,8 +43,8 @@ class StageTimes:
             times = np.asarray(self[stage], np.float64)
             if times.shape != (len(self),) or not len(self):
                 raise ValueError(
-                    f"{stage}_s has shape {times.shape} and step_s has shape {np.shape(self.step_s)}: "
-                    "each needs one time per batch"
+                    f"{stage}_s has shape {times.shape} and step_s has shape"
+                    f" {np.shape(self.step_s)}: each needs one time per batch"
                 )
             if not np.all(np.isfinite(times) & (times >= 0)):
                 raise ValueError(f"{stage}_s contains a negative or non-finite time")
@@ -72,24 +75,35 @@ class StageTimes:
         variation: float = 0.0,
         seed: int = 0,
     ) -> "StageTimes":
-        """Return `n` batches with these mean times, each stage varied independently by `gamma_times`."""
+        """Return `n` batches with these mean times, each stage varied independently by
+        `gamma_times`.
+        """
         random = np.random.default_rng(seed)
-        return cls(*(gamma_times(random, mean_s, variation, n) for mean_s in (read_s, produce_s, transfer_s, step_s)))
+        return cls(
+            *(
+                gamma_times(random, mean_s, variation, n)
+                for mean_s in (read_s, produce_s, transfer_s, step_s)
+            )
+        )
 
 
 def gamma_times(random: np.random.Generator, mean_s: float, variation: float, n: int) -> np.ndarray:
-    """Return `n` gamma distributed times with exactly this mean and coefficient of variation (deviation over mean).
+    """Return `n` gamma distributed times with exactly this mean and coefficient of variation
+    (deviation over mean).
 
-    The deviation of a finite sample differs from that of its distribution, so the sample is raised to the power that
-    corrects the difference and then scaled.
+    The deviation of a finite sample differs from that of its distribution, so the sample is raised
+    to the power that corrects the difference and then scaled.
 
     Raises:
-        ValueError: `n` times cannot vary so much; the limit is sqrt(n - 1), where all but one are 0.
+        ValueError: `n` times cannot vary so much; the limit is sqrt(n - 1), where all but one are
+            0.
     """
     if variation < MIN_VARIATION:
         return np.full(n, mean_s)
     if variation > 0.9 * np.sqrt(n - 1):
-        raise ValueError(f"{n} times cannot have a standard deviation of {variation:g} times their mean")
+        raise ValueError(
+            f"{n} times cannot have a standard deviation of {variation:g} times their mean"
+        )
     times = random.gamma(variation**-2, size=n)
     times /= times.max()
     low, high = 0.0, 1.0
@@ -97,7 +111,9 @@ def gamma_times(random: np.random.Generator, mean_s: float, variation: float, n:
         low, high = high, 2 * high
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if coefficient_of_variation(times**middle) < variation else (low, middle)
+        low, high = (
+            (middle, high) if coefficient_of_variation(times**middle) < variation else (low, middle)
+        )
     times **= high
     return times * (mean_s / times.mean())
 
@@ -115,19 +131,25 @@ class StageStatistics(NamedTuple):
 
 
 def sample_stage_times(statistics: dict[str, StageStatistics], n: int) -> StageTimes:
-    """Return `n` batches whose stages vary independently; a stage without statistics takes no time."""
+    """Return `n` batches whose stages vary independently; a stage without statistics takes
+    no time.
+    """
     random = np.random.default_rng(0)
     by_stage = (statistics.get(stage, StageStatistics(0.0)) for stage in STAGES)
-    return StageTimes(*(gamma_times(random, stage.mean_s, stage.variation, n) for stage in by_stage))
+    return StageTimes(
+        *(gamma_times(random, stage.mean_s, stage.variation, n) for stage in by_stage)
+    )
 
 
 class Profile(NamedTuple):
     """Content of a file that the profiler wrote.
 
     Attributes:
-        stages: statistics by stage; the time to read is that between two batches from all workers together.
+        stages: statistics by stage; the time to read is that between two batches from all workers
+            together.
         num_workers: readers of the profiled run; None if the file does not say.
-        single_device: one device made the batches and trained, so the time to transfer a batch is unknown.
+        single_device: one device made the batches and trained, so the time to transfer a batch is
+            unknown.
     """
 
     stages: dict[str, StageStatistics]
@@ -154,24 +176,39 @@ def read_profile(path: Path) -> Profile:
         raise ConfigError(f"{source} has no stages, or lacks produce or step. {advice}")
     num_workers = content.get("num_workers")
     if num_workers is not None and (type(num_workers) is not int or num_workers < 1):
-        raise ConfigError(f"{source} has {num_workers!r} for num_workers, not a whole number of at least 1. {advice}")
-    statistics = {stage: _statistics(source, stage, stages[stage]) for stage in STAGES if stage in stages}
+        raise ConfigError(
+            f"{source} has {num_workers!r} for num_workers, not a whole number of at least 1."
+            f" {advice}"
+        )
+    statistics = {
+        stage: _statistics(source, stage, stages[stage]) for stage in STAGES if stage in stages
+    }
     return Profile(statistics, num_workers, content.get("single_device") is True)
 
 
 def _statistics(source: str, stage: str, figures: Any) -> StageStatistics:
     figures = figures if isinstance(figures, dict) else {}
     mean_s, variation = figures.get("mean_s"), figures.get("variation", 0.0)
-    for key, value, limit in (("mean_s", mean_s, MAX_STAGE_S), ("variation", variation, MAX_VARIATION)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= limit:
-            raise ConfigError(f"{source} has {value!r} for {key} of {stage}, not a number from 0 to {limit:g}.")
+    for key, value, limit in (
+        ("mean_s", mean_s, MAX_STAGE_S),
+        ("variation", variation, MAX_VARIATION),
+    ):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0.0 <= value <= limit
+        ):
+            raise ConfigError(
+                f"{source} has {value!r} for {key} of {stage}, not a number from 0 to {limit:g}."
+            )
     return StageStatistics(float(mean_s), float(variation))
 
 
 def read_s_per_worker(interval_s: np.ndarray | float, num_workers: int) -> float:
     """Return the mean seconds that one worker takes to read a batch.
 
-    Batches arrive in bursts, since several workers read: only the mean interval says anything about reading.
+    Batches arrive in bursts, since several workers read: only the mean interval says anything about
+    reading.
 
     Args:
         interval_s: between two batches from all workers together.
@@ -183,7 +220,8 @@ class StageProfile(NamedTuple):
     """Measured stage times of one replica, enough to predict placements of several.
 
     Attributes:
-        times: of each stage in isolation; `read_s` is the time between two batches from all workers together.
+        times: of each stage in isolation; `read_s` is the time between two batches from all workers
+            together.
         bucket: int [batches], the bucket of each batch.
         all_reduce_s: of a step's gradients between two replicas.
         held_out_batches: of a validation.
@@ -199,16 +237,22 @@ class StageProfile(NamedTuple):
     evaluation_s: float = 0.0
 
     def per_reader(self, num_workers: int) -> StageTimes:
-        """Return the stage times with the mean time that one of `num_workers` readers takes for a batch."""
+        """Return the stage times with the mean time that one of `num_workers` readers takes for a
+        batch.
+        """
         read_s = self.times.read_s
-        return replace(self.times, read_s=np.full_like(read_s, read_s_per_worker(read_s, num_workers)))
+        return replace(
+            self.times, read_s=np.full_like(read_s, read_s_per_worker(read_s, num_workers))
+        )
 
 
 def resample_steps(times: StageTimes, buckets: np.ndarray, replicas: int, steps: int) -> StageTimes:
-    """Draw steps of one batch per replica from measured batches; the times of a batch stay together.
+    """Draw steps of one batch per replica from measured batches; the times of a batch stay
+    together.
 
-    All batches of a step are from one bucket, as in the plan. The first batches of the steps are all measured batches,
-    each equally often and in random order, so that the mean depends on chance only within a bucket.
+    All batches of a step are from one bucket, as in the plan. The first batches of the steps are
+    all measured batches, each equally often and in random order, so that the mean depends on chance
+    only within a bucket.
 
     Args:
         buckets: int [batches], of the measured batches.
@@ -217,7 +261,10 @@ def resample_steps(times: StageTimes, buckets: np.ndarray, replicas: int, steps:
     random = np.random.default_rng(0)
     first = random.permutation(np.tile(np.arange(len(times)), -(-steps // len(times))))
     by_bucket = np.argsort(buckets, kind="stable")
-    begin, end = (np.searchsorted(buckets[by_bucket], buckets[first], side)[:, None] for side in ("left", "right"))
+    begin, end = (
+        np.searchsorted(buckets[by_bucket], buckets[first], side)[:, None]
+        for side in ("left", "right")
+    )
     others = by_bucket[random.integers(begin, end, (len(first), replicas - 1))]
     batches = np.column_stack([first, others]).ravel()
     return times.map(lambda times_s: times_s[batches])

@@ -19,7 +19,8 @@ class Check(NamedTuple):
     """The result of one check.
 
     Attributes:
-        status: `warning` means that the check could not be made, or that its result is worth knowing; it fails nothing.
+        status: `warning` means that the check could not be made, or that its result is worth
+            knowing; it fails nothing.
         to_do: what the user can do about it; empty if there is nothing to do.
     """
 
@@ -32,16 +33,26 @@ class Check(NamedTuple):
 
 def required(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
     """Return a check that fails unless the condition is true."""
-    return Check("passed", name, expected, found) if condition else Check("failed", name, expected, found, to_do)
+    return (
+        Check("passed", name, expected, found)
+        if condition
+        else Check("failed", name, expected, found, to_do)
+    )
 
 
 def recommended(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
     """Return a check that is a warning unless the condition is true."""
-    return Check("passed", name, expected, found) if condition else Check("warning", name, expected, found, to_do)
+    return (
+        Check("passed", name, expected, found)
+        if condition
+        else Check("warning", name, expected, found, to_do)
+    )
 
 
 def failed_by(error: Exception, name: str, expected: str) -> Check:
-    """Return a failed check for an error: its first sentence is what was found, the rest is what to do."""
+    """Return a failed check for an error: its first sentence is what was found, the rest is what to
+    do.
+    """
     found, *to_do = re.split(r"(?<=[.:]) (?=[A-Z])", " ".join(str(error).split()), maxsplit=1)
     return Check("failed", name, expected, found.rstrip("."), to_do[0] if to_do else "")
 
@@ -57,8 +68,12 @@ class Report:
     def __init__(self) -> None:
         self.sections: list[Section] = []
 
-    def run(self, title: str, checks: Iterator[Check] | Generator[Check, None, Result]) -> Result | None:
-        """Run a section; return its result, or None if an error ended it. The error becomes the last check."""
+    def run(
+        self, title: str, checks: Iterator[Check] | Generator[Check, None, Result]
+    ) -> Result | None:
+        """Run a section; return its result, or None if an error ended it. The error becomes the
+        last check.
+        """
         self._begin(title)
         try:
             while True:
@@ -73,7 +88,13 @@ class Report:
         """Add a section that cannot run."""
         self._begin(title)
         self._add(
-            Check("warning", "section skipped", "the earlier sections pass", reason, "Fix the failed checks above.")
+            Check(
+                "warning",
+                "section skipped",
+                "the earlier sections pass",
+                reason,
+                "Fix the failed checks above.",
+            )
         )
 
     def _begin(self, title: str) -> None:
@@ -99,14 +120,21 @@ class Report:
             checks = [check for section in self.sections for check in section.checks]
             first = next(check for check in checks if check.status == "failed")
             result = f"{self.count('failed')} failed: start with '{first.name}'"
-        return f"{result} ({self.count('passed')} ✅, {self.count('failed')} ❌, {self.count('warning')} ⚠️)"
+        return (
+            f"{result} ({self.count('passed')} ✅, {self.count('failed')} ❌,"
+            f" {self.count('warning')} ⚠️)"
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
             "passed": self.passed,
             "summary": self.summary(),
             "sections": [
-                {"number": number, "title": section.title, "checks": [check._asdict() for check in section.checks]}
+                {
+                    "number": number,
+                    "title": section.title,
+                    "checks": [check._asdict() for check in section.checks],
+                }
                 for number, section in enumerate(self.sections, 1)
             ],
         }

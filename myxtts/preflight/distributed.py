@@ -1,4 +1,5 @@
-"""Check of a cluster: the workers' results compared with one process, and the speed of their all-reduce.
+"""Check of a cluster: the workers' results compared with one process, and the speed of their
+all-reduce.
 
 All workers run `check_cluster` at the same time.
 """
@@ -37,7 +38,9 @@ class AllReduceTime(NamedTuple):
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes of the summed tensor per second. A ring sends 2 (n - 1) / n times as many over each link."""
+        """Bytes of the summed tensor per second. A ring sends 2 (n - 1) / n times as many over each
+        link.
+        """
         return self.size_bytes / self.median_s
 
 
@@ -48,10 +51,11 @@ class ClusterResult(NamedTuple):
         workers: number of workers.
         replicas: number of replicas of all workers.
         device_type: `CPU` or `GPU`.
-        sum_error: largest difference between an all-reduced sum of known numbers and its true value.
+        sum_error: largest difference between an all-reduced sum of known numbers and its true
+            value.
         all_reduce_times: by size.
-        weight_differences: for each replica, the largest difference between a weight trained by all workers together
-            and the same weight trained by its process alone.
+        weight_differences: for each replica, the largest difference between a weight trained by all
+            workers together and the same weight trained by its process alone.
         largest_update: the largest change of a weight by training.
     """
 
@@ -81,22 +85,31 @@ def check_cluster(cluster: Cluster, gpus: int | None) -> ClusterResult:
     with worker_group(cluster, gpus) as strategy:
         replicas = strategy.num_replicas_in_sync
         sum_error = _sum_error(strategy)
-        times = tuple(_time_all_reduce(strategy, *size_and_repetitions) for size_and_repetitions in REPETITIONS.items())
+        times = tuple(
+            _time_all_reduce(strategy, *size_and_repetitions)
+            for size_and_repetitions in REPETITIONS.items()
+        )
         difference, largest_update = _train_both_ways(strategy)
-        differences = _all_reduce_sum(strategy, lambda replica: tf.one_hot(replica, replicas, difference, 0.0))
+        differences = _all_reduce_sum(
+            strategy, lambda replica: tf.one_hot(replica, replicas, difference, 0.0)
+        )
     device_type = "GPU" if gpus else "CPU"
     differences = tuple(differences.numpy().tolist())
-    return ClusterResult(cluster.count, replicas, device_type, sum_error, times, differences, largest_update)
+    return ClusterResult(
+        cluster.count, replicas, device_type, sum_error, times, differences, largest_update
+    )
 
 
 def _configure_gpus(count: int | None) -> int:
-    """Make the first GPUs visible with memory growth, before TensorFlow starts; return their number."""
+    """Make the first GPUs visible with memory growth, before TensorFlow starts; return their
+    number.
+    """
     gpus = tf.config.list_physical_devices("GPU")
     count = len(gpus) if count is None else count
     if count > len(gpus):
         raise PlacementError(
-            f"--gpus-per-worker asks for {count} GPUs, but TensorFlow sees {len(gpus)} on this worker. "
-            "Give a smaller number; 0 checks with the CPU."
+            f"--gpus-per-worker asks for {count} GPUs, but TensorFlow sees {len(gpus)} on this"
+            " worker. Give a smaller number; 0 checks with the CPU."
         )
     tf.config.set_visible_devices(gpus[:count], "GPU")
     for gpu in gpus[:count]:
@@ -104,14 +117,18 @@ def _configure_gpus(count: int | None) -> int:
     return count
 
 
-def _all_reduce_sum(strategy: tf.distribute.Strategy, value: Callable[[Any], tf.Tensor]) -> tf.Tensor:
+def _all_reduce_sum(
+    strategy: tf.distribute.Strategy, value: Callable[[Any], tf.Tensor]
+) -> tf.Tensor:
     """Return the all-reduced sum of `value(replica id)` over all replicas."""
 
     def reduced():
         context = tf.distribute.get_replica_context()
         return context.all_reduce("SUM", value(context.replica_id_in_sync_group))
 
-    return strategy.experimental_local_results(tf.function(strategy.run, autograph=False)(reduced))[0]
+    return strategy.experimental_local_results(tf.function(strategy.run, autograph=False)(reduced))[
+        0
+    ]
 
 
 def _sum_error(strategy: tf.distribute.Strategy) -> float:
@@ -120,13 +137,17 @@ def _sum_error(strategy: tf.distribute.Strategy) -> float:
     return float(tf.reduce_max(tf.abs(total - numbers * (replicas * (replicas + 1) / 2))))
 
 
-def _time_all_reduce(strategy: tf.distribute.Strategy, size_bytes: int, repetitions: int) -> AllReduceTime:
+def _time_all_reduce(
+    strategy: tf.distribute.Strategy, size_bytes: int, repetitions: int
+) -> AllReduceTime:
     with strategy.scope():
         numbers = tf.Variable(tf.ones([size_bytes // 4]))  # on the device of each replica
 
     @tf.function(autograph=False)
     def all_reduce_once():
-        return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", numbers.read_value())[:1])
+        return strategy.run(
+            lambda: tf.distribute.get_replica_context().all_reduce("SUM", numbers.read_value())[:1]
+        )
 
     times_s = []
     for _ in range(WARM_UP + repetitions):
@@ -140,7 +161,8 @@ def _train_both_ways(strategy: tf.distribute.Strategy) -> tuple[float, float]:
     """Train on the same batches with all workers and alone.
 
     Returns:
-        The largest difference of a weight between the two, and the largest change of a weight by training.
+        The largest difference of a weight between the two, and the largest change of a weight by
+        training.
     """
     tf.config.experimental.enable_tensor_float_32_execution(False)  # a GPU would round to 10 bits
     with strategy.scope():
@@ -157,7 +179,11 @@ def _train_both_ways(strategy: tf.distribute.Strategy) -> tuple[float, float]:
 
 def _network() -> keras.Model:
     keras.utils.set_random_seed(1)
-    layers = [keras.Input([WIDTH]), keras.layers.Dense(32, activation="tanh"), keras.layers.Dense(1)]
+    layers = [
+        keras.Input([WIDTH]),
+        keras.layers.Dense(32, activation="tanh"),
+        keras.layers.Dense(1),
+    ]
     network = keras.Sequential(layers)
     network.optimizer = keras.optimizers.Adam(0.01)
     network.optimizer.build(network.trainable_variables)
@@ -167,8 +193,8 @@ def _network() -> keras.Model:
 def _train(network: keras.Model, strategy: tf.distribute.Strategy | None) -> None:
     """Train on a global batch, with a share of its rows on each replica, or alone on all rows.
 
-    The loss of a replica is the sum over its rows divided by the number of all rows, so the sum of the gradients is
-    the gradient of the global batch.
+    The loss of a replica is the sum over its rows divided by the number of all rows, so the sum of
+    the gradients is the gradient of the global batch.
     """
     random = np.random.default_rng(1)
     inputs = tf.constant(random.normal(size=(ROWS, WIDTH)), tf.float32)
@@ -207,7 +233,8 @@ def cluster_checks(result: ClusterResult) -> Iterator[Check]:
     yield required(
         difference <= TOLERANCE < result.largest_update,
         "training",
-        f"after {STEPS} steps, the weights of one process trained on the global batch, within {TOLERANCE:g}",
+        f"after {STEPS} steps, the weights of one process trained on the global batch, within"
+        f" {TOLERANCE:g}",
         f"largest difference {difference:.1e}, largest update {result.largest_update:.2g}",
         "Use the same versions of TensorFlow and Keras and the same type of device on all workers.",
     )

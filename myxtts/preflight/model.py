@@ -85,7 +85,9 @@ def check_model(
     yield check_variables(state, config.model.model_size)
     yield check_outputs(state)
     for name, line in setup.choices.items():
-        yield required(True, name, "the fastest implementation that works on the model device", line)
+        yield required(
+            True, name, "the fastest implementation that works on the model device", line
+        )
     yield check_checkpoint_space(state, config)
     pipeline = setup.training_pipeline(synchronize=True)
     step = setup.make_step()
@@ -100,11 +102,16 @@ def check_model(
         except tf.errors.ResourceExhaustedError as error:
             failure = loop.StepOutOfMemory(state.step + 1, bucket, error)
             batch = describe_batch(failure, corpora.training)
-            raise TrainingError(explain_out_of_memory(error, placement, batch, can_resume=False)) from error
+            raise TrainingError(
+                explain_out_of_memory(error, placement, batch, can_resume=False)
+            ) from error
         rows, samples, tokens = plan.shape(bucket)
         count = len(batches.microbatches)
         texts = f" and {tokens} tokens" if tokens else ""
-        shape = f"{count} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s{texts}{segments_of(config)}"
+        shape = (
+            f"{count} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f}"
+            f" s{texts}{segments_of(config)}"
+        )
         yield check_update(state, result, magnitudes, shape)
     if placement.on_gpu:
         yield from check_gpu_memory(placement, setup.memory)
@@ -114,7 +121,9 @@ def check_model(
 
 
 def check_variables(state: TrainingState, size: str) -> Check:
-    """Check that everything a step changes is on the model devices; raises PlacementError if not."""
+    """Check that everything a step changes is on the model devices; raises PlacementError
+    if not.
+    """
     slots = [v for group in state.groups for v in group.optimizer.variables]
     groups = {"variables": state.model.variables, "optimizer slots": slots}
     groups["averages"] = state.averages
@@ -136,14 +145,26 @@ def check_outputs(state: TrainingState) -> Check:
     tensors = {**losses, **outputs}
     require_device(state.device, tensors.items())
     return required(
-        True, "outputs", f"the outputs of a forward pass are on {state.device}", f"{', '.join(tensors)}, all there"
+        True,
+        "outputs",
+        f"the outputs of a forward pass are on {state.device}",
+        f"{', '.join(tensors)}, all there",
     )
 
 
 def check_checkpoint_space(state: TrainingState, config: Config) -> Check:
-    """Check the disk space for the checkpoints that a run keeps, the best one and the one that is being written."""
+    """Check the disk space for the checkpoints that a run keeps, the best one and the one that is
+    being written.
+    """
     groups = state.variables()
-    size_mib = sum(v.shape.num_elements() * v.dtype.size for group in groups.values() for v in group.values()) / 2**20
+    size_mib = (
+        sum(
+            v.shape.num_elements() * v.dtype.size
+            for group in groups.values()
+            for v in group.values()
+        )
+        / 2**20
+    )
     count = config.run.keep_checkpoints + 2
     free_mib = shutil.disk_usage(existing_parent(Path(config.run.runs_dir))).free / 2**20
     return required(
@@ -151,15 +172,16 @@ def check_checkpoint_space(state: TrainingState, config: Config) -> Check:
         "disk space for checkpoints",
         f"{count * size_mib:,.0f} MiB: {count} checkpoints of {size_mib:,.1f} MiB",
         f"{free_mib:,.0f} MiB free",
-        "Free some disk space, choose another --runs-dir, or keep fewer checkpoints with --keep-checkpoints.",
+        "Free some disk space, choose another --runs-dir, or keep fewer checkpoints with"
+        " --keep-checkpoints.",
     )
 
 
 def heaviest_buckets(plan: Plan) -> list[int]:
     """Return the buckets with the heaviest batches.
 
-    The first has the longest utterances, which are the heaviest for attention. The second, if it is another one, has
-    the most samples per batch: with --batch-seconds, short buckets may have more.
+    The first has the longest utterances, which are the heaviest for attention. The second, if it is
+    another one, has the most samples per batch: with --batch-seconds, short buckets may have more.
     """
     used = np.unique(plan.epoch(0).step_bucket)
     rows, samples = zip(*(plan.shape(int(bucket))[:2] for bucket in used), strict=True)
@@ -169,32 +191,50 @@ def heaviest_buckets(plan: Plan) -> list[int]:
     return [int(longest)] if longest == largest else [int(longest), int(largest)]
 
 
-def full_step(bucket: int, plan: Plan, pipeline: Pipeline, step: Step, accumulation: int) -> loop.StepBatches:
-    """Return a full step of a bucket; its microbatches are repeated if the corpus has no full step of it."""
+def full_step(
+    bucket: int, plan: Plan, pipeline: Pipeline, step: Step, accumulation: int
+) -> loop.StepBatches:
+    """Return a full step of a bucket; its microbatches are repeated if the corpus has no full step
+    of it.
+    """
     epoch = plan.epoch(0)
     utterances = np.where(epoch.step_bucket == bucket, np.diff(epoch.step_start), -1)
     with pipeline.open_feed(Position(0, int(utterances.argmax()))) as feed:
         taken = loop.LookAhead(feed, step, Clock()).take(running=None, is_last=True)
     microbatches = taken.microbatches
-    return taken._replace(microbatches=[microbatches[number % len(microbatches)] for number in range(accumulation)])
+    return taken._replace(
+        microbatches=[microbatches[number % len(microbatches)] for number in range(accumulation)]
+    )
 
 
-def take_steps(state: TrainingState, step: Step, batches: loop.StepBatches, schedule: Schedule) -> StepResult:
+def take_steps(
+    state: TrainingState, step: Step, batches: loop.StepBatches, schedule: Schedule
+) -> StepResult:
     """Take two steps, or more until a loss scale no longer overflows. The first step may trace."""
     seconds, rates, handed = [], initial_rates(schedule), step.hand_over(batches.features[0])
     optimizers = [group.optimizer for group in state.groups]
     for _ in range(MAX_SCALED_STEPS if is_scaled(state.optimizer) else 2):
-        started_s, updates = time.perf_counter(), [int(optimizer.iterations) for optimizer in optimizers]
+        started_s, updates = (
+            time.perf_counter(),
+            [int(optimizer.iterations) for optimizer in optimizers],
+        )
         metrics, handed = take_step(state, step, handed, batches, rates)
         seconds.append(time.perf_counter() - started_s)
-        updated = (int(optimizer.iterations) > before for optimizer, before in zip(optimizers, updates, strict=True))
+        updated = (
+            int(optimizer.iterations) > before
+            for optimizer, before in zip(optimizers, updates, strict=True)
+        )
         if len(seconds) > 1 and all(updated):
             break
     return StepResult(metrics, seconds[0], seconds[-1], handed)
 
 
 def take_step(
-    state: TrainingState, step: Step, first: Sequence[Batch], batches: loop.StepBatches, rates: ConstantRates
+    state: TrainingState,
+    step: Step,
+    first: Sequence[Batch],
+    batches: loop.StepBatches,
+    rates: ConstantRates,
 ) -> tuple[dict[str, float], list[Batch]]:
     """Take one step, and wait for its losses.
 
@@ -217,15 +257,22 @@ def initial_rates(schedule: Schedule) -> ConstantRates:
 def magnitudes_of(state: TrainingState) -> np.ndarray:
     """Return the sum of the absolute values of each trained variable, float64 [trained variables].
 
-    A sum is not finite if one of the values is not. In float32, the first update of a weight, 1e-6, would be lost.
+    A sum is not finite if one of the values is not. In float32, the first update of a weight, 1e-6,
+    would be lost.
     """
     with tf.device(state.device):
-        return np.array([tf.reduce_sum(tf.abs(tf.cast(v.value, tf.float64))).numpy() for v in state.trained])
+        return np.array(
+            [tf.reduce_sum(tf.abs(tf.cast(v.value, tf.float64))).numpy() for v in state.trained]
+        )
 
 
-def check_update(state: TrainingState, result: StepResult, magnitudes_before: np.ndarray, shape: str) -> Check:
+def check_update(
+    state: TrainingState, result: StepResult, magnitudes_before: np.ndarray, shape: str
+) -> Check:
     magnitudes = magnitudes_of(state)
-    finite = all(map(math.isfinite, result.metrics.values())) and bool(np.isfinite(magnitudes).all())
+    finite = all(map(math.isfinite, result.metrics.values())) and bool(
+        np.isfinite(magnitudes).all()
+    )
     changed = int((magnitudes != magnitudes_before).sum())
     losses = ", ".join(f"{name} {value:.3g}" for name, value in result.metrics.items())
     return required(
@@ -245,11 +292,15 @@ def device_roles(placement: Placement) -> dict[str, str]:
         for device in route.data_devices:
             roles.setdefault(device, []).append("batches")
         roles.setdefault(route.model, []).append("model")
-    return {device: " and ".join(dict.fromkeys(device_roles)) for device, device_roles in roles.items()}
+    return {
+        device: " and ".join(dict.fromkeys(device_roles)) for device, device_roles in roles.items()
+    }
 
 
 def check_gpu_memory(placement: Placement, forecast: MemoryForecast) -> Iterator[Check]:
-    """Check the peak of the memory in use on each device during the heaviest steps, and the observer's beside it."""
+    """Check the peak of the memory in use on each device during the heaviest steps, and the
+    observer's beside it.
+    """
     for device, role in device_roles(placement).items():
         peak_mib = tf.config.experimental.get_memory_info(device[1:])["peak"] / 2**20
         limit_mib = device_memory_mib(device)
@@ -268,7 +319,11 @@ def check_gpu_memory(placement: Placement, forecast: MemoryForecast) -> Iterator
 def check_process_memory(initial_mib: float, built_mib: float, forecast: MemoryForecast) -> Check:
     """Check the peak memory of the process. On the CPU, all logical devices share one memory."""
     peak_mib, free_mib = process_peak_mib(), available_memory_mib()
-    free = "the free memory of this machine is unknown" if free_mib is None else f"{free_mib:,.0f} MiB free"
+    free = (
+        "the free memory of this machine is unknown"
+        if free_mib is None
+        else f"{free_mib:,.0f} MiB free"
+    )
     return recommended(
         free_mib is None or free_mib > HEADROOM * peak_mib,
         "memory of the process",
@@ -282,4 +337,6 @@ def check_process_memory(initial_mib: float, built_mib: float, forecast: MemoryF
 
 def process_peak_mib() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes on macOS, KiB on Linux
+    return (
+        peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+    )  # bytes on macOS, KiB on Linux

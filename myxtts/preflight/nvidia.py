@@ -11,7 +11,9 @@ from myxtts.placement.gpu_memory import DriverUnavailable, driver_indices
 
 
 def driver_version() -> str | None:
-    """Return the version of the loaded driver, or None without one. WSL has no /proc entry, so nvidia-smi is used."""
+    """Return the version of the loaded driver, or None without one. WSL has no /proc entry, so
+    nvidia-smi is used.
+    """
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -21,8 +23,12 @@ def driver_version() -> str | None:
 
 
 def cudnn_version() -> tuple[int, int, int] | None:
-    """Return the version of the cuDNN that TensorFlow has loaded, else of the one that is installed, or None."""
-    path = next((path for path in mapped_files() if Path(path).name.startswith("libcudnn.so")), None)
+    """Return the version of the cuDNN that TensorFlow has loaded, else of the one that is
+    installed, or None.
+    """
+    path = next(
+        (path for path in mapped_files() if Path(path).name.startswith("libcudnn.so")), None
+    )
     number = None if path is None else library_version(path, "cudnnGetVersion", by_argument=False)
     if number is not None:
         return number // 10_000, number // 100 % 100, number % 100  # cuDNN 9: 91002 is 9.10.2
@@ -34,10 +40,12 @@ def cudnn_version() -> tuple[int, int, int] | None:
 
 
 def code_for(capability: str, built: Sequence[str]) -> str:
-    """Return what a build of TensorFlow has for a card: native code, PTX that the driver compiles, or no code.
+    """Return what a build of TensorFlow has for a card: native code, PTX that the driver compiles,
+    or no code.
 
-    Native code of a capability runs on cards with the same major number and the same or a higher minor number; PTX on
-    all cards of the same or a higher capability (CUDA C++ Programming Guide, "Application Compatibility").
+    Native code of a capability runs on cards with the same major number and the same or a higher
+    minor number; PTX on all cards of the same or a higher capability (CUDA C++ Programming Guide,
+    "Application Compatibility").
 
     Args:
         built: such as sm_80 (native) and compute_90 (PTX, and native for 9.0).
@@ -46,17 +54,23 @@ def code_for(capability: str, built: Sequence[str]) -> str:
         return "unknown"
     card = int(match[1]), int(match[2])
     targets = [
-        (name.partition("_")[0], divmod(int(digits[0]), 10)) for name in built if (digits := re.findall(r"\d+", name))
+        (name.partition("_")[0], divmod(int(digits[0]), 10))
+        for name in built
+        if (digits := re.findall(r"\d+", name))
     ]
     if any(target[0] == card[0] and target[1] <= card[1] for _, target in targets):
         return "native"
-    return "PTX" if any(kind == "compute" and target <= card for kind, target in targets) else "none"
+    return (
+        "PTX" if any(kind == "compute" and target <= card for kind, target in targets) else "none"
+    )
 
 
 def mapped_files() -> Iterator[str]:
     """Yield the files that are mapped into this process (Linux)."""
     maps = Path("/proc/self/maps")
-    for line in maps.read_text(encoding="utf-8", errors="replace").splitlines() if maps.exists() else ():
+    for line in (
+        maps.read_text(encoding="utf-8", errors="replace").splitlines() if maps.exists() else ()
+    ):
         fields = line.split(maxsplit=5)
         if len(fields) == 6:
             yield fields[5]
@@ -76,7 +90,8 @@ def library_version(path: str, function: str, by_argument: bool) -> int | None:
 
 
 def peer_access(first: int, second: int) -> tuple[bool | None, str]:
-    """Return whether two GPUs, in TensorFlow's numbering, can read each other's memory, and their connection.
+    """Return whether two GPUs, in TensorFlow's numbering, can read each other's memory, and their
+    connection.
 
     Returns:
         None if it is unknown, and the reason.
@@ -96,10 +111,14 @@ def peer_access(first: int, second: int) -> tuple[bool | None, str]:
 
 
 def matrix_entry(matrix: str, row: int, column: int) -> str | None:
-    """Return entry (GPUrow, GPUcolumn) of a matrix printed by `nvidia-smi topo`, or None if it has none."""
+    """Return entry (GPUrow, GPUcolumn) of a matrix printed by `nvidia-smi topo`, or None if it has
+    none.
+    """
     plain = re.sub(r"\x1b\[[0-9;]*m", "", matrix)  # the header is underlined
     table = [line.split() for line in plain.splitlines() if line.split()[:1]]
-    header = next((cells for cells in table if f"GPU{column}" in cells and cells[0].startswith("GPU")), None)
+    header = next(
+        (cells for cells in table if f"GPU{column}" in cells and cells[0].startswith("GPU")), None
+    )
     cells = next((cells for cells in table if cells[0] == f"GPU{row}" and cells != header), None)
     if header is None or cells is None:
         return None

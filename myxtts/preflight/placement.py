@@ -57,7 +57,11 @@ def check_placement(config: Config, advice: str = "") -> Generator[Check, None, 
 def describe_request(placement: PlacementConfig) -> str:
     data = named_data_gpus(placement)
     gpus = named_gpus(placement)[len(data) :]
-    model = f"model on GPU {' '.join(map(str, gpus))}" if gpus else "model on GPU 0, or on the CPU without a GPU"
+    model = (
+        f"model on GPU {' '.join(map(str, gpus))}"
+        if gpus
+        else "model on GPU 0, or on the CPU without a GPU"
+    )
     return f"batches on GPU {' '.join(map(str, data))}, {model}" if data else model
 
 
@@ -76,7 +80,9 @@ def existing_devices(placement: Placement) -> list[LogicalDevice]:
 
 
 def memory_limits(physical) -> list[int | None]:
-    """Return the memory limit in MiB of each part of a GPU; None means memory growth, -1 all memory at once."""
+    """Return the memory limit in MiB of each part of a GPU; None means memory growth, -1 all memory
+    at once.
+    """
     parts = tf.config.get_logical_device_configuration(physical)
     if parts:
         return [part.memory_limit for part in parts]
@@ -86,9 +92,13 @@ def memory_limits(physical) -> list[int | None]:
 def describe(device: LogicalDevice, placement: Placement) -> str:
     if device.physical is None:
         return "the CPU"
-    memory = {None: "memory grows", -1: "all memory at once"}.get(device.memory_mib, f"at most {device.memory_mib} MiB")
+    memory = {None: "memory grows", -1: "all memory at once"}.get(
+        device.memory_mib, f"at most {device.memory_mib} MiB"
+    )
     if placement.simulated:
-        return f"simulated GPU {device.physical}" + ("" if device.memory_mib is None else f", {memory} (not applied)")
+        return f"simulated GPU {device.physical}" + (
+            "" if device.memory_mib is None else f", {memory} (not applied)"
+        )
     return f"GPU {device.physical}, {memory}"
 
 
@@ -98,7 +108,11 @@ def check_matrix_product(role: str, name: str, placement: Placement) -> Check:
         product = tf.linalg.matmul(tf.ones([64, 64]), tf.ones([64, 64]))
     require_device(name, [("a matrix product", product)])
     physical = next(device.physical for device in placement.devices if device.name == name)
-    gpu = "the CPU" if physical is None else f"{'simulated ' if placement.simulated else ''}GPU {physical}"
+    gpu = (
+        "the CPU"
+        if physical is None
+        else f"{'simulated ' if placement.simulated else ''}GPU {physical}"
+    )
     correct = bool(tf.reduce_all(product == 64.0))
     return required(
         correct,

@@ -49,18 +49,29 @@ def check_driver(gpu_count: int) -> Check:
     expected = f"an NVIDIA driver, {MIN_DRIVER} or later" if gpu_count else NO_GPU_NEEDED
     to_do = f"Install a current NVIDIA driver and restart. {TRY_WITHOUT_GPU}"
     suitable = version is not None and Version(version) >= Version(MIN_DRIVER)
-    return required(suitable or not gpu_count, "driver", expected, version or "no NVIDIA driver", to_do)
+    return required(
+        suitable or not gpu_count, "driver", expected, version or "no NVIDIA driver", to_do
+    )
 
 
 def check_gpus(gpu_count: int, simulated: int) -> Check:
     gpus = [describe_gpu(gpu) for gpu in tf.config.list_physical_devices("GPU")]
     expected = f"TensorFlow sees {gpu_count} GPUs or more" if gpu_count else NO_GPU_NEEDED
-    found = "; ".join(f"{number}: {gpu}" for number, gpu in enumerate(gpus)) or "TensorFlow sees no GPU"
+    found = (
+        "; ".join(f"{number}: {gpu}" for number, gpu in enumerate(gpus)) or "TensorFlow sees no GPU"
+    )
     if simulated and gpus:
         found += "; hidden by --simulate-gpus"
-        return recommended(False, "GPUs", "simulated GPUs hide no real one", found, "To use them: --simulate-gpus 0.")
+        return recommended(
+            False,
+            "GPUs",
+            "simulated GPUs hide no real one",
+            found,
+            "To use them: --simulate-gpus 0.",
+        )
     to_do = (
-        "Run nvidia-smi. A GPU that nvidia-smi lists but TensorFlow does not see is hidden by CUDA_VISIBLE_DEVICES, "
+        "Run nvidia-smi. A GPU that nvidia-smi lists but TensorFlow does not see is hidden by"
+        " CUDA_VISIBLE_DEVICES, "
     )
     to_do += f"or CUDA libraries are missing ({install_cuda()}). {TRY_WITHOUT_GPU}"
     return required(len(gpus) >= gpu_count, "GPUs", expected, found, to_do)
@@ -80,9 +91,15 @@ def check_tensorflow(gpu_count: int) -> Check:
     build = tf.sysconfig.get_build_info()
     cuda = build["is_cuda_build"]
     expected = "a build with CUDA" if gpu_count else "any build: the settings name no real GPU"
-    built = f"with CUDA {build['cuda_version']} and cuDNN {build['cudnn_version']}" if cuda else "without CUDA"
+    built = (
+        f"with CUDA {build['cuda_version']} and cuDNN {build['cudnn_version']}"
+        if cuda
+        else "without CUDA"
+    )
     to_do = f"Install a build with CUDA: {install_cuda()}."
-    return required(cuda or not gpu_count, "TensorFlow", expected, f"{tf.__version__}, built {built}", to_do)
+    return required(
+        cuda or not gpu_count, "TensorFlow", expected, f"{tf.__version__}, built {built}", to_do
+    )
 
 
 def check_memory_limits(placement: PlacementConfig) -> Iterator[Check]:
@@ -98,7 +115,9 @@ def check_memory_limits(placement: PlacementConfig) -> Iterator[Check]:
         memory = read_memory(tuple(limits))
         check_limits(limits, memory)
     except DriverUnavailable as reason:
-        yield recommended(False, name, expected, f"unknown: {reason}", "Compare the limits with nvidia-smi.")
+        yield recommended(
+            False, name, expected, f"unknown: {reason}", "Compare the limits with nvidia-smi."
+        )
     except PlacementError as error:
         yield failed_by(error, name, expected)
     else:
@@ -106,19 +125,29 @@ def check_memory_limits(placement: PlacementConfig) -> Iterator[Check]:
 
 
 def package_requirements() -> list[Requirement]:
-    """Read the requirements of MyXTTS from the installed package, or from requirements.txt in a plain checkout."""
+    """Read the requirements of MyXTTS from the installed package, or from requirements.txt in a
+    plain checkout.
+    """
     try:
         lines = metadata.requires("myxtts") or []
     except metadata.PackageNotFoundError:
         text = REQUIREMENTS_FILE.read_text(encoding="utf-8")
-        lines = [requirement for line in text.splitlines() if (requirement := line.partition("#")[0].strip())]
+        lines = [
+            requirement
+            for line in text.splitlines()
+            if (requirement := line.partition("#")[0].strip())
+        ]
     requirements = map(Requirement, lines)
-    return [item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})]
+    return [
+        item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})
+    ]
 
 
 def check_packages(requirements: Sequence[Requirement]) -> Check:
     """Compare the installed versions with the requirements."""
-    faults = {requirement: fault for requirement in requirements if (fault := package_fault(requirement))}
+    faults = {
+        requirement: fault for requirement in requirements if (fault := package_fault(requirement))
+    }
     found = ", ".join(faults.values()) or f"{len(requirements)} of {len(requirements)} installed"
     to_do = "Install them: pip install " + " ".join(
         f'"{requirement.name}{requirement.specifier}"' for requirement in faults
@@ -147,11 +176,15 @@ def check_disk(config: Config) -> Iterator[Check]:
     folder = existing_parent(runs_dir)
     error = write_error(folder)
     found = f"{folder} is not writable: {error}" if error else f"{folder} is writable"
-    yield required(not error, "run folder", f"{runs_dir} is writable", found, "Choose another --runs-dir.")
+    yield required(
+        not error, "run folder", f"{runs_dir} is writable", found, "Choose another --runs-dir."
+    )
     free_mib = shutil.disk_usage(folder).free / 2**20
     expected = f"{MIN_FREE_MIB} MiB or more in {runs_dir}, plus the checkpoints (section 3)"
     to_do = "Free some disk space, or choose another --runs-dir."
-    yield required(free_mib >= MIN_FREE_MIB, "free disk space", expected, f"{free_mib:,.0f} MiB", to_do)
+    yield required(
+        free_mib >= MIN_FREE_MIB, "free disk space", expected, f"{free_mib:,.0f} MiB", to_do
+    )
     name, expected = "name of the run", "no run has this name, or --resume is given"
     try:
         RunFolder(runs_dir / config.run.run).check_not_existing(config.run.resume)

@@ -27,11 +27,15 @@ def check_transfer(trial: Trial, placement: Placement) -> Iterator[Check]:
             yield from check_copies(Route(data, route.model), batch, trial.step_s, placement)
 
 
-def check_copies(route: Route, batch: dict[str, tf.Tensor], step_s: float, placement: Placement) -> Iterator[Check]:
+def check_copies(
+    route: Route, batch: dict[str, tf.Tensor], step_s: float, placement: Placement
+) -> Iterator[Check]:
     """Check the copies of a route with one data device."""
     if route.data == route.model:
         expected = "no copies: one device makes batches and trains"
-        yield required(True, "copies", expected, f"{route.data} is the data device and the model device")
+        yield required(
+            True, "copies", expected, f"{route.data} is the data device and the model device"
+        )
         return
     yield check_integrity(route)
     yield check_rate(route.data, route.model, placement.simulated)
@@ -81,9 +85,14 @@ def check_rate(source: str, target: str, simulated: bool) -> Check:
     seconds = {size: copy_s(size * 2**20, source, target) for size in SIZES_MIB}
     if simulated:  # without this case 64 MiB had 1,700 GB/s
         found = ", ".join(f"{size} MiB in {1e3 * s:.2f} ms" for size, s in seconds.items())
-        found += ": simulated devices share the memory of the host, so nothing is copied and there is no rate"
+        found += (
+            ": simulated devices share the memory of the host, so nothing is copied and there is no"
+            " rate"
+        )
     else:
-        found = ", ".join(f"{size * 2**20 / s / 1e9:.1f} GB/s for {size} MiB" for size, s in seconds.items())
+        found = ", ".join(
+            f"{size * 2**20 / s / 1e9:.1f} GB/s for {size} MiB" for size, s in seconds.items()
+        )
     return required(True, f"copy rate {source} → {target}", "any rate: for information", found)
 
 
@@ -103,22 +112,30 @@ def copy_s(size_bytes: int, source: str, target: str) -> float:
 
 
 def check_batch_copy(route: Route, batch: dict[str, tf.Tensor], step_s: float) -> Check:
-    """Compare the copy of the heaviest batch with its step: a slower copy would be the slowest stage."""
+    """Compare the copy of the heaviest batch with its step: a slower copy would be the slowest
+    stage.
+    """
     size_bytes = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in batch.values())
     seconds = copy_s(size_bytes, route.data, route.model)
     return recommended(
         seconds < step_s,
         "copy of the heaviest batch",
         f"less time than its step, {1e3 * step_s:,.1f} ms",
-        f"{size_bytes / 2**20:,.2f} MiB in {1e3 * seconds:,.2f} ms, {100 * seconds / step_s:.2f} % of the step",
+        f"{size_bytes / 2**20:,.2f} MiB in {1e3 * seconds:,.2f} ms, {100 * seconds / step_s:.2f} %"
+        " of the step",
         "A single device would be faster: give the same index as --data-gpu and --model-gpu.",
     )
 
 
 def check_peer_access(placement: Placement, route: Route) -> Check:
-    name, expected = "peer access", "one GPU reads the memory of the other directly, without the host"
+    name, expected = (
+        "peer access",
+        "one GPU reads the memory of the other directly, without the host",
+    )
     if not placement.on_gpu:
-        return required(True, name, "does not apply: the devices share the memory of the host", "no GPU is used")
+        return required(
+            True, name, "does not apply: the devices share the memory of the host", "no GPU is used"
+        )
     physical = {device.name: device.physical for device in placement.devices}
     data, model = physical[route.data], physical[route.model]
     assert data is not None and model is not None  # both are GPUs

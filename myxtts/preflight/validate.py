@@ -1,4 +1,6 @@
-"""The preflight: runs every part of training once on a small scale, and reports each result as a check."""
+"""The preflight: runs every part of training once on a small scale, and reports each result as a
+check.
+"""
 
 import tempfile
 from pathlib import Path
@@ -17,15 +19,20 @@ from myxtts.training.run_folder import RunFolder
 from myxtts.training.setup import RunCorpora, load_run_corpora
 from myxtts.training.start import Start, resolve_start
 
-DEFAULT_ROUTES = " Where no GPU is named, the preflight tries GPUs 0 and 1; on one GPU give --data-gpu 0 --model-gpu 0."
+DEFAULT_ROUTES = (
+    " Where no GPU is named, the preflight tries GPUs 0 and 1; on one GPU give --data-gpu 0"
+    " --model-gpu 0."
+)
 MAX_GPUS = 1024  # no machine has more, so settings that need more are mistakes
 
 
 def validate(config: Config, steps: int) -> Report:
-    """Check a run with these settings and print the checks. Nothing written remains, except the demo corpus.
+    """Check a run with these settings and print the checks. Nothing written remains, except the
+    demo corpus.
 
     Args:
-        config: settings of a run. If they name no GPU, batches are made on GPU 0 and the model is on GPU 1.
+        config: settings of a run. If they name no GPU, batches are made on GPU 0 and the model is
+            on GPU 1.
         steps: largest number of steps to send through the pipeline.
 
     Raises:
@@ -46,7 +53,9 @@ def validate(config: Config, steps: int) -> Report:
 
         has_corpus = config.data.train_data is not None
         can_load = has_corpus or placement is not None
-        corpora, corpus_errors = try_load(config, start, folder, placement) if can_load else (None, [])
+        corpora, corpus_errors = (
+            try_load(config, start, folder, placement) if can_load else (None, [])
+        )
         train_briefly(report, config, start, placement, corpora, steps)
         if corpus_errors:
             report.run("Corpus", iter(corpus_errors))
@@ -56,12 +65,24 @@ def validate(config: Config, steps: int) -> Report:
 
 
 def train_briefly(
-    report: Report, config: Config, start: Start, placement: Placement | None, corpora: RunCorpora | None, steps: int
+    report: Report,
+    config: Config,
+    start: Start,
+    placement: Placement | None,
+    corpora: RunCorpora | None,
+    steps: int,
 ) -> None:
     """Run the sections that need devices and a corpus, or skip them."""
     if placement is None or corpora is None:
         for title in ("Model", "Transfer", "Pipeline and audit"):
-            report.skip(title, "the corpus is unusable" if placement else "the requested devices are not available")
+            report.skip(
+                title,
+                (
+                    "the corpus is unusable"
+                    if placement
+                    else "the requested devices are not available"
+                ),
+            )
         return
     trial = report.run("Model", check_model(config, start, corpora, placement))
     if trial is None:
@@ -77,7 +98,9 @@ def with_default_routes(config: Config) -> Config:
     placement = config.placement
     if named_gpus(placement):
         return config
-    return config.model_copy(update={"placement": placement.model_copy(update={"data_gpu": 0, "model_gpu": 1})})
+    return config.model_copy(
+        update={"placement": placement.model_copy(update={"data_gpu": 0, "model_gpu": 1})}
+    )
 
 
 def try_load(
@@ -85,9 +108,16 @@ def try_load(
 ) -> tuple[RunCorpora | None, list[Check]]:
     """Load the corpora, or return the checks that failed."""
     try:
-        return load_run_corpora(config, start, folder, len(placement.routes) if placement else 1), []
+        return (
+            load_run_corpora(config, start, folder, len(placement.routes) if placement else 1),
+            [],
+        )
     except UserError as error:
         listing = folder / "rejected.csv"
-        message = str(error).replace(str(listing), "rejected.csv of the run folder")  # the listing here is temporary
+        message = str(error).replace(
+            str(listing), "rejected.csv of the run folder"
+        )  # the listing here is temporary
         checks = [failed_by(UserError(message), "corpus", "a corpus that a run accepts")]
-        return None, checks + ([check_rejected(listing, config.data.max_rejected)] if listing.exists() else [])
+        return None, checks + (
+            [check_rejected(listing, config.data.max_rejected)] if listing.exists() else []
+        )

@@ -1,8 +1,9 @@
-"""Analysis of a profile: rates, efficiency, bottleneck, and predicted gains of other settings. Numpy only.
+"""Analysis of a profile: rates, efficiency, bottleneck, and predicted gains of other settings.
+Numpy only.
 
-Terms as in docs/reference/pipeline.md: P, T and C are the seconds to produce, transfer and consume a batch. One after
-the other they take P + T + C. In a pipeline, reading, producing, the transfer and the step run at the same time, so the
-slowest of them sets the rate: the ceiling.
+Terms as in docs/reference/pipeline.md: P, T and C are the seconds to produce, transfer and consume
+a batch. One after the other they take P + T + C. In a pipeline, reading, producing, the transfer
+and the step run at the same time, so the slowest of them sets the rate: the ceiling.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,12 @@ from myxtts.observe.assessment import Assessment
 from myxtts.placement.routes import Route
 from myxtts.planner.emulator import StageSpan
 from myxtts.planner.simulator import QueueDepths, simulate
-from myxtts.planner.stage_times import STAGES, StageTimes, coefficient_of_variation, read_s_per_worker
+from myxtts.planner.stage_times import (
+    STAGES,
+    StageTimes,
+    coefficient_of_variation,
+    read_s_per_worker,
+)
 
 MIN_GAIN = 0.02  # a smaller gain is not worth a restart, however quiet the machine is
 SIMULATED_PASSES = 4  # over the measured batches
@@ -53,10 +59,12 @@ class Trials(NamedTuple):
     """Measured effects of other settings; None where a setting was not tried.
 
     Attributes:
-        more_workers_s: seconds between two batches of reading with the `num_workers` that `candidates` suggests.
+        more_workers_s: seconds between two batches of reading with the `num_workers` that
+            `candidates` suggests.
         static_shapes_ratio: time of a step with static shapes over the time without.
-        fixed_fraction: fraction of a step's time that remains at zero rows, extrapolated from a whole batch and half of
-            it. It is too large on a device that is not full yet, so that the gain derived from it is an upper limit.
+        fixed_fraction: fraction of a step's time that remains at zero rows, extrapolated from a
+            whole batch and half of it. It is too large on a device that is not full yet, so that
+            the gain derived from it is an upper limit.
     """
 
     more_workers_s: float | None = None
@@ -71,8 +79,10 @@ class Measurement:
     Attributes:
         work: float [batches], seconds of audio in each, or 1 where the stages are emulated.
         padded_work: float [batches], the same with padding.
-        isolated: times of each stage in isolation; `read_s` is the time between two batches from all workers together.
-        untraced_s: duration of each untraced run; empty where tracing costs nothing, so that the traced runs suffice.
+        isolated: times of each stage in isolation; `read_s` is the time between two batches from
+            all workers together.
+        untraced_s: duration of each untraced run; empty where tracing costs nothing, so that the
+            traced runs suffice.
         traced: the traced runs.
         step_bucket: int [steps], the bucket of each step.
         single_device: one device makes the batches and trains.
@@ -82,7 +92,8 @@ class Measurement:
         all_reduce_s: of a step's gradients between two replicas; None where it was not measured.
         can_replicate: the settings allow replicas.
         augmentation: see `Assessment`.
-        untaught_produce_s: float [batches], to produce each batch without the teacher's network; None without one.
+        untaught_produce_s: float [batches], to produce each batch without the teacher's network;
+            None without one.
     """
 
     work: np.ndarray
@@ -126,16 +137,19 @@ class Analysis:
     """Results of a profile. Rates are work per second; fractions are from 0 to 1.
 
     Attributes:
-        rates: by stage, in isolation, of all devices that have it; None where a stage takes no time.
-        mean_s, variations: by stage, seconds per batch on one device and their coefficient of variation (deviation over
-            mean).
+        rates: by stage, in isolation, of all devices that have it; None where a stage takes no
+            time.
+        mean_s, variations: by stage, seconds per batch on one device and their coefficient of
+            variation (deviation over mean).
         producers: number of data devices.
         ceiling: the rate of the slowest stage.
         achieved: the rate of all stages together, untraced.
-        serial: the rate of producing, transfer and step one after the other, while reading runs ahead.
+        serial: the rate of producing, transfer and step one after the other, while reading runs
+            ahead.
         speedup, ideal_speedup: achieved and ceiling over serial.
         noise: relative difference of two equal runs.
-        tracing_overhead: fraction of the time that tracing adds; None where there are no untraced runs.
+        tracing_overhead: fraction of the time that tracing adds; None where there are no untraced
+            runs.
         step_variation: coefficient of variation of the step's time.
         step_variation_in_bucket: the same with each step's time divided by the mean of its bucket.
         assessment: the placement compared with others.
@@ -180,11 +194,21 @@ class Analysis:
     @property
     def reason(self) -> str:
         """The bottleneck in one sentence."""
-        names = {"read": "reading on the host", "produce": "producing", "transfer": "the transfer", "step": "the step"}
+        names = {
+            "read": "reading on the host",
+            "produce": "producing",
+            "transfer": "the transfer",
+            "step": "the step",
+        }
         each = f" on each of {self.producers} data devices" * (self.producers > 1)
         on = {"read": each.replace(" on ", " for "), "produce": each, "transfer": "", "step": ""}
-        times = {stage: f"{name} takes {1e3 * self.mean_s[stage]:.1f} ms{on[stage]}" for stage, name in names.items()}
-        others = "; ".join(text for stage, text in times.items() if stage != self.bottleneck and self.mean_s[stage])
+        times = {
+            stage: f"{name} takes {1e3 * self.mean_s[stage]:.1f} ms{on[stage]}"
+            for stage, name in names.items()
+        }
+        others = "; ".join(
+            text for stage, text in times.items() if stage != self.bottleneck and self.mean_s[stage]
+        )
         return f"{self.bottleneck}: per batch in isolation, {times[self.bottleneck]}; {others}."
 
 
@@ -193,18 +217,28 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
     work, isolated, traced = measurement.work.sum(), measurement.isolated, measurement.traced
     total_s = {stage: float(isolated[stage].sum()) for stage in STAGES}
     # Data devices that take turns read and produce several batches at a time.
-    shared_s = {stage: s / measurement.producers if stage in ("read", "produce") else s for stage, s in total_s.items()}
+    shared_s = {
+        stage: s / measurement.producers if stage in ("read", "produce") else s
+        for stage, s in total_s.items()
+    }
     slowest_s = max(shared_s.values())
     serial_s = max(total_s["read"], total_s["produce"] + total_s["transfer"] + total_s["step"])
     durations_s = measurement.untraced_s or [run.duration_s for run in traced]
     duration_s = float(np.mean(durations_s))
     step_s = np.concatenate([run.step_s for run in traced])
-    relative_to_bucket = np.concatenate([_over_bucket_mean(run.step_s, measurement.step_bucket) for run in traced])
+    relative_to_bucket = np.concatenate(
+        [_over_bucket_mean(run.step_s, measurement.step_bucket) for run in traced]
+    )
     traced_s = sum(run.duration_s for run in traced)
-    utilisation, variation = sum(run.busy_s for run in traced) / traced_s, coefficient_of_variation(step_s)
+    utilisation, variation = (
+        sum(run.busy_s for run in traced) / traced_s,
+        coefficient_of_variation(step_s),
+    )
     noise = float(np.ptp(durations_s) / duration_s)
     return Analysis(
-        rates={stage: float(work / shared_s[stage]) if shared_s[stage] else None for stage in STAGES},
+        rates={
+            stage: float(work / shared_s[stage]) if shared_s[stage] else None for stage in STAGES
+        },
         mean_s={stage: total_s[stage] / len(measurement.work) for stage in STAGES},
         variations={stage: coefficient_of_variation(isolated[stage]) for stage in STAGES},
         producers=measurement.producers,
@@ -216,7 +250,9 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
         speedup=serial_s / duration_s,
         ideal_speedup=serial_s / slowest_s,
         noise=noise,
-        tracing_overhead=traced_s / len(traced) / duration_s - 1.0 if measurement.untraced_s else None,
+        tracing_overhead=(
+            traced_s / len(traced) / duration_s - 1.0 if measurement.untraced_s else None
+        ),
         step_mean_s=float(step_s.mean()),
         step_p50_s=float(np.percentile(step_s, 50)),
         step_p95_s=float(np.percentile(step_s, 95)),
@@ -225,7 +261,9 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
         wait_fraction=sum(run.wait_s for run in traced) / traced_s,
         blocked_fraction=sum(run.blocked_s for run in traced) / traced_s,
         padding=1.0 - float(work / measurement.padded_work.sum()),
-        bottleneck=max(("step", "read", "produce", "transfer"), key=shared_s.__getitem__),  # the first of equals
+        bottleneck=max(
+            ("step", "read", "produce", "transfer"), key=shared_s.__getitem__
+        ),  # the first of equals
         recommendations=recommend(measurement, data, max(noise, MIN_GAIN)),
         assessment=assess(measurement, duration_s, utilisation, variation),
         teacher_share=_teacher_share(measurement),
@@ -235,18 +273,29 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
 def _teacher_share(measurement: Measurement) -> float | None:
     if measurement.untaught_produce_s is None:
         return None
-    return max(0.0, 1.0 - float(measurement.untaught_produce_s.sum() / measurement.isolated.produce_s.sum()))
+    return max(
+        0.0,
+        1.0 - float(measurement.untaught_produce_s.sum() / measurement.isolated.produce_s.sum()),
+    )
 
 
-def assess(measurement: Measurement, duration_s: float, utilisation: float, variation: float) -> Assessment:
-    """Compare the placement with others; its times are those of a step, of the batches that the step accumulates."""
+def assess(
+    measurement: Measurement, duration_s: float, utilisation: float, variation: float
+) -> Assessment:
+    """Compare the placement with others; its times are those of a step, of the batches that the
+    step accumulates.
+    """
     steps, dual = len(measurement.step_bucket), not measurement.single_device
     available_s = measurement.producers * sum(run.duration_s for run in measurement.traced)
     return Assessment(
         interval_s=duration_s / steps,
         mean_s={stage: float(measurement.isolated[stage].sum()) / steps for stage in STAGES},
         model_busy=utilisation,
-        data_busy=min(sum(run.produce_s for run in measurement.traced) / available_s, 1.0) if dual else None,
+        data_busy=(
+            min(sum(run.produce_s for run in measurement.traced) / available_s, 1.0)
+            if dual
+            else None
+        ),
         step_variation=variation,
         all_reduce_s=measurement.all_reduce_s,
         gpus=measurement.gpus,
@@ -267,12 +316,16 @@ def _over_bucket_mean(step_s: np.ndarray, step_bucket: np.ndarray) -> np.ndarray
 
 
 def recommend(measurement: Measurement, data: DataConfig, min_gain: float) -> list[Recommendation]:
-    """Return changes of settings that gain more than `min_gain` in a simulation of the pipeline, the best first."""
+    """Return changes of settings that gain more than `min_gain` in a simulation of the pipeline,
+    the best first.
+    """
     stages = (*STAGES, "variation")
     changes = [
         change
         for stage in stages
-        for change in candidates(stage, data, measurement.single_device, measurement.devices, measurement.producers)
+        for change in candidates(
+            stage, data, measurement.single_device, measurement.devices, measurement.producers
+        )
     ]
     current = _PipelineModel.of(measurement, data)
     current_rate = current.rate()
@@ -282,7 +335,9 @@ def recommend(measurement: Measurement, data: DataConfig, min_gain: float) -> li
         if changed is not None:
             gain = changed.rate() / current_rate - 1.0
             recommendations.append(Recommendation(flags_of(change), gain, basis))
-    worthwhile = (recommendation for recommendation in recommendations if recommendation.gain > min_gain)
+    worthwhile = (
+        recommendation for recommendation in recommendations if recommendation.gain > min_gain
+    )
     return sorted(worthwhile, key=lambda recommendation: -recommendation.gain)
 
 
@@ -297,36 +352,51 @@ class _PipelineModel:
 
     @classmethod
     def of(cls, measurement: Measurement, data: DataConfig) -> "_PipelineModel":
-        length = measurement.padded_work / measurement.padded_work.mean()  # reading takes longer for longer speech
+        length = (
+            measurement.padded_work / measurement.padded_work.mean()
+        )  # reading takes longer for longer speech
         read_s = read_s_per_worker(measurement.isolated.read_s, data.num_workers) * length
         times = replace(measurement.isolated, read_s=read_s)
-        depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
+        depths = QueueDepths.from_settings(
+            data.prefetch_buffer_size, data.buffer_size, data.num_workers
+        )
         return cls(times, measurement.work, depths, measurement.route)
 
     def rate(self) -> float:
         """Return the work per second without the start, when the queues are empty."""
         passes = SIMULATED_PASSES
-        return float(passes * self.work.sum() / (self._duration_s(2 * passes) - self._duration_s(passes)))
+        return float(
+            passes * self.work.sum() / (self._duration_s(2 * passes) - self._duration_s(passes))
+        )
 
     def _duration_s(self, passes: int) -> float:
         times = self.times.map(lambda times_s: np.tile(times_s, passes))
         return simulate([self.route], times, self.depths).duration_s
 
     def scaled(self, stage: str, factor: float) -> "_PipelineModel":
-        return replace(self, times=replace(self.times, **{f"{stage}_s": self.times[stage] * factor}))
+        return replace(
+            self, times=replace(self.times, **{f"{stage}_s": self.times[stage] * factor})
+        )
 
 
 def _apply_change(
     current: _PipelineModel, change: dict[str, Any], measurement: Measurement
 ) -> tuple[_PipelineModel | None, str]:
-    """Return the pipeline after a change of settings, and the basis of its times; None where they are unknown."""
+    """Return the pipeline after a change of settings, and the basis of its times; None where they
+    are unknown.
+    """
     depths, trials = current.depths, measurement.trials
     match change:
         case {"num_workers": workers}:
             more_workers = replace(current, depths=replace(depths, workers=workers))
             if trials.more_workers_s is None:  # assumes that each worker stays as fast
                 return more_workers, "simulated"
-            factor = trials.more_workers_s / measurement.isolated.read_s.mean() * workers / depths.workers
+            factor = (
+                trials.more_workers_s
+                / measurement.isolated.read_s.mean()
+                * workers
+                / depths.workers
+            )
             return more_workers.scaled("read", factor), "measured"
         case {"cache_dataset": _} | {"use_tf_native_loading": _}:
             return current.scaled("read", 0.0), "at most"
@@ -339,7 +409,11 @@ def _apply_change(
             return replace(current, route=route), "simulated"
         case {"data_gpu": data_gpu, "model_gpu": model_gpu}:
             changed = replace(current, route=Route(str(data_gpu), str(model_gpu)))
-            return (changed, "at most") if measurement.single_device else (changed.scaled("transfer", 0.0), "simulated")
+            return (
+                (changed, "at most")
+                if measurement.single_device
+                else (changed.scaled("transfer", 0.0), "simulated")
+            )
         case {"enable_static_shapes": _} if trials.static_shapes_ratio is not None:
             return current.scaled("step", trials.static_shapes_ratio), "measured"
         case {"batch_size": _} if trials.fixed_fraction is not None:
@@ -348,7 +422,9 @@ def _apply_change(
 
 
 def _with_doubled_batch(current: _PipelineModel, fixed_fraction: float) -> _PipelineModel:
-    """Return the pipeline with twice the rows per batch: the fixed part of the step is paid once for both halves."""
-    return replace(current, times=current.times.map(lambda times_s: 2.0 * times_s), work=2.0 * current.work).scaled(
-        "step", 1.0 - fixed_fraction / 2.0
-    )
+    """Return the pipeline with twice the rows per batch: the fixed part of the step is paid once
+    for both halves.
+    """
+    return replace(
+        current, times=current.times.map(lambda times_s: 2.0 * times_s), work=2.0 * current.work
+    ).scaled("step", 1.0 - fixed_fraction / 2.0)

@@ -1,4 +1,6 @@
-"""A profile of stages that only sleep, to check the analysis and the hand-over between stages. No TensorFlow."""
+"""A profile of stages that only sleep, to check the analysis and the hand-over between stages. No
+TensorFlow.
+"""
 
 import time
 from typing import Any
@@ -19,12 +21,16 @@ SLEEPS = 20
 SEED = 0
 
 
-def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -> tuple[Measurement, Placement]:
-    """Run batches through the feed of a run, with stages that sleep; depths and workers come from the settings.
+def measure_emulation(
+    stage_times: dict[str, Any], config: Config, steps: int
+) -> tuple[Measurement, Placement]:
+    """Run batches through the feed of a run, with stages that sleep; depths and workers come from
+    the settings.
 
     Args:
         stage_times: as `parse_emulation` returns them.
-        config: its placement may name devices that do not exist; without one, the placement is dual.
+        config: its placement may name devices that do not exist; without one, the placement is
+            dual.
         steps: number of batches after the warm-up.
 
     Raises:
@@ -33,12 +39,16 @@ def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -
     """
     placement, data = emulated_placement(config), config.data
     route = placement.routes[0]
-    depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
+    depths = QueueDepths.from_settings(
+        data.prefetch_buffer_size, data.buffer_size, data.num_workers
+    )
     warm_up = warm_up_batches(depths, len(route.data_devices))
     try:
         times = StageTimes.constant(warm_up + steps, **stage_times, seed=SEED)
     except ValueError as error:
-        raise ConfigError(f"{error}. Raise --num-steps, or lower variation= in --emulate.") from error
+        raise ConfigError(
+            f"{error}. Raise --num-steps, or lower variation= in --emulate."
+        ) from error
     single_device = not route.is_between_devices
     isolated = StageTimes(
         read_s=measure_sleep(times.read_s[warm_up:]) / data.num_workers,
@@ -52,7 +62,8 @@ def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -
         isolated=isolated,
         untraced_s=[],
         traced=[
-            without_warm_up(emulate([route], times, depths), warm_up, len(route.data_devices)) for _ in range(RUNS)
+            without_warm_up(emulate([route], times, depths), warm_up, len(route.data_devices))
+            for _ in range(RUNS)
         ],
         step_bucket=np.zeros(steps, int),
         single_device=single_device,
@@ -63,8 +74,12 @@ def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -
 
 
 def warm_up_batches(depths: QueueDepths, producers: int = 1) -> int:
-    """Return how many batches fill the queues and the stages of one route; the host holds one more."""
-    return producers * (depths.host + depths.uploaded + depths.feed + depths.workers + len(STAGES)) + 1
+    """Return how many batches fill the queues and the stages of one route; the host holds
+    one more.
+    """
+    return (
+        producers * (depths.host + depths.uploaded + depths.feed + depths.workers + len(STAGES)) + 1
+    )
 
 
 def emulated_placement(config: Config) -> Placement:
@@ -80,7 +95,9 @@ def emulated_placement(config: Config) -> Placement:
 
 
 def measure_sleep(seconds: np.ndarray) -> np.ndarray:
-    """Return the actual durations of these sleeps on this machine: each plus the median delay of some of them."""
+    """Return the actual durations of these sleeps on this machine: each plus the median delay of
+    some of them.
+    """
     if not seconds.any():
         return seconds
     delays_s = []
@@ -93,7 +110,9 @@ def measure_sleep(seconds: np.ndarray) -> np.ndarray:
 
 def without_warm_up(run: EmulatedRun, warm_up: int, producers: int = 1) -> TracedRun:
     """Return an emulated run on one route without its first `warm_up` batches."""
-    steps = sorted((span for span in run.spans if span.stage == "step"), key=lambda span: span.batch)
+    steps = sorted(
+        (span for span in run.spans if span.stage == "step"), key=lambda span: span.batch
+    )
     start_s, end_s = np.array([(span.start_s, span.end_s) for span in steps]).T
     origin_s = end_s[warm_up - 1]
     duration_s = end_s[-1] - origin_s
@@ -101,7 +120,8 @@ def without_warm_up(run: EmulatedRun, warm_up: int, producers: int = 1) -> Trace
     return TracedRun(
         duration_s=float(duration_s),
         wait_s=float(duration_s - busy_s),
-        blocked_s=sum(max(0.0, end - max(start, origin_s)) for start, end in run.blocked) / producers,
+        blocked_s=sum(max(0.0, end - max(start, origin_s)) for start, end in run.blocked)
+        / producers,
         busy_s=float(busy_s),
         step_s=np.diff(end_s[warm_up - 1 :]),
         spans=[span for span in run.spans if span.batch >= warm_up],

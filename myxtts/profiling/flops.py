@@ -20,28 +20,39 @@ MIN_PRODUCT_S, MAX_SIZE = 0.005, 16384  # a hundred times the cost of a call; 1 
 def contraction_flops(function: Callable, argument) -> int:
     """Count 2 for each multiply-add of matrix products, einsums and convolutions.
 
-    The function is traced and run once, and the sizes of each product are taken from that run: a graph with symbolic
-    lengths contains them nowhere else.
+    The function is traced and run once, and the sizes of each product are taken from that run: a
+    graph with symbolic lengths contains them nowhere else.
 
     Args:
         function: of tensors; the gradients that it computes count.
         argument: a tensor, or a dictionary of tensors.
 
     Raises:
-        ValueError: a product is in a function that the graph calls (a loop, a branch), where it cannot be counted.
+        ValueError: a product is in a function that the graph calls (a loop, a branch), where it
+            cannot be counted.
     """
     traced = wrap_function(function, [tf.nest.map_structure(tf.TensorSpec.from_tensor, argument)])
     for called in _called_graphs(traced.graph):
-        if hidden := [operation.name for operation in called.get_operations() if _is_contraction(operation)]:
-            raise ValueError(f"{', '.join(hidden)} cannot be counted: they are in {called.name}, which the graph calls")
-    contractions = [operation for operation in traced.graph.get_operations() if _is_contraction(operation)]
+        if hidden := [
+            operation.name for operation in called.get_operations() if _is_contraction(operation)
+        ]:
+            raise ValueError(
+                f"{', '.join(hidden)} cannot be counted: they are in {called.name}, which the graph"
+                " calls"
+            )
+    contractions = [
+        operation for operation in traced.graph.get_operations() if _is_contraction(operation)
+    ]
     if not contractions:
         return 0
     with traced.graph.as_default():
         shapes = [
-            [tf.shape(tensor) for tensor in (*operation.inputs, operation.outputs[0])] for operation in contractions
+            [tf.shape(tensor) for tensor in (*operation.inputs, operation.outputs[0])]
+            for operation in contractions
         ]
-    sizes = traced.prune(traced.inputs[: len(tf.nest.flatten(argument))], shapes)(*tf.nest.flatten(argument))
+    sizes = traced.prune(traced.inputs[: len(tf.nest.flatten(argument))], shapes)(
+        *tf.nest.flatten(argument)
+    )
     return sum(
         _operation_flops(operation, [size.numpy().tolist() for size in operation_sizes])
         for operation, operation_sizes in zip(contractions, sizes, strict=True)
@@ -49,19 +60,25 @@ def contraction_flops(function: Callable, argument) -> int:
 
 
 def step_flops(state: TrainingState, batch: dict[str, tf.Tensor]) -> int:
-    """Count the operations of a batch's losses and their gradients; raises as `contraction_flops`."""
+    """Count the operations of a batch's losses and their gradients; raises as
+    `contraction_flops`.
+    """
 
     def gradients(batch):
-        return group_gradients(state.model, state.groups, batch, lambda _, losses: tf.reduce_sum(losses))[1]
+        return group_gradients(
+            state.model, state.groups, batch, lambda _, losses: tf.reduce_sum(losses)
+        )[1]
 
     with tf.device(state.device):
         return contraction_flops(gradients, batch)
 
 
 def matmul_flops_per_s(dtype: str = "float32", size: int = 2048, repeats: int = 10) -> float:
-    """Return the operations per second of the fastest of some matrix products, on the current device.
+    """Return the operations per second of the fastest of some matrix products, on the current
+    device.
 
-    The time of a product shorter than MIN_PRODUCT_S is mostly that of the call, so a larger product is tried.
+    The time of a product shorter than MIN_PRODUCT_S is mostly that of the call, so a larger product
+    is tried.
 
     Args:
         dtype: of the factors.
@@ -72,12 +89,17 @@ def matmul_flops_per_s(dtype: str = "float32", size: int = 2048, repeats: int = 
     rate = 0.0
     while True:
         try:
-            factor = tf.cast(tf.constant(np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)), dtype)
+            factor = tf.cast(
+                tf.constant(np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)),
+                dtype,
+            )
             product(factor, factor)[0, 0].numpy()
             best_s = np.inf
             for _ in range(repeats):
                 started_s = time.perf_counter()
-                product(factor, factor)[0, 0].numpy()  # one number waits for the whole product and is cheap to copy
+                product(factor, factor)[
+                    0, 0
+                ].numpy()  # one number waits for the whole product and is cheap to copy
                 best_s = min(best_s, time.perf_counter() - started_s)
         except tf.errors.ResourceExhaustedError:
             if not rate:
@@ -114,7 +136,8 @@ def _operation_flops(operation: tf.Operation, sizes: list[list[int]]) -> int:
         subscripts = operation.get_attr("equation").decode().split("->")[0].split(",")
         size_of = dict(zip("".join(subscripts), chain(*inputs), strict=True))
         return 2 * prod(size_of.values()) if len(inputs) == 2 else 0
-    # A convolution or its gradient: positions of its output times the weights of one position; channels come last.
+    # A convolution or its gradient: positions of its output times the weights of one position;
+    # channels come last.
     if kind.endswith("BackpropFilter"):
         positions, kernel = inputs[2], output
     elif kind.endswith("BackpropInput"):

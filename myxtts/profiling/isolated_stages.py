@@ -1,4 +1,6 @@
-"""Times of each stage in isolation, on a run's own corpus, model and devices; and of an all-reduce."""
+"""Times of each stage in isolation, on a run's own corpus, model and devices; and of an
+all-reduce.
+"""
 
 import tempfile
 import time
@@ -21,7 +23,12 @@ from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.planner.stage_times import StageProfile, StageTimes
-from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
+from myxtts.profiling.profiled_run import (
+    MeasurementWindow,
+    ProfiledRun,
+    measurement_window,
+    open_run,
+)
 from myxtts.training.held_out import make_sampler, vocoder_loader
 from myxtts.training.load_teacher import NoVoice
 from myxtts.training.run_folder import RunFolder
@@ -35,7 +42,8 @@ SampleBatches = dict[int, list[Batch]]  # by bucket
 
 
 def measure_stage_times(config: Config, steps: int) -> StageProfile:
-    """Measure the stages of one replica on `steps` steps, a set of samples, an evaluation, and an all-reduce.
+    """Measure the stages of one replica on `steps` steps, a set of samples, an evaluation, and an
+    all-reduce.
 
     Raises:
         UserError: as `open_run`.
@@ -49,22 +57,30 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         samples_s = time_samples(run.setup) if held_out and config.run.sample_every else 0.0
         evaluation_s = time_evaluation(run.setup) if held_out and config.run.evaluate_every else 0.0
         all_reduce_s = measure_all_reduce(run)
-        return StageProfile(times, window.measured_buckets, all_reduce_s, held_out_batches, samples_s, evaluation_s)
+        return StageProfile(
+            times, window.measured_buckets, all_reduce_s, held_out_batches, samples_s, evaluation_s
+        )
 
 
 def measure_isolated(
     run: ProfiledRun, pipeline: Pipeline, window: MeasurementWindow
 ) -> tuple[StageTimes, SampleBatches]:
-    """Return the times of the measured batches, each stage in isolation, and sample features on the data device."""
+    """Return the times of the measured batches, each stage in isolation, and sample features on the
+    data device.
+    """
     read_s, waves = time_reading(pipeline, window)
-    produce_s, features = time_stage(window, waves, produce_on(run.route.data, pipeline.producers[0].produce))
+    produce_s, features = time_stage(
+        window, waves, produce_on(run.route.data, pipeline.producers[0].produce)
+    )
     transfer_s, _ = time_stage(window, features, lambda batch: transfer(run.step, batch))
     step_s = time_steps(run.setup, run.step, window, features)
     return StageTimes(read_s, produce_s, transfer_s, step_s), features
 
 
 def time_reading(pipeline: Pipeline, window: MeasurementWindow) -> tuple[np.ndarray, SampleBatches]:
-    """Return the seconds between batches on the data device, float [measured batches], and sample batches."""
+    """Return the seconds between batches on the data device, float [measured batches], and sample
+    batches.
+    """
     times_s: list[float] = []
     samples: SampleBatches = {}
     with closing(pipeline.producers[0].read(Position())) as batches:
@@ -79,8 +95,12 @@ def time_reading(pipeline: Pipeline, window: MeasurementWindow) -> tuple[np.ndar
 def time_stage(
     window: MeasurementWindow, samples: SampleBatches, stage: Callable[[Batch], Batch]
 ) -> tuple[np.ndarray, SampleBatches]:
-    """Return the seconds of a stage for each measured batch, timed on samples of its bucket, and the results."""
-    results = {bucket: [stage(batch) for batch in batches] for bucket, batches in samples.items()}  # warms up
+    """Return the seconds of a stage for each measured batch, timed on samples of its bucket, and
+    the results.
+    """
+    results = {
+        bucket: [stage(batch) for batch in batches] for bucket, batches in samples.items()
+    }  # warms up
     times_s = []
     for number, bucket in enumerate(window.measured_buckets.tolist()):
         batch = samples[bucket][number % len(samples[bucket])]
@@ -102,8 +122,11 @@ def produce_on(device: str, produce: ProduceFunction) -> Callable[[Batch], Batch
     return produce_and_wait
 
 
-def time_producing_without_teacher(pipeline: Pipeline, window: MeasurementWindow) -> np.ndarray | None:
-    """Return the seconds to produce each measured batch without the teacher's network, float [measured batches].
+def time_producing_without_teacher(
+    pipeline: Pipeline, window: MeasurementWindow
+) -> np.ndarray | None:
+    """Return the seconds to produce each measured batch without the teacher's network, float
+    [measured batches].
 
     The same batches are produced by a function in which `NoVoice` takes the network's place.
 
@@ -115,7 +138,9 @@ def time_producing_without_teacher(pipeline: Pipeline, window: MeasurementWindow
         return None
     extractor = replace(producer.extractor, load_frozen=lambda _: NoVoice())
     _, waves = time_reading(pipeline, window)
-    return time_stage(window, waves, produce_on(producer.device, trace_produce(producer.device, extractor)))[0]
+    return time_stage(
+        window, waves, produce_on(producer.device, trace_produce(producer.device, extractor))
+    )[0]
 
 
 def transfer(step: Step, features: Batch) -> Batch:
@@ -130,25 +155,34 @@ def profile_learning_rate(steps_done: int) -> float:
     return 1e-8
 
 
-def time_steps(setup: TrainingSetup, step: Step, window: MeasurementWindow, samples: SampleBatches) -> np.ndarray:
+def time_steps(
+    setup: TrainingSetup, step: Step, window: MeasurementWindow, samples: SampleBatches
+) -> np.ndarray:
     """Return the seconds of the step, shared evenly by its batches: float [measured batches]."""
-    microbatches = min(2, setup.config.training.gradient_accumulation)  # the last batch of a step has its own trace
+    microbatches = min(
+        2, setup.config.training.gradient_accumulation
+    )  # the last batch of a step has its own trace
     for bucket in samples:
         time_step(setup, step, samples[bucket][:1] * microbatches)  # traces and warms up
     steps, buckets = window.step[window.measured], window.measured_buckets
     times_s: list[float] = []
     for number in dict.fromkeys(steps.tolist()):
         step_buckets = buckets[steps == number].tolist()
-        batches = [samples[bucket][i % len(samples[bucket])] for i, bucket in enumerate(step_buckets, number)]
+        batches = [
+            samples[bucket][i % len(samples[bucket])]
+            for i, bucket in enumerate(step_buckets, number)
+        ]
         step_s = time_step(setup, step, batches)
         times_s += [step_s / len(batches)] * len(batches)
     return np.array(times_s)
 
 
 def time_step(setup: TrainingSetup, step: Step, features: Sequence[Batch]) -> float:
-    """Take a step on features of its microbatches; return its seconds, until the device has finished.
+    """Take a step on features of its microbatches; return its seconds, until the device has
+    finished.
 
-    The first microbatch is on the model device before; as in training, the step hands over another one.
+    The first microbatch is on the model device before; as in training, the step hands over another
+    one.
     """
     first = [transfer(step, features[0])]
     following = [[batch] for batch in (*features[1:], features[0])]
@@ -169,7 +203,9 @@ def time_samples(setup: TrainingSetup) -> float:
         with closing(TensorBoard(folder.tensorboard)) as tensorboard:
             pipeline = setup.validation_pipeline()
             load = vocoder_loader(setup, state.device, folder)
-            sampler = make_sampler(setup, state.model, state.device, pipeline, folder, tensorboard, load)
+            sampler = make_sampler(
+                setup, state.model, state.device, pipeline, folder, tensorboard, load
+            )
             with tf.device(state.device):
                 sampler.trace()
                 for step in range(2):  # the first call prepares pictures and functions
@@ -179,7 +215,9 @@ def time_samples(setup: TrainingSetup) -> float:
 
 
 def time_evaluation(setup: TrainingSetup) -> float:
-    """Return the seconds in which the model device and the host measure the scores of held-out utterances."""
+    """Return the seconds in which the model device and the host measure the scores of held-out
+    utterances.
+    """
     state = setup.state
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name))
@@ -192,16 +230,19 @@ def time_evaluation(setup: TrainingSetup) -> float:
 
 
 def measure_all_reduce(run: ProfiledRun) -> float:
-    """Return the seconds in which replicas on the two devices of a run reduce the gradients of a step."""
+    """Return the seconds in which replicas on the two devices of a run reduce the gradients of a
+    step.
+    """
     gradients = [(variable.shape, variable.dtype) for variable in run.setup.state.trained]
     return time_all_reduce((run.route.data, run.route.model), gradients)
 
 
 def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[int], str]]) -> float:
-    """Return the median seconds in which replicas on these devices reduce gradients, as `Step` does.
+    """Return the median seconds in which replicas on these devices reduce gradients, as `Step`
+    does.
 
-    Call it in a process without another strategy of several devices: TensorFlow would take both for parts of one
-    all-reduce.
+    Call it in a process without another strategy of several devices: TensorFlow would take both for
+    parts of one all-reduce.
 
     Args:
         gradients: shape and dtype of each.

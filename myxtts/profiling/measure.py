@@ -1,4 +1,6 @@
-"""A profile of a run on its own corpus, model and devices: each stage in isolation, and all stages together."""
+"""A profile of a run on its own corpus, model and devices: each stage in isolation, and all stages
+together.
+"""
 
 import logging
 
@@ -18,7 +20,12 @@ from myxtts.profiling.isolated_stages import (
 )
 from myxtts.profiling.nvml import GpuSampler
 from myxtts.profiling.pipeline_runs import run_traced, run_untraced
-from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
+from myxtts.profiling.profiled_run import (
+    MeasurementWindow,
+    ProfiledRun,
+    measurement_window,
+    open_run,
+)
 from myxtts.profiling.report import DeviceMetrics
 from myxtts.profiling.trials import try_settings
 from myxtts.tasks.registry import task_of
@@ -54,7 +61,9 @@ def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
     traced_pipeline = run.setup.training_pipeline(synchronize=True)
     untraced_s, traced = [], []
     for number in range(1, RUNS + 1):
-        log.info("%-14s all stages together, %d steps, pass %d of %d", "measuring", steps, number, RUNS)
+        log.info(
+            "%-14s all stages together, %d steps, pass %d of %d", "measuring", steps, number, RUNS
+        )
         with sampler.sampling():
             untraced_s.append(run_untraced(run, pipeline, steps))
         traced.append(run_traced(run, traced_pipeline, steps))
@@ -80,7 +89,11 @@ def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
 
 
 def measure_devices(
-    run: ProfiledRun, window: MeasurementWindow, samples: SampleBatches, isolated: StageTimes, sampler: GpuSampler
+    run: ProfiledRun,
+    window: MeasurementWindow,
+    samples: SampleBatches,
+    isolated: StageTimes,
+    sampler: GpuSampler,
 ) -> DeviceMetrics:
     """Measure the rate of matrix products, and collect the other metrics of the devices."""
     model_flops_per_s, not_counted_reason = measure_model_flops(run, window, samples, isolated)
@@ -100,7 +113,8 @@ def measure_devices(
 def measure_model_flops(
     run: ProfiledRun, window: MeasurementWindow, samples: SampleBatches, isolated: StageTimes
 ) -> tuple[float | None, str]:
-    """Return the operations per second of the model's matrix products, or the reason why they cannot be counted.
+    """Return the operations per second of the model's matrix products, or the reason why they
+    cannot be counted.
 
     The rate is measured on a step of the most frequent bucket.
     """

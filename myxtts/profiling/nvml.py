@@ -1,4 +1,6 @@
-"""Utilisation and memory of NVIDIA GPUs from the driver (NVML), or the reason why there are none."""
+"""Utilisation and memory of NVIDIA GPUs from the driver (NVML), or the reason why there are
+none.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +17,9 @@ PERIOD_S = 0.1  # the driver averages its own figure over the last 0.17 to 1 s, 
 
 @dataclass
 class GpuUsage:
-    """Samples of one GPU: fraction of the time in which a kernel ran, and memory used by all programs."""
+    """Samples of one GPU: fraction of the time in which a kernel ran, and memory used by all
+    programs.
+    """
 
     utilisation: list[float] = field(default_factory=list)
     memory_mib: list[float] = field(default_factory=list)
@@ -52,7 +56,9 @@ class GpuSampler:
     @contextmanager
     def sampling(self) -> Iterator[None]:
         stop = threading.Event()
-        thread = threading.Thread(target=self._sample, args=(stop,), name="myxtts-nvml", daemon=True)
+        thread = threading.Thread(
+            target=self._sample, args=(stop,), name="myxtts-nvml", daemon=True
+        )
         if self._readers:
             thread.start()
         try:
@@ -82,7 +88,8 @@ def _reader(nvml: Any, handle: Any) -> Callable[[], tuple[float, float]]:
     """Return a function that reads utilisation and used memory in MiB of a GPU, after one try.
 
     Raises:
-        DriverUnavailable: for parts of a GPU (MIG), which have no utilisation; from the function, at any later time.
+        DriverUnavailable: for parts of a GPU (MIG), which have no utilisation; from the function,
+            at any later time.
     """
 
     def read() -> tuple[float, float]:

@@ -1,4 +1,6 @@
-"""Runs of all stages together in the training loop: untraced as in training, or with the times of each stage."""
+"""Runs of all stages together in the training loop: untraced as in training, or with the times of
+each stage.
+"""
 
 import sys
 import time
@@ -52,7 +54,8 @@ def _train(
 ) -> dict[str, float]:
     """Return the loop's metrics of `steps` steps after WARM_UP of them."""
     state, collect, clock = run.setup.state, CollectMetrics(), Clock(producers=producers)
-    # The loop excludes its first step from all reports, so the second call begins with the last step of the warm-up.
+    # The loop excludes its first step from all reports, so the second call begins with the last
+    # step of the warm-up.
     for total_steps in (state.step + WARM_UP - 1, state.step + WARM_UP + steps):
         schedule = replace(
             run.setup.schedule,
@@ -79,11 +82,14 @@ class CollectMetrics:
     def __call__(self, end: StepEnd) -> None:
         if end.is_first:
             end.outcome.numpy()
-        self.metrics = {name: value for name, value in end.metrics.items() if not isinstance(value, str)}
+        self.metrics = {
+            name: value for name, value in end.metrics.items() if not isinstance(value, str)
+        }
 
 
 class SpanRecorder:
-    """A step that waits for its device, with a record of its own times and of the times of its batches.
+    """A step that waits for its device, with a record of its own times and of the times of its
+    batches.
 
     Attributes:
         start_s, end_s: of each step.
@@ -126,7 +132,9 @@ class SpanRecorder:
         return RecordedFeed(feed, self._batches)
 
     def spans(self) -> Iterator[StageSpan]:
-        """Yield the spans of the measured batches; a step of several batches has one, under its last batch."""
+        """Yield the spans of the measured batches; a step of several batches has one, under its
+        last batch.
+        """
         step = 0
         for batch, (times, last) in enumerate(self._batches):
             if step >= WARM_UP:
@@ -138,7 +146,9 @@ class SpanRecorder:
 
 
 class RecordedFeed:
-    """A feed that appends the times of each batch of the first replica, and whether it is the last of its step."""
+    """A feed that appends the times of each batch of the first replica, and whether it is the last
+    of its step.
+    """
 
     def __init__(self, feed: loop.BatchFeed, batches: list[tuple[Times, bool]]):
         self._feed, self._batches = feed, batches

@@ -51,18 +51,22 @@ def open_run(config: Config) -> Iterator[ProfiledRun]:
         single_route(placement, "a profile")
         with explained_out_of_memory(placement, can_resume=False):
             replicas = make_replicas(placement.routes)
-            setup = set_up(config, start, replicas, open_corpora(config, start, replicas, folder.path))
+            setup = set_up(
+                config, start, replicas, open_corpora(config, start, replicas, folder.path)
+            )
             yield ProfiledRun(placement, setup, setup.make_step())
 
 
 @dataclass(frozen=True)
 class MeasurementWindow:
-    """The batches of a measurement, from the beginning of the plan; the first WARM_UP steps are not measured.
+    """The batches of a measurement, from the beginning of the plan; the first WARM_UP steps are not
+    measured.
 
     Attributes:
         step: int [batches], number of each batch's step.
         bucket: int [batches].
-        audio_s, padded_s: float [batches], seconds of speech in each batch, without and with padding.
+        audio_s, padded_s: float [batches], seconds of speech in each batch, without and with
+            padding.
     """
 
     step: np.ndarray

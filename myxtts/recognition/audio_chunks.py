@@ -1,4 +1,6 @@
-"""Chunks and batches of waves, which bound memory and the number of shapes. Does not import TensorFlow."""
+"""Chunks and batches of waves, which bound memory and the number of shapes. Does not import
+TensorFlow.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,7 +15,8 @@ PAUSE_S = 0.2  # length over which the power of a pause is averaged
 
 
 def split_wave(wave: np.ndarray) -> list[np.ndarray]:
-    """Split a wave, float32 [samples], into chunks of at most 20 s, at the quietest point of the middle third.
+    """Split a wave, float32 [samples], into chunks of at most 20 s, at the quietest point of the
+    middle third.
 
     A wave of up to 20 s is one chunk; the chunks of a longer one have at least 6.6 s.
     """
@@ -25,7 +28,9 @@ def split_wave(wave: np.ndarray) -> list[np.ndarray]:
 
 
 def quietest_point(wave: np.ndarray) -> int:
-    """Return the sample in the middle of the 0.2 s with the least power, or of the middle one of several such spans."""
+    """Return the sample in the middle of the 0.2 s with the least power, or of the middle one of
+    several such spans.
+    """
     frames = wave[: len(wave) // HOP_SAMPLES * HOP_SAMPLES].reshape(-1, HOP_SAMPLES)
     pause = round(PAUSE_S * SAMPLE_RATE_HZ / HOP_SAMPLES)
     power = np.convolve(np.square(frames).mean(axis=1), np.ones(pause), "valid")
@@ -47,11 +52,15 @@ def bucket_batches(lengths: Sequence[int]) -> Iterator[tuple[np.ndarray, int]]:
     for number, padded in enumerate(bounds):
         indices = np.flatnonzero(bucket == number)
         rows = round(BATCH_S / BUCKETS_S[number])
-        yield from ((indices[first : first + rows], padded) for first in range(0, len(indices), rows))
+        yield from (
+            (indices[first : first + rows], padded) for first in range(0, len(indices), rows)
+        )
 
 
 def group_waves(waves: Iterable[np.ndarray], max_samples: int) -> Iterator[list[np.ndarray]]:
-    """Group consecutive waves of at most `max_samples` samples in total; a longer wave is a group of its own."""
+    """Group consecutive waves of at most `max_samples` samples in total; a longer wave is a group
+    of its own.
+    """
     group: list[np.ndarray] = []
     for wave in waves:
         if group and sum(map(len, group)) + len(wave) > max_samples:

@@ -15,16 +15,22 @@ from myxtts.data.recording import check_recording, read_recording
 from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_json
 
-# Arguments of check_recording and read_recording: the kind of file, its shortest length, and what to do.
+# Arguments of check_recording and read_recording: the kind of file, its shortest length, and what
+# to do.
 _REQUIREMENTS = "recording", 0.1, "Give audio files, each with at least 0.1 s of speech."
 
 log = logging.getLogger(__name__)
 
 
 def write_transcripts(
-    run: Path, files: Sequence[Path], checkpoint: str | None = None, beam_width: int = 0, json_file: Path | None = None
+    run: Path,
+    files: Sequence[Path],
+    checkpoint: str | None = None,
+    beam_width: int = 0,
+    json_file: Path | None = None,
 ) -> None:
-    """Print the name and the text of each file, separated by a tab. Computes on GPU 0 or, without a GPU, on the CPU.
+    """Print the name and the text of each file, separated by a tab. Computes on GPU 0 or, without a
+    GPU, on the CPU.
 
     Args:
         checkpoint, beam_width: as in Transcriber.
@@ -36,8 +42,8 @@ def write_transcripts(
     check_writable("--json", json_file)
     if json_file is not None and suffix_of(json_file.name):
         raise ConfigError(
-            f"--json {json_file} was given, but that is the name of a recording, which would be replaced. Name a "
-            "JSON file after --json, and then the recordings."
+            f"--json {json_file} was given, but that is the name of a recording, which would be"
+            " replaced. Name a JSON file after --json, and then the recordings."
         )
     for file in files:
         check_recording(file, *_REQUIREMENTS)
@@ -59,9 +65,20 @@ def write_transcripts(
     for file, text in zip(files, transcriber.transcribe(waves()), strict=True):
         name = os.fsencode(file).decode(errors="replace")  # file names need not be UTF-8
         print(f"{name}\t{text}", flush=True)
-        transcripts.append({"file": name, "seconds": round(lengths_s[len(transcripts)], 3), "text": text})
+        transcripts.append(
+            {"file": name, "seconds": round(lengths_s[len(transcripts)], 3), "text": text}
+        )
     elapsed_s, speech_s = time.perf_counter() - started_s, sum(lengths_s)
-    log.info("%.1f s of speech in %.1f s, real-time factor %.3f", speech_s, elapsed_s, elapsed_s / speech_s)
+    log.info(
+        "%.1f s of speech in %.1f s, real-time factor %.3f",
+        speech_s,
+        elapsed_s,
+        elapsed_s / speech_s,
+    )
     if json_file is not None:
-        document = {"run": str(run), "checkpoint": transcriber.checkpoint.name, "files": transcripts}
+        document = {
+            "run": str(run),
+            "checkpoint": transcriber.checkpoint.name,
+            "files": transcripts,
+        }
         write_json(json_file, document)

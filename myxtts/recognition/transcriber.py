@@ -42,7 +42,12 @@ class NetworkTranscriber:
     """
 
     def __init__(
-        self, run: Path, metadata: Mapping[str, Any], network: keras.Model, device: str = "/CPU:0", beam_width: int = 0
+        self,
+        run: Path,
+        metadata: Mapping[str, Any],
+        network: keras.Model,
+        device: str = "/CPU:0",
+        beam_width: int = 0,
     ):
         self.vocabulary = vocabulary_of(metadata)
         self.run, self.device, self._beam_width = run, device, beam_width
@@ -56,13 +61,15 @@ class NetworkTranscriber:
 
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
         self._recognise = tf.function(recognise, input_signature=signature, autograph=False)
-        self._transcribe_chunks([np.zeros(SAMPLE_RATE_HZ, np.float32)], no_pace)  # traces now, not at the first wave
+        self._transcribe_chunks(
+            [np.zeros(SAMPLE_RATE_HZ, np.float32)], no_pace
+        )  # traces now, not at the first wave
 
     def transcribe(self, waves: Iterable[np.ndarray], pace: Pace = no_pace) -> Iterator[str]:
         """Transcribe waves one by one, in the notation of the run (see `normalise_reference`).
 
-        About ten minutes of speech are read and transcribed at a time. A wave longer than 20 s is split at quiet
-        points, and the texts of its chunks are joined by spaces.
+        About ten minutes of speech are read and transcribed at a time. A wave longer than 20 s is
+        split at quiet points, and the texts of its chunks are joined by spaces.
 
         Args:
             waves: float32 [samples] in [-1, 1] at 22,050 Hz each, of any lengths.
@@ -73,7 +80,11 @@ class NetworkTranscriber:
         """
         for group in group_waves(waves, round(GROUP_S * SAMPLE_RATE_HZ)):
             chunks_by_wave = [split_wave(wave) for wave in group]
-            texts = iter(self._transcribe_chunks([chunk for chunks in chunks_by_wave for chunk in chunks], pace))
+            texts = iter(
+                self._transcribe_chunks(
+                    [chunk for chunks in chunks_by_wave for chunk in chunks], pace
+                )
+            )
             for chunks in chunks_by_wave:
                 yield " ".join(filter(None, [next(texts).strip() for _ in chunks]))
 
@@ -102,12 +113,16 @@ class NetworkTranscriber:
             for row, index in zip(wave, indices, strict=True):
                 row[: len(chunks[index])] = chunks[index]
             # A mel needs PAD_SAMPLES + 1 samples; shorter chunks are extended by silence.
-            samples = np.array([max(len(chunks[index]), PAD_SAMPLES + 1) for index in indices], np.int32)
+            samples = np.array(
+                [max(len(chunks[index]), PAD_SAMPLES + 1) for index in indices], np.int32
+            )
             with tf.device(self.device):
                 ids, counts = self._recognise(tf.constant(wave), tf.constant(samples))
                 if self._beam_width:  # they are logits and their frames
                     ids, counts = beam_search_decode(ids, counts, self._beam_width)
-            for index, text in zip(indices, decoded_texts(ids, counts, self.vocabulary.symbols), strict=True):
+            for index, text in zip(
+                indices, decoded_texts(ids, counts, self.vocabulary.symbols), strict=True
+            ):
                 texts[index] = text
         return texts
 
@@ -122,10 +137,10 @@ class Transcriber(NetworkTranscriber):
     Args:
         run: folder of a run with --task asr.
         device: the device to compute on, which must be configured already.
-        checkpoint: name of a checkpoint; by default the best, or the newest. Averaged weights are used if the run has
-            them.
-        beam_width: number of prefixes of the beam search, which runs on the host; 0 takes the most likely symbol of
-            each frame on the device (greedy decoding).
+        checkpoint: name of a checkpoint; by default the best, or the newest. Averaged weights are
+            used if the run has them.
+        beam_width: number of prefixes of the beam search, which runs on the host; 0 takes the most
+            likely symbol of each frame on the device (greedy decoding).
 
     Attributes:
         checkpoint: folder of the checkpoint.
@@ -134,7 +149,9 @@ class Transcriber(NetworkTranscriber):
         CheckpointError: there is no usable checkpoint, or the run has another task.
     """
 
-    def __init__(self, run: Path, device: str = "/CPU:0", checkpoint: str | None = None, beam_width: int = 0):
+    def __init__(
+        self, run: Path, device: str = "/CPU:0", checkpoint: str | None = None, beam_width: int = 0
+    ):
         self.checkpoint = select_checkpoint(run, checkpoint)
         metadata = read_metadata(self.checkpoint)
         network = load_model(self.checkpoint, metadata, device, task="asr")

@@ -1,9 +1,12 @@
 """Export of a trained run as a SavedModel for programs that have TensorFlow but not this package.
 
 FOLDER/
-    saved_model.pb  variables/  …    a voice: signatures `serving_default` (ids → wave) and `reference` (wave → mel);
-                                     a vocoder: `serving_default` (mel → wave) and `log_mel` (wave → mel)
-    metadata.json                    audio format and vocoder; of a voice also ids, text front end and default options
+    saved_model.pb  variables/  …    a voice: signatures `serving_default` (ids → wave) and
+    `reference` (wave → mel);
+                                     a vocoder: `serving_default` (mel → wave) and `log_mel` (wave →
+                                         mel)
+    metadata.json                    audio format and vocoder; of a voice also ids, text front end
+    and default options
 """
 
 import logging
@@ -31,7 +34,13 @@ from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.load_vocoder import TrainedVocoder, load_vocoder
-from myxtts.training.select_checkpoint import audio_format_of, check_task, select_checkpoint, settings_of, vocabulary_of
+from myxtts.training.select_checkpoint import (
+    audio_format_of,
+    check_task,
+    select_checkpoint,
+    settings_of,
+    vocabulary_of,
+)
 from myxtts.training.select_vocoder import VocoderChoice, VocoderRun, select_vocoder
 
 FORMAT = 2
@@ -45,7 +54,9 @@ log = logging.getLogger(__name__)
 
 
 class Export(NamedTuple):
-    """What is written: a module of functions and variables without a Keras object, its signatures and metadata.json."""
+    """What is written: a module of functions and variables without a Keras object, its signatures
+    and metadata.json.
+    """
 
     module: tf.Module
     signatures: dict[str, Any]
@@ -59,7 +70,8 @@ def export_run(
     vocoder: str | None = None,
     iterations: int | None = None,
 ) -> None:
-    """Write a voice or a vocoder as a SavedModel. The export runs on the CPU, and the SavedModel names no device.
+    """Write a voice or a vocoder as a SavedModel. The export runs on the CPU, and the SavedModel
+    names no device.
 
     Args:
         out: folder to make. It appears only when it is complete.
@@ -72,7 +84,10 @@ def export_run(
     if out.exists() or out.is_symlink():
         raise ConfigError(f"--out {out} exists already. Give another folder, or remove this one.")
     if not out.parent.is_dir():
-        raise ConfigError(f"--out {out} cannot be written: there is no folder {out.parent}. Make the folder first.")
+        raise ConfigError(
+            f"--out {out} cannot be written: there is no folder {out.parent}. Make the folder"
+            " first."
+        )
     try:
         str(out).encode()
     except UnicodeEncodeError:
@@ -86,7 +101,9 @@ def export_run(
         choice = select_vocoder(run, metadata, vocoder, iterations)
     elif vocoder is not None or iterations is not None:
         flag = "--iterations" if vocoder is None else "--vocoder"
-        raise ConfigError(f"{flag} was given, but {run} is a vocoder itself, not a voice. Leave out {flag}.")
+        raise ConfigError(
+            f"{flag} was given, but {run} is a vocoder itself, not a voice. Leave out {flag}."
+        )
     placement = plan_routes(PlacementConfig(), gpu_count=0)
     devices.configure(placement)
     device = placement.routes[0].model
@@ -99,13 +116,19 @@ def export_run(
     log.info("export         %s of %s", out, selected)
 
 
-def voice_export(checkpoint: Path, metadata: dict[str, Any], choice: VocoderChoice, device: str) -> Export:
-    """Return the export of a voice with its vocoder; raises CheckpointError if one of them is damaged."""
+def voice_export(
+    checkpoint: Path, metadata: dict[str, Any], choice: VocoderChoice, device: str
+) -> Export:
+    """Return the export of a voice with its vocoder; raises CheckpointError if one of them is
+    damaged.
+    """
     network = load_model(checkpoint, metadata, device, task="tts")
     vocoder = load_vocoder(choice, device)
     document = export_metadata(metadata, vocoder)
     module = synthesis_module(network, vocoder, document["reference_samples"])
-    return Export(module, {"serving_default": module.synthesize, "reference": module.reference_mel}, document)
+    return Export(
+        module, {"serving_default": module.synthesize, "reference": module.reference_mel}, document
+    )
 
 
 def vocoder_export(source: VocoderRun, device: str) -> Export:
@@ -113,7 +136,9 @@ def vocoder_export(source: VocoderRun, device: str) -> Export:
     vocoder = TrainedVocoder(source, device)
     module = vocoder_module(vocoder)
     document = common_metadata(source.metadata, vocoder)
-    return Export(module, {"serving_default": module.synthesize, "log_mel": module.log_mel}, document)
+    return Export(
+        module, {"serving_default": module.synthesize, "log_mel": module.log_mel}, document
+    )
 
 
 def write_export(export: Export, out: Path) -> None:
@@ -127,7 +152,9 @@ def write_export(export: Export, out: Path) -> None:
 
 
 def synthesis_module(network: XTTS, vocoder: VocoderProtocol, reference_samples: int) -> tf.Module:
-    """Return the module of a voice: `synthesize` maps ids to waves, and `reference_mel` a reference wave to its mel."""
+    """Return the module of a voice: `synthesize` maps ids to waves, and `reference_mel` a reference
+    wave to its mel.
+    """
 
     @tf.function(input_signature=SYNTHESIS_SIGNATURE, autograph=False)
     def synthesize(*inputs):
@@ -147,7 +174,9 @@ def synthesis_module(network: XTTS, vocoder: VocoderProtocol, reference_samples:
 
 
 def vocoder_module(vocoder: VocoderProtocol) -> tf.Module:
-    """Return the module of a vocoder: `synthesize` maps mels to waves, and `log_mel` a wave to its mel."""
+    """Return the module of a vocoder: `synthesize` maps mels to waves, and `log_mel` a wave to its
+    mel.
+    """
 
     @tf.function(input_signature=VOCODER_SIGNATURE, autograph=False)
     def synthesize(mel, frames, seed):
@@ -165,9 +194,11 @@ def vocoder_module(vocoder: VocoderProtocol) -> tf.Module:
 
 
 def padded_waves(vocoder: VocoderProtocol, mel, frames, seed):
-    """Return `wave`, float32 [batch, samples], with zeros after the end, and `samples`, int32 [batch].
+    """Return `wave`, float32 [batch, samples], with zeros after the end, and `samples`, int32
+    [batch].
 
-    Each row is computed alone, without its padding, as in `vocode`, so that padding changes no sample.
+    Each row is computed alone, without its padding, as in `vocode`, so that padding changes no
+    sample.
     """
     samples = frames * HOP_SAMPLES
     max_samples = tf.shape(mel)[1] * HOP_SAMPLES
@@ -176,7 +207,9 @@ def padded_waves(vocoder: VocoderProtocol, mel, frames, seed):
         wave = vocoder.synthesize(mel[row : row + 1, : frames[row]], seed)[0]
         return tf.pad(wave, [[0, max_samples - samples[row]]])
 
-    wave = tf.map_fn(row_wave, tf.range(tf.shape(mel)[0]), fn_output_signature=tf.TensorSpec([None], tf.float32))
+    wave = tf.map_fn(
+        row_wave, tf.range(tf.shape(mel)[0]), fn_output_signature=tf.TensorSpec([None], tf.float32)
+    )
     return {"wave": wave, "samples": samples}
 
 
@@ -210,7 +243,9 @@ def export_metadata(metadata: dict[str, Any], vocoder: VocoderProtocol) -> dict[
         "padding_id": PADDING_ID,
         "begin_id": BEGIN_ID,
         "end_id": END_ID,
-        "symbols": {symbol: FIRST_SYMBOL_ID + row for row, symbol in enumerate(vocabulary.symbols.symbols)},
+        "symbols": {
+            symbol: FIRST_SYMBOL_ID + row for row, symbol in enumerate(vocabulary.symbols.symbols)
+        },
         "languages": {language: row for row, language in enumerate(vocabulary.languages)},
         "defaults": asdict(options) | {"seed": [options.seed, 0]},
     }

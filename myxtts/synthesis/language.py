@@ -10,7 +10,8 @@ def choose_language(language: str | None, trained: Sequence[str]) -> str:
     """Return the requested language, or the only trained one if none is requested.
 
     Raises:
-        DataError: the run was not trained on the language, or none was requested and the run has several.
+        DataError: the run was not trained on the language, or none was requested and the run has
+            several.
     """
     if language is None and len(trained) == 1:
         return trained[0]

@@ -1,4 +1,6 @@
-"""Speech synthesis into a file or onto stdout. Checks all it can before it imports TensorFlow, which takes seconds."""
+"""Speech synthesis into a file or onto stdout. Checks all it can before it imports TensorFlow,
+which takes seconds.
+"""
 
 import logging
 import os
@@ -43,7 +45,8 @@ def write_speech(
     """Synthesize a text, on GPU 0 or, without a GPU, on the CPU, and write it sentence by sentence.
 
     Args:
-        out: a file to make, or a pipe that gets the sound as WAV, each sentence as soon as it is synthesized.
+        out: a file to make, or a pipe that gets the sound as WAV, each sentence as soon as it is
+            synthesized.
         language: as in `Synthesizer.synthesize_sentences`.
         vocoder, iterations, checkpoint: as in `Synthesizer`.
         options: fields of SynthesisOptions. Missing fields and None mean the default of the run.
@@ -62,7 +65,9 @@ def write_speech(
     synthesizer = Synthesizer(run, placement.routes[0].model, vocoder, iterations, checkpoint)
     loaded_s = time.perf_counter()
     changed = {name: value for name, value in options.items() if value is not None}
-    waves = synthesizer.synthesize_sentences(text, references, language, replace(synthesizer.options, **changed))
+    waves = synthesizer.synthesize_sentences(
+        text, references, language, replace(synthesizer.options, **changed)
+    )
     samples = 0
     with sound_file(out) if isinstance(out, Path) else wav_stream(out) as sound:
         for wave in waves:
@@ -72,11 +77,19 @@ def write_speech(
             samples += len(wave)
     elapsed_s, speech_s = time.perf_counter() - loaded_s, samples / SAMPLE_RATE_HZ
     name = out if isinstance(out, Path) else "stream"
-    log.info("%s: %.2f s of speech in %.2f s, real-time factor %.3f", name, speech_s, elapsed_s, elapsed_s / speech_s)
+    log.info(
+        "%s: %.2f s of speech in %.2f s, real-time factor %.3f",
+        name,
+        speech_s,
+        elapsed_s,
+        elapsed_s / speech_s,
+    )
 
 
 def _log_first_sound(now_s: float, loaded_s: float, started_s: float) -> None:
-    log.info("first sound    after %.2f s, and %.1f s of loading", now_s - loaded_s, loaded_s - started_s)
+    log.info(
+        "first sound    after %.2f s, and %.1f s of loading", now_s - loaded_s, loaded_s - started_s
+    )
 
 
 def check_inputs(
@@ -107,10 +120,14 @@ def check_inputs(
 def check_output(out: Path, references: Sequence[Path]) -> None:
     """Raise ConfigError if a sound file cannot be written, or would replace a reference."""
     if out.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--out {out} has an unknown file name extension. Use one of {', '.join(FORMATS)}.")
+        raise ConfigError(
+            f"--out {out} has an unknown file name extension. Use one of {', '.join(FORMATS)}."
+        )
     check_writable("--out", out)
     if out.exists() and any(out.samefile(reference) for reference in references):
-        raise ConfigError(f"--out {out} is one of the recordings of --reference. Give another --out.")
+        raise ConfigError(
+            f"--out {out} is one of the recordings of --reference. Give another --out."
+        )
 
 
 class BlockwiseFile(soundfile.SoundFile):
@@ -126,14 +143,17 @@ class BlockwiseFile(soundfile.SoundFile):
 
 @contextmanager
 def sound_file(path: Path) -> Iterator[BlockwiseFile]:
-    """Open a sound file for writing. It is renamed to `path` when the block ends; after an error, nothing is left.
+    """Open a sound file for writing. It is renamed to `path` when the block ends; after an error,
+    nothing is left.
 
     Raises:
         DataError: writing failed.
     """
     partial, format_ = partial_file_of(path), FORMATS[path.suffix.lower()]
     try:
-        with BlockwiseFile(os.fsencode(partial), "w", SAMPLE_RATE_HZ, channels=1, format=format_) as file:
+        with BlockwiseFile(
+            os.fsencode(partial), "w", SAMPLE_RATE_HZ, channels=1, format=format_
+        ) as file:
             yield file
         os.replace(partial, path)
     except soundfile.LibsndfileError as error:

@@ -50,13 +50,14 @@ class Synthesizer:
     Args:
         run: folder of the run. Averaged weights are used if it has them.
         device: the device to compute on, which must be configured already.
-        vocoder: folder of a vocoder's run, or "griffin-lim"; by default the vocoder that the run names, or else
-            Griffin-Lim.
+        vocoder: folder of a vocoder's run, or "griffin-lim"; by default the vocoder that the run
+            names, or else Griffin-Lim.
         iterations: of Griffin-Lim; by default 30.
         checkpoint: its name; by default the best one, or the newest if none was validated.
 
     Attributes:
-        options: default SynthesisOptions, from the settings of the run. `dataclasses.replace` makes variants.
+        options: default SynthesisOptions, from the settings of the run. `dataclasses.replace` makes
+            variants.
 
     Raises:
         CheckpointError: there is no usable checkpoint, or the vocoder cannot be used.
@@ -104,29 +105,34 @@ class Synthesizer:
     ) -> Iterator[np.ndarray]:
         """Synthesize a text of any length sentence by sentence.
 
-        The call itself reads the text and the references. Iterating synthesizes the first sentence alone, so that its
-        wave is there early, then 2, 4 and always 8 sentences at a time, so memory does not grow with the text. All
-        sentences use the same seed.
+        The call itself reads the text and the references. Iterating synthesizes the first sentence
+        alone, so that its wave is there early, then 2, 4 and always 8 sentences at a time, so
+        memory does not grow with the text. All sentences use the same seed.
 
         Args:
             text: `split_text` documents how sentences and paragraphs are found.
-            references: audio files of the speaker of half a second or longer. The beginnings of all files together
-                condition the model. Without references, the model uses its learned default condition.
+            references: audio files of the speaker of half a second or longer. The beginnings of all
+                files together condition the model. Without references, the model uses its learned
+                default condition.
             language: a language that the run was trained on; optional if there is only one.
             options: speed, pitch, energy, steps, guidance and seed; by default `self.options`.
 
         Yields:
-            The wave of each sentence with the pause before it, float32 [samples] in [-1, 1] at 22,050 Hz. Each
-            sentence begins and ends with 0, so concatenated sentences have no clicks.
+            The wave of each sentence with the pause before it, float32 [samples] in [-1, 1] at
+            22,050 Hz. Each sentence begins and ends with 0, so concatenated sentences have no
+            clicks.
 
         Raises:
-            DataError: the text has nothing to speak, the language is missing or unknown, or a reference is unusable.
+            DataError: the text has nothing to speak, the language is missing or unknown, or a
+                reference is unusable.
         """
         languages = self._vocabulary.languages
         language = choose_language(language, languages)
         chunks = self._encode(text, language)
         reference = self._reference_mel(references)
-        return self._synthesize(chunks, reference, languages.index(language), options or self.options)
+        return self._synthesize(
+            chunks, reference, languages.index(language), options or self.options
+        )
 
     def _synthesize(
         self,
@@ -149,7 +155,11 @@ class Synthesizer:
                 time.perf_counter() - started_s,
             )
             for wave, chunk in zip(map(fade_ends, waves), batch, strict=True):
-                pause = np.zeros(0, np.float32) if previous is None else pause_between(*previous, wave, options.speed)
+                pause = (
+                    np.zeros(0, np.float32)
+                    if previous is None
+                    else pause_between(*previous, wave, options.speed)
+                )
                 previous = (wave, chunk.boundary)
                 yield np.concatenate([pause, wave])
 
@@ -168,7 +178,9 @@ class Synthesizer:
                 tf.constant(tokens),
                 tf.constant([len(text) for text in texts]),
                 tf.fill([rows], language),
-                tf.tile(reference[None] if len(reference) else tf.zeros([1, 1, MEL_BANDS]), [rows, 1, 1]),
+                tf.tile(
+                    reference[None] if len(reference) else tf.zeros([1, 1, MEL_BANDS]), [rows, 1, 1]
+                ),
                 tf.fill([rows], len(reference)),
                 options,
             )
@@ -176,29 +188,44 @@ class Synthesizer:
 
     def _warm_up(self) -> None:
         """Trace and optimise the graphs now, so that the first sentence does not wait for it."""
-        tokens, no_reference = np.array([BEGIN_ID, END_ID], np.int32), np.zeros([0, MEL_BANDS], np.float32)
+        tokens, no_reference = (
+            np.array([BEGIN_ID, END_ID], np.int32),
+            np.zeros([0, MEL_BANDS], np.float32),
+        )
         self._synthesize_batch([tokens], no_reference, 0, SynthesisOptions())
 
     def _encode(self, text: str, language: str) -> list[EncodedChunk]:
-        """Encode all chunks of a text. Symbols that are unknown to the run are left out with a warning."""
+        """Encode all chunks of a text. Symbols that are unknown to the run are left out with a
+        warning.
+        """
         chunks: list[EncodedChunk] = []
         sentences_with: dict[str, list[int]] = {}
         for number, chunk in enumerate(split_text(text), 1):
             symbols = symbols_of(chunk.text, language, self._frontend)
             if not symbols:  # such as ① in English
-                log.warning("sentence %d left out, since nothing in it is spoken: %r", number, chunk.text[:60])
+                log.warning(
+                    "sentence %d left out, since nothing in it is spoken: %r",
+                    number,
+                    chunk.text[:60],
+                )
                 continue
             unknown = self._vocabulary.symbols.unknown(symbols)
             known = [symbol for symbol in symbols if symbol not in unknown]
             if len(known) <= (1 - MAX_UNKNOWN_FRACTION) * len(symbols):
-                raise DataError(_unknown_symbols_message(number, chunk, len(known), len(symbols), unknown))
+                raise DataError(
+                    _unknown_symbols_message(number, chunk, len(known), len(symbols), unknown)
+                )
             for symbol in unknown:
                 sentences_with.setdefault(symbol, []).append(number)
             chunks.append(EncodedChunk(self._vocabulary.symbols.encode(known), chunk.boundary))
         if not chunks:
             raise DataError(empty_text_message(text))
         for symbol, numbers in sentences_with.items():
-            log.warning("symbol left out, since the training corpus lacks it: %s (%s)", symbol, _sentences(numbers))
+            log.warning(
+                "symbol left out, since the training corpus lacks it: %s (%s)",
+                symbol,
+                _sentences(numbers),
+            )
         return chunks
 
     def _reference_mel(self, references: Sequence[Path]) -> np.ndarray:
@@ -212,7 +239,9 @@ class Synthesizer:
 
 
 def growing_batches(count: int) -> Iterator[tuple[int, int]]:
-    """Yield the first index and the end of batches of 1, 2, 4 and then BATCH_CHUNKS of `count` chunks."""
+    """Yield the first index and the end of batches of 1, 2, 4 and then BATCH_CHUNKS of `count`
+    chunks.
+    """
     first, size = 0, 1
     while first < count:
         end = min(first + size, count)
@@ -220,11 +249,14 @@ def growing_batches(count: int) -> Iterator[tuple[int, int]]:
         first, size = end, min(2 * size, BATCH_CHUNKS)
 
 
-def _unknown_symbols_message(number: int, chunk: TextChunk, known: int, total: int, unknown: Sequence[str]) -> str:
+def _unknown_symbols_message(
+    number: int, chunk: TextChunk, known: int, total: int, unknown: Sequence[str]
+) -> str:
     missing = f" (unknown: {' '.join(unknown)})" if unknown else ""
     return (
-        f"the training corpus has only {known} of the {total} symbols of sentence {number}, {chunk.text!r}{missing}. "
-        "Give a text in a language of the corpus, and name the language with --language."
+        f"the training corpus has only {known} of the {total} symbols of sentence {number},"
+        f" {chunk.text!r}{missing}. Give a text in a language of the corpus, and name the language"
+        " with --language."
     )
 
 

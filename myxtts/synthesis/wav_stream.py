@@ -13,13 +13,16 @@ import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 
-UNKNOWN = 0xFFFFFFFF  # bytes, as FFmpeg writes them into a pipe: readers go on until the end of the stream
+# bytes, as FFmpeg writes them into a pipe: readers go on until the end of the stream
+UNKNOWN = 0xFFFFFFFF
 BYTES = 2  # of a sample
 HEADER_BYTES = 44
 
 
 class WavStream:
-    """Writes waves as one WAV; each wave leaves at once. The samples equal those of a file that soundfile writes."""
+    """Writes waves as one WAV; each wave leaves at once. The samples equal those of a file that
+    soundfile writes.
+    """
 
     def __init__(self, pipe: BinaryIO):
         self._pipe = pipe
@@ -47,20 +50,28 @@ class WavStream:
 
 @contextmanager
 def wav_stream(pipe: BinaryIO) -> Iterator[WavStream]:
-    """Open a WavStream, which ends with the block; after an error the sound so far remains, with an unknown length."""
+    """Open a WavStream, which ends with the block; after an error the sound so far remains, with an
+    unknown length.
+    """
     stream = WavStream(pipe)
     yield stream
     stream.end()
 
 
 def wav_header(data_bytes: int = UNKNOWN) -> bytes:
-    """Return the header of a WAV, 16 bits, mono (Multimedia Programming Interface and Data Specifications 1.0)."""
+    """Return the header of a WAV, 16 bits, mono (Multimedia Programming Interface and Data
+    Specifications 1.0).
+    """
     pcm, channels = 1, 1
-    form = struct.pack("<HHIIHH", pcm, channels, SAMPLE_RATE_HZ, SAMPLE_RATE_HZ * BYTES, BYTES, 8 * BYTES)
+    form = struct.pack(
+        "<HHIIHH", pcm, channels, SAMPLE_RATE_HZ, SAMPLE_RATE_HZ * BYTES, BYTES, 8 * BYTES
+    )
     data_bytes = min(data_bytes, UNKNOWN)  # beyond 4 GiB there is no length
     riff_bytes = min(data_bytes + HEADER_BYTES - 8, UNKNOWN)
     fields = (b"RIFF", riff_bytes, b"WAVE", b"fmt ", len(form), form, b"data", data_bytes)
-    return b"".join(field if isinstance(field, bytes) else struct.pack("<I", field) for field in fields)
+    return b"".join(
+        field if isinstance(field, bytes) else struct.pack("<I", field) for field in fields
+    )
 
 
 def _can_overwrite(pipe: BinaryIO) -> bool:

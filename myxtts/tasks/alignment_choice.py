@@ -26,10 +26,13 @@ class Choice(NamedTuple):
     line: str
 
 
-def choose_alignment_search(setting: str, compile_step: bool, device: str, sizes: dict[str, int]) -> Choice:
+def choose_alignment_search(
+    setting: str, compile_step: bool, device: str, sizes: dict[str, int]
+) -> Choice:
     """Choose the fastest search that works on a model device.
 
-    On a CPU this is always XLA's, which is not measured. On a GPU the candidates are measured on random scores.
+    On a CPU this is always XLA's, which is not measured. On a GPU the candidates are measured on
+    random scores.
 
     Args:
         setting: `alignment_search`.
@@ -40,7 +43,11 @@ def choose_alignment_search(setting: str, compile_step: bool, device: str, sizes
         ConfigError: the setting names a search that needs XLA where XLA does not work.
     """
     devices = _candidates(setting, compile_step, device)
-    failures = {name: reason for name, compiled_on in devices.items() if (reason := xla_failure(compiled_on))}
+    failures = {
+        name: reason
+        for name, compiled_on in devices.items()
+        if (reason := xla_failure(compiled_on))
+    }
     if setting in failures:
         raise ConfigError(
             f"--alignment-search {setting} was given, but XLA does not work on {devices[setting]} "
@@ -50,12 +57,16 @@ def choose_alignment_search(setting: str, compile_step: bool, device: str, sizes
     searches = {name: search_of(name, device) for name in names}
     if len(names) > 1:
         return _fastest(searches, device, sizes)
-    reasons = "; ".join(f"XLA does not work on {devices[name]} ({reason})" for name, reason in failures.items())
+    reasons = "; ".join(
+        f"XLA does not work on {devices[name]} ({reason})" for name, reason in failures.items()
+    )
     return Choice(searches[names[0]], f"{names[0]}: {reasons}" if reasons else names[0])
 
 
 def _candidates(setting: str, compile_step: bool, device: str) -> dict[str, str]:
-    """Return the searches that XLA compiles, and for which device; `loop` is what remains without any."""
+    """Return the searches that XLA compiles, and for which device; `loop` is what remains without
+    any.
+    """
     devices = {"xla": device, "host": HOST}
     if setting != "auto":
         return {name: device for name, device in devices.items() if name == setting}

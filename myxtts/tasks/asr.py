@@ -30,7 +30,9 @@ class ASRTask:
     def has_small_operations(self, config: Config) -> bool:
         return False
 
-    def extractor(self, config: Config, training: bool, load_teacher: LoadFrozen | None = None) -> FeatureExtractor:
+    def extractor(
+        self, config: Config, training: bool, load_teacher: LoadFrozen | None = None
+    ) -> FeatureExtractor:
         if not training:
             return asr_extractor()
         settings = config.asr
@@ -52,7 +54,11 @@ class ASRTask:
         return None
 
     def build(
-        self, config: Config, vocabulary: Vocabulary, training: bool = True, precision: str = "float32"
+        self,
+        config: Config,
+        vocabulary: Vocabulary,
+        training: bool = True,
+        precision: str = "float32",
     ) -> keras.Model:
         settings: dict[str, Any] = {
             "precision": config.training.precision,
@@ -67,7 +73,9 @@ class ASRTask:
             **(settings if training else {"precision": precision}),
         )
 
-    def tune(self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]) -> dict[str, str]:
+    def tune(
+        self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
+    ) -> dict[str, str]:
         return {}
 
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:

@@ -37,7 +37,9 @@ class ErrorRateMetric:
 
     def update(self, batch: dict, measured: dict) -> None:
         transcripts = decoded_texts(measured["ids"], measured["counts"], self._symbols)
-        for reference, transcript in zip(references(batch, self._symbols), transcripts, strict=True):
+        for reference, transcript in zip(
+            references(batch, self._symbols), transcripts, strict=True
+        ):
             if reference:
                 self._references.append(reference)
                 self._transcripts.append(transcript.strip())  # as `Transcriber` does
@@ -58,13 +60,20 @@ class ASRSampler:
     """
 
     def __init__(
-        self, network: keras.Model, examples: Examples, symbols: SymbolTable, folder: Path, tensorboard: TensorBoard
+        self,
+        network: keras.Model,
+        examples: Examples,
+        symbols: SymbolTable,
+        folder: Path,
+        tensorboard: TensorBoard,
     ):
         def transcribe(batch):
             _, outputs = network(batch, training=False)
             return tf.nn.softmax(outputs["logits"]), outputs["frames"], *greedy_decode(**outputs)
 
-        self._transcribe = tf.function(transcribe, input_signature=[tensor_specs(ASR_FEATURES)], autograph=False)
+        self._transcribe = tf.function(
+            transcribe, input_signature=[tensor_specs(ASR_FEATURES)], autograph=False
+        )
         examples = examples.sampled(ASR_FEATURES)
         self._batch, self._ids, self._symbols = examples.batch, examples.ids, symbols
         self._folder, self._tensorboard = folder, tensorboard
@@ -78,12 +87,22 @@ class ASRSampler:
         posteriors, positions, ids, counts = self._transcribe(batch)
         transcribed = decoded_texts(ids, counts, self._symbols)
         rows = zip(self._ids, references(batch, self._symbols), transcribed, strict=True)
-        lines = [f"{name}\n  reference   {reference}\n  transcript  {text}\n" for name, reference, text in rows]
-        columns = batch["mel"].numpy(), batch["frames"].numpy(), posteriors.numpy(), positions.numpy()
+        lines = [
+            f"{name}\n  reference   {reference}\n  transcript  {text}\n"
+            for name, reference, text in rows
+        ]
+        columns = (
+            batch["mel"].numpy(),
+            batch["frames"].numpy(),
+            posteriors.numpy(),
+            positions.numpy(),
+        )
         samples = replaced_folder(self._folder / f"step-{step:06d}")
         with going_on_if_full(f"the samples of step {step}"), samples as folder:
             (folder / "transcripts.txt").write_text("\n".join(lines), encoding="utf-8")
-            for number, (mel, frames, posterior, positions) in enumerate(zip(*columns, strict=True)):
+            for number, (mel, frames, posterior, positions) in enumerate(
+                zip(*columns, strict=True)
+            ):
                 name = numbered_name(number + 1, self._ids[number])
                 likeliest = self._likeliest(posterior[:positions])
                 picture = mel_and_posteriors(mel[:frames], likeliest, transcribed[number])
@@ -91,6 +110,10 @@ class ASRSampler:
                 self._tensorboard.picture(step, f"posteriors/{name}", picture)
 
     def _likeliest(self, posteriors: np.ndarray) -> dict[str, np.ndarray]:
-        """Return, by name and in the order of their ids, the symbols that are the likeliest at some position."""
+        """Return, by name and in the order of their ids, the symbols that are the likeliest at some
+        position.
+        """
         names = {BLANK_ID: "blank"} | dict(enumerate(self._symbols.symbols, FIRST_SYMBOL_ID))
-        return {names.get(i, str(i)): posteriors[:, i] for i in np.unique(posteriors.argmax(axis=1))}
+        return {
+            names.get(i, str(i)): posteriors[:, i] for i in np.unique(posteriors.argmax(axis=1))
+        }

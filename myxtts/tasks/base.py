@@ -14,8 +14,8 @@ from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary
 from myxtts.observe.metrics import TensorBoard
 
-# Arrays of its own size that a block keeps for its gradient. Measured: 16.8 MiB a row of 4 s (`normal`) and 5.2 MiB a
-# row of 3 s (`tiny`), where this number gives 16.2 and 3.4.
+# Arrays of its own size that a block keeps for its gradient. Measured: 16.8 MiB a row of 4 s
+# (`normal`) and 5.2 MiB a row of 3 s (`tiny`), where this number gives 16.2 and 3.4.
 KEPT_ARRAYS = 9
 
 SAMPLED_UTTERANCES = 4
@@ -25,7 +25,8 @@ class Examples(NamedTuple):
     """The held-out utterances to write samples of.
 
     Attributes:
-        batch: features on the device of the network that they are for: the observer, or the first replica.
+        batch: features on the device of the network that they are for: the observer, or the first
+            replica.
         ids, texts, files: of its rows; the files are the recordings.
     """
 
@@ -35,7 +36,9 @@ class Examples(NamedTuple):
     files: list[str]
 
     def sampled(self, fields: dict[str, Field]) -> "Examples":
-        """Return the first ones, of which samples are written; `fields` is the contract of the batch."""
+        """Return the first ones, of which samples are written; `fields` is the contract of the
+        batch.
+        """
         count = min(SAMPLED_UTTERANCES, len(self.ids))
         batch = first_rows(self.batch, fields, count)
         return Examples(batch, self.ids[:count], self.texts[:count], self.files[:count])
@@ -44,8 +47,8 @@ class Examples(NamedTuple):
 class Sampler(Protocol):
     """Writes the output of a network for some held-out utterances to files and TensorBoard.
 
-    The caller has set the weights and entered the network's device. All that a call computes is compiled by `trace`, on
-    the main thread, so that any thread may call.
+    The caller has set the weights and entered the network's device. All that a call computes is
+    compiled by `trace`, on the main thread, so that any thread may call.
     """
 
     def trace(self) -> None:
@@ -62,11 +65,15 @@ class Metric(Protocol):
 
     @staticmethod
     def measure(batch: dict, outputs: dict) -> dict:
-        """Return what `update` needs of the model's outputs, as tensors by name; a part of a compiled function."""
+        """Return what `update` needs of the model's outputs, as tensors by name; a part of a
+        compiled function.
+        """
         ...
 
     def update(self, batch: dict, measured: dict) -> None:
-        """Add one batch and what was measured of it. Computes nothing on the device: any thread may call."""
+        """Add one batch and what was measured of it. Computes nothing on the device: any thread may
+        call.
+        """
         ...
 
     def result(self) -> dict[str, float]:
@@ -75,13 +82,16 @@ class Metric(Protocol):
 
 
 class Evaluator(Protocol):
-    """Measures a network by the scores of its task; `evaluation.in_run`, which stands above this module, has it.
+    """Measures a network by the scores of its task; `evaluation.in_run`, which stands above this
+    module, has it.
 
-    All that a call computes is compiled when it is made, on the main thread, so that any thread may call.
+    All that a call computes is compiled when it is made, on the main thread, so that any thread may
+    call.
     """
 
     def __call__(self, step: int, pace: Callable[[], None] | None) -> dict[str, float]:
-        """Measure the weights that the network has; return figures by name, each with the prefix `evaluation_`.
+        """Measure the weights that the network has; return figures by name, each with the prefix
+        `evaluation_`.
 
         Args:
             pace: called before each batch or utterance; nothing is queued on the device then.
@@ -90,13 +100,16 @@ class Evaluator(Protocol):
 
 
 class Task(Protocol):
-    """What a run trains: batches, network, metric and samples. Each task also has a length rule in length_rules.py.
+    """What a run trains: batches, network, metric and samples. Each task also has a length rule in
+    length_rules.py.
 
     Attributes:
         name: value of the setting `task`.
-        components: groups of layers that --freeze names; the network's `component_layers` has the layers.
+        components: groups of layers that --freeze names; the network's `component_layers` has the
+            layers.
         supports_xla: whether XLA compiles the training step.
-        augmentation: flag of an augmentation that takes time on the data device; empty if the task has none.
+        augmentation: flag of an augmentation that takes time on the data device; empty if the task
+            has none.
     """
 
     name: str
@@ -105,40 +118,59 @@ class Task(Protocol):
     augmentation: str
 
     def has_small_operations(self, config: Config) -> bool:
-        """Return whether training on 2 cores is faster with one thread for each operation (benchmarks/threads.py).
+        """Return whether training on 2 cores is faster with one thread for each operation
+        (benchmarks/threads.py).
 
         The losses must not depend on it, in any bit.
         """
         ...
 
-    def extractor(self, config: Config, training: bool, load_teacher: LoadFrozen | None = None) -> FeatureExtractor:
-        """Return the batch contracts and the function from waves to features; augmentation is for training only.
+    def extractor(
+        self, config: Config, training: bool, load_teacher: LoadFrozen | None = None
+    ) -> FeatureExtractor:
+        """Return the batch contracts and the function from waves to features; augmentation is for
+        training only.
 
         Args:
-            load_teacher: loads the teacher that the settings name. Without it, features are those of the recordings.
+            load_teacher: loads the teacher that the settings name. Without it, features are those
+                of the recordings.
         """
         ...
 
     def segment_s(self, config: Config) -> float | None:
-        """Return the duration of the segment of each utterance that a step takes; None if it takes whole utterances."""
-        ...
-
-    def sample_extractor(self, config: Config, load_teacher: LoadFrozen | None = None) -> FeatureExtractor | None:
-        """Return the extractor of the sampler's examples; None for that of validation. See `extractor`."""
-        ...
-
-    def build(
-        self, config: Config, vocabulary: Vocabulary, training: bool = True, precision: str = "float32"
-    ) -> keras.Model:
-        """Build the network with its initial weights; without `training` in `precision` and without dropout.
-
-        Its call returns (losses by name, outputs); `BATCH_FIELDS` is the contract of its input, `LOSS_NAMES` the
-        names of the losses.
+        """Return the duration of the segment of each utterance that a step takes; None if it takes
+        whole utterances.
         """
         ...
 
-    def tune(self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]) -> dict[str, str]:
-        """Choose among implementations of a network that is to be trained, which must not change any result.
+    def sample_extractor(
+        self, config: Config, load_teacher: LoadFrozen | None = None
+    ) -> FeatureExtractor | None:
+        """Return the extractor of the sampler's examples; None for that of validation. See
+        `extractor`.
+        """
+        ...
+
+    def build(
+        self,
+        config: Config,
+        vocabulary: Vocabulary,
+        training: bool = True,
+        precision: str = "float32",
+    ) -> keras.Model:
+        """Build the network with its initial weights; without `training` in `precision` and without
+        dropout.
+
+        Its call returns (losses by name, outputs); `BATCH_FIELDS` is the contract of its input,
+        `LOSS_NAMES` the names of the losses.
+        """
+        ...
+
+    def tune(
+        self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
+    ) -> dict[str, str]:
+        """Choose among implementations of a network that is to be trained, which must not change
+        any result.
 
         Args:
             device: of the model.
@@ -178,7 +210,8 @@ class Task(Protocol):
         tensorboard: TensorBoard,
         load_vocoder: Callable[[], VocoderProtocol],
     ) -> Sampler:
-        """Return the sampler of a network for some held-out utterances, which writes below `folder`.
+        """Return the sampler of a network for some held-out utterances, which writes below
+        `folder`.
 
         Args:
             load_vocoder: loads the vocoder that the settings name.

@@ -1,4 +1,6 @@
-"""The length rule of each task that needs texts; apart from the tasks themselves, which import TensorFlow."""
+"""The length rule of each task that needs texts; apart from the tasks themselves, which import
+TensorFlow.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -13,5 +15,7 @@ LENGTH_RULES: Mapping[str, Callable[[Config], LengthRule | None]] = {
 
 
 def length_rule_of(config: Config) -> LengthRule | None:
-    """Return the rule by which utterances that are too short for their text are rejected; None without texts."""
+    """Return the rule by which utterances that are too short for their text are rejected; None
+    without texts.
+    """
     return LENGTH_RULES[config.model.task](config)

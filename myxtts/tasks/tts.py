@@ -32,7 +32,9 @@ class TTSTask:
     def has_small_operations(self, config: Config) -> bool:
         return config.model.model_size == "tiny"
 
-    def extractor(self, config: Config, training: bool, load_teacher: LoadFrozen | None = None) -> FeatureExtractor:
+    def extractor(
+        self, config: Config, training: bool, load_teacher: LoadFrozen | None = None
+    ) -> FeatureExtractor:
         if not training:
             return tts_extractor(load_teacher=load_teacher)
         fraction = config.teacher.teacher_fraction
@@ -45,7 +47,11 @@ class TTSTask:
         return None
 
     def build(
-        self, config: Config, vocabulary: Vocabulary, training: bool = True, precision: str = "float32"
+        self,
+        config: Config,
+        vocabulary: Vocabulary,
+        training: bool = True,
+        precision: str = "float32",
     ) -> keras.Model:
         model = config.model
         settings: dict[str, Any] = {
@@ -58,13 +64,22 @@ class TTSTask:
             "taught": config.teacher.teacher is not None,
         }
         symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
-        return build_xtts(model.model_size, symbols, languages, **(settings if training else {"precision": precision}))
+        return build_xtts(
+            model.model_size,
+            symbols,
+            languages,
+            **(settings if training else {"precision": precision}),
+        )
 
-    def tune(self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]) -> dict[str, str]:
+    def tune(
+        self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
+    ) -> dict[str, str]:
         if "path" in network.BATCH_FIELDS:
             return {"alignment": "by the teacher"}
         training = config.training
-        choice = choose_alignment_search(training.alignment_search, training.compile == "xla", device, sizes)
+        choice = choose_alignment_search(
+            training.alignment_search, training.compile == "xla", device, sizes
+        )
         network.alignment_search = choice.search
         return {"alignment": choice.line}
 
@@ -93,4 +108,6 @@ class TTSTask:
         tensorboard: TensorBoard,
         load_vocoder: Callable[[], VocoderProtocol],
     ) -> TTSSampler:
-        return TTSSampler(network, examples, synthesis_options(config.model), load_vocoder(), folder, tensorboard)
+        return TTSSampler(
+            network, examples, synthesis_options(config.model), load_vocoder(), folder, tensorboard
+        )

@@ -1,4 +1,6 @@
-"""Synthesized speech of a few held-out utterances beside their recordings and copies of these, with pictures."""
+"""Synthesized speech of a few held-out utterances beside their recordings and copies of these, with
+pictures.
+"""
 
 from pathlib import Path
 
@@ -23,11 +25,13 @@ class TTSSampler:
 
     Args:
         network: an `XTTS`.
-        examples: TTS_FEATURES or TAUGHT_TTS_FEATURES; the first rows are synthesized, each with its own reference.
+        examples: TTS_FEATURES or TAUGHT_TTS_FEATURES; the first rows are synthesized, each with its
+            own reference.
         options: how the texts are synthesized.
         vocoder: computes the waves. A trained one is compared with Griffin-Lim.
-        folder: gets `step-000500/` with the sounds and a picture of each utterance: `1-NAME.wav` is synthesized, and
-            `observe.page.samples` names the others, such as `1-NAME.recording.wav`.
+        folder: gets `step-000500/` with the sounds and a picture of each utterance: `1-NAME.wav` is
+            synthesized, and `observe.page.samples` names the others, such as
+            `1-NAME.recording.wav`.
         tensorboard: gets the synthesized sounds and the pictures.
     """
 
@@ -62,18 +66,28 @@ class TTSSampler:
 
     def __call__(self, step: int) -> None:
         batch = self._batch
-        mels, frames, _ = self._network.synthesize_mel(*(batch[name] for name in TEXT_INPUTS), *self._options)
+        mels, frames, _ = self._network.synthesize_mel(
+            *(batch[name] for name in TEXT_INPUTS), *self._options
+        )
         mels, frames = mels.numpy(), frames.numpy()
         synthesized = zip(self._ids, self._texts, mels, frames, strict=True)
-        recorded = zip(batch["mel"].numpy(), batch["frames"].numpy(), self._align(batch).numpy(), strict=True)
-        sounds = self._fixed | {kind: vocode(by, mels, frames) for kind, by in self._synthesized_by.items()}
+        recorded = zip(
+            batch["mel"].numpy(), batch["frames"].numpy(), self._align(batch).numpy(), strict=True
+        )
+        sounds = self._fixed | {
+            kind: vocode(by, mels, frames) for kind, by in self._synthesized_by.items()
+        }
         samples = replaced_folder(self._folder / f"step-{step:06d}")
         with going_on_if_full(f"the samples of step {step}"), samples as folder:
             for row, (utterance, recording) in enumerate(zip(synthesized, recorded, strict=True)):
                 identity, text, mel, length = utterance
                 recorded_mel, recorded_length, path = recording
-                picture = mel_and_alignment(recorded_mel[:recorded_length], mel[:length], path[:recorded_length], text)
-                name = numbered_name(row + 1, identity)  # files of several folders may have the same stem
+                picture = mel_and_alignment(
+                    recorded_mel[:recorded_length], mel[:length], path[:recorded_length], text
+                )
+                name = numbered_name(
+                    row + 1, identity
+                )  # files of several folders may have the same stem
                 for kind, waves in sounds.items():
                     write_wav(folder / sound_file(name, kind), waves[row])
                 (folder / f"{name}.png").write_bytes(png_bytes(picture))

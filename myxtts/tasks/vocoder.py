@@ -18,7 +18,9 @@ from myxtts.observe.metrics import TensorBoard
 from myxtts.tasks.base import KEPT_ARRAYS, Examples, Metric, dimensions, kept_bytes
 from myxtts.tasks.vocoder_samples import LogMelError, VocoderSampler
 
-KEPT_SPECTRA = 60  # float32 arrays of the size of a spectrum that filters, projection and losses keep
+KEPT_SPECTRA = (
+    60  # float32 arrays of the size of a spectrum that filters, projection and losses keep
+)
 
 
 class VocoderTask:
@@ -32,17 +34,25 @@ class VocoderTask:
     def has_small_operations(self, config: Config) -> bool:
         return False
 
-    def extractor(self, config: Config, training: bool, load_teacher: LoadFrozen | None = None) -> FeatureExtractor:
+    def extractor(
+        self, config: Config, training: bool, load_teacher: LoadFrozen | None = None
+    ) -> FeatureExtractor:
         return vocoder_extractor(segment_frames_of(config), training, load_teacher)
 
     def segment_s(self, config: Config) -> float:
         return config.vocoder.vocoder_segment_seconds
 
-    def sample_extractor(self, config: Config, load_teacher: LoadFrozen | None = None) -> FeatureExtractor:
+    def sample_extractor(
+        self, config: Config, load_teacher: LoadFrozen | None = None
+    ) -> FeatureExtractor:
         return vocoder_extractor(load_teacher=load_teacher)
 
     def build(
-        self, config: Config, vocabulary: Vocabulary, training: bool = True, precision: str = "float32"
+        self,
+        config: Config,
+        vocabulary: Vocabulary,
+        training: bool = True,
+        precision: str = "float32",
     ) -> keras.Model:
         model, is_taught = config.model, config.teacher.teacher is not None
         if not training:
@@ -55,11 +65,16 @@ class VocoderTask:
             adversarial=adversarial_settings_of(config.vocoder),
         )
 
-    def tune(self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]) -> dict[str, str]:
+    def tune(
+        self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
+    ) -> dict[str, str]:
         return {}
 
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
-        size, positions = vocoder.SIZES[config.model.model_size], sizes["batch"] * sizes["segment_frames"]
+        size, positions = (
+            vocoder.SIZES[config.model.model_size],
+            sizes["batch"] * sizes["segment_frames"],
+        )
         kept = 1 if config.model.gradient_checkpointing else KEPT_ARRAYS
         blocks = size.channels * size.blocks * kept * kept_bytes(config)
         judged = 0

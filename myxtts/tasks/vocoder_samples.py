@@ -1,4 +1,6 @@
-"""Copy synthesis of a few held-out utterances: sounds and pictures of the recording, the vocoder and Griffin-Lim."""
+"""Copy synthesis of a few held-out utterances: sounds and pictures of the recording, the vocoder
+and Griffin-Lim.
+"""
 
 from pathlib import Path
 
@@ -23,7 +25,8 @@ SEED = (0, 0)  # of the vocoder's noise and of Griffin-Lim's phases
 
 
 class LogMelError:
-    """Mean absolute error of the log-mels of vocoded segments against those of the recordings; see `tasks.base.Metric`.
+    """Mean absolute error of the log-mels of vocoded segments against those of the recordings; see
+    `tasks.base.Metric`.
 
     Utterances count equally.
     """
@@ -45,25 +48,36 @@ class LogMelError:
 
 
 class VocoderSampler:
-    """Turns the log-mels of the same held-out utterances back into waves at each call; see `tasks.base.Sampler`.
+    """Turns the log-mels of the same held-out utterances back into waves at each call; see
+    `tasks.base.Sampler`.
 
     Args:
         network: a `Vocoder`.
-        examples: VOCODER_FEATURES of whole utterances, or TAUGHT_VOCODER_FEATURES; the first rows are used.
-        folder: gets `step-000500/` with a PNG and three WAVs for each utterance, such as `1-NAME.recording.wav`.
+        examples: VOCODER_FEATURES of whole utterances, or TAUGHT_VOCODER_FEATURES; the first rows
+            are used.
+        folder: gets `step-000500/` with a PNG and three WAVs for each utterance, such as
+            `1-NAME.recording.wav`.
         tensorboard: gets the same sounds and pictures.
     """
 
-    def __init__(self, network: keras.Model, examples: Examples, folder: Path, tensorboard: TensorBoard):
+    def __init__(
+        self, network: keras.Model, examples: Examples, folder: Path, tensorboard: TensorBoard
+    ):
         self._network, self._seed = network, tf.constant(SEED)
-        self._log_mel = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None], tf.float32)], autograph=False)
+        self._log_mel = tf.function(
+            log_mel, input_signature=[tf.TensorSpec([None, None], tf.float32)], autograph=False
+        )
         examples = examples.sampled(TAUGHT_VOCODER_FEATURES)
         batch = examples.batch
         self._names = [numbered_name(number, name) for number, name in enumerate(examples.ids, 1)]
         frames = batch["frames"].numpy()
-        self._mels = [mel[:length] for mel, length in zip(batch["mel"].numpy(), frames, strict=True)]
+        self._mels = [
+            mel[:length] for mel, length in zip(batch["mel"].numpy(), frames, strict=True)
+        ]
         waves = batch["wave"].numpy()
-        self._recordings = [wave[: length * HOP_SAMPLES] for wave, length in zip(waves, frames, strict=True)]
+        self._recordings = [
+            wave[: length * HOP_SAMPLES] for wave, length in zip(waves, frames, strict=True)
+        ]
         self._griffin_lim = vocode(GriffinLim(), batch["mel"], batch["frames"], SEED)
         self._folder, self._tensorboard = folder, tensorboard
 
@@ -79,7 +93,10 @@ class VocoderSampler:
             for name, recording, mel, griffin_lim in rows:
                 vocoded = self._network.synthesize(mel[None], self._seed).numpy()[0]
                 self._write(
-                    folder, step, name, {"recording": recording, "vocoder": vocoded, "griffin-lim": griffin_lim}
+                    folder,
+                    step,
+                    name,
+                    {"recording": recording, "vocoder": vocoded, "griffin-lim": griffin_lim},
                 )
 
     def _write(self, folder: Path, step: int, name: str, waves: dict[str, np.ndarray]) -> None:
@@ -87,6 +104,8 @@ class VocoderSampler:
         for kind, wave in waves.items():
             write_wav(folder / sound_file(name, kind), wave)
             self._tensorboard.sound(step, f"{kind}/{name}", wave)
-        picture = mels({kind: self._log_mel(wave[None]).numpy()[0] for kind, wave in waves.items()}, name)
+        picture = mels(
+            {kind: self._log_mel(wave[None]).numpy()[0] for kind, wave in waves.items()}, name
+        )
         (folder / f"{name}.png").write_bytes(png_bytes(picture))
         self._tensorboard.picture(step, f"mels/{name}", picture)

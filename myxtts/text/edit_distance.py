@@ -6,14 +6,16 @@ import numpy as np
 
 
 def edit_distance(reference: Sequence[Hashable], hypothesis: Sequence[Hashable]) -> int:
-    """Return the fewest substitutions, deletions and insertions between two sequences (Levenshtein 1966).
+    """Return the fewest substitutions, deletions and insertions between two sequences (Levenshtein
+    1966).
 
-    The table is computed row by row. An insertion costs 1 per column, so the best cost by insertions within a row is
-    a running minimum of (cost - column).
+    The table is computed row by row. An insertion costs 1 per column, so the best cost by
+    insertions within a row is a running minimum of (cost - column).
     """
     ids: dict[Hashable, int] = {}
     reference_ids, hypothesis_ids = (
-        np.array([ids.setdefault(item, len(ids)) for item in items], dtype=int) for items in (reference, hypothesis)
+        np.array([ids.setdefault(item, len(ids)) for item in items], dtype=int)
+        for items in (reference, hypothesis)
     )
     column = np.arange(len(hypothesis_ids) + 1)
     row = column
@@ -24,10 +26,11 @@ def edit_distance(reference: Sequence[Hashable], hypothesis: Sequence[Hashable])
 
 
 def error_rate(pairs: Iterable[tuple[Sequence[Hashable], Sequence[Hashable]]]) -> float:
-    """Return the edits divided by the length of the references, both summed over all (reference, hypothesis) pairs.
+    """Return the edits divided by the length of the references, both summed over all (reference,
+    hypothesis) pairs.
 
-    Pairs of strings have a character error rate, pairs of lists of words a word error rate. Many insertions can raise
-    it above 1.
+    Pairs of strings have a character error rate, pairs of lists of words a word error rate. Many
+    insertions can raise it above 1.
 
     Raises:
         ValueError: all references are empty.
@@ -46,5 +49,7 @@ def error_rates(references: Sequence[str], hypotheses: Sequence[str]) -> dict[st
     pairs = list(zip(references, hypotheses, strict=True))
     return {
         "character_error_rate": error_rate(pairs),
-        "word_error_rate": error_rate((reference.split(), hypothesis.split()) for reference, hypothesis in pairs),
+        "word_error_rate": error_rate(
+            (reference.split(), hypothesis.split()) for reference, hypothesis in pairs
+        ),
     }

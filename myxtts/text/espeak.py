@@ -1,7 +1,8 @@
 """espeak-ng through ctypes: phonemes of a text, and speech with the time of each phoneme.
 
-The package `espeakng_loader` contains the library and its data. espeak-ng has the licence GPL-3, so it is loaded on
-first use and never at import. The interface is `speak_lib.h`, API revision 12 (espeak-ng 1.49 to 1.52).
+The package `espeakng_loader` contains the library and its data. espeak-ng has the licence GPL-3, so
+it is loaded on first use and never at import. The interface is `speak_lib.h`, API revision 12
+(espeak-ng 1.49 to 1.52).
 """
 
 import ctypes
@@ -33,10 +34,13 @@ _IPA = 2
 _RATE, _VOLUME, _PITCH = 1, 2, 3
 _END_OF_LIST, _WORD, _PHONEME = 0, 1, 7
 _BUFFER_MS = 10_000  # one callback for most sentences
-_VOLUME_PERCENT = 60  # at 100 some vowels reach full scale and activate the gain control of the library
+_VOLUME_PERCENT = (
+    60  # at 100 some vowels reach full scale and activate the gain control of the library
+)
 _HOME_PATH_CHARACTERS = 159  # size of the buffer that espeak-ng has for the path of its data
 _LANGUAGE_SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)")
-# espeak-ng 1.52 writes the word for each dot of 1.1.1. … behind the end of a buffer of 200 bytes (Georgian, Haitian).
+# espeak-ng 1.52 writes the word for each dot of 1.1.1. … behind the end of a buffer of 200 bytes
+# (Georgian, Haitian).
 _LONG_NUMBER = re.compile(r"\d[\d.]{19,}")
 _DEFAULT_DIALECT = {"en": "en-us"}
 
@@ -93,15 +97,17 @@ class _VoiceRecord(ctypes.Structure):
     )
 
 
-_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
+_Callback = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
+)
 
 
 class Espeak:
     """One loaded copy of the library. The library has global state, so a lock serialises all calls.
 
-    Phonemes depend only on the text and the language. Speech also depends on earlier calls (flutter and wave phase
-    continue): the same calls in the same order return the same samples, except for variants with `breath` (f2, f3,
-    f5, …), which read uninitialised memory.
+    Phonemes depend only on the text and the language. Speech also depends on earlier calls (flutter
+    and wave phase continue): the same calls in the same order return the same samples, except for
+    variants with `breath` (f2, f3, f5, …), which read uninitialised memory.
 
     Raises:
         DataError: the library or its data cannot be loaded.
@@ -116,12 +122,15 @@ class Espeak:
         self._voice_name = ""
         options = _PHONEME_EVENTS | _IPA_EVENTS | _NO_EXIT
         # The path compiled into the wheel is a path of its build machine.
-        rate_hz = self._library.espeak_Initialize(_SYNCHRONOUS, _BUFFER_MS, str(data_path).encode(), options)
+        rate_hz = self._library.espeak_Initialize(
+            _SYNCHRONOUS, _BUFFER_MS, str(data_path).encode(), options
+        )
         if rate_hz != SAMPLE_RATE_HZ:
             raise DataError(
-                f"espeak-ng cannot read its data in {data_path} (the path has {len(str(data_path).encode())} bytes; "
-                f"espeak-ng accepts at most {_HOME_PATH_CHARACTERS}). Reinstall espeakng-loader, or use an environment "
-                "with a shorter path."
+                f"espeak-ng cannot read its data in {data_path} (the path has"
+                f" {len(str(data_path).encode())} bytes; espeak-ng accepts at most"
+                f" {_HOME_PATH_CHARACTERS}). Reinstall espeakng-loader, or use an environment with"
+                " a shorter path."
             )
         self._library.espeak_SetSynthCallback(self._callback)
         self._voices, self._codes_by_name = self._list_voices()
@@ -138,7 +147,8 @@ class Espeak:
         return " ".join(_LANGUAGE_SWITCH.sub("", ipa).split())
 
     def synthesize(self, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:
-        """Return speech, int16 [samples] at 22,050 Hz, and the starts of its phonemes, pauses and words in order.
+        """Return speech, int16 [samples] at 22,050 Hz, and the starts of its phonemes, pauses and
+        words in order.
 
         Raises:
             DataError: the language is unknown.
@@ -147,11 +157,17 @@ class Espeak:
         encoded = _utf8(text)
         with self._lock:
             self._select(voice.language, voice.variant)
-            for parameter, value in ((_RATE, voice.rate_wpm), (_VOLUME, _VOLUME_PERCENT), (_PITCH, voice.pitch)):
+            for parameter, value in (
+                (_RATE, voice.rate_wpm),
+                (_VOLUME, _VOLUME_PERCENT),
+                (_PITCH, voice.pitch),
+            ):
                 self._library.espeak_SetParameter(parameter, value, 0)
             self._samples, self._events = [], []
             with _interrupt_deferred():
-                status = self._library.espeak_Synth(encoded, len(encoded) + 1, 0, 0, 0, _UTF8, None, None)
+                status = self._library.espeak_Synth(
+                    encoded, len(encoded) + 1, 0, 0, 0, _UTF8, None, None
+                )
             samples, events = self._samples, self._events
         if status != 0:
             raise RuntimeError(f"espeak_Synth returned {status} for {text!r}")
@@ -172,7 +188,9 @@ class Espeak:
         if event.type == _WORD and self._events:
             self._events.append(PhonemeEvent(start_s, WORD_GAP))
         elif event.type == _PHONEME:
-            symbol = event.id.string.decode(errors="ignore")  # truncated to 8 bytes, possibly inside a character
+            symbol = event.id.string.decode(
+                errors="ignore"
+            )  # truncated to 8 bytes, possibly inside a character
             if not _LANGUAGE_SWITCH.match(symbol):
                 self._events.append(PhonemeEvent(start_s, symbol))
 
@@ -191,8 +209,12 @@ class Espeak:
         if name == self._voice_name:
             return
         self._voice_name = ""
-        if self._library.espeak_SetVoiceByName(name.encode()) != 0 or not "".join(self._clauses("a")):
-            raise self._unknown(language)  # without a dictionary in the wheel (fo, kaa, xex), a voice is silent
+        if self._library.espeak_SetVoiceByName(name.encode()) != 0 or not "".join(
+            self._clauses("a")
+        ):
+            raise self._unknown(
+                language
+            )  # without a dictionary in the wheel (fo, kaa, xex), a voice is silent
         selected = self._library.espeak_GetCurrentVoice().contents.identifier.decode()
         if selected != name:
             raise ValueError(f"espeak-ng has no voice variant {variant!r}")
@@ -206,18 +228,33 @@ class Espeak:
     def _unknown(self, language: str) -> DataError:
         probable = probable_code(language, self._voices, self._codes_by_name)
         if probable and probable != canonical_code(language):
-            to_do = f"Did you mean {probable}? Give --language {probable}, or write {probable} in the language column."
+            to_do = (
+                f"Did you mean {probable}? Give --language {probable}, or write {probable} in the"
+                " language column."
+            )
         else:
-            named = difflib.get_close_matches(language.lower(), [*self._voices, *self._codes_by_name], n=5, cutoff=0.6)
-            nearest = list(dict.fromkeys(self._codes_by_name.get(name, name) for name in named if name != language))
+            named = difflib.get_close_matches(
+                language.lower(), [*self._voices, *self._codes_by_name], n=5, cutoff=0.6
+            )
+            nearest = list(
+                dict.fromkeys(
+                    self._codes_by_name.get(name, name) for name in named if name != language
+                )
+            )
             to_do = f"The nearest are: {', '.join(nearest)}. " if nearest else ""
-            to_do += "Use a code such as en, de, ka or fa, or the text front end 'characters', which needs no language."
+            to_do += (
+                "Use a code such as en, de, ka or fa, or the text front end 'characters', which"
+                " needs no language."
+            )
         return DataError(
-            f"language {language[:40]!r} was requested, but the installed espeak-ng does not support it. {to_do}"
+            f"language {language[:40]!r} was requested, but the installed espeak-ng does not"
+            f" support it. {to_do}"
         )
 
     def _list_voices(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the voice of best priority by language code, and the language code by English name."""
+        """Return the voice of best priority by language code, and the language code by English
+        name.
+        """
         records = self._library.espeak_ListVoices(None)
         ranked: dict[str, tuple[int, str]] = {}
         codes_by_name: dict[str, str] = {}
@@ -271,7 +308,8 @@ def _shared() -> Espeak:
 
 @contextmanager
 def _interrupt_deferred() -> Iterator[None]:
-    """Defer Ctrl-C until the block ends, since ctypes drops exceptions that are raised in a callback.
+    """Defer Ctrl-C until the block ends, since ctypes drops exceptions that are raised in a
+    callback.
 
     Only the main thread receives signals.
     """
@@ -294,8 +332,8 @@ def _installed_paths() -> tuple[Path, Path]:
         import espeakng_loader
     except ModuleNotFoundError as error:
         raise DataError(
-            "phonemes and demo speech need espeak-ng, but the package espeakng-loader is not installed. "
-            "Run: pip install espeakng-loader"
+            "phonemes and demo speech need espeak-ng, but the package espeakng-loader is not"
+            " installed. Run: pip install espeakng-loader"
         ) from error
     return Path(espeakng_loader.get_library_path()), Path(espeakng_loader.get_data_path())
 
@@ -305,8 +343,8 @@ def _load(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise DataError(
-            f"espeak-ng could not be loaded from {path}: {error}. Reinstall espeakng-loader. If the temporary folder "
-            "is mounted noexec, set TMPDIR to another one."
+            f"espeak-ng could not be loaded from {path}: {error}. Reinstall espeakng-loader. If the"
+            " temporary folder is mounted noexec, set TMPDIR to another one."
         ) from error
     integer, pointer = ctypes.c_int, ctypes.c_void_p
     size, unsigned = ctypes.c_size_t, ctypes.c_uint
@@ -320,7 +358,16 @@ def _load(path: Path) -> ctypes.CDLL:
     library.espeak_ListVoices.restype = ctypes.POINTER(ctypes.POINTER(_VoiceRecord))
     library.espeak_TextToPhonemes.argtypes = (ctypes.POINTER(pointer), integer, integer)
     library.espeak_TextToPhonemes.restype = ctypes.c_char_p
-    library.espeak_Synth.argtypes = (ctypes.c_char_p, size, unsigned, integer, unsigned, unsigned, pointer, pointer)
+    library.espeak_Synth.argtypes = (
+        ctypes.c_char_p,
+        size,
+        unsigned,
+        integer,
+        unsigned,
+        unsigned,
+        pointer,
+        pointer,
+    )
     return library
 
 

@@ -35,23 +35,30 @@ _CLAUSE_END = re.compile(r"((?:[;!?…]|,(?!\d)|[.:](?!\w))+)")
 
 
 def normalise_text(text: str) -> str:
-    """Normalise a text to Unicode NFC, single spaces, and one kind of each quote, dash and punctuation mark.
+    """Normalise a text to Unicode NFC, single spaces, and one kind of each quote, dash and
+    punctuation mark.
 
-    Control characters and invisible format characters are removed, except joiners that change the spelling.
+    Control characters and invisible format characters are removed, except joiners that change the
+    spelling.
     """
     text = unicodedata.normalize("NFC", " ".join(_stream_safe(text).split())).translate(_SPELLINGS)
-    text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs") or c in _JOINERS)
-    text = " ".join(text.split())  # where characters between spaces were removed: the next lines are quadratic in a run
+    text = "".join(
+        c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs") or c in _JOINERS
+    )
+    text = " ".join(
+        text.split()
+    )  # where characters between spaces were removed: the next lines are quadratic in a run
     text = re.sub(r"\.{3,}", "…", text)
     text = re.sub(r"\s*—\s*|\s+-+\s+", " — ", text)
     return " ".join(re.sub(rf"\s+([{PUNCTUATION}])(?!\w)", r"\1", text).split())
 
 
 def _stream_safe(text: str) -> str:
-    """Return a long text without marks behind the 30th of a run of combining marks, which no writing system needs.
+    """Return a long text without marks behind the 30th of a run of combining marks, which no
+    writing system needs.
 
-    Unicode's Stream-Safe Text Format (UAX 15, section 13) has this limit, since marks are sorted in NFC: a run of
-    100,000 takes minutes.
+    Unicode's Stream-Safe Text Format (UAX 15, section 13) has this limit, since marks are sorted in
+    NFC: a run of 100,000 takes minutes.
     """
     if len(text) <= MAX_UNSAFE_CHARACTERS:
         return text
@@ -69,8 +76,9 @@ def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:
     Args:
         text: any text; it is normalised first.
         language: an espeak-ng language code; unused with "characters".
-        frontend: "phonemes" returns IPA characters with their combining marks, stress and length marks, spaces between
-            words, and PUNCTUATION. "characters" returns the code points of the text in lower case.
+        frontend: "phonemes" returns IPA characters with their combining marks, stress and length
+            marks, spaces between words, and PUNCTUATION. "characters" returns the code points of
+            the text in lower case.
 
     Raises:
         DataError: espeak-ng does not know the language.

@@ -1,4 +1,6 @@
-"""Languages: one spelling of their codes, the codes that other names mean, and the scripts of each."""
+"""Languages: one spelling of their codes, the codes that other names mean, and the scripts
+of each.
+"""
 
 import re
 import unicodedata
@@ -8,33 +10,78 @@ from collections.abc import Container, Iterable, Mapping
 from fontTools.unicodedata import script as script_of
 from fontTools.unicodedata import script_name
 
-_SHARED = ("Zyyy", "Zinh", "Zzzz")  # common to several scripts, inherited from the letter before, unassigned
+_SHARED = (
+    "Zyyy",
+    "Zinh",
+    "Zzzz",
+)  # common to several scripts, inherited from the letter before, unassigned
 
 # Other names and spellings than the English names of espeak-ng.
 _NAMES = {
-    **{"deutsch": "de", "español": "es", "espanol": "es", "français": "fr", "francais": "fr", "italiano": "it"},
-    **{"português": "pt", "portugues": "pt", "русский": "ru", "українська": "uk", "türkçe": "tr", "polski": "pl"},
-    **{"nederlands": "nl", "flemish": "nl", "svenska": "sv", "norwegian": "nb", "norsk": "nb", "dansk": "da"},
-    **{"farsi": "fa", "فارسی": "fa", "العربية": "ar", "ქართული": "ka", "हिन्दी": "hi", "中文": "zh", "日本語": "ja"},
-    **{"한국어": "ko", "mandarin": "cmn", "cantonese": "yue", "castilian": "es", "bangla": "bn", "burmese": "my"},
+    **{
+        "deutsch": "de",
+        "español": "es",
+        "espanol": "es",
+        "français": "fr",
+        "francais": "fr",
+        "italiano": "it",
+    },
+    **{
+        "português": "pt",
+        "portugues": "pt",
+        "русский": "ru",
+        "українська": "uk",
+        "türkçe": "tr",
+        "polski": "pl",
+    },
+    **{
+        "nederlands": "nl",
+        "flemish": "nl",
+        "svenska": "sv",
+        "norwegian": "nb",
+        "norsk": "nb",
+        "dansk": "da",
+    },
+    **{
+        "farsi": "fa",
+        "فارسی": "fa",
+        "العربية": "ar",
+        "ქართული": "ka",
+        "हिन्दी": "hi",
+        "中文": "zh",
+        "日本語": "ja",
+    },
+    **{
+        "한국어": "ko",
+        "mandarin": "cmn",
+        "cantonese": "yue",
+        "castilian": "es",
+        "bangla": "bn",
+        "burmese": "my",
+    },
 }
-# ISO 639-2 and 639-3 codes of languages that have a two-letter code, of those that espeak-ng speaks.
+# ISO 639-2 and 639-3 codes of languages that have a two-letter code, of those that espeak-ng
+# speaks.
 _ISO_639_3 = """
-    afr:af amh:am ara:ar arb:ar arg:an asm:as aze:az azj:az bak:ba bel:be ben:bn bos:bs bul:bg cat:ca ces:cs
-    cze:cs chi:zh zho:zh chv:cv cym:cy wel:cy dan:da deu:de ger:de ell:el gre:el eng:en epo:eo est:et ekk:et
-    eus:eu baq:eu fas:fa per:fa pes:fa fao:fo fin:fi fra:fr fre:fr gla:gd gle:ga grn:gn guj:gu hat:ht heb:he
-    hin:hi hrv:hr hun:hu hye:hy arm:hy ido:io ina:ia ind:id isl:is ice:is ita:it jpn:ja kal:kl kan:kn kat:ka
-    geo:ka kaz:kk kir:ky kor:ko kur:ku kmr:ku lat:la lav:lv lvs:lv lit:lt ltz:lb mal:ml mar:mr mkd:mk mac:mk
-    mlt:mt mri:mi mao:mi msa:ms may:ms zsm:ms mya:my bur:my nep:ne npi:ne nld:nl dut:nl nob:nb nor:nb ori:or
-    ory:or orm:om pan:pa pol:pl por:pt que:qu ron:ro rum:ro rus:ru sin:si slk:sk slo:sk slv:sl snd:sd spa:es
-    sqi:sq alb:sq srp:sr swa:sw swh:sw swe:sv tam:ta tat:tt tel:te tha:th tir:ti tsn:tn tuk:tk tur:tr uig:ug
-    ukr:uk urd:ur uzb:uz uzn:uz vie:vi
+    afr:af amh:am ara:ar arb:ar arg:an asm:as aze:az azj:az bak:ba bel:be ben:bn bos:bs bul:bg
+    cat:ca ces:cs cze:cs chi:zh zho:zh chv:cv cym:cy wel:cy dan:da deu:de ger:de ell:el gre:el
+    eng:en epo:eo est:et ekk:et eus:eu baq:eu fas:fa per:fa pes:fa fao:fo fin:fi fra:fr fre:fr
+    gla:gd gle:ga grn:gn guj:gu hat:ht heb:he hin:hi hrv:hr hun:hu hye:hy arm:hy ido:io ina:ia
+    ind:id isl:is ice:is ita:it jpn:ja kal:kl kan:kn kat:ka geo:ka kaz:kk kir:ky kor:ko kur:ku
+    kmr:ku lat:la lav:lv lvs:lv lit:lt ltz:lb mal:ml mar:mr mkd:mk mac:mk mlt:mt mri:mi mao:mi
+    msa:ms may:ms zsm:ms mya:my bur:my nep:ne npi:ne nld:nl dut:nl nob:nb nor:nb ori:or ory:or
+    orm:om pan:pa pol:pl por:pt que:qu ron:ro rum:ro rus:ru sin:si slk:sk slo:sk slv:sl snd:sd
+    spa:es sqi:sq alb:sq srp:sr swa:sw swh:sw swe:sv tam:ta tat:tt tel:te tha:th tir:ti tsn:tn
+    tuk:tk tur:tr uig:ug ukr:uk urd:ur uzb:uz uzn:uz vie:vi
 """
-# ISO 15924 scripts by language: the scripts of the Unicode CLDR (`languageData` in supplementalData.xml).
+# ISO 15924 scripts by language: the scripts of the Unicode CLDR (`languageData` in
+# supplementalData.xml).
 _SCRIPTS = {
-    "Latn": "en de fr es pt it nl pl sv da nb no fi cs sk hu ro tr vi id ms af an ca cy eo et eu fo ga gd gn haw hr ht "
-    "ia io is jbo kl la lb lfn lt ltg lv mi mt mto nci om pap piqd py qdb qu quc qya sjn sl smj sq sw tn az bs "
-    "hak hbs kaa ku sr tk uz chr",
+    "Latn": (
+        "en de fr es pt it nl pl sv da nb no fi cs sk hu ro tr vi id ms af an ca cy eo et eu fo ga"
+        " gd gn haw hr ht ia io is jbo kl la lb lfn lt ltg lv mi mt mto nci om pap piqd py qdb qu"
+        " quc qya sjn sl smj sq sw tn az bs hak hbs kaa ku sr tk uz chr"
+    ),
     "Cyrl": "ru uk be bg ba cv mk nog tt kk ky az bs hbs kaa sr tk uz",
     "Arab": "ar fa ur ug sd ku az kk ky ms pa uz tk",
     "Deva": "hi mr ne kok sd",
@@ -49,7 +96,15 @@ _SCRIPTS = {
     "Armn": "hy hyw",
     "Mymr": "my shn",
     **{"Geor": "ka", "Hebr": "he", "Thai": "th", "Sinh": "si", "Cher": "chr"},
-    **{"Gujr": "gu", "Guru": "pa", "Knda": "kn", "Mlym": "ml", "Orya": "or", "Taml": "ta", "Telu": "te"},
+    **{
+        "Gujr": "gu",
+        "Guru": "pa",
+        "Knda": "kn",
+        "Mlym": "ml",
+        "Orya": "or",
+        "Taml": "ta",
+        "Telu": "te",
+    },
 }
 
 
@@ -58,8 +113,11 @@ def canonical_code(language: str) -> str:
     return language.strip().lower().replace("_", "-")
 
 
-def probable_code(language: str, codes: Container[str], codes_by_name: Mapping[str, str]) -> str | None:
-    """Return the code that a language name, an ISO 639-3 code or a locale means, or None if that is not certain.
+def probable_code(
+    language: str, codes: Container[str], codes_by_name: Mapping[str, str]
+) -> str | None:
+    """Return the code that a language name, an ISO 639-3 code or a locale means, or None if that is
+    not certain.
 
     Args:
         language: anything.
@@ -69,26 +127,35 @@ def probable_code(language: str, codes: Container[str], codes_by_name: Mapping[s
     code = canonical_code(language)
     named = {**codes_by_name, **_NAMES, **dict(pair.split(":") for pair in _ISO_639_3.split())}
     first = re.split(r"[-.@ ]", code)[0]
-    return next((named.get(name, name) for name in (code, first) if named.get(name, name) in codes), None)
+    return next(
+        (named.get(name, name) for name in (code, first) if named.get(name, name) in codes), None
+    )
 
 
 def scripts_of(language: str) -> frozenset[str]:
-    """Return the ISO 15924 codes of the scripts in which a language is written; empty if they are not known.
+    """Return the ISO 15924 codes of the scripts in which a language is written; empty if they are
+    not known.
 
     A script within the code is added: fa is Arab, fa-latn is Arab and Latn.
     """
     base, *subtags = canonical_code(language).split("-")
     known = {script for script, languages in _SCRIPTS.items() if base in languages.split()}
-    return frozenset(known and known | {subtag.capitalize() for subtag in subtags if len(subtag) == 4})
+    return frozenset(
+        known and known | {subtag.capitalize() for subtag in subtags if len(subtag) == 4}
+    )
 
 
 def languages_of(script: str) -> tuple[str, ...]:
-    """Return the languages that are written in a script (ISO 15924), those with the most speakers first."""
+    """Return the languages that are written in a script (ISO 15924), those with the most speakers
+    first.
+    """
     return tuple(_SCRIPTS.get(script, "").split())
 
 
 def letters_by_script(texts: Iterable[str]) -> Counter[str]:
-    """Count the letters of texts by script (ISO 15924), without letters that several scripts share."""
+    """Count the letters of texts by script (ISO 15924), without letters that several
+    scripts share.
+    """
     letters: Counter[str] = Counter()
     for text in texts:
         letters.update(text)

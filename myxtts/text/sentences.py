@@ -1,7 +1,9 @@
-"""Splitting a long text into chunks that a model can synthesize at once: sentences, and parts of overlong sentences.
+"""Splitting a long text into chunks that a model can synthesize at once: sentences, and parts of
+overlong sentences.
 
-The splitter uses rules on Unicode punctuation and a short list of abbreviations, and no language model. A missed
-boundary makes a longer chunk, and a wrong one an extra pause; neither loses a spoken character.
+The splitter uses rules on Unicode punctuation and a short list of abbreviations, and no language
+model. A missed boundary makes a longer chunk, and a wrong one an extra pause; neither loses a
+spoken character.
 """
 
 import re
@@ -9,8 +11,8 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-# The longest clip of LJSpeech has 10.1 s and 187 characters. At 10 characters a second, which is slow, 200
-# characters take 20 s, the longest utterance of the default settings (`max_seconds`).
+# The longest clip of LJSpeech has 10.1 s and 187 characters. At 10 characters a second, which is
+# slow, 200 characters take 20 s, the longest utterance of the default settings (`max_seconds`).
 MAX_CHARACTERS = 200
 MAX_SHIFT = 2_000
 
@@ -24,7 +26,9 @@ class Boundary(Enum):
 
 
 class TextChunk(NamedTuple):
-    """A sentence, or a part of an overlong one: its text without line breaks, and the boundary after it."""
+    """A sentence, or a part of an overlong one: its text without line breaks, and the boundary
+    after it.
+    """
 
     text: str
     boundary: Boundary
@@ -36,42 +40,52 @@ _CLOSING = r"\"'”“’»›)\]}」』）"
 _STOPS = ".!?…؟۔؞։።।॥჻"
 _WIDE_STOPS = "。！？"  # Chinese and Japanese, without a space after them
 # The look-behind prevents a match attempt at each position of a long run of stops.
-_STOP = re.compile(rf"(?<![{_STOPS}])[{_STOPS}]+[{_CLOSING}]*(?=\s|$)|[{_WIDE_STOPS}]+[{_CLOSING}]*")
+_STOP = re.compile(
+    rf"(?<![{_STOPS}])[{_STOPS}]+[{_CLOSING}]*(?=\s|$)|[{_WIDE_STOPS}]+[{_CLOSING}]*"
+)
 _NEXT_WORD = re.compile(rf"\s*[{_OPENING}]*(\w)?")
 _LAST_WORD = re.compile(rf"[^\s{_OPENING}]*$")
 _LONGEST_WORD = 40  # in characters; longer words are not looked up as abbreviations
 _DOTTED = re.compile(r"\w(\.\w)+")  # e.g, z.B, U.S, a.m, ე.ი
-# Abbreviations before a name or within a sentence. Those that often end a sentence (etc., Jr., Inc.) are left out.
+# Abbreviations before a name or within a sentence. Those that often end a sentence (etc., Jr.,
+# Inc.) are left out.
 _BEFORE_A_WORD = re.compile(
     "mr|mrs|ms|mx|messrs|dr|prof|st|rev|hon|gen|col|capt|lt|sgt|cpl|adm|sen|rep|gov|pres|supt|mt|ft|vs|cf|viz|"
     "hr|fr|bzw|ca|evtl|ggf|vgl|dipl|ing|mme|mlle|mgr|sr|sra|იხ|მაგ",
     re.IGNORECASE,
 )
 _BEFORE_A_NUMBER = re.compile(
-    "no|nos|nr|vol|figs?|eq|ch|sec|art|pp?|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|გვ", re.IGNORECASE
+    "no|nos|nr|vol|figs?|eq|ch|sec|art|pp?|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|გვ",
+    re.IGNORECASE,
 )
-_BREAKS = tuple(re.compile(pattern) for pattern in (r"[;:؛]\s|[；：]", r"[,،]\s|\s[—–-]+\s|—|[，、]", r"\s"))
+_BREAKS = tuple(
+    re.compile(pattern) for pattern in (r"[;:؛]\s|[；：]", r"[,،]\s|\s[—–-]+\s|—|[，、]", r"\s")
+)
 
 
 def split_text(text: str, max_characters: int = MAX_CHARACTERS) -> Iterator[TextChunk]:
     """Split a text into chunks of at most `max_characters` characters that have something to speak.
 
-    Blank lines separate paragraphs, and the other line breaks are spaces (as in a file wrapped at 72 columns). In a
-    text without blank lines each line is a paragraph.
+    Blank lines separate paragraphs, and the other line breaks are spaces (as in a file wrapped at
+    72 columns). In a text without blank lines each line is a paragraph.
     """
     for paragraph in _paragraphs(text):
         sentences = [sentence for sentence in _sentences(paragraph) if _is_spoken(sentence)]
         for number, sentence in enumerate(sentences, 1):
-            *clauses, last = [part for part in _clauses(sentence, max_characters) if _is_spoken(part)]
+            *clauses, last = [
+                part for part in _clauses(sentence, max_characters) if _is_spoken(part)
+            ]
             yield from (TextChunk(clause, Boundary.CLAUSE) for clause in clauses)
-            yield TextChunk(last, Boundary.PARAGRAPH if number == len(sentences) else Boundary.SENTENCE)
+            yield TextChunk(
+                last, Boundary.PARAGRAPH if number == len(sentences) else Boundary.SENTENCE
+            )
 
 
 def empty_text_message(text: str) -> str:
     """Return the error message for a text without chunks, or whose chunks have no symbols."""
     return (
-        f"the text {text[:60]!r} has nothing to speak: it contains no letter and no digit that is spoken. "
-        "Give another text."
+        f"the text {text[:60]!r} has nothing to speak: it contains no letter and no digit that is"
+        " spoken. Give another text."
     )
 
 
@@ -95,7 +109,9 @@ def _ends_sentence(paragraph: str, begin: int, stop: re.Match) -> bool:
     """Return whether a stop ends the sentence that begins at `begin`."""
     next_word = _NEXT_WORD.match(paragraph, stop.end())
     following = (next_word and next_word[1]) or ""
-    if following != following.title():  # "Stop!" he said. (Georgian sentences begin with lower case)
+    if (
+        following != following.title()
+    ):  # "Stop!" he said. (Georgian sentences begin with lower case)
         return False
     if not stop[0].startswith(".") or stop[0].startswith(".."):
         return True
@@ -121,9 +137,11 @@ def _clauses(sentence: str, max_characters: int) -> Iterator[str]:
 
 
 def _middle_break(sentence: str) -> int:
-    """Return where to halve: at the strongest kind of mark in the middle half, at its mark closest to the middle.
+    """Return where to halve: at the strongest kind of mark in the middle half, at its mark closest
+    to the middle.
 
-    In a sentence of thousands of characters, marks up to MAX_SHIFT from the middle count, so that the time is linear.
+    In a sentence of thousands of characters, marks up to MAX_SHIFT from the middle count, so that
+    the time is linear.
     """
     middle = len(sentence) / 2
     shift = min(middle / 2, MAX_SHIFT)

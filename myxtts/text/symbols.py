@@ -16,12 +16,16 @@ FIRST_SYMBOL_ID = 3
 
 @dataclass(frozen=True)
 class SymbolTable:
-    """Symbols of a model. Symbol i has id 3 + i; ids 0, 1 and 2 are padding, begin and end. `len` counts all ids."""
+    """Symbols of a model. Symbol i has id 3 + i; ids 0, 1 and 2 are padding, begin and end. `len`
+    counts all ids.
+    """
 
     symbols: tuple[str, ...]
 
     def __post_init__(self):
-        if len(set(self.symbols)) != len(self.symbols) or not all(isinstance(s, str) and s for s in self.symbols):
+        if len(set(self.symbols)) != len(self.symbols) or not all(
+            isinstance(s, str) and s for s in self.symbols
+        ):
             raise DataError(
                 "a symbol table needs distinct, non-empty symbols, but this one has "
                 f"{list(self.symbols)[:20]}. Use an undamaged checkpoint."
@@ -53,9 +57,9 @@ class SymbolTable:
         if unknown := self.unknown(symbols):
             named = ", ".join(f"{s!r} ({' '.join(f'U+{ord(c):04X}' for c in s)})" for s in unknown)
             raise DataError(
-                f"the text contains symbols that the model was not trained on: {named}. The model has "
-                f"{len(self.symbols)}: {' '.join(self.symbols)}. Change the text or its language, or train on a corpus "
-                "that has them."
+                f"the text contains symbols that the model was not trained on: {named}. The model"
+                f" has {len(self.symbols)}: {' '.join(self.symbols)}. Change the text or its"
+                " language, or train on a corpus that has them."
             )
         ids = [self._ids[symbol] for symbol in symbols]
         return np.array([BEGIN_ID, *ids, END_ID], dtype=np.int32)

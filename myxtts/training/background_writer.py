@@ -20,9 +20,13 @@ class BackgroundWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, write: Callable[[], None]) -> None:
-        """Wait for the function before, then start this one in a thread; raises what `wait` raises."""
+        """Wait for the function before, then start this one in a thread; raises what `wait`
+        raises.
+        """
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(write,), name="background writer", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(write,), name="background writer", daemon=True
+        )
         self._thread.start()
 
     def wait(self) -> None:

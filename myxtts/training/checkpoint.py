@@ -59,11 +59,17 @@ class StateCopy:
     @property
     def file_bytes(self) -> int:
         """Bytes of the archives."""
-        return sum(array.nbytes + HEADER_BYTES for arrays in self.groups.values() for array in arrays.values())
+        return sum(
+            array.nbytes + HEADER_BYTES
+            for arrays in self.groups.values()
+            for array in arrays.values()
+        )
 
 
 def copy_state(state: TrainingState) -> StateCopy:
-    """Take the values of a state to host memory; waits for the device. A variable of two archives is read once."""
+    """Take the values of a state to host memory; waits for the device. A variable of two archives
+    is read once.
+    """
     arrays: dict[int, np.ndarray] = {}
     groups: dict[str, dict[str, np.ndarray]] = {}
     for group, variables in state.variables().items():
@@ -75,10 +81,11 @@ def copy_state(state: TrainingState) -> StateCopy:
 
 
 class Checkpoints:
-    """The checkpoints of a run: the newest `keep`, and the best. A thread writes them while training goes on.
+    """The checkpoints of a run: the newest `keep`, and the best. A thread writes them while
+    training goes on.
 
-    A context manager: leaving it waits for the checkpoint that is being written, unless a second Ctrl-C ends the
-    program.
+    A context manager: leaving it waits for the checkpoint that is being written, unless a second
+    Ctrl-C ends the program.
 
     Args:
         folder: made at the first save.
@@ -101,11 +108,16 @@ class Checkpoints:
         if self.best is not None and not checkpoint_of(folder, self.best.step).exists():
             self.best = None  # it was removed, so any checkpoint may be the best
         if self.best is not None and newest is not None and self._has_other_held_out(newest):
-            log.warning("validation uses other utterances than before: any checkpoint from now on may be the best")
+            log.warning(
+                "validation uses other utterances than before: any checkpoint from now on may be"
+                " the best"
+            )
             self.best = None
         self._protected: set[Path] = set()  # which could not be removed
         self._provisional = {
-            step_of(checkpoint) for checkpoint in list_checkpoints(folder) if is_provisional(checkpoint)
+            step_of(checkpoint)
+            for checkpoint in list_checkpoints(folder)
+            if is_provisional(checkpoint)
         }
 
     def __enter__(self) -> "Checkpoints":
@@ -114,19 +126,24 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or issubclass(kind, Exception):
             self.wait()
-        if kind is not None and self._failure is not None:  # that of the last checkpoint; `finish` was not reached
+        if (
+            kind is not None and self._failure is not None
+        ):  # that of the last checkpoint; `finish` was not reached
             log.error("%s", self._failure)
 
     def _has_other_held_out(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint was validated on other utterances; one of an older version does not tell."""
+        """Whether a checkpoint was validated on other utterances; one of an older version does not
+        tell.
+        """
         before, now = read_metadata(checkpoint).get("held_out"), self._metadata.get("held_out")
         return None not in (before, now) and before != now
 
     def save(self, state: TrainingState, validation_loss: float | None = None) -> Path:
-        """Copy the state, and start to write it; then checkpoints are removed that are neither new nor the best.
+        """Copy the state, and start to write it; then checkpoints are removed that are neither new
+        nor the best.
 
-        If the checkpoint before is still being written, wait for it first, so that there is one copy at a time. If the
-        disk refuses, the log says so, and training goes on.
+        If the checkpoint before is still being written, wait for it first, so that there is one
+        copy at a time. If the disk refuses, the log says so, and training goes on.
 
         Returns:
             the folder that the checkpoint will have.
@@ -138,7 +155,9 @@ class Checkpoints:
         target = checkpoint_of(self._folder, state.step)
         changing = {"best": self.best, "provisional": state.step in self._provisional}
         needed = self._needed_steps(state)
-        self._writer.start(partial(self._write, target, copy_state(state), changing, best_before, needed))
+        self._writer.start(
+            partial(self._write, target, copy_state(state), changing, best_before, needed)
+        )
         return target
 
     @property
@@ -161,17 +180,20 @@ class Checkpoints:
             raise self._failure
 
     def add_provisional(self, step: int) -> None:
-        """Let the checkpoint of a step go when its observation is done and a newer one is there, unless it is the best.
+        """Let the checkpoint of a step go when its observation is done and a newer one is there,
+        unless it is the best.
 
         Until then it holds the weights with which a killed run repeats the observation.
         """
         self._provisional.add(step)
 
     def record(self, state: TrainingState, step: int, validation_loss: float | None) -> None:
-        """Record the result of the observation of a step, in the state and in the checkpoints from that step on.
+        """Record the result of the observation of a step, in the state and in the checkpoints from
+        that step on.
 
-        Waits for the checkpoint that is being written; then the thread records the result in the files. A run that
-        resumes from a checkpoint that does not know the result repeats the observation, with the same result.
+        Waits for the checkpoint that is being written; then the thread records the result in the
+        files. A run that resumes from a checkpoint that does not know the result repeats the
+        observation, with the same result.
 
         Args:
             validation_loss: None without a validation.
@@ -185,7 +207,9 @@ class Checkpoints:
         needed, provisional = self._needed_steps(state), set(self._provisional)
         self._writer.start(partial(self._record, step, self.best, needed, provisional))
 
-    def _record(self, step: int, best: Best | None, needed: set[int], provisional: set[int]) -> None:
+    def _record(
+        self, step: int, best: Best | None, needed: set[int], provisional: set[int]
+    ) -> None:
         """Write the result of an observation to the checkpoints, in the thread of the writer."""
         for checkpoint in list_checkpoints(self._folder):
             if step_of(checkpoint) >= step:
@@ -199,14 +223,21 @@ class Checkpoints:
                         changes["held_out"] = self._metadata["held_out"]
                     update_metadata(checkpoint, changes)
                 except OSError as error:
-                    log.error("%s: %s. A resumed run validates step %d again.", error.filename, error.strerror, step)
+                    log.error(
+                        "%s: %s. A resumed run validates step %d again.",
+                        error.filename,
+                        error.strerror,
+                        step,
+                    )
                 except CheckpointError as error:
                     log.error("%s A run that resumes from it validates step %d again.", error, step)
         self._prune(needed)
 
     def improves(self, validation_loss: float) -> bool:
         """Whether a loss is the best so far."""
-        return math.isfinite(validation_loss) and (self.best is None or validation_loss < self.best.loss)
+        return math.isfinite(validation_loss) and (
+            self.best is None or validation_loss < self.best.loss
+        )
 
     def _wait_for_checkpoint_before(self, step: int) -> None:
         was_busy, began_s = self._writer.is_busy, time.perf_counter()
@@ -214,22 +245,32 @@ class Checkpoints:
         waited_s = time.perf_counter() - began_s
         if was_busy and waited_s >= LEAST_SAID_S:
             log.warning(
-                "checkpoint     training waited %.1f s at step %d: the checkpoint before was still being written. "
-                "Raise --checkpoint-every, or choose a faster disk with --runs-dir.",
+                "checkpoint     training waited %.1f s at step %d: the checkpoint before was still"
+                " being written. Raise --checkpoint-every, or choose a faster disk with"
+                " --runs-dir.",
                 waited_s,
                 step,
             )
 
     def _write(
-        self, target: Path, copy: StateCopy, changing: dict[str, Any], best_before: Best | None, needed: set[int]
+        self,
+        target: Path,
+        copy: StateCopy,
+        changing: dict[str, Any],
+        best_before: Best | None,
+        needed: set[int],
     ) -> None:
         """Write a copy, in the thread of the writer."""
         groups = ((group, arrays.items()) for group, arrays in copy.groups.items())
         try:
-            write_checkpoint(target, groups, {**copy.progress, **self._metadata, **changing}, replace=True)
+            write_checkpoint(
+                target, groups, {**copy.progress, **self._metadata, **changing}, replace=True
+            )
         except OSError as error:
             self.best, reason = best_before, describe_refusal(target, copy, error)
-            self._failure = CheckpointError(f"{reason} It is the last one of the run. {remedy(target.parent)}")
+            self._failure = CheckpointError(
+                f"{reason} It is the last one of the run. {remedy(target.parent)}"
+            )
             log.error("%s If the run goes on, it tries again at its next checkpoint.", reason)
         else:
             self._failure = None
@@ -237,14 +278,20 @@ class Checkpoints:
 
     def _needed_steps(self, state: TrainingState) -> set[int]:
         """Return the steps whose checkpoints are kept however old they are."""
-        return {observation.step for observation in state.observing} | ({self.best.step} if self.best else set())
+        return {observation.step for observation in state.observing} | (
+            {self.best.step} if self.best else set()
+        )
 
     def _prune(self, needed: set[int]) -> None:
         folders = list_checkpoints(self._folder)
         asked_for = [folder for folder in folders if step_of(folder) not in self._provisional]
         kept = {*asked_for[-self._keep :], *folders[-1:]}
         for folder in folders:
-            if folder not in kept and step_of(folder) not in needed and folder not in self._protected:
+            if (
+                folder not in kept
+                and step_of(folder) not in needed
+                and folder not in self._protected
+            ):
                 try:
                     if not os.access(folder, os.W_OK):  # it can be renamed all the same
                         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
@@ -254,11 +301,15 @@ class Checkpoints:
                     shutil.rmtree(partial_folder_of(folder))
                 except OSError as error:  # such as one that the user has protected
                     self._protected.add(folder)
-                    log.warning("%s cannot be removed: %s: %s", folder, error.filename, error.strerror)
+                    log.warning(
+                        "%s cannot be removed: %s: %s", folder, error.filename, error.strerror
+                    )
 
 
 def is_provisional(checkpoint: Path) -> bool:
-    """Whether nothing but an observation asked for a checkpoint; a damaged one is taken for an ordinary one."""
+    """Whether nothing but an observation asked for a checkpoint; a damaged one is taken for an
+    ordinary one.
+    """
     try:
         return read_metadata(checkpoint).get("provisional", False)
     except CheckpointError:
@@ -266,20 +317,30 @@ def is_provisional(checkpoint: Path) -> bool:
 
 
 def describe_refusal(target: Path, copy: StateCopy, error: OSError) -> str:
-    """Return a sentence on why a checkpoint is not on the disk, with the file; if the disk is full, with the bytes."""
+    """Return a sentence on why a checkpoint is not on the disk, with the file; if the disk is full,
+    with the bytes.
+    """
     space = ""
     if error.errno in FULL:
         existing = next(folder for folder in target.parents if folder.exists())
         free_mb = shutil.disk_usage(existing).free / 1e6
         space = f" ({copy.file_bytes / 1e6:,.1f} MB are needed, {free_mb:,.1f} MB are free)"
-    return f"the checkpoint of step {copy.step} was not written: {error.filename or target}: {error.strerror}{space}."
+    return (
+        f"the checkpoint of step {copy.step} was not written: {error.filename or target}:"
+        f" {error.strerror}{space}."
+    )
 
 
 def remedy(folder: Path) -> str:
-    """Return what to do if the last checkpoint of a run was not written to the folder of its checkpoints."""
+    """Return what to do if the last checkpoint of a run was not written to the folder of its
+    checkpoints.
+    """
     newest = latest(folder)
     source = f", which continues from {newest}" if newest else ""
-    return f"Free some disk space or fix the permissions of {folder}, then resume with --resume{source}."
+    return (
+        f"Free some disk space or fix the permissions of {folder}, then resume with"
+        f" --resume{source}."
+    )
 
 
 def save_nothing(state: TrainingState, validation_loss: float | None = None) -> None:
@@ -287,7 +348,9 @@ def save_nothing(state: TrainingState, validation_loss: float | None = None) -> 
 
 
 def write_state(target: Path, state: TrainingState, metadata: Mapping[str, Any]) -> None:
-    """Write a state as a checkpoint, with its own step and position beside the metadata; training waits for it."""
+    """Write a state as a checkpoint, with its own step and position beside the metadata; training
+    waits for it.
+    """
     groups = ((group, state.arrays(group)) for group in state.variables())
     write_checkpoint(target, groups, {**progress_of(state), **metadata})
 
@@ -308,8 +371,8 @@ def restore(checkpoint: Path, state: TrainingState) -> None:
     """Set every variable of the state, its step and its position from a checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or of another architecture (names the first difference). The state
-            is unchanged then.
+        CheckpointError: the checkpoint is damaged, or of another architecture (names the first
+            difference). The state is unchanged then.
     """
     metadata = read_metadata(checkpoint)
     restore_groups(checkpoint, state.variables())
@@ -317,7 +380,11 @@ def restore(checkpoint: Path, state: TrainingState) -> None:
     state.audio_s_since_sync = metadata["audio_s_since_sync"]
     state.position, before = position_of(metadata), metadata["replicas"]
     if before != state.replicas.count:
-        log.info("replicas       %d now, %d before: they share the rest of the epoch", state.replicas.count, before)
+        log.info(
+            "replicas       %d now, %d before: they share the rest of the epoch",
+            state.replicas.count,
+            before,
+        )
         state.position = state.position.after_resize(before)
     state.began = state.step, state.position
     state.observing = observations_of(metadata)
@@ -335,7 +402,10 @@ def restore_groups(checkpoint: Path, groups: Mapping[str, Mapping[str, tf.Variab
     Raises:
         CheckpointError: as `restore_variables`.
     """
-    values = {group: _arrays_for(checkpoint / f"{group}.npz", variables) for group, variables in groups.items()}
+    values = {
+        group: _arrays_for(checkpoint / f"{group}.npz", variables)
+        for group, variables in groups.items()
+    }
     for group, variables in groups.items():
         for name, variable in variables.items():
             variable.assign(values[group][name])
@@ -357,11 +427,15 @@ def _arrays_for(path: Path, variables: Mapping[str, tf.Variable]) -> dict[str, n
     arrays = read_arrays(path)
     check_names(path, set(arrays), set(variables))
     for name, variable in variables.items():
-        array, dtype, shape = arrays[name], np.dtype(variable.dtype.as_numpy_dtype), tuple(variable.shape)
+        array, dtype, shape = (
+            arrays[name],
+            np.dtype(variable.dtype.as_numpy_dtype),
+            tuple(variable.shape),
+        )
         if (array.dtype, array.shape) != (dtype, shape):
             raise CheckpointError(
-                f"{path}: '{name}' is {array.dtype} {array.shape}, but the model has {dtype} {shape}. "
-                "Use the settings that the run was started with (its config.yaml)."
+                f"{path}: '{name}' is {array.dtype} {array.shape}, but the model has {dtype}"
+                f" {shape}. Use the settings that the run was started with (its config.yaml)."
             )
     return arrays
 
@@ -373,6 +447,6 @@ def check_names(path: Path, saved: set[str], expected: set[str]) -> None:
         shown = f"{name[:SHOWN_CHARACTERS]}…" if len(name) > SHOWN_CHARACTERS else name
         where = "the checkpoint" if name in saved else "the model"
         raise CheckpointError(
-            f"{path}: '{shown}' is only in {where} ({len(saved)} variables there, {len(expected)} in the model). "
-            "Use the settings that the run was started with (its config.yaml)."
+            f"{path}: '{shown}' is only in {where} ({len(saved)} variables there, {len(expected)}"
+            " in the model). Use the settings that the run was started with (its config.yaml)."
         )

@@ -1,9 +1,10 @@
-"""The files of a checkpoint: a folder of numpy archives, written whole or not at all. No TensorFlow.
+"""The files of a checkpoint: a folder of numpy archives, written whole or not at all. No
+TensorFlow.
 
 checkpoints/step-000500/
-    model.npz  averages.npz  optimizer.npz    one array for each variable, by name
-    GROUP.npz                                 weights of a further loss group of the model, such as discriminators
-    state.json                                the metadata: step, position, best so far, vocabulary, corpus, settings
+    model.npz  averages.npz  optimizer.npz    one array for each variable, by name GROUP.npz
+    weights of a further loss group of the model, such as discriminators state.json
+    the metadata: step, position, best so far, vocabulary, corpus, settings
 """
 
 import hashlib
@@ -34,7 +35,8 @@ CHECKSUM = "sha256"  # key of state.json
 _CHECKSUM = re.compile(rb' "%s": "([0-9a-f]{64})"\n}\Z' % CHECKSUM.encode())
 SHOWN_CHARACTERS = 300  # of a reason, which may quote a name in the archive
 MAX_STATE_BYTES = 1 << 26  # a million texts of speakers take less
-UNREADABLE = (  # what zipfile, numpy and json raise for damaged files; NotImplementedError is a RuntimeError
+# what zipfile, numpy and json raise for damaged files; NotImplementedError is a RuntimeError
+UNREADABLE = (
     *(OSError, ValueError, EOFError, RuntimeError, MemoryError, TypeError, OverflowError),
     *(SyntaxError, tokenize.TokenError, struct.error, zipfile.BadZipFile),
 )
@@ -51,26 +53,38 @@ class Best(NamedTuple):
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first; folders of other names are ignored."""
-    return sorted((path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()), key=step_of)
+    return sorted(
+        (path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()),
+        key=step_of,
+    )
 
 
 def former_of(checkpoint: Path) -> Path:
-    """Return the name of a checkpoint that exists while another one of the same step takes its place."""
+    """Return the name of a checkpoint that exists while another one of the same step takes its
+    place.
+    """
     return checkpoint.with_name(f".former-{checkpoint.name}")
 
 
 def put_back_former(folder: Path) -> None:
-    """Put back each checkpoint whose process was killed after it gave its name up, and before another took it."""
+    """Put back each checkpoint whose process was killed after it gave its name up, and before
+    another took it.
+    """
     for former in folder.glob(".former-*"):
         target = folder / former.name.removeprefix(".former-")
         if not target.exists():
             with suppress(FileNotFoundError):  # another worker of the job was faster
                 os.rename(former, target)
-                log.warning("checkpoint     %s was put back; the process was killed while it rewrote it", target)
+                log.warning(
+                    "checkpoint     %s was put back; the process was killed while it rewrote it",
+                    target,
+                )
 
 
 def remove_remains(folder: Path) -> None:
-    """Remove what killed processes left behind: parts of checkpoints, and former ones that are replaced."""
+    """Remove what killed processes left behind: parts of checkpoints, and former ones that are
+    replaced.
+    """
     for remains in (*folder.glob(".partial-*"), *folder.glob(".former-*")):
         try:
             shutil.rmtree(remains)
@@ -87,8 +101,14 @@ def step_of(checkpoint: Path) -> int:
 
 
 def further_groups(checkpoint: Path) -> list[str]:
-    """Return the names of the loss groups whose weights a checkpoint has beside those of the network."""
-    return sorted({path.stem for path in checkpoint.glob("*.npz")}.difference(("model", "averages", "optimizer")))
+    """Return the names of the loss groups whose weights a checkpoint has beside those of the
+    network.
+    """
+    return sorted(
+        {path.stem for path in checkpoint.glob("*.npz")}.difference(
+            ("model", "averages", "optimizer")
+        )
+    )
 
 
 def latest(folder: Path) -> Path | None:
@@ -107,14 +127,15 @@ def read_metadata(checkpoint: Path) -> Metadata:
     """Return the metadata of a checkpoint: its state.json.
 
     Raises:
-        CheckpointError: the file is missing, damaged or of another format, or a value has another type.
+        CheckpointError: the file is missing, damaged or of another format, or a value has another
+            type.
     """
     with _explained(checkpoint / "state.json"):
         metadata = _load_metadata(checkpoint)
     if (written := metadata.get("format")) != FORMAT:
         raise CheckpointError(
-            f"{checkpoint} has format {str(written)[:SHOWN_CHARACTERS]}, but this version of MyXTTS reads format "
-            f"{FORMAT}. Use the version that wrote it."
+            f"{checkpoint} has format {str(written)[:SHOWN_CHARACTERS]}, but this version of MyXTTS"
+            f" reads format {FORMAT}. Use the version that wrote it."
         )
     return Metadata(metadata, checkpoint / "state.json", lambda: advice(checkpoint))
 
@@ -124,9 +145,13 @@ def _load_metadata(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / "state.json"
     size = _size_of(path)
     if size > MAX_STATE_BYTES:
-        raise ValueError(f"it has {size:,} bytes, and the largest that is read has {MAX_STATE_BYTES:,}")
+        raise ValueError(
+            f"it has {size:,} bytes, and the largest that is read has {MAX_STATE_BYTES:,}"
+        )
     content = path.read_bytes()
-    if (checksum := _CHECKSUM.search(content)) and checksum[1] != _checksum(content[: checksum.start()]):
+    if (checksum := _CHECKSUM.search(content)) and checksum[1] != _checksum(
+        content[: checksum.start()]
+    ):
         raise ValueError("its checksum is wrong")
     text = content.decode("utf-8")
     metadata = json.loads(text)
@@ -141,11 +166,14 @@ def _load_metadata(checkpoint: Path) -> dict[str, Any]:
 def write_metadata(checkpoint: Path, metadata: Mapping[str, Any]) -> None:
     """Write the state.json of a checkpoint, whole or not at all.
 
-    Its last line is a checksum of the lines before it. Without that line, as in older files, nothing is checked.
+    Its last line is a checksum of the lines before it. Without that line, as in older files,
+    nothing is checked.
     """
     values = {name: value for name, value in metadata.items() if name != "format"}
     body = json_bytes({"format": FORMAT, **values}).removesuffix(b"\n}") + b",\n"
-    write_whole(checkpoint / "state.json", body + b' "%s": "%s"\n}' % (CHECKSUM.encode(), _checksum(body)))
+    write_whole(
+        checkpoint / "state.json", body + b' "%s": "%s"\n}' % (CHECKSUM.encode(), _checksum(body))
+    )
 
 
 def _checksum(content: bytes) -> bytes:
@@ -158,7 +186,9 @@ def update_metadata(checkpoint: Path, changes: Mapping[str, Any]) -> None:
 
 
 def _size_of(path: Path) -> int:
-    """Return the size of a file in bytes; raises ValueError if it is a folder, or a pipe, which could block."""
+    """Return the size of a file in bytes; raises ValueError if it is a folder, or a pipe, which
+    could block.
+    """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not a regular file")
@@ -166,10 +196,15 @@ def _size_of(path: Path) -> int:
 
 
 def advice(checkpoint: Path) -> str:
-    """Return what to do about a damaged checkpoint: which others to remove, so that the newest intact one is used."""
+    """Return what to do about a damaged checkpoint: which others to remove, so that the newest
+    intact one is used.
+    """
     folder = checkpoint.parent
     if not checkpoint.exists() and list_checkpoints(folder):
-        return "It was removed meanwhile, as a run removes old checkpoints while it trains. Start the command again."
+        return (
+            "It was removed meanwhile, as a run removes old checkpoints while it trains. Start the"
+            " command again."
+        )
     others = [other for other in list_checkpoints(folder) if other != checkpoint]
     if not checkpoint.name.startswith("step-"):  # of a sync
         return f"Remove the folder {checkpoint}."
@@ -177,7 +212,10 @@ def advice(checkpoint: Path) -> str:
     if intact is None:
         return f"No other checkpoint in {folder} is intact: start another run with --run."
     damaged = [checkpoint, *(other for other in others if step_of(other) > step_of(intact))]
-    return f"The newest intact checkpoint is {intact}. To use it, remove {' and '.join(map(str, damaged))}."
+    return (
+        f"The newest intact checkpoint is {intact}. To use it, remove"
+        f" {' and '.join(map(str, damaged))}."
+    )
 
 
 def _is_intact(checkpoint: Path) -> bool:
@@ -205,12 +243,13 @@ def write_checkpoint(
         target: folder of the checkpoint; its parents are made.
         groups: (name of an archive, its arrays by name), taken one after another.
         metadata: of state.json, beside `format`.
-        by: distinguishes the temporary names of writers that may write the same checkpoint at the same time.
+        by: distinguishes the temporary names of writers that may write the same checkpoint at the
+            same time.
         replace: replace a checkpoint that exists.
 
     Raises:
-        OSError: the disk refuses, or the checkpoint exists (ENOTEMPTY). The temporary folder is removed, a checkpoint
-            that was to be replaced stays, and the error names the file.
+        OSError: the disk refuses, or the checkpoint exists (ENOTEMPTY). The temporary folder is
+            removed, a checkpoint that was to be replaced stays, and the error names the file.
     """
     temporary = partial_folder_of(target.with_name(target.name + by))
     if temporary.exists():  # left behind by a kill
@@ -232,7 +271,9 @@ def write_checkpoint(
 
 
 def _replace(target: Path, temporary: Path) -> None:
-    """Rename a complete checkpoint to the name of one that exists. A kill between the renames: `put_back_former`."""
+    """Rename a complete checkpoint to the name of one that exists. A kill between the renames:
+    `put_back_former`.
+    """
     former = former_of(target)
     os.rename(target, former)
     try:
@@ -256,13 +297,16 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     with _explained(path), _opened_archive(path) as archive:
         for member in archive.infolist():
             with archive.open(member) as file:  # compares the checksum where the array ends
-                arrays[member.filename.removesuffix(".npy")] = np.lib.format.read_array(file, allow_pickle=False)
+                arrays[member.filename.removesuffix(".npy")] = np.lib.format.read_array(
+                    file, allow_pickle=False
+                )
     return arrays
 
 
 @contextmanager
 def opened_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
-    """Open an archive; each array is read when it is taken, and all of them once before: what has begun must not fail.
+    """Open an archive; each array is read when it is taken, and all of them once before: what has
+    begun must not fail.
 
     Raises:
         CheckpointError: the archive is missing or damaged, by the checksum of each array.
@@ -300,7 +344,8 @@ def _check_archive(path: Path) -> None:
 def _opened_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open an archive whose sizes and headers were checked, before memory is taken for its arrays.
 
-    A compressed member may promise terabytes, and so may the shape in a header; numpy would try to take the memory.
+    A compressed member may promise terabytes, and so may the shape in a header; numpy would try to
+    take the memory.
 
     Raises:
         one of UNREADABLE.
@@ -319,16 +364,24 @@ def _opened_archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _check_header(name: str, file: IO[bytes], size: int) -> None:
-    """Raise ValueError if the header of an array of numbers does not fit the `size` bytes of its file."""
+    """Raise ValueError if the header of an array of numbers does not fit the `size` bytes of its
+    file.
+    """
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"{name} has format {version}")
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read_header = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
     shape, _, dtype = read_header(file)
     if dtype.kind not in "iuf":
         raise ValueError(f"{name} has {dtype}, and not numbers")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size - file.tell():
-        raise ValueError(f"{name} promises the shape {shape}, which does not fit its {size:,} bytes")
+        raise ValueError(
+            f"{name} promises the shape {shape}, which does not fit its {size:,} bytes"
+        )
 
 
 @contextmanager
@@ -336,8 +389,14 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
-        reason = describe_types(error) if isinstance(error, ValidationError) else str(error) or type(error).__name__
-        raise CheckpointError(f"{path} cannot be read: {reason[:SHOWN_CHARACTERS]}. {advice(path.parent)}") from error
+        reason = (
+            describe_types(error)
+            if isinstance(error, ValidationError)
+            else str(error) or type(error).__name__
+        )
+        raise CheckpointError(
+            f"{path} cannot be read: {reason[:SHOWN_CHARACTERS]}. {advice(path.parent)}"
+        ) from error
 
 
 def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:

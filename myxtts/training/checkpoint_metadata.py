@@ -1,10 +1,20 @@
-"""What a checkpoint records beside its arrays, with types that are checked when it is read. No TensorFlow."""
+"""What a checkpoint records beside its arrays, with types that are checked when it is read. No
+TensorFlow.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, FiniteFloat, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    FiniteFloat,
+    ValidationError,
+)
 
 from myxtts.errors import CheckpointError
 
@@ -22,7 +32,8 @@ def _check_entries(values: Any) -> Any:
     return values
 
 
-# pydantic makes an error of 250 bytes for each value of another type: a list ends at the first, a dictionary is short.
+# pydantic makes an error of 250 bytes for each value of another type: a list ends at the first, a
+# dictionary is short.
 Names = Annotated[list[str], FailFast()]
 Short = BeforeValidator(_check_entries)
 
@@ -50,7 +61,9 @@ class _Participant(_Section):
 
 
 class MetadataTypes(_Section):
-    """The types of what the program reads of a state.json. Checkpoints of runs, forks and syncs have different keys."""
+    """The types of what the program reads of a state.json. Checkpoints of runs, forks and syncs
+    have different keys.
+    """
 
     step: Count = 0
     position: tuple[Count, Count, Annotated[list[tuple[Positive, Count]], FailFast()]] = (0, 0, [])
@@ -91,9 +104,18 @@ class Metadata(dict[str, Any]):
         within: names of the keys that lead to these values, each with a dot.
     """
 
-    def __init__(self, values: Mapping[str, Any], source: Path, advice: Callable[[], str], within: str = ""):
+    def __init__(
+        self, values: Mapping[str, Any], source: Path, advice: Callable[[], str], within: str = ""
+    ):
         super().__init__(
-            (name, Metadata(value, source, advice, f"{within}{name}.") if isinstance(value, dict) else value)
+            (
+                name,
+                (
+                    Metadata(value, source, advice, f"{within}{name}.")
+                    if isinstance(value, dict)
+                    else value
+                ),
+            )
             for name, value in values.items()
         )
         self._source, self._advice, self._within = source, advice, within

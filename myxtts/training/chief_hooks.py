@@ -46,17 +46,22 @@ def chief_hooks(
     timeline: Timeline,
     open_evaluator: OpenEvaluator,
 ) -> Iterator[tuple[list[Hook], NoObserver]]:
-    """Open the reporter and the observer of a run; return its hooks in the order of their calls, and it.
+    """Open the reporter and the observer of a run; return its hooks in the order of their calls,
+    and it.
 
     Observations that the checkpoint does not know the results of are repeated first.
     """
     config, state = setup.config, setup.state
     routes = setup.replicas.routes
-    devices = setup.gpu_count if len(routes) == 1 else 1  # advice is for one replica: replicas use their GPUs
+    devices = (
+        setup.gpu_count if len(routes) == 1 else 1
+    )  # advice is for one replica: replicas use their GPUs
     producers = len(routes[0].data_devices)
     long_wait = LongWait(state.step, config.data, not setup.between_devices, devices, producers)
     with (
-        Reporter(folder.metrics, folder.tensorboard, state.step, setup.schedule.total_steps) as reporter,
+        Reporter(
+            folder.metrics, folder.tensorboard, state.step, setup.schedule.total_steps
+        ) as reporter,
         ExitStack() as opened,
     ):
         sync = [] if weight_sync is None else [SyncWeights(weight_sync, checkpoints.wait)]
@@ -67,16 +72,26 @@ def chief_hooks(
             yield [*sync, report], NoObserver()
             return
         if setup.replicas.observer:
-            observer, snapshot = open_observer(setup, folder, checkpoints, reporter, opened, timeline, open_evaluator)
+            observer, snapshot = open_observer(
+                setup, folder, checkpoints, reporter, opened, timeline, open_evaluator
+            )
             begin = Observe(periods, observer, snapshot, checkpoints.add_provisional)
             yield [*sync, report, begin], observer  # its error leaves no step without a report
             return
         work = held_out_work(
-            setup, state.model, state.device, folder, reporter.tensorboard, open_evaluator, buffered=True
+            setup,
+            state.model,
+            state.device,
+            folder,
+            reporter.tensorboard,
+            open_evaluator,
+            buffered=True,
         )
         observe = with_report(work.observe, reporter)
         for observation in repeatable(setup, folder):
-            with state.other_weights(inference_arrays(checkpoint_of(folder.checkpoints, observation.step))):
+            with state.other_weights(
+                inference_arrays(checkpoint_of(folder.checkpoints, observation.step))
+            ):
                 metrics = observe(observation, None)
             checkpoints.record(state, observation.step, metrics.get("validation_loss"))
         validate = Validate(run.validate_every, work.validation, checkpoints.improves, report)
@@ -97,7 +112,9 @@ def open_observer(
     """Return the observer of a run, which `opened` closes, and the snapshot that it works on."""
     start_s, device = time.perf_counter(), setup.replicas.observer
     snapshot = setup.build_snapshot()
-    work = held_out_work(setup, snapshot.network, device, folder, reporter.tensorboard, open_evaluator, False)
+    work = held_out_work(
+        setup, snapshot.network, device, folder, reporter.tensorboard, open_evaluator, False
+    )
     work.trace()
     snapshot.take()  # TensorFlow prepares a function at its first call
     log.info("observer       traced for %s in %.1f s", device, time.perf_counter() - start_s)
@@ -112,7 +129,9 @@ def open_observer(
 
 
 def repeat(setup: TrainingSetup, folder: RunFolder, observer: Observer, snapshot: Snapshot) -> None:
-    """Begin the observations whose results the checkpoint does not know; the last one runs during training."""
+    """Begin the observations whose results the checkpoint does not know; the last one runs during
+    training.
+    """
     for observation in repeatable(setup, folder):
         observer.wait(lambda: False)
         snapshot.load(checkpoint_of(folder.checkpoints, observation.step))
@@ -120,12 +139,15 @@ def repeat(setup: TrainingSetup, folder: RunFolder, observer: Observer, snapshot
 
 
 def repeatable(setup: TrainingSetup, folder: RunFolder) -> list[Observation]:
-    """Return the observations of the state that can be repeated; the others are removed from it, with a warning."""
+    """Return the observations of the state that can be repeated; the others are removed from it,
+    with a warning.
+    """
     state = setup.state
     for observation in state.observing:
         if not checkpoint_of(folder.checkpoints, observation.step).exists():
             log.warning(
-                "%s: lost, because the run ended before it was done, and the checkpoint of that step is gone",
+                "%s: lost, because the run ended before it was done, and the checkpoint of that"
+                " step is gone",
                 observation,
             )
             state.observing = without(state.observing, observation.step)

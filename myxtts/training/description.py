@@ -32,7 +32,12 @@ def describe_run(setup: TrainingSetup, placement: Placement) -> dict[str, Any]:
         "utterances": len(plan.samples),
         "numbers": derived_numbers(setup),
         "buckets": [
-            {"seconds": bound / SAMPLE_RATE_HZ, "rows": rows, "utterances": utterances, "padding": padding}
+            {
+                "seconds": bound / SAMPLE_RATE_HZ,
+                "rows": rows,
+                "utterances": utterances,
+                "padding": padding,
+            }
             for bound, rows, utterances, padding in plan.buckets
         ],
         "versions": versions(),

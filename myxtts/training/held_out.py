@@ -1,4 +1,6 @@
-"""The work on held-out utterances: validation, samples and evaluation of one network on one device."""
+"""The work on held-out utterances: validation, samples and evaluation of one network on one
+device.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -50,8 +52,11 @@ class HeldOutWork:
             if self.sampler:
                 self.sampler.trace()
 
-    def observe(self, observation: Observation, pace: Callable[[], None] | None = None) -> dict[str, float]:
-        """Do the parts of an observation; return metrics by name: `validation_loss`, `evaluation_voicing_error`.
+    def observe(
+        self, observation: Observation, pace: Callable[[], None] | None = None
+    ) -> dict[str, float]:
+        """Do the parts of an observation; return metrics by name: `validation_loss`,
+        `evaluation_voicing_error`.
 
         Args:
             pace: see `Validation.evaluate`.
@@ -71,9 +76,9 @@ class HeldOutWork:
                 metrics |= self.evaluator(observation.step, pace)
         except tf.errors.ResourceExhaustedError as error:
             raise TrainingError(
-                f"{observation}: out of memory on {self.device}: {error.message.splitlines()[0]}. Resume with --resume "
-                "and --observer on another device (model, cpu, or the index of a GPU), or with --sample-every 0 or "
-                "--evaluate-every 0."
+                f"{observation}: out of memory on {self.device}: {error.message.splitlines()[0]}."
+                " Resume with --resume and --observer on another device (model, cpu, or the index"
+                " of a GPU), or with --sample-every 0 or --evaluate-every 0."
             ) from error
         return metrics
 
@@ -105,7 +110,9 @@ def held_out_work(
         open_ = pipeline.open_feed if buffered else pipeline.open_unbuffered
         return open_(Position(), epochs=1, mean_over="epoch")
 
-    validation = Validation(network, device, open_batches, task_of(setup.config).metric(setup.corpora.vocabulary))
+    validation = Validation(
+        network, device, open_batches, task_of(setup.config).metric(setup.corpora.vocabulary)
+    )
     sampler, evaluator, load = None, None, vocoder_loader(setup, device, folder)
     if setup.config.run.sample_every:
         sampler = make_sampler(setup, network, device, pipeline, folder, tensorboard, load)
@@ -135,7 +142,9 @@ def make_sampler(
         (first,) = next(feed)
     (batch,) = compile_hand_over(network.BATCH_FIELDS, [device])([first.features])
     rows, manifest = first.planned.rows, held_out.manifest
-    columns = ([column[row] for row in rows] for column in (manifest.ids, manifest.texts, manifest.paths))
+    columns = (
+        [column[row] for row in rows] for column in (manifest.ids, manifest.texts, manifest.paths)
+    )
     with tf.device(device):
         return task_of(config).sampler(
             config,

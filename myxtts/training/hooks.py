@@ -16,7 +16,14 @@ from myxtts.observe.advice import LongWait
 from myxtts.observe.report import Reporter
 from myxtts.placement.audit import require_device
 from myxtts.tasks.base import Evaluator
-from myxtts.training.observation import EVALUATION, SAMPLES, VALIDATION, Observation, without, without_part
+from myxtts.training.observation import (
+    EVALUATION,
+    SAMPLES,
+    VALIDATION,
+    Observation,
+    without,
+    without_part,
+)
 from myxtts.training.observer import OBSERVER, Observer
 from myxtts.training.snapshot import Snapshot
 from myxtts.training.state import TrainingState
@@ -32,17 +39,20 @@ class StepEnd:
 
     Attributes:
         state: after the step.
-        step: its number. `SyncWeights` may move the state to a later step; then only this number stays.
+        step: its number. `SyncWeights` may move the state to a later step; then only this number
+            stays.
         outcome: what `Step` returned.
-        batches: of the first step, the first microbatch and that of the next step, on the model devices. No other step
-            keeps its batches.
+        batches: of the first step, the first microbatch and that of the next step, on the model
+            devices. No other step keeps its batches.
         total_steps: of the run.
         is_first: whether it is the first step of this process.
         stop: tells whether the run received a request to stop.
         metrics: of the report that is due; hooks add to it.
         validation_loss: where this step was validated.
-        save: whether a checkpoint of this step is written; set by the loop, and by a hook that needs one.
-        owes_sync: whether the sync of this step was stopped, so that its weights are not the final ones.
+        save: whether a checkpoint of this step is written; set by the loop, and by a hook that
+            needs one.
+        owes_sync: whether the sync of this step was stopped, so that its weights are not the final
+            ones.
     """
 
     state: TrainingState
@@ -63,7 +73,9 @@ class StepEnd:
         return self.state.step >= self.total_steps
 
     def is_due(self, every: int) -> bool:
-        """Whether what is done every so many steps is due after this one; never if it owes a sync."""
+        """Whether what is done every so many steps is due after this one; never if it owes
+        a sync.
+        """
         return is_due(every, self.step, self.is_last) and not self.owes_sync
 
 
@@ -91,7 +103,9 @@ class Hook(Protocol):
 
 
 class PeriodicHook:
-    """A hook that is due every so many steps and after the last one; 0 turns it off. A subclass has `__call__`."""
+    """A hook that is due every so many steps and after the last one; 0 turns it off. A subclass has
+    `__call__`.
+    """
 
     pause_kind = "other hooks"
 
@@ -124,8 +138,12 @@ class CheckDevices:
         log.info("first step     %.1f s after the start", time.perf_counter() - self._started_s)
 
 
-def check_devices(state: TrainingState, microbatches: Sequence[Sequence[Batch]], outcome: tf.Tensor) -> None:
-    """Raise PlacementError if a variable, an outcome or a batch is not on the device of its replica."""
+def check_devices(
+    state: TrainingState, microbatches: Sequence[Sequence[Batch]], outcome: tf.Tensor
+) -> None:
+    """Raise PlacementError if a variable, an outcome or a batch is not on the device of its
+    replica.
+    """
     state.require_devices()
     require_device(state.device, [("losses", outcome)])
     for batches in microbatches:
@@ -142,11 +160,12 @@ class WeightSyncProtocol(Protocol):
 
 
 class SyncWeights:
-    """Averages the weights with those of other jobs (local SGD) and asks for a checkpoint of the result.
+    """Averages the weights with those of other jobs (local SGD) and asks for a checkpoint of the
+    result.
 
     Args:
-        wait_for_checkpoint: until none is being written. A sync removes the contributions before it, which a job needs
-            that is killed and resumes from a checkpoint before them.
+        wait_for_checkpoint: until none is being written. A sync removes the contributions before
+            it, which a job needs that is killed and resumes from a checkpoint before them.
     """
 
     pause_kind = "syncs"
@@ -176,7 +195,11 @@ def reported_on_failure(report: Hook, end: StepEnd) -> Iterator[None]:
 
 def periods_of(run: RunConfig) -> dict[str, int]:
     """Return the periods of the parts of an observation in steps; 0 turns one off."""
-    return {VALIDATION: run.validate_every, SAMPLES: run.sample_every, EVALUATION: run.evaluate_every}
+    return {
+        VALIDATION: run.validate_every,
+        SAMPLES: run.sample_every,
+        EVALUATION: run.evaluate_every,
+    }
 
 
 class NoteDue:
@@ -205,11 +228,17 @@ def due_parts(periods: Mapping[str, int], end: StepEnd) -> tuple[str, ...]:
     return tuple(part for part, every in periods.items() if end.is_due(every))
 
 
-def note_owed(state: TrainingState, periods: Mapping[str, int], step: int, total_steps: int) -> None:
-    """Note what was due after the step of an owed sync; the average that the state has now is observed."""
+def note_owed(
+    state: TrainingState, periods: Mapping[str, int], step: int, total_steps: int
+) -> None:
+    """Note what was due after the step of an owed sync; the average that the state has now is
+    observed.
+    """
     is_last = state.step >= total_steps
     parts = tuple(part for part, every in periods.items() if is_due(every, step, is_last))
-    state.observing = without(state.observing, step) + ((Observation(state.step, parts),) if parts else ())
+    state.observing = without(state.observing, step) + (
+        (Observation(state.step, parts),) if parts else ()
+    )
 
 
 def note_done(state: TrainingState, part: str) -> None:
@@ -218,16 +247,20 @@ def note_done(state: TrainingState, part: str) -> None:
 
 
 class Validate(PeriodicHook):
-    """Measures the losses on held-out utterances; asks for a checkpoint if the loss is the best so far.
+    """Measures the losses on held-out utterances; asks for a checkpoint if the loss is the best so
+    far.
 
     Args:
         improves: (validation loss) -> whether it is the best so far.
-        report: the hook that follows; it also reports the step if the validation fails, since the step is saved then.
+        report: the hook that follows; it also reports the step if the validation fails, since the
+            step is saved then.
     """
 
     pause_kind = "validation"
 
-    def __init__(self, every: int, validation: Validation, improves: Callable[[float], bool], report: Hook):
+    def __init__(
+        self, every: int, validation: Validation, improves: Callable[[float], bool], report: Hook
+    ):
         super().__init__(every)
         self._validation, self._improves, self._report = validation, improves, report
 
@@ -295,13 +328,15 @@ class WriteSamples(PeriodicHook):
 
 
 class Observe:
-    """Takes a snapshot of the weights where a part of an observation is due, and lets the observer work on it.
+    """Takes a snapshot of the weights where a part of an observation is due, and lets the observer
+    work on it.
 
     The step gets a checkpoint, from which a killed run repeats the observation.
 
     Args:
         periods: in steps, by part of an observation; 0 turns one off.
-        add_provisional: (step) lets the checkpoint of a step go when nothing but the observation asked for it.
+        add_provisional: (step) lets the checkpoint of a step go when nothing but the observation
+            asked for it.
     """
 
     pause_kind = OBSERVER

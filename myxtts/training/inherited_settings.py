@@ -1,4 +1,6 @@
-"""Settings that a run takes from the run of its first weights, and from its teacher. No TensorFlow."""
+"""Settings that a run takes from the run of its first weights, and from its teacher. No
+TensorFlow.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,14 +33,21 @@ def inherit_settings(config: Config, checkpoint: Path) -> Config:
     """
     fixed = without_useless(settings_of(checkpoint, read_metadata(checkpoint)))
     resumes = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
-    verb, advice = ("resumes", "start another run with --run") if resumes else ("starts", "give another --init-from")
+    verb, advice = (
+        ("resumes", "start another run with --run")
+        if resumes
+        else ("starts", "give another --init-from")
+    )
     has_symbols = fixed.model.task != "vocoder"
-    names = {section: names for section, names in INHERITED.items() if section != "data" or has_symbols}
+    names = {
+        section: names for section, names in INHERITED.items() if section != "data" or has_symbols
+    }
     config = _with_fixed(config, fixed, names, f"the run {verb} from {checkpoint}, which", advice)
     if config.model.task == "vocoder" and fixed.teacher.teacher and not config.teacher.teacher:
         raise ConfigError(
-            f"no --teacher was given, but the run {verb} from {checkpoint}, which learned from the mels of the voice "
-            f"{fixed.teacher.teacher}. Give --teacher with this or another voice, or {advice}."
+            f"no --teacher was given, but the run {verb} from {checkpoint}, which learned from the"
+            f" mels of the voice {fixed.teacher.teacher}. Give --teacher with this or another"
+            f" voice, or {advice}."
         )
     return config
 
@@ -57,7 +66,8 @@ def taught_settings(config: Config, teacher: Path, settings: Config) -> Config:
 
 
 def with_inherited_settings(config: Config) -> Config:
-    """Return the configuration with all that its --teacher and its --init-from fix, as a new run will have it.
+    """Return the configuration with all that its --teacher and its --init-from fix, as a new run
+    will have it.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
@@ -85,6 +95,9 @@ def _with_fixed(config: Config, fixed: Config, names: Names, origin: str, advice
         for name, value in values.items():
             given = getattr(section, name)
             if name in section.model_fields_set and given != value:
-                raise ConfigError(f"{name} {given} was given, but {origin} has {value}. Leave {name} out, or {advice}.")
+                raise ConfigError(
+                    f"{name} {given} was given, but {origin} has {value}. Leave {name} out, or"
+                    f" {advice}."
+                )
         update[section_name] = section.model_copy(update=values)
     return config.model_copy(update=update)

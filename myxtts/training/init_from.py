@@ -1,7 +1,9 @@
-"""--init-from: the pretrained run that another run starts from, its vocabulary, its weights and its fixed settings.
+"""--init-from: the pretrained run that another run starts from, its vocabulary, its weights and its
+fixed settings.
 
-Rows of embeddings are matched by name: the vocabulary of the new run begins with that of the pretrained run, so that
-each symbol and language of the pretrained run keeps its weights, whether the new corpus has it or not.
+Rows of embeddings are matched by name: the vocabulary of the new run begins with that of the
+pretrained run, so that each symbol and language of the pretrained run keeps its weights, whether
+the new corpus has it or not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,10 +50,11 @@ class Pretrained:
         return replace(vocabulary_of(self.metadata), speakers=())
 
     def ancestor(self) -> dict[str, Any]:
-        """Return what the new run's checkpoints record; runs with equal `weights` started from the same weights.
+        """Return what the new run's checkpoints record; runs with equal `weights` started from the
+        same weights.
 
-        `weights` is a SHA-256. `symbols`, `languages` and `speakers` count the first rows of the new run's vocabulary,
-        which come from the pretrained run.
+        `weights` is a SHA-256. `symbols`, `languages` and `speakers` count the first rows of the
+        new run's vocabulary, which come from the pretrained run.
         """
         return {
             "run": str(self.run),
@@ -63,10 +66,17 @@ class Pretrained:
         }
 
     def describe(self, vocabulary: Vocabulary, groups: Sequence[str] = ()) -> str:
-        """Return a line on what a run with this vocabulary and further loss groups keeps of the pretrained run."""
-        symbols = describe_rows("symbol", self.vocabulary.symbols.symbols, vocabulary.symbols.symbols)
+        """Return a line on what a run with this vocabulary and further loss groups keeps of the
+        pretrained run.
+        """
+        symbols = describe_rows(
+            "symbol", self.vocabulary.symbols.symbols, vocabulary.symbols.symbols
+        )
         languages = describe_rows("language", self.vocabulary.languages, vocabulary.languages)
-        origins = (f", {name} {'kept' if name in self.further else 'from random weights'}" for name in groups)
+        origins = (
+            f", {name} {'kept' if name in self.further else 'from random weights'}"
+            for name in groups
+        )
         return f"{self.run} step {self.metadata['step']}: {symbols}, {languages}{''.join(origins)}"
 
 
@@ -83,17 +93,20 @@ def read_pretrained(run: Path, folder: Path) -> Pretrained:
     """
     if run.resolve() == folder.resolve():
         raise ConfigError(
-            f"{folder} cannot start from its own weights (--init-from {run}). Resume a run with --resume, or give "
-            "the new run another name with --run."
+            f"{folder} cannot start from its own weights (--init-from {run}). Resume a run with"
+            " --resume, or give the new run another name with --run."
         )
     checkpoint = select_checkpoint(run)
     metadata = read_metadata(checkpoint)
     further = {name: read_arrays(checkpoint / f"{name}.npz") for name in further_groups(checkpoint)}
-    return Pretrained(run, checkpoint, metadata, read_arrays(weights_file(checkpoint, metadata)), further)
+    return Pretrained(
+        run, checkpoint, metadata, read_arrays(weights_file(checkpoint, metadata)), further
+    )
 
 
 def inherited_vocabulary(metadata: dict[str, Any]) -> Vocabulary | None:
-    """Return the rows that a run took over from its teacher, its pretrained run, or the run that it was forked from.
+    """Return the rows that a run took over from its teacher, its pretrained run, or the run that it
+    was forked from.
 
     Args:
         metadata: of one of the run's checkpoints.
@@ -103,12 +116,16 @@ def inherited_vocabulary(metadata: dict[str, Any]) -> Vocabulary | None:
     """
     ancestor, vocabulary = metadata["ancestor"], vocabulary_of(metadata)
     if metadata.get("teacher") is not None:
-        return replace(vocabulary, speakers=vocabulary.speakers[: ancestor["speakers"]] if ancestor else ())
+        return replace(
+            vocabulary, speakers=vocabulary.speakers[: ancestor["speakers"]] if ancestor else ()
+        )
     if ancestor is None:
         return None
     symbols = vocabulary.symbols.symbols[: ancestor["symbols"]]
     return Vocabulary(
-        SymbolTable(symbols), vocabulary.speakers[: ancestor["speakers"]], vocabulary.languages[: ancestor["languages"]]
+        SymbolTable(symbols),
+        vocabulary.speakers[: ancestor["speakers"]],
+        vocabulary.languages[: ancestor["languages"]],
     )
 
 
@@ -118,16 +135,19 @@ def check_freeze(config: Config) -> None:
     listed = ", ".join(frozen)
     if unknown := set(frozen).difference(components):
         raise ConfigError(
-            f"--freeze names {', '.join(sorted(unknown))}, but the network of --task {config.model.task} "
-            f"has {', '.join(components)}. Name some of these."
+            f"--freeze names {', '.join(sorted(unknown))}, but the network of --task"
+            f" {config.model.task} has {', '.join(components)}. Name some of these."
         )
     if frozen and config.training.init_from is None:
         raise ConfigError(
-            f"--freeze names {listed}, but the run starts from random weights, and these components would "
-            "stay random. Name a trained run with --init-from, or leave out --freeze."
+            f"--freeze names {listed}, but the run starts from random weights, and these components"
+            " would stay random. Name a trained run with --init-from, or leave out --freeze."
         )
     if set(frozen) == set(components):
-        raise ConfigError(f"--freeze names every component ({listed}), so nothing is left to train. Leave one out.")
+        raise ConfigError(
+            f"--freeze names every component ({listed}), so nothing is left to train. Leave one"
+            " out."
+        )
 
 
 def load_pretrained(
@@ -135,11 +155,12 @@ def load_pretrained(
 ) -> None:
     """Give a new network the weights of a pretrained run.
 
-    A row that the pretrained run lacks becomes the mean of its named rows plus the network's own small random row
-    (Hewitt 2021, "Initializing new word embeddings"): the next layers expect a row there, and new rows differ.
+    A row that the pretrained run lacks becomes the mean of its named rows plus the network's own
+    small random row (Hewitt 2021, "Initializing new word embeddings"): the next layers expect a row
+    there, and new rows differ.
 
-    Weights of further loss groups, such as discriminators, are taken over where both have the group. Layers that the
-    network has in addition, see `added_layers`, keep their initial weights.
+    Weights of further loss groups, such as discriminators, are taken over where both have the
+    group. Layers that the network has in addition, see `added_layers`, keep their initial weights.
 
     Args:
         network: with initial weights from the seed of its run.
@@ -153,36 +174,54 @@ def load_pretrained(
     known = pretrained.vocabulary
     new_symbols = known.symbols.unknown(vocabulary.symbols.symbols)
     components = network.component_layers() if freeze else {}
-    frozen = {v.path: name for name in freeze for layer in components[name] for v in layer.variables}
+    frozen = {
+        v.path: name for name in freeze for layer in components[name] for v in layer.variables
+    }
     rows_by_table = {
         "symbols": (known.symbols.symbols, vocabulary.symbols.symbols, FIRST_SYMBOL_ID),
         "languages": (known.languages, vocabulary.languages, 0),
     }
-    groups = {name: {v.path: v.value for v in group.variables} for name, group in loss_groups_of(network).items()}
+    groups = {
+        name: {v.path: v.value for v in group.variables}
+        for name, group in loss_groups_of(network).items()
+    }
     variables = groups.pop(NETWORK)
-    shapes, row_variables = {path: tuple(v.shape) for path, v in variables.items()}, network.vocabulary_variables()
+    shapes, row_variables = (
+        {path: tuple(v.shape) for path, v in variables.items()},
+        network.vocabulary_variables(),
+    )
     for path, (table, axis) in row_variables.items():
         if table == "symbols" and new_symbols and path in frozen:
             raise ConfigError(
-                f"--freeze {frozen[path]} was given, but the corpus has symbols that {pretrained.run} does not "
-                f"have ({list_names(new_symbols)}), and these would never be learnt. Leave {frozen[path]} out of "
-                "--freeze."
+                f"--freeze {frozen[path]} was given, but the corpus has symbols that"
+                f" {pretrained.run} does not have ({list_names(new_symbols)}), and these would"
+                f" never be learnt. Leave {frozen[path]} out of --freeze."
             )
         known_names, _, special = rows_by_table[table]
         shapes[path] = (*shapes[path][:axis], special + len(known_names), *shapes[path][axis + 1 :])
-    added = {v.path for layer in added_layers_of(network) for v in layer.variables}.difference(pretrained.weights)
+    added = {v.path for layer in added_layers_of(network) for v in layer.variables}.difference(
+        pretrained.weights
+    )
     variables = {path: variable for path, variable in variables.items() if path not in added}
-    check_shapes(pretrained.checkpoint, pretrained.weights, {path: shapes[path] for path in variables})
+    check_shapes(
+        pretrained.checkpoint, pretrained.weights, {path: shapes[path] for path in variables}
+    )
     for path, variable in variables.items():
         weights = pretrained.weights[path]
         if path in row_variables:
             table, axis = row_variables[path]
             initial = np.moveaxis(variable.numpy(), axis, 0)
-            weights = np.moveaxis(extend_rows(np.moveaxis(weights, axis, 0), initial, *rows_by_table[table]), 0, axis)
+            weights = np.moveaxis(
+                extend_rows(np.moveaxis(weights, axis, 0), initial, *rows_by_table[table]), 0, axis
+            )
         variable.assign(weights)
     for name in groups.keys() & pretrained.further.keys():
         further = pretrained.further[name]
-        check_shapes(pretrained.checkpoint, further, {path: tuple(v.shape) for path, v in groups[name].items()})
+        check_shapes(
+            pretrained.checkpoint,
+            further,
+            {path: tuple(v.shape) for path, v in groups[name].items()},
+        )
         for path, variable in groups[name].items():
             variable.assign(further[path])
 
@@ -192,26 +231,41 @@ def added_layers_of(network: keras.Model) -> list[keras.layers.Layer]:
     return network.added_layers() if hasattr(network, "added_layers") else []
 
 
-def check_shapes(checkpoint: Path, weights: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError if the weights of a checkpoint do not have the expected shapes, by name."""
+def check_shapes(
+    checkpoint: Path, weights: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raise CheckpointError if the weights of a checkpoint do not have the expected shapes, by
+    name.
+    """
     shapes = {name: array.shape for name, array in weights.items()}
     if shapes != expected:
-        name = min(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
+        name = min(
+            name
+            for name in shapes.keys() | expected.keys()
+            if shapes.get(name) != expected.get(name)
+        )
         raise CheckpointError(
-            f"a run cannot start from {checkpoint}: its '{name}' has shape {shapes.get(name)}, and this "
-            f"version's has {expected.get(name)}. Use the version of MyXTTS that wrote it, or another --init-from."
+            f"a run cannot start from {checkpoint}: its '{name}' has shape {shapes.get(name)}, and"
+            f" this version's has {expected.get(name)}. Use the version of MyXTTS that wrote it, or"
+            " another --init-from."
         )
 
 
 def extend_rows(
-    known: np.ndarray, initial: np.ndarray, known_names: Sequence[str], names: Sequence[str], special: int
+    known: np.ndarray,
+    initial: np.ndarray,
+    known_names: Sequence[str],
+    names: Sequence[str],
+    special: int,
 ) -> np.ndarray:
-    """Return a known row for each known name, and for each new name the mean of the named rows plus its initial row.
+    """Return a known row for each known name, and for each new name the mean of the named rows plus
+    its initial row.
 
     Args:
         known: float32 [special + K, …], special rows and rows of `known_names`.
         initial: float32 [special + N, …], special rows and random rows of `names`.
-        special: rows without a name. They are copied, and not part of the mean: the row of the padding is never learnt.
+        special: rows without a name. They are copied, and not part of the mean: the row of the
+            padding is never learnt.
 
     Returns:
         float32 [special + N, …], special rows and rows of `names`.

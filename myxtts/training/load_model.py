@@ -14,7 +14,8 @@ from myxtts.training.select_checkpoint import check_task, settings_of, vocabular
 def load_model(
     checkpoint: Path, metadata: dict[str, Any], device: str, task: str, precision: str = "float32"
 ) -> keras.Model:
-    """Return the network of a checkpoint on a device, with the averaged weights if the run has them.
+    """Return the network of a checkpoint on a device, with the averaged weights if the run has
+    them.
 
     Args:
         metadata: of the checkpoint, from `read_metadata`.
@@ -27,6 +28,10 @@ def load_model(
     config = settings_of(checkpoint, metadata)
     check_task(checkpoint, config.model.task, task)
     with tf.device(device):
-        network = TASKS[task].build(config, vocabulary_of(metadata), training=False, precision=precision)
-    restore_variables(weights_file(checkpoint, metadata), {v.path: v.value for v in network.variables})
+        network = TASKS[task].build(
+            config, vocabulary_of(metadata), training=False, precision=precision
+        )
+    restore_variables(
+        weights_file(checkpoint, metadata), {v.path: v.value for v in network.variables}
+    )
     return network

@@ -24,7 +24,8 @@ class FrozenVoice:
 
     Args:
         config: of the run that is taught.
-        sizes: named dimensions of a typical batch, by which an alignment search is chosen for the device.
+        sizes: named dimensions of a typical batch, by which an alignment search is chosen for the
+            device.
 
     Raises:
         CheckpointError: the weights are damaged, or belong to another architecture.
@@ -37,7 +38,9 @@ class FrozenVoice:
         self.network = load_model(teacher.checkpoint, teacher.metadata, device, "tts", precision)
         require_device(device, ((v.path, v.value) for v in self.network.variables))
         self._ode_steps, self._guidance = settings.model.ode_steps, settings.model.guidance
-        task_of(settings).tune(settings.model_copy(update={"training": config.training}), self.network, device, sizes)
+        task_of(settings).tune(
+            settings.model_copy(update={"training": config.training}), self.network, device, sizes
+        )
         log.info(
             "teacher        %s, step %d, on %s: %s, %s parameters, %s",
             *(teacher.run, teacher.metadata["step"], device, task_of(settings).describe(settings)),
@@ -48,7 +51,9 @@ class FrozenVoice:
         """See `XTTS.align`."""
         return self.network.align(features)
 
-    def speak(self, features: dict[str, tf.Tensor], padded_frames: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def speak(
+        self, features: dict[str, tf.Tensor], padded_frames: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See `XTTS.speak`."""
         return self.network.speak(features, padded_frames, self._ode_steps, self._guidance)
 
@@ -58,16 +63,19 @@ class FrozenVoice:
 
 
 class NoVoice:
-    """Takes the place of a `FrozenVoice` and computes nothing: what is left of producing is its time without a teacher.
+    """Takes the place of a `FrozenVoice` and computes nothing: what is left of producing is its
+    time without a teacher.
 
-    Its features have the shapes of a teacher's. Nothing is aligned, spoken mels are silent, and the others the
-    recordings' own.
+    Its features have the shapes of a teacher's. Nothing is aligned, spoken mels are silent, and the
+    others the recordings' own.
     """
 
     def align(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
         return tf.zeros(tf.shape(features["mel"])[:2], tf.int64)
 
-    def speak(self, features: dict[str, tf.Tensor], padded_frames: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def speak(
+        self, features: dict[str, tf.Tensor], padded_frames: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         shape = [tf.shape(features["tokens"])[0], padded_frames]
         mel = tf.fill([*shape, MEL_BANDS], SILENCE)
         return mel, tf.zeros(shape), tf.zeros(shape, tf.int64)
@@ -76,8 +84,12 @@ class NoVoice:
         return features["mel"]
 
 
-def teacher_loader(teacher: Teacher | None, config: Config, sizes: dict[str, int]) -> Callable[[str], Any] | None:
-    """Return what loads the teacher on a device, once for each; None without a teacher. See `FrozenVoice`."""
+def teacher_loader(
+    teacher: Teacher | None, config: Config, sizes: dict[str, int]
+) -> Callable[[str], Any] | None:
+    """Return what loads the teacher on a device, once for each; None without a teacher. See
+    `FrozenVoice`.
+    """
     return None if teacher is None else cache(partial(_load, teacher, config, sizes))
 
 

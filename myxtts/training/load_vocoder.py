@@ -19,7 +19,9 @@ class TrainedVocoder:
 
     def __init__(self, source: VocoderRun, device: str):
         # Kept, because a tf.function holds no reference to the object that it is a method of.
-        self._network = network = load_model(source.checkpoint, source.metadata, device, task="vocoder")
+        self._network = network = load_model(
+            source.checkpoint, source.metadata, device, task="vocoder"
+        )
         step = source.metadata["step"]
         self.description = f"{source.run}, step {step}"
         self.metadata = {"run": str(source.run), "step": step}
@@ -29,9 +31,13 @@ class TrainedVocoder:
 
 
 def load_vocoder(choice: VocoderChoice, device: str) -> VocoderProtocol:
-    """Load the chosen vocoder on a device, and log which one it is; raises CheckpointError as `TrainedVocoder` does."""
+    """Load the chosen vocoder on a device, and log which one it is; raises CheckpointError as
+    `TrainedVocoder` does.
+    """
     vocoder: VocoderProtocol = (
-        TrainedVocoder(choice.trained, device) if choice.trained else GriffinLim(choice.iterations or ITERATIONS)
+        TrainedVocoder(choice.trained, device)
+        if choice.trained
+        else GriffinLim(choice.iterations or ITERATIONS)
     )
     log.info("vocoder        %s%s", vocoder.description, choice.note)
     return vocoder

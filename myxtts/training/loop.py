@@ -26,8 +26,9 @@ Save = Callable[[TrainingState, float | None], object]
 class StepFunction(Protocol):
     """A `Step`, or what takes its place. The loop calls TensorFlow through it and the state alone.
 
-    A call queues step `number` (from 1) and the hand-over of the last entry of `following`, and may return before the
-    device has done either. It returns the outcome of the step, and the microbatch that is `first` of the next call.
+    A call queues step `number` (from 1) and the hand-over of the last entry of `following`, and may
+    return before the device has done either. It returns the outcome of the step, and the microbatch
+    that is `first` of the next call.
     """
 
     def hand_over(self, features: Sequence[Batch]) -> list[Batch]:
@@ -35,13 +36,20 @@ class StepFunction(Protocol):
         ...
 
     def __call__(
-        self, first: Sequence[Batch], following: Sequence[Sequence[Batch]], number: int, rates: Rates, stop: bool
+        self,
+        first: Sequence[Batch],
+        following: Sequence[Sequence[Batch]],
+        number: int,
+        rates: Rates,
+        stop: bool,
     ) -> tuple[tf.Tensor, list[Batch]]:
         """Take a step on `first` and on all but the last of `following`; see `Step`."""
         ...
 
     def left_unchanged(self, error: tf.errors.OpError) -> bool:
-        """Return whether a call that failed with this error has left the state as it was before the step."""
+        """Return whether a call that failed with this error has left the state as it was before the
+        step.
+        """
         ...
 
     def synchronize(self, outcome: tf.Tensor) -> None:
@@ -77,18 +85,21 @@ def train(
 ) -> None:
     """Train to the end of the schedule or to a stop request; leave a checkpoint of the last step.
 
-    After a step at which something is due, in this order: read the losses (a non-finite loss is found before anything
-    is written), run the hooks that are due in the order of the list, and save. Saving comes last, so that a hook may
-    ask for a checkpoint, and the checkpoint knows the validation of its step. The loop waits for the device only where
-    a report, a hook or a checkpoint is due, and where the feed has no batch.
+    After a step at which something is due, in this order: read the losses (a non-finite loss is
+    found before anything is written), run the hooks that are due in the order of the list, and
+    save. Saving comes last, so that a hook may ask for a checkpoint, and the checkpoint knows the
+    validation of its step. The loop waits for the device only where a report, a hook or a
+    checkpoint is due, and where the feed has no batch.
 
-    Each step hands over the first microbatch of the next one, so the loop is one batch ahead of the step.
+    Each step hands over the first microbatch of the next one, so the loop is one batch ahead of the
+    step.
 
-    Whatever else ends the loop, the steps before it are saved, unless the error came from within a step: then the state
-    may have a part of that step. (It has none if the step waited for a worker that is lost, so that is saved, too.) The
-    checkpoints before it are intact in any case.
+    Whatever else ends the loop, the steps before it are saved, unless the error came from within a
+    step: then the state may have a part of that step. (It has none if the step waited for a worker
+    that is lost, so that is saved, too.) The checkpoints before it are intact in any case.
 
-    Results of the observer are applied before a step, when all that was due after the one before is done.
+    Results of the observer are applied before a step, when all that was due after the one before is
+    done.
 
     Args:
         observer: validates and writes samples during training; its hook begins that.
@@ -116,7 +127,9 @@ def train(
             is_whole, end = False, None
             try:
                 first = first or step.hand_over(taken.features[0])
-                outcome, handed = step(first, taken.features[1:], state.step + 1, schedule, stop.requested)
+                outcome, handed = step(
+                    first, taken.features[1:], state.step + 1, schedule, stop.requested
+                )
             except tf.errors.ResourceExhaustedError as error:
                 raise StepOutOfMemory(state.step + 1, planned_step.bucket, error) from error
             except tf.errors.OpError as error:
@@ -138,14 +151,22 @@ def train(
                 continue
             require_finite(state)
             if log:
-                epoch, learning_rate = planned_step.position.epoch, schedule.learning_rate(end.step - 1)
+                epoch, learning_rate = (
+                    planned_step.position.epoch,
+                    schedule.learning_rate(end.step - 1),
+                )
                 losses = step.read(outcome)
                 if SKIPPED in losses:
-                    total_skipped, losses[SKIPPED] = losses[SKIPPED], losses[SKIPPED] - total_skipped
+                    total_skipped, losses[SKIPPED] = (
+                        losses[SKIPPED],
+                        losses[SKIPPED] - total_skipped,
+                    )
                 end.metrics = {"epoch": epoch, **losses, "learning_rate": learning_rate}
                 interval = clock.report() if is_prepared else clock.forget()
                 end.metrics |= interval.metrics()
-                end.metrics["remaining_s"] = clock.remaining_s(interval, schedule.total_steps - state.step)
+                end.metrics["remaining_s"] = clock.remaining_s(
+                    interval, schedule.total_steps - state.step
+                )
             for hook in hooks:
                 if hook.is_due(end):
                     with clock.pause(hook.pause_kind):
@@ -155,7 +176,9 @@ def train(
                     save(state, end.validation_loss)
                 saved_step = state.step
             if not is_prepared and not log:
-                clock.forget()  # most of its time is tracing, or preparing the step for copies from another data device
+                # most of its time is tracing, or preparing the step for copies from another data
+                # device
+                clock.forget()
     except (NonFiniteLoss, StepOutOfMemory, PlacementError):
         raise  # the state must not be saved
     except Exception:  # of a batch, a hook or the observer, such as a data device out of memory
@@ -194,11 +217,16 @@ class StepBatches(NamedTuple):
     @property
     def features(self) -> list[list[Batch]]:
         """Features of the microbatches of the step, and of the one that the step hands over."""
-        return [[batch.features for batch in batches] for batches in (*self.microbatches, self.next_first)]
+        return [
+            [batch.features for batch in batches]
+            for batches in (*self.microbatches, self.next_first)
+        ]
 
     @property
     def senders(self) -> set[str]:
-        """Data devices of the microbatch that the step hands over; TensorFlow prepares the step for each anew."""
+        """Data devices of the microbatch that the step hands over; TensorFlow prepares the step for
+        each anew.
+        """
         return {batch.times.producer for batch in self.next_first}
 
     @property
@@ -208,9 +236,11 @@ class StepBatches(NamedTuple):
 
 
 class LookAhead:
-    """Takes the batches of one step after the other from a feed, and the first microbatch of the step after it.
+    """Takes the batches of one step after the other from a feed, and the first microbatch of the
+    step after it.
 
-    A wait for the feed counts from the moment when the device has finished the running step: until then, it has work.
+    A wait for the feed counts from the moment when the device has finished the running step: until
+    then, it has work.
 
     Args:
         step: waits for the device.
@@ -230,7 +260,8 @@ class LookAhead:
             is_last: no step follows, so none of its batches is taken.
 
         Raises:
-            An error of the feed in place of a batch of this step; in place of the batch ahead, the next call raises it.
+            An error of the feed in place of a batch of this step; in place of the batch ahead, the
+            next call raises it.
         """
         if self._error is not None:
             raise self._error
@@ -253,7 +284,9 @@ class LookAhead:
 
 
 def require_finite(state: TrainingState) -> None:
-    """Wait for the device and raise NonFiniteLoss with the first step whose loss or gradient was not finite."""
+    """Wait for the device and raise NonFiniteLoss with the first step whose loss or gradient was
+    not finite.
+    """
     bad_step = int(state.bad_step.numpy())
     if bad_step:
         raise NonFiniteLoss(bad_step)

@@ -1,4 +1,6 @@
-"""Forecast of the host memory that a run takes for batches and steps, from its settings and its plan alone."""
+"""Forecast of the host memory that a run takes for batches and steps, from its settings and its
+plan alone.
+"""
 
 from collections.abc import Sequence
 from math import ceil
@@ -16,12 +18,13 @@ from myxtts.placement.routes import Route
 from myxtts.tasks.base import KEPT_ARRAYS
 from myxtts.tasks.registry import task_of
 
-# Bytes to make the features of a second of audio: frames and spectra of log-mel in float64, and F0. Measured: 218 MiB
-# for 32 utterances and references of 3 s each.
+# Bytes to make the features of a second of audio: frames and spectra of log-mel in float64, and F0.
+# Measured: 218 MiB for 32 utterances and references of 3 s each.
 PRODUCE_BYTES = 1_200_000
 
-# An evaluation computes features of so many utterances at a time (`evaluation.speech`). For each sample of all of them
-# it holds three waves (recording, copy, synthesized) of 4 bytes, and of each wave two mels of 1.25 bytes.
+# An evaluation computes features of so many utterances at a time (`evaluation.speech`). For each
+# sample of all of them it holds three waves (recording, copy, synthesized) of 4 bytes, and of each
+# wave two mels of 1.25 bytes.
 EVALUATED_ROWS, EVALUATED_BYTES = 8, 20
 
 
@@ -31,8 +34,9 @@ class MemoryForecast(NamedTuple):
     Attributes:
         parts_mib: by purpose.
         rows, seconds: of the largest batch, with padding.
-        observer_mib: what the observer takes on its own device: snapshot, held-out batch and its features, a lower
-            estimate of the activations, and evaluation. One of the parts if that device is on the host.
+        observer_mib: what the observer takes on its own device: snapshot, held-out batch and its
+            features, a lower estimate of the activations, and evaluation. One of the parts if that
+            device is on the host.
     """
 
     parts_mib: dict[str, float]
@@ -58,21 +62,24 @@ def forecast_memory(
     teacher_parameters: int = 0,
     observer: str = "",
 ) -> MemoryForecast:
-    """Forecast the host memory of training. Devices on the CPU, simulated GPUs included, take theirs from the host.
+    """Forecast the host memory of training. Devices on the CPU, simulated GPUs included, take
+    theirs from the host.
 
-    The forecast is for the largest batch, and leaves out what is small or short: read files, the corpus in the cache,
-    which is mapped, and validation and samples between two steps.
+    The forecast is for the largest batch, and leaves out what is small or short: read files, the
+    corpus in the cache, which is mapped, and validation and samples between two steps.
 
     Args:
         routes: of this process.
         parameters: trained weights of the model.
         extractor: of training.
         teacher_parameters: weights of the network that runs on each data device.
-        observer: device that validates during training, on batches that are at most as large; empty without one.
+        observer: device that validates during training, on batches that are at most as large; empty
+            without one.
     """
     data, task = config.data, task_of(config)
     sizes = [
-        _sizes(plan, bucket, reference_samples_of(data), extractor.max_stretch) | dict(extractor.sizes)
+        _sizes(plan, bucket, reference_samples_of(data), extractor.max_stretch)
+        | dict(extractor.sizes)
         for bucket in range(len(plan.bounds))
     ]
     largest = max(sizes, key=lambda size: batch_bytes(extractor.inputs, size))
@@ -85,18 +92,26 @@ def forecast_memory(
     data_devices = {device for route in routes for device in route.data_devices}
     models = [route for route in routes if "CPU:" in route.model]
     on_host = [device for device in data_devices if "CPU:" in device]
-    audio = len(data_devices) * (data.num_workers + data.buffer_size) + len(on_host) * data.prefetch_buffer_size
-    making, activations = audio_s * PRODUCE_BYTES, max(task.activation_bytes(config, size) for size in sizes)
+    audio = (
+        len(data_devices) * (data.num_workers + data.buffer_size)
+        + len(on_host) * data.prefetch_buffer_size
+    )
+    making, activations = (
+        audio_s * PRODUCE_BYTES,
+        max(task.activation_bytes(config, size) for size in sizes),
+    )
     observing, evaluating = 0.0, _evaluation_bytes(config, parameters, largest["samples"])
     if observer:
         audio += data.num_workers + data.buffer_size
         observing = 4 * parameters + making + activations / KEPT_ARRAYS
         observing += data.prefetch_buffer_size * batch_bytes(extractor.inputs, largest)
         observing += batch_bytes(extractor.features, largest) + evaluating
-    # Ready and being made at each producer; taken by the step, and the first one of the next step. Copies on the CPU
-    # share their memory.
+    # Ready and being made at each producer; taken by the step, and the first one of the next step.
+    # Copies on the CPU share their memory.
     taken = len(models) * (config.training.gradient_accumulation + 1)
-    features = taken + sum(len(route.data_devices) * (data.prefetch_buffer_size + 1) for route in models)
+    features = taken + sum(
+        len(route.data_devices) * (data.prefetch_buffer_size + 1) for route in models
+    )
     gradients = 1 + (config.training.gradient_accumulation > 1)
     parts = {
         f"for {audio} batches of audio": audio * batch_bytes(extractor.inputs, largest),
@@ -120,20 +135,27 @@ def check_memory(forecast: MemoryForecast) -> None:
     if available_mib is None or forecast.total_mib <= available_mib:
         return
     raise ConfigError(
-        f"the run needs about {forecast} of host memory, but {available_mib:,.0f} MiB are available. Its largest batch "
-        f"has {forecast.rows} rows of up to {forecast.seconds:.1f} s. Lower --batch-size or --batch-seconds (a higher "
-        "--gradient-accumulation keeps the utterances of a step), --max-seconds, --buffer-size, --num-workers or "
-        "--prefetch-buffer-size."
+        f"the run needs about {forecast} of host memory, but {available_mib:,.0f} MiB are"
+        f" available. Its largest batch has {forecast.rows} rows of up to {forecast.seconds:.1f} s."
+        " Lower --batch-size or --batch-seconds (a higher --gradient-accumulation keeps the"
+        " utterances of a step), --max-seconds, --buffer-size, --num-workers or"
+        " --prefetch-buffer-size."
     )
 
 
 def _evaluation_bytes(config: Config, parameters: int, samples: int) -> float:
-    """Return what an evaluation takes beside a validation, for utterances of so many samples: a network, and waves."""
+    """Return what an evaluation takes beside a validation, for utterances of so many samples: a
+    network, and waves.
+    """
     run = config.run
     if not run.evaluate_every:
         return 0.0
     rows, audio_s = run.evaluate_utterances, samples / SAMPLE_RATE_HZ
-    return 4 * parameters + rows * samples * EVALUATED_BYTES + min(rows, EVALUATED_ROWS) * audio_s * PRODUCE_BYTES
+    return (
+        4 * parameters
+        + rows * samples * EVALUATED_BYTES
+        + min(rows, EVALUATED_ROWS) * audio_s * PRODUCE_BYTES
+    )
 
 
 def _sizes(plan: Plan, bucket: int, reference_samples: int, max_stretch: float) -> dict[str, int]:
@@ -142,5 +164,8 @@ def _sizes(plan: Plan, bucket: int, reference_samples: int, max_stretch: float) 
     frames = frame_count(ceil(samples * max_stretch))
     return {
         **{"batch": rows, "samples": samples, "tokens": tokens, "frames": frames},
-        **{"reference_samples": reference_samples, "reference_frames": frame_count(reference_samples)},
+        **{
+            "reference_samples": reference_samples,
+            "reference_frames": frame_count(reference_samples),
+        },
     }

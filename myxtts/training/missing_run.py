@@ -1,4 +1,6 @@
-"""A folder that is no run with a checkpoint: why, and what to give or to do instead. No TensorFlow."""
+"""A folder that is no run with a checkpoint: why, and what to give or to do instead. No
+TensorFlow.
+"""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +16,9 @@ from myxtts.training.checkpoint_files import latest, list_checkpoints
 
 MAX_LISTED = 12
 RUNS = Path("runs")
-_CORPUS_COMMAND = re.compile(r"^# (python utilities/make_demo_corpus\.py .*)$", re.MULTILINE)  # in a shipped file
+_CORPUS_COMMAND = re.compile(
+    r"^# (python utilities/make_demo_corpus\.py .*)$", re.MULTILINE
+)  # in a shipped file
 
 
 def describe_missing(run: Path) -> str:
@@ -28,7 +32,10 @@ def _reason(run: Path) -> str:
             names = ", ".join(path.name for path in checkpoints[-MAX_LISTED:])
             return f"it is a path inside the run {parent}, which has {names}. Give {parent}."
     if run.is_file():
-        return "it is a file. Give the folder of a run of MyXTTS; weights of other programs cannot be read."
+        return (
+            "it is a file. Give the folder of a run of MyXTTS; weights of other programs cannot be"
+            " read."
+        )
     if (run / "config.yaml").is_file():
         return f"the run ended before its first. Resume it with `{_resume(run)}`."
     state = "it is not the folder of a run." if run.is_dir() else "there is no such folder."
@@ -61,11 +68,15 @@ def _commands(run: Path) -> Iterator[str]:
         except ConfigError:
             continue  # a file of the user's own, which nobody asked for
         if config.run.run == run.name:
-            yield "\n  ".join(["These commands train it:", *_corpus_commands(file, config), _train(file)])
+            yield "\n  ".join(
+                ["These commands train it:", *_corpus_commands(file, config), _train(file)]
+            )
 
 
 def _corpus_commands(file: Path, config: Config) -> list[str]:
-    """Return the command that makes the corpus of a shipped configuration, if the corpus is missing."""
+    """Return the command that makes the corpus of a shipped configuration, if the corpus is
+    missing.
+    """
     corpus = config.data.train_data
     has_corpus = corpus is None or Path(corpus).exists()
     return [] if has_corpus else _CORPUS_COMMAND.findall(file.read_text(encoding="utf-8"))[:1]

@@ -1,4 +1,6 @@
-"""Observations: what is to be done with held-out utterances and the weights of a step. No TensorFlow."""
+"""Observations: what is to be done with held-out utterances and the weights of a step. No
+TensorFlow.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -6,7 +8,9 @@ from typing import NamedTuple
 VALIDATION, SAMPLES, EVALUATION = "validation", "samples", "evaluation"
 
 Pace = Callable[[], None]
-"""Waits until the feed is full; to be called between two batches, when nothing is queued on the device."""
+"""Waits until the feed is full; to be called between two batches, when nothing is queued on the
+device.
+"""
 
 
 def no_pace() -> None:
@@ -34,15 +38,21 @@ def enumerated(names: Sequence[str]) -> str:
 
 
 def observations_of(metadata: dict) -> tuple[Observation, ...]:
-    """Return the observations that were due up to a checkpoint and whose results it does not know, oldest first."""
+    """Return the observations that were due up to a checkpoint and whose results it does not know,
+    oldest first.
+    """
     return tuple(Observation(step, tuple(parts)) for step, parts in metadata.get("observing", ()))
 
 
-def without_part(observations: Iterable[Observation], step: int, part: str) -> tuple[Observation, ...]:
+def without_part(
+    observations: Iterable[Observation], step: int, part: str
+) -> tuple[Observation, ...]:
     """Return the observations without a part of those of a step."""
     left = []
     for observation in observations:
-        parts = tuple(name for name in observation.parts if (observation.step, name) != (step, part))
+        parts = tuple(
+            name for name in observation.parts if (observation.step, name) != (step, part)
+        )
         left += [observation._replace(parts=parts)] if parts else []
     return tuple(left)
 

@@ -1,7 +1,9 @@
-"""The observer: a thread that works on snapshots of the weights while training goes on. No TensorFlow.
+"""The observer: a thread that works on snapshots of the weights while training goes on. No
+TensorFlow.
 
-The main thread takes a snapshot between two steps and begins an observation. It applies the result between two later
-steps, in the order of the observations. At most one is running: if the next one is due before, training waits for it.
+The main thread takes a snapshot between two steps and begins an observation. It applies the result
+between two later steps, in the order of the observations. At most one is running: if the next one
+is due before, training waits for it.
 """
 
 import logging
@@ -22,10 +24,14 @@ STOP_POLL_S = 0.1  # between two looks at the stop request
 TOLERATED_WAIT = 0.005  # of the time between two observations
 
 ObserveFunction = Callable[[Observation, Pace | None], dict[str, float]]
-"""(observation, pace or None) -> metrics by name, none of samples alone; called in the observer's thread."""
+"""(observation, pace or None) -> metrics by name, none of samples alone; called in the observer's
+thread.
+"""
 
 Record = Callable[[Observation, dict[str, float]], None]
-"""(observation, metrics): applies a result; called in the main thread, in the order of the observations."""
+"""(observation, metrics): applies a result; called in the main thread, in the order of the
+observations.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +94,8 @@ class NoObserver:
 
 
 class Observer(NoObserver):
-    """Runs observations in a thread of its own, one at a time; a context manager. All methods are for the main thread.
+    """Runs observations in a thread of its own, one at a time; a context manager. All methods are
+    for the main thread.
 
     Args:
         observe: does the work.
@@ -149,11 +156,14 @@ class Observer(NoObserver):
             self._finish(self._results.get())
 
     def wait(self, is_stopped: Callable[[], bool], due_step: int | None = None) -> bool:
-        """Wait for the observation that is running and apply its result; return whether none is running now.
+        """Wait for the observation that is running and apply its result; return whether none is
+        running now.
 
         Args:
-            is_stopped: whether the run has a request to stop, for which an observation is left unfinished.
-            due_step: step of the next observation, which waits for this one; None at the end of the run.
+            is_stopped: whether the run has a request to stop, for which an observation is left
+                unfinished.
+            due_step: step of the next observation, which waits for this one; None at the end of the
+                run.
 
         Raises:
             as `poll`.
@@ -169,7 +179,11 @@ class Observer(NoObserver):
         finally:
             self._awaited.clear()
         waited_s = self._now() - start_s
-        if due_step is not None and waited_s > TOLERATED_WAIT * (start_s - began_s) and not self._has_warned:
+        if (
+            due_step is not None
+            and waited_s > TOLERATED_WAIT * (start_s - began_s)
+            and not self._has_warned
+        ):
             self._has_warned = True
             log.warning("%s", slow_observer(result, waited_s, start_s - began_s, due_step - step))
         self._finish(result)
@@ -186,7 +200,9 @@ class Observer(NoObserver):
         if isinstance(result.error, (UserError, OSError)):  # one of the disk, with its file
             raise result.error
         if result.error is not None:
-            raise ObserverFailed(f"the observation of step {result.observation.step} failed") from result.error
+            raise ObserverFailed(
+                f"the observation of step {result.observation.step} failed"
+            ) from result.error
         self._record(result.observation, result.metrics)
 
     def _run(self) -> None:
@@ -212,7 +228,12 @@ class Observer(NoObserver):
     def _pace(self) -> None:
         """Wait until the feed is full, or the main thread waits for the observer; see `Pace`."""
         start_s = self._now()
-        while not (self._closing.is_set() or self._awaited.is_set() or self._feed is None or self._feed.is_full):
+        while not (
+            self._closing.is_set()
+            or self._awaited.is_set()
+            or self._feed is None
+            or self._feed.is_full
+        ):
             self._sleep(POLL_S)
         self._paused_s += self._now() - start_s
         if self._closing.is_set():
@@ -220,7 +241,8 @@ class Observer(NoObserver):
 
 
 def slow_observer(result: Result, waited_s: float, between_s: float, steps: int) -> str:
-    """Return the warning that training waited for an observation, and how much rarer observations must be.
+    """Return the warning that training waited for an observation, and how much rarer observations
+    must be.
 
     Args:
         waited_s: that training waited.
@@ -232,8 +254,9 @@ def slow_observer(result: Result, waited_s: float, between_s: float, steps: int)
     if result.paused_s > 0.1 * result.duration_s:
         paused = f" ({format_duration(result.paused_s)} of them for the producers, which go first)"
     return (
-        f"training waited {format_duration(waited_s)} for the observer: its work on the weights of step "
-        f"{result.observation.step} took {format_duration(result.duration_s)}{paused}, but the {steps} steps until it "
-        f"is due again take {format_duration(between_s)}. Every {enough} steps would be rare enough (--validate-every, "
-        "--sample-every, --evaluate-every); or choose another device with --observer."
+        f"training waited {format_duration(waited_s)} for the observer: its work on the weights of"
+        f" step {result.observation.step} took {format_duration(result.duration_s)}{paused}, but"
+        f" the {steps} steps until it is due again take {format_duration(between_s)}. Every"
+        f" {enough} steps would be rare enough (--validate-every, --sample-every,"
+        " --evaluate-every); or choose another device with --observer."
     )

@@ -1,4 +1,6 @@
-"""What a run does for its page and its metrics, beside the reports: hooks, and what is recorded of observations."""
+"""What a run does for its page and its metrics, beside the reports: hooks, and what is recorded of
+observations.
+"""
 
 import time
 from pathlib import Path
@@ -29,7 +31,8 @@ class RefreshPage:
 
 
 class RecordMetrics:
-    """Writes the metrics of a worker other than the chief to its own metrics.jsonl, for the page of the run.
+    """Writes the metrics of a worker other than the chief to its own metrics.jsonl, for the page of
+    the run.
 
     Args:
         path: of the file.
@@ -64,16 +67,25 @@ def recorded(observe: ObserveFunction, timeline: Timeline) -> ObserveFunction:
         try:
             return observe(observation, pace)
         finally:
-            timeline.add(Span(OBSERVER, enumerated(observation.parts), start_s, time.perf_counter(), observation.step))
+            timeline.add(
+                Span(
+                    OBSERVER,
+                    enumerated(observation.parts),
+                    start_s,
+                    time.perf_counter(),
+                    observation.step,
+                )
+            )
 
     return observe_and_record
 
 
 def with_report(observe: ObserveFunction, reporter: Reporter) -> ObserveFunction:
-    """Return a function that does an observation, and writes the result where the hooks between two steps write it.
+    """Return a function that does an observation, and writes the result where the hooks between two
+    steps write it.
 
-    If the run is killed before a checkpoint knows the result, the resumed run repeats the observation, and replaces the
-    result by an equal one.
+    If the run is killed before a checkpoint knows the result, the resumed run repeats the
+    observation, and replaces the result by an equal one.
     """
 
     def observe_and_report(observation: Observation, pace: Pace | None) -> dict[str, float]:

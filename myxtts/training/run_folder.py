@@ -27,7 +27,14 @@ from typing import Any
 from myxtts.config.effects import values_of, without_effect
 from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.files import PARTIAL_FILES, is_being_written, locked_file, make_folder, write_json, write_whole
+from myxtts.files import (
+    PARTIAL_FILES,
+    is_being_written,
+    locked_file,
+    make_folder,
+    write_json,
+    write_whole,
+)
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.inherited_settings import INHERITED
 
@@ -41,7 +48,8 @@ FIXED = {
     "asr": INHERITED["asr"],
     "vocoder": ("discriminators",),
     "teacher": ("teacher_fraction", "produce_precision"),
-    # A checkpoint holds moments and averages of the trained weights only, so `freeze` is fixed, too.
+    # A checkpoint holds moments and averages of the trained weights only, so `freeze` is fixed,
+    # too.
     "training": ("seed", "gradient_accumulation", "precision", "ema_decay", "init_from", "freeze"),
     "local_sgd": ("sync_every", "jobs", "job"),
 }
@@ -84,8 +92,8 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep other processes out of this run for as long as the scope or the process lasts.
 
-        Makes the folder, removes what killed processes left of files that they wrote, and removes the folder again if
-        nothing was written to it.
+        Makes the folder, removes what killed processes left of files that they wrote, and removes
+        the folder again if nothing was written to it.
 
         Raises:
             ConfigError: another process trains this run, or the folder cannot be made.
@@ -94,10 +102,13 @@ class RunFolder:
             try:
                 make_folder(self.path, "--runs-dir")
                 scope.enter_context(locked_file(self.path / LOCK, wait=False))
-            except (BlockingIOError, FileNotFoundError) as error:  # or it has just failed, and removed the folder
+            except (
+                BlockingIOError,
+                FileNotFoundError,
+            ) as error:  # or it has just failed, and removed the folder
                 raise ConfigError(
-                    f"run '{self.path.name}' cannot be trained: another process is training it in {self.path}. "
-                    "Wait for it or stop it, or choose another name with --run."
+                    f"run '{self.path.name}' cannot be trained: another process is training it in"
+                    f" {self.path}. Wait for it or stop it, or choose another name with --run."
                 ) from error
             for partial in self.path.glob(PARTIAL_FILES):
                 if not is_being_written(partial):
@@ -113,22 +124,35 @@ class RunFolder:
 
 
 def check_same_settings(checkpoint: Path, saved: Config, requested: Config) -> None:
-    """Raise CheckpointError if a run is to resume with another value of a fixed setting that has an effect."""
-    useless = {setting.name for config in (saved, requested) for setting in without_effect(values_of(config))}
+    """Raise CheckpointError if a run is to resume with another value of a fixed setting that has an
+    effect.
+    """
+    useless = {
+        setting.name
+        for config in (saved, requested)
+        for setting in without_effect(values_of(config))
+    }
     for section, names in FIXED.items():
         for name in names:
             before, now = (getattr(getattr(config, section), name) for config in (saved, requested))
             if name not in useless and _without_order(before) != _without_order(now):
                 raise CheckpointError(
-                    f"{section}.{name} is {_shown(now)}, but {checkpoint} was written with {_shown(before)}, and it "
-                    f"cannot change within a run. Set it to {_shown(before)}, or take all settings from the run with "
-                    f"--config {checkpoint.parents[1] / 'config.yaml'}, or start another run with --run."
+                    f"{section}.{name} is {_shown(now)}, but {checkpoint} was written with"
+                    f" {_shown(before)}, and it cannot change within a run. Set it to"
+                    f" {_shown(before)}, or take all settings from the run with --config"
+                    f" {checkpoint.parents[1] / 'config.yaml'}, or start another run with --run."
                 )
 
 
 def _shown(value: Any) -> str:
     """Return a value as a flag takes it."""
-    return (" ".join(value) or "nothing") if isinstance(value, tuple) else "null" if value is None else str(value)
+    return (
+        (" ".join(value) or "nothing")
+        if isinstance(value, tuple)
+        else "null"
+        if value is None
+        else str(value)
+    )
 
 
 def _without_order(value: Any) -> Any:
@@ -137,24 +161,31 @@ def _without_order(value: Any) -> Any:
 
 
 def check_same_texts(checkpoint: Path, metadata: dict[str, Any]) -> None:
-    """Raise CheckpointError if the teacher of a run would speak other texts; the arguments are as below."""
+    """Raise CheckpointError if the teacher of a run would speak other texts; the arguments are as
+    below.
+    """
     if read_metadata(checkpoint).get("texts") != metadata["texts"]:
         raise CheckpointError(
-            f"{checkpoint} was trained on other texts without recordings. Give the --texts that the run was started "
-            "with, or start another run with --run."
+            f"{checkpoint} was trained on other texts without recordings. Give the --texts that the"
+            " run was started with, or start another run with --run."
         )
 
 
 def check_same_corpus(checkpoint: Path, metadata: dict[str, Any]) -> None:
-    """Raise CheckpointError if a checkpoint was trained on another corpus, or with other symbols or languages.
+    """Raise CheckpointError if a checkpoint was trained on another corpus, or with other symbols or
+    languages.
 
     Args:
         metadata: of the checkpoints that the run would write now.
     """
     saved, current = read_metadata(checkpoint), json.loads(json.dumps(metadata))
-    vocabulary = ("symbols", "languages") if current["symbols"] else ()  # a vocoder's weights know no languages
+    vocabulary = (
+        ("symbols", "languages") if current["symbols"] else ()
+    )  # a vocoder's weights know no languages
     for name in (*vocabulary, "corpus"):
-        if saved[name] != current[name] and saved[name] is not None:  # a fork or merge has no corpus of its own yet
+        if (
+            saved[name] != current[name] and saved[name] is not None
+        ):  # a fork or merge has no corpus of its own yet
             raise CheckpointError(
                 f"{checkpoint} was trained on another corpus (different {name}). "
                 "Give the corpus that the run was started with, or start another run with --run."

@@ -35,7 +35,8 @@ class Schedule:
     Attributes:
         total_steps: length of the run.
         log_every: steps between two reports.
-        checkpoint_every: steps between two checkpoints; 0 writes only those that hooks ask for, and one at the end.
+        checkpoint_every: steps between two checkpoints; 0 writes only those that hooks ask for, and
+            one at the end.
         learning_rate, ema_decay: by the number of steps done before.
     """
 
@@ -46,8 +47,11 @@ class Schedule:
     ema_decay: Callable[[int], float]
 
 
-def learning_rate(step: int, total_steps: int, peak: float, warmup_steps: int, final_ratio: float) -> float:
-    """Return the rate of linear warm-up to the peak, then a cosine to `final_ratio` of it (Loshchilov & Hutter 2017).
+def learning_rate(
+    step: int, total_steps: int, peak: float, warmup_steps: int, final_ratio: float
+) -> float:
+    """Return the rate of linear warm-up to the peak, then a cosine to `final_ratio` of it
+    (Loshchilov & Hutter 2017).
 
     Args:
         step: steps done so far; any number from 0 on, also beyond `total_steps`.
@@ -59,7 +63,9 @@ def learning_rate(step: int, total_steps: int, peak: float, warmup_steps: int, f
 
 
 def ema_decay(step: int, decay: float) -> float:
-    """Return the decay of the moving average, low at first so that it soon forgets the initial weights."""
+    """Return the decay of the moving average, low at first so that it soon forgets the initial
+    weights.
+    """
     return min(decay, (1.0 + step) / (10.0 + step))
 
 

@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 
 def select_checkpoint(run: Path, name: str | None = None) -> Path:
-    """Return a checkpoint of a run by its name, such as step-002000; by default the best, or else the newest.
+    """Return a checkpoint of a run by its name, such as step-002000; by default the best, or else
+    the newest.
 
     Raises:
         CheckpointError: the run has no checkpoint, or none of this name.
@@ -46,8 +47,8 @@ def _by_name(run: Path, name: str) -> Path:
         if checkpoint.name == name:
             return checkpoint
     raise CheckpointError(
-        f"checkpoint '{name}' was requested, but {run} has {', '.join(path.name for path in checkpoints)}. "
-        "Give one of these."
+        f"checkpoint '{name}' was requested, but {run} has"
+        f" {', '.join(path.name for path in checkpoints)}. Give one of these."
     )
 
 
@@ -58,15 +59,17 @@ def settings_of(checkpoint: Path, metadata: dict[str, Any]) -> Config:
     except ValidationError as error:
         first = error.errors()[0]
         raise CheckpointError(
-            f"the settings in {checkpoint} cannot be used: {'.'.join(map(str, first['loc']))}: {first['msg']}. "
-            "Use the version of MyXTTS that wrote it."
+            f"the settings in {checkpoint} cannot be used: {'.'.join(map(str, first['loc']))}:"
+            f" {first['msg']}. Use the version of MyXTTS that wrote it."
         ) from error
 
 
 def vocabulary_of(metadata: Mapping[str, Any]) -> Vocabulary:
     """Return the vocabulary of a run from the metadata of one of its checkpoints."""
     return Vocabulary(
-        SymbolTable.from_list(metadata["symbols"]), tuple(metadata["speakers"]), tuple(metadata["languages"])
+        SymbolTable.from_list(metadata["symbols"]),
+        tuple(metadata["speakers"]),
+        tuple(metadata["languages"]),
     )
 
 
@@ -77,16 +80,25 @@ def audio_format_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_task(checkpoint: Path, trained: str, task: str) -> None:
-    """Raise CheckpointError if the task that a checkpoint was trained for is not the one that is needed."""
+    """Raise CheckpointError if the task that a checkpoint was trained for is not the one that is
+    needed.
+    """
     if trained == task:
         return
     if task == "tts" and trained == "vocoder":
-        advice = "A vocoder needs a voice in front of it: give the run of a voice, and this run with --vocoder"
+        advice = (
+            "A vocoder needs a voice in front of it: give the run of a voice, and this run with"
+            " --vocoder"
+        )
     else:
         advice = f"Give a run that was trained with --task {task}"
-    raise CheckpointError(f"{checkpoint} cannot be used for the task {task}: it was trained for {trained}. {advice}.")
+    raise CheckpointError(
+        f"{checkpoint} cannot be used for the task {task}: it was trained for {trained}. {advice}."
+    )
 
 
 def weights_file(checkpoint: Path, metadata: dict[str, Any]) -> Path:
     """Return the archive of the weights to use: the averaged ones if the run has them."""
-    return checkpoint / ("averages.npz" if metadata["settings"]["training"]["ema_decay"] else "model.npz")
+    return checkpoint / (
+        "averages.npz" if metadata["settings"]["training"]["ema_decay"] else "model.npz"
+    )

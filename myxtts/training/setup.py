@@ -41,7 +41,9 @@ from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 from myxtts.training.teacher import Teacher
 
-NO_TEXTS = "0" * 64  # instead of a digest, of the same length: workers compare digests digit by digit
+NO_TEXTS = (
+    "0" * 64
+)  # instead of a digest, of the same length: workers compare digests digit by digit
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +72,14 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
 
 
 def log_unused_gpus(settings: PlacementConfig, gpu_count: int) -> None:
-    """Log that a run without a choice of GPUs uses one of several. This is no mistake: others may use the machine."""
+    """Log that a run without a choice of GPUs uses one of several. This is no mistake: others may
+    use the machine.
+    """
     count = settings.simulate_gpus or gpu_count
     if count > 1 and not named_gpus(settings):
-        log.info("GPUs           1 of %d is used; --placement auto measures which are worth using", count)
+        log.info(
+            "GPUs           1 of %d is used; --placement auto measures which are worth using", count
+        )
 
 
 @dataclass(frozen=True)
@@ -101,14 +107,15 @@ def open_corpora(config: Config, start: Start, replicas: Replicas, folder: Path)
     rows = corpora.training.teacher_rows
     if not replicas.all_equal((rows and rows.fingerprint) or NO_TEXTS):
         raise DataError(
-            f"all workers must read the same texts, but --texts {config.teacher.texts} differs between them. "
-            "Give every host the same file."
+            f"all workers must read the same texts, but --texts {config.teacher.texts} differs"
+            " between them. Give every host the same file."
         )
     if not replicas.all_equal(corpora.training.manifest.fingerprint):
         raise DataError(
-            "all workers must read the same corpus, but not all of them found the "
-            f"{len(corpora.training.manifest)} usable utterances that this worker found. "
-            "Give every host the same files; rejected.csv of each worker lists the rows that it rejected."
+            "all workers must read the same corpus, but not all of them found the"
+            f" {len(corpora.training.manifest)} usable utterances that this worker found. Give"
+            " every host the same files; rejected.csv of each worker lists the rows that it"
+            " rejected."
         )
     return corpora
 
@@ -120,7 +127,9 @@ def load_run_corpora(config: Config, start: Start, folder: Path, replicas: int) 
         folder: gets caches and rejected.csv.
         replicas: replicas that share each step.
     """
-    corpora = RunCorpora(*load_corpora(config, folder, length_rule_of(config), start.vocabulary, replicas), folder)
+    corpora = RunCorpora(
+        *load_corpora(config, folder, length_rule_of(config), start.vocabulary, replicas), folder
+    )
     check_validation_data(config, corpora)
     return corpora
 
@@ -130,13 +139,16 @@ def check_validation_data(config: Config, corpora: RunCorpora) -> None:
     run, utterances = config.run, len(corpora.training.manifest)
     if corpora.held_out is None and run.uses_held_out:
         fraction = config.data.validation_fraction
-        found = f"none of the {utterances} utterances is held out (validation_fraction is {fraction})"
+        found = (
+            f"none of the {utterances} utterances is held out (validation_fraction is {fraction})"
+        )
         larger = " or a larger --validation-fraction"
         if utterances == 1:
             found, larger = "the corpus has a single utterance, which is trained on", ""
         raise ConfigError(
-            f"validation, samples or evaluations were requested, but {found}. Give --val-data{larger}, or turn them "
-            "off with --validate-every 0 --sample-every 0 --evaluate-every 0."
+            f"validation, samples or evaluations were requested, but {found}. Give"
+            f" --val-data{larger}, or turn them off with --validate-every 0 --sample-every 0"
+            " --evaluate-every 0."
         )
 
 
@@ -162,7 +174,9 @@ class TrainingSetup:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The schedule of the run; take it before the first step, since a length in epochs counts from the position."""
+        """The schedule of the run; take it before the first step, since a length in epochs counts
+        from the position.
+        """
         return make_schedule(self.config, self.corpora.training, self.state)
 
     @property
@@ -188,7 +202,8 @@ class TrainingSetup:
         """Make the pipeline of this process' training batches.
 
         Args:
-            synchronize: wait for the data device after each batch, so that times are those of the work done.
+            synchronize: wait for the data device after each batch, so that times are those of the
+                work done.
             data_settings: changes of settings of reading.
         """
         config, replicas = self.config, self.replicas
@@ -205,7 +220,9 @@ class TrainingSetup:
 
     @property
     def held_out_route(self) -> Route:
-        """Which device makes the held-out batches, and which one they are for: the observer, or the first replica."""
+        """Which device makes the held-out batches, and which one they are for: the observer, or the
+        first replica.
+        """
         observer = self.replicas.observer
         return Route(observer, observer) if observer else self.replicas.routes[0]
 
@@ -219,7 +236,9 @@ class TrainingSetup:
 
     def validation_pipeline(self) -> Pipeline:
         """Make the pipeline of the held-out batches."""
-        return self._held_out_pipeline(task_of(self.config).extractor(self.config, False, self.load_teacher))
+        return self._held_out_pipeline(
+            task_of(self.config).extractor(self.config, False, self.load_teacher)
+        )
 
     def sample_pipeline(self) -> Pipeline | None:
         """Make the pipeline of the sampler's examples; None if it is that of validation."""
@@ -243,10 +262,10 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
     """Build the state of a run and give it its first weights.
 
     Raises:
-        CheckpointError: the checkpoint, the pretrained weights or the teacher do not fit, or the workers start from
-            different weights.
-        ConfigError: the batches and the step do not fit into the memory of the host, or XLA is required and does not
-            work.
+        CheckpointError: the checkpoint, the pretrained weights or the teacher do not fit, or the
+            workers start from different weights.
+        ConfigError: the batches and the step do not fit into the memory of the host, or XLA is
+            required and does not work.
     """
     check_compiler(config, replicas.devices[0])
     state = build_state(config, corpora.vocabulary, replicas, start.pretrained)
@@ -260,10 +279,18 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
     memory = forecast_memory(config, plan, routes, parameters, extractor, frozen, observer)
     check_memory(memory)
     if load_teacher is not None:
-        load_teacher(replicas.routes[0].data)  # a teacher that does not fit is named before the run folder is written
+        load_teacher(
+            replicas.routes[0].data
+        )  # a teacher that does not fit is named before the run folder is written
     digest = start.digest or digest_of(dict(state.arrays("model")))
     metadata = run_metadata(
-        config, corpora.training, corpora.vocabulary, start.ancestor, digest, start.teacher, corpora.held_out
+        config,
+        corpora.training,
+        corpora.vocabulary,
+        start.ancestor,
+        digest,
+        start.teacher,
+        corpora.held_out,
     )
     if start.checkpoint is not None:
         check_same_corpus(start.checkpoint, metadata)
@@ -271,8 +298,9 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
         restore(start.checkpoint, state)
     if replicas.is_distributed and not replicas.all_equal(digest_of(dict(state.arrays("model")))):
         raise CheckpointError(
-            "all workers must start from the same weights, but theirs differ. Give all of them the same run folder, "
-            "or the same --init-from: a copy on one host may be from another attempt."
+            "all workers must start from the same weights, but theirs differ. Give all of them the"
+            " same run folder, or the same --init-from: a copy on one host may be from another"
+            " attempt."
         )
     return TrainingSetup(config, replicas, corpora, state, metadata, memory, choices, load_teacher)
 
@@ -281,12 +309,14 @@ def check_compiler(config: Config, device: str) -> None:
     """Raise ConfigError if XLA is to compile the step, but does not work on the device."""
     if config.training.compile == "xla" and (reason := xla_failure(device, whole_step=True)):
         raise ConfigError(
-            f"--compile xla was given, but XLA does not work on {device} ({reason}). Leave out --compile."
+            f"--compile xla was given, but XLA does not work on {device} ({reason}). Leave out"
+            " --compile."
         )
 
 
 def tune(config: Config, state: TrainingState, plan: Plan) -> dict[str, str]:
-    """Let the task choose implementations for the model device and batches of medium length; return lines of the log.
+    """Let the task choose implementations for the model device and batches of medium length; return
+    lines of the log.
 
     Raises:
         ConfigError: the settings name an implementation that the device cannot run.
@@ -295,7 +325,9 @@ def tune(config: Config, state: TrainingState, plan: Plan) -> dict[str, str]:
 
 
 def typical_sizes(plan: Plan) -> dict[str, int]:
-    """Return the dimensions of batches of medium length, by which implementations are chosen for a device."""
+    """Return the dimensions of batches of medium length, by which implementations are chosen for a
+    device.
+    """
     rows, samples, tokens = plan.shape(len(plan.bounds) // 2)
     return {"batch": rows, "frames": frame_count(samples), "tokens": tokens}
 
@@ -303,7 +335,9 @@ def typical_sizes(plan: Plan) -> dict[str, int]:
 def build_state(
     config: Config, vocabulary: Vocabulary, replicas: Replicas, pretrained: Pretrained | None = None
 ) -> TrainingState:
-    """Build the model, with the weights of a pretrained run if there is one, its optimizers and averages."""
+    """Build the model, with the weights of a pretrained run if there is one, its optimizers and
+    averages.
+    """
     training = config.training
     keras.utils.set_random_seed(training.seed)
     with replicas.scope():
@@ -312,7 +346,11 @@ def build_state(
             load_pretrained(pretrained, network, vocabulary, training.freeze)
         optimizers = make_optimizers(network, training.weight_decay, training.precision)
         return TrainingState(
-            network, optimizers, averaged=training.ema_decay > 0, replicas=replicas, frozen=training.freeze
+            network,
+            optimizers,
+            averaged=training.ema_decay > 0,
+            replicas=replicas,
+            frozen=training.freeze,
         )
 
 
@@ -337,10 +375,12 @@ def run_metadata(
     teacher: Teacher | None = None,
     held_out: Corpus | None = None,
 ) -> dict[str, Any]:
-    """Return what a checkpoint records beside the weights: enough to resume, to synthesize and to merge.
+    """Return what a checkpoint records beside the weights: enough to resume, to synthesize and to
+    merge.
 
     Args:
-        start: SHA-256 of the weights that the run, or the run that it was forked from, started with.
+        start: SHA-256 of the weights that the run, or the run that it was forked from, started
+            with.
     """
     return {
         "settings": config.model_dump(mode="json"),
@@ -360,14 +400,19 @@ def run_metadata(
 def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> Schedule:
     """Return the schedule of a run, whose length may be given in steps or epochs."""
     training, replicas = config.training, state.replicas.count
-    last_by_epochs = state.step + steps_left(corpus.plan, state.position, training.epochs) if training.epochs else 0
+    last_by_epochs = (
+        state.step + steps_left(corpus.plan, state.position, training.epochs)
+        if training.epochs
+        else 0
+    )
     total = schedule.run_length(training.max_steps, last_by_epochs)
     peak = training.learning_rate * (replicas if training.scale_learning_rate else 1)
     return Schedule(
         total_steps=total if training.stop_at_step is None else min(total, training.stop_at_step),
         log_every=config.run.log_every,
         checkpoint_every=config.run.checkpoint_every,
-        # The rate falls over the whole length, whatever stop_at_step is: the jobs after a warm start continue it.
+        # The rate falls over the whole length, whatever stop_at_step is: the jobs after a warm
+        # start continue it.
         learning_rate=lambda step: schedule.learning_rate(
             step, total, peak, training.warmup_steps, training.final_lr_ratio
         ),

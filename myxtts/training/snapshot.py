@@ -1,4 +1,6 @@
-"""A second network, which gets the weights of a state between two steps, or those of another network."""
+"""A second network, which gets the weights of a state between two steps, or those of another
+network.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +33,9 @@ class Snapshot:
     def __init__(self, network: keras.Model, sources: Mapping[str, tf.Variable], device: str):
         variables = {v.path: v.value for v in loss_groups_of(network)[NETWORK].variables}
         if variables.keys() != sources.keys():
-            raise RuntimeError(f"the snapshot has other variables: {sorted(variables.keys() ^ sources.keys())[:3]}")
+            raise RuntimeError(
+                f"the snapshot has other variables: {sorted(variables.keys() ^ sources.keys())[:3]}"
+            )
         require_device(device, variables.items())
         self.network, self._variables = network, variables
 
@@ -45,7 +49,9 @@ class Snapshot:
         self._copy = tf.function(copy, autograph=False).get_concrete_function()
 
     def take(self) -> None:
-        """Copy the weights as they are after the last step that was queued: from device to device, in one call."""
+        """Copy the weights as they are after the last step that was queued: from device to device,
+        in one call.
+        """
         self._copy()
 
     def load(self, checkpoint: Path) -> None:

@@ -11,16 +11,29 @@ DIGITS = 12
 
 @cache
 def source_commit(root: Path = ROOT) -> str:
-    """Return the commit of a git checkout, with `-dirty` where files were changed; empty for any other folder.
+    """Return the commit of a git checkout, with `-dirty` where files were changed; empty for any
+    other folder.
 
-    Without git, as on many machines with GPUs, the commit is read from the files of the checkout. Then it is unknown
-    whether others were changed, and it ends in `-unverified`.
+    Without git, as on many machines with GPUs, the commit is read from the files of the checkout.
+    Then it is unknown whether others were changed, and it ends in `-unverified`.
     """
     if not (root / ".git").exists():
         return ""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", f"--abbrev={DIGITS}", "--exclude", "*"]
+    command = [
+        "git",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--dirty",
+        f"--abbrev={DIGITS}",
+        "--exclude",
+        "*",
+    ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+        )
         return done.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         head = _read_head(root / ".git")
@@ -36,7 +49,11 @@ def _read_head(git: Path) -> str:
         if not head.startswith("ref: "):
             return head
         name = head.removeprefix("ref: ")
-        common = git / (git / "commondir").read_text(encoding="utf-8").strip() if (git / "commondir").exists() else git
+        common = (
+            git / (git / "commondir").read_text(encoding="utf-8").strip()
+            if (git / "commondir").exists()
+            else git
+        )
         if (common / name).exists():
             return (common / name).read_text(encoding="utf-8").strip()
         packed = (common / "packed-refs").read_text(encoding="utf-8").splitlines()

@@ -13,7 +13,12 @@ from myxtts.distributed.cluster import Cluster
 from myxtts.errors import ConfigError
 from myxtts.training.checkpoint_files import latest, put_back_former, read_metadata
 from myxtts.training.inherited_settings import inherit_settings, taught_settings
-from myxtts.training.init_from import Pretrained, check_freeze, inherited_vocabulary, read_pretrained
+from myxtts.training.init_from import (
+    Pretrained,
+    check_freeze,
+    inherited_vocabulary,
+    read_pretrained,
+)
 from myxtts.training.run_folder import RunFolder, check_same_settings
 from myxtts.training.select_checkpoint import settings_of
 from myxtts.training.select_vocoder import select_vocoder
@@ -21,14 +26,22 @@ from myxtts.training.teacher import Teacher, read_teacher
 
 # Settings that may differ between the workers of a job: paths, and how batches are read.
 PER_MACHINE = {
-    *("train_data", "val_data", "audio_root", "num_workers", "use_tf_native_loading", "data_service"),
+    *(
+        "train_data",
+        "val_data",
+        "audio_root",
+        "num_workers",
+        "use_tf_native_loading",
+        "data_service",
+    ),
     *("buffer_size", "prefetch_buffer_size", "cache_dataset", "model_start_delay"),
 }
 
 
 @dataclass(frozen=True)
 class Start:
-    """The source of a run's first weights: its own checkpoint, a pretrained run, or the seed if there is neither.
+    """The source of a run's first weights: its own checkpoint, a pretrained run, or the seed if
+    there is neither.
 
     Attributes:
         vocabulary: rows that the run's vocabulary begins with.
@@ -46,15 +59,19 @@ class Start:
 
 
 def resolve_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
-    """Return the settings, with those that the weights of a pretrained run fix, and the start of the run.
+    """Return the settings, with those that the weights of a pretrained run fix, and the start of
+    the run.
 
-    Reads no corpus, so that a mistake is found at once; and no pretrained run if the run has a checkpoint of its own.
+    Reads no corpus, so that a mistake is found at once; and no pretrained run if the run has a
+    checkpoint of its own.
 
     Raises:
-        ConfigError, CheckpointError: the settings do not fit the checkpoint, the pretrained run or the teacher, or the
-            vocoder cannot be used.
+        ConfigError, CheckpointError: the settings do not fit the checkpoint, the pretrained run or
+            the teacher, or the vocoder cannot be used.
     """
-    select_vocoder(folder.path, {"settings": config.model_dump(mode="json"), "audio_format": AUDIO_FORMAT})
+    select_vocoder(
+        folder.path, {"settings": config.model_dump(mode="json"), "audio_format": AUDIO_FORMAT}
+    )
     put_back_former(folder.checkpoints)
     checkpoint = latest(folder.checkpoints) if config.run.resume else None
     teacher = read_teacher(config, checkpoint)
@@ -70,17 +87,24 @@ def resolve_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
     if checkpoint is None:
         check_freeze(config)
         known = teacher or pretrained
-        vocabulary, ancestor = known.vocabulary if known else None, pretrained.ancestor() if pretrained else None
+        vocabulary, ancestor = (
+            known.vocabulary if known else None,
+            pretrained.ancestor() if pretrained else None,
+        )
         return config, Start(None, pretrained, vocabulary, ancestor, teacher=teacher)
     metadata = read_metadata(checkpoint)
     check_same_settings(checkpoint, settings_of(checkpoint, metadata), config)
     check_freeze(config)
     vocabulary = inherited_vocabulary(metadata)
-    return config, Start(checkpoint, None, vocabulary, metadata["ancestor"], metadata["start"], teacher)
+    return config, Start(
+        checkpoint, None, vocabulary, metadata["ancestor"], metadata["start"], teacher
+    )
 
 
 def shared_settings(config: Config, start: Start) -> dict[str, str]:
-    """Return what all workers of a job must have in common: the settings that a step depends on, and the start."""
+    """Return what all workers of a job must have in common: the settings that a step depends on,
+    and the start.
+    """
     excluded: dict[str, Any] = {
         "placement": True,
         "data": PER_MACHINE,
@@ -93,15 +117,19 @@ def shared_settings(config: Config, start: Start) -> dict[str, str]:
     names = ((section, name) for section, settings in sections.items() for name in settings)
     settings = {f"{section}.{name}": str(sections[section][name]) for section, name in names}
     checkpoint = start.checkpoint.name if start.checkpoint else "none"
-    return settings | {"checkpoint": checkpoint, "teacher": start.teacher.digest if start.teacher else "none"}
+    return settings | {
+        "checkpoint": checkpoint,
+        "teacher": start.teacher.digest if start.teacher else "none",
+    }
 
 
 def check_workers_settings(config: Config, cluster: Cluster | None) -> None:
     """Raise ConfigError where several workers cannot do what the settings ask for."""
     if cluster is not None and config.data.train_data is None and not DEMO_FOLDER.exists():
         raise ConfigError(
-            f"{cluster.count} workers were started without --train-data, and there is no {DEMO_FOLDER}, which a "
-            f"single process must make. Run `myxtts corpus --out {DEMO_FOLDER}` on every host first, or give a corpus."
+            f"{cluster.count} workers were started without --train-data, and there is no"
+            f" {DEMO_FOLDER}, which a single process must make. Run `myxtts corpus --out"
+            f" {DEMO_FOLDER}` on every host first, or give a corpus."
         )
     if cluster is not None:
         check_worker_count(config, cluster.count)

@@ -15,7 +15,12 @@ from myxtts.placement.replicas import Replicas
 from myxtts.tf_internals import AdamWOnReducedGradients
 from myxtts.training.observation import Observation
 
-UNDECAYED = ["bias", "gamma", "beta", "embeddings"]  # names of variables, without those of their layers
+UNDECAYED = [
+    "bias",
+    "gamma",
+    "beta",
+    "embeddings",
+]  # names of variables, without those of their layers
 
 
 @dataclass(frozen=True)
@@ -43,15 +48,18 @@ class TrainingState:
     Args:
         model: built, i.e. called once.
         optimizers: of each loss group of the model, from `make_optimizers`.
-        averaged: whether to keep a moving average of the weights of the network that inference uses.
+        averaged: whether to keep a moving average of the weights of the network that inference
+            uses.
         replicas: of the model; they have the same values after each step.
         frozen: components of the model, by its `component_layers()`, that keep their weights.
 
     Attributes:
-        groups: the loss groups; a single one unless the model has `loss_groups`. The first is the network.
+        groups: the loss groups; a single one unless the model has `loss_groups`. The first is the
+            network.
         has_moving_statistics: a forward pass changes variables of the model (batch normalisation).
         bad_step: the first step with a non-finite loss or gradient; 0 if there is none.
-        skipped_updates: how many updates the loss scales of mixed_float16 have skipped since this process started.
+        skipped_updates: how many updates the loss scales of mixed_float16 have skipped since this
+            process started.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
         began: step and position from which every step of the plan was taken, without a jump.
@@ -78,13 +86,19 @@ class TrainingState:
             if layer.non_trainable_variables:  # batch statistics, which stay as they are, too
                 layer.trainable = False
         trained = {v.path for v in model.trainable_variables}.difference(frozen_paths)
-        self.has_moving_statistics = bool({v.path for v in model.variables} - trained - frozen_paths)
+        self.has_moving_statistics = bool(
+            {v.path for v in model.variables} - trained - frozen_paths
+        )
         self.groups = [
-            TrainedGroup(name, spec, [v for v in spec.variables if v.path in trained], optimizers[name])
+            TrainedGroup(
+                name, spec, [v for v in spec.variables if v.path in trained], optimizers[name]
+            )
             for name, spec in loss_groups_of(model).items()
         ]
         variables = ((v.path, replicas.local_results(v.value)[0]) for v in model.variables)
-        require_device(self.device, variables)  # before Keras' optimizer fails with a message of its own
+        require_device(
+            self.device, variables
+        )  # before Keras' optimizer fails with a message of its own
         for group in self.groups:
             group.optimizer.build(group.trained)
         averaged_variables = self.groups[0].trained if averaged else []
@@ -115,7 +129,9 @@ class TrainingState:
 
     @property
     def weight_groups(self) -> list[str]:
-        """Those of `variables` that hold the weights of the model: the network's, and one for each further group."""
+        """Those of `variables` that hold the weights of the model: the network's, and one for each
+        further group.
+        """
         return [group.name for group in self.groups]
 
     @property
@@ -141,17 +157,27 @@ class TrainingState:
 
     def variables(self) -> dict[str, dict[str, tf.Variable]]:
         """Return what a checkpoint holds: group -> name -> variable."""
-        groups = {group.name: {v.path: v.value for v in group.spec.variables} for group in self.groups}
-        groups["optimizer"] = {v.path: v.value for group in self.groups for v in group.optimizer.variables}
+        groups = {
+            group.name: {v.path: v.value for v in group.spec.variables} for group in self.groups
+        }
+        groups["optimizer"] = {
+            v.path: v.value for group in self.groups for v in group.optimizer.variables
+        }
         if self.averages:
             averages = zip((v.path for v in self.groups[0].trained), self.averages, strict=True)
-            groups["averages"] = groups[NETWORK] | dict(averages)  # a variable that is not trained is its own average
+            groups["averages"] = groups[NETWORK] | dict(
+                averages
+            )  # a variable that is not trained is its own average
         return groups
 
     def inference_variables(self) -> dict[str, tf.Variable]:
-        """Return the variables of the network by name, averaged ones if there are any, on the first replica."""
+        """Return the variables of the network by name, averaged ones if there are any, on the first
+        replica.
+        """
         variables = self.variables()["averages" if self.averages else NETWORK]
-        return {name: self.replicas.local_results(variable)[0] for name, variable in variables.items()}
+        return {
+            name: self.replicas.local_results(variable)[0] for name, variable in variables.items()
+        }
 
     def arrays(self, group: str) -> Iterator[tuple[str, np.ndarray]]:
         """Yield name and value of each variable of a group, as `host_value` returns it."""
@@ -161,8 +187,9 @@ class TrainingState:
     def host_value(self, variable: tf.Variable) -> np.ndarray:
         """Return the value of a variable in host memory, read-only; later steps do not change it.
 
-        On a CPU the array is the memory of the variable until that changes: TensorFlow changes a variable in place only
-        while nothing else holds its value. One raw operation, since `read_value` takes five times as long.
+        On a CPU the array is the memory of the variable until that changes: TensorFlow changes a
+        variable in place only while nothing else holds its value. One raw operation, since
+        `read_value` takes five times as long.
         """
         local = self.replicas.local_results(variable)[0]
         array = np.asarray(tf.raw_ops.ReadVariableOp(resource=local.handle, dtype=local.dtype))
@@ -171,7 +198,9 @@ class TrainingState:
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """Give the model its averaged weights for the scope, as validation and samples need them."""
+        """Give the model its averaged weights for the scope, as validation and samples need
+        them.
+        """
         trained = [v.value for v in self.groups[0].trained] if self.averages else []
         with self._other_weights(trained, self.averages):
             yield
@@ -196,16 +225,21 @@ class TrainingState:
                     variable.assign(weights)
 
 
-def make_optimizers(model: keras.Model, weight_decay: float, precision: str) -> dict[str, keras.optimizers.Optimizer]:
-    """Return AdamW (Loshchilov & Hutter 2019) for each loss group; with mixed_float16 each scales its own losses.
+def make_optimizers(
+    model: keras.Model, weight_decay: float, precision: str
+) -> dict[str, keras.optimizers.Optimizer]:
+    """Return AdamW (Loshchilov & Hutter 2019) for each loss group; with mixed_float16 each scales
+    its own losses.
 
-    They expect gradients that are summed over all replicas. Each step sets the learning rates. Names are fixed because
-    checkpoints use them: Keras' default names count the optimizers of a process.
+    They expect gradients that are summed over all replicas. Each step sets the learning rates.
+    Names are fixed because checkpoints use them: Keras' default names count the optimizers of a
+    process.
     """
     optimizers = {}
     for name, group in loss_groups_of(model).items():
         suffix = "" if name == NETWORK else f"_{name}"
-        # 0.99: the second moment follows within 100 steps, which short runs need; Adam's default of 0.999 takes 1,000.
+        # 0.99: the second moment follows within 100 steps, which short runs need; Adam's default of
+        # 0.999 takes 1,000.
         optimizer = AdamWOnReducedGradients(
             1e-3, weight_decay=weight_decay, beta_1=group.beta_1, beta_2=0.99, name=f"adamw{suffix}"
         )

@@ -1,8 +1,8 @@
 """One optimizer step: forward, loss, gradient, clip, apply. The same function for every placement.
 
-The step's compiled functions also hand over the next batch: they copy its features from the data device, while the step
-runs. A copy of its own would be an eager operation, which blocks its caller until the model device is done (see
-`data.hand_over`).
+The step's compiled functions also hand over the next batch: they copy its features from the data
+device, while the step runs. A copy of its own would be an eager operation, which blocks its caller
+until the model device is done (see `data.hand_over`).
 """
 
 from collections.abc import Callable, Sequence
@@ -36,34 +36,41 @@ CONTROLS_SPEC = {
 class Step:
     """The training step of a state, on all its replicas.
 
-        first = step.hand_over(features[0])
-        outcome, first = step(first, features[1:] + features_of_the_next_step[:1], number=1, rates=schedule)
-        step.read(outcome)  # {"mel": …, "prior": …, "duration": …, "loss": …, "gradient_norm": …}
+        first = step.hand_over(features[0]) outcome, first = step(first, features[1:] +
+        features_of_the_next_step[:1], number=1, rates=schedule) step.read(outcome)  # {"mel": …,
+        "prior": …, "duration": …, "loss": …, "gradient_norm": …}
 
-    A microbatch has a batch for each replica of this process. Gradients are summed over microbatches and replicas.
-    Since each loss is a share of the loss of the whole step, the sum is the gradient of one large batch.
+    A microbatch has a batch for each replica of this process. Gradients are summed over
+    microbatches and replicas. Since each loss is a share of the loss of the whole step, the sum is
+    the gradient of one large batch.
 
-    One forward pass serves all loss groups of the model (`models.loss_groups`). The variables of a group receive the
-    gradient of the losses of that group alone, which has its own norm, clip, optimizer and loss scale, and all groups
-    are updated at the same time.
+    One forward pass serves all loss groups of the model (`models.loss_groups`). The variables of a
+    group receive the gradient of the losses of that group alone, which has its own norm, clip,
+    optimizer and loss scale, and all groups are updated at the same time.
 
-    A call creates no tensor on the model devices: it passes tensors that are there, and features on the data devices.
+    A call creates no tensor on the model devices: it passes tensors that are there, and features on
+    the data devices.
 
     Args:
-        state: what the step changes. Its model's call returns (losses, outputs) for a batch with the contract
-            `model.BATCH_FIELDS`; its loss groups name the losses.
+        state: what the step changes. Its model's call returns (losses, outputs) for a batch with
+            the contract `model.BATCH_FIELDS`; its loss groups name the losses.
         gradient_clip: largest global norm of the gradient of a group; 0 does not clip.
         accumulation: microbatches of a complete step.
         static_shapes: trace once for each shape instead of once for all shapes.
         compile_xla: compile with XLA; for one replica only.
 
     Attributes:
-        hand_over: copies a microbatch, one batch for each replica, to the model devices; for the first one. All others
-            are handed over by the step before.
+        hand_over: copies a microbatch, one batch for each replica, to the model devices; for the
+            first one. All others are handed over by the step before.
     """
 
     def __init__(
-        self, state: TrainingState, gradient_clip: float, accumulation: int, static_shapes: bool, compile_xla: bool
+        self,
+        state: TrainingState,
+        gradient_clip: float,
+        accumulation: int,
+        static_shapes: bool,
+        compile_xla: bool,
     ):
         self._state = state
         self._clip = gradient_clip
@@ -79,13 +86,18 @@ class Step:
             with tf.device(device):
                 self._no_losses.append(tf.zeros([len(self.loss_names)]))
         for replica, device in enumerate(replicas.devices):
-            require_device(device, (("sum of gradients", replicas.local_results(v)[replica]) for v in self._sums))
+            require_device(
+                device,
+                (("sum of gradients", replicas.local_results(v)[replica]) for v in self._sums),
+            )
         self._controls = Controls(state.device)
         self._batch_specs = [tensor_specs(state.model.BATCH_FIELDS)] * len(replicas.devices)
         self.hand_over = compile_hand_over(state.model.BATCH_FIELDS, replicas.devices)
         self._accumulate = self._with_hand_over(self._add_microbatch, compile_xla)
         self._finish = self._with_hand_over(self._take_last_microbatch, compile_xla)
-        self._traced: dict[tuple, Any] = {}  # (function, shapes of a microbatch) -> concrete function
+        self._traced: dict[
+            tuple, Any
+        ] = {}  # (function, shapes of a microbatch) -> concrete function
 
     @staticmethod
     def _sum_of(variable):
@@ -98,11 +110,14 @@ class Step:
         )
 
     def _with_hand_over(self, function, compile_xla):
-        """Return a compiled function that also copies what follows; XLA, which compiles for one device, leaves it out.
+        """Return a compiled function that also copies what follows; XLA, which compiles for one
+        device, leaves it out.
 
         It takes the arguments of the function and, after the microbatch, the features to copy.
         """
-        function = tf.function(function, jit_compile=True, autograph=False) if compile_xla else function
+        function = (
+            tf.function(function, jit_compile=True, autograph=False) if compile_xla else function
+        )
 
         def with_hand_over(batches, following, *arguments):
             handed = copied(following, self._state.replicas.devices)
@@ -119,12 +134,14 @@ class Step:
         rates: Rates,
         stop: bool = False,
     ) -> tuple[tf.Tensor, list[Batch]]:
-        """Take step `number`; return its outcome and the first microbatch of the next step on the model devices.
+        """Take step `number`; return its outcome and the first microbatch of the next step on the
+        model devices.
 
         Args:
             first: the first microbatch of the step, on the model devices.
-            following: features, on the data devices, of the other microbatches of the step and of the first one of the
-                next step. Where no step follows, any features, whose copy is to be ignored.
+            following: features, on the data devices, of the other microbatches of the step and of
+                the first one of the next step. Where no step follows, any features, whose copy is
+                to be ignored.
             rates: equal to those of the step before, unless they change.
             stop: whether this process has a request to stop; see `stop_requested`.
 
@@ -137,29 +154,48 @@ class Step:
             controls = self._controls.of_step(number, rates, stop)
             for features in following[:-1]:
                 accumulate = self._concrete(self._accumulate, batches)
-                batches, losses = accumulate(batches, list(features), losses, *[controls] * self._rises)
+                batches, losses = accumulate(
+                    batches, list(features), losses, *[controls] * self._rises
+                )
             finish = self._concrete(self._finish, batches)
             batches, (outcome, steps_done) = finish(batches, list(following[-1]), losses, controls)
         self._controls.advance(steps_done)
         return outcome, batches
 
     def left_unchanged(self, error: tf.errors.OpError) -> bool:
-        """Return whether a call that failed with this error has left the state as it was before the step."""
-        return self._state.replicas.is_distributed and left_unchanged(error, self._state.has_moving_statistics)
+        """Return whether a call that failed with this error has left the state as it was before the
+        step.
+        """
+        return self._state.replicas.is_distributed and left_unchanged(
+            error, self._state.has_moving_statistics
+        )
 
     def _concrete(self, function, batches: Sequence[Batch]):
-        """Return the concrete function for such microbatches. What follows them may have any shape."""
-        shapes = [batch[name].shape for batch in batches for name in sorted(batch)] if self._static_shapes else []
+        """Return the concrete function for such microbatches. What follows them may have
+        any shape.
+        """
+        shapes = (
+            [batch[name].shape for batch in batches for name in sorted(batch)]
+            if self._static_shapes
+            else []
+        )
         key = function, *shapes
         if key not in self._traced:
-            specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, list(batches)) if shapes else self._batch_specs
+            specs = (
+                tf.nest.map_structure(tf.TensorSpec.from_tensor, list(batches))
+                if shapes
+                else self._batch_specs
+            )
             losses = [tf.TensorSpec(zeros.shape, zeros.dtype) for zeros in self._no_losses]
             controls = [CONTROLS_SPEC] * (function is self._finish or self._rises)
-            self._traced[key] = function.get_concrete_function(specs, self._batch_specs, losses, *controls)
+            self._traced[key] = function.get_concrete_function(
+                specs, self._batch_specs, losses, *controls
+            )
         return self._traced[key]
 
     def functions(self, batches: Sequence[Batch]) -> list:
-        """Return the concrete functions that a step runs on such batches, one batch per replica; for the audit.
+        """Return the concrete functions that a step runs on such batches, one batch per replica;
+        for the audit.
 
         Takes no step. A function that was traced for such batches is not traced again.
         """
@@ -177,20 +213,26 @@ class Step:
         return [name for group in self._state.groups for name in group.spec.losses]
 
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
-        """Return the losses, and each group's sum and gradient norm, of an outcome by name; waits for the device.
+        """Return the losses, and each group's sum and gradient norm, of an outcome by name; waits
+        for the device.
 
-        Sum and norm of the network are `loss` and `gradient_norm`; those of another group end in `_` and its name. With
-        a scaled loss, SKIPPED is how many updates the optimizers of all groups have skipped since this process
-        started.
+        Sum and norm of the network are `loss` and `gradient_norm`; those of another group end in
+        `_` and its name. With a scaled loss, SKIPPED is how many updates the optimizers of all
+        groups have skipped since this process started.
         """
         suffixes = ["", *(f"_{group.name}" for group in self._state.groups[1:])]
-        names = [*self.loss_names, *(name + suffix for suffix in suffixes for name in ("loss", "gradient_norm"))]
+        names = [
+            *self.loss_names,
+            *(name + suffix for suffix in suffixes for name in ("loss", "gradient_norm")),
+        ]
         names += [SKIPPED] * self._skips
         return dict(zip(names, outcome.numpy()[:-1].tolist(), strict=True))
 
     @staticmethod
     def stop_requested(outcome: tf.Tensor) -> bool:
-        """Return whether any process had a request to stop at the step; the same on all. Waits for the device."""
+        """Return whether any process had a request to stop at the step; the same on all. Waits for
+        the device.
+        """
         return bool(outcome.numpy()[-1] > 0)
 
     @property
@@ -199,21 +241,35 @@ class Step:
         return self._finish.experimental_get_tracing_count()
 
     def _add_microbatch(self, batches, losses_so_far, controls=None):
-        """On all replicas: add the gradients of a microbatch; return the losses so far of each replica."""
+        """On all replicas: add the gradients of a microbatch; return the losses so far of each
+        replica.
+        """
         replicas, steps_done = self._state.replicas, controls and controls["steps_done"]
         arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far), steps_done
-        return list(replicas.local_results(replicas.strategy.run(self._accumulate_on_replica, arguments)))
+        return list(
+            replicas.local_results(replicas.strategy.run(self._accumulate_on_replica, arguments))
+        )
 
     def _take_last_microbatch(self, batches, losses_so_far, controls):
-        """On all replicas: compute the last gradients and update the weights; return the outcome and the steps done."""
+        """On all replicas: compute the last gradients and update the weights; return the outcome
+        and the steps done.
+        """
         state, replicas, steps_done = self._state, self._state.replicas, controls["steps_done"]
         learning_rate, ema_decay = (
-            tf.gather(controls[name], steps_done % TABLE_STEPS) for name in ("learning_rate", "ema_decay")
+            tf.gather(controls[name], steps_done % TABLE_STEPS)
+            for name in ("learning_rate", "ema_decay")
         )
         for group in state.groups:
             ratio = group.spec.learning_rate_ratio
-            set_learning_rate(group.optimizer, learning_rate if ratio == 1.0 else learning_rate * ratio)
-        arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far), steps_done, controls["stop"]
+            set_learning_rate(
+                group.optimizer, learning_rate if ratio == 1.0 else learning_rate * ratio
+            )
+        arguments = (
+            replicas.per_replica(batches),
+            replicas.per_replica(losses_so_far),
+            steps_done,
+            controls["stop"],
+        )
         results = replicas.strategy.run(self._finish_on_replica, arguments)
         outcome, is_finite, *skipped = (replicas.local_results(result)[0] for result in results)
         self._update_moving_averages(ema_decay)
@@ -226,25 +282,36 @@ class Step:
         return outcome, steps_done + 1
 
     def _update_moving_averages(self, decay):
-        """On all replicas: let the exponential moving averages follow the weights of the network."""
+        """On all replicas: let the exponential moving averages follow the weights of the
+        network.
+        """
         state, strategy = self._state, self._state.replicas.strategy
 
         def follow(average, variable):
             average.assign_sub((1.0 - decay) * (average - variable))
 
-        for average, variable in zip(state.averages, state.groups[0].trained, strict=bool(state.averages)):
+        for average, variable in zip(
+            state.averages, state.groups[0].trained, strict=bool(state.averages)
+        ):
             strategy.extended.update(average, follow, (variable.value,), group=False)
 
     def _gradients(self, batch, steps_done):
-        """On one replica: return the losses, float32 [losses], and the gradients of the (scaled) totals."""
+        """On one replica: return the losses, float32 [losses], and the gradients of the (scaled)
+        totals.
+        """
 
         def scaled_total(group, losses):
             return group.optimizer.scale_loss(self._total(group, losses, steps_done))
 
         state = self._state
         losses, gradients = group_gradients(state.model, state.groups, batch, scaled_total)
-        shapes = [variable.shape for variable in self._variables]  # some gradients have no static shape
-        gradients = [tf.ensure_shape(gradient, shape) for gradient, shape in zip(gradients, shapes, strict=True)]
+        shapes = [
+            variable.shape for variable in self._variables
+        ]  # some gradients have no static shape
+        gradients = [
+            tf.ensure_shape(gradient, shape)
+            for gradient, shape in zip(gradients, shapes, strict=True)
+        ]
         return tf.concat(losses, axis=0) if len(losses) > 1 else losses[0], gradients
 
     def _by_group(self, values: Sequence) -> list[list]:
@@ -254,12 +321,16 @@ class Step:
 
     @staticmethod
     def _total(group: TrainedGroup, losses, steps_done):
-        """Return what the variables of a group minimise: the sum of its losses, float32 [losses]."""
+        """Return what the variables of a group minimise: the sum of its losses, float32
+        [losses].
+        """
         spec = group.spec
         if not spec.rise_steps:
             return tf.reduce_sum(losses)
         risen = tf.minimum(tf.cast(steps_done, tf.float32) / spec.rise_steps, 1.0)
-        return tf.reduce_sum(losses * tf.stack([risen if name in spec.rising else 1.0 for name in spec.losses]))
+        return tf.reduce_sum(
+            losses * tf.stack([risen if name in spec.rising else 1.0 for name in spec.losses])
+        )
 
     def _accumulate_on_replica(self, batch, losses_so_far, steps_done):
         """On one replica: add the gradients of a batch; return the losses so far."""
@@ -269,7 +340,8 @@ class Step:
         return losses_so_far + losses
 
     def _finish_on_replica(self, batch, losses_so_far, steps_done, stop):
-        """On one replica: update the weights; return the outcome of all replicas, and whether it is finite.
+        """On one replica: update the weights; return the outcome of all replicas, and whether it is
+        finite.
 
         With a scaled loss, also return the number of groups whose update was skipped: int64.
         """
@@ -277,22 +349,29 @@ class Step:
         losses, gradients = self._gradients(batch, steps_done)
         losses += losses_so_far
         if self._sums:
-            gradients = [total + gradient for total, gradient in zip(self._sums, gradients, strict=True)]
+            gradients = [
+                total + gradient for total, gradient in zip(self._sums, gradients, strict=True)
+            ]
             for total in self._sums:
                 total.assign(tf.zeros_like(total))
         packed = tf.concat([losses, [stop]], axis=0)
         packed, *gradients = reduced = self._state.replicas.all_reduce_sum([packed, *gradients])
         losses, stop = packed[:-1], packed[-1]
 
-        # Weight decay and the number of updates need no gradient: without this, they would change in a step that fails
-        # because another worker is lost, and whose state is saved (see `left_unchanged`).
+        # Weight decay and the number of updates need no gradient: without this, they would change
+        # in a step that fails because another worker is lost, and whose state is saved (see
+        # `left_unchanged`).
         with tf.control_dependencies(reduced if self._state.replicas.is_distributed else []):
-            updates = [self._update(*pair) for pair in zip(groups, self._by_group(gradients), strict=True)]
+            updates = [
+                self._update(*pair) for pair in zip(groups, self._by_group(gradients), strict=True)
+            ]
         figures, finite, skipped = [], [], []
-        for group, own, (norm, scale, is_skipped) in zip(groups, self._losses_by_group(losses), updates, strict=True):
+        for group, own, (norm, scale, is_skipped) in zip(
+            groups, self._losses_by_group(losses), updates, strict=True
+        ):
             loss = self._total(group, own, steps_done)
-            # A scaled loss overflows now and then: the optimizer skips that update and halves the scale. This is an
-            # error only when the scale falls below 1.
+            # A scaled loss overflows now and then: the optimizer skips that update and halves the
+            # scale. This is an error only when the scale falls below 1.
             overflows = is_scaled(group.optimizer) & (scale >= 1.0)
             finite.append(tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows))
             figures += [loss, norm / scale]
@@ -309,23 +388,28 @@ class Step:
         """On one replica: update the variables of a group.
 
         Returns:
-            The norm of its scaled gradient, the scale, and whether the optimizer skips the update: it does if the
+            The norm of its scaled gradient, the scale, and whether the optimizer skips the update:
+                it does if the
             gradient is not finite, and then lowers the scale. Without a scale it never does.
         """
         scale = loss_scale(group.optimizer)
         norm = tf.linalg.global_norm(gradients)
         if self._clip:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip * scale, use_norm=norm)
-        is_skipped = ~group.optimizer.check_finite(gradients) if is_scaled(group.optimizer) else False
+        is_skipped = (
+            ~group.optimizer.check_finite(gradients) if is_scaled(group.optimizer) else False
+        )
         group.optimizer.apply(gradients, group.trained)
         return norm, scale, is_skipped
 
 
 class Controls:
-    """What a step takes beside batches, on the model device: the steps done, the rates of steps, and the stop flag.
+    """What a step takes beside batches, on the model device: the steps done, the rates of steps,
+    and the stop flag.
 
-    A table has the rates of TABLE_STEPS steps, and each step returns the number of steps done for the next one. So new
-    tensors are made only for the first step, at the end of a table, and where numbers jump or rates change.
+    A table has the rates of TABLE_STEPS steps, and each step returns the number of steps done for
+    the next one. So new tensors are made only for the first step, at the end of a table, and where
+    numbers jump or rates change.
 
     Args:
         device: of the first replica.
@@ -345,7 +429,10 @@ class Controls:
         steps_done = number - 1
         with tf.device(self._device):
             if steps_done != self._steps_done:
-                self._steps_done, self._steps_done_there = steps_done, tf.constant(steps_done, tf.int64)
+                self._steps_done, self._steps_done_there = (
+                    steps_done,
+                    tf.constant(steps_done, tf.int64),
+                )
             if rates != self._rates or steps_done // TABLE_STEPS != self._table_number:
                 self._rates, self._table_number = rates, steps_done // TABLE_STEPS
                 self._table = {
@@ -356,7 +443,9 @@ class Controls:
 
     def _of_table(self, rate: Callable[[int], float]) -> tf.Tensor:
         first = self._table_number * TABLE_STEPS
-        return tf.constant([rate(steps_done) for steps_done in range(first, first + TABLE_STEPS)], tf.float32)
+        return tf.constant(
+            [rate(steps_done) for steps_done in range(first, first + TABLE_STEPS)], tf.float32
+        )
 
     def advance(self, steps_done: tf.Tensor) -> None:
         """Count a step, with the number of steps done that it returned."""
@@ -364,26 +453,36 @@ class Controls:
 
 
 def group_gradients(
-    model: keras.Model, groups: Sequence[TrainedGroup], batch: Batch, total: Callable[[TrainedGroup, Any], Any]
+    model: keras.Model,
+    groups: Sequence[TrainedGroup],
+    batch: Batch,
+    total: Callable[[TrainedGroup, Any], Any],
 ) -> tuple[list, list]:
-    """Return the losses of each group, float32 [its losses], and the gradients of all trained variables.
+    """Return the losses of each group, float32 [its losses], and the gradients of all trained
+    variables.
 
-    A variable receives the gradient of its own group's total and of no other. There is one forward pass.
+    A variable receives the gradient of its own group's total and of no other. There is one forward
+    pass.
 
     Args:
         total: (group, its losses) -> what its variables minimise, a scalar.
     """
     variables = [[v.value for v in group.trained] for group in groups]
     with ExitStack() as opened:
-        # Only trained variables are watched, so that no gradient is computed for frozen layers before them. A tape for
-        # each group: going back from the losses of discriminators, it ends at their input.
-        tapes = [opened.enter_context(tf.GradientTape(watch_accessed_variables=False)) for _ in groups]
+        # Only trained variables are watched, so that no gradient is computed for frozen layers
+        # before them. A tape for each group: going back from the losses of discriminators, it ends
+        # at their input.
+        tapes = [
+            opened.enter_context(tf.GradientTape(watch_accessed_variables=False)) for _ in groups
+        ]
         for tape, own in zip(tapes, variables, strict=True):
             tape.watch(own)
         by_name, _ = model(batch, training=True)
         losses = [tf.stack([by_name[name] for name in group.spec.losses]) for group in groups]
         totals = [total(group, own) for group, own in zip(groups, losses, strict=True)]
-    gradients = [tape.gradient(goal, own) for tape, goal, own in zip(tapes, totals, variables, strict=True)]
+    gradients = [
+        tape.gradient(goal, own) for tape, goal, own in zip(tapes, totals, variables, strict=True)
+    ]
     return losses, [gradient for own in gradients for gradient in own]
 
 

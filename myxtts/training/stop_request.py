@@ -32,11 +32,17 @@ class StopRequest:
         """Look at the outcome of each step."""
 
     def settle(self) -> None:
-        """Let a request to this process alone count, at the end of the run, where no worker waits for another."""
+        """Let a request to this process alone count, at the end of the run, where no worker waits
+        for another.
+        """
 
     @property
     def name(self) -> str:
-        return "a request to another worker" if self.signal is None else signal.Signals(self.signal).name
+        return (
+            "a request to another worker"
+            if self.signal is None
+            else signal.Signals(self.signal).name
+        )
 
     @property
     def exit_code(self) -> int:
@@ -47,7 +53,8 @@ class StopRequest:
 class SharedStopRequest(StopRequest):
     """A request to any of several workers: all workers stop after the same step.
 
-    Each step tells all processes whether one of them was asked to stop. All processes read that after the same steps.
+    Each step tells all processes whether one of them was asked to stop. All processes read that
+    after the same steps.
 
     Args:
         stop_requested: reads it from an outcome.
@@ -73,7 +80,9 @@ class SharedStopRequest(StopRequest):
 
 @contextmanager
 def stop_on_signals(request: StopRequest) -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C, SIGTERM or SIGHUP (a lost terminal) into a request; a second one ends the program."""
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP (a lost terminal) into a request; a second one ends
+    the program.
+    """
     handlers_before: dict[int, Any] = {}
 
     def restore_handlers() -> None:

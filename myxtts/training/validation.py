@@ -18,7 +18,8 @@ class Validation:
     Args:
         model: its call returns (losses, outputs).
         device: of the model.
-        open_feed: opens the batches of one pass; their losses are shares of the mean over the whole corpus.
+        open_feed: opens the batches of one pass; their losses are shares of the mean over the whole
+            corpus.
         make_metric: makes the task's metric for each pass, if the task has one.
     """
 
@@ -35,7 +36,9 @@ class Validation:
             return tf.stack([by_name[name] for name in model.LOSS_NAMES]), measured
 
         self._names, self._device = model.LOSS_NAMES, device
-        self._losses = tf.function(losses_of, input_signature=[tensor_specs(model.BATCH_FIELDS)], autograph=False)
+        self._losses = tf.function(
+            losses_of, input_signature=[tensor_specs(model.BATCH_FIELDS)], autograph=False
+        )
         self._hand_over = compile_hand_over(model.BATCH_FIELDS, [device])
         self._open_feed = open_feed
         self._make_metric = make_metric
@@ -50,7 +53,8 @@ class Validation:
         self._losses.get_concrete_function()
 
     def measure(self, features: Batch) -> tuple[Batch, tf.Tensor, Batch]:
-        """Return a batch on the model's device, its losses in the order of the model's names, and the metric's tensors.
+        """Return a batch on the model's device, its losses in the order of the model's names, and
+        the metric's tensors.
 
         Args:
             features: of one batch, on any device.
@@ -65,7 +69,8 @@ class Validation:
             pace: called before each batch; nothing is queued on the device then.
         """
         metric, shares = self._make_metric and self._make_metric(), []
-        # No scope around the loop: without a feed, this thread reads, and operations of tf.data have CPU kernels only.
+        # No scope around the loop: without a feed, this thread reads, and operations of tf.data
+        # have CPU kernels only.
         with self._open_feed() as feed:
             for (produced,) in feed if pace is None else paced(feed, pace):
                 with tf.device(self._device):

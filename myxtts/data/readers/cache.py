@@ -42,15 +42,18 @@ class DecodedCorpus(NamedTuple):
 
 
 def open_cache(manifest: Manifest, folder: Path, workers: int) -> DecodedCorpus:
-    """Map the decoded corpus; decode it first if the cache is missing, or if a file of the corpus has changed.
+    """Map the decoded corpus; decode it first if the cache is missing, or if a file of the corpus
+    has changed.
 
-    The name of the file contains a digest of the corpus and of its paths, so each corpus has its own file, and so has a
-    corpus of equal lengths in another folder. It ends with a digest of the sizes and times of the files that it was
-    decoded from, and before that a checksum of each utterance. It is written under a temporary name and then renamed; a
-    second process waits, and takes it.
+    The name of the file contains a digest of the corpus and of its paths, so each corpus has its
+    own file, and so has a corpus of equal lengths in another folder. It ends with a digest of the
+    sizes and times of the files that it was decoded from, and before that a checksum of each
+    utterance. It is written under a temporary name and then renamed; a second process waits, and
+    takes it.
 
     Raises:
-        DataError: an utterance cannot be read, or files change again and again while they are decoded.
+        DataError: an utterance cannot be read, or files change again and again while they are
+            decoded.
         OSError: a file of the corpus has disappeared, or the disk is full.
     """
     path = folder / f"pcm-{_digest(manifest.fingerprint, manifest.paths).hex()[:16]}.int16"
@@ -65,8 +68,8 @@ def open_cache(manifest: Manifest, folder: Path, workers: int) -> DecodedCorpus:
 def rows_from_cache(manifest: Manifest, corpus: DecodedCorpus) -> ReadRows:
     """Return what reads rows of batches from the decoded corpus.
 
-    The checksum of an utterance is compared when it is read for the first time, which takes some 50 µs for 5 s. If it
-    is wrong, the utterance is decoded from its file.
+    The checksum of an utterance is compared when it is read for the first time, which takes some 50
+    µs for 5 s. If it is wrong, the utterance is decoded from its file.
     """
     offsets = np.concatenate([[0], np.cumsum(manifest.samples, dtype=np.int64)])
     is_intact = np.zeros(len(manifest), bool)  # those compared
@@ -78,7 +81,11 @@ def rows_from_cache(manifest: Manifest, corpus: DecodedCorpus) -> ReadRows:
         found = corpus.pcm[offsets[row] : offsets[row + 1]]
         if not is_intact[row]:
             if zlib.crc32(found.data) != corpus.checksums[row]:
-                log.warning("%s is damaged where it has %s, which is read instead", corpus.path, manifest.paths[row])
+                log.warning(
+                    "%s is damaged where it has %s, which is read instead",
+                    corpus.path,
+                    manifest.paths[row],
+                )
                 found = decoded[row] = _read(manifest.paths[row], len(found))
             is_intact[row] = True
         return found
@@ -93,7 +100,9 @@ def rows_from_cache(manifest: Manifest, corpus: DecodedCorpus) -> ReadRows:
 
     def read_rows(rows, starts, samples, padded):
         arguments = [rows, starts, samples, padded]
-        return tf.ensure_shape(tf.numpy_function(copy, arguments, tf.int16, stateful=False), [None, None])
+        return tf.ensure_shape(
+            tf.numpy_function(copy, arguments, tf.int16, stateful=False), [None, None]
+        )
 
     return read_rows
 
@@ -117,7 +126,10 @@ def _is_current(path: Path, manifest: Manifest) -> bool:
     try:
         with open(path, "rb") as file:
             checksums_bytes = CHECKSUM.itemsize * len(manifest)
-            if os.fstat(file.fileno()).st_size != 2 * _sample_count(manifest) + checksums_bytes + DIGEST_BYTES:
+            if (
+                os.fstat(file.fileno()).st_size
+                != 2 * _sample_count(manifest) + checksums_bytes + DIGEST_BYTES
+            ):
                 return False
             file.seek(-DIGEST_BYTES, os.SEEK_END)
             return file.read() == _digest(_stamps(manifest))
@@ -126,7 +138,9 @@ def _is_current(path: Path, manifest: Manifest) -> bool:
 
 
 def _make(path: Path, manifest: Manifest, workers: int) -> None:
-    """Write the cache under a temporary name and rename it, or wait for another process that does."""
+    """Write the cache under a temporary name and rename it, or wait for another process
+    that does.
+    """
     temporary = path.with_suffix(".partial")
     with locked_file(temporary) as file:
         is_written = False
@@ -155,11 +169,16 @@ def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
         rows = [row for row, stamp in enumerate(_stamps(manifest)) if stamp != before[row]]
         if not rows:
             break
-        log.warning("%s changed while it was decoded; %d files are decoded again", manifest.paths[rows[0]], len(rows))
+        log.warning(
+            "%s changed while it was decoded; %d files are decoded again",
+            manifest.paths[rows[0]],
+            len(rows),
+        )
     else:
         raise DataError(
-            f"{manifest.paths[rows[0]]} changes again and again while it is decoded for --cache-dataset. "
-            "Let the program that writes it end first, or leave --cache-dataset out."
+            f"{manifest.paths[rows[0]]} changes again and again while it is decoded for"
+            " --cache-dataset. Let the program that writes it end first, or leave --cache-dataset"
+            " out."
         )
     file.seek(2 * _sample_count(manifest))
     file.write(checksums.tobytes() + _digest(before))
@@ -167,8 +186,12 @@ def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
     os.fsync(file.fileno())
 
 
-def _decode(manifest: Manifest, rows: Sequence[int], file: BinaryIO, checksums: np.ndarray, workers: int) -> None:
-    """Write the samples of some rows to their places in the file, and their checksums to an array."""
+def _decode(
+    manifest: Manifest, rows: Sequence[int], file: BinaryIO, checksums: np.ndarray, workers: int
+) -> None:
+    """Write the samples of some rows to their places in the file, and their checksums to an
+    array.
+    """
     samples = manifest.samples.tolist()
     starts = 2 * (np.cumsum(manifest.samples, dtype=np.int64) - manifest.samples)
     with (
@@ -177,7 +200,9 @@ def _decode(manifest: Manifest, rows: Sequence[int], file: BinaryIO, checksums: 
     ):
         for begin in range(0, len(rows), CHUNK_UTTERANCES):
             chunk = rows[begin : begin + CHUNK_UTTERANCES]
-            waves = pool.map(_read, [manifest.paths[row] for row in chunk], [samples[row] for row in chunk])
+            waves = pool.map(
+                _read, [manifest.paths[row] for row in chunk], [samples[row] for row in chunk]
+            )
             for row, wave in zip(chunk, waves, strict=True):
                 file.seek(starts[row])
                 file.write(wave.tobytes())

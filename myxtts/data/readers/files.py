@@ -16,8 +16,8 @@ NO_SIZE = -2  # tf.reshape rejects it
 def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
     """Return what reads rows of batches from the files of a corpus.
 
-    TensorFlow decodes 16-bit mono WAV in C++, without Python. soundfile reads the other files, or all of them
-    without `native_loading`.
+    TensorFlow decodes 16-bit mono WAV in C++, without Python. soundfile reads the other files, or
+    all of them without `native_loading`.
     """
     paths = tf.constant([os.fsencode(path) for path in manifest.paths])
     lengths = tf.constant(manifest.samples)
@@ -27,7 +27,8 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
     def decode(row: tf.Tensor) -> tf.Tensor:
         wave, rate_hz = tf.audio.decode_wav(tf.io.read_file(paths[row]))
         unchanged = tf.reduce_all(tf.shape(wave) == [lengths[row], 1]) & (rate_hz == SAMPLE_RATE_HZ)
-        # tf.debugging.Assert is stateful and would make reading serial under enable_op_determinism; tf.reshape is not.
+        # tf.debugging.Assert is stateful and would make reading serial under enable_op_determinism;
+        # tf.reshape is not.
         wave = tf.reshape(wave, [tf.where(unchanged, lengths[row], NO_SIZE)])
         return tf.cast(wave * 32768.0, tf.int16)  # decode_wav divides by 32768: exact
 
@@ -39,14 +40,26 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
         return tf.ensure_shape(pcm, [None])
 
     def read_row(row, start, samples, padded):
-        pcm = decode(row) if all_native else tf.cond(native[row], lambda: decode(row), lambda: convert(row))
+        pcm = (
+            decode(row)
+            if all_native
+            else tf.cond(native[row], lambda: decode(row), lambda: convert(row))
+        )
         return tf.pad(pcm[start : start + samples], [[0, padded - samples]])
 
     def read_rows(rows, starts, samples, padded):
         def read_or_silence(columns):
             row, start, count = columns
-            return tf.cond(count > 0, lambda: read_row(row, start, count, padded), lambda: tf.zeros([padded], tf.int16))
+            return tf.cond(
+                count > 0,
+                lambda: read_row(row, start, count, padded),
+                lambda: tf.zeros([padded], tf.int16),
+            )
 
-        return tf.map_fn(read_or_silence, (rows, starts, samples), fn_output_signature=tf.TensorSpec([None], tf.int16))
+        return tf.map_fn(
+            read_or_silence,
+            (rows, starts, samples),
+            fn_output_signature=tf.TensorSpec([None], tf.int16),
+        )
 
     return read_rows

@@ -31,11 +31,13 @@ PLANNED_SPEC = {
     "padded_samples": tf.TensorSpec([], tf.int32),
 }
 ELEMENT_SPEC = PLANNED_SPEC | {
-    # A string, since TensorFlow keeps strings on the host: it is not uploaded, and reading it waits for no device.
-    "batch_number": tf.TensorSpec([], tf.string),
+    # A string, since TensorFlow keeps strings on the host: it is not uploaded, and reading it waits
+    # for no device.
+    "batch_number": tf.TensorSpec([], tf.string)
 }
 SILENCE = {
-    name: np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype) for name, spec in PLANNED_SPEC.items()
+    name: np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype)
+    for name, spec in PLANNED_SPEC.items()
 }
 """One row of no samples."""
 
@@ -68,11 +70,16 @@ class LocalReader:
         self._data = data
 
         def read(batch: dict) -> dict:
-            passed = {name: batch[name] for name in (*(TOTALS.keys() & fields.keys()), "batch_number")}
-            return passed | read_waves(batch, batch["padded_samples"], fields, reference_samples, read_rows)
+            passed = {
+                name: batch[name] for name in (*(TOTALS.keys() & fields.keys()), "batch_number")
+            }
+            return passed | read_waves(
+                batch, batch["padded_samples"], fields, reference_samples, read_rows
+            )
 
         self._idle: dict[str, list[tuple[Source, Iterator[dict]]]] = {}  # by device
-        # Before Python ends: later, the end of an iterator waits for ever for threads that want to call Python.
+        # Before Python ends: later, the end of an iterator waits for ever for threads that want to
+        # call Python.
         weakref.finalize(self, self._idle.clear)
         self._passes = count()
         # One trace for all passes.
@@ -87,11 +94,15 @@ class LocalReader:
         def elements() -> Iterator[dict]:
             for number, batch in enumerate(planned):
                 in_flight.append((f"{of_pass}{number}", batch))
-                yield {name: batch.arrays[name] for name in PLANNED_SPEC} | {"batch_number": f"{of_pass}{number}"}
+                yield {name: batch.arrays[name] for name in PLANNED_SPEC} | {
+                    "batch_number": f"{of_pass}{number}"
+                }
             yield from repeat(SILENCE | {"batch_number": end})
 
         idle = self._idle.setdefault(device, [])
-        with tf.device(None):  # whatever the caller's is: operations of tf.data have CPU kernels only
+        with tf.device(
+            None
+        ):  # whatever the caller's is: operations of tf.data have CPU kernels only
             source, iterator = idle.pop() if idle else self._open(device)
         source.begin(elements())
         while True:
@@ -107,7 +118,9 @@ class LocalReader:
             if found.endswith(END) and found != end:
                 continue  # read ahead behind the end of the pass before
             if found == end and not in_flight:
-                idle.append((source, iterator))  # for the next pass; one that is abandoned still has batches
+                idle.append(
+                    (source, iterator)
+                )  # for the next pass; one that is abandoned still has batches
                 return
             number, batch = in_flight.popleft()
             if found != number:
@@ -117,11 +130,17 @@ class LocalReader:
     @tf.autograph.experimental.do_not_convert  # the functions of `Source`
     def _open(self, device: str) -> tuple[Source, Iterator[dict]]:
         source = Source(ELEMENT_SPEC)
-        dataset = source.dataset.map(self.read_on_host, num_parallel_calls=self._data.num_workers, deterministic=True)
+        dataset = source.dataset.map(
+            self.read_on_host, num_parallel_calls=self._data.num_workers, deterministic=True
+        )
         dataset = dataset.prefetch(self._data.buffer_size)
         options = fixed_options()
         options.experimental_slack = False
-        options.experimental_optimization.apply_default_optimizations = False  # find nothing here, and take 0.1 s
+        options.experimental_optimization.apply_default_optimizations = (
+            False  # find nothing here, and take 0.1 s
+        )
         # Only options may follow the upload: any other transformation silently returns to the host.
-        upload = tf.data.experimental.prefetch_to_device(device, buffer_size=self._data.prefetch_buffer_size)
+        upload = tf.data.experimental.prefetch_to_device(
+            device, buffer_size=self._data.prefetch_buffer_size
+        )
         return source, iter(dataset.with_options(options).apply(upload).with_options(options))

@@ -1,9 +1,11 @@
-"""Reads batches on other machines: workers of a tf.data service read and decode in place of this process.
+"""Reads batches on other machines: workers of a tf.data service read and decode in place of this
+process.
 
-The plan stays in this process. It asks the service for one section of the plan after another, each as a job, and the
-service distributes the batches of a job among its workers. Batches arrive in any order and are sorted into the order
-of the plan. The service delivers each batch at most once, and loses the batches of a worker that dies; this process
-reads what does not arrive. So no batch is missing and none comes twice.
+The plan stays in this process. It asks the service for one section of the plan after another, each
+as a job, and the service distributes the batches of a job among its workers. Batches arrive in any
+order and are sorted into the order of the plan. The service delivers each batch at most once, and
+loses the batches of a worker that dies; this process reads what does not arrive. So no batch is
+missing and none comes twice.
 """
 
 import logging
@@ -42,9 +44,12 @@ from myxtts.data.readers.base import (
 from myxtts.data.readers.files import rows_from_files
 from myxtts.errors import DataError
 
-JOB_BATCHES = 256  # making a job's graph takes 0.14 s, so that shorter jobs cost more for each batch
+JOB_BATCHES = (
+    256  # making a job's graph takes 0.14 s, so that shorter jobs cost more for each batch
+)
 TRIAL_BATCHES = 8  # in the first jobs of a run, which show whether the service works
-WINDOW = 4  # times buffer_size: batches that may wait for an earlier one before this process reads that one
+# times buffer_size: batches that may wait for an earlier one before this process reads that one
+WINDOW = 4
 CONNECT_S = 5.0
 CLOSE_S = 2.0
 
@@ -54,16 +59,18 @@ log = logging.getLogger(__name__)
 class ServiceReader:
     """Reads by a tf.data service; one object for all feeds of a pipeline.
 
-    A failure in its first job is an error, since the service was then started wrongly. A later failure does not end
-    the run: this process reads what does not arrive, logs it, and asks the service again.
+    A failure in its first job is an error, since the service was then started wrongly. A later
+    failure does not end the run: this process reads what does not arrive, logs it, and asks the
+    service again.
 
     Args:
         address: grpc://HOST:PORT of the dispatcher.
         manifest: of the corpus.
         fields: contract of the waves.
         reference_samples: padded length of the references.
-        data: `num_workers` is the number of batches that each worker reads at the same time; `buffer_size` batches
-            are requested at the same time, and as many are kept ready on the host.
+        data: `num_workers` is the number of batches that each worker reads at the same time;
+            `buffer_size` batches are requested at the same time, and as many are kept ready on the
+            host.
         start_s: longest wait for the first batch.
         stall_s: longest wait for a later batch.
 
@@ -95,9 +102,9 @@ class ServiceReader:
         foreign = np.flatnonzero(~manifest.native)
         if len(foreign):
             raise DataError(
-                f"the workers of {address} read 16-bit mono WAV at {SAMPLE_RATE_HZ} Hz, but {len(foreign)} of "
-                f"{len(manifest)} files have another format, the first is {manifest.paths[foreign[0]]}. "
-                "Convert them, or leave out --data-service."
+                f"the workers of {address} read 16-bit mono WAV at {SAMPLE_RATE_HZ} Hz, but"
+                f" {len(foreign)} of {len(manifest)} files have another format, the first is"
+                f" {manifest.paths[foreign[0]]}. Convert them, or leave out --data-service."
             )
 
     @property
@@ -108,13 +115,16 @@ class ServiceReader:
         """See `Reader.read`; the plan is read up to 2 * JOB_BATCHES ahead.
 
         Raises:
-            DataError: also at the first batch, if the service cannot be reached, has no workers, or its workers do
-                not find the corpus.
+            DataError: also at the first batch, if the service cannot be reached, has no workers, or
+                its workers do not find the corpus.
         """
         batches = _OrderedBatches(self, planned)
         uploaded = ((batch, self._upload(batch, waves, device)) for batch, waves in batches)
         # `batches` is closed first, which ends the wait of the feed's thread.
-        with Feed(uploaded, self.data.prefetch_buffer_size, "myxtts-upload") as feed, closing(batches):
+        with (
+            Feed(uploaded, self.data.prefetch_buffer_size, "myxtts-upload") as feed,
+            closing(batches),
+        ):
             yield from feed
 
     def _upload(self, batch: PlannedBatch, waves: Waves, device: str) -> Batch:
@@ -125,7 +135,9 @@ class ServiceReader:
         return with_host_fields(uploaded, batch, self.fields)
 
     def connect(self) -> None:
-        """Raise OSError if nothing answers at the address, or if the last request was never answered."""
+        """Raise OSError if nothing answers at the address, or if the last request was never
+        answered.
+        """
         if self._unanswered is not None and not self._unanswered.answered_within(CONNECT_S):
             raise TimeoutError("it has not answered the last request")
         socket.create_connection(self._host_and_port, CONNECT_S).close()
@@ -134,7 +146,9 @@ class ServiceReader:
         """Record the outcome of a job whose batches were all taken."""
         if job.read_here and (self.proven or job.arrived):
             counts = (job.read_here, len(job.batches))
-            log.warning("data service %s: this machine read %d of %d batches", self.address, *counts)
+            log.warning(
+                "data service %s: this machine read %d of %d batches", self.address, *counts
+            )
         self.proven |= job.arrived > 0
         if not job.arrived and not job.answered_within(0.0):
             self._unanswered = job  # the next job waits for it
@@ -153,20 +167,29 @@ class ServiceReader:
             max_outstanding_requests=self.data.buffer_size,
             compression=None,
         )
-        return iter(self.job_dataset(batches, number).apply(distributed).with_options(fixed_options()))
+        return iter(
+            self.job_dataset(batches, number).apply(distributed).with_options(fixed_options())
+        )
 
     def job_dataset(self, batches: list[PlannedBatch], number: int) -> tf.data.Dataset:
-        """Read some batches by operations without Python; each element has its place and the job's number.
+        """Read some batches by operations without Python; each element has its place and the job's
+        number.
 
-        The dataset is sent to the workers, so it holds only the part of the manifest that these batches need.
+        The dataset is sent to the workers, so it holds only the part of the manifest that these
+        batches need.
         """
         sizes = [len(batch.arrays["row"]) for batch in batches]
-        table = {name: np.zeros((len(batches), max(sizes)), np.int32) for name in wave_columns(self.fields)}
+        table = {
+            name: np.zeros((len(batches), max(sizes)), np.int32)
+            for name in wave_columns(self.fields)
+        }
         for name, column in table.items():
             for row, batch, size in zip(column, batches, sizes, strict=True):
                 row[:size] = batch.arrays[name]
         row_columns = [name for name in ("row", "reference_row") if name in table]
-        used, indices = np.unique(np.stack([table[name] for name in row_columns]), return_inverse=True)
+        used, indices = np.unique(
+            np.stack([table[name] for name in row_columns]), return_inverse=True
+        )
         indices = indices.reshape(len(row_columns), *table["row"].shape).astype(np.int32)
         table |= dict(zip(row_columns, indices, strict=True))
         read_rows = rows_from_files(_select_rows(self.manifest, used), native_loading=True)
@@ -174,7 +197,9 @@ class ServiceReader:
         @tf.autograph.experimental.do_not_convert
         def read(place, size, padded_samples, columns):
             columns = {name: column[:size] for name, column in columns.items()}
-            waves = read_waves(columns, padded_samples, self.fields, self.reference_samples, read_rows)
+            waves = read_waves(
+                columns, padded_samples, self.fields, self.reference_samples, read_rows
+            )
             return {"job": tf.constant(number, tf.int64), "place": place} | waves
 
         padded = np.array([batch.arrays["padded_samples"] for batch in batches], np.int32)
@@ -199,7 +224,9 @@ class ServiceReader:
 
         @tf.function(autograph=False)
         def read(columns: dict, padded_samples: tf.Tensor) -> Waves:
-            return read_waves(columns, padded_samples, self.fields, self.reference_samples, read_rows)
+            return read_waves(
+                columns, padded_samples, self.fields, self.reference_samples, read_rows
+            )
 
         return read.get_concrete_function(columns, tf.TensorSpec([], tf.int32))
 
@@ -207,11 +234,14 @@ class ServiceReader:
 def _select_rows(manifest: Manifest, rows: np.ndarray) -> Manifest:
     """A manifest with some rows, in which only the columns that reading uses are selected."""
     paths = tuple(manifest.paths[row] for row in rows)
-    return replace(manifest, paths=paths, samples=manifest.samples[rows], native=manifest.native[rows])
+    return replace(
+        manifest, paths=paths, samples=manifest.samples[rows], native=manifest.native[rows]
+    )
 
 
 class _OrderedBatches:
-    """Planned batches with their waves on the host, in order, read by the service or by this process.
+    """Planned batches with their waves on the host, in order, read by the service or by this
+    process.
 
     One thread iterates; another may call `close`, which soon ends the iteration.
     """
@@ -226,7 +256,10 @@ class _OrderedBatches:
         while self._jobs:
             job = self._jobs[0]
             for place, batch in enumerate(job.batches):
-                if len(self._jobs) == 1 and len(job.batches) - place <= WINDOW * self._reader.data.buffer_size:
+                if (
+                    len(self._jobs) == 1
+                    and len(job.batches) - place <= WINDOW * self._reader.data.buffer_size
+                ):
                     self._begin_next()
                 waves = job.take(place, self._reader.patience_s)
                 if self._closed:
@@ -250,7 +283,12 @@ class _OrderedBatches:
         batches = list(islice(self._planned, JOB_BATCHES if self._reader.proven else TRIAL_BATCHES))
         if batches and not self._closed:
             depth = self._reader.data.buffer_size
-            job = _Job(batches, lambda number: self._reader.open_job(batches, number), depth, WINDOW * depth)
+            job = _Job(
+                batches,
+                lambda number: self._reader.open_job(batches, number),
+                depth,
+                WINDOW * depth,
+            )
             self._jobs.append(job)
             if self._closed:  # by another thread, which did not see this job
                 job.close()
@@ -264,14 +302,22 @@ class _OrderedBatches:
             raise unreadable(self._reader.manifest, batch, error) from error
 
     def _explain(self, job: "_Job", place: int) -> None:
-        """Log why this process reads a batch, or raise DataError if the service was started wrongly."""
+        """Log why this process reads a batch, or raise DataError if the service was started
+        wrongly.
+        """
         address, error = self._reader.address, job.error
         if error is not None and not isinstance(error, (*READ_ERRORS, OSError)):
             raise error
         if self._reader.proven or (error is None and job.arrived):
             if job.read_here == 1:
-                reason = _summarize(error) if error else "a batch did not arrive; a worker died or is late"
-                log.warning("data service %s: %s. This machine reads the missing batches", address, reason)
+                reason = (
+                    _summarize(error)
+                    if error
+                    else "a batch did not arrive; a worker died or is late"
+                )
+                log.warning(
+                    "data service %s: %s. This machine reads the missing batches", address, reason
+                )
         elif isinstance(error, OSError):
             raise DataError(
                 f"data_service is {address}, but nothing answers there: {_summarize(error)}. "
@@ -279,15 +325,16 @@ class _OrderedBatches:
             )
         elif error is None:
             raise DataError(
-                f"the data service {address} gave no batch within {self._reader.patience_s:g} s: it has no worker "
-                "that this machine can reach, or another program listens there. Start "
-                f"`myxtts serve-data worker --dispatcher {address.removeprefix('grpc://')}`, "
-                "or leave out --data-service."
+                f"the data service {address} gave no batch within {self._reader.patience_s:g} s: it"
+                " has no worker that this machine can reach, or another program listens there."
+                f" Start `myxtts serve-data worker --dispatcher {address.removeprefix('grpc://')}`,"
+                " or leave out --data-service."
             )
         elif self._can_read_here(job.batches[place:]):
             raise DataError(
-                f"a worker of the data service {address} could not read files that this machine can read: "
-                f"{_summarize(error)}. Give all of them the corpus under the same path, or leave out --data-service."
+                f"a worker of the data service {address} could not read files that this machine can"
+                f" read: {_summarize(error)}. Give all of them the corpus under the same path, or"
+                " leave out --data-service."
             )
 
     def _can_read_here(self, batches: Iterable[PlannedBatch]) -> bool:
@@ -312,7 +359,13 @@ class _Job:
         error: the reason why no more batches will arrive, if it is known.
     """
 
-    def __init__(self, batches: list[PlannedBatch], open_job: Callable[[int], Iterator[dict]], depth: int, window: int):
+    def __init__(
+        self,
+        batches: list[PlannedBatch],
+        open_job: Callable[[int], Iterator[dict]],
+        depth: int,
+        window: int,
+    ):
         self.batches, self.arrived, self.read_here = batches, 0, 0
         self.number = secrets.randbits(62)
         self.error: BaseException | None = None
@@ -326,21 +379,26 @@ class _Job:
         self._thread.start()
 
     def answered_within(self, timeout_s: float) -> bool:
-        """Return whether the service has answered every request; nothing but an answer ends a request."""
+        """Return whether the service has answered every request; nothing but an answer ends a
+        request.
+        """
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def take(self, place: int, patience_s: float) -> Waves | None:
-        """Return the batch of a place, or None if it must be read elsewhere. Each place is requested once, in order.
+        """Return the batch of a place, or None if it must be read elsewhere. Each place is
+        requested once, in order.
 
-        A batch is given up when nothing has arrived for `patience_s`, when no more batches will arrive, or when
-        `window` later ones wait for it.
+        A batch is given up when nothing has arrived for `patience_s`, when no more batches will
+        arrive, or when `window` later ones wait for it.
         """
         with self._changed:
             self._wanted = place
             self._changed.notify_all()
             while place not in self._ready and not self._over and len(self._ready) < self._window:
-                left_s = patience_s - (time.monotonic() - (self._waiting_since_s or time.monotonic()))
+                left_s = patience_s - (
+                    time.monotonic() - (self._waiting_since_s or time.monotonic())
+                )
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
@@ -359,7 +417,9 @@ class _Job:
         try:
             self._pull(self._open(self.number))
         except (*READ_ERRORS, OSError) as error:
-            self.error = error.with_traceback(None)  # its frames would keep the job alive on the workers
+            self.error = error.with_traceback(
+                None
+            )  # its frames would keep the job alive on the workers
         except BaseException as error:  # a defect
             self.error = error
         with self._changed:
@@ -372,7 +432,9 @@ class _Job:
             if waves is None:  # the service has no more batches, even if some are missing
                 return
             place = int(waves.pop("place"))
-            if int(waves.pop("job")) != self.number:  # a restarted dispatcher reuses the ids of earlier jobs
+            if (
+                int(waves.pop("job")) != self.number
+            ):  # a restarted dispatcher reuses the ids of earlier jobs
                 raise ConnectionError("its dispatcher was restarted")
             with self._changed:
                 self.arrived += 1

@@ -1,7 +1,9 @@
-"""The servers of a data service: a dispatcher, which distributes batches, and workers, which read and decode them.
+"""The servers of a data service: a dispatcher, which distributes batches, and workers, which read
+and decode them.
 
-A worker runs any operation that it receives, with the permissions of its user, and nothing is encrypted. TensorFlow's
-servers listen on every network interface; this module restricts them to the loopback interface by default.
+A worker runs any operation that it receives, with the permissions of its user, and nothing is
+encrypted. TensorFlow's servers listen on every network interface; this module restricts them to the
+loopback interface by default.
 """
 
 import logging
@@ -26,17 +28,22 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def dispatcher(host: str, port: int) -> Iterator[int]:
-    """Run a dispatcher; the context is its port. Leaving it waits for open requests, with Python's global lock held.
+    """Run a dispatcher; the context is its port. Leaving it waits for open requests, with Python's
+    global lock held.
 
     Args:
-        host: name of this machine for trainers and workers; a loopback address restricts the dispatcher to it.
+        host: name of this machine for trainers and workers; a loopback address restricts the
+            dispatcher to it.
         port: 0 chooses a free port.
 
     Raises:
-        ConfigError: the port is in use, or this system cannot restrict the dispatcher to the loopback interface.
+        ConfigError: the port is in use, or this system cannot restrict the dispatcher to the
+            loopback interface.
     """
     _check_port_free(port)
-    server = tf.data.experimental.service.DispatchServer(dispatcher_config(port, CLEAN_UP_S, TRAINER_TIMEOUT_S))
+    server = tf.data.experimental.service.DispatchServer(
+        dispatcher_config(port, CLEAN_UP_S, TRAINER_TIMEOUT_S)
+    )
     try:
         port = int(server.target.rpartition(":")[2])
         _restrict_to_loopback_or_warn("dispatcher", host, port)
@@ -50,8 +57,10 @@ def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> 
     """Run a worker of a dispatcher; the context is its port. Leaving it waits as for a dispatcher.
 
     Args:
-        dispatcher_host, dispatcher_port: address of the dispatcher, which may start up to DISPATCHER_WAIT_S later.
-        host: name of this machine for trainers and the dispatcher; a loopback address restricts the worker to it.
+        dispatcher_host, dispatcher_port: address of the dispatcher, which may start up to
+            DISPATCHER_WAIT_S later.
+        host: name of this machine for trainers and the dispatcher; a loopback address restricts the
+            worker to it.
         port: 0 chooses a free port.
 
     Raises:
@@ -60,12 +69,13 @@ def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> 
     """
     if is_loopback(host) and not is_loopback(dispatcher_host):
         raise ConfigError(
-            f"the dispatcher is on {dispatcher_host}, but this worker is on {host}, where other machines cannot reach "
-            "it. Give the name or address of this machine with --host."
+            f"the dispatcher is on {dispatcher_host}, but this worker is on {host}, where other"
+            " machines cannot reach it. Give the name or address of this machine with --host."
         )
     if host == "0.0.0.0":
         raise ConfigError(
-            "--host is 0.0.0.0, but trainers need an address to reach this worker. Give the address of this machine."
+            "--host is 0.0.0.0, but trainers need an address to reach this worker. Give the address"
+            " of this machine."
         )
     _check_port_free(port)
     _wait_for(dispatcher_host, dispatcher_port)
@@ -86,14 +96,19 @@ def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> 
 
 
 def _check_port_free(port: int) -> None:
-    """Raise ConfigError if the port is in use; TensorFlow would share it, and each server get some of the requests."""
+    """Raise ConfigError if the port is in use; TensorFlow would share it, and each server get some
+    of the requests.
+    """
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # succeeds after a server that has just ended
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # succeeds after a server that has just ended
         try:
             probe.bind(("", port))
         except OSError as error:
             raise ConfigError(
-                f"--port {port} cannot be used: {error.strerror}. Give another port, or 0 for a free one."
+                f"--port {port} cannot be used: {error.strerror}. Give another port, or 0 for a"
+                " free one."
             ) from None
 
 
@@ -108,8 +123,8 @@ def _wait_for(host: str, port: int) -> None:
             reason = error.strerror or str(error)
         if time.monotonic() > deadline_s:
             raise DataError(
-                f"no dispatcher has answered at {host}:{port} within {DISPATCHER_WAIT_S} s: {reason}. "
-                "Start `myxtts serve-data dispatcher` there first."
+                f"no dispatcher has answered at {host}:{port} within {DISPATCHER_WAIT_S} s:"
+                f" {reason}. Start `myxtts serve-data dispatcher` there first."
             )
         if not logged:
             log.info("waiting for the dispatcher at %s:%d (%s)", host, port, reason)
@@ -120,12 +135,13 @@ def _wait_for(host: str, port: int) -> None:
 def _restrict_to_loopback_or_warn(role: str, host: str, port: int) -> None:
     if not is_loopback(host):
         log.warning(
-            "Other machines can reach this %s through every network interface, without encryption or a password, and "
-            "can then read and write files as this user. Use it only in private networks.",
+            "Other machines can reach this %s through every network interface, without encryption"
+            " or a password, and can then read and write files as this user. Use it only in private"
+            " networks.",
             role,
         )
     elif not bind_to_loopback(port):
         raise ConfigError(
-            f"this system cannot restrict the {role} to the loopback interface. Close port {port} with a firewall, and "
-            "give the name of this machine with --host."
+            f"this system cannot restrict the {role} to the loopback interface. Close port {port}"
+            " with a firewall, and give the name of this machine with --host."
         )

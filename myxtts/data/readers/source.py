@@ -1,4 +1,6 @@
-"""A dataset of elements that Python makes, and that tf.data reads ahead of under `enable_op_determinism`, too."""
+"""A dataset of elements that Python makes, and that tf.data reads ahead of under
+`enable_op_determinism`, too.
+"""
 
 from collections.abc import Iterator
 from threading import Lock
@@ -11,7 +13,9 @@ Element = dict[str, Any]
 
 
 class _Elements:
-    """The elements of one iterator after another by their numbers, each once; the iterator advances in order."""
+    """The elements of one iterator after another by their numbers, each once; the iterator advances
+    in order.
+    """
 
     def __init__(self) -> None:
         self._iterator: Iterator[Element] = iter(())
@@ -36,12 +40,14 @@ class _Elements:
 class Source:
     """A dataset without end of elements that Python makes.
 
-    It serves one pass after another, with one iterator: to make a dataset traces functions, and TensorFlow keeps
-    3.4 kB of each iterator that comes to its end, in part on purpose (tensorflow/core/framework/local_rendezvous.h).
+    It serves one pass after another, with one iterator: to make a dataset traces functions, and
+    TensorFlow keeps 3.4 kB of each iterator that comes to its end, in part on purpose
+    (tensorflow/core/framework/local_rendezvous.h).
 
-    `tf.data.Dataset.from_generator` calls Python by stateful operations. Under `enable_op_determinism` these turn off
-    all parallel calls and buffers of the pipeline (tensorflow/core/grappler/optimizers/data/make_deterministic.cc).
-    Here the operation is stateless: the element depends on its number alone.
+    `tf.data.Dataset.from_generator` calls Python by stateful operations. Under
+    `enable_op_determinism` these turn off all parallel calls and buffers of the pipeline
+    (tensorflow/core/grappler/optimizers/data/make_deterministic.cc). Here the operation is
+    stateless: the element depends on its number alone.
 
     Args:
         signature: of the elements.
@@ -53,15 +59,22 @@ class Source:
     def __init__(self, signature: dict[str, tf.TensorSpec]):
         self._elements = _Elements()
         specs = signature.values()
-        types = [np.bytes_ if spec.dtype == tf.string else spec.dtype.as_numpy_dtype for spec in specs]
+        types = [
+            np.bytes_ if spec.dtype == tf.string else spec.dtype.as_numpy_dtype for spec in specs
+        ]
 
         def columns(number: np.ndarray) -> list:
             element = self._elements.take(int(number))
             return [*map(np.asarray, (element[name] for name in signature), types)]
 
         def element_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            values = tf.numpy_function(columns, [number], [spec.dtype for spec in specs], stateful=False)
-            values = [tf.ensure_shape(value, spec.shape) for value, spec in zip(values, specs, strict=True)]
+            values = tf.numpy_function(
+                columns, [number], [spec.dtype for spec in specs], stateful=False
+            )
+            values = [
+                tf.ensure_shape(value, spec.shape)
+                for value, spec in zip(values, specs, strict=True)
+            ]
             return dict(zip(signature, values, strict=True))
 
         self.dataset = tf.data.Dataset.range(tf.int64.max).map(element_of)
@@ -70,7 +83,7 @@ class Source:
         """Begin a pass.
 
         Args:
-            elements: of the pass. Behind them it must yield others without end, which tf.data reads ahead; the next
-                pass begins behind these.
+            elements: of the pass. Behind them it must yield others without end, which tf.data reads
+                ahead; the next pass begins behind these.
         """
         self._elements.replace(elements)

@@ -1,7 +1,9 @@
-"""Charts as HTML with SVG inside: sharp at any width, readable with any colours, without scripts or files.
+"""Charts as HTML with SVG inside: sharp at any width, readable with any colours, without scripts or
+files.
 
-The plotted area is stretched to the width of the page (`preserveAspectRatio="none"`) in units of a thousandth of its
-width and height. Labels are HTML above it, so that their size stays that of the text on a phone.
+The plotted area is stretched to the width of the page (`preserveAspectRatio="none"`) in units of a
+thousandth of its width and height. Labels are HTML above it, so that their size stays that of the
+text on a phone.
 """
 
 import math
@@ -37,7 +39,9 @@ class Mark(NamedTuple):
 
 
 def sync_marks(every: int, step: int) -> list[Mark]:
-    """Return a mark at each step up to `step` at which jobs averaged their weights; none if `every` is 0."""
+    """Return a mark at each step up to `step` at which jobs averaged their weights; none if `every`
+    is 0.
+    """
     return [Mark(at, "weights averaged") for at in range(every, step + 1, every)] if every else []
 
 
@@ -49,7 +53,9 @@ class Scale(NamedTuple):
     log: bool = False
 
     def places(self, values: Iterable[float]) -> list[int]:
-        """Return where values lie, in units from 0 at the lower limit to SIZE at the upper one; others are cut."""
+        """Return where values lie, in units from 0 at the lower limit to SIZE at the upper one;
+        others are cut.
+        """
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         if self.log:
             values = (math.log(value) if value > 0 else low for value in values)
@@ -59,7 +65,9 @@ class Scale(NamedTuple):
     def ticks(self) -> list[float]:
         """Return about TICKS round values between the limits."""
         if self.log:
-            exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            exponents = range(
+                math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1
+            )
             ticks = [m * 10.0**exponent for exponent in exponents for m in (1, 2, 5)]
             ticks = [tick for tick in ticks if self.low <= tick <= self.high]
             if len(ticks) > 1:
@@ -99,7 +107,8 @@ def line_chart(
 ) -> str:
     """Return curves over the steps; empty if no curve has a point.
 
-    A band around a curve covers the values between the least and the greatest of each of its points.
+    A band around a curve covers the values between the least and the greatest of each of its
+    points.
 
     Args:
         from_zero: the axis begins at zero.
@@ -109,15 +118,21 @@ def line_chart(
     if not lines:
         return ""
     steps = _step_scale([point for line in lines for point in line.points])
-    values = value_scale([v for line in lines for p in line.points for v in (p.low, p.high)], log, from_zero)
-    drawn = [_band(line, steps, values) for line in lines] + [_curve(line, steps, values) for line in lines]
+    values = value_scale(
+        [v for line in lines for p in line.points for v in (p.low, p.high)], log, from_zero
+    )
+    drawn = [_band(line, steps, values) for line in lines] + [
+        _curve(line, steps, values) for line in lines
+    ]
     drawn += [_mark(mark, steps) for mark in marks if steps.low <= mark.step <= steps.high]
     drawn += _tooltips(lines, steps, unit)
     text = "; ".join(f"{line.label} {_summary(line.points, unit)}" for line in lines)
     return _figure(title, text, "".join(drawn), steps, values, _legend(lines), unit, wide)
 
 
-def stacked_chart(title: str, parts: Mapping[str, tuple[Sequence[Point], int]], note: str = "") -> str:
+def stacked_chart(
+    title: str, parts: Mapping[str, tuple[Sequence[Point], int]], note: str = ""
+) -> str:
     """Return the shares of several times by step, stacked to 100 %; empty if they have no points.
 
     Args:
@@ -133,17 +148,26 @@ def stacked_chart(title: str, parts: Mapping[str, tuple[Sequence[Point], int]], 
     heights = [0.0] * len(rows)
     drawn, lower = [], heights
     for index, (_, style) in enumerate(parts.values()):
-        upper = [low + 100.0 * row[index].mean / total for low, row, total in zip(lower, rows, totals, strict=True)]
+        upper = [
+            low + 100.0 * row[index].mean / total
+            for low, row, total in zip(lower, rows, totals, strict=True)
+        ]
         drawn.append(_area(rows, lower, upper, steps, percent, f"a{style}"))
         lower = upper
     for column in _columns([row[0] for row in rows], steps):
         row, total = rows[column.point], totals[column.point]
-        shares = ", ".join(f"{name} {100 * p.mean / total:.1f} %" for name, p in zip(parts, row, strict=True))
+        shares = ", ".join(
+            f"{name} {100 * p.mean / total:.1f} %" for name, p in zip(parts, row, strict=True)
+        )
         drawn.append(_hit(column, f"step {number(row[0].last)}: {shares} of {milliseconds(total)}"))
-    newest = ", ".join(f"{name} {100 * p.mean / totals[-1]:.1f} %" for name, p in zip(parts, rows[-1], strict=True))
+    newest = ", ".join(
+        f"{name} {100 * p.mean / totals[-1]:.1f} %" for name, p in zip(parts, rows[-1], strict=True)
+    )
     legend = [Line(name, (), style) for name, (_, style) in parts.items()]
     text = f"shares by step; newest: {newest}"
-    return _figure(title, text, "".join(drawn), steps, percent, _legend(legend, filled=True), "%", False, note)
+    return _figure(
+        title, text, "".join(drawn), steps, percent, _legend(legend, filled=True), "%", False, note
+    )
 
 
 def share_bar(parts: Mapping[str, tuple[float, int]]) -> str:
@@ -153,10 +177,16 @@ def share_bar(parts: Mapping[str, tuple[float, int]]) -> str:
     for name, (amount, style) in parts.items():
         width = SIZE * amount / total
         title = f"<title>{escape(name)}: {100 * amount / total:.1f} %</title>"
-        drawn.append(f'<rect class="a{style}" x="{left:.0f}" y="0" width="{width:.1f}" height="{SIZE}">{title}</rect>')
+        drawn.append(
+            f'<rect class="a{style}" x="{left:.0f}" y="0" width="{width:.1f}"'
+            f' height="{SIZE}">{title}</rect>'
+        )
         left += width
     label = ", ".join(f"{name} {100 * amount / total:.1f} %" for name, (amount, _) in parts.items())
-    return f'<svg class="bar" {_view(label)}>{"".join(drawn)}</svg><p class="small">{escape(label)}</p>'
+    return (
+        f'<svg class="bar" {_view(label)}>{"".join(drawn)}</svg><p'
+        f' class="small">{escape(label)}</p>'
+    )
 
 
 def milliseconds(seconds: float) -> str:
@@ -174,8 +204,8 @@ def _summary(points: Sequence[Point], unit: str) -> str:
     low, high = min(p.low for p in points), max(p.high for p in points)
     unit = f" {unit}" if unit else ""
     return (
-        f"from {number(first.mean)}{unit} at step {number(first.last)} to {number(last.mean)}{unit} at step "
-        f"{number(last.last)}, between {number(low)} and {number(high)}"
+        f"from {number(first.mean)}{unit} at step {number(first.last)} to {number(last.mean)}{unit}"
+        f" at step {number(last.last)}, between {number(low)} and {number(high)}"
     )
 
 
@@ -264,34 +294,48 @@ def _tooltips(lines: Sequence[Line], steps: Scale, unit: str) -> list[str]:
         texts = []
         for line, ends in zip(lines, lasts, strict=True):
             point = line.points[min(bisect_left(ends, step), len(ends) - 1)]
-            spread = "" if point.low == point.high else f" ({number(point.low)} to {number(point.high)})"
+            spread = (
+                "" if point.low == point.high else f" ({number(point.low)} to {number(point.high)})"
+            )
             at = "" if point.last == step else f" at step {number(point.last)}"
             texts.append(f"{line.label} {number(point.mean)}{spread}{at}")
-        hits.append(_hit(column, f"step {number(step)}: {', '.join(texts)}{' ' * bool(unit)}{unit}"))
+        hits.append(
+            _hit(column, f"step {number(step)}: {', '.join(texts)}{' ' * bool(unit)}{unit}")
+        )
     return hits
 
 
 def _view(label: str) -> str:
-    return f'viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" aria-label="{escape(label)}"'
+    return (
+        f'viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img"'
+        f' aria-label="{escape(label)}"'
+    )
 
 
 def _legend(lines: Sequence[Line], filled: bool = False) -> str:
     """Return the labels of several curves, or areas, beside their colours."""
     if len(lines) < 2:
         return ""
-    shape = '<rect class="a{}" width="20" height="10"/>' if filled else '<path class="l{}" d="M0 5H20"/>'
+    shape = (
+        '<rect class="a{}" width="20" height="10"/>'
+        if filled
+        else '<path class="l{}" d="M0 5H20"/>'
+    )
     keys = (
-        f'<span class="key"><svg viewBox="0 0 20 10" aria-hidden="true">{shape.format(line.style)}</svg>'
-        f"{escape(line.label)}</span>"
+        '<span class="key"><svg viewBox="0 0 20 10"'
+        f' aria-hidden="true">{shape.format(line.style)}</svg>{escape(line.label)}</span>'
         for line in lines
     )
     return f'<span class="legend">{"".join(keys)}</span>'
 
 
 def _x_label(place: int, text: str) -> str:
-    """Return a label below an axis: centred at its place, unless it would leave the chart on the right."""
+    """Return a label below an axis: centred at its place, unless it would leave the chart on the
+    right.
+    """
     return (
-        f'<span style="left:min({place / 10:g}%,100% - {len(text) * HALF_DIGIT_REM - MARGIN_REM:.2f}rem)">{text}</span>'
+        f'<span style="left:min({place / 10:g}%,100% -'
+        f' {len(text) * HALF_DIGIT_REM - MARGIN_REM:.2f}rem)">{text}</span>'
     )
 
 
@@ -310,15 +354,17 @@ def _figure(
     ys, xs = _ys(levels, values), steps.places(places)
     grid = "".join(f"M0 {y}H{SIZE}" for y in ys)
     y_labels = "".join(
-        f'<span style="top:{y / 10:g}%">{number(level)}</span>' for y, level in zip(ys, levels, strict=True)
+        f'<span style="top:{y / 10:g}%">{number(level)}</span>'
+        for y, level in zip(ys, levels, strict=True)
     )
     x_labels = "".join(_x_label(x, number(step)) for x, step in zip(xs, places, strict=True))
     unit = f' <span class="small">{escape(unit)}</span>' if unit else ""
     note = f'<p class="small">{escape(note)}</p>' if note else ""
     label = _view(f"{title}: {text}")
     return (
-        f'<figure class="chart{" wide" * wide}"><figcaption><b>{escape(title)}</b>{unit}{legend}</figcaption>'
-        f'<div class="plot"><div class="ys" aria-hidden="true">{y_labels}</div><svg {label}>'
-        f'<path class="grid" d="{grid}"/>'
-        f'{drawn}</svg><div class="xs" aria-hidden="true">{x_labels}</div></div>{note}</figure>'
+        "<figure"
+        f' class="chart{" wide" * wide}"><figcaption><b>{escape(title)}</b>{unit}{legend}</figcaption><div'
+        f' class="plot"><div class="ys" aria-hidden="true">{y_labels}</div><svg {label}><path'
+        f' class="grid" d="{grid}"/>{drawn}</svg><div class="xs"'
+        f' aria-hidden="true">{x_labels}</div></div>{note}</figure>'
     )

@@ -25,13 +25,18 @@ def table(columns: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def replicas(facts: Mapping[str, Any], spans: Sequence[Span]) -> str:
-    """Return the replicas of this process with the means of their last seconds; empty for a single one."""
+    """Return the replicas of this process with the means of their last seconds; empty for a single
+    one.
+    """
     routes = facts.get("routes", [])
     if len(routes) < 2:
         return ""
     first = facts.get("first_replica", 0)
     columns = {f"replica {first + i}": _replica(route, spans) for i, route in enumerate(routes)}
-    return f"<h3>Replicas</h3><p>All take the same steps; times are means of the last seconds.</p>{table(columns)}"
+    return (
+        "<h3>Replicas</h3><p>All take the same steps; times are means of the last"
+        f" seconds.</p>{table(columns)}"
+    )
 
 
 def _replica(route: Sequence[Any], spans: Sequence[Span]) -> dict[str, str]:
@@ -51,7 +56,8 @@ def _replica(route: Sequence[Any], spans: Sequence[Span]) -> dict[str, str]:
 
 
 def workers(folder: Path, chief: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Return the workers whose folders are here, with their newest reports; empty for a single process.
+    """Return the workers whose folders are here, with their newest reports; empty for a single
+    process.
 
     Args:
         chief: its newest report.
@@ -60,7 +66,9 @@ def workers(folder: Path, chief: Mapping[str, Any], facts: Mapping[str, Any]) ->
     folders = sorted(folder.glob("worker-*"), key=lambda path: (len(path.name), path.name))
     reports = {path: read_last_report(path / "metrics.jsonl") for path in folders}
     others = {
-        path.name.replace("-", " "): _worker(report, read_facts(path)) for path, report in reports.items() if report
+        path.name.replace("-", " "): _worker(report, read_facts(path))
+        for path, report in reports.items()
+        if report
     }
     if not others:
         return ""
@@ -74,7 +82,10 @@ def _worker(report: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, st
         return cells
     cells |= {"step": f"{report['step']:,}", "steps/s": f"{report['steps_per_s']:.2f}"}
     cells |= {"step time": milliseconds(report["step_s"]), "wait": milliseconds(report["wait_s"])}
-    cells |= {"waits for samples": milliseconds(report["read_s"]), "makes a batch": milliseconds(report["produce_s"])}
+    cells |= {
+        "waits for samples": milliseconds(report["read_s"]),
+        "makes a batch": milliseconds(report["produce_s"]),
+    }
     return cells | {"pause": milliseconds(report["pause_s"]), "bottleneck": report["bottleneck"]}
 
 

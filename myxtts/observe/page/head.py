@@ -1,4 +1,6 @@
-"""The head of the page: is the run learning, is a device starving, how much longer, and what is it. No TensorFlow."""
+"""The head of the page: is the run learning, is a device starving, how much longer, and what is it.
+No TensorFlow.
+"""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -26,29 +28,45 @@ class Answer(NamedTuple):
 
 
 def is_learning(history: History) -> Answer:
-    """Answer by the newest validation losses where there are several, else by the trend of the training loss."""
+    """Answer by the newest validation losses where there are several, else by the trend of the
+    training loss.
+    """
     question = "Is it learning?"
     loss = history.series.get("loss")
     if loss is None or loss.newest is None:
         return Answer(question, "unknown", "no report yet")
     if loss.not_finite[1] and loss.not_finite[0] >= loss.newest[0]:
-        return Answer(question, "bad", "no: the loss is not finite", f"at step {number(loss.not_finite[0])}")
+        return Answer(
+            question, "bad", "no: the loss is not finite", f"at step {number(loss.not_finite[0])}"
+        )
     validation = history.series.get("validation_loss")
     trend, change = _trend(loss.points)
     falling = f"training loss {number(loss.newest[1])}, {change}"
     if validation is None or validation.least is None or validation.before_newest is None:
-        state, answer = {-1: ("good", "yes"), 0: ("fair", "hardly"), 1: ("bad", "no"), None: ("unknown", "too early")}[
-            trend
-        ]
-        return Answer(question, state, f"{answer}: {falling}" if trend is not None else f"{answer}, {falling}")
+        state, answer = {
+            -1: ("good", "yes"),
+            0: ("fair", "hardly"),
+            1: ("bad", "no"),
+            None: ("unknown", "too early"),
+        }[trend]
+        return Answer(
+            question, state, f"{answer}: {falling}" if trend is not None else f"{answer}, {falling}"
+        )
     since = validation.since_least
-    best = f"best validation loss {number(validation.least[1])} at step {number(validation.least[0])}"
+    best = (
+        f"best validation loss {number(validation.least[1])} at step {number(validation.least[0])}"
+    )
     if since == 0:
         return Answer(question, "good", f"yes: {best}, the newest", falling)
     if since <= PATIENCE:
         return Answer(question, "fair", f"yes, but not in every validation: {best}", falling)
     reason = "it overfits" if trend == -1 else "the loss no longer falls"
-    return Answer(question, "bad", f"no: {since} validations without a better one, {reason}", f"{best}; {falling}")
+    return Answer(
+        question,
+        "bad",
+        f"no: {since} validations without a better one, {reason}",
+        f"{best}; {falling}",
+    )
 
 
 def _trend(points: Sequence[Point]) -> tuple[int | None, str]:
@@ -75,18 +93,30 @@ def is_starving(history: History) -> Answer:
     recent = history.points("accelerator_utilisation")[-RECENT:]
     busy = sum(point.mean for point in recent) / len(recent)
     seconds = report["step_s"] + report["pause_s"]
-    pause = f"pauses took {100 * report['pause_s'] / max(seconds, 1e-9):.1f} % of the newest interval"
+    pause = (
+        f"pauses took {100 * report['pause_s'] / max(seconds, 1e-9):.1f} % of the newest interval"
+    )
     making = report["read_s"] + report["produce_s"]
     producer = f"producers worked {100 * report['produce_s'] / max(report['step_s'], 1e-9):.0f} %"
     if report["read_s"] > 0.2 * making:
-        producer += f" and waited for samples {100 * report['read_s'] / max(report['step_s'], 1e-9):.0f} %"
+        producer += (
+            f" and waited for samples {100 * report['read_s'] / max(report['step_s'], 1e-9):.0f} %"
+        )
     detail = f"{producer} of a step's time; {pause}"
     if 1.0 - busy < WAIT_SHARE:
-        return Answer(question, "good", f"no: the model device is busy {100 * busy:.1f} % ({grade(busy)})", detail)
+        return Answer(
+            question,
+            "good",
+            f"no: the model device is busy {100 * busy:.1f} % ({grade(busy)})",
+            detail,
+        )
     stage = report["bottleneck"] if report["bottleneck"] != "step" else "batches"
     state = "fair" if 1.0 - busy < 2 * WAIT_SHARE else "bad"
     return Answer(
-        question, state, f"yes: the model device waits {100 * (1 - busy):.0f} % of its time, for {stage}", detail
+        question,
+        state,
+        f"yes: the model device waits {100 * (1 - busy):.0f} % of its time, for {stage}",
+        detail,
     )
 
 
@@ -106,7 +136,10 @@ def how_long(history: History, facts: Mapping[str, Any], ended: str, now_s: floa
         return Answer(question, "unknown", "no report yet", of)
     until = strftime("%a %H:%M", localtime(now_s + remaining_s))
     return Answer(
-        question, "good", f"{format_duration(remaining_s)}, until about {until}", f"{of}; {left} left" if left else of
+        question,
+        "good",
+        f"{format_duration(remaining_s)}, until about {until}",
+        f"{of}; {left} left" if left else of,
     )
 
 
@@ -128,7 +161,8 @@ def _in_lines(text: str) -> str:
 
 
 def description(facts: Mapping[str, Any], changed: Mapping[str, str]) -> str:
-    """Return what the run is: the lines of its log, devices, versions and commit, and settings other than the defaults.
+    """Return what the run is: the lines of its log, devices, versions and commit, and settings
+    other than the defaults.
 
     Args:
         facts: content of run.json; empty for a run of an older version.
@@ -143,12 +177,20 @@ def description(facts: Mapping[str, Any], changed: Mapping[str, str]) -> str:
     rows |= {name: str(facts[name]) for name in ("commit", "host") if facts.get(name)}
     if "started" in facts:
         rows["started"] = strftime("%Y-%m-%d %H:%M", localtime(facts["started"]))
-    settings = " ".join(f'<span class="flag">{escape(flag)}</span> {escape(text)}' for flag, text in changed.items())
+    settings = " ".join(
+        f'<span class="flag">{escape(flag)}</span> {escape(text)}' for flag, text in changed.items()
+    )
     wide = f'<div class="all"><dt>settings</dt><dd>{settings}</dd></div>' if changed else ""
-    more = f"<details id='numbers'><summary>Derived numbers</summary>{_list(numbers)}</details>" if numbers else ""
+    more = (
+        f"<details id='numbers'><summary>Derived numbers</summary>{_list(numbers)}</details>"
+        if numbers
+        else ""
+    )
     return (_list(rows, wide) if rows or wide else "") + more
 
 
 def _list(rows: Mapping[str, str], more: str = "") -> str:
-    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in rows.items())
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in rows.items()
+    )
     return f'<dl class="facts">{items}{more}</dl>'

@@ -1,4 +1,6 @@
-"""The metrics of a run for plots: read as they are written, and kept in few points with their extremes."""
+"""The metrics of a run for plots: read as they are written, and kept in few points with their
+extremes.
+"""
 
 import os
 from collections import deque
@@ -29,8 +31,9 @@ class Point(NamedTuple):
 class Series:
     """A metric by step, in at most 2 * POINTS points of equally many values each.
 
-    Adding a value takes constant time and no memory beyond the points, so a run may have any number of reports. When
-    the points are full, neighbours are joined; the least and the greatest value of all are never lost.
+    Adding a value takes constant time and no memory beyond the points, so a run may have any number
+    of reports. When the points are full, neighbours are joined; the least and the greatest value of
+    all are never lost.
 
     Attributes:
         newest, least: (step, value); None before the first value.
@@ -40,7 +43,8 @@ class Series:
     """
 
     def __init__(self) -> None:
-        # Rows of first, last, low, sum, high and count: 23 kB. Lists of 50 metrics took 3 to 7 MB, in small pieces.
+        # Rows of first, last, low, sum, high and count: 23 kB. Lists of 50 metrics took 3 to 7 MB,
+        # in small pieces.
         self._rows = np.zeros((2 * POINTS, 6))
         self._length = 0
         self._row: list[float] = []  # the newest, which is not full
@@ -74,7 +78,10 @@ class Series:
     @property
     def points(self) -> list[Point]:
         rows = [*self._rows[: self._length].tolist(), *filter(None, [self._row])]
-        return [Point(int(first), int(last), low, total / count, high) for first, last, low, total, high, count in rows]
+        return [
+            Point(int(first), int(last), low, total / count, high)
+            for first, last, low, total, high, count in rows
+        ]
 
     def _begin_row(self, step: int, value: float) -> None:
         if self._row:
@@ -89,7 +96,13 @@ class Series:
         first, _, low, total, high, count = left.T
         _, last, right_low, right_total, right_high, right_count = right.T
         with np.errstate(over="ignore"):  # values may be as large as a float64 can be
-            columns = first, last, np.minimum(low, right_low), total + right_total, np.maximum(high, right_high)
+            columns = (
+                first,
+                last,
+                np.minimum(low, right_low),
+                total + right_total,
+                np.maximum(high, right_high),
+            )
         self._rows[:POINTS] = np.stack([*columns, count + right_count], axis=1)
         self._length = POINTS
         self._per_point *= 2
@@ -106,8 +119,9 @@ class _Line(NamedTuple):
 class History:
     """A metrics.jsonl, followed while it grows.
 
-    The results of a validation during training are added to the line of their step, which is one of the newest; the
-    file is then replaced as a whole. A resumed run replaces it, too, and then it is read from its beginning.
+    The results of a validation during training are added to the line of their step, which is one of
+    the newest; the file is then replaced as a whole. A resumed run replaces it, too, and then it is
+    read from its beginning.
 
     Attributes:
         series: by metric.
@@ -125,7 +139,9 @@ class History:
         self._lines: deque[_Line] = deque()
         self._before = b""  # the line before them
         self._last = b""  # the line that ends at the offset
-        self._name_sets: dict[frozenset[str], frozenset[str]] = {}  # lines share them: 5 kB each, 5 MB in all
+        self._name_sets: dict[
+            frozenset[str], frozenset[str]
+        ] = {}  # lines share them: 5 kB each, 5 MB in all
         self.series: dict[str, Series] = {}
         self.newest: dict[str, Any] = {}
         self.step = 0
@@ -133,12 +149,18 @@ class History:
         self._first_step = 0  # of a report with a loss
 
     def update(self) -> None:
-        """Read the lines that were written since the last call; one that is not complete yet is left for the next."""
+        """Read the lines that were written since the last call; one that is not complete yet is
+        left for the next.
+        """
         with suppress(FileNotFoundError), open(self._path, "rb") as file:
             status = os.fstat(file.fileno())
             # A file that replaces another one may have the number of one that was replaced before.
             is_same = status.st_ino == self._inode and status.st_size >= self._offset
-            if not is_same or os.pread(file.fileno(), len(self._last), self._offset - len(self._last)) != self._last:
+            if (
+                not is_same
+                or os.pread(file.fileno(), len(self._last), self._offset - len(self._last))
+                != self._last
+            ):
                 if not self._read_amended(file):
                     self._reset(None)
                 self._inode = status.st_ino
@@ -192,18 +214,24 @@ class History:
         self.step = max(self.step, step)
 
     def _sum_up(self, report: Mapping[str, Any]) -> None:
-        """Add the times of an interval: its steps without waits, waits and pauses, and those of the producer.
+        """Add the times of an interval: its steps without waits, waits and pauses, and those of the
+        producer.
 
-        The first interval has as many steps as the second: a job may begin at the step of a warm start. Before there is
-        a second, it has all steps.
+        The first interval has as many steps as the second: a job may begin at the step of a warm
+        start. Before there is a second, it has all steps.
         """
-        parts = {name: report.get(f"{name}_s") for name in ("step", "wait", "pause", "read", "produce", "blocked")}
+        parts = {
+            name: report.get(f"{name}_s")
+            for name in ("step", "wait", "pause", "read", "produce", "blocked")
+        }
         if parts["step"] is not None and parts["wait"] is not None:
             parts["step"] -= parts["wait"]
             self.series.setdefault("busy_s", Series()).add(report["step"], parts["step"])
         steps = report["step"] - self.newest.get("step", 0)
         if self._first_step and self._first_step == self.newest.get("step"):
-            self.seconds = {name: seconds * steps / self._first_step for name, seconds in self.seconds.items()}
+            self.seconds = {
+                name: seconds * steps / self._first_step for name, seconds in self.seconds.items()
+            }
         for name, seconds in parts.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + steps * (seconds or 0.0)
         self._first_step = self._first_step or report["step"]
@@ -214,22 +242,29 @@ class History:
 
     @property
     def losses(self) -> list[str]:
-        """Names of the parts of the loss: the metrics of training that validation measures, too, or that stand first.
+        """Names of the parts of the loss: the metrics of training that validation measures, too, or
+        that stand first.
 
         A report begins with the epoch and the losses, and the gradient's norm follows them.
         """
         names = list(self.newest)
         end = names.index("gradient_norm") if "gradient_norm" in names else 0
         first = [name for name in names[:end] if name not in ("step", "epoch", "loss")]
-        both = [name for name in self.series if f"validation_{name}" in self.series and name != "loss"]
+        both = [
+            name for name in self.series if f"validation_{name}" in self.series and name != "loss"
+        ]
         return list(dict.fromkeys([*first, *both]))
 
     @property
     def scores(self) -> list[str]:
-        """Names of the metrics that training does not have: `validation_character_error_rate`, `evaluation_stoi`."""
+        """Names of the metrics that training does not have: `validation_character_error_rate`,
+        `evaluation_stoi`.
+        """
         prefix = "validation_"
         validated = [name for name in self.series if name.startswith(prefix)]
-        only_validated = [name for name in validated if name.removeprefix(prefix) not in self.series]
+        only_validated = [
+            name for name in validated if name.removeprefix(prefix) not in self.series
+        ]
         return only_validated + [name for name in self.series if name.startswith("evaluation_")]
 
 

@@ -1,4 +1,6 @@
-"""report.html of independent jobs: one column for each job, and their curves together. No TensorFlow."""
+"""report.html of independent jobs: one column for each job, and their curves together. No
+TensorFlow.
+"""
 
 import json
 import time
@@ -40,13 +42,17 @@ class JobsPage:
         self._written_s = -REFRESH_S
 
     def refresh(self) -> None:
-        """Write the page unless that was done shortly before; a full disk leaves the page before."""
+        """Write the page unless that was done shortly before; a full disk leaves the page
+        before.
+        """
         if time.monotonic() - self._written_s >= REFRESH_S:
             with suppress(OSError):
                 self.write()
 
     def write(self) -> Path:
-        """Write report.html from what the jobs have reported so far, and index.html beside it; return its path."""
+        """Write report.html from what the jobs have reported so far, and index.html beside it;
+        return its path.
+        """
         self._written_s, folder = time.monotonic(), self._folder
         state = json.loads((folder / "launcher.json").read_text(encoding="utf-8"))
         names = [name for name in state["processes"] if name != "merge"]
@@ -58,7 +64,10 @@ class JobsPage:
         charts = [
             line_chart(
                 title,
-                [Line(name, h.points(key), i % COLOURS) for i, (name, h) in enumerate(histories.items())],
+                [
+                    Line(name, h.points(key), i % COLOURS)
+                    for i, (name, h) in enumerate(histories.items())
+                ],
                 unit=unit,
                 log=log,
                 marks=marks,
@@ -73,20 +82,30 @@ class JobsPage:
             f"{table({name: _job(state, name, history) for name, history in histories.items()})}"
             f"{_merge_text(state)}<h2>Training</h2><div class='charts'>{''.join(charts)}</div>"
         )
-        write_whole(folder / "report.html", document(folder.name, body, time.time(), REFRESH_S).encode())
+        write_whole(
+            folder / "report.html", document(folder.name, body, time.time(), REFRESH_S).encode()
+        )
         with suppress(OSError):  # the folder of all runs may be another user's
             write_overview(folder.parent)
         return folder / "report.html"
 
 
 def merge_marks(state: Mapping[str, Any], step: int) -> list[Mark]:
-    """Return a mark at each step up to now at which the jobs averaged their weights, and at the final merge."""
-    every, begin, total = state["immutable"]["sync_every"], state["immutable"]["warmstart_steps"], state["total_steps"]
+    """Return a mark at each step up to now at which the jobs averaged their weights, and at the
+    final merge.
+    """
+    every, begin, total = (
+        state["immutable"]["sync_every"],
+        state["immutable"]["warmstart_steps"],
+        state["total_steps"],
+    )
     marks = [mark for mark in sync_marks(every, step) if mark.step > begin]
     if every and step >= total and total % every:  # the last sync
         marks.append(Mark(total, "weights averaged"))
     if merge := state.get("merge"):
-        marks.append(Mark(max(merge["job_steps"].values()), f"merge of {', '.join(merge['job_steps'])}"))
+        marks.append(
+            Mark(max(merge["job_steps"].values()), f"merge of {', '.join(merge['job_steps'])}")
+        )
     return marks
 
 
@@ -102,7 +121,9 @@ def _merge_text(state: Mapping[str, Any]) -> str:
 
 def _job(state: Mapping[str, Any], name: str, history: History) -> dict[str, str]:
     process, report = state["processes"][name], history.newest
-    is_job = name in (names := [name for name in state["processes"] if name not in ("merge", "warmstart")])
+    is_job = name in (
+        names := [name for name in state["processes"] if name not in ("merge", "warmstart")]
+    )
     total = state["total_steps"] if is_job else state["immutable"]["warmstart_steps"]
     cells = {"state": process["state"], "step": f"{history.step:,} of {total:,}"}
     if is_job:

@@ -1,4 +1,6 @@
-"""The last seconds of a run: what each thread did, and how many batches were ready. No TensorFlow."""
+"""The last seconds of a run: what each thread did, and how many batches were ready. No
+TensorFlow.
+"""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -9,7 +11,13 @@ from myxtts.observe.page.charts import SIZE, milliseconds
 STEPS = 24  # in the picture
 ENOUGH_STEPS = 8
 LONG_PAUSE_S = 1.0
-STYLES = {"step": 0, "produce": 2, "read": 3, "feed": 4, "wait": 5}  # numbers of colours; pauses and others have 6
+STYLES = {
+    "step": 0,
+    "produce": 2,
+    "read": 3,
+    "feed": 4,
+    "wait": 5,
+}  # numbers of colours; pauses and others have 6
 OTHERS = 6
 TITLES = {
     "read": "{}: waits for samples of the reader",
@@ -19,7 +27,8 @@ TITLES = {
 
 
 def excerpt(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of the newest steps, cut to these steps, with times from 0; for `timeline.json`.
+    """Return the spans of the newest steps, cut to these steps, with times from 0; for
+    `timeline.json`.
 
     A long pause is left out with all after it, unless enough steps follow it.
     """
@@ -29,14 +38,18 @@ def excerpt(spans: Sequence[Span]) -> list[Span]:
         return []
     start_s, end_s = steps[0].start_s, steps[-1].end_s
     return [
-        span._replace(start_s=max(span.start_s, start_s) - start_s, end_s=min(span.end_s, end_s) - start_s)
+        span._replace(
+            start_s=max(span.start_s, start_s) - start_s, end_s=min(span.end_s, end_s) - start_s
+        )
         for span in spans
         if span.end_s > start_s and span.start_s < end_s
     ]
 
 
 def _newest_stretch(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of the main thread after the newest long pause; those before it where these are few steps."""
+    """Return the spans of the main thread after the newest long pause; those before it where these
+    are few steps.
+    """
     stretches: list[list[Span]] = [[]]
     for span in spans:
         if span.kind != "step" and span.end_s - span.start_s > LONG_PAUSE_S:
@@ -44,7 +57,9 @@ def _newest_stretch(spans: Sequence[Span]) -> list[Span]:
         else:
             stretches[-1].append(span)
     longest = max(stretches, key=lambda stretch: _step_count(stretch))
-    return next((part for part in reversed(stretches) if _step_count(part) >= ENOUGH_STEPS), longest)
+    return next(
+        (part for part in reversed(stretches) if _step_count(part) >= ENOUGH_STEPS), longest
+    )
 
 
 def _step_count(spans: Iterable[Span]) -> int:
@@ -57,12 +72,18 @@ def lanes(spans: Sequence[Span]) -> str:
         return ""
     end_s = max(span.end_s for span in spans)
     rows = [_lane(title, row, end_s) for title, row in _by_lane(spans).items()]
-    ticks = "".join(f'<span style="left:{20 * i}%">{milliseconds(end_s * i / 5)}</span>' for i in range(6))
-    return f'<div class="lanes">{"".join(rows)}<div class="xs" aria-hidden="true">{ticks}</div></div>'
+    ticks = "".join(
+        f'<span style="left:{20 * i}%">{milliseconds(end_s * i / 5)}</span>' for i in range(6)
+    )
+    return (
+        f'<div class="lanes">{"".join(rows)}<div class="xs" aria-hidden="true">{ticks}</div></div>'
+    )
 
 
 def _by_lane(spans: Sequence[Span]) -> dict[str, list[Span]]:
-    """Return the spans by the title of their lane: of the data devices, of the model devices, of other threads."""
+    """Return the spans by the title of their lane: of the data devices, of the model devices, of
+    other threads.
+    """
     producers = dict.fromkeys(span.lane for span in spans if span.kind in TITLES)
     rows: dict[str, list[Span]] = {}
     for producer in producers:
@@ -70,7 +91,9 @@ def _by_lane(spans: Sequence[Span]) -> dict[str, list[Span]]:
             row = [span for span in spans if span.lane == producer and span.kind == kind]
             rows[title.format(producer)] = row
     rows["model device: steps, waits and pauses"] = [span for span in spans if span.lane == MODEL]
-    for lane in dict.fromkeys(span.lane for span in spans if span.lane != MODEL and span.kind not in TITLES):
+    for lane in dict.fromkeys(
+        span.lane for span in spans if span.lane != MODEL and span.kind not in TITLES
+    ):
         rows[lane] = [span for span in spans if span.lane == lane and span.kind not in TITLES]
     return {title: row for title, row in rows.items() if row}
 
@@ -84,7 +107,10 @@ def _lane(title: str, spans: Sequence[Span], end_s: float) -> str:
         summary = f"{100 * busy_s / end_s:.0f} % of {milliseconds(end_s)}"
     label = escape(f"{title}, {summary}")
     view = f'viewBox="0 0 {SIZE} 100" preserveAspectRatio="none" role="img" aria-label="{label}"'
-    return f'<div class="lane"><span class="small">{escape(title)}</span><svg {view}>{drawn}</svg></div>'
+    return (
+        f'<div class="lane"><span class="small">{escape(title)}</span><svg'
+        f" {view}>{drawn}</svg></div>"
+    )
 
 
 def _bar(span: Span, end_s: float) -> str:
@@ -92,13 +118,17 @@ def _bar(span: Span, end_s: float) -> str:
     what = f"{span.kind} {span.number}" if span.number else span.kind
     title = f"<title>{escape(what)}: {milliseconds(span.end_s - span.start_s)}</title>"
     shade = f"a{STYLES.get(span.kind, OTHERS)}{' odd' * (span.number % 2)}"
-    return f'<rect class="{shade}" x="{left:.1f}" y="0" width="{max(width, 1.0):.1f}" height="100">{title}</rect>'
+    return (
+        f'<rect class="{shade}" x="{left:.1f}" y="0" width="{max(width, 1.0):.1f}"'
+        f' height="100">{title}</rect>'
+    )
 
 
 def fill_levels(spans: Iterable[Span], end_s: float) -> list[tuple[float, float, int]]:
     """Return how many batches were ready, as (from, to, batches).
 
-    It ends where the newest batch that was taken became ready: batches that lie in the feed now have no span yet.
+    It ends where the newest batch that was taken became ready: batches that lie in the feed now
+    have no span yet.
     """
     spans = list(spans)
     end_s = min(end_s, max(span.start_s for span in spans))
@@ -119,9 +149,16 @@ def _fill(spans: Sequence[Span], end_s: float) -> tuple[str, str]:
     most = max((level for _, _, level in levels), default=0) or 1
     bars = []
     for start_s, stop_s, level in levels:
-        left, width, height = SIZE * start_s / end_s, SIZE * (stop_s - start_s) / end_s, 100 * level / most
+        left, width, height = (
+            SIZE * start_s / end_s,
+            SIZE * (stop_s - start_s) / end_s,
+            100 * level / most,
+        )
         title = f"<title>{level} ready for {milliseconds(stop_s - start_s)}</title>"
-        place = f'x="{left:.1f}" y="{100 - height:.0f}" width="{max(width, 0.5):.1f}" height="{max(height, 4):.0f}"'
+        place = (
+            f'x="{left:.1f}" y="{100 - height:.0f}" width="{max(width, 0.5):.1f}"'
+            f' height="{max(height, 4):.0f}"'
+        )
         bars.append(f'<rect class="a{STYLES["feed" if level else "wait"]}" {place}>{title}</rect>')
     seconds = sum(stop_s - start_s for start_s, stop_s, _ in levels) or 1.0
     mean = sum((stop_s - start_s) * level for start_s, stop_s, level in levels) / seconds

@@ -16,7 +16,18 @@ from myxtts.observe.page.history import read_last_report
 from myxtts.observe.page.style import document
 
 RELOAD_S = 60
-COLUMNS = ("run", "task", "step", "loss", "validation loss", "score", "steps/s", "audio s/s", "busy", "placement")
+COLUMNS = (
+    "run",
+    "task",
+    "step",
+    "loss",
+    "validation loss",
+    "score",
+    "steps/s",
+    "audio s/s",
+    "busy",
+    "placement",
+)
 
 
 def write_overview(runs: Path) -> Path:
@@ -28,19 +39,27 @@ def write_overview(runs: Path) -> Path:
     newest_first = sorted(_runs(runs), key=lambda found: -found[1])
     rows = ""
     for folder, newest_s in newest_first:
-        with suppress(OSError, AttributeError, KeyError, TypeError, ValueError):  # another user's, or another program's
+        with suppress(
+            OSError, AttributeError, KeyError, TypeError, ValueError
+        ):  # another user's, or another program's
             rows += _row(folder, folder.relative_to(runs), newest_s, now_s)
     head = "".join(f'<th scope="col">{name}</th>' for name in (*COLUMNS, "newest report"))
     body = (
-        f"<h1>Runs in {escape(runs.resolve().name)}</h1><p class='small'><span id='age'></span>; the newest first.</p>"
+        f"<h1>Runs in {escape(runs.resolve().name)}</h1><p class='small'><span id='age'></span>;"
+        " the newest first.</p>"
         f'<div class="scroll"><table class="runs"><tr>{head}{rows}</table></div>'
     )
-    write_whole(runs / "index.html", document(f"{runs.resolve().name}: runs", body, now_s, RELOAD_S).encode())
+    write_whole(
+        runs / "index.html",
+        document(f"{runs.resolve().name}: runs", body, now_s, RELOAD_S).encode(),
+    )
     return runs / "index.html"
 
 
 def _runs(runs: Path) -> Iterator[tuple[Path, float]]:
-    """Yield the folder of each run and the time of its newest report; of jobs, those of each job."""
+    """Yield the folder of each run and the time of its newest report; of jobs, those of
+    each job.
+    """
     for folder in runs.iterdir():
         metrics = folder / "metrics.jsonl"
         with suppress(OSError):  # removed since, or another user's
@@ -62,9 +81,16 @@ def _row(folder: Path, name: Path, newest_s: float, now_s: float) -> str:
         "score": escape(", ".join(validation_scores(validation))),
         "steps/s": _figure(report, "steps_per_s"),
         "audio s/s": _figure(report, "audio_seconds_per_s"),
-        "busy": f"{100 * report['accelerator_utilisation']:.0f} %" if "accelerator_utilisation" in report else "",
+        "busy": (
+            f"{100 * report['accelerator_utilisation']:.0f} %"
+            if "accelerator_utilisation" in report
+            else ""
+        ),
         "placement": escape(facts.get("placement", "")),
-        "newest": time.strftime("%Y-%m-%d %H:%M", time.localtime(newest_s)) + " now" * (now_s - newest_s < RELOAD_S),
+        "newest": (
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(newest_s))
+            + " now" * (now_s - newest_s < RELOAD_S)
+        ),
     }
     link = f'<a href="{quote(f"{name.as_posix()}/report.html")}">{escape(name.as_posix())}</a>'
     return f"<tr><td>{link}</td>" + "".join(f"<td>{cell}</td>" for cell in cells.values())

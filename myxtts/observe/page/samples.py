@@ -1,7 +1,8 @@
-"""Recordings and samples side by side, for each step of which there are samples, and scores. No TensorFlow.
+"""Recordings and samples side by side, for each step of which there are samples, and scores. No
+TensorFlow.
 
-Sounds and pictures of the newest step are a part of the page, as MP3 and JPEG. So are small pictures of other steps, as
-long as there is room; their sounds and whole pictures are linked.
+Sounds and pictures of the newest step are a part of the page, as MP3 and JPEG. So are small
+pictures of other steps, as long as there is room; their sounds and whole pictures are linked.
 """
 
 import base64
@@ -24,28 +25,40 @@ LABELS = {
     "synthesized-griffin-lim": "synthesized, Griffin-Lim",
     "": "synthesized",
 }
-"""What the sounds of a sample are, by the part of their name between NAME and .wav, in the order of the page."""
+"""What the sounds of a sample are, by the part of their name between NAME and .wav, in the order of
+the page.
+"""
 
 EMBEDDED_BYTES = 3_500_000  # of sounds and pictures within the page
 JPEG_QUALITY = 80
 SMALL_WIDTH, SMALL_QUALITY = 300, 40  # of the pictures of other steps
 SHOWN_STEPS = 100  # of samples; a page of thousands, each of 4 to 30 kB, is of no use to anybody
-EVALUATION_FOLDER, SCORES = "evaluation", "scores.md"  # folder of a run, and the table in the folder of a checkpoint
+EVALUATION_FOLDER, SCORES = (
+    "evaluation",
+    "scores.md",
+)  # folder of a run, and the table in the folder of a checkpoint
 SHOWN_SCORES = 100  # of 3 kB each
 
 
 def sound_file(name: str, kind: str) -> str:
-    """Return the name of a sample's sound of a kind, which LABELS has: NAME.KIND.wav, or NAME.wav."""
+    """Return the name of a sample's sound of a kind, which LABELS has: NAME.KIND.wav, or
+    NAME.wav.
+    """
     return f"{name}.{kind}.wav" if kind else f"{name}.wav"
 
 
-UNREADABLE = (OSError, ValueError, SyntaxError)  # what PIL raises for pictures, the last one for damaged PNG
+UNREADABLE = (
+    OSError,
+    ValueError,
+    SyntaxError,
+)  # what PIL raises for pictures, the last one for damaged PNG
 
 
 class Media:
     """URLs of sounds and pictures: their compressed content, or a link to the file.
 
-    Files that were compressed once are kept, by their content: recordings are the same at all steps.
+    Files that were compressed once are kept, by their content: recordings are the same at all
+    steps.
 
     Args:
         folder: of the page.
@@ -58,7 +71,8 @@ class Media:
         self._deadline_s = self._left = 0.0
 
     def begin(self, budget_s: float) -> None:
-        """Begin a page that may compress for so long; the files beyond are linked until the next page.
+        """Begin a page that may compress for so long; the files beyond are linked until the next
+        page.
 
         The time is that of this thread on a processor, which other programs do not change.
         """
@@ -81,7 +95,9 @@ class Media:
         return quote(file.relative_to(self._folder).as_posix())
 
     def embed(self, file: Path) -> str:
-        """Return a data URL, or a link where neither time nor room is left, or the file cannot be read."""
+        """Return a data URL, or a link where neither time nor room is left, or the file cannot be
+        read.
+        """
         try:
             content = file.read_bytes()
             key = crc32(content) << 32 | len(content)
@@ -103,12 +119,16 @@ class Media:
             return self.link(picture)
 
 
-def _data_url(content: bytes, suffix: str, width: int | None = None, quality: int = JPEG_QUALITY) -> str:
+def _data_url(
+    content: bytes, suffix: str, width: int | None = None, quality: int = JPEG_QUALITY
+) -> str:
     """Return a sound as MP3, or a picture as JPEG, of at most a width."""
     compressed = io.BytesIO()
     if suffix == ".wav":
         wave, rate_hz = soundfile.read(io.BytesIO(content), dtype="float32")
-        soundfile.write(compressed, wave, rate_hz, format="MP3", subtype="MPEG_LAYER_III", compression_level=0.7)
+        soundfile.write(
+            compressed, wave, rate_hz, format="MP3", subtype="MPEG_LAYER_III", compression_level=0.7
+        )
         kind = "audio/mpeg"
     else:
         picture = Image.open(io.BytesIO(content)).convert("RGB")
@@ -120,7 +140,9 @@ def _data_url(content: bytes, suffix: str, width: int | None = None, quality: in
 
 
 class Samples:
-    """The section of samples. Steps other than the newest do not change, and are written once, when there is time."""
+    """The section of samples. Steps other than the newest do not change, and are written once, when
+    there is time.
+    """
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -129,12 +151,15 @@ class Samples:
         self._small: dict[str, str] = {}
 
     def section(self, budget_s: float) -> str:
-        """Return the samples of the newest SHOWN_STEPS steps, the newest first; empty if there are none.
+        """Return the samples of the newest SHOWN_STEPS steps, the newest first; empty if there are
+        none.
 
         Args:
             budget_s: longest processor time to compress new files.
         """
-        steps = sorted(filter(_step_of, (self._folder / "samples").glob("step-*")), key=_step_of, reverse=True)
+        steps = sorted(
+            filter(_step_of, (self._folder / "samples").glob("step-*")), key=_step_of, reverse=True
+        )
         if not steps:
             return ""
         self._media.begin(budget_s)
@@ -152,7 +177,9 @@ class Samples:
         return f'<section><h2 id="samples">Samples</h2>{"".join(parts)}</section>'
 
     def _other_step(self, folder: Path) -> str:
-        """Return the samples of a step with small pictures, or with links where time or room is lacking."""
+        """Return the samples of a step with small pictures, or with links where time or room is
+        lacking.
+        """
         if folder.name not in self._small and self._media.has_time:
             self._small[folder.name] = self._step(folder, self._overview)
         small = self._small.get(folder.name, "")
@@ -171,20 +198,37 @@ class Samples:
         step = _step_of(folder)
         names = sorted(path.name for path in folder.iterdir())
         texts = [path for path in names if path.endswith(".txt")]
-        body = [f"<pre>{escape((folder / name).read_text(encoding='utf-8', errors='replace'))}</pre>" for name in texts]
+        body = [
+            f"<pre>{escape((folder / name).read_text(encoding='utf-8', errors='replace'))}</pre>"
+            for name in texts
+        ]
         pictures = [folder / name for name in names if name.endswith(".png")]
         if any(picture.with_suffix(".wav").name in names for picture in pictures):
-            body.append("<p>Each sample is synthesized with another utterance of the speaker as its reference.</p>")
+            body.append(
+                "<p>Each sample is synthesized with another utterance of the speaker as its"
+                " reference.</p>"
+            )
         drawn = "".join(draw(picture, names, step) for picture in pictures)
         body.append(f'<div class="thumbs">{drawn}</div>' if draw == self._overview else drawn)
         state = " open" if draw == self._whole else ""
-        return f'<details id="{folder.name}"{state}><summary>Step {step:,}</summary>{"".join(body)}</details>'
+        return (
+            f'<details id="{folder.name}"{state}><summary>Step'
+            f" {step:,}</summary>{''.join(body)}</details>"
+        )
 
     def _whole(self, picture: Path, names: Sequence[str], step: int) -> str:
-        return _sample(picture, names, step, self._media.embed, _image(picture, step, self._media.embed(picture)))
+        return _sample(
+            picture,
+            names,
+            step,
+            self._media.embed,
+            _image(picture, step, self._media.embed(picture)),
+        )
 
     def _links(self, picture: Path, names: Sequence[str], step: int) -> str:
-        return _sample(picture, names, step, self._media.link, _image(picture, step, self._media.link(picture)))
+        return _sample(
+            picture, names, step, self._media.link, _image(picture, step, self._media.link(picture))
+        )
 
     def _overview(self, picture: Path, names: Sequence[str], step: int) -> str:
         image = _image(picture, step, self._media.small(picture))
@@ -198,8 +242,12 @@ def _step_of(folder: Path) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _sample(picture: Path, names: Sequence[str], step: int, sound_url: Callable[[Path], str], image: str) -> str:
-    """Return a sample's sounds, NAME.wav and NAME.KIND.wav, beside each other, above the image of its picture."""
+def _sample(
+    picture: Path, names: Sequence[str], step: int, sound_url: Callable[[Path], str], image: str
+) -> str:
+    """Return a sample's sounds, NAME.wav and NAME.KIND.wav, beside each other, above the image of
+    its picture.
+    """
     name = picture.stem
     sounds = "".join(
         f"<div><span>{label}</span>"
@@ -209,8 +257,8 @@ def _sample(picture: Path, names: Sequence[str], step: int, sound_url: Callable[
         if sound_file(name, kind) in names
     )
     return (
-        f'<figure class="sample"><figcaption>{escape(name)}</figcaption><div class="sounds">{sounds}</div>'
-        f"{image}</figure>"
+        f'<figure class="sample"><figcaption>{escape(name)}</figcaption><div'
+        f' class="sounds">{sounds}</div>{image}</figure>'
     )
 
 
@@ -220,7 +268,9 @@ def _image(picture: Path, step: int, url: str) -> str:
 
 
 def _size(picture: Path) -> str:
-    """Return the attributes of a picture's size, which keep the page from jumping while it loads."""
+    """Return the attributes of a picture's size, which keep the page from jumping while it
+    loads.
+    """
     try:
         with Image.open(picture) as image:
             return f'width="{image.width}" height="{image.height}"'
@@ -229,8 +279,12 @@ def _size(picture: Path) -> str:
 
 
 def scores(folder: Path) -> str:
-    """Return the newest SHOWN_SCORES tables of evaluations, the newest checkpoint first; empty if there are none."""
-    files = sorted((folder / EVALUATION_FOLDER).glob(f"*/{SCORES}"), key=lambda file: _step_of(file.parent))
+    """Return the newest SHOWN_SCORES tables of evaluations, the newest checkpoint first; empty if
+    there are none.
+    """
+    files = sorted(
+        (folder / EVALUATION_FOLDER).glob(f"*/{SCORES}"), key=lambda file: _step_of(file.parent)
+    )
     parts = [
         f"<details{' open' * (number == 0)}><summary>{escape(file.parent.name)}</summary>"
         f"{''.join(_markdown(file.read_text(encoding='utf-8', errors='replace')))}</details>"
@@ -242,11 +296,17 @@ def scores(folder: Path) -> str:
 def _markdown(text: str) -> Iterator[str]:
     """Yield a table of `evaluate` as HTML, and the notes below it."""
     lines = text.splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("|")
+    ]
     rows = [row for row in rows if set("".join(row)) - set("-: ")]
     if rows:
         head, *body = rows
-        yield '<div class="scroll"><table><tr>' + "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+        yield '<div class="scroll"><table><tr>' + "".join(
+            f'<th scope="col">{escape(cell)}</th>' for cell in head
+        )
         for row in body:
             yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row)
         yield "</table></div>"

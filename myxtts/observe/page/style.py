@@ -1,4 +1,6 @@
-"""Style and script of the pages: light and dark, wide and narrow, without anything from elsewhere."""
+"""Style and script of the pages: light and dark, wide and narrow, without anything from
+elsewhere.
+"""
 
 from html import escape
 
@@ -66,8 +68,9 @@ pre{overflow-x:auto;background:var(--card);padding:.8rem;border-radius:.4rem;fon
 border-radius:.4rem;font-size:.85rem}
 """
 
-# Reload keeps the scroll position and what is unfolded, and waits while a sound plays, text is selected or the page is
-# hidden. A page from a file may not read files, but it may reload itself. Touch has no tooltips: a tap shows the title.
+# Reload keeps the scroll position and what is unfolded, and waits while a sound plays, text is
+# selected or the page is hidden. A page from a file may not read files, but it may reload itself.
+# Touch has no tooltips: a tap shows the title.
 SCRIPT = """
 (function(){
 var d=document,h=d.documentElement,key='myxtts:'+location.pathname,written=+h.dataset.written*1000,
@@ -103,7 +106,8 @@ def document(title: str, body: str, written_s: float, reload_s: float, stale_s: 
         stale_s: age from which the page says that there is no news; 0 for never.
     """
     return (
-        f'<!doctype html><html lang="en" data-written="{written_s:.0f}" data-reload="{reload_s:.0f}" '
+        f'<!doctype html><html lang="en" data-written="{written_s:.0f}"'
+        f' data-reload="{reload_s:.0f}" '
         f'data-stale="{stale_s:.0f}"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<link rel="icon" href="data:,">'

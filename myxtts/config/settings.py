@@ -1,7 +1,6 @@
 """The schema as a flat table, for flags, error messages and the documentation."""
 
 import difflib
-import inspect
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -105,7 +104,9 @@ def _needs(schema: type[Section], name: str) -> Needs:
 
 _SCHEMAS: dict[str, type[Section]] = {name: type(section) for name, section in Config()}
 
-SECTIONS: dict[str, str] = {name: inspect.getdoc(schema) or "" for name, schema in _SCHEMAS.items()}
+SECTIONS: dict[str, str] = {
+    name: " ".join((schema.__doc__ or "").split()) for name, schema in _SCHEMAS.items()
+}
 """Description of each section, by its name."""
 
 SETTINGS: dict[str, Setting] = {

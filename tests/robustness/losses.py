@@ -1,0 +1,93 @@
+"""Train 50 steps of each kind of run and print its losses, to show that a change leaves them bit-identical.
+
+    python tests/robustness/losses.py                  # ten minutes on 2 cores
+    python tests/robustness/losses.py tts resumed      # some of the runs
+
+One line a run: the SHA-256 of all losses that it reported, and the last ones. Compare the lines of two commits.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COMMON = (
+    *(
+        "--model-size",
+        "tiny",
+        "--batch-size",
+        "4",
+        "--log-every",
+        "1",
+        "--validate-every",
+        "25",
+        "--sample-every",
+        "0",
+    ),
+    *("--max-steps", "50", "--checkpoint-every", "0", "--simulate-gpus", "2"),
+)
+DUAL = ("--data-gpu", "0", "--model-gpu", "1")
+RUNS = {
+    "tts": (*DUAL, "--vtlp", "0.1", "--ema-decay", "0.99"),
+    "asr": (*DUAL, "--task", "asr"),
+    "vocoder": (*DUAL, "--task", "vocoder", "--ema-decay", "0.99"),
+    "replicas": ("--model-gpus", "0", "1"),
+}
+
+
+def train(folder: Path, run: str, *flags: str) -> None:
+    command = [
+        sys.executable,
+        "train_main.py",
+        "--train-data",
+        str(folder / "corpus"),
+        "--runs-dir",
+        str(folder),
+    ]
+    done = subprocess.run(
+        [*command, "--run", run, *flags], cwd=ROOT, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{run}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+
+
+def losses(folder: Path, run: str) -> str:
+    digest, last = hashlib.sha256(), {}
+    for line in (folder / run / "metrics.jsonl").read_text().splitlines():
+        values = {
+            name: value
+            for name, value in json.loads(line).items()
+            if name == "step" or name.endswith("loss") or name.startswith("validation")
+        }
+        digest.update(json.dumps(values, sort_keys=True).encode())
+        last = values
+    return f"{run:<10} {digest.hexdigest()[:16]}  {json.dumps(last)}"
+
+
+def main(chosen: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        corpus = [
+            sys.executable,
+            "utilities/make_demo_corpus.py",
+            "--utterances",
+            "60",
+            "--out",
+            str(folder / "corpus"),
+        ]
+        subprocess.run(corpus, cwd=ROOT, check=True, capture_output=True)
+        for run, flags in RUNS.items():
+            if not chosen or run in chosen:
+                train(folder, run, *COMMON, *flags)
+                print(losses(folder, run), flush=True)
+        if not chosen or "resumed" in chosen:
+            train(folder, "resumed", *COMMON, *RUNS["tts"], "--stop-at-step", "20")
+            train(folder, "resumed", *COMMON, *RUNS["tts"], "--resume")
+            print(losses(folder, "resumed"), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -3,6 +3,7 @@
 # make test-long  the test suite with the tests that take many seconds each
 # make test-quick the tests that need no TensorFlow, in half a minute
 # make lint       ruff and mypy
+# make docs      the pages that follow from the sources, in docs/generated: all settings, all messages
 # make gpu-proof  prove on this machine's GPUs what the documentation claims, in ten minutes; the page is proof/proof.md
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ INSTALLED := .venv/installed
 INSTALLED_DEMO := .venv/installed-demo
 INSTALLED_GPU := .venv/installed-gpu
 
-.PHONY: demo test test-long test-quick lint gpu-proof
+.PHONY: demo test test-long test-quick lint docs gpu-proof
 
 demo: $(INSTALLED_DEMO)
 	$(BIN)/python utilities/make_demo_corpus.py --out data/demo
@@ -39,6 +40,9 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	$(BIN)/python -m docs.generate
 
 gpu-proof: $(INSTALLED_GPU)
 	$(BIN)/python benchmarks/gpu_proof.py --out proof

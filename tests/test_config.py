@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from myxtts.commands.main import COMMANDS, load_command
-from myxtts.config import config_files, document, foreign_names, schema
+from myxtts.config import config_files, foreign_names, schema
 from myxtts.config.load import MAX_BYTES, MAX_UNKNOWN, dump, load
 from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
 from myxtts.config.schema import Config, ModelConfig
@@ -584,13 +584,6 @@ class SchemaTest(unittest.TestCase):
             config = load(ROOT / f"configs/dual_gpu_{name}gb.yaml")
             limits = (config.placement.data_gpu_memory, config.placement.model_gpu_memory)
             self.assertEqual((config.data.batch_size, *limits), expected)
-
-    def test_documentation_is_current(self):
-        self.assertEqual(
-            document.PAGE.read_text(encoding="utf-8"),
-            document.page(),
-            "python -m myxtts.config.document",
-        )
 
     def test_every_setting_is_read_outside_config(self):
         """A setting counts as read in `data.batch_size`, `….data.batch_size` or

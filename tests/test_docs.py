@@ -1,5 +1,6 @@
 """The documentation: its links have targets, and its flags and commands exist."""
 
+import ast
 import contextlib
 import io
 import os
@@ -13,15 +14,17 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
+from docs import generate
 from myxtts.commands import train
 from myxtts.commands.main import COMMANDS, load_command, run
 from myxtts.config.settings import SETTINGS
 from myxtts.errors import ConfigError
-from tests import list_messages
+from tests.fixtures import temporary_folder
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+WRITTEN = sorted(set(DOCS.rglob("*.md")) - set(generate.PAGES))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
 COMING_FROM = DOCS / "guides" / "coming_from.md"
 FOREIGN_FLAGS = {
     "--logdir",
@@ -162,7 +165,9 @@ class LinkTest(unittest.TestCase):
                 if re.match(r"https?:|mailto:", link):
                     continue
                 name, _, anchor = link.partition("#")
-                target = page.parent / name if name else page
+                target = (page.parent / name).resolve() if name else page
+                if target in generate.PAGES and not anchor:
+                    continue  # there after `make docs`
                 with self.subTest(page=page.name, link=link):
                     self.assertTrue(target.exists(), "no such file")
                     self.assertTrue(target.resolve().is_relative_to(ROOT), "outside the project")
@@ -171,7 +176,8 @@ class LinkTest(unittest.TestCase):
 
     def test_index_links_to_every_page(self):
         linked = set(LINK.findall((DOCS / "README.md").read_text(encoding="utf-8")))
-        pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - {"README.md"}
+        pages = {page.relative_to(DOCS).as_posix() for page in (*WRITTEN, *generate.PAGES)}
+        pages -= {"README.md"}
         self.assertEqual(pages - linked, set())
 
     def test_pages_have_no_absolute_paths(self):
@@ -180,10 +186,45 @@ class LinkTest(unittest.TestCase):
                 self.assertIsNone(ABSOLUTE_PATH.search(page.read_text(encoding="utf-8")))
 
 
-class MessagesTest(unittest.TestCase):
-    def test_page_of_messages_is_current(self):
-        written = list_messages.PAGE.read_text(encoding="utf-8")
-        self.assertTrue(written == list_messages.page(), "run `python -m tests.list_messages`")
+class GeneratedPagesTest(unittest.TestCase):
+    def test_all_pages_are_written_into_the_ignored_folder(self):
+        folder = temporary_folder(self.addCleanup)
+        pages = {folder / path.name: page for path, page in generate.PAGES.items()}
+        with (
+            mock.patch.multiple(generate, FOLDER=folder, PAGES=pages, ROOT=folder),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            generate.main()
+        self.assertEqual({path.name for path in folder.iterdir()}, {path.name for path in pages})
+        ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+        self.assertIn(f"/{generate.FOLDER.relative_to(ROOT).as_posix()}/", ignored)
+
+    def test_page_of_settings_has_a_row_for_each_setting(self):
+        page = generate.configuration()
+        rows = re.findall(r"^\| `(--[\w-]+)` \| .+ \| .+ \| .+ \|$", page, re.MULTILINE)
+        self.assertEqual(rows, [setting.flag for setting in SETTINGS.values()])
+        named = {flag.replace("_", "-") for flag in FLAG.findall(page)}
+        self.assertEqual(named - setting_flags() - flags_of("train"), set())
+
+    def test_page_of_messages_has_errors_log_lines_and_helps(self):
+        tree = ast.parse(
+            "def check(name):\n"
+            '    """Check a name."""\n'
+            "    log.info('checked')\n"
+            "    kind, key = 'word', 'two words'\n"
+            "    raise ConfigError('no file ' + name + f' in {folder:.1f}')\n"
+        )
+        self.assertEqual(
+            list(generate._sentences(tree)),
+            [
+                ("check", "checked"),
+                ("check", "two words"),
+                ("check", "no file {name} in {folder:.1f}"),
+            ],
+        )
+        page = generate.messages()
+        for text in ("max_steps and epochs are both 0", "iterations of Griffin-Lim (default 30)"):
+            self.assertIn(text, page)
 
 
 class FlagTest(unittest.TestCase):

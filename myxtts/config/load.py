@@ -311,10 +311,7 @@ def _cut(unknown: list[str]) -> list[str]:
     lines = [*unknown[:MAX_UNKNOWN], *[f"{more} more names are unknown."] * (more > 0)]
     if len(unknown) <= MAX_TYPOS:
         return lines
-    return [
-        *lines,
-        "Start from configs/default.yaml; docs/reference/configuration.md lists all settings.",
-    ]
+    return [*lines, "Start from configs/default.yaml; --help lists all settings."]
 
 
 def _bases(node: yaml.Node, path: Path, line: int) -> dict[str, str]:

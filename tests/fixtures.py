@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 import time
+import unittest
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
@@ -25,6 +26,24 @@ def temporary_folder(add_cleanup: Callable, prefix: str | None = None) -> Path:
     folder = tempfile.TemporaryDirectory(prefix=prefix)
     add_cleanup(folder.cleanup)
     return Path(folder.name)
+
+
+class FolderCase(unittest.TestCase):
+    """A test with a temporary folder."""
+
+    def setUp(self):
+        self.folder = temporary_folder(self.addCleanup)
+
+    def write(self, name: str, content: str | bytes = "") -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def pipe(self) -> Path:
+        path = self.folder / "pipe"
+        os.mkfifo(path)
+        return path
 
 
 def entered(add_cleanup: Callable, context: contextlib.AbstractContextManager):

@@ -19,6 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from pydantic import ValidationError
 
 from myxtts.errors import CheckpointError
 from myxtts.training.checkpoint_files import (
@@ -33,6 +34,7 @@ from myxtts.training.checkpoint_files import (
     write_arrays,
     write_checkpoint,
 )
+from myxtts.training.checkpoint_metadata import check_types
 from tests.fixtures import temporary_folder
 from tests.kill_points import FullDisk, Killed, KillPoints, RealKillPoints
 from tests.long import long
@@ -265,6 +267,31 @@ class Hostile(Case):
             self.assertIn(
                 f"{self.state} cannot be read", self.message(read_metadata, self.checkpoint)
             )
+
+    def test_a_long_name_in_an_archive_is_not_quoted_whole(self):
+        with zipfile.ZipFile(self.archive, "w") as archive:
+            archive.writestr("x" * 60_000, b"no array")
+        with self.assertRaises(CheckpointError) as caught:
+            read_arrays(self.archive)
+        self.assertLess(len(str(caught.exception)), 1_000)
+
+    def test_a_long_format_is_not_quoted_whole(self):
+        self.state.write_text(json.dumps({"format": "x" * 60_000}))
+        with self.assertRaises(CheckpointError) as caught:
+            read_metadata(self.checkpoint)
+        self.assertLess(len(str(caught.exception)), 1_000)
+
+    def test_of_many_values_of_another_type_one_is_an_error(self):
+        for values in (
+            '"symbols": [[], []]',
+            '"observing": [[1, [1, 1]], 1]',
+            '"position": [0, 0, [1, 1]]',
+        ):
+            with self.assertRaises(ValidationError) as caught:
+                check_types(f"{{{values}}}")
+            self.assertEqual(caught.exception.error_count(), 1, values)
+        with self.assertRaisesRegex(ValidationError, "it has 10,001 entries"):
+            check_types(json.dumps({"missed_syncs": {str(number): "" for number in range(10_001)}}))
 
     def test_no_flipped_bit_of_the_metadata_changes_what_is_read(self):
         write(self.folder, 20, NEW)

@@ -22,7 +22,7 @@ from myxtts.config.settings import SECTIONS, SETTINGS
 from myxtts.config.suggest import by_name, fields
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import plan_routes
-from tests.fixtures import temporary_folder
+from tests.fixtures import FolderCase, temporary_folder
 
 ROOT = Path(__file__).parents[1]
 
@@ -610,6 +610,53 @@ def _section_fields(tree: ast.AST) -> set[tuple[str, str]]:
             if owner in (*SECTIONS, "settings"):
                 fields.add((owner, node.attr))
     return fields
+
+
+class BrokenFiles(FolderCase):
+    def error_of(self, path: Path) -> str:
+        with self.assertRaises(ConfigError) as caught:
+            load(path)
+        return str(caught.exception)
+
+    def test_a_long_list_is_not_proposed_whole(self):
+        path = self.write("c.yaml", f"placement:\n  model_gpus: {['1'] * 1_000}\n")
+        self.assertLess(len(self.error_of(path)), 1_000)
+
+    def test_a_pipe_does_not_block(self):
+        self.assertIn(
+            "it is a pipe or a device, and no file. Give another file.", self.error_of(self.pipe())
+        )
+
+    def test_an_escape_of_no_character_is_broken_yaml(self):
+        for escape in (r"\U00110000", r"\UFFFFFFFF"):
+            with self.subTest(escape):
+                self.assertIn(
+                    "broken YAML",
+                    self.error_of(self.write("c.yaml", f'run: {{run: "{escape}"}}\n')),
+                )
+
+    def test_the_size_is_bounded_over_all_files(self):
+        filler = "#" * (MAX_BYTES // 3) + "\n"
+        for number in range(3):
+            self.write(f"b{number}.yaml", filler)
+        main = self.write("c.yaml", "defaults: [b0, b1]\n")
+        load(main)
+        self.write("c.yaml", "defaults: [b0, b1, b2]\n")
+        self.assertIn(
+            "too large for a configuration (over 64 KiB, with the files that it lists)",
+            self.error_of(main),
+        )
+
+    def test_a_listed_file_is_no_link_out_of_the_folder(self):
+        secret = self.write("elsewhere/secret.yaml", "data: {buckets: 3}\n")
+        main = self.write("configs/c.yaml", "defaults: [base]\n")
+        base = main.with_name("base.yaml")
+        base.symlink_to(secret)
+        self.assertIn("Copy the file there.", self.error_of(main))
+        base.unlink()
+        self.write("configs/versions/1.yaml", "data: {buckets: 3}\n")
+        base.symlink_to("versions/1.yaml")
+        self.assertEqual(load(main).data.buckets, 3)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from myxtts.commands.console import report_errors
 from myxtts.config.schema import Config, TeacherConfig
 from myxtts.data.dataset import teacher_rows_of
 from myxtts.data.features import tts_extractor, vocoder_extractor
-from myxtts.data.manifest import Vocabulary
+from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Vocabulary
 from myxtts.data.producer import trace_produce
 from myxtts.data.texts import TeacherRows, Texts, read_texts, taught_rows
 from myxtts.errors import ConfigError, DataError
@@ -56,6 +56,10 @@ class FreeTexts(unittest.TestCase):
             return read_texts(
                 path, language, "characters", lambda text, *_: list(text), VOCABULARY, longest
             )
+
+    def test_sentences_that_are_too_long_are_left_out(self):
+        content = b"ab\n" + b"a" * (MAX_TEXT_CHARACTERS + 1)
+        self.assertEqual(len(self.read(content)), 1)
 
     def test_usable_sentences_are_sorted_by_length(self):
         """Blank lines, a byte order mark and sentences with unknown symbols are left out."""

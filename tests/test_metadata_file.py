@@ -7,8 +7,11 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from myxtts.data import metadata_file
+from myxtts.data.audio_folder import AudioFolder
 from myxtts.data.metadata_file import (
     DEFAULT_SPEAKER,
+    MAX_LINE_CHARACTERS,
     Row,
     Rows,
     hold_out,
@@ -17,19 +20,10 @@ from myxtts.data.metadata_file import (
 )
 from myxtts.data.metadata_form import COLUMN_NAMES
 from myxtts.errors import DataError
-from tests.fixtures import temporary_folder
+from tests.fixtures import FolderCase
 
 
-class Case(unittest.TestCase):
-    def setUp(self):
-        self.folder = temporary_folder(self.addCleanup)
-
-    def write(self, name, content):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
+class Case(FolderCase):
     def audio(self, *names):
         for name in names:
             self.write(name, b"RIFF")
@@ -640,6 +634,74 @@ class Rejected(Case):
             "line 3 has the byte 0xe9",
             self.write("list.csv", "path,text\na,x\nb,\xe9t\xe9\n".encode("latin-1")),
         )
+
+
+class BrokenFiles(Case):
+    def error_of(self, content: str | bytes) -> str:
+        path = self.write("metadata.csv", content)
+        with self.assertRaises(DataError) as caught:
+            read_corpus(path, "en")
+        self.assertLess(len(str(caught.exception)), 2_000)
+        return str(caught.exception)
+
+    def test_a_line_of_megabytes_is_rejected_by_its_number(self):
+        message = self.error_of("path,text\na.wav,a\n" + "," * (MAX_LINE_CHARACTERS + 1))
+        self.assertIn("line 3 of ", message)
+        self.assertIn("1,048,577 characters", message)
+
+    def test_a_file_is_read_up_to_its_first_nul(self):
+        path = self.write("metadata.csv", "path,text\n")
+        os.truncate(path, 1 << 40)
+        with self.assertRaisesRegex(DataError, "it is binary or UTF-16"):
+            read_corpus(path, "en")
+        with (
+            mock.patch.object(metadata_file, "MAX_BYTES", 0),
+            self.assertRaisesRegex(DataError, "may have 0. Split"),
+        ):
+            read_corpus(self.write("metadata.csv", "path,text\na.wav,a\n"), "en")
+
+    def test_a_name_longer_than_any_path_is_a_malformed_row(self):
+        self.write("a.wav")
+        rows = read_corpus(
+            self.write("metadata.csv", f"path,text\na.wav,a\n{'a/' * 50_000},b\n"), "en"
+        )
+        self.assertEqual([row.audio for row in rows.rows], ["a.wav"])
+        self.assertIn("a path of 100,000 characters", rows.rejected[0].detail)
+        self.assertLess(len(rows.rejected[0].audio), 1_000)
+        self.error_of(f"path,text\n{'a/' * 50_000},b\n")
+
+    def test_metadata_that_is_no_file_is_named(self):
+        os.mkfifo(self.folder / "metadata.csv")
+        with self.assertRaisesRegex(
+            DataError, "metadata.csv is a folder, a pipe, a device or a link to nothing"
+        ):
+            read_corpus(self.folder, "en")
+
+    def test_no_folder_is_listed_through_a_link_that_leaves_the_corpus(self):
+        self.write("outside/a.wav")
+        self.write("corpus/b.wav")
+        (self.folder / "corpus" / "link").symlink_to(self.folder / "outside")
+        folder = AudioFolder(self.folder / "corpus")
+        with mock.patch.object(os, "listdir", side_effect=os.listdir) as listed:
+            self.assertEqual(
+                [folder.find(name) for name in ("link/a.wav", "link/x.wav", "b.wav")],
+                ["link/a.wav", None, "b.wav"],
+            )
+        self.assertEqual(
+            [os.path.basename(os.path.normpath(call.args[0])) for call in listed.call_args_list],
+            ["corpus"],
+        )
+
+    def test_a_speaker_whose_folder_is_not_utf8_has_a_name_that_can_be_written(self):
+        self.write(f"corpus/{os.fsdecode(b'caf%c' % 0xE9)}/a.wav")
+        rows = read_corpus(self.folder / "corpus", "en", needs_text=False)
+        self.assertEqual([row.speaker for row in rows.rows], [r"caf\xe9"])
+
+    def test_file_names_that_are_not_utf8_can_be_held_out(self):
+        for name in (b"\xff.wav", b"\xfe.wav"):
+            self.write(f"corpus/{os.fsdecode(name)}")
+        rows = read_corpus(self.folder / "corpus", "en", needs_text=False)
+        self.assertEqual([len(part.rows) for part in metadata_file.hold_out(rows, 0.5, 0)], [1, 1])
 
 
 class HoldOut(unittest.TestCase):

@@ -1,11 +1,16 @@
 """The log file of a run: lines from before it is open, and the error that ends the run."""
 
+import io
 import logging
+import os
 import unittest
+from contextlib import redirect_stderr, redirect_stdout
 
+from myxtts.commands.console import report_errors
 from myxtts.errors import DataError
 from myxtts.observe.run_log import RunLog
-from tests.fixtures import temporary_folder
+from myxtts.printable import printable
+from tests.fixtures import FolderCase, temporary_folder
 
 log = logging.getLogger("myxtts.tests")
 
@@ -49,6 +54,52 @@ class RunLogTest(unittest.TestCase):
         with self.assertRaises(DataError), RunLog():
             raise DataError("no corpus")
         self.assertFalse(self.path.exists())
+
+
+class Printable(FolderCase):
+    def test_what_a_terminal_would_act_on_is_escaped(self):
+        for text, shown in (
+            ("a\x1b[2Jb", "a\\x1b[2Jb"),
+            ("a\rb\x85", "a\\rb\\x85"),
+            ("gpj\u202e.wav", "gpj\\u202e.wav"),
+            ("\udcff\ud800", "\\udcff\\ud800"),
+            ("\u2028", "\\u2028"),
+            ("line\n\tline", "line\n\tline"),
+            ("می\u200cخواهم ძველი 👍🏿\u00a0é", "می\u200cخواهم ძველი 👍🏿\u00a0é"),
+        ):
+            with self.subTest(text=ascii(text)):
+                self.assertEqual(printable(text), shown)
+
+    def test_names_that_are_not_utf8_are_logged_and_reported(self):
+        name = os.fsdecode(b"\xff\x1b.wav")
+        package = logging.getLogger("myxtts")
+        before = package.handlers, package.level, package.propagate
+        self.addCleanup(
+            lambda: (
+                setattr(package, "handlers", before[0]),
+                setattr(package, "propagate", before[2]),
+            )
+        )
+        self.addCleanup(package.setLevel, before[1])
+
+        def program() -> int:
+            package.warning("file %s", name)
+            raise DataError(f"{name} cannot be read.")
+
+        out, errors = (
+            io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)
+        )
+        with redirect_stdout(out), redirect_stderr(errors):
+            self.assertEqual(report_errors(program), 2)
+        self.assertEqual(out.buffer.getvalue(), b"file \\udcff\\x1b.wav\n")
+        self.assertEqual(errors.buffer.getvalue(), b"error: \\udcff\\x1b.wav cannot be read.\n")
+
+    def test_names_that_are_not_utf8_reach_the_log_file(self):
+        with redirect_stderr(io.StringIO()) as errors, RunLog() as run_log:
+            run_log.open(self.folder / "log.txt")
+            logging.getLogger("myxtts").error("file %s", os.fsdecode(b"\xff"))
+        self.assertEqual(errors.getvalue(), "")
+        self.assertIn("file \\udcff", (self.folder / "log.txt").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

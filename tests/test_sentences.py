@@ -9,6 +9,8 @@ from pathlib import Path
 from myxtts.text.sentences import MAX_CHARACTERS, split_text
 
 REPOSITORY = Path(__file__).parents[1]
+# What was quadratic took minutes.
+LIMIT_S = 30.0
 
 
 def texts(text: str, **options) -> list[str]:
@@ -148,6 +150,12 @@ class LongSentences(unittest.TestCase):
             self.assertLess(
                 time.process_time() - started_s, 60.0, text[:5]
             )  # quadratic time would be minutes
+
+    def test_a_text_without_a_break_is_split_in_linear_time(self):
+        text = "a" * 1_000_000
+        began_s = time.process_time()
+        self.assertEqual("".join(chunk.text for chunk in split_text(text)), text)
+        self.assertLess(time.process_time() - began_s, LIMIT_S)
 
 
 class Import(unittest.TestCase):

@@ -756,6 +756,26 @@ class Program(unittest.TestCase):
         with mock.patch("sys.stdin", None), self.assertRaisesRegex(DataError, "there is no text"):
             synthesize.read_text(None, None)
 
+    def test_a_text_is_no_pipe_and_has_5_mb_at_most(self):
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        with self.assertRaisesRegex(DataError, "it is a pipe or a device"):
+            synthesize.read_text(None, pipe)
+        with self.assertRaisesRegex(DataError, "it is a pipe or a device"):
+            synthesize.read_text(None, Path("/dev/zero"))
+        large = self.folder / "large.txt"
+        large.touch()
+        os.truncate(large, synthesize.MAX_TEXT_BYTES + 1)
+        with self.assertRaisesRegex(DataError, "it is larger than 5 MB"):
+            synthesize.read_text(None, large)
+        with (
+            open("/dev/zero", "rb") as zeros,
+            mock.patch.object(sys, "stdin", mock.Mock(buffer=zeros)) as stdin,
+        ):
+            stdin.isatty.return_value = False
+            with self.assertRaisesRegex(DataError, "stdin .* larger than 5 MB"):
+                synthesize.read_text(None, None)
+
     def test_a_closed_stdout_takes_no_sound(self):
         with (
             mock.patch("sys.stdout", None),

@@ -2,6 +2,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import unicodedata
 import unittest
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from myxtts.text.frontend import normalise_text, symbols_of
 from myxtts.text.symbols import SymbolTable
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+# What was quadratic took minutes.
+LIMIT_S = 30.0
 
 
 class Normalisation(unittest.TestCase):
@@ -35,6 +39,18 @@ class Normalisation(unittest.TestCase):
 
     def test_joiner_inside_a_persian_word_is_kept(self):
         self.assertIn("\u200c", normalise_text("می\u200cروم"))
+
+    def test_normalisation_takes_linear_time(self):
+        for text, normalised in (
+            (
+                "e" + "\u0323\u0301" * 50_000 + " a",
+                unicodedata.normalize("NFC", "e" + "\u0323\u0301" * 15) + " a",
+            ),
+            ("a" + " \u00ad" * 50_000 + "b", "a b"),
+        ):
+            began_s = time.process_time()
+            self.assertEqual(normalise_text(text), normalised)
+            self.assertLess(time.process_time() - began_s, LIMIT_S)
 
 
 class Phonemes(unittest.TestCase):
@@ -103,6 +119,14 @@ class Phonemes(unittest.TestCase):
         first = [espeak.phonemes(*text) for text in texts]
         espeak.synthesize("Something else, quickly!", EspeakVoice("en", "m3", 70, 200))
         self.assertEqual([espeak.phonemes(*text) for text in reversed(texts)], first[::-1])
+
+    def test_espeak_gets_no_long_number_with_dots(self):
+        for text, given in (
+            ("1." * 15 + "1, 192.168.100.100", "1 " * 15 + "1, 192.168.100.100"),
+            ("3.14159265358979323846 ", "3.14159265358979323846 "),
+        ):
+            self.assertEqual(espeak._utf8(text).decode(), given)
+        self.assertTrue(symbols_of("1." * 500, "ka", "phonemes"))
 
     def test_threads_get_the_same_phonemes_as_one_thread(self):
         texts = [("thirty three thieves", "en"), ("ოცდაათი", "ka")] * 100

@@ -1,0 +1,165 @@
+"""Broken, foreign and very long sound files: rejected by name, and never read or decoded whole."""
+
+import io
+import os
+import struct
+import unittest
+import warnings
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import soundfile
+
+from myxtts.data import recording
+from myxtts.data.audio_file import BLOCK_SAMPLES, read_pcm, to_pcm
+from myxtts.data.audio_header import UnusableAudio, read_header
+from myxtts.data.recording import check_recording, read_recording
+from myxtts.errors import DataError
+from myxtts.synthesis.reference import read_reference
+from tests.fixtures import FolderCase
+
+FORMATS = {  # name: (format, subtype, rate in Hz)
+    "sound.flac": ("FLAC", "PCM_16", 24_000),
+    "vorbis.ogg": ("OGG", "VORBIS", 22_050),
+    "opus.ogg": ("OGG", "OPUS", 48_000),
+    "sound.mp3": ("MP3", "MPEG_LAYER_III", 22_050),
+}
+
+
+def compressed(name: str) -> bytes:
+    """Return 0.7 s of noise."""
+    container, subtype, rate_hz = FORMATS[name]
+    wave = np.random.default_rng(0).normal(0, 0.1, (round(0.7 * rate_hz), 1))
+    content = io.BytesIO()
+    soundfile.write(content, wave, rate_hz, format=container, subtype=subtype)
+    data = content.getvalue()
+    # The serial number that libsndfile writes is random.
+    return with_checksums(data) if container == "OGG" else data
+
+
+def with_checksums(data: bytes) -> bytes:
+    """Return OGG pages with the serial number 1 and right checksums."""
+    changed, at = bytearray(data), 0
+    while changed[at : at + 4] == b"OggS":
+        segments = changed[at + 26]
+        end = at + 27 + segments + sum(changed[at + 27 : at + 27 + segments])
+        changed[at + 14 : at + 18] = struct.pack("<I", 1)
+        changed[at + 22 : at + 26] = bytes(4)
+        changed[at + 22 : at + 26] = struct.pack("<I", _ogg_checksum(changed[at:end]))
+        at = end
+    return bytes(changed)
+
+
+def _ogg_checksum(page: bytes) -> int:
+    value = 0
+    for byte in page:
+        value ^= byte << 24
+        for _ in range(8):
+            value = value << 1 ^ (0x104C11DB7 if value & 0x80000000 else 0)
+    return value
+
+
+class BrokenFiles(FolderCase):
+    def sound(self, name: str, seconds: float, rate_hz: int) -> Path:
+        wave = np.random.default_rng(0).normal(0, 0.1, round(seconds * rate_hz))
+        soundfile.write(self.folder / name, wave, rate_hz, subtype="PCM_16")
+        return self.folder / name
+
+    def test_a_promised_length_that_is_another_takes_no_memory(self):
+        path = self.sound("a.flac", 0.5, 22_050)
+        data = bytearray(path.read_bytes())
+        data[21] |= 0x0F  # the length has 36 bits in STREAMINFO
+        data[22:26] = b"\xff" * 4
+        path.write_bytes(data)
+        with self.assertRaisesRegex(
+            DataError, "has 68719476735 samples at 22050 Hz, but had 11025"
+        ):
+            read_pcm(path, 11_025)
+
+    def rejected(self, path: Path) -> str:
+        with self.assertRaises(UnusableAudio) as caught:
+            read_header(str(path))
+        return str(caught.exception)
+
+    def test_an_mp3_file_that_is_positioned_elsewhere_is_rejected(self):
+        data = bytearray(compressed("sound.mp3"))
+        data[3331:3334] = b"\xed\x49\xde"  # a frame becomes one of another layer and rate
+        self.assertIn("truncated", self.rejected(self.write("a.mp3", bytes(data))))
+
+    def test_a_vorbis_file_with_damaged_codebooks_does_not_end_the_process(self):
+        data = bytearray(compressed("vorbis.ogg"))
+        data[data.index(b"\x05vorbis") + 100] ^= 0xFF
+        path = self.write("a.ogg", with_checksums(bytes(data)))
+        self.assertIn("truncated", self.rejected(path))
+
+    def test_a_compressed_file_that_ends_in_zeros_is_not_searched(self):
+        for name in ("vorbis.ogg", "opus.ogg", "sound.flac"):
+            path = self.write(name, compressed(name))
+            read_header(str(path))
+            os.truncate(path, 1 << 40)
+            self.assertIn("truncated: the last 65,536 bytes are zeros", self.rejected(path))
+
+    def test_names_that_are_not_utf8_reach_libsndfile(self):
+        name = os.fsdecode(b"\xff.flac")
+        self.assertEqual(
+            read_header(str(self.write(name, compressed("sound.flac")))).samples, 16_800
+        )
+
+    def test_the_largest_floats_are_read_without_an_overflow(self):
+        for rate_hz in (22_050, 16_000):
+            path = self.folder / "a.wav"
+            soundfile.write(path, np.full((100, 2), 3e38), rate_hz, subtype="FLOAT")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                self.assertEqual(read_pcm(path).max(), 32_767)
+        soundfile.write(path, np.full(100, 1e300), rate_hz, subtype="DOUBLE")
+        with self.assertRaisesRegex(DataError, "not finite"):
+            check_recording(path, "recording", 0.001, "")
+
+    def test_of_a_reference_only_the_beginning_is_decoded(self):
+        path = self.sound("a.flac", 4.0, 16_000)
+        whole = read_recording(path, "reference", 0.5, "")
+        with mock.patch.object(
+            soundfile.SoundFile, "read", autospec=True, side_effect=soundfile.SoundFile.read
+        ) as read:
+            beginning = read_reference(path, 22_050)
+        np.testing.assert_array_equal(beginning, whole[:22_050])
+        self.assertEqual(
+            sum(call.args[1] for call in read.call_args_list if call.args[1] > 1), 2 * 16_000
+        )
+
+    def test_a_recording_of_days_is_rejected_by_its_header(self):
+        path = self.sound("a.wav", 1.5, 22_050)
+        with (
+            mock.patch.object(recording, "MAX_RECORDING_S", 1.0),
+            self.assertRaisesRegex(DataError, "Split it"),
+        ):
+            read_recording(path, "recording", 0.1, "")
+        soundfile.write(path, np.zeros(33_000), 22_050, subtype="FLOAT")
+        with (
+            mock.patch.object(recording, "MAX_RECORDING_S", 1.0),
+            mock.patch.object(recording, "check_finite") as check_finite,
+            self.assertRaisesRegex(DataError, "Split it"),
+        ):
+            check_recording(path, "recording", 0.1, "")
+        check_finite.assert_not_called()
+
+    def test_only_a_block_of_all_channels_is_in_memory(self):
+        wave = np.random.default_rng(0).uniform(-0.5, 0.5, (70_000, 6)).astype(np.float32)
+        path = self.folder / "a.wav"
+        soundfile.write(path, wave, 22_050, subtype="FLOAT")
+        with mock.patch.object(
+            soundfile.SoundFile, "read", autospec=True, side_effect=soundfile.SoundFile.read
+        ) as read:
+            samples = read_pcm(path)
+        np.testing.assert_array_equal(samples, to_pcm(wave.mean(axis=1)))
+        self.assertLessEqual(max(call.args[1] for call in read.call_args_list), BLOCK_SAMPLES)
+        wave[69_999, 5] = np.inf
+        soundfile.write(path, wave, 22_050, subtype="FLOAT")
+        with self.assertRaisesRegex(DataError, "not finite"):
+            read_pcm(path)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -36,11 +36,9 @@ DUAL = "--simulate-gpus 2 --data-gpu 0 --model-gpu 1"
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Compare encoders for speech recognition: LMU, GRU and convolutions."
+        description="Compare encoders for speech recognition: LMU and GRU."
     )
-    parser.add_argument(
-        "--encoders", nargs="+", choices=("lmu", "gru", "conv"), default=("lmu", "gru", "conv")
-    )
+    parser.add_argument("--encoders", nargs="+", choices=("lmu", "gru"), default=("lmu", "gru"))
     parser.add_argument(
         "--steps", type=bounded(int, 50), default=300, help="training steps (default 300)"
     )

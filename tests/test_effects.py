@@ -52,10 +52,10 @@ class NeedsTest(unittest.TestCase):
         for needed, expected in (
             (Needs(), []),
             (needs(task="asr"), []),
-            (needs(task=("tts", "asr"), encoder="conv"), ["encoder"]),
+            (needs(task=("tts", "asr"), encoder="lmu"), ["encoder"]),
             (needs(teacher=SET, batch_seconds=UNSET), ["teacher"]),
             (either, ["task"]),
-            (either & needs(encoder="conv"), ["task", "encoder"]),
+            (either & needs(encoder="lmu"), ["task", "encoder"]),
         ):
             with self.subTest(needed.text):
                 self.assertEqual(
@@ -66,7 +66,7 @@ class NeedsTest(unittest.TestCase):
     def test_conditions_of_a_section_and_of_a_setting_are_joined(self):
         self.assertEqual((needs(task=("tts", "asr")) & needs(task="asr")).text, "with --task asr")
         self.assertEqual(
-            SETTINGS["sync_batch_norm"].needs.text, "with --task asr and with --encoder conv"
+            SETTINGS["time_mask_fraction"].needs.text, "with --task asr and with --time-masks"
         )
         self.assertEqual(SETTINGS["batch_size"].needs.text, "without --batch-seconds")
 
@@ -118,8 +118,8 @@ class EffectsTest(unittest.TestCase):
         for flags, found in (
             ({"task": "asr", "vtlp": 0.1}, "only with --task tts, and --task is asr"),
             ({"encoder": "lmu"}, "only with --task asr, and --task is tts"),
-            ({"sync_batch_norm": True}, "and --task is tts and --encoder is lmu"),
-            ({"task": "asr", "sync_batch_norm": True}, "and --encoder is lmu"),
+            ({"time_mask_fraction": 0.1}, "and --task is tts"),
+            ({"task": "asr", "time_masks": 0, "time_mask_fraction": 0.1}, "and --time-masks is 0"),
             (
                 {"job": 1, "jobs": 2},
                 "--jobs is 2, but it has an effect only with --sync-every, and --sync-every is 0",
@@ -160,7 +160,7 @@ class EffectsTest(unittest.TestCase):
         self.path.write_text("data: {batch_size: 8}\nmodel: {task: asr}\nasr: {encoder: gru}\n")
         config = load(self.path, {"batch_seconds": 100.0, "task": "tts"})
         self.assertEqual((config.data.batch_size, config.asr.encoder), (16, "lmu"))
-        self.assertEqual(load(self.path, {"encoder": "conv"}).asr.encoder, "conv")
+        self.assertEqual(load(self.path, {"encoder": "gru"}).asr.encoder, "gru")
 
     def test_a_run_of_an_older_version_resumes_with_what_it_has_recorded(self):
         recorded = Config(

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import ASR_FEATURES
 from myxtts.config.schema import TrainingConfig
 from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.plan_iterator import Position, planned_steps, steps_left
@@ -75,11 +74,9 @@ def voice(precision: str) -> keras.Model:
         return build_xtts("tiny", SYMBOLS, 2, precision=precision, dropout=0.1)
 
 
-def transcriber(precision: str, encoder: str = "lmu", dropout: float = 0.1) -> keras.Model:
+def transcriber(precision: str) -> keras.Model:
     with mock.patch.dict(recogniser.SIZES, tiny=SMALL):
-        return build_asr(
-            "tiny", SYMBOLS, encoder, 2, precision, dropout=dropout, sync_batch_norm=True
-        )
+        return build_asr("tiny", SYMBOLS, "lmu", 2, precision, dropout=0.1)
 
 
 def steps_of(batches: int, steps: int) -> list[list[dict]]:
@@ -174,32 +171,6 @@ class EquivalenceTest(unittest.TestCase):
             with self.subTest(task=build.__name__):
                 self.assert_same(build, 2, steps=4)
 
-    def test_sync_batch_norm_normalises_over_all_replicas(self):
-        (batches,) = steps_of(2, 1)
-        several, _, losses = trained(
-            lambda precision: transcriber(precision, "conv", dropout=0.0), 2, [batches]
-        )
-        state, step = built(
-            lambda precision: transcriber(precision, "conv", dropout=0.0), replicas_of(1)
-        )
-        whole = {name: batches[0][name] for name in ("seed", "step_tokens", "step_frames")}
-        joined = {
-            name: np.concatenate([batch[name] for batch in batches])
-            for name in ASR_FEATURES
-            if name not in whole
-        }
-        loss = step.read(
-            take_step(step, [[on(state.device, joined | whole, ASR_FEATURES)]], 1, 1e-2, 0.9)
-        )["loss"]
-        self.assertAlmostEqual(losses[0], loss, places=5)
-        moving = [v.path for v in state.model.variables if "moving" in v.path]
-        self.assertTrue(moving)
-        for variable, expected in zip(several.model.variables, state.model.variables, strict=True):
-            if variable.path in moving:
-                np.testing.assert_allclose(
-                    several.replicas.local_results(variable.value)[0], expected.value, atol=1e-5
-                )
-
 
 class HandOverTest(unittest.TestCase):
     def test_each_step_hands_over_the_next_batches_of_all_replicas(self):
@@ -287,23 +258,6 @@ class SameDigestTest(unittest.TestCase):
         self.assertEqual(float(MAX_COMPARED * largest), MAX_COMPARED * largest)
         self.assertLess((MAX_COMPARED - 1) * largest, 2**53)
         self.assertTrue(has_equal_terms(digest_terms("f" * 64) * MAX_COMPARED, MAX_COMPARED))
-
-
-class FreezeTest(unittest.TestCase):
-    def test_frozen_encoder_keeps_its_statistics(self):
-        replicas = replicas_of(1)
-        with replicas.scope():
-            model = transcriber("float32", "conv")
-            state = TrainingState(
-                model, make_optimizers(model, 0.01, "float32"), True, replicas, frozen=("encoder",)
-            )
-        step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False)
-        frozen = [v for layer in model.component_layers()["encoder"] for v in layer.variables]
-        self.assertTrue(any("moving" in v.path for v in frozen))
-        before = [v.numpy() for v in frozen]
-        take_step(step, [[on(state.device, steps_of(1, 1)[0][0], ASR_FEATURES)]], 1, 1e-2, 0.9)
-        for variable, value in zip(frozen, before, strict=True):
-            np.testing.assert_array_equal(variable.numpy(), value, variable.path)
 
 
 class RestOfEpochTest(unittest.TestCase):

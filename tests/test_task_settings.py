@@ -55,12 +55,12 @@ class Networks(unittest.TestCase):
     def test_of_a_recogniser(self):
         config = Config(
             model=ModelConfig(task="asr", model_size="small", dropout=0.125),
-            asr=ASRConfig(encoder="lmu", subsampling=2, sync_batch_norm=True),
+            asr=ASRConfig(encoder="lmu", subsampling=2),
             training=MIXED,
         )
         with mock.patch("myxtts.tasks.asr.build_asr") as build:
             ASRTask().build(config, VOCABULARY)
-        settings = {"precision": "mixed_bfloat16", "dropout": 0.125, "sync_batch_norm": True}
+        settings = {"precision": "mixed_bfloat16", "dropout": 0.125}
         build.assert_called_once_with("small", 5, "lmu", 2, **settings)
 
     def test_of_a_vocoder_and_its_discriminators(self):

@@ -189,29 +189,22 @@ class DiagnosisTest(unittest.TestCase):
             )
         )
 
-    def test_step_of_a_lost_worker_changes_nothing_but_moving_statistics(self):
-        def unchanged(text: str, has_moving_statistics: bool, kind=tf.errors.AbortedError) -> bool:
-            return left_unchanged(kind(None, None, text), has_moving_statistics)
+    def test_step_of_a_lost_worker_changes_nothing(self):
+        def unchanged(text: str, kind=tf.errors.AbortedError) -> bool:
+            return left_unchanged(kind(None, None, text))
 
         for text in (BROKEN.format(1), SILENT, "<<worker 1 (b:2) gave up: no such file>>"):
-            self.assertEqual((unchanged(text, False), unchanged(text, True)), (True, False))
-        self.assertTrue(
-            unchanged("<<worker 1 (b:2) gave up: no such file>>[between two steps]", True)
-        )
-        self.assertFalse(unchanged("assertion failed: [bad batch]", False))
-        self.assertFalse(unchanged("OOM when allocating", False, tf.errors.ResourceExhaustedError))
+            self.assertTrue(unchanged(text), text)
+        self.assertFalse(unchanged("assertion failed: [bad batch]"))
+        self.assertFalse(unchanged("OOM when allocating", tf.errors.ResourceExhaustedError))
 
-    def test_worker_without_a_next_batch_gave_up_between_two_steps(self):
-        reasons = {
-            "<<worker 2 (c:3) gave up: no such file>>[between two steps]": DataError(
-                "no such file"
-            ),
-            "<<worker 2 (c:3) gave up: ValueError: 17>>": ValueError("17"),
-            "<<worker 1 (b:2) gave up: no such file>>[between two steps]": WorkerLost(
-                "worker 1 (b:2) gave up: no such file", between_steps=True
-            ),
-        }
-        for text, error in reasons.items():
+    def test_a_worker_that_gives_up_reports_its_reason_or_that_of_the_worker_it_lost(self):
+        lost = "worker 1 (b:2) gave up: no such file"
+        for text, error in (
+            ("<<worker 2 (c:3) gave up: no such file>>", DataError("no such file")),
+            ("<<worker 2 (c:3) gave up: ValueError: 17>>", ValueError("17")),
+            (f"<<{lost}>>", WorkerLost(lost)),
+        ):
             with mock.patch("myxtts.tf_internals.report_error_to_cluster") as reported:
                 _report(THREE, error)
             reported.assert_called_once_with(text)

@@ -124,7 +124,6 @@ SETTINGS: Names = (
         "fsdp deepspeed sharded_ddp zero_stage",
         "each replica holds the whole model; {gradient_checkpointing} and {batch_size} save memory",
     ),
-    ("sync_batchnorm sync_bn", "{sync_batch_norm}"),
     ("subsampling_factor", "{subsampling}"),
     # data
     (

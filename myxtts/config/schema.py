@@ -244,10 +244,8 @@ class ASRConfig(Section):
 
     all_need: ClassVar[Needs] = needs(task="asr")
 
-    encoder: Literal["lmu", "gru", "conv"] = "lmu"
-    """Encoder blocks: Legendre memory units, gated recurrent units or convolutions, of about equal
-    size.
-    """
+    encoder: Literal["lmu", "gru"] = "lmu"
+    """Encoder blocks: Legendre memory units or gated recurrent units, of about equal size."""
     subsampling: Literal[1, 2, 4] = 2
     """Factor by which frames are subsampled. Each symbol of the text needs one frame afterwards."""
     time_masks: Annotated[int, Field(ge=0, le=20)] = 2
@@ -258,8 +256,6 @@ class ASRConfig(Section):
     """Number of frequency masks of SpecAugment per utterance."""
     frequency_mask_bands: Annotated[int, Field(ge=1, le=80), needs(frequency_masks=SET)] = 15
     """Maximum width of a frequency mask, in mel bands."""
-    sync_batch_norm: Annotated[bool, needs(encoder="conv")] = False
-    """Synchronize batch normalisation over all replicas."""
 
 
 class VocoderConfig(Section):

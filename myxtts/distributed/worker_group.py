@@ -19,7 +19,7 @@ from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.loopback import bind_to_loopback, is_loopback
 from myxtts.distributed.rendezvous import rendezvous
 from myxtts.distributed.stop_signals import counted_stop_signals
-from myxtts.errors import DataError, PlacementError, TrainingError, UserError
+from myxtts.errors import PlacementError, TrainingError, UserError
 
 HEARTBEAT_TIMEOUT_S = 20  # a worker without a heartbeat for this long is lost
 REGISTER_TIMEOUT_S = 60  # for CUDA and TensorFlow's server to start, after the rendezvous
@@ -43,22 +43,10 @@ _NO_SERVICE = re.compile(
     r"RPC: /tensorflow\.CoordinationService/|Failed to send RPC to coordination service"
 )
 _SIGNS = (_REPORTED, _NO_HEARTBEAT, _LATE_AT_BARRIER, _BROKEN_CONNECTION, _NO_SERVICE)
-_BETWEEN_STEPS = (  # behind the reason of a worker that had no part in the step of the others
-    "[between two steps]"
-)
 
 
 class WorkerLost(TrainingError):
-    """Another worker died or gave up, so this worker cannot continue.
-
-    Attributes:
-        between_steps: the worker gave up before it had a part in the step that the others could not
-            finish.
-    """
-
-    def __init__(self, message: str, between_steps: bool = False):
-        super().__init__(message)
-        self.between_steps = between_steps
+    """Another worker died or gave up, so this worker cannot continue."""
 
 
 @contextmanager
@@ -93,7 +81,7 @@ def worker_group(
         if diagnosis is None:
             _report(cluster, error)
             raise
-        lost = WorkerLost(diagnosis, _BETWEEN_STEPS in str(error))
+        lost = WorkerLost(diagnosis)
         _report(cluster, lost)
         raise lost from error
 
@@ -200,18 +188,13 @@ def diagnose_lost_worker(error: BaseException, cluster: Cluster) -> str | None:
     return None
 
 
-def left_unchanged(error: tf.errors.OpError, has_moving_statistics: bool) -> bool:
-    """Return whether a step that failed with this error has changed nothing, because another worker
-    was lost.
+def left_unchanged(error: tf.errors.OpError) -> bool:
+    """Return whether a step failed with this error because another worker was lost.
 
-    All weights, averages and optimizers are updated from one sum over all workers, so an all-reduce
-    that fails leaves them as they were. Moving statistics (batch normalisation) are updated before
-    it, from a sum of each layer: a worker that dies within a step may leave some of them updated,
-    but one that gives up between two steps cannot.
+    Such a step has changed nothing: weights, averages and optimizers are updated from one sum over
+    all workers, and an all-reduce that fails leaves them as they were.
     """
-    if not any(sign.search(error.message) for sign in _SIGNS):
-        return False
-    return not has_moving_statistics or _BETWEEN_STEPS in error.message
+    return any(sign.search(error.message) for sign in _SIGNS)
 
 
 def _lost(cluster: Cluster, tasks: str, what: str) -> str:
@@ -225,19 +208,12 @@ def _lost(cluster: Cluster, tasks: str, what: str) -> str:
 def _report(cluster: Cluster, error: BaseException) -> None:
     """Report to the other workers why this worker ends, so that they end now with this reason."""
     # A worker that was in no collective would otherwise blame this worker for the loss of another.
-    reason = (
-        str(error)
-        if isinstance(error, WorkerLost)
-        else f"{cluster.name()} gave up: {_in_one_line(error)}"
-    )
-    # Of a batch that cannot be made the loop learns before it begins the step.
-    between_steps = (
-        error.between_steps if isinstance(error, WorkerLost) else isinstance(error, DataError)
-    )
-    with suppress(
-        tf.errors.OpError, ValueError
-    ):  # no worker is left, or the service has not started
-        tf_internals.report_error_to_cluster(f"<<{reason}>>{_BETWEEN_STEPS * between_steps}")
+    reason = f"{cluster.name()} gave up: {_in_one_line(error)}"
+    if isinstance(error, WorkerLost):
+        reason = str(error)
+    # The error is raised where no worker is left, or the service has not started.
+    with suppress(tf.errors.OpError, ValueError):
+        tf_internals.report_error_to_cluster(f"<<{reason}>>")
 
 
 def _in_one_line(error: BaseException) -> str:

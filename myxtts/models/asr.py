@@ -1,7 +1,6 @@
 """Speech recognition with CTC: log-mel spectrogram in, symbols out.
 
-mel → normalisation → subsampling convolutions → bidirectional LMU, GRU or convolution blocks →
-logits
+mel → normalisation → subsampling convolutions → bidirectional LMU or GRU blocks → logits
 
 Shape legend: B batch, T frames, T' frames after subsampling, C channels, V symbols.
 """
@@ -14,7 +13,7 @@ from keras import layers
 
 from myxtts.batch import ASR_FEATURES
 from myxtts.models.ctc_loss import ctc_labels, ctc_losses
-from myxtts.models.layers import CompositeLayer, Dense, SeededDropout, length_mask, sum_over
+from myxtts.models.layers import CompositeLayer, Dense, SeededDropout, length_mask
 from myxtts.models.lmu import LegendreMemory
 from myxtts.models.xtts import MEL_MEAN, MEL_STD
 from myxtts.text.ctc_feasibility import subsampled_length
@@ -38,13 +37,11 @@ SIZES = {
     "normal": ASRSize(channels=352, blocks=7, memory=104, order=8),
     "big": ASRSize(channels=512, blocks=12, memory=128, order=8),
 }
-ENCODERS = ("lmu", "gru", "conv")
+ENCODERS = ("lmu", "gru")
 SUBSAMPLINGS = (1, 2, 4)
 KERNEL_SIZE = 5
-WINDOW_FRAMES = (
-    16  # of each memory, 0.37 s; with 32 the character error rate was twice as high after 300 steps
-)
-MOMENTUM = 0.95  # of the moving statistics in batch normalisation: a time constant of 20 steps
+# Of each memory, 0.37 s. With 32 the character error rate was twice as high after 300 steps.
+WINDOW_FRAMES = 16
 
 
 class ASRModel(keras.Model):
@@ -57,7 +54,6 @@ class ASRModel(keras.Model):
         encoder: one of ENCODERS.
         subsampling: one of SUBSAMPLINGS; mel frames per encoder frame.
         dropout: fraction of activations dropped in training.
-        sync_batch_norm: let the encoder `conv` normalise over the frames of all replicas.
 
     Attributes:
         BATCH_FIELDS: the contract of a batch, see `myxtts.batch`.
@@ -68,13 +64,7 @@ class ASRModel(keras.Model):
     LOSS_NAMES = ("ctc",)
 
     def __init__(
-        self,
-        size: ASRSize,
-        symbols: int,
-        encoder: str,
-        subsampling: int = 2,
-        dropout: float = 0.0,
-        sync_batch_norm: bool = False,
+        self, size: ASRSize, symbols: int, encoder: str, subsampling: int = 2, dropout: float = 0.0
     ):
         if encoder not in ENCODERS or subsampling not in SUBSAMPLINGS:
             raise ValueError(
@@ -94,21 +84,10 @@ class ASRModel(keras.Model):
             for i, stride in enumerate({1: (1, 1), 2: (2, 1), 4: (2, 2)}[subsampling])
         ]
         self.blocks = [
-            self._block(encoder, size, dropout, sync_batch_norm, name=f"{encoder}_{i}")
-            for i in range(size.blocks)
+            encoder_block(encoder, size, dropout, name=f"{encoder}_{i}") for i in range(size.blocks)
         ]
         self.out_norm = layers.LayerNormalization(name="out_norm")
         self.out = Dense(symbols, name="out")
-
-    @staticmethod
-    def _block(encoder, size, dropout, sync_batch_norm, name):
-        if encoder == "lmu":
-            return LMUBlock(size.channels, size.memory, size.order, dropout, name=name)
-        if encoder == "gru":
-            return GRUBlock(size.channels, gru_units(size), dropout, name=name)
-        return BatchNormConvBlock(
-            size.channels, conv_channels(size), dropout, sync_batch_norm, name=name
-        )
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
         """Return the variables with a row or column for each symbol: path -> (vocabulary, axis of
@@ -152,7 +131,7 @@ class ASRModel(keras.Model):
         """Return logits float32 [B, T', V] and their frames int32 [B] of log-mels float32 [B, T,
         80], frames int32 [B].
 
-        A seed turns on training mode: dropout, and normalisation by the batch's own statistics.
+        A seed turns on dropout.
         """
         x = (mel - MEL_MEAN) / MEL_STD
         for conv in self.convs:
@@ -244,94 +223,24 @@ class GRUBlock(layers.Layer):
         return x + self.out(self.dropout(hidden, seed))
 
 
-class BatchNormConvBlock(CompositeLayer):
-    """Residual convolution with batch normalisation."""
-
-    def __init__(self, channels: int, hidden: int, dropout: float, synchronized: bool, **kwargs):
-        super().__init__(**kwargs)
-        self.conv = layers.Conv1D(hidden, KERNEL_SIZE, padding="same", use_bias=False, name="conv")
-        self.norm = MaskedBatchNorm(synchronized, name="norm")
-        self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
-        self.out = Dense(channels, name="out")
-
-    def call(self, x, mask, frames, seed=None):
-        """x [B, T, C], mask [B, T, 1], frames int32 [B] -> [B, T, C]."""
-        hidden = tf.nn.silu(self.norm(self.conv(x * mask), mask, training=seed is not None))
-        return x + self.out(self.dropout(hidden, seed))
-
-
-class MaskedBatchNorm(layers.Layer):
-    """Batch normalisation (Ioffe & Szegedy 2015) over real frames, of one replica or of all.
-
-    Keras' layer is not used: with a mask it ignores the other replicas whatever `synchronized` is
-    (Keras 3.15), and an empty batch pulls its statistics towards 0.
-    """
-
-    def __init__(self, synchronized: bool, **kwargs):
-        super().__init__(**kwargs)
-        self.synchronized = synchronized
-
-    def build(self, shape):
-        def weight(name, initializer, **options):
-            return self.add_weight(
-                shape=(shape[-1],), initializer=initializer, name=name, **options
-            )
-
-        self.gamma, self.beta = weight("gamma", "ones"), weight("beta", "zeros")
-        moving = {
-            "trainable": False,
-            "aggregation": "mean",
-            "autocast": False,
-        }  # mean over the replicas of a step
-        self.moving_mean = weight("moving_mean", "zeros", **moving)
-        self.moving_variance = weight("moving_variance", "ones", **moving)
-
-    def call(self, x, mask, training=False):
-        """x [B, T, C], mask [B, T, 1] -> [B, T, C]; statistics are float32."""
-        mean, variance = self.moving_mean.value, self.moving_variance.value
-        if training and self.trainable:
-            mean, variance = self._moments(tf.cast(x, tf.float32), tf.cast(mask, tf.float32))
-        scale = tf.cast(self.gamma, tf.float32) * tf.math.rsqrt(variance + 1e-3)
-        shift = tf.cast(self.beta, tf.float32) - mean * scale
-        return x * tf.cast(scale, x.dtype) + tf.cast(shift, x.dtype)
-
-    def _moments(self, x, mask):
-        """Return mean and variance [C] over the real frames, and update the moving statistics."""
-        sums = tf.concat(
-            [sum_over(x * mask, [0, 1]), sum_over(x * x * mask, [0, 1]), [tf.reduce_sum(mask)]],
-            axis=0,
-        )
-        if self.synchronized:
-            sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
-        count = sums[-1]
-        mean, square = tf.split(sums[:-1] / tf.maximum(count, 1.0), 2)
-        variance = tf.maximum(square - mean * mean, 0.0)
-        rate = (1.0 - MOMENTUM) * tf.cast(count > 0.0, tf.float32)
-        for moving, current in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            moving.assign(moving + rate * (tf.stop_gradient(current) - moving))
-        return mean, variance
+def encoder_block(encoder: str, size: ASRSize, dropout: float, name: str) -> layers.Layer:
+    """Return a block of an encoder, (x, mask, frames, seed) -> x."""
+    if encoder == "lmu":
+        return LMUBlock(size.channels, size.memory, size.order, dropout, name=name)
+    return GRUBlock(size.channels, gru_units(size), dropout, name=name)
 
 
 def lmu_block_parameters(size: ASRSize) -> int:
-    """Return the parameters of an LMU block (norm, write, mix, out), which blocks of other encoders
-    match.
-    """
+    """Count the parameters of an LMU block (norm, write, mix, out); GRU blocks match it."""
     c, coefficients = size.channels, 2 * size.memory * size.order
     return 2 * c + 2 * c * size.memory + (c + coefficients + 1) * c + (c + 1) * c
 
 
 def gru_units(size: ASRSize) -> int:
-    """Return the units of a GRU block with equally many parameters: 2 C + 6 U (C + 1) + 6 U² + 2 U
-    + (2 U + 1) C.
+    """Return the units U of a GRU block with as many parameters as an LMU block.
+
+    A GRU block has 2 C + 6 U (C + 1) + 6 U² + 2 U + (2 U + 1) C of them.
     """
     c = size.channels
     linear, constant = 8 * c + 8, 3 * c - lmu_block_parameters(size)
     return round((-linear + (linear**2 - 24 * constant) ** 0.5) / 12)
-
-
-def conv_channels(size: ASRSize) -> int:
-    """Return the channels of a convolution block with equally many parameters: 5 C W + 2 W + (W +
-    1) C.
-    """
-    c = size.channels
-    return round((lmu_block_parameters(size) - c) / ((KERNEL_SIZE + 1) * c + 2))

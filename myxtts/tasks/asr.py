@@ -63,7 +63,6 @@ class ASRTask:
         settings: dict[str, Any] = {
             "precision": config.training.precision,
             "dropout": config.model.dropout,
-            "sync_batch_norm": config.asr.sync_batch_norm,
         }
         return build_asr(
             config.model.model_size,

@@ -56,7 +56,6 @@ class TrainingState:
     Attributes:
         groups: the loss groups; a single one unless the model has `loss_groups`. The first is the
             network.
-        has_moving_statistics: a forward pass changes variables of the model (batch normalisation).
         bad_step: the first step with a non-finite loss or gradient; 0 if there is none.
         skipped_updates: how many updates the loss scales of mixed_float16 have skipped since this
             process started.
@@ -82,13 +81,7 @@ class TrainingState:
         components = model.component_layers() if frozen else {}
         layers = [layer for name in frozen for layer in components[name]]
         frozen_paths = {v.path for layer in layers for v in layer.variables}
-        for layer in layers:
-            if layer.non_trainable_variables:  # batch statistics, which stay as they are, too
-                layer.trainable = False
         trained = {v.path for v in model.trainable_variables}.difference(frozen_paths)
-        self.has_moving_statistics = bool(
-            {v.path for v in model.variables} - trained - frozen_paths
-        )
         self.groups = [
             TrainedGroup(
                 name, spec, [v for v in spec.variables if v.path in trained], optimizers[name]

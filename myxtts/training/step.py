@@ -166,9 +166,7 @@ class Step:
         """Return whether a call that failed with this error has left the state as it was before the
         step.
         """
-        return self._state.replicas.is_distributed and left_unchanged(
-            error, self._state.has_moving_statistics
-        )
+        return self._state.replicas.is_distributed and left_unchanged(error)
 
     def _concrete(self, function, batches: Sequence[Batch]):
         """Return the concrete function for such microbatches. What follows them may have

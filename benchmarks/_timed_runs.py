@@ -15,7 +15,7 @@ from statistics import median
 
 from myxtts.commands.parser import bounded
 from myxtts.errors import ConfigError
-from myxtts.observe.metrics_reader import read_metrics
+from myxtts.report.metrics_reader import read_metrics
 
 RUNS = Path("runs")
 PROBE_REPORTS = 3  # the first one is ignored

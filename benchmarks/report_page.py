@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.clock import MODEL, Span, Timeline
 from myxtts.commands.parser import bounded
 from myxtts.files import write_whole
-from myxtts.observe.page.samples import LABELS, sound_file
-from myxtts.observe.plots import mel_and_alignment, png_bytes
-from myxtts.observe.run_page import RunPage
+from myxtts.report.page.samples import LABELS, sound_file
+from myxtts.report.plots import mel_and_alignment, png_bytes
+from myxtts.report.run_page import RunPage
 
 PARTS = ("mel", "flow", "prior", "duration", "pitch", "energy")
 UTTERANCES, SECONDS, RATE_HZ = 4, 4.0, 22_050

@@ -26,7 +26,7 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.cores import core_count
 from myxtts.errors import ConfigError
-from myxtts.observe.metrics_reader import read_metrics
+from myxtts.report.metrics_reader import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 DUAL = ("--simulate-gpus", "2", "--data-gpu", "0", "--model-gpu", "1")

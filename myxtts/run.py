@@ -13,14 +13,14 @@ from myxtts.distributed.cluster import find_cluster
 from myxtts.evaluation.in_run import open_evaluator
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.local_sgd.sync_folder import owes_sync
-from myxtts.observe.assessment import assess_run
-from myxtts.observe.page_thread import PageThread
-from myxtts.observe.report import time_line
-from myxtts.observe.run_log import RunLog
-from myxtts.observe.run_page import RunPage
 from myxtts.placement.devices import describe_threads
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement
+from myxtts.report.assessment import assess_run
+from myxtts.report.page_thread import PageThread
+from myxtts.report.reporter import time_line
+from myxtts.report.run_log import RunLog
+from myxtts.report.run_page import RunPage
 from myxtts.tasks.registry import task_of
 from myxtts.training import loop
 from myxtts.training.checkpoint import Checkpoints, save_nothing

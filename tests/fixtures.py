@@ -110,7 +110,7 @@ def signal_at(step: int, number: int):
             if record.getMessage().startswith(f"step {step:6d} |"):
                 os.kill(os.getpid(), number)
 
-    sender, logger = Sender(), logging.getLogger("myxtts.observe.report")
+    sender, logger = Sender(), logging.getLogger("myxtts.report.reporter")
     logger.addHandler(sender)
     try:
         yield

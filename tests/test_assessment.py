@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from myxtts.clock import Interval
 from myxtts.config.schema import PlacementConfig
-from myxtts.observe.assessment import (
+from myxtts.placement.routes import Placement, plan_routes
+from myxtts.report.assessment import (
     DATA_BUSY,
     TARGETS,
     Assessment,
@@ -16,7 +17,6 @@ from myxtts.observe.assessment import (
     grade,
     has_two_devices,
 )
-from myxtts.placement.routes import Placement, plan_routes
 
 
 def stages(produce=0.0, transfer=0.0, step=0.0, read=0.0) -> dict[str, float]:

@@ -6,9 +6,9 @@ import json
 import unittest
 
 from myxtts.local_sgd.progress import read_progress
-from myxtts.observe.metrics import MetricsFile
-from myxtts.observe.metrics_reader import parse_report, read_metrics
-from myxtts.observe.page.history import History, read_last_report
+from myxtts.report.metrics import MetricsFile
+from myxtts.report.metrics_reader import parse_report, read_metrics
+from myxtts.report.page.history import History, read_last_report
 from tests.fixtures import temporary_folder
 
 WHOLE = [
@@ -58,7 +58,7 @@ class DamagedMetricsTest(unittest.TestCase):
 
     def test_a_run_resumes_with_the_whole_lines_and_says_how_many_it_dropped(self):
         self.damage()
-        with self.assertLogs("myxtts.observe.metrics", "WARNING") as logs:
+        with self.assertLogs("myxtts.report.metrics", "WARNING") as logs:
             file = MetricsFile(self.path, 3)
         file.write({"step": 5, "loss": 0.2})
         file.close()
@@ -72,14 +72,14 @@ class DamagedMetricsTest(unittest.TestCase):
 
     def test_a_file_of_NULs_alone_is_written_anew(self):
         self.path.write_bytes(b"\0" * 4096)
-        with self.assertLogs("myxtts.observe.metrics", "WARNING"):
+        with self.assertLogs("myxtts.report.metrics", "WARNING"):
             file = MetricsFile(self.path, 3)
         file.close()
         self.assertEqual(self.path.read_bytes(), b"")
 
     def test_whole_files_are_resumed_without_a_warning(self):
         self.path.write_bytes(written(*(json.dumps(report).encode() for report in WHOLE)))
-        with self.assertNoLogs("myxtts.observe.metrics"):
+        with self.assertNoLogs("myxtts.report.metrics"):
             MetricsFile(self.path, 2).close()
         self.assertEqual(read_metrics(self.path), WHOLE[:2])
 

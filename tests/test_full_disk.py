@@ -19,9 +19,9 @@ import tensorflow as tf
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.wav import write_wav
 from myxtts.files import going_on_if_full
-from myxtts.observe.metrics import TensorBoard
-from myxtts.observe.report import Reporter
-from myxtts.observe.run_log import RunLog
+from myxtts.report.metrics import TensorBoard
+from myxtts.report.reporter import Reporter
+from myxtts.report.run_log import RunLog
 from myxtts.training.report_hooks import RecordMetrics
 from tests.fixtures import temporary_folder
 
@@ -42,7 +42,7 @@ class FullDiskTest(unittest.TestCase):
     @contextlib.contextmanager
     def reporter(self):
         with mock.patch(
-            "myxtts.observe.metrics.open", lambda *_, **__: open(FULL, "a"), create=True
+            "myxtts.report.metrics.open", lambda *_, **__: open(FULL, "a"), create=True
         ):
             reporter = Reporter(self.folder / "metrics.jsonl", self.folder / "tensorboard", 0, 10)
         with reporter:
@@ -70,7 +70,7 @@ class FullDiskTest(unittest.TestCase):
 
     def test_a_worker_without_room_for_its_metrics_trains_on(self):
         with mock.patch(
-            "myxtts.observe.metrics.open", lambda *_, **__: open(FULL, "a"), create=True
+            "myxtts.report.metrics.open", lambda *_, **__: open(FULL, "a"), create=True
         ):
             record = RecordMetrics(self.folder / "metrics-1.jsonl", 0)
         with self.assertLogs("myxtts.files", "ERROR") as logs, record:

@@ -23,8 +23,8 @@ from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.report import ColumnScore
 from myxtts.evaluation.tts_score import evaluate_tts
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE
-from myxtts.observe.metrics import MetricsFile
-from myxtts.observe.metrics_reader import read_metrics
+from myxtts.report.metrics import MetricsFile
+from myxtts.report.metrics_reader import read_metrics
 from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import list_checkpoints, read_best, read_metadata
 from myxtts.training.observer import Observer, ObserverFailed
@@ -60,7 +60,7 @@ from unittest import mock
 from benchmarks.proof.runs import toy_models
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
-from myxtts.observe.metrics_reader import read_metrics
+from myxtts.report.metrics_reader import read_metrics
 
 metrics = Path(sys.argv[sys.argv.index("--runs-dir") + 1]) / "data/worker-1/metrics.jsonl"
 

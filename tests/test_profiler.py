@@ -25,7 +25,6 @@ from PIL import Image
 from myxtts.commands import profile as profile_command
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import DataConfig, TrainingConfig
-from myxtts.observe import advice
 from myxtts.planner.emulator import EmulatedRun, StageSpan
 from myxtts.planner.simulator import QueueDepths, RunResult
 from myxtts.planner.stage_times import STAGES, StageTimes
@@ -37,6 +36,7 @@ from myxtts.profiling.nvml import GpuSampler, GpuUsage
 from myxtts.profiling.profiled_run import MeasurementWindow
 from myxtts.profiling.report import analysis_to_json, report_lines
 from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
+from myxtts.report import advice
 from myxtts.training.schedule import Schedule
 from tests.tiny import Workspace, small_models, toy_models
 

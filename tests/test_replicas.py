@@ -18,7 +18,6 @@ from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.plan_iterator import Position, planned_steps, steps_left
 from myxtts.models import asr as recogniser
 from myxtts.models.build import build_asr
-from myxtts.observe.metrics_reader import read_metrics
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import (
     MAX_COMPARED,
@@ -28,6 +27,7 @@ from myxtts.placement.replicas import (
     make_replicas,
 )
 from myxtts.placement.routes import Route
+from myxtts.report.metrics_reader import read_metrics
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step

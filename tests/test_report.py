@@ -19,17 +19,17 @@ import soundfile
 from PIL import Image
 
 from myxtts.clock import MODEL, Clock, Span, Timeline, Times
-from myxtts.observe import run_page
-from myxtts.observe.metrics_reader import validation_scores
-from myxtts.observe.page import head, samples
-from myxtts.observe.page.charts import Scale, sync_marks, value_scale
-from myxtts.observe.page.history import POINTS, History, Series, read_last_report
-from myxtts.observe.page.jobs import JobsPage, merge_marks
-from myxtts.observe.page.lanes import excerpt, fill_levels, lanes
-from myxtts.observe.page.overview import write_overview
-from myxtts.observe.page.style import STYLE
-from myxtts.observe.page_thread import PageThread
-from myxtts.observe.run_page import RunPage, changed_settings
+from myxtts.report import run_page
+from myxtts.report.metrics_reader import validation_scores
+from myxtts.report.page import head, samples
+from myxtts.report.page.charts import Scale, sync_marks, value_scale
+from myxtts.report.page.history import POINTS, History, Series, read_last_report
+from myxtts.report.page.jobs import JobsPage, merge_marks
+from myxtts.report.page.lanes import excerpt, fill_levels, lanes
+from myxtts.report.page.overview import write_overview
+from myxtts.report.page.style import STYLE
+from myxtts.report.page_thread import PageThread
+from myxtts.report.run_page import RunPage, changed_settings
 from myxtts.training.observation import Observation
 from myxtts.training.report_hooks import recorded
 from tests.feeds import wait_until
@@ -185,7 +185,7 @@ class Curves(Folder):
     def test_a_rare_metric_is_found_far_from_the_end(self):
         path = self.folder / "metrics.jsonl"
         self.report(report_of(1, validation_loss=0.5), *map(report_of, range(2, 60)))
-        with mock.patch("myxtts.observe.page.history.TAIL_BYTES", 1_000):
+        with mock.patch("myxtts.report.page.history.TAIL_BYTES", 1_000):
             self.assertEqual(read_last_report(path, "validation_loss")["step"], 1)
             self.assertEqual(read_last_report(path)["step"], 59)
             self.assertEqual(read_last_report(path, "nothing"), {})
@@ -203,7 +203,7 @@ class Curves(Folder):
         path = self.folder / "metrics.jsonl"
         history, lines = History(path), [{"step": step, "loss": 1.0} for step in range(50)]
         self.report(*lines)
-        with mock.patch("myxtts.observe.page.history.AMENDED_LINES", 5):
+        with mock.patch("myxtts.report.page.history.AMENDED_LINES", 5):
             history.update()
         lines[-1]["validation_loss"] = 2.0
         replace_lines(path, lines)
@@ -721,15 +721,15 @@ class SeveralRuns(Folder):
     def test_a_run_that_cannot_be_read_is_left_out(self):
         self.report(report_of(20))
         refused = PermissionError(13, "Permission denied", "metrics.jsonl")
-        with mock.patch("myxtts.observe.page.overview.read_last_report", side_effect=refused):
+        with mock.patch("myxtts.report.page.overview.read_last_report", side_effect=refused):
             self.assertNotIn("voice/report.html", write_overview(self.runs).read_text())
 
     def test_the_page_does_not_need_the_overview(self):
         self.report(report_of(20))
         refused = PermissionError(13, "Permission denied", str(self.runs / "index.html"))
         with (
-            mock.patch("myxtts.observe.run_page.write_overview", side_effect=refused),
-            self.assertLogs("myxtts.observe", "WARNING") as logs,
+            mock.patch("myxtts.report.run_page.write_overview", side_effect=refused),
+            self.assertLogs("myxtts.report", "WARNING") as logs,
         ):
             self.assertTrue(self.page(ended="finished").exists())
         self.assertIn("index.html", logs.output[0])

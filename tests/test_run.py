@@ -23,10 +23,10 @@ from myxtts.config.settings import SETTINGS
 from myxtts.data.pipeline import ReplicaFeed
 from myxtts.errors import CheckpointError, ConfigError, TrainingError
 from myxtts.models.xtts import XTTS
-from myxtts.observe.metrics import MetricsFile
-from myxtts.observe.metrics_reader import read_metrics
-from myxtts.observe.page.samples import sound_file
 from myxtts.placement.routes import plan_routes
+from myxtts.report.metrics import MetricsFile
+from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.page.samples import sound_file
 from myxtts.training.checkpoint_files import (
     latest,
     list_checkpoints,
@@ -635,7 +635,7 @@ class Metrics(unittest.TestCase):
     def test_lines_anywhere_are_amended_or_inserted_while_others_are_written(self):
         with (
             tempfile.TemporaryDirectory() as folder,
-            mock.patch("myxtts.observe.metrics.READ_BYTES", 40),
+            mock.patch("myxtts.report.metrics.READ_BYTES", 40),
         ):
             path = Path(folder) / "metrics.jsonl"
             file = MetricsFile(path, 0)

@@ -30,10 +30,10 @@ from myxtts.config.schema import Config, ModelConfig, VocoderConfig
 from myxtts.data.features import vocoder_extractor
 from myxtts.data.producer import trace_produce
 from myxtts.models.vocoder import Vocoder, log_mel_of, project
-from myxtts.observe.metrics_reader import read_metrics
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
+from myxtts.report.metrics_reader import read_metrics
 from myxtts.tasks.base import Examples
 from myxtts.tasks.vocoder_samples import VocoderSampler
 from myxtts.training.diagnostics import long_segments

@@ -168,7 +168,7 @@ class Defect:
         return f"a planted defect at step {self.step}"
 
     def arm(self, root: Path) -> None:
-        from myxtts.observe.report import Reporter
+        from myxtts.report.reporter import Reporter
 
         write = Reporter.write
 

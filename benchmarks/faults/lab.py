@@ -12,7 +12,7 @@ import soundfile
 
 from benchmarks.faults.children import Child, Prepare
 from myxtts.clock import NOTHING
-from myxtts.observe.metrics_reader import read_metrics
+from myxtts.report.metrics_reader import read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, step_of
 
 SCRIPT = "train_main.py"

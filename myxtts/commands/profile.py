@@ -105,9 +105,9 @@ def write_outputs(
     num_workers: int,
 ) -> None:
     """Write the requested files."""
-    from myxtts.observe.plots import png_bytes, timeline_picture
     from myxtts.profiling.report import analysis_to_json
     from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
+    from myxtts.report.plots import png_bytes, timeline_picture
 
     spans = measurement.traced[-1].spans
     json_file, picture, trace = outputs["--json"], outputs["--picture"], outputs["--trace"]

@@ -10,7 +10,7 @@ from myxtts.audio.format import DECIBELS_PER_NEPER, FFT_SAMPLES, HOP_SAMPLES
 from myxtts.evaluation.acoustic_metrics import AcousticFeatures
 from myxtts.evaluation.held_out import Utterance
 from myxtts.files import numbered_name
-from myxtts.observe.plots import f0_curves, mel_and_alignment, png_bytes, spectra
+from myxtts.report.plots import f0_curves, mel_and_alignment, png_bytes, spectra
 
 
 def write_plots(

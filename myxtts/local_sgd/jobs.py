@@ -47,7 +47,7 @@ from myxtts.local_sgd.launcher_state import (
 from myxtts.local_sgd.progress import Display, format_table, read_progress, table_rows
 from myxtts.local_sgd.shards import CorpusShards, split_corpus
 from myxtts.local_sgd.sync_folder import newest_average, owes_sync, sync_folders
-from myxtts.observe.page.jobs import JobsPage
+from myxtts.report.page.jobs import JobsPage
 from myxtts.training.checkpoint_files import latest, read_metadata, step_of
 from myxtts.training.observation import observations_of
 from myxtts.training.run_folder import LOCK, RunFolder

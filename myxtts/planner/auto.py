@@ -16,7 +16,6 @@ from myxtts.distributed.cluster import find_cluster
 from myxtts.distributed.processes import child_setup
 from myxtts.distributed.stop_signals import exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
-from myxtts.observe.assessment import SHARED_CORES
 from myxtts.placement.routes import flags_of_gpus, named_gpus
 from myxtts.planner.planner import (
     Prediction,
@@ -28,6 +27,7 @@ from myxtts.planner.planner import (
 )
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import STAGES, StageProfile, resample_steps
+from myxtts.report.assessment import SHARED_CORES
 from myxtts.training.checkpoint_files import latest, read_metadata
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import settings_of

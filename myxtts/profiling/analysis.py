@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from myxtts.config.schema import DataConfig
-from myxtts.observe.advice import candidates, flags_of
-from myxtts.observe.assessment import Assessment
 from myxtts.placement.routes import Route
 from myxtts.planner.emulator import StageSpan
 from myxtts.planner.simulator import QueueDepths, simulate
@@ -24,6 +22,8 @@ from myxtts.planner.stage_times import (
     coefficient_of_variation,
     read_s_per_worker,
 )
+from myxtts.report.advice import candidates, flags_of
+from myxtts.report.assessment import Assessment
 
 MIN_GAIN = 0.02  # a smaller gain is not worth a restart, however quiet the machine is
 SIMULATED_PASSES = 4  # over the measured batches

@@ -9,12 +9,12 @@ import numpy as np
 
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
-from myxtts.observe.assessment import gpus_of
 from myxtts.placement.routes import Placement, named_gpus, plan_routes, single_route
 from myxtts.planner.emulator import EmulatedRun, emulate, precise_sleep
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import STAGES, StageTimes
 from myxtts.profiling.analysis import Measurement, TracedRun
+from myxtts.report.assessment import gpus_of
 
 RUNS = 2
 SLEEPS = 20

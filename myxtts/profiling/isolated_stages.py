@@ -18,7 +18,6 @@ from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import ProduceFunction, trace_produce
 from myxtts.evaluation.in_run import open_evaluator
-from myxtts.observe.metrics import TensorBoard
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
@@ -29,6 +28,7 @@ from myxtts.profiling.profiled_run import (
     measurement_window,
     open_run,
 )
+from myxtts.report.metrics import TensorBoard
 from myxtts.training.held_out import make_sampler, vocoder_loader
 from myxtts.training.load_teacher import NoVoice
 from myxtts.training.run_folder import RunFolder

@@ -7,7 +7,6 @@ import logging
 import tensorflow as tf
 
 from myxtts.config.schema import Config
-from myxtts.observe.assessment import gpus_of, has_two_devices, shared_hardware
 from myxtts.placement.routes import Placement
 from myxtts.planner.stage_times import StageTimes
 from myxtts.profiling.analysis import Measurement
@@ -28,6 +27,7 @@ from myxtts.profiling.profiled_run import (
 )
 from myxtts.profiling.report import DeviceMetrics
 from myxtts.profiling.trials import try_settings
+from myxtts.report.assessment import gpus_of, has_two_devices, shared_hardware
 from myxtts.tasks.registry import task_of
 
 log = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from myxtts.observe.assessment import TARGETS, Assessment, data_busy_text
 from myxtts.planner.stage_times import STAGES
 from myxtts.profiling.analysis import Analysis, Recommendation
+from myxtts.report.assessment import TARGETS, Assessment, data_busy_text
 
 MAX_TRACING_OVERHEAD = 0.02  # a larger one is compared with the noise of the machine
 

@@ -26,9 +26,9 @@ from myxtts.config.schema import ModelConfig, PlacementConfig
 from myxtts.errors import ConfigError
 from myxtts.files import write_json
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE, XTTS
-from myxtts.observe.metrics import disk_errors
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
+from myxtts.report.metrics import disk_errors
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 from myxtts.training.checkpoint_files import read_metadata

@@ -12,9 +12,9 @@ import tensorflow as tf
 from myxtts.clock import FIRST_STEP
 from myxtts.config.schema import RunConfig
 from myxtts.data.hand_over import Batch
-from myxtts.observe.advice import LongWait
-from myxtts.observe.report import Reporter
 from myxtts.placement.audit import require_device
+from myxtts.report.advice import LongWait
+from myxtts.report.reporter import Reporter
 from myxtts.tasks.base import Evaluator
 from myxtts.training.observation import (
     EVALUATION,

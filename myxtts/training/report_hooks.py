@@ -7,9 +7,9 @@ from pathlib import Path
 
 from myxtts.clock import Span, Timeline
 from myxtts.files import going_on_if_full
-from myxtts.observe.metrics import MetricsFile
-from myxtts.observe.page_thread import PageThread
-from myxtts.observe.report import Reporter
+from myxtts.report.metrics import MetricsFile
+from myxtts.report.page_thread import PageThread
+from myxtts.report.reporter import Reporter
 from myxtts.training.hooks import StepEnd
 from myxtts.training.observation import Observation, Pace, enumerated
 from myxtts.training.observer import OBSERVER, ObserveFunction

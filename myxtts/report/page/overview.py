@@ -9,11 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 from myxtts.files import write_whole
-from myxtts.observe.metrics_reader import validation_scores
-from myxtts.observe.page.charts import number
-from myxtts.observe.page.columns import read_facts
-from myxtts.observe.page.history import read_last_report
-from myxtts.observe.page.style import document
+from myxtts.report.metrics_reader import validation_scores
+from myxtts.report.page.charts import number
+from myxtts.report.page.columns import read_facts
+from myxtts.report.page.history import read_last_report
+from myxtts.report.page.style import document
 
 RELOAD_S = 60
 COLUMNS = (

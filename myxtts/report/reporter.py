@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 from myxtts.clock import FIRST_STEP, Interval, format_duration
 from myxtts.files import going_on_if_full
-from myxtts.observe.metrics import MetricsFile, TensorBoard
-from myxtts.observe.metrics_reader import validation_scores
+from myxtts.report.metrics import MetricsFile, TensorBoard
+from myxtts.report.metrics_reader import validation_scores
 
 LEAST_SHOWN_S = 0.05  # a shorter pause is left out of the summary
 

@@ -18,7 +18,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.files import FULL, name_in_errors, replaced_file, write_whole
-from myxtts.observe.metrics_reader import parse_report, read_lines
+from myxtts.report.metrics_reader import parse_report, read_lines
 
 READ_BYTES = 1 << 15  # of metrics.jsonl, from its end: some tens of lines
 COPIED_BYTES = 1 << 20  # at a time

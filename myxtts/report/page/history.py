@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from myxtts.observe.metrics_reader import parse_report
+from myxtts.report.metrics_reader import parse_report
 
 TAIL_BYTES = 1 << 16  # of metrics.jsonl: several hundred reports
 AMENDED_LINES = 1024  # the newest, to which metrics may be added

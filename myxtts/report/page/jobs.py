@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 from myxtts.clock import format_duration
 from myxtts.files import write_whole
-from myxtts.observe.page.charts import Line, Mark, line_chart, number, sync_marks
-from myxtts.observe.page.columns import table
-from myxtts.observe.page.history import History
-from myxtts.observe.page.overview import write_overview
-from myxtts.observe.page.style import document
+from myxtts.report.page.charts import Line, Mark, line_chart, number, sync_marks
+from myxtts.report.page.columns import table
+from myxtts.report.page.history import History
+from myxtts.report.page.overview import write_overview
+from myxtts.report.page.style import document
 
 REFRESH_S = 10.0
 COLOURS = 7

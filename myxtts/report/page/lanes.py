@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from myxtts.clock import MODEL, Span
-from myxtts.observe.page.charts import SIZE, milliseconds
+from myxtts.report.page.charts import SIZE, milliseconds
 
 STEPS = 24  # in the picture
 ENOUGH_STEPS = 8

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from myxtts.files import FULL
-from myxtts.observe.run_page import RunPage
+from myxtts.report.run_page import RunPage
 
 REFRESH_S = 5.0  # between two pages: a person does not look more often
 

@@ -13,7 +13,7 @@ from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
-from myxtts.observe.page.history import Point
+from myxtts.report.page.history import Point
 
 SIZE = 1000  # units of the plotted area in each direction
 TICKS = 4  # of a scale, about

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from myxtts.clock import Span
-from myxtts.observe.page.charts import milliseconds
-from myxtts.observe.page.history import read_last_report
-from myxtts.observe.page.lanes import fill_levels
+from myxtts.report.page.charts import milliseconds
+from myxtts.report.page.history import read_last_report
+from myxtts.report.page.lanes import fill_levels
 
 
 def table(columns: Mapping[str, Mapping[str, str]]) -> str:

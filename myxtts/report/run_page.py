@@ -16,13 +16,13 @@ import yaml
 from myxtts.clock import Span, Timeline
 from myxtts.config.settings import SETTINGS
 from myxtts.files import write_whole
-from myxtts.observe.page import columns, corpus, head
-from myxtts.observe.page.charts import Line, line_chart, share_bar, stacked_chart, sync_marks
-from myxtts.observe.page.history import History
-from myxtts.observe.page.lanes import excerpt, lanes
-from myxtts.observe.page.overview import write_overview
-from myxtts.observe.page.samples import Samples, scores
-from myxtts.observe.page.style import document
+from myxtts.report.page import columns, corpus, head
+from myxtts.report.page.charts import Line, line_chart, share_bar, stacked_chart, sync_marks
+from myxtts.report.page.history import History
+from myxtts.report.page.lanes import excerpt, lanes
+from myxtts.report.page.overview import write_overview
+from myxtts.report.page.samples import Samples, scores
+from myxtts.report.page.style import document
 
 TIMELINE = "timeline.json"
 RELOAD_S = 10.0  # an open page of a run reloads itself at this age, ...

@@ -23,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks._emulator import real_time_priority
 from benchmarks.planner import MAX_RUNS, emulate_runs
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands.console import report_errors
@@ -32,7 +33,6 @@ from myxtts.data.batch_plan import Plan
 from myxtts.data.dataset import DEMO_FOLDER, ensure_demo_corpus, load_corpora
 from myxtts.data.plan_iterator import Position, planned_steps
 from myxtts.placement.routes import Route
-from myxtts.planner.emulator import real_time_priority
 from myxtts.planner.simulator import DEFAULT_DEPTHS, simulate
 from myxtts.planner.stage_times import StageTimes
 from myxtts.tasks.length_rules import length_rule_of

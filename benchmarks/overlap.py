@@ -25,11 +25,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks._emulator import emulate, precise_sleep, real_time_priority
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Route
-from myxtts.planner.emulator import emulate, precise_sleep, real_time_priority
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import StageTimes, gamma_times
 

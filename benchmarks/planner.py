@@ -21,11 +21,12 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks._emulator import emulate, real_time_priority
+from myxtts.clock import Span
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.placement.arithmetic import ring_all_reduce_s
 from myxtts.placement.routes import Route
-from myxtts.planner.emulator import StageSpan, emulate, real_time_priority
 from myxtts.planner.planner import TIE_TOLERANCE, Prediction, candidate_placements, predict_all
 from myxtts.planner.simulator import QueueDepths, simulate
 from myxtts.planner.stage_times import STAGES, StageTimes
@@ -228,7 +229,7 @@ def emulate_runs(
     all_s: list[float] = []
     undisturbed_s: list[float] = []
     while len(all_s) < max_runs:
-        result, spans, _ = emulate(routes, times, depths, all_reduce_s)
+        result, spans = emulate(routes, times, depths, all_reduce_s)
         all_s.append(result.duration_s)
         if max_delay_s(spans, times) < LATE_S:
             undisturbed_s.append(result.duration_s)
@@ -239,12 +240,12 @@ def emulate_runs(
     return Runs(result.batches, undisturbed_s or all_s, len(all_s) - len(undisturbed_s), len(all_s))
 
 
-def max_delay_s(spans: list[StageSpan], times: StageTimes) -> float:
+def max_delay_s(spans: list[Span], times: StageTimes) -> float:
     """Return the largest delay of a sleep."""
     return max(
-        span.end_s - span.start_s - times[span.stage][span.batch]
+        span.end_s - span.start_s - times[span.kind][span.number]
         for span in spans
-        if span.stage in STAGES
+        if span.kind in STAGES
     )
 
 

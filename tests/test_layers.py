@@ -81,7 +81,6 @@ WITHOUT_TENSORFLOW = (
     "local_sgd.merge_inputs",
     "planner",
     "profiling.analysis",
-    "profiling.emulation",
     "profiling.report",
     "profiling.timeline",
     "synthesis.language",

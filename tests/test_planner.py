@@ -1,16 +1,11 @@
-"""Simulation of placements against hand-computed times, their ranking, and emulation with threads
-that sleep.
-"""
+"""Simulation of placements against hand-computed times, and their ranking."""
 
 import contextlib
 import io
-import itertools
 import json
-import threading
 import time
 import unittest
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
@@ -20,7 +15,6 @@ from myxtts.commands.console import report_errors
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.arithmetic import analytic_bound, ring_all_reduce_s
 from myxtts.placement.routes import Route, plan_routes
-from myxtts.planner.emulator import _Emulator, emulate, parse_emulation, precise_sleep
 from myxtts.planner.planner import MemoryBudget, candidate_placements, format_table, predict_all
 from myxtts.planner.simulator import QueueDepths, RunResult, simulate
 from myxtts.planner.stage_times import (
@@ -644,171 +638,6 @@ class PlanCommandTest(unittest.TestCase):
                 code, output = self.run_plan(*arguments)
                 self.assertEqual(code, 2)
                 self.assertIn(message, output)
-
-
-@contextlib.contextmanager
-def at_the_same_time(*pairs: set[tuple[str, int]]):
-    """Let each of two stages of an emulation, by name and batch, begin only once the other one
-    does.
-    """
-    barriers = {}
-    for pair in pairs:
-        barriers |= dict.fromkeys(
-            pair, threading.Barrier(2, timeout=120.0)
-        )  # breaks unless both can run
-    work = _Emulator._work
-
-    def work_together(emulator, stage, batch, *arguments):
-        if (stage, batch) in barriers:
-            barriers[stage, batch].wait()
-        work(emulator, stage, batch, *arguments)
-
-    with mock.patch.object(_Emulator, "_work", work_together):
-        yield
-
-
-class EmulationTest(unittest.TestCase):
-    """Order and overlap also hold on a busy machine."""
-
-    def test_emulated_run_matches_the_simulation(self):
-        times = StageTimes.constant(8, 0.004, 0.01, 0.001, 0.01)
-        expected = simulate(DUAL, times)
-        outcome, spans, _ = emulate(DUAL, times)
-        self.assertEqual((outcome.steps, outcome.batches), (expected.steps, expected.batches))
-        for stage in ("read", "produce", "transfer", "step"):
-            batches = [
-                span.batch
-                for span in sorted(spans, key=lambda span: span.start_s)
-                if span.stage == stage
-            ]
-            if stage == "read":  # either of the two threads may be the first
-                batches.sort()
-            self.assertEqual(batches, list(range(8)), stage)
-        self.assertGreater(outcome.duration_s, 0.98 * expected.duration_s)
-        steps_s = sum(span.end_s - span.start_s for span in spans if span.stage == "step")
-        self.assertAlmostEqual(outcome.busy_s["1"], steps_s)
-
-    def test_batch_is_produced_after_its_read_even_if_a_later_batch_was_read_sooner(self):
-        spans = {
-            (s.stage, s.batch): s
-            for s in emulate(DUAL, stages(0.001, 0.001, read_s=[0.02, 0.001] * 3)).spans
-        }
-        for batch in range(6):
-            self.assertGreaterEqual(spans["produce", batch].start_s, spans["read", batch].end_s)
-
-    def test_each_data_device_has_its_own_readers(self):
-        def read_together(routes) -> bool:
-            spans = emulate(routes, stages(0, 0.001, read_s=0.005), QueueDepths(workers=1)).spans
-            reads = sorted(
-                (span.start_s, span.end_s, span.batch) for span in spans if span.stage == "read"
-            )
-            self.assertEqual(sorted(batch for _, _, batch in reads), list(range(12)))
-            return any(
-                start_s < end_s for (_, end_s, _), (start_s, _, _) in itertools.pairwise(reads)
-            )
-
-        with at_the_same_time({("read", 0), ("read", 1)}):
-            self.assertTrue(read_together(REPLICATED))
-        self.assertFalse(read_together([Route("0", "1"), Route("0", "2")]))
-
-    def test_dual_produces_a_batch_while_an_earlier_one_trains(self):
-        with at_the_same_time(*({("step", batch), ("produce", batch + 2)} for batch in range(6))):
-            outcome = emulate(DUAL, stages(0.001, [0.001] * 8)).result
-        self.assertEqual(outcome.steps, 8)
-
-    def test_producers_that_take_turns_work_at_the_same_time(self):
-        with at_the_same_time(
-            *({("produce", batch), ("produce", batch + 1)} for batch in range(0, 8, 2))
-        ):
-            outcome, spans, _ = emulate(TURNS, stages(0.001, [0.001] * 8))
-        by_batch = {span.batch: span for span in spans if span.stage == "produce"}
-        self.assertEqual([by_batch[batch].device for batch in range(8)], ["0", "1"] * 4)
-        self.assertEqual([span.batch for span in spans if span.stage == "step"], list(range(8)))
-        self.assertEqual(outcome.steps, 8)
-
-    def test_device_does_one_thing_at_a_time(self):
-        for routes in (SINGLE, REPLICATED, [Route("0", "0"), Route("0", "1")]):
-            spans = [
-                span
-                for span in emulate(routes, stages(0.002, 0.003)).spans
-                if span.stage in ("produce", "step")
-            ]
-            for device in "01":
-                periods = sorted(
-                    (span.start_s, span.end_s) for span in spans if span.device == device
-                )
-                for (_, end_s), (start_s, _) in itertools.pairwise(periods):
-                    self.assertLessEqual(end_s, start_s, routes)
-
-    def test_producer_runs_ahead_no_further_than_the_feed_is_deep(self):
-        spans = {
-            (span.stage, span.batch): span
-            for span in emulate(DUAL, stages(0.0, 0.004), QueueDepths(feed=2)).spans
-        }
-        # Besides 2 in the feed, one trains, one is on the model device, one is taken, and one waits
-        # for a place.
-        for batch in range(6, 12):
-            self.assertGreaterEqual(spans["produce", batch].start_s, spans["step", batch - 6].end_s)
-
-    def test_all_reduce_follows_the_slowest_replica(self):
-        outcome, spans, _ = emulate(REPLICATED, stages(0.0, [0.001, 0.004] * 3), all_reduce_s=0.002)
-        ends_s = {span.batch: span.end_s for span in spans if span.stage == "step"}
-        reductions = [span for span in spans if span.stage == "all-reduce"]
-        self.assertEqual([span.batch for span in reductions], [0, 2, 4])
-        for span in reductions:
-            self.assertGreaterEqual(span.start_s, max(ends_s[span.batch], ends_s[span.batch + 1]))
-        self.assertGreater(outcome.duration_s, 3 * (0.004 + 0.002))
-
-    def test_interrupted_run_leaves_no_thread(self):
-        def sleep_until_stopped(seconds_: float) -> None:
-            precise_sleep(seconds_)
-            if (
-                threading.current_thread() is threading.main_thread()
-            ):  # in a step or all-reduce: its devices are held
-                raise KeyboardInterrupt
-
-        before = set(threading.enumerate())
-        for routes, read_s in (
-            (SINGLE, 0.0),
-            (DUAL, 0.0),
-            (REPLICATED, 0.0),
-            (SINGLE, 0.005),
-            (TURNS, 0.005),
-        ):
-            times = StageTimes.constant(1000, read_s, 0.001, 0.0, 0.01)
-            stopping = mock.patch("myxtts.planner.emulator.precise_sleep", sleep_until_stopped)
-            with self.subTest(routes=routes), stopping, self.assertRaises(KeyboardInterrupt):
-                emulate(routes, times, all_reduce_s=0.01)
-            self.assertEqual(set(threading.enumerate()) - before, set())
-
-    def test_sleep_is_never_too_short(self):
-        for seconds_ in (0.0, 0.0001, 0.003):
-            start_s = time.perf_counter()
-            precise_sleep(seconds_)
-            self.assertGreaterEqual(time.perf_counter() - start_s, seconds_)
-
-    def test_emulation_text_is_parsed_into_stage_times(self):
-        arguments = parse_emulation("produce=0.020, transfer=0.002,step=0.03,variation=0.5")
-        times = StageTimes.constant(50, **arguments)
-        self.assertAlmostEqual(times.produce_s.mean(), 0.02)
-        self.assertAlmostEqual(times.step_s.std(), 0.015)
-        self.assertEqual(times.read_s.max(), 0.0)
-
-    def test_faulty_emulation_texts_are_rejected(self):
-        faults = {
-            "": "has an unknown stage ''",
-            "produce=1,step=1,eat=2": "has an unknown stage 'eat'",
-            "produce=1,produce=2,step=1": "repeats a name",
-            "produce=1": "no time for step",
-            "produce=0,step=1": "no time for produce",
-            "produce=fast,step=1": "produce=fast, not a number",
-            "produce=1,step=nan": "step=nan, not a number",
-            "produce=1,step=-1": "step=-1, not a number",
-            "produce=1,step=1,variation=11": "variation=11, not a number from 0 to 10",
-        }
-        for text, message in faults.items():
-            with self.subTest(text=text), self.assertRaisesRegex(ConfigError, message):
-                parse_emulation(text)
 
 
 if __name__ == "__main__":

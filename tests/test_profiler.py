@@ -1,16 +1,10 @@
-"""The profiler: its analysis against hand-computed figures, emulated profiles, and a profile of a
-tiny run.
-"""
+"""The profiler: its analysis against hand-computed figures, and a profile of a tiny run."""
 
 import contextlib
 import io
 import json
-import subprocess
-import sys
-import tempfile
 import unittest
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -20,27 +14,24 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image
 
+from myxtts.clock import MODEL, Span
 from myxtts.commands import profile as profile_command
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import DataConfig, TrainingConfig
-from myxtts.planner.emulator import EmulatedRun, StageSpan
-from myxtts.planner.simulator import QueueDepths, RunResult
 from myxtts.planner.stage_times import STAGES, StageTimes
 from myxtts.profiling import profiled_run
 from myxtts.profiling.analysis import Measurement, TracedRun, Trials, analyze
-from myxtts.profiling.emulation import emulated_placement, warm_up_batches, without_warm_up
 from myxtts.profiling.isolated_stages import time_steps
 from myxtts.profiling.nvml import GpuSampler, GpuUsage
 from myxtts.profiling.profiled_run import MeasurementWindow
 from myxtts.profiling.report import analysis_to_json, report_lines
-from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
+from myxtts.profiling.timeline import chrome_trace, timeline_rows
 from myxtts.report import advice
 from myxtts.training.schedule import Schedule
 from tests.tiny import Workspace, small_models, toy_models
 
-ROOT = Path(__file__).parents[1]
+DATA = "/CPU:0"  # lane of the data device
 TRACED_RUN = TracedRun(
     duration_s=2.5,
     wait_s=0.25,
@@ -102,11 +93,6 @@ class AnalysisTest(unittest.TestCase):
         self.assertAlmostEqual(analysis.tracing_overhead, 0.0)
         self.assertAlmostEqual(analysis.padding, 0.2)
 
-    def test_traced_runs_replace_missing_untraced_runs(self):
-        analysis = analyze(measured(untraced_s=[]), DataConfig())
-        self.assertAlmostEqual(analysis.achieved, 40 / 2.25)
-        self.assertIsNone(analysis.tracing_overhead)
-
     def test_step_variation_is_reported_with_and_within_buckets(self):
         analysis = analyze(measured(), DataConfig())
         self.assertAlmostEqual(analysis.step_mean_s, 0.625)
@@ -139,19 +125,18 @@ class AnalysisTest(unittest.TestCase):
         analysis = analyze(measured(produce=0.2, untaught_produce_s=np.full(4, 0.05)), DataConfig())
         self.assertAlmostEqual(analysis.teacher_share, 0.75)
         self.assertIn(
-            "teacher        75% of producing: 150.00 of 200.00 ms per batch",
-            report_lines(analysis, ""),
+            "teacher        75% of producing: 150.00 of 200.00 ms per batch", report_lines(analysis)
         )
-        self.assertAlmostEqual(analysis_to_json(analysis, "batches/s")["teacher_share"], 0.75)
+        self.assertAlmostEqual(analysis_to_json(analysis)["teacher_share"], 0.75)
         self.assertIsNone(analyze(measured(), DataConfig()).teacher_share)
 
     def test_stage_without_time_has_no_rate(self):
         analysis = analyze(measured(read=0.0, transfer=0.0), DataConfig())
         self.assertEqual((analysis.rates["read"], analysis.variations["transfer"]), (None, 0.0))
-        self.assertIn("no time", "\n".join(report_lines(analysis, "audio s/s")))
+        self.assertIn("no time", "\n".join(report_lines(analysis)))
 
     def test_assessment_has_the_times_of_a_step_and_the_utilisation_of_both_devices(self):
-        spans = [StageSpan("produce", batch, 0.0, 0.25) for batch in range(4)]
+        spans = [Span(DATA, "produce", 0.0, 0.25, batch) for batch in range(4)]
         run = replace(TRACED_RUN, spans=spans, step_s=np.array([1.25, 1.25]))
         assessment = analyze(
             measured(traced=(run,), step_bucket=np.zeros(2, int)), DataConfig()
@@ -212,26 +197,26 @@ class RecommendationTest(unittest.TestCase):
 
     def test_dual_placement_that_uses_both_devices_is_left_as_it_is(self):
         run = replace(
-            TRACED_RUN, spans=[StageSpan("produce", batch, 0.0, 0.25) for batch in range(4)]
+            TRACED_RUN, spans=[Span(DATA, "produce", 0.0, 0.25, batch) for batch in range(4)]
         )  # 40 % busy
         analysis = analyze(measured(traced=(run,), all_reduce_s=9.0), DataConfig())
-        lines = report_lines(analysis, "audio s/s")
+        lines = report_lines(analysis)
         self.assertIn("recommended    nothing", "\n".join(lines))
         self.assertTrue(lines[-1].endswith(" Recommended: this placement."), lines[-1])
 
 
 SPANS = (
-    StageSpan("read", 7, 10.0, 10.5),
-    StageSpan("read", 8, 10.25, 10.75),  # by another worker at the same time
-    StageSpan("produce", 7, 10.5, 10.75),
-    StageSpan("step", 7, 11.0, 12.0),
-    StageSpan("read", 9, 10.5, 11.0),
+    Span(DATA, "read", 10.0, 10.5, 7),
+    Span(DATA, "read", 10.25, 10.75, 8),  # by another worker at the same time
+    Span(DATA, "produce", 10.5, 10.75, 7),
+    Span(MODEL, "step", 11.0, 12.0, 7),
+    Span(DATA, "read", 10.5, 11.0, 9),
 )
 
 
 class TimelineTest(unittest.TestCase):
     def test_spans_of_a_row_do_not_overlap(self):
-        rows = {name: [span.batch for span in row] for name, row in timeline_rows(SPANS).items()}
+        rows = {name: [span.number for span in row] for name, row in timeline_rows(SPANS).items()}
         self.assertEqual(rows, {"read 1": [7, 9], "read 2": [8], "produce": [7], "step": [7]})
 
     def test_chrome_trace_has_complete_events_in_microseconds_and_named_rows(self):
@@ -250,111 +235,8 @@ class TimelineTest(unittest.TestCase):
         self.assertEqual(names[step["tid"]], "step")
         self.assertLessEqual({event["tid"] for event in events if event["ph"] == "X"}, set(names))
 
-    def test_excerpt_has_some_steps_from_the_middle_and_all_spans_during_them(self):
-        steps = [StageSpan("step", n, n, n + 0.5) for n in range(100)]
-        long = StageSpan("read", 50, 40.0, 60.0)
-        shown = timeline_excerpt([*steps, long], batches=4)
-        self.assertEqual([span.batch for span in shown if span.stage == "step"], [48, 49, 50, 51])
-        self.assertEqual((shown[-1].start_s, shown[-1].end_s), (48.0, 51.5))
 
-
-def emulate_exactly(routes, times, depths) -> EmulatedRun:
-    """Return the run of a machine on which stages take their times exactly, and the model never
-    waits.
-    """
-    spans, now_s = [], 0.0
-    for batch, (produce_s, step_s) in enumerate(zip(times.produce_s, times.step_s, strict=True)):
-        spans += [
-            StageSpan("produce", batch, now_s, now_s + produce_s),
-            StageSpan("step", batch, now_s, now_s + step_s),
-        ]
-        now_s += step_s
-    return EmulatedRun(None, spans, [])
-
-
-class EmulatedProfileTest(unittest.TestCase):
-    """`myxtts profile --emulate`: stages that sleep."""
-
-    def run_profile(self, *argv) -> tuple[int, str, str]:
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = report_errors(lambda: profile_command.main(argv))
-        return code, out.getvalue(), err.getvalue()
-
-    def test_output_files_are_complete_and_tensorflow_is_not_imported(self):
-        with tempfile.TemporaryDirectory() as name:
-            files = {flag: Path(name) / flag for flag in ("json", "picture", "trace")}
-            source = (
-                f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-                "from myxtts.commands import profile as profile_command\n"
-                "from myxtts.profiling import emulation\n"
-                # on a busy machine, sleeps are longer
-                "emulation.measure_sleep = lambda seconds: seconds\n"
-                "code = profile_command.main(sys.argv[1:])\n"
-                "sys.exit(7 if {'tensorflow', 'keras'} & set(sys.modules) else code)"
-            )
-            flags = [part for flag, path in files.items() for part in (f"--{flag}", str(path))]
-            emulate = (
-                "--emulate",
-                "read=0.010,produce=0.020,transfer=0.002,step=0.018",
-                "--num-steps",
-                "30",
-            )
-            process = subprocess.run(
-                [sys.executable, "-c", source, *emulate, *flags], capture_output=True, text=True
-            )
-            self.assertEqual((process.returncode, process.stderr), (0, ""), process)
-            figures = json.loads(files["json"].read_text())
-            picture = np.asarray(Image.open(files["picture"]))
-            trace = json.loads(files["trace"].read_text())
-        self.assertGreater(
-            figures["efficiency"], 0.0
-        )  # on a quiet machine 0.98; see docs/experiments/profiling.md
-        self.assertAlmostEqual(figures["speedup"] / figures["ideal_speedup"], figures["efficiency"])
-        self.assertAlmostEqual(figures["ideal_speedup"], 40 / 20)
-        self.assertEqual(figures["bottleneck"], "produce")
-        self.assertEqual(figures["recommendations"], [])
-        self.assertEqual((figures["num_workers"], figures["single_device"]), (2, False))
-        self.assertEqual(set(figures["stages"]), set(STAGES))
-        self.assertAlmostEqual(figures["stages"]["transfer"]["mean_s"], 0.002)
-        self.assertEqual(picture.shape[2], 3)
-        self.assertEqual(sum(event["ph"] == "X" for event in trace["traceEvents"]), 4 * 30)
-
-    def test_idle_data_device_is_named_with_the_placements_that_use_it(self):
-        with tempfile.TemporaryDirectory() as name:
-            flags = (
-                "--num-steps",
-                "15",
-                "--json",
-                f"{name}/profile.json",
-                "--data-gpu",
-                "2",
-                "--model-gpu",
-                "3",
-            )
-            with mock.patch.multiple(
-                "myxtts.profiling.emulation", measure_sleep=np.copy, emulate=emulate_exactly
-            ):
-                code, out, err = self.run_profile(
-                    "--emulate", "produce=0.001,transfer=0.0005,step=0.024", *flags
-                )
-            figures = json.loads(Path(f"{name}/profile.json").read_text())["assessment"]
-        self.assertEqual((code, err), (0, ""))
-        self.assertRegex(
-            out, r"\ndata device    busy \d\.\d% of the time: below the target, 40 to 60 %\n"
-        )
-        self.assertRegex(
-            out, r"\nrecommended    --model-gpus 2 3 if the all-reduce of its step takes less than"
-        )
-        self.assertRegex(
-            out,
-            r"\ngrade .* x two replicas without their all-reduce\. Recommended: --model-gpus 2"
-            r" 3 if",
-        )
-        self.assertLess(figures["data_utilisation"], 0.1)
-        self.assertAlmostEqual(figures["placements_s"]["replicas"], 0.0125)
-        self.assertLess(figures["gains"]["replicas"], 0.6)
-
+class StepTimesTest(unittest.TestCase):
     def test_timed_steps_do_not_trace(self):
         """With gradient accumulation, the batches of a step except the last have a trace of their
         own.
@@ -383,71 +265,27 @@ class EmulatedProfileTest(unittest.TestCase):
         )
         self.assertEqual(lengths, [2, 3, 3])
 
-    def test_emulated_run_is_measured_from_the_end_of_the_warm_up(self):
-        steps = [StageSpan("step", n, n + 0.25, n + 1.0) for n in range(7 + 3)]
-        begin_s = 7.0
-        blocked = [
-            (0.0, begin_s - 1.0),
-            (begin_s - 0.5, begin_s + 0.25),
-            (begin_s + 1.0, begin_s + 1.25),
-        ]
-        run = without_warm_up(
-            EmulatedRun(RunResult(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked), 7
-        )
-        self.assertEqual(
-            (run.duration_s, run.busy_s, run.wait_s, run.blocked_s), (3.0, 2.25, 0.75, 0.5)
-        )
-        self.assertEqual((run.step_s.tolist(), len(run.spans)), ([1.0, 1.0, 1.0], 3))
 
-    def test_warm_up_is_as_long_as_the_queues_are_deep(self):
-        self.assertEqual(warm_up_batches(QueueDepths()), 21)
-        self.assertEqual(warm_up_batches(QueueDepths(), producers=2), 41)
-        self.assertEqual(warm_up_batches(QueueDepths(feed=10, uploaded=10, host=30, workers=6)), 61)
-
-    def test_an_emulated_profile_needs_no_observer(self):
-        for observer in ("cpu", "7", "data"):
-            config, _ = profile_command.parse(["--observer", observer])
-            self.assertEqual(emulated_placement(config).routes[0].model, "/CPU:1")
-
-    def test_emulated_devices_need_not_exist_and_default_to_two(self):
-        cases = {
-            "": (0, 1),
-            "--data-gpu 5 --model-gpu 6": (5, 6),
-            "--model-gpus 3": (3, 3),
-            "--simulate-gpus 4": (0, 1),
-            "--data-gpus 4 0 --model-gpu 2": (4, 0, 2),
-        }
-        for flags, (*data, model) in cases.items():
-            with self.subTest(flags=flags):
-                config, _ = profile_command.parse(flags.split())
-                (route,) = emulated_placement(config).routes
-                devices = tuple(f"/CPU:{number}" for number in (*data, model))
-                self.assertEqual((*route.data_devices, route.model), devices)
-
+class MistakesTest(unittest.TestCase):
     def test_user_errors_are_reported_before_the_measurement(self):
         cases = {
             ("--json", "no/such/folder/file.json"): "no folder",
-            ("--picture", "."): "that is a folder",
-            ("--emulate", "produce=fast,step=1"): "produce=fast",
-            (
-                "--emulate",
-                "produce=0.01,step=0.01",
-                "--model-gpus",
-                "1",
-                "2",
-                "--data-gpu",
-                "0",
-            ): "`myxtts plan` compares",
+            ("--trace", "."): "that is a folder",
             ("--num-steps", "1"): "--num-steps is '1'",
             ("--num-step", "5"): "Did you mean --num-steps",
             ("--batch-size", "0"): "--batch-size is 0",
+            ("--emulate", "produce=1,step=1"): "`myxtts plan` predicts",
+            ("--real-time",): "Leave it out.",
+            ("--picture", "lanes.png"): "Give --trace FILE",
         }
         for argv, message in cases.items():
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = report_errors(lambda argv=argv: profile_command.main(argv))
             with self.subTest(argv=argv):
-                code, out, err = self.run_profile(*argv)
-                self.assertEqual((code, out), (2, ""))
-                self.assertIn(message, err)
-                self.assertNotIn("Traceback", err)
+                self.assertEqual((code, out.getvalue()), (2, ""))
+                self.assertIn(message, err.getvalue())
+                self.assertNotIn("Traceback", err.getvalue())
 
 
 class GpuSamplerTest(unittest.TestCase):
@@ -472,15 +310,18 @@ class ProfileTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         workspace = Workspace.temporary(cls.addClassCleanup)
-        cls.json_file = workspace.folder / "profile.json"
+        json_file, trace_file = workspace.folder / "profile.json", workspace.folder / "trace.json"
         argv = workspace.argv("never", "--data-gpu", "0", "--model-gpu", "1", "--num-steps", "6")
         out = io.StringIO()
         with small_models(), toy_models(), contextlib.redirect_stdout(out):
             cls.code = report_errors(
-                lambda: profile_command.main([*argv, "--json", str(cls.json_file)])
+                lambda: profile_command.main(
+                    [*argv, "--json", str(json_file), "--trace", str(trace_file)]
+                )
             )
         cls.out, cls.run_folder = out.getvalue(), workspace.run_dir("never")
-        cls.figures = json.loads(cls.json_file.read_text())
+        cls.figures = json.loads(json_file.read_text())
+        cls.trace = json.loads(trace_file.read_text())
 
     def test_every_stage_is_timed_and_the_step_traced_once(self):
         self.assertEqual(self.code, 0)
@@ -493,6 +334,10 @@ class ProfileTest(unittest.TestCase):
         self.assertAlmostEqual(
             self.figures["efficiency"], self.figures["achieved"] / self.figures["ceiling"], places=6
         )
+
+    def test_trace_has_every_stage_of_each_measured_step(self):
+        kinds = [event["cat"] for event in self.trace["traceEvents"] if event["ph"] == "X"]
+        self.assertEqual([kinds.count(kind) for kind in ("read", "produce", "step")], [6, 6, 6])
 
     def test_each_part_is_announced_before_it_is_measured(self):
         announced = [line for line in self.out.splitlines() if line.startswith("measuring")]

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from myxtts.config.config_files import config_of_run, describe_missing_run, is_misspelt
 from myxtts.config.foreign_names import COMMANDS
 from myxtts.config.load import load, shown
-from myxtts.config.renamed import RENAMED
+from myxtts.config.renamed import REMOVED, RENAMED
 from myxtts.config.schema import Config
 from myxtts.config.scripts import command_line
 from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section, nearest
@@ -145,6 +145,8 @@ class CommandParser(argparse.ArgumentParser):
         )
         if renamed in flags:
             return f": it was renamed to {renamed}."
+        if name in REMOVED:
+            return f": it {REMOVED[name]}"
         if f"--{word}" not in flags:
             foreign = foreign_flag(name, flags, self._foreign) or foreign_flag(
                 positive, flags, self._foreign

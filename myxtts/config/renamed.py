@@ -1,5 +1,5 @@
-"""The new names of renamed settings, flags, sections and values, for messages about the old
-ones.
+"""The new names of renamed settings, flags, sections and values, and what replaces removed flags,
+for messages about the old ones.
 """
 
 RENAMED = {
@@ -26,3 +26,16 @@ RENAMED_SECTIONS = {"independent": "local_sgd", "recogniser": "asr"}
 
 RENAMED_VALUES = {"task": {"recogniser": "asr", "voice": "tts"}}
 """New values of a setting, by its name."""
+
+REMOVED = {
+    "emulate": (
+        "was removed. `myxtts plan` predicts the throughput from given times of the stages, and"
+        " `myxtts profile` measures those of a run."
+    ),
+    "picture": (
+        "was removed. Give --trace FILE and open the file in ui.perfetto.dev; the report.html of a"
+        " run draws its own timeline."
+    ),
+    "real_time": "was removed with --emulate, to which it belonged. Leave it out.",
+}
+"""What to do instead of a removed flag, by its name with _ for -."""

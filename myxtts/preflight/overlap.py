@@ -155,7 +155,7 @@ def check_overlap(timeline: TrialTimes, dual: bool) -> Check:
             "Reading is the slowest stage: raise --num-workers, or use --cache-dataset.",
         )
     else:
-        check, to_do = required, "`myxtts profile --picture FILE` draws a timeline of all stages."
+        check, to_do = required, "`myxtts profile --trace FILE` writes a timeline of all stages."
     return check(
         timeline.hidden_s > min_hidden_s,
         "overlap",

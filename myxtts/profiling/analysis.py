@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from myxtts.clock import Span
 from myxtts.config.schema import DataConfig
 from myxtts.placement.routes import Route
-from myxtts.planner.emulator import StageSpan
 from myxtts.planner.simulator import QueueDepths, simulate
 from myxtts.planner.stage_times import (
     STAGES,
@@ -47,12 +47,12 @@ class TracedRun:
     blocked_s: float
     busy_s: float
     step_s: np.ndarray
-    spans: Sequence[StageSpan]
+    spans: Sequence[Span]
 
     @property
     def produce_s(self) -> float:
         """Seconds that the data device worked on as many batches as were trained."""
-        return sum(span.end_s - span.start_s for span in self.spans if span.stage == "produce")
+        return sum(span.end_s - span.start_s for span in self.spans if span.kind == "produce")
 
 
 class Trials(NamedTuple):
@@ -77,12 +77,11 @@ class Measurement:
     """Measurements of one sequence of batches.
 
     Attributes:
-        work: float [batches], seconds of audio in each, or 1 where the stages are emulated.
+        work: float [batches], seconds of audio in each.
         padded_work: float [batches], the same with padding.
         isolated: times of each stage in isolation; `read_s` is the time between two batches from
             all workers together.
-        untraced_s: duration of each untraced run; empty where tracing costs nothing, so that the
-            traced runs suffice.
+        untraced_s: duration of each untraced run.
         traced: the traced runs.
         step_bucket: int [steps], the bucket of each step.
         single_device: one device makes the batches and trains.
@@ -148,8 +147,7 @@ class Analysis:
             ahead.
         speedup, ideal_speedup: achieved and ceiling over serial.
         noise: relative difference of two equal runs.
-        tracing_overhead: fraction of the time that tracing adds; None where there are no untraced
-            runs.
+        tracing_overhead: fraction of the time that tracing adds.
         step_variation: coefficient of variation of the step's time.
         step_variation_in_bucket: the same with each step's time divided by the mean of its bucket.
         assessment: the placement compared with others.
@@ -168,7 +166,7 @@ class Analysis:
     speedup: float
     ideal_speedup: float
     noise: float
-    tracing_overhead: float | None
+    tracing_overhead: float
     step_mean_s: float
     step_p50_s: float
     step_p95_s: float
@@ -223,8 +221,7 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
     }
     slowest_s = max(shared_s.values())
     serial_s = max(total_s["read"], total_s["produce"] + total_s["transfer"] + total_s["step"])
-    durations_s = measurement.untraced_s or [run.duration_s for run in traced]
-    duration_s = float(np.mean(durations_s))
+    duration_s = float(np.mean(measurement.untraced_s))
     step_s = np.concatenate([run.step_s for run in traced])
     relative_to_bucket = np.concatenate(
         [_over_bucket_mean(run.step_s, measurement.step_bucket) for run in traced]
@@ -234,7 +231,7 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
         sum(run.busy_s for run in traced) / traced_s,
         coefficient_of_variation(step_s),
     )
-    noise = float(np.ptp(durations_s) / duration_s)
+    noise = float(np.ptp(measurement.untraced_s) / duration_s)
     return Analysis(
         rates={
             stage: float(work / shared_s[stage]) if shared_s[stage] else None for stage in STAGES
@@ -250,9 +247,7 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
         speedup=serial_s / duration_s,
         ideal_speedup=serial_s / slowest_s,
         noise=noise,
-        tracing_overhead=(
-            traced_s / len(traced) / duration_s - 1.0 if measurement.untraced_s else None
-        ),
+        tracing_overhead=traced_s / len(traced) / duration_s - 1.0,
         step_mean_s=float(step_s.mean()),
         step_p50_s=float(np.percentile(step_s, 50)),
         step_p95_s=float(np.percentile(step_s, 95)),

@@ -10,12 +10,11 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
-from myxtts.clock import FIRST_STEP, Clock, Times
+from myxtts.clock import FIRST_STEP, MODEL, Clock, Span, Times
 from myxtts.data.hand_over import Batch
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import ReplicaBatches
-from myxtts.planner.emulator import StageSpan
 from myxtts.profiling.analysis import TracedRun
 from myxtts.profiling.isolated_stages import profile_learning_rate
 from myxtts.profiling.profiled_run import WARM_UP, ProfiledRun
@@ -131,17 +130,17 @@ class SpanRecorder:
         """Return a feed of the same batches that records their times."""
         return RecordedFeed(feed, self._batches)
 
-    def spans(self) -> Iterator[StageSpan]:
+    def spans(self) -> Iterator[Span]:
         """Yield the spans of the measured batches; a step of several batches has one, under its
         last batch.
         """
         step = 0
         for batch, (times, last) in enumerate(self._batches):
             if step >= WARM_UP:
-                yield StageSpan("read", batch, times.began_s, times.read_s)
-                yield StageSpan("produce", batch, times.read_s, times.produced_s)
+                yield Span(times.producer, "read", times.began_s, times.read_s, batch)
+                yield Span(times.producer, "produce", times.read_s, times.produced_s, batch)
                 if last:
-                    yield StageSpan("step", batch, self.start_s[step], self.end_s[step])
+                    yield Span(MODEL, "step", self.start_s[step], self.end_s[step], batch)
             step += last
 
 

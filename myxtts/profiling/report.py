@@ -8,6 +8,7 @@ from myxtts.planner.stage_times import STAGES
 from myxtts.profiling.analysis import Analysis, Recommendation
 from myxtts.report.assessment import TARGETS, Assessment, data_busy_text
 
+UNIT = "audio s/s"  # of the rates
 MAX_TRACING_OVERHEAD = 0.02  # a larger one is compared with the noise of the machine
 
 
@@ -70,9 +71,9 @@ class DeviceMetrics:
         return asdict(self) | {"model_flops_utilisation": self.model_flops_utilisation}
 
 
-def report_lines(analysis: Analysis, unit: str) -> list[str]:
-    """Return the analysis line by line; `unit` is the unit of its rates."""
-    lines = [f"{'isolated':<14} {unit:>17}   ms per batch   variation"]
+def report_lines(analysis: Analysis) -> list[str]:
+    """Return the analysis line by line."""
+    lines = [f"{'isolated':<14} {UNIT:>17}   ms per batch   variation"]
     for stage in STAGES:
         rate = analysis.rates[stage]
         rate_text = "no time" if rate is None else f"{rate:.1f}"
@@ -86,14 +87,14 @@ def report_lines(analysis: Analysis, unit: str) -> list[str]:
         )
     labelled = {
         "ceiling": (
-            f"{analysis.ceiling:.1f} {unit}, the slowest of reading, produce, transfer and step"
+            f"{analysis.ceiling:.1f} {UNIT}, the slowest of reading, produce, transfer and step"
         ),
         "achieved": (
-            f"{analysis.achieved:.1f} {unit}, all stages together; two runs differ by"
+            f"{analysis.achieved:.1f} {UNIT}, all stages together; two runs differ by"
             f" {analysis.noise:.1%}"
         ),
         "serial": (
-            f"{analysis.serial:.1f} {unit}, if produce, transfer and step ran one after the other"
+            f"{analysis.serial:.1f} {UNIT}, if produce, transfer and step ran one after the other"
         ),
         "efficiency": f"{analysis.efficiency:.1%}, achieved / ceiling",
         **device_texts(analysis.assessment),
@@ -112,13 +113,12 @@ def report_lines(analysis: Analysis, unit: str) -> list[str]:
         "padding": f"{analysis.padding:.1%} of the samples in batches",
     }
     overhead = analysis.tracing_overhead
-    if overhead is not None:
-        comparison = (
-            ", within the noise of this machine"
-            if MAX_TRACING_OVERHEAD < overhead <= analysis.noise
-            else ""
-        )
-        labelled["tracing"] = f"{overhead:.1%} overhead{comparison}"
+    comparison = (
+        ", within the noise of this machine"
+        if MAX_TRACING_OVERHEAD < overhead <= analysis.noise
+        else ""
+    )
+    labelled["tracing"] = f"{overhead:.1%} overhead{comparison}"
     lines += [f"{label:<14} {text}" for label, text in labelled.items()]
     lines.append(f"{'bottleneck':<14} {analysis.reason}")
     for recommendation in analysis.recommendations:
@@ -172,18 +172,14 @@ def _format_gain(recommendation: Recommendation) -> str:
     return f"at most {gain:+.0%}" if basis == "at most" else f"{gain:+.0%} ({basis})"
 
 
-def analysis_to_json(analysis: Analysis, unit: str) -> dict[str, Any]:
+def analysis_to_json(analysis: Analysis) -> dict[str, Any]:
     """Return the analysis as JSON."""
     values = asdict(analysis) | {
         "grade": analysis.grade,
         "assessment": analysis.assessment.to_json(),
     }
     by_stage = [values.pop(name) for name in ("mean_s", "variations", "rates")]
-    names = (
-        "mean_s",
-        "variation",
-        "audio_seconds_per_s" if unit.startswith("audio") else "batches_per_s",
-    )
+    names = ("mean_s", "variation", "audio_seconds_per_s")
     values["stages"] = {
         stage: dict(zip(names, (column[stage] for column in by_stage), strict=True))
         for stage in STAGES
@@ -191,4 +187,4 @@ def analysis_to_json(analysis: Analysis, unit: str) -> dict[str, Any]:
     values["recommendations"] = [
         recommendation._asdict() for recommendation in analysis.recommendations
     ]
-    return values | {"unit": unit, "reason": analysis.reason}
+    return values | {"unit": UNIT, "reason": analysis.reason}

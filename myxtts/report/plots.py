@@ -138,47 +138,6 @@ def f0_curves(f0_hz: dict[str, np.ndarray], title: str) -> np.ndarray:
     return _render(figure)
 
 
-def timeline_picture(rows: dict[str, list[tuple[int, float, float]]], title: str) -> np.ndarray:
-    """Draw a timeline: a row for each lane and a bar for each batch, which has the same colour in
-    all rows.
-
-    Args:
-        rows: name -> (batch, start, end) in seconds, from the top down.
-
-    Returns:
-        uint8 [height, width, 3].
-    """
-    figure = Figure(figsize=(12, 1.2 + 0.6 * len(rows)), dpi=80, layout="constrained")
-    axis = figure.subplots()
-    bars = [bar for row in rows.values() for bar in row]
-    first_s, last_s = (
-        min((bar[1] for bar in bars), default=0.0),
-        max((bar[2] for bar in bars), default=1.0),
-    )
-    for height, row in enumerate(rows.values()):
-        for batch, start_s, end_s in row:
-            axis.barh(
-                height, end_s - start_s, left=start_s - first_s, height=0.8, color=f"C{batch % 10}"
-            )
-            if end_s - start_s > 0.02 * (last_s - first_s):  # there is room for its number
-                middle_s = (start_s + end_s) / 2 - first_s
-                axis.text(
-                    middle_s,
-                    height,
-                    str(batch),
-                    ha="center",
-                    va="center",
-                    fontsize=8,
-                    color="white",
-                )
-    axis.set(
-        xlabel="s", xlim=(0, last_s - first_s), yticks=range(len(rows)), yticklabels=list(rows)
-    )
-    axis.invert_yaxis()
-    _set_title(figure, title)
-    return _render(figure)
-
-
 def png_bytes(image: np.ndarray) -> bytes:
     """Return the bytes of a PNG file of an image, uint8 [height, width, 3]."""
     file = io.BytesIO()

@@ -1,11 +1,9 @@
 """Emulation of a placement: real threads and the project's own Feed, with stages that only sleep.
-No TensorFlow.
 
 The stage times are emulated; the hand-over between stages is real. MLPerf Storage measures in the
 same way: its accelerator sleeps.
 """
 
-import math
 import os
 import threading
 import time
@@ -16,83 +14,30 @@ from contextlib import ExitStack, contextmanager
 from queue import Queue
 from typing import NamedTuple
 
+from myxtts.clock import Span
 from myxtts.data.feed import Feed
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Route
 from myxtts.planner.simulator import DEFAULT_DEPTHS, BatchAssignment, QueueDepths, RunResult
-from myxtts.planner.stage_times import MAX_STAGE_S, MAX_VARIATION, STAGES, StageTimes
+from myxtts.planner.stage_times import StageTimes
 
 # On a busy 2-core machine `time.sleep` returns 65 to 88 µs late in the median. With its last part
 # spent in a loop it is 2 to 6 µs, for 1 % of a core at stages of 20 ms.
 SPIN_S = 200e-6
 
 
-class StageSpan(NamedTuple):
-    """A period in which a stage worked on a batch, in seconds since the run began.
+class EmulatedRun(NamedTuple):
+    """A run whose stages slept.
 
     Attributes:
-        stage: read, produce, transfer, step or all-reduce.
-        batch: number in the sequence; for an all-reduce the first batch of its step.
-        device: the model device for a transfer; "" for reading and all-reduce.
-    """
-
-    stage: str
-    batch: int
-    start_s: float
-    end_s: float
-    device: str = ""
-
-
-class EmulatedRun(NamedTuple):
-    """`spans` are in the order of their ends; `blocked` has the start and end of each time that a
-    feed was full.
+        spans: in the order of their ends, in seconds since the run began. The lane is the device,
+            for a transfer the model device, and "" for a read and an all-reduce. The kind is a
+            stage or `all-reduce`. The number is that of the batch, from 0; for an all-reduce that
+            of the first batch of its step.
     """
 
     result: RunResult
-    spans: list[StageSpan]
-    blocked: list[tuple[float, float]]
-
-
-def parse_emulation(text: str) -> dict[str, float]:
-    """Parse `produce=0.020,transfer=0.002,step=0.020` into arguments of `StageTimes.constant`.
-
-    `read=` and `transfer=` (seconds) and `variation=` are optional and default to 0.
-
-    Raises:
-        ConfigError: an unknown or repeated name, no time for produce or step, or a number out of
-            bounds.
-    """
-    arguments = {stage: f"{stage}_s" for stage in STAGES} | {"variation": "variation"}
-    values: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, number = (piece.strip() for piece in part.partition("="))
-        if name not in arguments or arguments[name] in values:
-            fault = "repeats a name" if name in arguments else f"has an unknown stage {name!r}"
-            raise ConfigError(f"--emulate {text!r} {fault}. {_EXAMPLE}")
-        values[arguments[name]] = _parse_number(text, name, number)
-    missing = [stage for stage in ("produce", "step") if not values.get(arguments[stage])]
-    if missing:
-        raise ConfigError(f"--emulate {text!r} has no time for {' and '.join(missing)}. {_EXAMPLE}")
-    return dict.fromkeys(arguments.values(), 0.0) | values
-
-
-_EXAMPLE = (
-    "Write seconds as in produce=0.020,transfer=0.002,step=0.020; read= and variation= (standard"
-    " deviation over mean) are optional."
-)
-
-
-def _parse_number(text: str, name: str, number: str) -> float:
-    limit = MAX_VARIATION if name == "variation" else MAX_STAGE_S
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value <= limit:
-        raise ConfigError(
-            f"--emulate {text!r} has {name}={number}, not a number from 0 to {limit:g}. {_EXAMPLE}"
-        )
-    return value
+    spans: list[Span]
 
 
 def precise_sleep(seconds: float) -> None:
@@ -244,9 +189,9 @@ class _Emulator:
         )
         self._device = {device: _FifoLock() for device in assignment.devices}
         self._started = threading.Semaphore(0)  # released at the start of each step
-        self._spans: list[StageSpan] = []  # list.append is atomic
+        self._spans: list[Span] = []  # list.append is atomic
         self._wait_s = 0.0
-        self._blocked: list[tuple[float, float]] = []
+        self._blocked_s = 0.0
         self._start_s = 0.0
 
     def run(self) -> EmulatedRun:
@@ -279,9 +224,8 @@ class _Emulator:
                 stack.callback(device.open)
             self._train(queued, in_parallel)
             duration_s = self._now_s()
-        blocked_s = sum(end_s - start_s for start_s, end_s in self._blocked)
-        result = assignment.result(duration_s, self._wait_s, blocked_s, self._busy_s())
-        return EmulatedRun(result, self._spans, self._blocked)
+        result = assignment.result(duration_s, self._wait_s, self._blocked_s, self._busy_s())
+        return EmulatedRun(result, self._spans)
 
     def _train(self, queued: Iterator[int], in_parallel: Callable) -> None:
         assignment = self._assignment
@@ -339,7 +283,7 @@ class _Emulator:
                 self._device[data].release()
             ready_s = self._now_s()
             yield step
-            self._blocked.append((ready_s, self._now_s()))
+            self._blocked_s += self._now_s() - ready_s
 
     def _read(self, batch: int) -> None:
         self._work("read", batch, self._times.read_s[batch])
@@ -347,7 +291,7 @@ class _Emulator:
     def _work(self, stage: str, batch: int, seconds: float, device: str = "") -> None:
         start_s = self._now_s()
         precise_sleep(seconds)
-        self._spans.append(StageSpan(stage, batch, start_s, self._now_s(), device))
+        self._spans.append(Span(device, stage, start_s, self._now_s(), batch))
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._start_s
@@ -355,6 +299,6 @@ class _Emulator:
     def _busy_s(self) -> dict[str, float]:
         busy_s = dict.fromkeys(self._assignment.devices, 0.0)
         for span in self._spans:
-            if span.stage in ("produce", "step"):
-                busy_s[span.device] += span.end_s - span.start_s
+            if span.kind in ("produce", "step"):
+                busy_s[span.lane] += span.end_s - span.start_s
         return busy_s

@@ -1,22 +1,15 @@
-"""Cluster discovery from the environment, and the job token."""
+"""Cluster discovery from the environment."""
 
 import json
 import re
-import tempfile
 import unittest
-from argparse import Namespace
 from pathlib import Path
-from unittest import mock
 
 import yaml
 
-from myxtts.commands import train
-from myxtts.commands.launch import worker_token
+from myxtts.commands import check_distributed, launch, train
 from myxtts.distributed.cluster import Cluster, expand_counts, expand_hosts, find_cluster
-from myxtts.distributed.job_token import VARIABLE, read_token, token_of
-from myxtts.distributed.launcher import LaunchSpec, _programs
 from myxtts.errors import ConfigError, PlacementError
-from tests.fixtures import temporary_folder
 
 SLURM = {
     "SLURM_JOB_ID": "31234",
@@ -194,54 +187,15 @@ class SlurmTest(unittest.TestCase):
 
 
 class JobTokenTest(unittest.TestCase):
-    SECRET = "correct horse battery staple"
-
-    def file(self, content: bytes, mode: int = 0o600) -> Path:
-        path = temporary_folder(self.addCleanup) / "token"
-        path.write_bytes(content)
-        path.chmod(mode)
-        return path
-
-    def test_cluster_has_the_token_of_the_environment_and_shows_it_nowhere(self):
-        environ = {**tf_config({"worker": ["a:1", "b:2"]}), VARIABLE: self.SECRET}
-        cluster = find_cluster(environ)
-        self.assertEqual(cluster.token, self.SECRET)
-        self.assertNotIn(self.SECRET, repr(cluster) + cluster.tf_config())
-
-    def test_launcher_gives_the_token_to_its_workers_in_the_environment_alone(self):
-        spec = LaunchSpec(("program",), ("a:1", "b:2"), (0, 1), Path("logs"), token=self.SECRET)
-        for program in _programs(spec):
-            self.assertEqual(program.environ[VARIABLE], self.SECRET)
-            self.assertNotIn(self.SECRET, " ".join((*program.command, program.title, repr(spec))))
-
-    def test_token_is_that_of_the_file_or_of_the_environment_or_on_one_machine_random(self):
-        def token(file=None, nodes=None, **environ):
-            with mock.patch.dict("os.environ", environ):
-                return worker_token(Namespace(job_token=file, nodes=nodes))
-
-        self.assertEqual(token(self.file(self.SECRET.encode() + b"\n")), self.SECRET)
-        self.assertEqual((token(nodes="a:1,b:2"), token(**{VARIABLE: self.SECRET})), ("", ""))
-        self.assertNotEqual(token(), token())
-        self.assertEqual(len(token()), 64)
-
-    def test_unusable_tokens_are_explained_and_not_repeated(self):
-        for reason, path in {
-            "has a job token of 5 characters": self.file(b"short"),
-            "has a job token of 0 characters": self.file(b"\n"),
-            "mode 644": self.file(self.SECRET.encode(), 0o644),
-            "it is no text": self.file(b"\xff" * 32),
-            "No such file": Path(self.SECRET),
-            "Is a directory": Path(tempfile.gettempdir()),
-        }.items():
-            with self.subTest(reason), self.assertRaisesRegex(ConfigError, reason) as raised:
-                read_token(path)
-            self.assertNotIn(self.SECRET, str(raised.exception))
-        self.assertEqual(token_of({}), "")
-        for token in ("", "short"):
+    def test_flag_and_variable_of_earlier_versions_are_errors_that_say_what_to_do(self):
+        for command in (launch, check_distributed):
             with self.assertRaisesRegex(
-                ConfigError, f"{VARIABLE} has a job token of {len(token)} characters"
+                ConfigError, "--job-token' is not a flag any more: .* Let only the workers reach"
             ):
-                token_of({VARIABLE: token})
+                command.parse(["--job-token", "secret"])
+        environ = {**tf_config({"worker": ["a:1", "b:2"]}), "MYXTTS_JOB_TOKEN": "secret"}
+        with self.assertRaisesRegex(ConfigError, "MYXTTS_JOB_TOKEN is set, .* Unset it"):
+            find_cluster(environ)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,12 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from unittest import mock
 
-from myxtts.distributed import job_token
 from myxtts.distributed import rendezvous as rendezvous_module
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.launcher import local_workers
 from myxtts.distributed.rendezvous import Limits, rendezvous
-from myxtts.distributed.signed_lines import SignedLines, encode, new_nonce
-from myxtts.errors import ConfigError, PlacementError
+from myxtts.errors import PlacementError
 
-TOKEN, OTHER_TOKEN = "correct horse battery staple", "incorrect horse battery staple"
 DEADLINE_S = 120.0  # of what takes milliseconds
 PATIENT = Limits(
     introduction_s=DEADLINE_S, line_bytes=10_000, connections=4
@@ -107,7 +104,7 @@ class RendezvousTest(unittest.TestCase):
         self.assertIn(f"cannot use port {port}", ends[1])
 
 
-class StrangerTest(unittest.TestCase):
+class UnknownPeerTest(unittest.TestCase):
     """A chief, worker 1 and whoever else connects to the chief's port."""
 
     def setUp(self):
@@ -119,25 +116,18 @@ class StrangerTest(unittest.TestCase):
         self.opened.enter_context(mock.patch.multiple(rendezvous_module, RETRY_S=0.1, time=clock))
         self.pool = self.opened.enter_context(ThreadPoolExecutor())
 
-    def start(
-        self, index: int, token: str = "", limits: Limits = PATIENT, timeout_s: float = DEADLINE_S
-    ) -> Future:
+    def start(self, index: int, limits: Limits = PATIENT) -> Future:
         return self.pool.submit(
-            rendezvous, Cluster(self.workers, index, token), {}, timeout_s, limits=limits
+            rendezvous, Cluster(self.workers, index), {}, DEADLINE_S, limits=limits
         )
 
     def connect(self) -> socket.socket:
         while True:
             try:
-                stranger = socket.create_connection(
-                    split_address(self.workers[0]), timeout=DEADLINE_S
-                )
+                peer = socket.create_connection(split_address(self.workers[0]), timeout=DEADLINE_S)
             except ConnectionRefusedError:  # the chief does not listen yet
                 continue
-            return self.opened.enter_context(stranger)
-
-    def nonce(self, connection: socket.socket) -> str:
-        return json.loads(connection.makefile("rb").readline())["nonce"]
+            return self.opened.enter_context(peer)
 
     def is_closed(self, connection: socket.socket) -> bool:
         """Receive until the chief closes the connection."""
@@ -147,19 +137,14 @@ class StrangerTest(unittest.TestCase):
         return True
 
     def assert_dropped(
-        self,
-        visit: Callable[[], None],
-        reason: str,
-        count: int = 1,
-        token: str = "",
-        limits: Limits = PATIENT,
+        self, visit: Callable[[], None], reason: str, count: int = 1, limits: Limits = PATIENT
     ) -> None:
         """Assert that the chief drops what visits it, says so, and goes on."""
         with self.assertLogs("myxtts", "WARNING") as logs:
-            chief = self.start(0, token, limits)
+            chief = self.start(0, limits)
             visit()
             self.assertFalse(chief.done())
-            self.start(1, token).result(DEADLINE_S)
+            self.start(1).result(DEADLINE_S)
             self.assertIsNone(chief.result(DEADLINE_S))
         lines = [record.getMessage() for record in logs.records]
         self.assertRegex(
@@ -174,13 +159,13 @@ class StrangerTest(unittest.TestCase):
         limits = SimpleNamespace(**asdict(QUICK))
 
         def visit():
-            stranger = self.connect()
-            stranger.settimeout(0.02)
+            peer = self.connect()
+            peer.settimeout(0.02)
             with self.assertRaises(ConnectionError):
                 while True:
-                    stranger.send(b" ")
+                    peer.send(b" ")
                     with suppress(TimeoutError):
-                        if stranger.recv(4096) == b"":
+                        if peer.recv(4096) == b"":
                             raise ConnectionError
             limits.introduction_s = DEADLINE_S  # the worker may be slow
 
@@ -188,62 +173,48 @@ class StrangerTest(unittest.TestCase):
 
     def test_line_without_end_is_cut_off(self):
         def visit():
-            stranger = self.connect()
-            stranger.sendall(b"x" * 20_000)
-            self.assertTrue(self.is_closed(stranger))
+            peer = self.connect()
+            peer.sendall(b"x" * 20_000)
+            self.assertTrue(self.is_closed(peer))
 
         self.assert_dropped(visit, "a line of more than 10,000 bytes")
 
     def test_garbage_is_dropped(self):
-        nonce = new_nonce()
-        lines = (
-            *(
-                words + b"\n"
-                for words in (
-                    b"GET / HTTP/1.1",
-                    b"",
-                    b"[]",
-                    b"\xff\xfe",
-                    b"[" * 9000,
-                    b'{"worker": 1}',
-                )
-            ),
-            *(encode({"nonce": bad, "body": "{}", "mac": ""}) for bad in ("", 7, None, "\n" * 64)),
-            *(
-                encode({"nonce": nonce, "body": bad, "mac": ""})
-                for bad in (7, None, "[]", "\ud800", "{}", "[" * 4000)
-            ),
-            *(encode({"nonce": nonce, "body": "{}", "mac": bad}) for bad in (7, None)),
-            *(self.introduction(nonce, worker=bad) for bad in (True, "1", None)),
+        words = (b"GET / HTTP/1.1", b"", b"[]", b"\xff\xfe", b"[" * 9000, b'{"worker": 1}')
+        introduction = {"worker": 1, "workers": self.workers, "settings": {}}
+        wrong = (
+            {"worker": True},
+            {"worker": "1"},
+            {"worker": None},
+            {"workers": "\ud800"},
+            {"settings": []},
         )
+        lines = [word + b"\n" for word in words]
+        lines += [json.dumps(introduction | change).encode() + b"\n" for change in wrong]
 
         def visit():
             for line in lines:
-                stranger = self.connect()
-                stranger.sendall(line)
-                self.assertTrue(self.is_closed(stranger))
+                peer = self.connect()
+                peer.sendall(line)
+                self.assertTrue(self.is_closed(peer))
 
         self.assert_dropped(visit, "malformed", len(lines))
 
-    def introduction(self, nonce: str, **changed) -> bytes:
-        message = {"worker": 1, "workers": self.workers, "settings": {}} | changed
-        return encode({"nonce": nonce, "body": json.dumps(message), "mac": ""})
-
     def test_early_end_is_dropped(self):
         def visit():
-            stranger = self.connect()
-            stranger.sendall(b'{"nonce"')
-            stranger.shutdown(socket.SHUT_WR)
-            self.assertTrue(self.is_closed(stranger))
+            peer = self.connect()
+            peer.sendall(b'{"worker"')
+            peer.shutdown(socket.SHUT_WR)
+            self.assertTrue(self.is_closed(peer))
 
         self.assert_dropped(visit, "closed early")
 
     def test_many_connections_at_once_keep_no_worker_out(self):
-        strangers = []
+        peers = []
 
         def visit():
-            strangers.extend(self.connect() for _ in range(40))
-            self.assertTrue(all(map(self.is_closed, strangers[:34])))
+            peers.extend(self.connect() for _ in range(40))
+            self.assertTrue(all(map(self.is_closed, peers[:34])))
 
         self.assert_dropped(
             visit, "too many at once", 35
@@ -257,86 +228,16 @@ class StrangerTest(unittest.TestCase):
 
         self.assert_dropped(visit, "of another job")
 
-    def test_recorded_introduction_is_worth_nothing_in_another_connection(self):
+    def test_worker_that_has_left_may_come_again(self):
         self.workers = local_workers(3)
-        with self.assertLogs("myxtts", "WARNING") as logs:
-            chief = self.start(0, TOKEN)
-            first, nonce = self.connect(), new_nonce()
-            lines = SignedLines(TOKEN, "worker", self.nonce(first), nonce)
-            introduction = {"worker": 1, "workers": self.workers, "settings": {}}
-            recorded = encode({"nonce": nonce, **lines.pack(introduction)})
-            first.sendall(recorded)
-            answer = json.loads(first.makefile("rb").readline())
-            self.assertIn("worker 2", lines.unpack(answer)["waiting"])
-            first.close()
-            for line in (recorded, encode({"nonce": nonce, **answer})):
-                second = self.connect()
-                self.nonce(second)
-                second.sendall(line)
-                self.assertIn(b"refused", second.makefile("rb").readline())
-            workers = [self.start(index, TOKEN) for index in (1, 2)]
-            for worker in (chief, *workers):
-                self.assertIsNone(worker.result(DEADLINE_S))
-        self.assertIn("2 connections were dropped: 2 with another job token", logs.output[-1])
-
-    def test_a_token_of_other_characters_than_printable_ascii_is_an_error(self):
-        for token in ("\udcff" * 32, "\0" * 32, "é" * 32):
-            with self.assertRaisesRegex(ConfigError, "other characters than printable ASCII"):
-                job_token.token_of({job_token.VARIABLE: token})
-
-    def test_workers_with_the_same_token_meet(self):
-        ends = self.start(0, TOKEN), self.start(1, TOKEN)
-        self.assertEqual([end.result(DEADLINE_S) for end in ends], [None, None])
-
-    def test_worker_with_another_token_or_without_one_is_refused_with_a_message(self):
-        for chief, worker, reason, message in (
-            (TOKEN, OTHER_TOKEN, "with another job token", "the two have different job tokens"),
-            (TOKEN, "", "without the job token", "it has a job token, and this worker has none"),
-            (
-                "",
-                TOKEN,
-                "with a job token that is not asked for",
-                "this worker has a job token, and it has none",
-            ),
-        ):
-
-            def visit(worker=worker, message=message):
-                with self.assertRaises(PlacementError) as raised:
-                    self.start(1, worker).result(DEADLINE_S)
-                self.assertIn(
-                    f"refused worker 1 ({self.workers[1]}): {message}", str(raised.exception)
-                )
-                self.assertNotIn("horse", str(raised.exception))
-
-            with self.subTest(reason):
-                self.workers = local_workers(2)
-                self.assert_dropped(visit, reason, token=chief)
-
-    def test_worker_is_not_released_by_a_chief_without_its_token(self):
-        def play_chief(listener: socket.socket, token: str) -> None:
-            connection, _ = listener.accept()
-            with connection:
-                nonce = new_nonce()
-                connection.sendall(encode({"nonce": nonce}))
-                fields = json.loads(connection.makefile("rb").readline())
-                lines = SignedLines(token, "chief", nonce, fields["nonce"])
-                connection.sendall(encode(lines.pack({"go": True})))
-
-        with (
-            socket.create_server(split_address(self.workers[0])) as listener,
-            self.assertLogs("myxtts") as logs,
-        ):
-            worker = self.start(1, TOKEN)
-            for token in ("", OTHER_TOKEN):
-                play_chief(listener, token)
-            self.ahead_s = DEADLINE_S
-            with self.assertRaisesRegex(
-                PlacementError, r"worker 0 \(\S+\) did not arrive within 120 s"
-            ):
-                worker.result(DEADLINE_S)
-        self.assertRegex(
-            logs.output[0], r"worker 0 \(\S+\) has ended a connection \(without the job token\)"
-        )
+        chief = self.start(0)
+        introduction = {"worker": 1, "workers": self.workers, "settings": {}}
+        with self.connect() as first:
+            first.sendall(json.dumps(introduction).encode() + b"\n")
+            self.assertIn("worker 2", json.loads(first.makefile("rb").readline())["waiting"])
+        workers = [self.start(index) for index in (1, 2)]
+        for worker in (chief, *workers):
+            self.assertIsNone(worker.result(DEADLINE_S))
 
     def test_slow_chief_does_not_hold_a_worker(self):
         with (

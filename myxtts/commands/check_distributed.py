@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.launch import add_worker_flags, worker_addresses, worker_token
+from myxtts.commands.launch import add_worker_flags, worker_addresses
 from myxtts.commands.parser import CommandParser, bounded
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.distributed.launcher import LaunchSpec, find_program, launch
@@ -36,9 +36,9 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     cluster = find_cluster(os.environ)
     if cluster is None:
         return start_workers(options)
-    if options.workers or options.nodes or options.job_token:
+    if options.workers or options.nodes:
         raise ConfigError(
-            "--workers, --nodes and --job-token are for starting workers, but the environment says"
+            "--workers and --nodes are for starting workers, but the environment says"
             f" that this is {cluster.name()} of {cluster.count}. Leave them out."
         )
     return run_worker(cluster, options.gpus_per_worker)
@@ -55,8 +55,8 @@ def start_workers(options: argparse.Namespace) -> int:
     gpus = options.gpus_per_worker if options.nodes else options.gpus_per_worker or 0
     gpu_flags = () if gpus is None else ("--gpus-per-worker", str(gpus))
     command = find_program(["-m", "myxtts", NAME, *gpu_flags])
-    logs, token = Path("logs") / "check_distributed", worker_token(options)
-    return launch(LaunchSpec(command, workers, local, logs, gpus_per_worker=gpus, token=token))
+    logs = Path("logs") / "check_distributed"
+    return launch(LaunchSpec(command, workers, local, logs, gpus_per_worker=gpus))
 
 
 def run_worker(cluster: Cluster, gpus: int | None) -> int:

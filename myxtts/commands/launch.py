@@ -1,14 +1,12 @@
 """`myxtts launch`: run a program as each worker of a distributed job on this machine."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands.main import COMMANDS
 from myxtts.commands.parser import CommandParser, bounded
 from myxtts.distributed.cluster import check_addresses
-from myxtts.distributed.job_token import VARIABLE, new_token, read_token
 from myxtts.distributed.launcher import LaunchSpec, find_program, launch, local_workers
 from myxtts.errors import ConfigError
 
@@ -76,15 +74,6 @@ def add_worker_flags(parser: CommandParser) -> None:
     parser.add_argument(
         "--node-rank", metavar="N", type=bounded(int, 0), help="position of this machine in --nodes"
     )
-    parser.add_argument(
-        "--job-token",
-        metavar="FILE",
-        type=Path,
-        help=(
-            f"file with a secret that all workers must have (default: {VARIABLE}; on one machine a"
-            " random one)"
-        ),
-    )
 
 
 def worker_addresses(options: argparse.Namespace) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -107,15 +96,6 @@ def worker_addresses(options: argparse.Namespace) -> tuple[tuple[str, ...], tupl
     return workers, (rank,)
 
 
-def worker_token(options: argparse.Namespace) -> str:
-    """Return the secret for the workers; empty leaves them that of the environment, if there is
-    one.
-    """
-    if options.job_token is not None:
-        return read_token(options.job_token)
-    return "" if options.nodes is not None or VARIABLE in os.environ else new_token()
-
-
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     program = [word for i, word in enumerate(options.program) if i or word != "--"]
@@ -123,5 +103,13 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         program = ["-m", "myxtts", *program]
     command = find_program(program)
     workers, local = worker_addresses(options)
-    sizes = options.cores_per_worker, options.gpus_per_worker
-    return launch(LaunchSpec(command, workers, local, options.logs, *sizes, worker_token(options)))
+    return launch(
+        LaunchSpec(
+            command=command,
+            workers=workers,
+            local=local,
+            logs=options.logs,
+            cores_per_worker=options.cores_per_worker,
+            gpus_per_worker=options.gpus_per_worker,
+        )
+    )

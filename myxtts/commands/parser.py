@@ -143,6 +143,8 @@ class CommandParser(argparse.ArgumentParser):
         renamed = (
             f"--{'no-' if positive != name else ''}{RENAMED.get(positive, '').replace('_', '-')}"
         )
+        if name in REMOVED:
+            return f" any more: {REMOVED[name]}"
         if renamed in flags:
             return f": it was renamed to {renamed}."
         if name in REMOVED:

@@ -22,6 +22,14 @@ RENAMED = {
 }
 """New names of settings and flags, with _ for -."""
 
+REMOVED = {
+    "job_token": (
+        "it protected only the rendezvous. Let only the workers reach their ports (private network,"
+        " firewall); see docs/guides/distributed.md."
+    )
+}
+"""What to do instead of a removed flag, with _ for -; follows "… is not a flag any more: "."""
+
 RENAMED_SECTIONS = {"independent": "local_sgd", "recogniser": "asr"}
 
 RENAMED_VALUES = {"task": {"recogniser": "asr", "voice": "tts"}}

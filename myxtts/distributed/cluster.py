@@ -8,11 +8,10 @@ chief is worker 0; only the chief writes checkpoints, pictures and metrics.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from myxtts.config.address import parse_address
-from myxtts.distributed.job_token import token_of
-from myxtts.errors import PlacementError
+from myxtts.errors import ConfigError, PlacementError
 
 FIRST_SLURM_PORT = (
     15_000  # ports end below 32,768, where Linux begins to assign ports to outgoing connections
@@ -27,12 +26,10 @@ class Cluster:
     Attributes:
         workers: address host:port of each worker, the chief's first.
         index: index of this process.
-        token: secret that the workers share; empty without one.
     """
 
     workers: tuple[str, ...]
     index: int
-    token: str = field(default="", repr=False)
 
     @property
     def count(self) -> int:
@@ -68,8 +65,7 @@ class Cluster:
 
 
 def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
-    """Read the cluster from TF_CONFIG, or else from the variables of a Slurm step, and its token
-    from a variable.
+    """Read the cluster from TF_CONFIG, or else from the variables of a Slurm step.
 
     Args:
         environ: such as `os.environ`.
@@ -79,8 +75,15 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
 
     Raises:
         PlacementError: the environment contradicts itself, or requests something unsupported.
-        ConfigError: the job token is too short.
+        ConfigError: the environment has a job token of an earlier version.
     """
+    # Who sets a secret relies on it, so it is not ignored in silence.
+    if "MYXTTS_JOB_TOKEN" in environ:
+        raise ConfigError(
+            "MYXTTS_JOB_TOKEN is set, but there is no job token any more: it protected only the"
+            " rendezvous. Unset it, and let only the workers reach their ports (private network,"
+            " firewall)."
+        )
     if environ.get("TF_CONFIG", "").strip():
         cluster = _from_tf_config(environ["TF_CONFIG"])
     elif (
@@ -91,7 +94,7 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
         return None
     if cluster is None or cluster.count < 2:
         return None
-    return replace(cluster, token=token_of(environ))
+    return cluster
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -9,11 +9,10 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from myxtts.cores import usable_cores
-from myxtts.distributed import job_token
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.processes import gpu_environ, visible_gpus
 from myxtts.distributed.stop_signals import counted_stop_signals
@@ -46,8 +45,6 @@ class LaunchSpec:
         local: indices of the workers to start on this machine.
         logs: folder for worker-N.log.
         cores_per_worker: pins each worker to this many cores of its own; 0 does not pin.
-        token: secret that the workers share; empty leaves them that of the environment, if there is
-            one.
         gpus_per_worker: shows each worker this many GPUs of its own; None shows all GPUs to all
             workers.
     """
@@ -58,7 +55,6 @@ class LaunchSpec:
     logs: Path
     cores_per_worker: int = 0
     gpus_per_worker: int | None = None
-    token: str = field(default="", repr=False)
 
     def log_of(self, index: int) -> Path:
         return self.logs / f"worker-{index}.log"
@@ -127,14 +123,13 @@ def launch(spec: LaunchSpec) -> int:
 
 
 def _programs(spec: LaunchSpec) -> list[ProgramSpec]:
-    token = {job_token.VARIABLE: spec.token} if spec.token else {}
     return [
         ProgramSpec(
             name=f"worker {index}",
             command=spec.command,
             log=spec.log_of(index),
             title=spec.workers[index],
-            environ={**environ, **token, "TF_CONFIG": Cluster(spec.workers, index).tf_config()},
+            environ={**environ, "TF_CONFIG": Cluster(spec.workers, index).tf_config()},
             cores=cores,
         )
         for index, cores, environ in zip(spec.local, _cores(spec), _gpu_environs(spec), strict=True)

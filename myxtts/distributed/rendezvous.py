@@ -1,49 +1,48 @@
-"""Rendezvous: wait until all workers have started, and verify that all workers have the same
-settings. No TensorFlow.
+"""Wait until all workers have started, and verify that they have the same settings. No TensorFlow.
 
-TensorFlow would wait too, but silently and without reacting to Ctrl-C. Here the chief listens on
-its port, each other worker connects and introduces itself, and the chief releases all of them
-together. Other programs may connect as well: whoever does not introduce itself as a worker of this
-job in time is dropped and counted. With a job token the messages are signed (`signed_lines`). They
-are not encrypted, like all later communication: a cluster needs a private network.
+TensorFlow would wait silently and without reacting to Ctrl-C. Here the chief listens on its port,
+each other worker connects and introduces itself, and the chief releases all of them together:
+
+    worker                                                   chief
+    {"worker": 1, "workers": […], "settings": {…}}    →
+                                                      ←      {"waiting": "worker 2 (…)"}, …
+                                                      ←      {"go": true} or {"error": "…"}
+
+Other programs may also connect. A connection that does not introduce itself as a worker of this
+job in time is dropped and counted. Nothing is encrypted or signed, like all later communication:
+a cluster needs a private network.
 """
 
+import asyncio
+import json
 import logging
-import selectors
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from myxtts.distributed.cluster import Cluster, split_address
-from myxtts.distributed.job_token import VARIABLE
 from myxtts.distributed.loopback import is_loopback
-from myxtts.distributed.signed_lines import (
-    MALFORMED,
-    NO_TOKEN,
-    UNEXPECTED_TOKEN,
-    LineReader,
-    SignedLines,
-    Stranger,
-    TokenRefused,
-    encode,
-    new_nonce,
-    nonce_in,
-)
 from myxtts.errors import PlacementError
 
-START_TIMEOUT_S = 600.0  # a node may have to fetch an image first
-FIRST_REPORT_S = 5.0  # waiting time before the first log line
+# A node may have to fetch an image first.
+START_TIMEOUT_S = 600.0
+FIRST_REPORT_S = 5.0
 REPORT_EVERY_S = 30.0
+# The chief sends a message every RETRY_S, so one that is silent for CHIEF_TIMEOUT_S has left.
 RETRY_S = 0.5
-SEND_TIMEOUT_S = 2.0
-CHIEF_TIMEOUT_S = 30.0  # the chief sends a message every RETRY_S
-SHOWN_CHARACTERS = 1000  # of a message from another process
+CHIEF_TIMEOUT_S = 30.0
+SHOWN_CHARACTERS = 1000
+MALFORMED = "malformed"
 
 log = logging.getLogger(__name__)
+
+
+class UnknownPeer(Exception):
+    """The other end of a connection is no worker of this job; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Limits:
         introduction_s: time from the connection to the end of the introduction; a worker introduces
             itself at once.
         line_bytes: length of a line.
-        connections: how many at once, beside one of each worker.
+        connections: how many at once, besides one of each worker.
     """
 
     introduction_s: float = 5.0
@@ -76,20 +75,16 @@ def rendezvous(
     Args:
         settings: values that must be the same on all workers, by their names in messages, such as
             `GPUs`.
-        timeout_s: maximum time to wait.
         report: receives a log line about the missing workers now and then.
-        limits: of connections that may not be those of workers.
 
     Raises:
         PlacementError: a worker did not arrive in time, has started twice or has other settings
-            than the chief; the chief has other addresses or another job token; or the port is in
-            use.
+            than the chief; the chief has other addresses; or the port is in use.
     """
     wait = _Wait(timeout_s, report)
     with _bind_port(cluster) as listener:
         if cluster.is_chief:
-            with _Gathering(cluster, dict(settings), listener, limits) as gathering:
-                gathering.run(wait)
+            asyncio.run(_ChiefServer(cluster, dict(settings), limits).release_all(listener, wait))
         else:
             _join_chief(cluster, dict(settings), wait, limits)
 
@@ -99,7 +94,8 @@ class _Wait:
 
     def __init__(self, timeout_s: float, report: Callable[[str], None]):
         self._start_s = time.monotonic()
-        self._timeout_s, self._report = timeout_s, report
+        self._timeout_s = timeout_s
+        self._report = report
         self._next_report_s = FIRST_REPORT_S
 
     def check(self, missing: str) -> None:
@@ -119,8 +115,9 @@ class _Wait:
 
 
 def _bind_port(cluster: Cluster) -> socket.socket:
-    """Return a socket on this worker's port, which shows that the port is free; the chief's socket
-    listens.
+    """Return a socket on this worker's port, which shows that the port is free.
+
+    The chief's socket listens.
     """
     host, port = split_address(cluster.address)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -138,59 +135,144 @@ def _bind_port(cluster: Cluster) -> socket.socket:
     return listener
 
 
-@dataclass
-class _Visitor:
-    """A connection that has not introduced itself yet."""
+class _ChiefServer:
+    """The chief's side: the workers that have joined, and the connections that are pending.
 
-    connection: socket.socket
-    address: str
-    nonce: str
-    reader: LineReader
-    deadline_s: float
-
-
-@dataclass
-class _Arrived:
-    """A worker that has introduced itself."""
-
-    connection: socket.socket
-    lines: SignedLines
-
-    def send(self, message: dict[str, Any]) -> bool:
-        """Send a message; return whether the worker has taken it."""
-        return _send(self.connection, self.lines.pack(message))
-
-
-class _Gathering:
-    """The chief's side: the workers that have arrived, and the connections that have not introduced
-    themselves.
-
-    No connection keeps another one waiting: the sockets do not block, and one that is not done in
-    time is dropped.
+    A pending connection has not introduced itself yet. No connection keeps another one waiting.
     """
 
-    def __init__(
-        self, cluster: Cluster, settings: dict[str, str], listener: socket.socket, limits: Limits
-    ):
-        self._cluster, self._settings, self._limits = cluster, settings, limits
-        self._listener = listener
-        self._selector = selectors.DefaultSelector()
-        self._visitors: list[_Visitor] = []  # oldest first
-        self._arrived: dict[int, _Arrived] = {}
-        self._dropped: Counter[str] = Counter()  # by reason
-        self._next_message_s = 0.0
+    def __init__(self, cluster: Cluster, settings: dict[str, str], limits: Limits):
+        self._cluster = cluster
+        self._settings = settings
+        self._limits = limits
+        # Dictionaries keep the order of insertion, so the first pending connection is the oldest.
+        self._pending: dict[asyncio.StreamReader, asyncio.StreamWriter] = {}
+        self._joined: dict[int, asyncio.StreamWriter] = {}
+        self._dropped: Counter[str] = Counter()
+        self._mismatch = ""
+        self._has_news = asyncio.Event()
 
-    def __enter__(self) -> "_Gathering":
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        return self
+    async def release_all(self, listener: socket.socket, wait: _Wait) -> None:
+        """Wait for all other workers, and release them."""
+        server = await asyncio.start_server(
+            self._on_connection, sock=listener, limit=self._limits.line_bytes
+        )
+        try:
+            while missing := self._missing():
+                wait.check(missing)
+                self._send_all({"waiting": missing})
+                try:
+                    await asyncio.wait_for(self._has_news.wait(), RETRY_S)
+                except asyncio.TimeoutError:
+                    continue
+                self._has_news.clear()
+                if self._mismatch:
+                    raise PlacementError(self._mismatch)
+            self._send_all({"go": True})
+        except PlacementError as error:
+            self._send_all({"error": str(error)})
+            raise
+        finally:
+            server.close()
+            await self._close()
 
-    def __exit__(self, *_error: object) -> None:
-        visitors = (visitor.connection for visitor in self._visitors)
-        for connection in (*visitors, *(worker.connection for worker in self._arrived.values())):
-            connection.close()
-        self._selector.close()
-        if self._dropped.total() > 1:  # the first one was logged at once
+    def _missing(self) -> str:
+        absent = (index for index in range(1, self._cluster.count) if index not in self._joined)
+        return " and ".join(map(self._cluster.name, absent))
+
+    async def _on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve a connection from its introduction to its end."""
+        self._pending[reader] = writer
+        if len(self._pending) > self._limits.connections + self._cluster.count:
+            oldest = next(iter(self._pending))
+            del self._pending[oldest]
+            oldest.set_exception(UnknownPeer("too many at once"))
+        try:
+            introduction = await _next_message(reader, self._limits.introduction_s, self._limits)
+            if error := self._join(introduction, writer):
+                writer.write(_encode({"error": error}))
+                return
+        except UnknownPeer as error:
+            self._drop(writer, str(error))
+            return
+        finally:
+            self._pending.pop(reader, None)
+            if writer not in self._joined.values():
+                writer.close()
+        # A worker sends nothing else, so it has left if there is anything to receive.
+        with suppress(OSError):
+            await reader.read(1)
+        self._joined = {i: joined for i, joined in self._joined.items() if joined is not writer}
+        writer.close()
+
+    def _join(self, introduction: dict[str, Any], writer: asyncio.StreamWriter) -> str:
+        """Let a worker in; return an error message if it has another job or other settings.
+
+        Raises:
+            UnknownPeer: the message is no introduction.
+        """
+        index, workers, settings = map(introduction.get, ("worker", "workers", "settings"))
+        if (
+            type(index) is not int
+            or not isinstance(workers, list)
+            or not isinstance(settings, dict)
+        ):
+            raise UnknownPeer(MALFORMED)
+        if workers != list(self._cluster.workers):
+            self._drop(writer, "of another job")
+            return _printable(
+                f"worker {index} has the cluster {workers}, but worker 0 has"
+                f" {list(self._cluster.workers)}. Give all workers the same addresses, in the same"
+                " order."
+            )
+        self._has_news.set()
+        self._mismatch = self._mismatch or self._find_mismatch(index, settings)
+        if not self._mismatch:
+            self._joined[index] = writer
+        return self._mismatch
+
+    def _find_mismatch(self, index: int, settings: dict[str, Any]) -> str:
+        """Return why a worker of this job cannot take part; empty if it can."""
+        if not 1 <= index < self._cluster.count or index in self._joined:
+            return f"two processes claim to be worker {index}. Give each process its own index."
+        for name in sorted({*self._settings, *settings}):
+            expected = self._settings.get(name)
+            value = settings.get(name)
+            if expected != value:
+                return _printable(
+                    f"{self._cluster.name(index)} has {name} {value}, but {self._cluster.name(0)}"
+                    f" has {expected}. Give all workers the same value."
+                )
+        return ""
+
+    def _send_all(self, message: dict[str, Any]) -> None:
+        for writer in self._joined.values():
+            writer.write(_encode(message))
+
+    def _drop(self, writer: asyncio.StreamWriter, reason: str) -> None:
+        """Count a connection that is not a worker's; the log reports the first one."""
+        if not self._dropped:
+            # None if the connection has already ended.
+            address, _ = writer.get_extra_info("peername") or ("an unknown address", 0)
+            log.warning(
+                "rendezvous     a connection from %s was dropped (%s). Only the workers of this job"
+                " should reach port %d: close it to others. If this was a worker, give all workers"
+                " the same addresses and version of MyXTTS.",
+                address,
+                reason,
+                split_address(self._cluster.address)[1],
+            )
+        self._dropped[reason] += 1
+
+    async def _close(self) -> None:
+        """Close all connections, and log how many were dropped if there was more than one."""
+        for writer in (*self._pending.values(), *self._joined.values()):
+            writer.close()
+        # The connections are closed by the event loop, which ends with this coroutine.
+        await asyncio.sleep(0)
+        if self._dropped.total() > 1:
             reasons = ", ".join(
                 f"{count} {reason}" for reason, count in self._dropped.most_common()
             )
@@ -198,172 +280,10 @@ class _Gathering:
                 "rendezvous     %d connections were dropped: %s", self._dropped.total(), reasons
             )
 
-    def run(self, wait: _Wait) -> None:
-        """Wait for all other workers, and release them."""
-        while missing := self._missing():
-            try:
-                wait.check(missing)
-            except PlacementError as error:
-                self._send_all({"error": str(error)})
-                raise
-            if time.monotonic() >= self._next_message_s:
-                self._send_all({"waiting": missing})
-                self._next_message_s = time.monotonic() + RETRY_S
-            for key, _ in self._selector.select(self._pause_s()):
-                key.data()
-            for visitor in self._late():
-                self._drop(visitor, "too slow")
-        self._send_all({"go": True})
-
-    def _missing(self) -> str:
-        absent = (index for index in range(1, self._cluster.count) if index not in self._arrived)
-        return " and ".join(map(self._cluster.name, absent))
-
-    def _pause_s(self) -> float:
-        """Return how long to wait for a connection or a line."""
-        due_s = min([self._next_message_s, *(visitor.deadline_s for visitor in self._visitors)])
-        return max(0.0, due_s - time.monotonic())
-
-    def _late(self) -> list[_Visitor]:
-        return [visitor for visitor in self._visitors if visitor.deadline_s <= time.monotonic()]
-
-    def _accept(self) -> None:
-        try:
-            connection, (address, _) = self._listener.accept()
-        except OSError:  # it has ended before
-            return
-        connection.setblocking(False)
-        reader = LineReader(connection, self._limits.line_bytes)
-        deadline_s = time.monotonic() + self._limits.introduction_s
-        visitor = _Visitor(connection, address, new_nonce(), reader, deadline_s)
-        self._visitors.append(visitor)
-        self._selector.register(connection, selectors.EVENT_READ, partial(self._hear, visitor))
-        _send(connection, {"nonce": visitor.nonce})
-        if len(self._visitors) > self._limits.connections + self._cluster.count:
-            self._drop(self._visitors[0], "too many at once")
-
-    def _hear(self, visitor: _Visitor) -> None:
-        """Receive what a visitor has sent, and let it in if that is the introduction of a
-        worker.
-        """
-        if visitor not in self._visitors:  # dropped since its event
-            return
-        try:
-            fields = visitor.reader.read()
-            if fields is None:
-                return
-            lines = SignedLines(self._cluster.token, "chief", visitor.nonce, nonce_in(fields))
-            introduction = _introduction(lines.unpack(fields))
-        except Stranger as stranger:
-            if isinstance(stranger, TokenRefused):
-                _send(visitor.connection, {"refused": str(stranger)})
-            self._drop(visitor, str(stranger))
-            return
-        self._receive(visitor, lines, introduction)
-
-    def _receive(self, visitor: _Visitor, lines: SignedLines, introduction: dict[str, Any]) -> None:
-        """Let a worker in.
-
-        Raises:
-            PlacementError: two processes claim to be this worker, or it has other settings.
-        """
-        worker, index = _Arrived(visitor.connection, lines), introduction["worker"]
-        before = self._arrived.get(index)
-        if before is not None and _has_ended(before.connection):
-            self._lose(index, before)
-        if error := _other_job(self._cluster, introduction):
-            worker.send({"error": error})
-            self._drop(visitor, "of another job")
-            return
-        if mismatch := _mismatch(self._cluster, self._settings, introduction, self._arrived):
-            worker.send({"error": mismatch})
-            self._send_all({"error": mismatch})
-            raise PlacementError(mismatch)
-        self._visitors.remove(visitor)
-        self._arrived[index] = worker
-        self._selector.modify(
-            worker.connection, selectors.EVENT_READ, partial(self._lose, index, worker)
-        )
-        self._next_message_s = 0.0
-
-    def _send_all(self, message: dict[str, Any]) -> None:
-        for index, worker in list(self._arrived.items()):
-            if not worker.send(message):
-                self._lose(index, worker)
-
-    def _lose(self, index: int, worker: _Arrived) -> None:
-        """Forget a worker that has left; it sends nothing else, so it has left if there is
-        something to receive.
-        """
-        if self._arrived.get(index) is worker:
-            del self._arrived[index]
-            self._close(worker.connection)
-
-    def _drop(self, visitor: _Visitor, reason: str) -> None:
-        """Close a connection that is not a worker's, and count it; the log says so once."""
-        if not self._dropped:
-            log.warning(
-                "rendezvous     a connection from %s was dropped (%s). Only the workers of this job"
-                " should reach port %d: close it to others. If this was a worker, give all workers"
-                " the same addresses, job token and version of MyXTTS.",
-                visitor.address,
-                reason,
-                split_address(self._cluster.address)[1],
-            )
-        self._dropped[reason] += 1
-        self._visitors.remove(visitor)
-        self._close(visitor.connection)
-
-    def _close(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        connection.close()
-
-
-def _introduction(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message if it is an introduction. Raises Stranger otherwise."""
-    index, workers, settings = (
-        message.get("worker"),
-        message.get("workers"),
-        message.get("settings"),
-    )
-    if type(index) is not int or not isinstance(workers, list) or not isinstance(settings, dict):
-        raise Stranger(MALFORMED)
-    return message
-
-
-def _other_job(cluster: Cluster, introduction: dict[str, Any]) -> str:
-    """Return why a worker does not belong to this job; empty if it does."""
-    if introduction["workers"] == list(cluster.workers):
-        return ""
-    return _shown(
-        f"worker {introduction['worker']} has the cluster {introduction['workers']}, but worker 0"
-        f" has {list(cluster.workers)}. Give all workers the same addresses, in the same order."
-    )
-
-
-def _mismatch(
-    cluster: Cluster,
-    settings: dict[str, str],
-    introduction: dict[str, Any],
-    arrived: Mapping[int, _Arrived],
-) -> str:
-    """Return why a worker of this job cannot take part; empty if it can."""
-    index = introduction["worker"]
-    if not 1 <= index < cluster.count or index in arrived:
-        return f"two processes claim to be worker {index}. Give each process its own index."
-    for name in sorted({*settings, *introduction["settings"]}):
-        expected, value = settings.get(name), introduction["settings"].get(name)
-        if expected != value:
-            return _shown(
-                f"{cluster.name(index)} has {name} {value}, but {cluster.name(0)} has {expected}. "
-                "Give all workers the same value."
-            )
-    return ""
-
 
 def _join_chief(cluster: Cluster, settings: dict[str, str], wait: _Wait, limits: Limits) -> None:
     """Introduce this worker to the chief, and wait until the chief releases it."""
-    reasons: set[str] = set()  # of connections that have failed
+    reasons: set[str] = set()
     while True:
         wait.check(cluster.name(0))
         try:
@@ -373,95 +293,76 @@ def _join_chief(cluster: Cluster, settings: dict[str, str], wait: _Wait, limits:
             continue
         with chief:
             try:
-                _wait_for_release(cluster, settings, chief, wait, limits)
+                asyncio.run(_wait_for_release(cluster, settings, chief, wait, limits))
                 return
-            # the chief has left, and may be restarted; or another program listens there
-            except Stranger as stranger:
-                if str(stranger) not in reasons:
+            # The chief has left, and may be restarted; or another program listens there.
+            except UnknownPeer as peer:
+                if str(peer) not in reasons:
                     log.warning(
-                        "rendezvous     %s has ended a connection (%s)", cluster.name(0), stranger
+                        "rendezvous     %s has ended a connection (%s)", cluster.name(0), peer
                     )
-                reasons.add(str(stranger))
+                reasons.add(str(peer))
         time.sleep(RETRY_S)
 
 
-def _wait_for_release(
+async def _wait_for_release(
     cluster: Cluster, settings: dict[str, str], chief: socket.socket, wait: _Wait, limits: Limits
 ) -> None:
     """Introduce this worker on a connection, and wait until the chief releases it.
 
     Raises:
-        Stranger: what listens there is not the chief, or has left.
+        UnknownPeer: the other end is not the chief, or has left.
         PlacementError: the chief has rejected this worker, or has given up.
     """
-    reader, missing = LineReader(chief, limits.line_bytes), cluster.name(0)
-    chief_nonce = nonce_in(_next_line(chief, reader, limits.introduction_s, wait, missing))
-    nonce = new_nonce()
-    lines = SignedLines(cluster.token, "worker", chief_nonce, nonce)
-    introduction = {"worker": cluster.index, "workers": cluster.workers, "settings": settings}
-    _send(chief, {"nonce": nonce, **lines.pack(introduction)})
-    while True:
-        fields = _next_line(chief, reader, CHIEF_TIMEOUT_S, wait, missing)
-        if "refused" in fields:
-            raise PlacementError(_refusal(cluster, str(fields["refused"])))
-        message = lines.unpack(fields)
-        if "error" in message:
-            raise PlacementError(_shown(str(message["error"])))
-        if "go" in message:
-            return
-        missing = _shown(str(message.get("waiting")))
-
-
-def _refusal(cluster: Cluster, reason: str) -> str:
-    """Return the message of a worker that the chief has refused."""
-    found = {
-        NO_TOKEN: "it has a job token, and this worker has none",
-        UNEXPECTED_TOKEN: "this worker has a job token, and it has none",
-    }.get(reason, "the two have different job tokens")
-    return (
-        f"{cluster.name(0)} refused {cluster.name()}: {found}. Give all workers the same one, with"
-        f" --job-token of the launcher or in {VARIABLE}."
+    reader, writer = await asyncio.open_connection(sock=chief, limit=limits.line_bytes)
+    writer.write(
+        _encode({"worker": cluster.index, "workers": cluster.workers, "settings": settings})
     )
-
-
-def _next_line(
-    chief: socket.socket, reader: LineReader, timeout_s: float, wait: _Wait, missing: str
-) -> dict[str, Any]:
-    """Return the next line of the chief. Raises Stranger if it takes too long."""
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        wait.check(missing)
-        chief.settimeout(RETRY_S)
-        fields = reader.read()
-        if fields is not None:
-            return fields
-    raise Stranger("too slow")
-
-
-def _send(connection: socket.socket, fields: dict[str, Any]) -> bool:
-    """Send a line; return whether the other end has taken it within SEND_TIMEOUT_S."""
-    timeout_s = connection.gettimeout()
+    timeout_s = limits.introduction_s
     try:
-        connection.settimeout(SEND_TIMEOUT_S)
-        connection.sendall(encode(fields))
-        return True
-    except OSError:
-        return False
+        while True:
+            message = await _next_message(reader, timeout_s, limits)
+            if "error" in message:
+                raise PlacementError(_printable(str(message["error"])))
+            if "go" in message:
+                return
+            wait.check(_printable(str(message.get("waiting"))))
+            timeout_s = CHIEF_TIMEOUT_S
     finally:
-        connection.settimeout(timeout_s)
+        writer.close()
 
 
-def _has_ended(connection: socket.socket) -> bool:
-    try:
-        return not connection.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+async def _next_message(
+    reader: asyncio.StreamReader, timeout_s: float, limits: Limits
+) -> dict[str, Any]:
+    """Return the next line of the other end, a JSON object.
 
-
-def _shown(text: str) -> str:
-    """Return what another process has said without control characters and shortened, for a
-    terminal.
+    Raises:
+        UnknownPeer: the line is too late, too long or no object, or the connection has ended.
     """
+    try:
+        line = await asyncio.wait_for(reader.readline(), timeout_s)
+    except asyncio.TimeoutError:
+        raise UnknownPeer("too slow") from None
+    except ValueError:
+        raise UnknownPeer(f"a line of more than {limits.line_bytes:,} bytes") from None
+    except OSError:
+        line = b""
+    if not line.endswith(b"\n"):
+        raise UnknownPeer("closed early")
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise UnknownPeer(MALFORMED)
+    return message
+
+
+def _encode(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _printable(text: str) -> str:
+    """Return the text of another process for a terminal: short, without control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)[:SHOWN_CHARACTERS]

@@ -306,26 +306,52 @@ class RejectedRows(CorpusCase):
             ("d.wav", "audio too short for its text"),
         )
 
-    def test_paths_outside_the_corpus_folder_are_rejected(self):
+    def test_names_that_lead_out_of_the_corpus_folder_are_rejected(self):
         self.sound("good.wav")
         for place in ("outside.wav", "corpus-of-another/a.wav"):
             (self.outside / place).parent.mkdir(exist_ok=True)
             (self.outside / place).write_bytes((self.folder / "good.wav").read_bytes())
-        os.symlink(self.outside / "outside.wav", self.add("link.wav"))
-        os.symlink(self.outside, self.folder / "up")
-        hostile = [
+        paths = [
             "../outside.wav",
             "../corpus-of-another/a.wav",
-            "up/outside.wav",
             "/etc/passwd",
             str(self.outside / "outside.wav"),
             "x/../../outside.wav",
         ]
-        for path in hostile:
+        for path in paths:
             self.add(path)
-        self.assert_rejected(
-            *((path, "outside the corpus folder") for path in ("link.wav", *hostile))
+        self.assert_rejected(*((path, "outside the corpus folder") for path in paths))
+
+    def test_links_lead_anywhere(self):
+        """Layouts of Hugging Face's cache, DVC, git-annex, and a folder of a shared disk."""
+        wave = np.random.default_rng(0).uniform(-0.5, 0.5, (4, 22_050))
+        stored = ("hub/blobs/3f2a", "dvc/cache/files/md5/ab/cdef", "annex/SHA256E-s9--a.wav")
+        for place, samples in zip((*stored, "shared/d.wav"), wave, strict=True):
+            (self.outside / place).parent.mkdir(parents=True, exist_ok=True)
+            soundfile.write(self.outside / place, samples, SAMPLE_RATE_HZ, format="WAV")
+        names = ("a.wav", "sub/b.wav", "c.wav")
+        for name, place in zip(names, stored, strict=True):
+            link = self.add(name)
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(os.path.relpath(self.outside / place, link.parent))
+        os.symlink(self.outside / "shared", self.folder / "disk")
+        self.add("disk/d.wav")
+        os.symlink("nowhere.wav", self.add("dropped.wav"))  # as of `git annex drop`
+        manifest, _, rejected = self.build()
+        self.assertEqual(
+            [(row.audio, row.reason) for row in rejected], [("dropped.wav", "missing file")]
         )
+        self.assertEqual(
+            list(manifest.paths), [str(self.folder / name) for name in (*names, "disk/d.wav")]
+        )
+        self.assertTrue(manifest.native.all())
+
+    def test_a_linked_corpus_folder_may_be_named_by_its_target(self):
+        self.sound("a.wav")
+        self.add(str(self.folder / "b.wav")).write_bytes((self.folder / "a.wav").read_bytes())
+        os.symlink(self.folder, self.outside / "link")
+        self.folder = self.outside / "link"
+        self.assertEqual(len(self.build()[0]), 2)
 
     def test_a_file_listed_twice_under_any_name_is_rejected(self):
         self.sound("a.wav")

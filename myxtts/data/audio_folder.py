@@ -30,28 +30,28 @@ class AudioFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self._prefix = os.path.join(os.path.abspath(path), "")
+        absolute = os.path.abspath(path)
+        # Absolute names may be written by the name of a linked folder, or by that of its target.
+        roots = dict.fromkeys((absolute, os.path.realpath(absolute)))
+        self._prefixes = tuple(os.path.join(root, "") for root in roots)
         self._listing = cache(self._list)
         self._by_stem = cache(self._index)
-        self._real_path = cache(os.path.realpath)
-        self._is_inside = cache(self._leads_inside)
 
     def find(self, name: str) -> str | None:
         r"""Return the path of a file in this folder, relative to it unless `name` is absolute; None
-        if there is none.
+        if there is none, or if .. or an absolute name leads out of the folder. Links may.
 
         These are tried: the name as it is; the name with / instead of \; the file of the same stem,
         compared in the Unicode form NFC, with a suffix of AUDIO_SUFFIXES in upper or lower case. Of
         several, the first in that order.
         """
-        if name.startswith(self._prefix):
-            found = self.find(name.removeprefix(self._prefix))
-            return found and self._prefix + found
-        if name.startswith("/") or "../" in name:
-            return name if self._contains(name) else None
+        for prefix in self._prefixes:
+            if name.startswith(prefix):
+                inside = self.find(name.removeprefix(prefix))
+                return inside and prefix + inside
+        if leads_outside(name):
+            return None
         subfolder, _, file = name.rpartition("/")
-        if not self._is_inside(subfolder):
-            return name if os.path.exists(os.path.join(self.path, name)) else None
         written, files = self._listing(subfolder)
         if file in files:
             return name if written == subfolder else os.path.join(written, file)
@@ -59,19 +59,6 @@ class AudioFolder:
             return self.find(name.replace("\\", "/"))
         similar = self._by_stem(subfolder).get(stem_of(file))
         return os.path.join(written, similar[0]) if similar else None
-
-    def _contains(self, name: str) -> bool:
-        """Whether a path that may lead out of the folder names a file in it."""
-        return self._is_inside(os.path.dirname(name)) and os.path.exists(
-            os.path.join(self.path, name)
-        )
-
-    def _leads_inside(self, subfolder: str) -> bool:
-        """Whether a path is in this folder, and by no link outside of it, where nothing is
-        listed.
-        """
-        real_path = os.path.join(self._real_path(os.path.join(self.path, subfolder)), "")
-        return real_path.startswith(os.path.join(self._real_path(self.path), ""))
 
     def _list(self, subfolder: str) -> tuple[str, frozenset[str]]:
         """The subfolder as it is written on the disk, and the names in it."""
@@ -118,11 +105,16 @@ def audio_subfolders(folder: Path) -> list[Path]:
     return [folder / name for usual in AUDIO_SUBFOLDERS for name in names if name.lower() == usual]
 
 
+def leads_outside(name: str) -> bool:
+    """Whether a name of a metadata file is absolute, or leaves the corpus folder by .. parts."""
+    return os.path.isabs(name) or os.path.normpath(name).split(os.sep)[0] == os.pardir
+
+
 def audio_files(folder: Path, others: Sequence[str] = ()) -> Iterator[str]:
     """Yield the audio files in a folder and below it, in order, relative to it; hidden ones are
     left out.
 
-    Links to folders are not followed; they are yielded, with a slash at the end.
+    Links are followed, and each folder is listed once, so that a link to a folder around it ends.
 
     Args:
         others: more suffixes to count as audio.
@@ -130,15 +122,17 @@ def audio_files(folder: Path, others: Sequence[str] = ()) -> Iterator[str]:
     Raises:
         DataError: a folder cannot be read.
     """
-    for path, subfolders, names in os.walk(folder, onerror=_raise_unreadable):
+    suffixes = (*AUDIO_SUFFIXES, *others)
+    listed = set()
+    for path, subfolders, names in os.walk(folder, onerror=_raise_unreadable, followlinks=True):
+        real_path = os.path.realpath(path)
+        if real_path in listed:
+            subfolders.clear()
+            continue
+        listed.add(real_path)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        for name in subfolders:
-            if os.path.islink(link := os.path.join(path, name)):
-                yield os.path.join(os.path.relpath(link, folder), "")
         for name in sorted(names):
-            if not name.startswith(".") and (
-                suffix_of(name) or name.lower().endswith(tuple(others))
-            ):
+            if not name.startswith(".") and name.lower().endswith(suffixes):
                 yield os.path.relpath(os.path.join(path, name), folder)
 
 

@@ -30,7 +30,7 @@ from myxtts.files import file_stamp, write_whole
 from myxtts.text.ctc_feasibility import frames_needed
 from myxtts.text.symbols import SymbolTable
 
-CACHE_FORMAT = 3  # increase it when the columns or the checks change
+CACHE_FORMAT = 4  # increase it when the columns or the checks change
 DIGEST_BYTES = 32
 CHUNK_ROWS = 256  # rows that a thread takes at a time
 MAX_TEXT_CHARACTERS = (
@@ -96,7 +96,7 @@ class Manifest:
     """The N usable utterances of one corpus, in the order of its metadata.
 
     Attributes:
-        ids, paths, texts: N strings each; paths are absolute.
+        ids, paths, texts: N strings each; paths are absolute, through links as in the metadata.
         samples: int32 [N], length at SAMPLE_RATE_HZ, after resampling.
         native: bool [N], whether `tf.audio.decode_wav` returns exactly these samples.
         tokens: int32 [all tokens], begin and end included; utterance i has token_start[i] to
@@ -143,8 +143,11 @@ class Manifest:
 
 
 class _Audio(NamedTuple):
+    """A usable file, by the name in the metadata and without links."""
+
     row: Row
     path: str
+    real_path: str
     samples: int
     native: bool
 
@@ -300,7 +303,7 @@ def _usable_audio(
     workers: int,
     progress: bool,
 ) -> list[_Audio]:
-    folder = os.path.realpath(rows.folder)
+    folder = os.path.abspath(rows.folder)
     usable: list[_Audio] = []
     line_of: dict[str, int] = {}
     max_samples = max_seconds * SAMPLE_RATE_HZ
@@ -311,8 +314,9 @@ def _usable_audio(
     for row, audio in _in_threads(examine, rows.rows, workers, "headers", progress):
         if isinstance(audio, UnusableAudio):
             rejections.add(row, audio.reason, audio.detail)
-        elif audio.path in line_of:
-            rejections.add(row, "duplicate path", f"line {line_of[audio.path]} also names it")
+        elif audio.real_path in line_of:
+            line = line_of[audio.real_path]
+            rejections.add(row, "duplicate path", f"line {line} also names it")
         elif audio.samples < min_seconds * SAMPLE_RATE_HZ:
             seconds = (
                 math.floor(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
@@ -326,15 +330,19 @@ def _usable_audio(
                 row, "too long", f"{seconds:.3f} s, at most {max_seconds} s (--max-seconds)"
             )
         else:
-            line_of[audio.path] = row.line
+            line_of[audio.real_path] = row.line
             usable.append(audio)
     return usable
 
 
 def _examine(row: Row, folder: str, max_samples: float) -> _Audio | UnusableAudio:
-    path = os.path.realpath(os.path.join(folder, row.audio))
+    path = os.path.normpath(os.path.join(folder, row.audio))
+    real_path = os.path.realpath(path)
+    # Links may lead anywhere: in caches of Hugging Face, DVC and git-annex all files are links. The
+    # second condition accepts absolute names that start with the target of a linked folder.
+    roots = (os.path.join(folder, ""), os.path.join(os.path.realpath(folder), ""))
     try:
-        if not path.startswith(os.path.join(folder, "")):
+        if not (path.startswith(roots[0]) or real_path.startswith(roots[1])):
             raise UnusableAudio(
                 "outside the corpus folder",
                 f"{path}; --audio-root can name a folder that contains it",
@@ -347,7 +355,7 @@ def _examine(row: Row, folder: str, max_samples: float) -> _Audio | UnusableAudi
             check_finite(path)
     except UnusableAudio as error:
         return error
-    return _Audio(row, path, samples, header.native)
+    return _Audio(row, path, real_path, samples, header.native)
 
 
 def _in_threads(

@@ -148,8 +148,7 @@ def read_corpus(
         path: a folder with metadata.csv, or a metadata file.
         language: of rows without a language.
         root: folder to which the paths in tables are relative, by default the folder of the file.
-            The audio of lines without a header is searched there first. Of a folder of audio, files
-            may be links into it.
+            The audio of lines without a header is searched there first.
         needs_text: whether the task needs texts; without, a folder of audio is a corpus, too.
         preferred: name of the metadata file of a folder, if it has one of this name.
 
@@ -161,21 +160,16 @@ def read_corpus(
     if root is not None and not os.path.isdir(root):
         raise DataError(f"--audio-root {root} does not exist. Give the folder of the audio files.")
     if metadata is None:
-        return _rows_of_folder(path, language, root)
+        return _rows_of_folder(path, language)
     return _read(metadata, language, root, needs_text)
 
 
-def _rows_of_folder(folder: Path, language: str, root: Path | None) -> Rows:
+def _rows_of_folder(folder: Path, language: str) -> Rows:
     """The audio files in a folder and below it as rows without texts; the speaker is the name of
     the subfolder.
     """
     rows, rejected = [], []
-    prefix = os.path.join(os.path.abspath(folder), "") if root else ""
     for line, audio in enumerate(audio_files(folder, UNREADABLE), 1):
-        if audio.endswith("/"):
-            detail = "links to folders are not followed; move the folder here"
-            rejected.append(RejectedRow(str(folder), line, audio, "linked folder", detail))
-            continue
         if not suffix_of(audio):
             detail = "this format cannot be read; convert it to WAV or FLAC"
             rejected.append(RejectedRow(str(folder), line, audio, "unreadable format", detail))
@@ -185,7 +179,7 @@ def _rows_of_folder(folder: Path, language: str, root: Path | None) -> Rows:
             errors="backslashreplace"
         )  # checkpoints name the speakers in UTF-8
         speaker = DEFAULT_SPEAKER if parent.lower() in ("", *AUDIO_SUBFOLDERS) else parent
-        rows.append(Row(line, audio, prefix + audio, "", speaker, language))
+        rows.append(Row(line, audio, audio, "", speaker, language))
     if not rows:
         found = f", only {rejected[0].audio} ({rejected[0].detail})" if rejected else ""
         raise DataError(
@@ -194,7 +188,7 @@ def _rows_of_folder(folder: Path, language: str, root: Path | None) -> Rows:
             " file that names them."
         )
     form = f"audio files without metadata; {_count_formats(rows)} in {folder}"
-    return Rows(folder, root or folder, tuple(rows), tuple(rejected), form)
+    return Rows(folder, folder, tuple(rows), tuple(rejected), form)
 
 
 def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:

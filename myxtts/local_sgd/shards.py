@@ -93,7 +93,7 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
             " train on. Request fewer shards, or give a larger corpus."
         )
     audio_paths = [path for part in (corpus, held_out) if part for path in part.manifest.paths]
-    current_root = os.path.realpath(
+    current_root = os.path.abspath(
         audio_root_of(config.data) or corpus_folder(config.data.train_data)
     )
     audio_root = Path(os.path.commonpath([current_root, *map(os.path.dirname, audio_paths)]))

@@ -17,7 +17,7 @@ from myxtts.audio.format import (
     SAMPLE_RATE_HZ,
 )
 from myxtts.audio.mel import mel_filters, stft
-from myxtts.matmul import float32_matmul
+from myxtts.portable_ops import float32_matmul
 
 
 def mel_by_librosa(wave: np.ndarray) -> np.ndarray:

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.scaling import pinned
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.cores import usable_cores
 from myxtts.errors import PlacementError, TrainingError
+from myxtts.machine import usable_cores
 from myxtts.training.checkpoint_files import latest, step_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.cores import core_count
 from myxtts.errors import ConfigError
+from myxtts.machine import core_count
 from myxtts.report.metrics_reader import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]

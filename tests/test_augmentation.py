@@ -29,7 +29,7 @@ from myxtts.errors import ConfigError
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
-from myxtts.seeds import fold_in
+from myxtts.portable_ops import fold_in
 from myxtts.tasks.asr import ASRTask
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from tests.sine_corpus import tones

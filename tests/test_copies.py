@@ -12,8 +12,8 @@ from myxtts.config.schema import Config
 from myxtts.data.features import tts_extractor
 from myxtts.models.layers import Dense
 from myxtts.placement.copies import Copy, find_copies
-from myxtts.placement.host import on_host
 from myxtts.placement.kernels import has_gpu_kernels
+from myxtts.portable_ops import on_host
 from myxtts.tasks.asr import ASRTask
 from tests.two_devices import DATA
 

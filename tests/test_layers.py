@@ -14,13 +14,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "myxtts"
 
 ROWS = (
-    ("control_groups",),
-    ("errors", "clock", "cores", "printable", "stdout", "tf_internals"),
-    ("files",),
+    ("errors", "clock", "machine", "terminal", "tf_internals"),
+    ("files", "portable_ops"),
     ("config",),
     ("distributed",),
     ("placement",),
-    ("matmul", "seeds"),
     ("audio", "text"),
     ("batch",),
     ("data", "models", "report"),
@@ -49,8 +47,8 @@ PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core"
 WITHOUT_TENSORFLOW = (
     "errors",
     "clock",
-    "control_groups",
-    "cores",
+    "machine",
+    "terminal",
     "config",
     "distributed.processes",
     "distributed.stop_signals",
@@ -65,7 +63,6 @@ WITHOUT_TENSORFLOW = (
     "report.run_page",
     "report.page_thread",
     "report.page",
-    "placement.thread_pools",
     "audio.format",
     "text",
     "data.manifest",

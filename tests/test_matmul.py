@@ -15,9 +15,9 @@ from myxtts.audio.pitch import f0
 from myxtts.batch import tensor_specs
 from myxtts.config.schema import Config, TrainingConfig
 from myxtts.data.features import tts_extractor
-from myxtts.matmul import float32_matmul, function_per_device_type
 from myxtts.models.alignment import frame_token_scores
 from myxtts.models.prosody import target_prosody
+from myxtts.portable_ops import float32_matmul, function_per_device_type
 from myxtts.training import setup
 from tests.sine_corpus import librosa_log_mel, signals
 from tests.two_devices import MODEL

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.matmul import FRAMES_GRID
 from myxtts.models.build import build_xtts
 from myxtts.models.layers import Attention, Dense, Embedding, apply_rotary, parameter_count
 from myxtts.models.xtts import (
@@ -19,6 +18,7 @@ from myxtts.models.xtts import (
     keep_mask,
     long_term_average_spectrum,
 )
+from myxtts.portable_ops import FRAMES_GRID
 from tests.long import long
 from tests.tiny import ONE_BLOCK, build_model, features, on_device, rows_of
 from tests.two_devices import MODEL

@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.config.schema import PlacementConfig
-from myxtts.cores import core_count
-from myxtts.placement.host_memory import available_memory_mib
+from myxtts.machine import available_memory_mib, core_count
 from myxtts.preflight import nvidia
 from myxtts.preflight.checks import Check
 from myxtts.preflight.gpu_software import check_gpu_software

@@ -15,9 +15,7 @@ import tensorflow as tf
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.spectral import scaled
 from myxtts.config.schema import AugmentationConfig
-from myxtts.matmul import float32_matmul
-from myxtts.placement.host import on_host
-from myxtts.seeds import fold_in
+from myxtts.portable_ops import float32_matmul, fold_in, on_host
 
 MIN_RT60_S = 0.1
 DIRECT_TO_REVERBERANT_DB = (-3.0, 12.0)

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.matmul import float32_matmul
+from myxtts.portable_ops import float32_matmul
 
 UNVOICED_HZ = 100.0  # where nothing is voiced
 BLOCK_FRAMES = 64

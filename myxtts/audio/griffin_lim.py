@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SAMPLES
 from myxtts.audio.mel import inverse_mel_filters, mel_filters, stft
-from myxtts.matmul import float32_matmul, function_per_device_type, grid_padding
+from myxtts.portable_ops import float32_matmul, function_per_device_type, grid_padding
 
 # copy synthesis has 1.27 dB mel-cepstral distortion; 60 take 1.8 times as long and reach 1.24 dB
 ITERATIONS = 30

@@ -18,7 +18,7 @@ from myxtts.audio.format import (
     WINDOW_SAMPLES,
     frame_count,
 )
-from myxtts.matmul import float32_matmul
+from myxtts.portable_ops import float32_matmul
 
 SILENCE = float(np.log(LOG_FLOOR))
 

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from myxtts.seeds import fold_in
+from myxtts.portable_ops import fold_in
 
 
 def spec_augment(

@@ -14,8 +14,7 @@ from tqdm import tqdm
 from myxtts.commands.tensorflow_log import set_environment
 from myxtts.errors import ConfigError, UserError
 from myxtts.files import FULL
-from myxtts.printable import printable
-from myxtts.stdout import discard_stdout, go_on_without_stdout
+from myxtts.terminal import detach_stdout, discard_stdout, printable
 
 _SPACE = "Free some disk space or fix the permissions"
 _REMEDIES = {  # errno of an error of the disk -> what to do
@@ -124,7 +123,7 @@ class _Console(logging.Handler):
                 errno.EIO,
             ):  # such as the end of a reader; EIO is that of a lost terminal
                 raise
-            go_on_without_stdout(error, "The program goes on")
+            detach_stdout(error, "The program goes on")
 
 
 def _lack_of_memory(error: Exception) -> str | None:

@@ -29,9 +29,7 @@ from myxtts.batch import (
 )
 from myxtts.config.schema import AugmentationConfig
 from myxtts.data.texts import taught_rows
-from myxtts.matmul import float32_matmul
-from myxtts.placement.host import on_host
-from myxtts.seeds import fold_in
+from myxtts.portable_ops import float32_matmul, fold_in, on_host
 
 VTLP_COSINES = 9  # spectral gain curve over the mel bands, the constant included
 NO_AUGMENTATION = AugmentationConfig()

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from myxtts.cores import usable_cores
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.processes import gpu_environ, visible_gpus
 from myxtts.distributed.stop_signals import counted_stop_signals
@@ -25,7 +24,8 @@ from myxtts.distributed.supervisor import (
 )
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import make_folder
-from myxtts.stdout import go_on_without_stdout
+from myxtts.machine import usable_cores
+from myxtts.terminal import detach_stdout
 
 # The heartbeat detects a worker that hangs after 20 s; with these periods the whole job then ends
 # within a minute.
@@ -202,6 +202,6 @@ class _PrefixedOutput(SupervisorEvents):
             try:
                 print(f"[{program.name}] {line}", flush=True)
             except OSError as error:  # a closed terminal must not keep the workers from saving
-                go_on_without_stdout(error, "The workers go on")
+                detach_stdout(error, "The workers go on")
         if line.startswith("error: "):
             self._errors.add(line)

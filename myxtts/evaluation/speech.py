@@ -12,8 +12,8 @@ from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.audio.vocoder import VocoderProtocol, vocode
 from myxtts.evaluation.acoustic_metrics import AcousticFeatures
-from myxtts.matmul import function_per_device_type
 from myxtts.models.xtts import XTTS, SynthesisOptions
+from myxtts.portable_ops import function_per_device_type
 from myxtts.text.frontend import symbols_of
 from myxtts.training.observation import Pace, no_pace
 from myxtts.training.select_checkpoint import vocabulary_of

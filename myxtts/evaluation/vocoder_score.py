@@ -17,7 +17,6 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.audio.wav import write_wav
-from myxtts.cores import core_count
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.data.metadata_file import DEFAULT_SPEAKER
 from myxtts.evaluation.copy_metrics import (
@@ -45,6 +44,7 @@ from myxtts.evaluation.report import (
 from myxtts.evaluation.speech import acoustic_features, vocode_mels
 from myxtts.evaluation.target import open_target
 from myxtts.files import numbered_name
+from myxtts.machine import core_count
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder
 from myxtts.training.load_vocoder import TrainedVocoder

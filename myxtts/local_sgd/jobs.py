@@ -27,7 +27,6 @@ from myxtts.config.effects import without_useless
 from myxtts.config.load import dump, load, shown
 from myxtts.config.schema import Config
 from myxtts.config.scripts import command_line
-from myxtts.cores import usable_cores
 from myxtts.distributed.processes import ChildProcess, gpu_environ, visible_gpus
 from myxtts.distributed.stop_signals import StopSignals, counted_stop_signals
 from myxtts.distributed.supervisor import Exit, ProgramSpec, Supervisor, SupervisorEvents
@@ -47,6 +46,7 @@ from myxtts.local_sgd.launcher_state import (
 from myxtts.local_sgd.progress import Display, format_table, read_progress, table_rows
 from myxtts.local_sgd.shards import CorpusShards, split_corpus
 from myxtts.local_sgd.sync_folder import newest_average, owes_sync, sync_folders
+from myxtts.machine import usable_cores
 from myxtts.report.page.jobs import JobsPage
 from myxtts.training.checkpoint_files import latest, read_metadata, step_of
 from myxtts.training.observation import observations_of

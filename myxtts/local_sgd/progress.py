@@ -15,7 +15,7 @@ from myxtts.clock import format_duration
 from myxtts.local_sgd.job_settings import WARMSTART
 from myxtts.local_sgd.launcher_state import LauncherState, require_state, running_launcher
 from myxtts.report.page.history import read_last_report
-from myxtts.stdout import go_on_without_stdout
+from myxtts.terminal import detach_stdout
 from myxtts.training.checkpoint_files import latest, step_of
 
 REDRAW_S = 1.0
@@ -160,4 +160,4 @@ def _print(text: str, error: bool = False, end: str = "\n") -> None:
     try:
         print(text, flush=True, end=end)
     except OSError as reason:
-        go_on_without_stdout(reason, "The jobs go on")
+        detach_stdout(reason, "The jobs go on")

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import tensorflow as tf
 
-from myxtts.matmul import float32_matmul
+from myxtts.portable_ops import float32_matmul
 
 IMPOSSIBLE_SCORE = -1e9
 BLOCK_FRAMES = 8  # with 16, XLA splits a block into several kernels

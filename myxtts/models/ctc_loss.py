@@ -6,7 +6,7 @@ Shape legend: B batch, T frames, V symbols, U labels.
 import tensorflow as tf
 
 from myxtts import tf_internals
-from myxtts.placement.host import on_host
+from myxtts.portable_ops import on_host
 from myxtts.text.ctc_feasibility import BLANK_ID
 
 CUDNN_MAX_LABELS = (

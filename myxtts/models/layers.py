@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from myxtts.seeds import fold_in
+from myxtts.portable_ops import fold_in
 
 
 def length_mask(lengths, padded, dtype):

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from myxtts.matmul import float32_matmul
+from myxtts.portable_ops import float32_matmul
 
 # The network's unit of pitch: distance from 150 Hz, between usual low and high voices, in units of
 # 3 semitones.

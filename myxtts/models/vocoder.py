@@ -36,7 +36,7 @@ from myxtts.models.discriminators import AdversarialSettings, Discriminators
 from myxtts.models.layers import CompositeLayer, Dense, sum_over
 from myxtts.models.loss_groups import NETWORK, LossGroup
 from myxtts.models.spectral_loss import complex_stft_loss, mean_over, multi_resolution_stft_loss
-from myxtts.seeds import fold_in
+from myxtts.portable_ops import fold_in
 
 FILTER_SAMPLES = (
     512  # window of the filters, half that of the mel: they change more often than the mel

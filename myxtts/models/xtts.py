@@ -18,7 +18,6 @@ from keras import layers
 from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS, TOP_DB
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, tensor_specs
-from myxtts.matmul import grid_padding
 from myxtts.models import flow
 from myxtts.models.alignment import (
     durations_of_path,
@@ -50,7 +49,7 @@ from myxtts.models.prosody import (
     token_ends,
     token_ends_within,
 )
-from myxtts.seeds import fold_in
+from myxtts.portable_ops import fold_in, grid_padding
 
 # Mean and standard deviation of log-mel over speech (Matcha-TTS has -5.54 and 2.12 for LJSpeech).
 # Normalised mels have about unit variance.

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from myxtts import tf_internals
 from myxtts.placement.audit import gpu_variants
-from myxtts.placement.host import runs_on_host
 from myxtts.placement.kernels import GPU, attribute, find_kernel
+from myxtts.portable_ops import runs_on_host
 
 PACKAGE = str(Path(__file__).parents[1])
 HOST = "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -12,11 +12,10 @@ from contextlib import nullcontext, suppress
 import tensorflow as tf
 
 from myxtts.config.schema import PlacementConfig
-from myxtts.cores import core_count, is_pinned
 from myxtts.errors import PlacementError
+from myxtts.machine import ThreadPools, automatic_pools, core_count, is_pinned
 from myxtts.placement.gpu_memory import DriverUnavailable, check_limits, limits_of, read_memory
 from myxtts.placement.routes import Placement, hidden_gpus_warning, plan_routes
-from myxtts.placement.thread_pools import ThreadPools, automatic_pools
 from myxtts.tf_internals import has_started
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
             check_limits(limits, read_memory(tuple(limits)))
     cores = core_count() if is_pinned() else max(1, core_count() // processes)
     try:
-        _configure_threads(placement, automatic_pools(placement, cores, small_operations))
+        _configure_threads(placement, automatic_pools(placement.on_gpu, cores, small_operations))
         if placement.on_gpu:
             _configure_gpus(placement)
         else:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import tensorflow as tf
 
 from myxtts.errors import UserError
-from myxtts.printable import printable
+from myxtts.terminal import printable
 
 Status = Literal["passed", "failed", "warning"]
 MARKS = {"passed": "✅", "failed": "❌", "warning": "⚠️"}

@@ -22,9 +22,9 @@ from myxtts.data.hand_over import Batch
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import TrainingError
+from myxtts.machine import available_memory_mib
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import require_device
-from myxtts.placement.host_memory import available_memory_mib
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement
 from myxtts.preflight.checks import Check, recommended, required

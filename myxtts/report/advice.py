@@ -8,7 +8,7 @@ from typing import Any
 from myxtts.config.schema import DataConfig
 from myxtts.config.scripts import command_line
 from myxtts.config.settings import SETTINGS
-from myxtts.cores import core_count
+from myxtts.machine import core_count
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from myxtts.data.batch_plan import Plan
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.pipeline import reference_samples_of
 from myxtts.errors import ConfigError
-from myxtts.placement.host_memory import available_memory_mib
+from myxtts.machine import available_memory_mib
 from myxtts.placement.routes import Route
 from myxtts.tasks.base import KEPT_ARRAYS
 from myxtts.tasks.registry import task_of

@@ -1,37 +1,37 @@
-"""Sizes of TensorFlow's thread pools, and the cores that decide them. No TensorFlow."""
+"""Cores, thread pools and memory of the machine, from files as the kernel writes them."""
 
 import math
 import unittest
 from pathlib import Path
 from unittest import mock
 
-from myxtts import cores
+from myxtts import machine
 from myxtts.commands import train
 from myxtts.config.schema import PlacementConfig
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import ConfigError
+from myxtts.machine import automatic_pools, available_memory_mib
 from myxtts.placement.routes import plan_routes
-from myxtts.placement.thread_pools import automatic_pools
 from tests.fixtures import temporary_folder
 
+UNLIMITED = "9223372036854771712"
 CPU = plan_routes(PlacementConfig(simulate_gpus=2, data_gpu=0, model_gpu=1), 0)
-GPU = plan_routes(PlacementConfig(), 1)
 
 
 class AutomaticPoolsTest(unittest.TestCase):
     def test_small_operations_use_one_thread_each_on_up_to_two_cores(self):
         sizes = [
-            automatic_pools(CPU, count, small_operations=True).intra_op for count in (1, 2, 3, 64)
+            automatic_pools(False, count, small_operations=True).intra_op for count in (1, 2, 3, 64)
         ]
         self.assertEqual(sizes, [1, 1, 3, 64])
 
     def test_other_operations_use_all_cores(self):
         self.assertEqual(
-            [automatic_pools(CPU, count, False) for count in (1, 2, 8)], [(1, 1), (2, 2), (8, 8)]
+            [automatic_pools(False, count, False) for count in (1, 2, 8)], [(1, 1), (2, 2), (8, 8)]
         )
 
     def test_with_gpus_the_default_is_left_to_tensorflow(self):
-        self.assertEqual(automatic_pools(GPU, 2, small_operations=True), (None, None))
+        self.assertEqual(automatic_pools(True, 2, small_operations=True), (None, None))
 
     def test_placement_has_the_requested_sizes(self):
         for settings in ({}, {"simulate_gpus": 1}):
@@ -71,7 +71,7 @@ class CoresTest(unittest.TestCase):
             (groups / name.strip("_").replace("_", "/") / "cpu.max").write_text(text)
         (root / "proc/self").mkdir(parents=True)
         (root / "proc/self/cgroup").write_text(f"1:cpuset:/x\n{cgroup}\n" if cgroup else "")
-        return cores.cpu_quota(root)
+        return machine.cpu_quota(root)
 
     def test_quota_is_the_smallest_of_all_cgroups_around_the_process(self):
         self.assertEqual(self.quota("0::/", _="150000 100000\n"), 1.5)
@@ -90,7 +90,7 @@ class CoresTest(unittest.TestCase):
             (root / "sys/fs/cgroup/cpu").mkdir(parents=True)
             (root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text(f"{quota}\n")
             (root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").write_text("100000\n")
-            self.assertEqual(cores.cpu_quota(root), expected)
+            self.assertEqual(machine.cpu_quota(root), expected)
 
     def test_without_a_quota_there_is_no_limit(self):
         for cgroup in ("0::/pods/a", "2:cpuset:/", ""):
@@ -107,15 +107,61 @@ class CoresTest(unittest.TestCase):
             with (
                 self.subTest(usable=usable, quota=quota),
                 mock.patch.multiple(
-                    cores, usable_cores=lambda usable=usable: usable, cpu_quota=lambda q=quota: q
+                    machine, usable_cores=lambda usable=usable: usable, cpu_quota=lambda q=quota: q
                 ),
             ):
-                self.assertEqual(cores.core_count(), count)
+                self.assertEqual(machine.core_count(), count)
 
     def test_workers_of_one_host_share_its_cores(self):
         cluster = Cluster(("a:1", "a:2", "b:1"), 1)
         self.assertEqual(cluster.workers_on_this_host, 2)
         self.assertEqual(Cluster(cluster.workers, 2).workers_on_this_host, 1)
+
+
+class AvailableMemory(unittest.TestCase):
+    def setUp(self):
+        self.root = temporary_folder(self.addCleanup)
+
+    def write(self, path, text):
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+
+    def group(self, path, limit, usage, inactive, version=2):
+        """Write a control group with sizes in MiB."""
+        names = ("memory.max", "memory.current", "inactive_file")
+        if version == 1:
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        self.write(f"{path}/{names[0]}", limit if isinstance(limit, str) else f"{limit * 2**20}\n")
+        self.write(f"{path}/{names[1]}", f"{usage * 2**20}\n")
+        self.write(f"{path}/memory.stat", f"anon 5\n{names[2]} {inactive * 2**20}\n")
+
+    def test_without_limits_it_is_the_available_memory_of_the_machine(self):
+        self.write("proc/meminfo", "MemTotal: 4096 kB\nMemAvailable: 3072 kB\n")
+        self.assertEqual(available_memory_mib(self.root), 3)
+
+    def test_a_system_without_these_files_has_no_figure(self):
+        self.assertIsNone(available_memory_mib(self.root))
+
+    def test_the_nearest_limit_of_any_group_above_the_process_counts(self):
+        self.write("proc/meminfo", f"MemAvailable: {9000 * 1024} kB\n")
+        self.write("proc/self/cgroup", "0::/jobs/7/step\n")
+        self.group("sys/fs/cgroup/jobs/7/step", "max\n", 500, 0)
+        self.group("sys/fs/cgroup/jobs/7", 1000, 600, 100)
+        self.group("sys/fs/cgroup/jobs", 8000, 700, 0)
+        self.assertEqual(available_memory_mib(self.root), 1000 - 600 + 100)
+
+    def test_limits_of_control_groups_version_1_count(self):
+        self.write("proc/meminfo", f"MemAvailable: {9000 * 1024} kB\n")
+        self.write("proc/self/cgroup", "5:cpu,memory:/pod/a\n4:cpuset:/\n0::/\n")
+        self.group("sys/fs/cgroup/memory/pod/a", 2000, 1200, 50, version=1)
+        self.group("sys/fs/cgroup/memory", f"{UNLIMITED}\n", 8000, 0, version=1)
+        self.assertEqual(available_memory_mib(self.root), 2000 - 1200 + 50)
+
+    def test_a_container_that_sees_its_group_as_the_base_has_that_limit(self):
+        self.write("proc/meminfo", f"MemAvailable: {9000 * 1024} kB\n")
+        self.write("proc/self/cgroup", "3:memory:/docker/of-the-host\n")
+        self.group("sys/fs/cgroup/memory", 512, 12, 0, version=1)
+        self.assertEqual(available_memory_mib(self.root), 500)
 
 
 if __name__ == "__main__":

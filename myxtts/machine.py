@@ -1,0 +1,141 @@
+"""What this machine lets the process use: processor cores, memory, threads. No TensorFlow.
+
+Containers and batch systems limit cores and memory by control groups (Linux).
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+FEW_CORES = 2
+
+# Files of a control group: limit, usage, and the part of the usage in memory.stat that the kernel
+# frees on demand.
+_MEMORY_V2 = ("memory.max", "memory.current", "inactive_file")
+_MEMORY_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+class ThreadPools(NamedTuple):
+    """Numbers of threads of TensorFlow's two pools; None is one for each core of the process.
+
+    The intra-op pool splits one operation over several threads. The inter-op pool runs operations
+    that do not depend on each other, and those of tf.data. All logical devices of a process share
+    both pools.
+    """
+
+    intra_op: int | None
+    inter_op: int | None
+
+
+def automatic_pools(on_gpu: bool, cores: int, small_operations: bool) -> ThreadPools:
+    """Return the sizes that `auto` stands for.
+
+    Args:
+        on_gpu: whether the devices are GPUs.
+        cores: that this process may keep busy.
+        small_operations: see `Task.has_small_operations`.
+    """
+    if on_gpu:
+        return ThreadPools(None, None)
+    # On up to 2 cores one thread computes each small operation: to split it over two threads costs
+    # more than it gains (docs/decisions.md). On more cores nothing was measured.
+    if small_operations and cores <= FEW_CORES:
+        return ThreadPools(1, cores)
+    return ThreadPools(cores, cores)
+
+
+def usable_cores() -> list[int]:
+    """Return the cores that this process may run on; empty where processes cannot be pinned."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    return sorted(os.sched_getaffinity(0))
+
+
+def core_count() -> int:
+    """Count the cores that this process may keep busy, within the quota of its container."""
+    cores = len(usable_cores()) or os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, cpu_quota())))
+
+
+def is_pinned() -> bool:
+    """Return whether this process may run on some of the machine's cores only."""
+    return 0 < len(usable_cores()) < (os.cpu_count() or 1)
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """Return how many cores' time the control groups of this process allow; inf without a limit.
+
+    `docker run --cpus 2` and the CPU limit of a Kubernetes pod are such quotas; sched_getaffinity
+    does not show them.
+    """
+    groups = control_groups("cpu", root)
+    return min((_quota(folder, version) for folder, version in groups), default=math.inf)
+
+
+def _quota(folder: Path, version: int) -> float:
+    """Return a quota divided by its period, both in microseconds: `200000 100000` is 2.0."""
+    lines = read_lines(folder / "cpu.max")
+    if version == 1:
+        lines = read_lines(folder / "cpu.cfs_quota_us") + read_lines(folder / "cpu.cfs_period_us")
+    # The root group has no such file. `max` and -1 are no limit.
+    words = " ".join(lines).split()
+    if len(words) != 2 or words[0] in ("max", "-1"):
+        return math.inf
+    return int(words[0]) / int(words[1])
+
+
+def available_memory_mib(root: Path = Path("/")) -> float | None:
+    """Return the memory that this process may still take without swapping; None if unknown.
+
+    It is the smallest of the machine's available memory and of what is left to each control group
+    of the process.
+    """
+    return min((*_left_on_machine(root), *_left_in_groups(root)), default=None)
+
+
+def _left_on_machine(root: Path) -> Iterator[float]:
+    for line in read_lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            yield float(line.split()[1]) / 2**10
+
+
+def _left_in_groups(root: Path) -> Iterator[float]:
+    for folder, version in control_groups("memory", root):
+        limit_file, usage_file, freed_on_demand = _MEMORY_V1 if version == 1 else _MEMORY_V2
+        limits = read_lines(folder / limit_file)
+        usages = read_lines(folder / usage_file)
+        if limits and usages and limits[0] != "max":
+            statistics = dict(line.split(" ", 1) for line in read_lines(folder / "memory.stat"))
+            used = int(usages[0]) - int(statistics.get(freed_on_demand, 0))
+            yield (int(limits[0]) - used) / 2**20
+
+
+def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, int]]:
+    """Yield folder and version (1 or 2) of each control group of this process and around it.
+
+    Args:
+        controller: such as cpu or memory.
+    """
+    for line in read_lines(root / "proc/self/cgroup"):
+        _, controllers, group = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup"
+        if controllers:
+            base /= controller
+        folder = base / group.lstrip("/")
+        # Up to the base only: a container may see its own group as the base.
+        for ancestor in (folder, *folder.parents):
+            yield ancestor, 1 if controllers else 2
+            if ancestor == base:
+                break
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a file of the kernel; none if it does not exist."""
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,95 @@
+"""Operations that give the same numbers, in the same way, on CPUs and GPUs."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from zlib import crc32
+
+import tensorflow as tf
+
+from myxtts import tf_internals
+
+# A tenth more work for a sentence of 4 s, and 16 shapes for all sentences below 12 s.
+FRAMES_GRID = 64
+HOST_SCOPE = "on_host"
+
+
+@contextmanager
+def on_host() -> Iterator[None]:
+    """Run operations on the host, also within a function for a GPU; XLA ignores this.
+
+    For small values that the host needs: with kernels on a GPU the host would wait for it. In a
+    scope of a CPU the operations stay on its device, which is the host.
+    """
+    device = tf.device("/CPU:0") if tf_internals.device_type_in_scope() == "GPU" else nullcontext()
+    with tf.name_scope(HOST_SCOPE), device:
+        yield
+
+
+def runs_on_host(operation_name: str) -> bool:
+    """Return whether an operation of this name was made in `on_host`; for audits without a GPU."""
+    return re.search(rf"(^|/){HOST_SCOPE}(_\d+)?/", operation_name) is not None
+
+
+def fold_in(seed, name: str):
+    """Derive a new seed from a seed and a name: int32 [2] -> int32 [2]. Use each name once.
+
+    A seed gives the same numbers on CPU and GPU, but different ones in a function compiled by XLA.
+    Seeds are drawn on the host, where TensorFlow wants them: the kernels of a step would wait for a
+    seed that is drawn on its GPU.
+    """
+    with on_host():
+        return tf.random.experimental.stateless_fold_in(seed, crc32(name.encode()) & 0x7FFFFFFF)
+
+
+def float32_matmul(a, b, **transposed):
+    """Multiply float32 matrices as `tf.matmul` does, but never in TF32.
+
+    For features, targets and alignments. GPUs since Ampere round the factors of a float32 product
+    to TF32, with 10 bits of mantissa instead of 23. So on a GPU this product is computed in
+    float64, unless TF32 is turned off. On a CPU it is `tf.matmul`. The device is that of the scope
+    in which the product is traced: see `function_per_device_type`.
+
+    Args:
+        a, b: float32, as for `tf.matmul`.
+        transposed: `transpose_a` and `transpose_b`, as for `tf.matmul`.
+
+    Returns:
+        float32.
+    """
+    if not _may_round_to_tf32():
+        return tf.matmul(a, b, **transposed)
+    product = tf.matmul(tf.cast(a, tf.float64), tf.cast(b, tf.float64), **transposed)
+    return tf.cast(product, tf.float32)
+
+
+def _may_round_to_tf32() -> bool:
+    """Whether the device in scope is a GPU that may round; older ones do not, without harm."""
+    enabled = tf.config.experimental.tensor_float_32_execution_enabled()
+    return enabled and tf_internals.device_type_in_scope() == "GPU"
+
+
+def grid_padding(frames):
+    """Return the frames, int32 scalar, that fill up a length to a multiple of FRAMES_GRID.
+
+    For lengths that are new with each input. On a CPU, oneDNN keeps what it has prepared for each
+    shape of a product: 0.1 to 0.8 MB for each length.
+    """
+    return -frames % FRAMES_GRID
+
+
+def function_per_device_type(*signature: tf.TensorSpec) -> Callable[[Callable], Callable]:
+    """Return a decorator like `tf.function` that traces a function for CPUs and GPUs apart.
+
+    `tf.function` alone calls the trace for the first device on all devices.
+    """
+
+    def compile_function(function: Callable) -> Callable:
+        compiled = {
+            kind: tf.function(function, input_signature=signature, autograph=False)
+            for kind in ("CPU", "GPU")
+        }
+        return wraps(function)(lambda *args: compiled[tf_internals.device_type_in_scope()](*args))
+
+    return compile_function

@@ -1,0 +1,44 @@
+"""Texts on a terminal, and a stdout that ends before the program. No TensorFlow."""
+
+import os
+import sys
+import unicodedata
+from contextlib import suppress
+from io import UnsupportedOperation
+
+# Unicode's classes of characters that reverse the order of the text around them.
+_BIDIRECTIONAL_CONTROLS = ["LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"]
+
+
+def printable(text: str) -> str:
+    r"""Return a text with \x1b and the like for characters that a terminal would act on.
+
+    Names of files and texts of a corpus are quoted in messages. They may hold control characters,
+    or bytes that are not UTF-8, which are lone surrogates and cannot be written.
+    """
+    return "".join(map(_printable, text))
+
+
+def _printable(character: str) -> str:
+    category = unicodedata.category(character)
+    is_control = category in ("Cc", "Cs", "Zl", "Zp") and character not in "\n\t"
+    if is_control or unicodedata.bidirectional(character) in _BIDIRECTIONAL_CONTROLS:
+        return ascii(character)[1:-1]
+    return character
+
+
+def discard_stdout() -> None:
+    """Redirect stdout to /dev/null; otherwise Python reports its error again when it exits."""
+    with suppress(UnsupportedOperation):  # a stdout that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def detach_stdout(error: OSError, who: str) -> None:
+    """Discard stdout after an error (a closed terminal, a full disk, `head`); warn on stderr.
+
+    Args:
+        who: what continues all the same, with its verb, such as "The program goes on".
+    """
+    discard_stdout()
+    with suppress(OSError):  # a closed terminal has taken stderr with it
+        print(f"warning: stdout ends here: {error.strerror}. {who}.", file=sys.stderr)

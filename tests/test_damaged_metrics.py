@@ -7,8 +7,8 @@ import unittest
 
 from myxtts.local_sgd.progress import read_progress
 from myxtts.report.metrics import MetricsFile
-from myxtts.report.metrics_reader import parse_report, read_metrics
-from myxtts.report.page.history import History, read_last_report
+from myxtts.report.metrics_reader import parse_report, read_last_report, read_metrics
+from myxtts.report.page.history import History
 from tests.fixtures import temporary_folder
 
 WHOLE = [
@@ -83,13 +83,13 @@ class DamagedMetricsTest(unittest.TestCase):
             MetricsFile(self.path, 2).close()
         self.assertEqual(read_metrics(self.path), WHOLE[:2])
 
-    def test_metrics_are_added_to_a_step_before_a_line_that_was_damaged_meanwhile(self):
+    def test_metrics_of_a_step_are_merged_across_damaged_lines(self):
         file = MetricsFile(self.path, 0)
         for step in (1, 2):
             file.write({"step": step, "loss": 1.0})
         with open(self.path, "ab") as other:
             other.write(written(*DAMAGED.values()))
-        file.amend(2, {"validation_loss": 2.0})
+        file.write({"step": 2, "validation_loss": 2.0})
         file.close()
         expected = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 1.0, "validation_loss": 2.0}]
         self.assertEqual(read_metrics(self.path), expected)

@@ -1,7 +1,6 @@
 """Discriminators of a vocoder, and the second stage of its training: train, resume, export."""
 
 import contextlib
-import json
 import shutil
 import unittest
 from unittest import mock
@@ -26,6 +25,7 @@ from myxtts.models.discriminators import (
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
+from myxtts.report.metrics_reader import read_metrics
 from myxtts.synthesis.export import vocoder_export, write_export
 from myxtts.tasks.vocoder import VocoderTask
 from myxtts.training.checkpoint_files import read_metadata
@@ -252,8 +252,7 @@ class SecondStageRun(unittest.TestCase):
             np.testing.assert_array_equal(result[name], array, name)
 
     def test_validation_goes_by_the_losses_of_the_first_stage(self):
-        metrics = (self.workspace.run_dir("gan") / "metrics.jsonl").read_text().splitlines()
-        lines = [json.loads(line) for line in metrics]
+        lines = read_metrics(self.workspace.run_dir("gan") / "metrics.jsonl")
         names = {name for name in lines[-1] if name.startswith("validation_")}
         self.assertFalse({"validation_adversarial", "validation_feature_matching"} & names)
         self.assertIn("validation_spectral", names)

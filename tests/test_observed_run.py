@@ -46,7 +46,7 @@ CALLS = {
     "mkdir .partial-step-": 1,
     "write 1-": 4,  # three sounds and a picture
     "replace .partial-step-": 1,
-    "fsync .metrics.jsonl.": 2,
+    "append metrics.jsonl": 2,  # before the line of the result, and after it
     "record result": 1,  # the main thread has the result; metrics.jsonl, but no checkpoint, has it
     "fsync .state.json.": 1,
     "replace .state.json.": 1,
@@ -181,6 +181,7 @@ class ObservationPoints(KillPoints):
         def write_report(file, metrics):
             self.reach("append", "metrics.jsonl")
             write_line(file, metrics)
+            self.reach("append", "metrics.jsonl")
 
         def write_sample(path, content):
             path.touch()  # a killed process leaves an empty file
@@ -377,7 +378,7 @@ class ToyRuns(unittest.TestCase):
         resume = []
         for name in (
             "make batch",
-            "replace .metrics.jsonl.",
+            "append metrics.jsonl",
             "replace .state.json.",
             "replace .scores.md.",
         ):

@@ -396,9 +396,7 @@ class RunTest(unittest.TestCase):
             "0",
         )
         self.assertEqual(self.workspace.train("scaled", *flags, "--scale-learning-rate").code, 0)
-        first = json.loads(
-            (self.workspace.run_dir("scaled") / "metrics.jsonl").read_text().splitlines()[0]
-        )
+        first = read_metrics(self.workspace.run_dir("scaled") / "metrics.jsonl")[0]
         self.assertAlmostEqual(first["learning_rate"], 2 * TrainingConfig().learning_rate)
 
 

@@ -20,10 +20,10 @@ from PIL import Image
 
 from myxtts.clock import MODEL, Clock, Span, Timeline, Times
 from myxtts.report import run_page
-from myxtts.report.metrics_reader import validation_scores
+from myxtts.report.metrics_reader import read_last_report, validation_scores
 from myxtts.report.page import head, samples
 from myxtts.report.page.charts import Scale, sync_marks, value_scale
-from myxtts.report.page.history import POINTS, History, Series, read_last_report
+from myxtts.report.page.history import POINTS, History, Series
 from myxtts.report.page.jobs import JobsPage, merge_marks
 from myxtts.report.page.lanes import excerpt, fill_levels, lanes
 from myxtts.report.page.overview import write_overview
@@ -141,33 +141,15 @@ class Curves(Folder):
         self.assertEqual(loads.call_count, 1)
         self.assertEqual((history.step, history.series["loss"].not_finite), (2, (2, 1)))
 
-    def test_metrics_that_are_added_to_earlier_lines_are_read_alone(self):
-        path = self.folder / "metrics.jsonl"
-        history, lines = History(path), [report_of(step) for step in range(10, 60, 10)]
-        self.report(*lines)
+    def test_a_later_line_of_a_step_adds_its_metrics_once(self):
+        """A resumed run repeats the observation that its checkpoint does not know."""
+        history = History(self.folder / "metrics.jsonl")
+        self.report(*map(report_of, range(10, 60, 10)), {"step": 30, "validation_loss": 0.5})
         history.update()
-        lines[2]["validation_loss"] = 0.5
-        replace_lines(path, [*lines, report_of(60)])
+        self.report(report_of(60), {"step": 30, "validation_loss": 0.5})
         history.update()
         self.assertEqual([point.first for point in history.points("validation_loss")], [30])
-        self.assertEqual(
-            [point.first for point in history.points("loss")], [10, 20, 30, 40, 50, 60]
-        )
-
-    def test_a_file_with_the_number_of_one_that_was_replaced_is_not_taken_for_it(self):
-        """Two results between two pages replace the file twice, and the second one may get the
-        number of the first.
-        """
-        path = self.folder / "metrics.jsonl"
-        history, lines = History(path), [report_of(step) for step in range(10, 60, 10)]
-        self.report(*lines)
-        history.update()
-        lines[1]["validation_loss"], lines[3]["validation_loss"] = 0.5, 0.4
-        path.write_text(
-            "".join(json.dumps(line) + "\n" for line in [*lines, report_of(60)])
-        )  # the same inode
-        history.update()
-        self.assertEqual([point.first for point in history.points("validation_loss")], [20, 40])
+        self.assertEqual(history.series["validation_loss"].since_least, 0)
         self.assertEqual(
             [point.first for point in history.points("loss")], [10, 20, 30, 40, 50, 60]
         )
@@ -185,7 +167,7 @@ class Curves(Folder):
     def test_a_rare_metric_is_found_far_from_the_end(self):
         path = self.folder / "metrics.jsonl"
         self.report(report_of(1, validation_loss=0.5), *map(report_of, range(2, 60)))
-        with mock.patch("myxtts.report.page.history.TAIL_BYTES", 1_000):
+        with mock.patch("myxtts.report.metrics_reader.TAIL_BYTES", 1_000):
             self.assertEqual(read_last_report(path, "validation_loss")["step"], 1)
             self.assertEqual(read_last_report(path)["step"], 59)
             self.assertEqual(read_last_report(path, "nothing"), {})
@@ -198,23 +180,6 @@ class Curves(Folder):
         replace_lines(path, [report_of(10), report_of(20, 7.0)])
         history.update()
         self.assertEqual([point.mean for point in history.points("loss")], [1.0, 7.0])
-
-    def test_lines_before_the_newest_ones_are_not_read_again(self):
-        path = self.folder / "metrics.jsonl"
-        history, lines = History(path), [{"step": step, "loss": 1.0} for step in range(50)]
-        self.report(*lines)
-        with mock.patch("myxtts.report.page.history.AMENDED_LINES", 5):
-            history.update()
-        lines[-1]["validation_loss"] = 2.0
-        replace_lines(path, lines)
-        with mock.patch.object(json, "loads", side_effect=json.loads) as loads:
-            history.update()
-        self.assertEqual(loads.call_count, 5)
-        self.assertEqual(history.series["validation_loss"].newest, (49, 2.0))
-        lines[0]["loss"] = 9.0  # the file of another run
-        replace_lines(path, [{"step": 0, "a": 1}, *lines])
-        history.update()
-        self.assertEqual(history.series["loss"].points[0].high, 9.0)
 
     def test_ticks_are_round_and_lie_between_the_limits(self):
         for scale, ticks in (
@@ -457,13 +422,6 @@ class Page(Folder):
         page = self.page(ended="finished").read_text()
         self.assertEqual(re.findall(r"<summary>Step (\d+)", page), ["20", "10"])
         self.assertLess(page.index("step-1000000"), page.index("step-999000"))
-
-    def test_lines_of_the_same_metrics_share_their_names(self):
-        self.report(report_of(20), report_of(30))
-        history = History(self.folder / "metrics.jsonl")
-        history.update()
-        first, second = history._lines
-        self.assertIs(first.names, second.names)
 
     def test_damaged_samples_and_scores_leave_the_rest_of_the_page(self):
         self.report(report_of(20))

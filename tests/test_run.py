@@ -632,40 +632,26 @@ class Metrics(unittest.TestCase):
                 json.loads(path.read_text()), values | {"gradient_norm": None, "mel": None}
             )
 
-    def test_lines_anywhere_are_amended_or_inserted_while_others_are_written(self):
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            mock.patch("myxtts.report.metrics.READ_BYTES", 40),
-        ):
+    def test_lines_of_a_step_are_one_report_in_the_order_of_the_steps(self):
+        with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "metrics.jsonl"
             file = MetricsFile(path, 0)
-            file.amend(3, {"late": 0.0})
-            for step in (5, *range(10, 90, 10)):
+            for step in (10, 20, 30):
                 file.write({"step": step, "loss": 1.0})
-            fsync = os.fsync
-
-            def writing(descriptor):  # the beginning of the file was copied
-                if added:
-                    file.write({"step": added.pop(), "loss": 1.0})
-                fsync(descriptor)
-
-            added = []
-            with mock.patch("os.fsync", writing):
-                for step, new in ((2, 90), (80, 100)):
-                    added.append(new)
-                    file.amend(step, {"late": 2.0})
-            for step in (3, 40, 75, 200):
-                file.amend(step, {"late": 3.0})
-            file.write({"step": 210})
+            # Observations of steps with and without a report end late; that of 10 is repeated.
+            for step, late in ((10, 2.0), (15, 3.0), (10, 4.0)):
+                file.write({"step": step, "late": late})
             file.close()
-            lines = read_metrics(path)
-            self.assertEqual(
-                [line["step"] for line in lines],
-                [2, 3, 5, 10, 20, 30, 40, 50, 60, 70, 75, 80, 90, 100, 200, 210],
-            )
-            late = {line["step"]: line["late"] for line in lines if "late" in line}
-            self.assertEqual(late, {2: 2.0, 3: 3.0, 40: 3.0, 75: 3.0, 80: 2.0, 200: 3.0})
-            self.assertEqual(lines[6], {"step": 40, "loss": 1.0, "late": 3.0})
+            expected = [
+                {"step": 10, "loss": 1.0, "late": 4.0},
+                {"step": 15, "late": 3.0},
+                {"step": 20, "loss": 1.0},
+                {"step": 30, "loss": 1.0},
+            ]
+            self.assertEqual(read_metrics(path), expected)
+            MetricsFile(path, 20).close()  # a resumed run
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            self.assertEqual(lines, expected[:3])
 
 
 if __name__ == "__main__":

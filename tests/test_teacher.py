@@ -1,6 +1,5 @@
 """A frozen voice in the producer: its mels, and runs of a vocoder that learns from them."""
 
-import json
 import shutil
 import unittest
 from dataclasses import replace
@@ -17,6 +16,7 @@ from myxtts.data.features import FeatureExtractor, tts_extractor, vocoder_extrac
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import ConfigError
 from myxtts.models.vocoder import Vocoder, fluctuation
+from myxtts.report.metrics_reader import read_metrics
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.inherited_settings import inherit_settings
@@ -190,9 +190,7 @@ class Runs(unittest.TestCase):
         self.assertEqual(
             (teacher["run"], teacher["step"], len(teacher["weights"])), (str(self.voice), 0, 64)
         )
-        metrics = [
-            json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()
-        ]
+        metrics = read_metrics(self.folder / "metrics.jsonl")
         self.assertTrue(all(0.0 < line["loss"] < 100.0 for line in metrics if "loss" in line))
         self.assertEqual(len(list((self.folder / "samples/step-000004").glob("*.vocoder.wav"))), 3)
 

@@ -6,12 +6,14 @@ and counts them.
 """
 
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 MAX_STEP = 2**53  # beyond it a float64 skips whole numbers
+TAIL_BYTES = 1 << 16  # several hundred lines
 TEXTS = ("bottleneck",)  # the metrics that are words
 
 
@@ -42,9 +44,45 @@ def read_lines(path: Path) -> list[dict[str, Any] | None]:
     return [parse_report(line) for line in lines if line]
 
 
+def merge_lines(lines: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """Return one report for each step, in the order of the steps, from the lines of a
+    metrics.jsonl.
+
+    Several lines of a step are one report; a later line wins, as that of an observation which a
+    resumed run repeats. Damaged lines (None) are left out.
+    """
+    reports: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if line is not None:
+            reports.setdefault(line["step"], {}).update(line)
+    return [reports[step] for step in sorted(reports)]
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the reports in a metrics.jsonl, without damaged lines; none if there is no file."""
-    return [report for report in read_lines(path) if report is not None]
+    """Return the reports in a metrics.jsonl, one a step; none if there is no file."""
+    return merge_lines(read_lines(path))
+
+
+def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:
+    """Return the newest complete line of a metrics.jsonl that has a key; empty if there is none.
+
+    Reads the end of the file alone, so the metrics of the step in other lines are not merged.
+    """
+    try:
+        with open(metrics, "rb") as file:
+            end, length = os.fstat(file.fileno()).st_size, TAIL_BYTES
+            while True:
+                start = max(end - length, 0)
+                file.seek(start)
+                for line in reversed(file.read(end - start).split(b"\n")):
+                    # The last line, or the first line of the tail, may be incomplete.
+                    if key.encode() in line and key in (report := parse_report(line) or {}):
+                        return report
+                if not start:
+                    return {}
+                length *= 8
+    except FileNotFoundError:
+        return {}
 
 
 def _reject(constant: str) -> NoReturn:

@@ -44,24 +44,17 @@ class Reporter:
                 file.close()
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Write the metrics of a step, of training, validation or both, as one line of
-        metrics.jsonl.
+        """Write metrics of a step, of training, validation or both, as a line of metrics.jsonl.
+
+        Any thread may call it. An observation during training ends after later steps were reported.
         """
         with going_on_if_full(f"the metrics of step {step}"):
             self._file.write({"step": step, **metrics})
         with going_on_if_full(f"the scalars of step {step}"):
             self.tensorboard.scalars(step, metrics)
-        self._bar.update(step - self._bar.n)
+        self._bar.update(max(step - self._bar.n, 0))
         if "loss" in metrics:
             log.info("%s", console_line(step, metrics))
-        self._show_validation(step, metrics)
-
-    def amend(self, step: int, metrics: dict[str, Any]) -> None:
-        """Add metrics to what was written of an earlier step: of an observation during training."""
-        with going_on_if_full(f"the observed metrics of step {step}"):
-            self._file.amend(step, metrics)
-        with going_on_if_full(f"the scalars of step {step}"):
-            self.tensorboard.scalars(step, metrics)
         self._show_validation(step, metrics)
 
     def _show_validation(self, step: int, metrics: dict[str, Any]) -> None:

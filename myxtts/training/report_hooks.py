@@ -91,7 +91,7 @@ def with_report(observe: ObserveFunction, reporter: Reporter) -> ObserveFunction
     def observe_and_report(observation: Observation, pace: Pace | None) -> dict[str, float]:
         metrics = observe(observation, pace)
         if metrics:
-            reporter.amend(observation.step, metrics)
+            reporter.write(observation.step, metrics)
         return metrics
 
     return observe_and_report

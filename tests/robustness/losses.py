@@ -13,6 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from myxtts.report.metrics_reader import read_metrics
+
 ROOT = Path(__file__).parents[2]
 COMMON = (
     *(
@@ -56,10 +60,10 @@ def train(folder: Path, run: str, *flags: str) -> None:
 
 def losses(folder: Path, run: str) -> str:
     digest, last = hashlib.sha256(), {}
-    for line in (folder / run / "metrics.jsonl").read_text().splitlines():
+    for report in read_metrics(folder / run / "metrics.jsonl"):
         values = {
             name: value
-            for name, value in json.loads(line).items()
+            for name, value in report.items()
             if name == "step" or name.endswith("loss") or name.startswith("validation")
         }
         digest.update(json.dumps(values, sort_keys=True).encode())

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from myxtts.clock import Span
+from myxtts.report.metrics_reader import read_last_report
 from myxtts.report.page.charts import milliseconds
-from myxtts.report.page.history import read_last_report
 from myxtts.report.page.lanes import fill_levels
 
 

@@ -2,19 +2,15 @@
 extremes.
 """
 
-import os
-from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from myxtts.report.metrics_reader import parse_report
 
-TAIL_BYTES = 1 << 16  # of metrics.jsonl: several hundred reports
-AMENDED_LINES = 1024  # the newest, to which metrics may be added
 POINTS = 240  # a curve has so many points at least, and twice as many at most
 
 
@@ -54,9 +50,17 @@ class Series:
         self.before_newest: int | None = None
         self.since_least = 0
         self.not_finite: tuple[int, int] = (0, 0)
+        self._last_step = -1
 
     def add(self, step: int, value: float | None) -> None:
-        """Add the value of a later step; None stands for one that is not finite."""
+        """Add the value of a step; None stands for one that is not finite.
+
+        A value of a step that is not a later one is ignored: a resumed run may repeat the last
+        observations, with the same results.
+        """
+        if step <= self._last_step:
+            return
+        self._last_step = step
         if value is None:
             self.not_finite = step, self.not_finite[1] + 1
             return
@@ -108,20 +112,10 @@ class Series:
         self._per_point *= 2
 
 
-class _Line(NamedTuple):
-    """A line that was read: where it begins, its step, and the metrics that it had."""
-
-    offset: int
-    step: int
-    names: frozenset[str]
-
-
 class History:
     """A metrics.jsonl, followed while it grows.
 
-    The results of a validation during training are added to the line of their step, which is one of
-    the newest; the file is then replaced as a whole. A resumed run replaces it, too, and then it is
-    read from its beginning.
+    A resumed run replaces the file; it is then read from its beginning.
 
     Attributes:
         series: by metric.
@@ -132,16 +126,11 @@ class History:
 
     def __init__(self, path: Path):
         self._path = path
-        self._reset(None)
+        self._reset()
 
-    def _reset(self, inode: int | None) -> None:
-        self._inode, self._offset = inode, 0
-        self._lines: deque[_Line] = deque()
-        self._before = b""  # the line before them
+    def _reset(self) -> None:
+        self._offset = 0
         self._last = b""  # the line that ends at the offset
-        self._name_sets: dict[
-            frozenset[str], frozenset[str]
-        ] = {}  # lines share them: 5 kB each, 5 MB in all
         self.series: dict[str, Series] = {}
         self.newest: dict[str, Any] = {}
         self.step = 0
@@ -153,62 +142,24 @@ class History:
         left for the next.
         """
         with suppress(FileNotFoundError), open(self._path, "rb") as file:
-            status = os.fstat(file.fileno())
-            # A file that replaces another one may have the number of one that was replaced before.
-            is_same = status.st_ino == self._inode and status.st_size >= self._offset
-            if (
-                not is_same
-                or os.pread(file.fileno(), len(self._last), self._offset - len(self._last))
-                != self._last
-            ):
-                if not self._read_amended(file):
-                    self._reset(None)
-                self._inode = status.st_ino
-            file.seek(self._offset)
+            file.seek(max(self._offset - len(self._last), 0))
+            if file.read(len(self._last)) != self._last:  # it was replaced
+                self._reset()
+                file.seek(0)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 if (report := parse_report(line)) is not None:
-                    self._add(report, frozenset())
+                    self._add(report)
                 self._offset += len(line)
                 self._last = line
-                if len(self._lines) > AMENDED_LINES:
-                    first = self._lines.popleft()
-                    length = self._lines[0].offset - first.offset
-                    self._before = os.pread(file.fileno(), length, first.offset)
 
-    def _read_amended(self, file: BinaryIO) -> bool:
-        """Read what was added to the newest lines of a file that was replaced.
-
-        Returns:
-            False if it is not the same file with more metrics; then read it from its beginning.
-        """
-        if not self._lines:
-            return False
-        start = self._lines[0].offset
-        file.seek(start - len(self._before))
-        if file.read(len(self._before)) != self._before:
-            return False
-        before, self._lines, self._offset, self._last = self._lines, deque(), start, self._before
-        names = {line.step: line.names for line in before}
-        for line in file:
-            if (report := parse_report(line)) is not None:
-                if report["step"] > before[-1].step or not line.endswith(b"\n"):
-                    break
-                self._add(report, names.pop(report["step"], frozenset()))
-            self._offset += len(line)
-            self._last = line
-        return not names
-
-    def _add(self, report: Mapping[str, Any], known: Collection[str]) -> None:
-        """Add a line, without the metrics that are known."""
+    def _add(self, report: Mapping[str, Any]) -> None:
         step = report["step"]
-        names = frozenset(report)
-        self._lines.append(_Line(self._offset, step, self._name_sets.setdefault(names, names)))
         for name, value in report.items():
-            if name != "step" and name not in known and not isinstance(value, str):
+            if name != "step" and not isinstance(value, str):
                 self.series.setdefault(name, Series()).add(step, value)
-        if "loss" in report and "loss" not in known:
+        if "loss" in report:
             self._sum_up(report)
             self.newest = dict(report)
         self.step = max(self.step, step)
@@ -266,22 +217,3 @@ class History:
             name for name in validated if name.removeprefix(prefix) not in self.series
         ]
         return only_validated + [name for name in self.series if name.startswith("evaluation_")]
-
-
-def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:
-    """Return the newest complete line of a metrics.jsonl that has a key; empty if there is none."""
-    try:
-        with open(metrics, "rb") as file:
-            end, length = os.fstat(file.fileno()).st_size, TAIL_BYTES
-            while True:
-                start = max(end - length, 0)
-                file.seek(start)
-                for line in reversed(file.read(end - start).split(b"\n")):
-                    # The last line, or the first line of the tail, may be incomplete.
-                    if key.encode() in line and key in (report := parse_report(line) or {}):
-                        return report
-                if not start:
-                    return {}
-                length *= 8
-    except FileNotFoundError:
-        return {}

@@ -9,10 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from myxtts.files import write_whole
-from myxtts.report.metrics_reader import validation_scores
+from myxtts.report.metrics_reader import read_last_report, validation_scores
 from myxtts.report.page.charts import number
 from myxtts.report.page.columns import read_facts
-from myxtts.report.page.history import read_last_report
 from myxtts.report.page.style import document
 
 RELOAD_S = 60

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-FIRST_STEP = (  # the pause in which the step is traced; it does not recur, so no rate includes it
-    "first step"
-)
-NO_WAIT = 0.05  # below this wait share, batches come as fast as the model takes them
+# The pause in which the step is traced; it does not recur, so no rate includes it.
+FIRST_STEP = "first step"
+# Below this wait share, batches come as fast as the model takes them.
+NO_WAIT = 0.05
 # of the producer's time; taking a batch that is ready costs up to a tenth of it on small batches
 STARVED = 0.2
-MODEL = "model"  # lane of the spans of the main thread
-SHORTEST_SPAN_S = (
-    1e-4  # shorter waits, and what the main thread does between steps, are not recorded
-)
+# Lane of the spans of the main thread.
+MODEL = "model"
+# Shorter waits, and what the main thread does between steps, are not recorded.
+SHORTEST_SPAN_S = 1e-4
 KEPT_SPANS = 2048  # some hundred steps
 
 
@@ -173,14 +173,13 @@ class Clock:
         self._now, self._producers, self._replicas = now, producers, replicas
         self._timeline = timeline or Timeline()
         self._busy_since_s = now()
-        self._takes: deque[tuple[int, float]] = (
-            deque()
-        )  # number and time of batches that no step has yet
+        # Number and time of batches that no step has yet.
+        self._takes: deque[tuple[int, float]] = deque()
         self._taken = self._trained = 0
-        self._last_s: dict[str, float] = {}  # when each producer finished its newest batch
-        self._pauses: deque[tuple[float, float]] = deque(
-            maxlen=64
-        )  # usually more than a feed runs ahead
+        # When each producer finished its newest batch.
+        self._last_s: dict[str, float] = {}
+        # Usually more than a feed runs ahead.
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=64)
         self._reported = NOTHING
         self.pauses_s: defaultdict[str, float] = defaultdict(float)
         self._restart()
@@ -257,7 +256,8 @@ class Clock:
         for index, times in enumerate(batches):
             if index % self._replicas == 0:
                 if not self._takes:
-                    return  # batches that nobody waited for
+                    # Batches that nobody waited for.
+                    return
                 self._trained, taken_s = self._takes.popleft()
             lane, number = times.producer, self._trained
             self._timeline.add(
@@ -274,7 +274,8 @@ class Clock:
     def forget(self) -> Interval:
         """Do as `report` does, but count the time as a pause, the first step."""
         while self._pauses and self._pauses[-1][0] >= self._start_s:
-            self._pauses.pop()  # part of the time that is forgotten
+            # Part of the time that is forgotten.
+            self._pauses.pop()
         self._pauses.append((self._start_s, self._now()))
         interval = self._interval()
         self.pauses_s[FIRST_STEP] += interval.busy_s
@@ -315,11 +316,8 @@ class Clock:
 
 def format_duration(seconds: float) -> str:
     """Return seconds in the unit that suits them: `9.9 s`, `12 min`, `1.7 h`, `3.0 days`."""
-    units = {
-        "days": (86400, 172800),
-        "h": (3600, 5400),
-        "min": (60, 90),
-    }  # seconds in one, least seconds to show it
+    # Seconds in one, least seconds to show it.
+    units = {"days": (86400, 172800), "h": (3600, 5400), "min": (60, 90)}
     unit, size_s = next(
         ((unit, size_s) for unit, (size_s, least_s) in units.items() if seconds >= least_s),
         ("s", 1),

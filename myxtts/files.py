@@ -16,13 +16,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 from myxtts.errors import ConfigError, DataError
 
-PARTIAL_FILES = ".*.partial"  # the names that `partial_file_of` returns
+# The names that `partial_file_of` returns.
+PARTIAL_FILES = ".*.partial"
 STEM_BYTES = 180
-FULL = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-)  # the disk, the quota of the user, or the limit of a file (ulimit -f)
+# The disk, the quota of the user, or the limit of a file (ulimit -f).
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +66,8 @@ def read_file(path: Path, max_bytes: int) -> bytes:
             which could block or never end.
     """
     mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(
-        mode
-    ):  # the error for a folder is that of `open`
+    # The error for a folder is that of `open`.
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, "it is a pipe or a device, and no file", str(path))
     with path.open("rb") as file:
         return read_bounded(file, max_bytes, str(path))
@@ -158,7 +155,8 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
-    except BaseException:  # also a stop
+    except BaseException:
+        # Also a stop.
         partial.unlink(missing_ok=True)
         raise
 
@@ -169,13 +167,15 @@ def is_being_written(partial: Path) -> bool:
     """
     named = re.search(r"\.(\d+)-\d+\.partial\Z", partial.name)
     pid = int(named[1]) if named else 0
-    if pid in (0, os.getpid()):  # in a container, a killed one often had the number of this one
+    # In a container, a killed one often had the number of this one.
+    if pid in (0, os.getpid()):
         return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:
+        # Another user's.
         return True
     return True
 
@@ -309,4 +309,5 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)  # nothing is left of it after the rename
+        # Nothing is left of it after the rename.
+        shutil.rmtree(partial, ignore_errors=True)

@@ -54,7 +54,8 @@ def train(config: Config) -> int:
     folder = RunFolder(Path(config.run.runs_dir) / config.run.run)
     check_workers_settings(config, cluster)
     with ExitStack() as resources:
-        if cluster is None:  # before anything is read or written, so that of two starts one trains
+        # Before anything is read or written, so that of two starts one trains.
+        if cluster is None:
             resources.enter_context(folder.locked())
             folder.check_not_existing(config.run.resume)
         run_log = resources.enter_context(RunLog())
@@ -95,7 +96,8 @@ def train_on(
     the run folder.
     """
     with ExitStack() as resources:
-        if replicas.is_distributed:  # only now, so that the other workers learn of the error
+        # Only now, so that the other workers learn of the error.
+        if replicas.is_distributed:
             resources.enter_context(RunFolder(folder.of_process(replicas.process)).locked())
         if replicas.is_distributed and replicas.is_chief:
             folder.check_not_existing(config.run.resume)
@@ -119,7 +121,8 @@ def train_on(
 
         timeline, description = Timeline(), describe_run(setup, placement)
         hooks: list[Hook] = [CheckDevices(started_s)]
-        save: loop.Save = save_nothing  # the chief saves for all workers
+        # The chief saves for all workers.
+        save: loop.Save = save_nothing
         observer = NoObserver()
         request = (
             SharedStopRequest(step.stop_requested) if replicas.is_distributed else StopRequest()

@@ -40,5 +40,6 @@ def detach_stdout(error: OSError, who: str) -> None:
         who: what continues all the same, with its verb, such as "The program goes on".
     """
     discard_stdout()
-    with suppress(OSError):  # a closed terminal has taken stderr with it
+    # A closed terminal has taken stderr with it.
+    with suppress(OSError):
         print(f"warning: stdout ends here: {error.strerror}. {who}.", file=sys.stderr)

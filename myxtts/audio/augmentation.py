@@ -19,10 +19,10 @@ from myxtts.portable_ops import float32_matmul, fold_in, on_host
 
 MIN_RT60_S = 0.1
 DIRECT_TO_REVERBERANT_DB = (-3.0, 12.0)
-NOISE_SLOPES = (0.0, 1.0)  # amplitude is proportional to f^-slope: white, pink at 0.5, brown at 1
-NOISE_FLOOR_HZ = (
-    50.0  # below, the spectrum of coloured noise is flat: most of brown noise would be inaudible
-)
+# Amplitude is proportional to f^-slope: white, pink at 0.5, brown at 1.
+NOISE_SLOPES = (0.0, 1.0)
+# Below, the spectrum of coloured noise is flat: most of brown noise would be inaudible.
+NOISE_FLOOR_HZ = 50.0
 PEAKS = 3  # of an equaliser
 PEAK_HZ = (100.0, 8000.0)
 PEAK_GAIN_DB = 9.0
@@ -31,8 +31,10 @@ HIGH_PASS_HZ, LOW_PASS_HZ = (60.0, 600.0), (2500.0, 7500.0)
 TELEPHONE_HZ = (300.0, 3400.0)
 MU = 255.0
 MU_LAW_BITS = (4, 8)
-MARGIN_SAMPLES = 2048  # of silence behind the waves, into which a response without a room may ring
-PHASES = 512  # positions between two samples; the rounding is 50 dB below the wave
+# Of silence behind the waves, into which a response without a room may ring.
+MARGIN_SAMPLES = 2048
+# Positions between two samples; the rounding is 50 dB below the wave.
+PHASES = 512
 
 _FAST_LENGTHS = np.array(
     sorted(
@@ -229,9 +231,8 @@ def _noise(speech, real, draws: Draws, grid: Grid, channel, settings: Augmentati
             float32_matmul(tf.linalg.set_diag(others, tf.zeros_like(others[:, 0])), speech),
             0.0,
         )
-        is_babble = draws.chosen("babble", settings.babble_fraction) & (
-            _energy(babble) > 0.0
-        )  # a row may be alone
+        # A row may be alone.
+        is_babble = draws.chosen("babble", settings.babble_fraction) & (_energy(babble) > 0.0)
         noise = tf.where(is_babble, babble, noise)
     snr_db = draws.uniform("snr", settings.noise_min_snr_db, settings.noise_max_snr_db)
     noise = noise_at_snr(speech, tf.where(real, noise, 0.0), snr_db)
@@ -367,9 +368,8 @@ def _interpolated(waves, position):
     index = tf.bitwise.right_shift(steps, tf.constant(PHASES.bit_length() - 1, tf.int64))
     phase = tf.bitwise.bitwise_and(steps, tf.constant(PHASES - 1, tf.int64))
     padded, samples = tf.pad(waves, [[0, 0], [1, 2]]), tf.shape(waves)[1]
-    neighbours = tf.stack(
-        [padded[:, i : i + samples] for i in range(4)], axis=2
-    )  # a gather of 4 values takes as long
+    # A gather of 4 values takes as long.
+    neighbours = tf.stack([padded[:, i : i + samples] for i in range(4)], axis=2)
     return tf.reduce_sum(
         tf.gather(neighbours, index, batch_dims=1) * tf.gather(_cubic_weights(), phase), axis=2
     )

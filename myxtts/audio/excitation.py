@@ -78,9 +78,8 @@ def pulse_phasor(wave, f0_hz):
     rows = tf.shape(wave)[0]
     moved = tf.stack([wave * tf.cos(angle), -wave * tf.sin(angle)], axis=1)  # [B, 2, samples]
     window = np.hanning(3 * HOP_SAMPLES + 1)[:-1].reshape(3, HOP_SAMPLES).T.astype(np.float32)
-    sums = float32_matmul(
-        tf.reshape(moved, [rows, 2, -1, HOP_SAMPLES]), window
-    )  # of each hop by its place in a window
+    # Of each hop by its place in a window.
+    sums = float32_matmul(tf.reshape(moved, [rows, 2, -1, HOP_SAMPLES]), window)
     before, at, after = tf.unstack(tf.pad(sums, [[0, 0], [0, 0], [1, 1], [0, 0]]), axis=3)
     still = tf.transpose(before[:, :, :-2] + at[:, :, 1:-1] + after[:, :, 2:], [0, 2, 1])
     length = tf.sqrt(tf.reduce_sum(tf.square(still), axis=2, keepdims=True))
@@ -116,9 +115,8 @@ def _upsampled(frames):
     """
     ends = tf.concat([frames[:, :1], frames, frames[:, -1:]], axis=1)
     before, at, after = (ends[:, :-2, None], frames[:, :, None], ends[:, 2:, None])
-    distance = ((np.arange(HOP_SAMPLES) + 0.5) / HOP_SAMPLES - 0.5).astype(np.float32)[
-        :, None
-    ]  # from the centre
+    # From the centre.
+    distance = ((np.arange(HOP_SAMPLES) + 0.5) / HOP_SAMPLES - 0.5).astype(np.float32)[:, None]
     values = at + tf.where(distance < 0.0, at - before, after - at) * distance
     return tf.reshape(values, [tf.shape(frames)[0], -1, frames.shape[2]])
 

@@ -67,11 +67,8 @@ def griffin_lim(log_mel, iterations, seed):
     magnitude = inverse_mel_scale(log_mel)
     phase = tf.random.stateless_uniform(tf.shape(magnitude), seed, 0.0, 2.0 * np.pi)
     frames = tf.shape(log_mel)[1]
-    grid = [
-        [0, 0],
-        [0, grid_padding(frames)],
-        [0, 0],
-    ]  # frames of magnitude 0 add nothing to the wave
+    # Frames of magnitude 0 add nothing to the wave.
+    grid = [[0, 0], [0, grid_padding(frames)], [0, 0]]
     magnitude, phase = tf.pad(magnitude, grid), tf.pad(phase, grid)
     wave = _istft(tf.complex(magnitude * tf.cos(phase), magnitude * tf.sin(phase)))
 

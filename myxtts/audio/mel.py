@@ -128,9 +128,8 @@ def _reflect(waveform, samples, padded):
     before = tf.gather(waveform, tf.minimum(tf.range(PAD_SAMPLES, 0, -1), last_index), axis=1)
     after = tf.gather(waveform, tf.clip_by_value(last - distance, 0, last_index), batch_dims=1)
     padded_wave = tf.concat([before, waveform, tf.zeros_like(after)], axis=1)
-    row = tf.range(rows)[:, None] + tf.zeros(
-        [PAD_SAMPLES], tf.int32
-    )  # not tf.tile, which computes int32 on a GPU
+    # Not tf.tile, which computes int32 on a GPU.
+    row = tf.range(rows)[:, None] + tf.zeros([PAD_SAMPLES], tf.int32)
     return tf.tensor_scatter_nd_update(
         padded_wave, tf.stack([row, PAD_SAMPLES + last + distance], axis=-1), after
     )

@@ -8,18 +8,19 @@ from myxtts.portable_ops import float32_matmul
 
 F0_MIN_HZ = 60.0
 F0_MAX_HZ = 600.0
-SMOOTHING_SAMPLES = 22  # 1 ms: removes noise and fine formant structure, as in the paper
-DECIMATION = (
-    4  # the smoothed wave ends below 1 kHz: 11 kHz finds the same pitches in twice the time
-)
-DECIMATED_RATE_HZ = (
-    SAMPLE_RATE_HZ / DECIMATION
-)  # 5.5 kHz; the lengths below are in samples at this rate
+# 1 ms: removes noise and fine formant structure, as in the paper.
+SMOOTHING_SAMPLES = 22
+# The smoothed wave ends below 1 kHz: 11 kHz finds the same pitches in twice the time.
+DECIMATION = 4
+# 5.5 kHz; the lengths below are in samples at this rate.
+DECIMATED_RATE_HZ = SAMPLE_RATE_HZ / DECIMATION
 HOP_LENGTH = HOP_SAMPLES // DECIMATION
 MIN_LAG = int(DECIMATED_RATE_HZ / F0_MAX_HZ)  # 9
 MAX_LAG = int(DECIMATED_RATE_HZ / F0_MIN_HZ) + 1  # 92
-NUM_LAGS = MAX_LAG + 2  # from 0, and one more for the parabola
-WINDOW_HOPS = 3  # 35 ms: two periods of the lowest voice
+# From 0, and one more for the parabola.
+NUM_LAGS = MAX_LAG + 2
+# 35 ms: two periods of the lowest voice.
+WINDOW_HOPS = 3
 # at least a hop and all lags after it, so that no lag wraps around; 2^5 · 5 is a fast length
 FFT_LENGTH = 160
 # A period is measured around (WINDOW_HOPS * HOP_LENGTH + lag) / 2 after the start of its frame. For
@@ -31,12 +32,12 @@ TROUGH_THRESHOLD = 0.1
 # Frames with less aperiodicity are voiced. On espeak-ng 6 % of the voiced frames are missed and 2 %
 # are false positives; after Griffin-Lim 13 % and 2 %.
 VOICING_THRESHOLD = 0.35
-NOISE_FLOOR = (
-    1e-3  # -60 dB of full scale: below it, hum, the lowest bits and rounding have a pitch, too
-)
+# -60 dB of full scale: below it, hum, the lowest bits and rounding have a pitch, too.
+NOISE_FLOOR = 1e-3
 
 _LAG = np.arange(NUM_LAGS)
-_CANDIDATE_LAGS = _LAG[MIN_LAG - 1 :]  # the possible periods, and one neighbour on each side
+# The possible periods, and one neighbour on each side.
+_CANDIDATE_LAGS = _LAG[MIN_LAG - 1 :]
 _CUMULATIVE_MEAN = (
     (_LAG[:, None] > 0) & (_LAG[:, None] <= _CANDIDATE_LAGS)
 ) / _CANDIDATE_LAGS.astype(np.float32)
@@ -127,10 +128,9 @@ def _find_period(normalised):
             (YIN, eq. 8).
     """
     before, at, after = (normalised[:, :, i : i + _NUM_PERIODS] for i in range(3))
-    slope, curvature = (
-        before - after,
-        (before - at) + (after - at),
-    )  # this order never rounds to 0 at a trough
+    # This order never rounds to 0 at a trough.
+    slope = before - after
+    curvature = (before - at) + (after - at)
     troughs = tf.where(
         (at < before) & (at <= after), at - tf.square(slope) / (8.0 * curvature), 1.0
     )

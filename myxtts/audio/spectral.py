@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 OVERLAP = 4  # hops in a frame
-WINDOW_POWER = 1.5  # sum of the squared Hann windows at each sample
+# Sum of the squared Hann windows at each sample.
+WINDOW_POWER = 1.5
 
 
 def short_time_spectrum(wave, fft_samples: int):

@@ -7,10 +7,10 @@ import tensorflow as tf
 from myxtts.portable_ops import float32_matmul
 
 IMPOSSIBLE_SCORE = -1e9
-BLOCK_FRAMES = 8  # with 16, XLA splits a block into several kernels
-DISTANCE_SCALE = (
-    16.0  # squared distance of a frame from its token's mean mel in a half-trained model
-)
+# With 16, XLA splits a block into several kernels.
+BLOCK_FRAMES = 8
+# Squared distance of a frame from its token's mean mel in a half-trained model.
+DISTANCE_SCALE = 16.0
 
 
 def frame_token_scores(mel, mean):
@@ -65,9 +65,8 @@ def search_by_frames(score, token_count, frames):
     )
     advances = advances.stack()
 
-    def backward(
-        i, current, path
-    ):  # XLA knows the number of iterations of loops that count upwards only
+    # XLA knows the number of iterations of loops that count upwards only.
+    def backward(i, current, path):
         t = padded_frames - 1 - i
         inside = t < frames
         step = tf.cast(tf.gather(advances[t], tf.maximum(current, 0), batch_dims=1), tf.int32)
@@ -121,7 +120,8 @@ def _totals_by_blocks(score, first):
     score = tf.pad(score[1:], padding, constant_values=IMPOSSIBLE_SCORE)
     score = tf.reshape(score, [blocks, BLOCK_FRAMES, batch, tokens + BLOCK_FRAMES])
 
-    def shifted(values, shift):  # of the token `shift` places before
+    # Of the token `shift` places before.
+    def shifted(values, shift):
         return tf.slice(values, [0, BLOCK_FRAMES - shift], [batch, tokens])
 
     def forward(block, best, totals):

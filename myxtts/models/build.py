@@ -35,9 +35,8 @@ def build_vocoder(size: str, precision: str = "float32", **settings) -> vocoder.
     """Build Vocoder in the same way; `settings` are its arguments."""
     model = _build(precision, lambda: vocoder.Vocoder(vocoder.SIZES[size], **settings))
     if model.discriminators is not None:
-        model(
-            empty_batch(model.BATCH_FIELDS), training=True
-        )  # creates the discriminators' variables
+        # Creates the discriminators' variables.
+        model(empty_batch(model.BATCH_FIELDS), training=True)
     return model
 
 
@@ -46,9 +45,8 @@ def _build(precision: str, create: Callable[[], keras.Model]) -> keras.Model:
     keras.config.set_dtype_policy(precision)
     try:
         model = create()
-        model(
-            empty_batch(model.BATCH_FIELDS)
-        )  # Keras creates variables at the first call: eagerly, in this scope
+        # Keras creates variables at the first call: eagerly, in this scope.
+        model(empty_batch(model.BATCH_FIELDS))
     finally:
         keras.config.set_dtype_policy(policy_before)
     return model

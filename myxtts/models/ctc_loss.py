@@ -9,17 +9,18 @@ from myxtts import tf_internals
 from myxtts.portable_ops import on_host
 from myxtts.text.ctc_feasibility import BLANK_ID
 
-CUDNN_MAX_LABELS = (
-    255  # of a row: `cudnnCTCLoss` returns an error from 256 on (pytorch/pytorch issue 53505)
-)
-LOG_ZERO = -1e30  # finite, so that differences and gradients of impossible paths are 0 and not NaN
+# Of a row: `cudnnCTCLoss` returns an error from 256 on (pytorch/pytorch issue 53505).
+CUDNN_MAX_LABELS = 255
+# Finite, so that differences and gradients of impossible paths are 0 and not NaN.
+LOG_ZERO = -1e30
 
 
 def ctc_labels(tokens, token_count):
     """Strip begin and end from tokens: int32 [B, N] -> labels int32 [B, N - 2], padded with the
     blank, and counts.
     """
-    with on_host():  # for cuDNN, which needs them there
+    # For cuDNN, which needs them there.
+    with on_host():
         count = tf.maximum(token_count - 2, 0)
         labels = tokens[:, 1:-1]
         return tf.where(tf.sequence_mask(count, tf.shape(labels)[1]), labels, BLANK_ID), count

@@ -20,13 +20,8 @@ from keras import layers
 from myxtts.audio.spectral import OVERLAP, magnitude, short_time_spectrum
 from myxtts.models.layers import CompositeLayer, sum_over
 
-PERIODS = (
-    2,
-    3,
-    5,
-    7,
-    11,
-)  # primes, so that the samples of two periods overlap as little as possible
+# Primes, so that the samples of two periods overlap as little as possible.
+PERIODS = (2, 3, 5, 7, 11)
 PERIOD_CHANNELS = (32, 64, 128, 256, 256)
 PERIOD_KERNEL, PERIOD_STRIDE = 5, 3
 RESOLUTIONS = (512, 1024, 2048)  # samples of a frame
@@ -191,9 +186,8 @@ class ResolutionDiscriminator(Judge):
         strides = [(1, stride) for stride in RESOLUTION_STRIDES]
         super().__init__([RESOLUTION_CHANNELS] * count, kernels, strides, (3, 3), **kwargs)
         self.fft_samples = fft_samples
-        self.norm = float(
-            np.sqrt(np.square(np.hanning(fft_samples)).sum())
-        )  # makes noise as loud at all resolutions
+        # Makes noise as loud at all resolutions.
+        self.norm = float(np.sqrt(np.square(np.hanning(fft_samples)).sum()))
 
     def picture_size(self, samples: int) -> tuple[int, int]:
         return samples * OVERLAP // self.fft_samples - OVERLAP + 1, self.fft_samples // 2 + 1

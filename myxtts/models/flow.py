@@ -12,7 +12,8 @@ the same scale at all times (Karras et al. 2022).
 
 import tensorflow as tf
 
-MIN_NOISE = 1e-3  # noise assumed to remain at t = 1, where the network's unit would otherwise be 0
+# Noise assumed to remain at t = 1, where the network's unit would otherwise be 0.
+MIN_NOISE = 1e-3
 
 
 def sample_noise(seed, shape):
@@ -51,9 +52,8 @@ def wiener_estimate(x, time, prior_mean, prior_std):
     """
     time, prior_std = time[:, None, None], prior_std[:, None, None]
     noise_left = tf.maximum(1.0 - time, MIN_NOISE)
-    deviation = tf.sqrt(
-        tf.square(time * prior_std) + tf.square(noise_left)
-    )  # of x_t - t · prior_mean
+    # Of x_t - t · prior_mean.
+    deviation = tf.sqrt(tf.square(time * prior_std) + tf.square(noise_left))
     innovation = (x - time * prior_mean) / deviation
     estimate = prior_mean + (time * prior_std**2 / deviation) * innovation
     return estimate, prior_std * noise_left / deviation, innovation

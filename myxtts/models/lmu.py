@@ -107,13 +107,14 @@ class LegendreMemory(layers.Layer):
         frames = tf.transpose(tf.pad(tf.cast(u, tf.float32), [[0, 0], [0, 1], [0, 0]]), [1, 0, 2])[
             ..., None
         ]
+        # tf.scan cannot stack nothing, so there is a frame more.
         states = tf.scan(
             lambda memory, frame: (
                 tf.matmul(memory, self.state_matrix, transpose_b=True) + frame * self.input_matrix
             ),
             frames,
             state,
-        )[:-1]  # tf.scan cannot stack nothing, so there is a frame more
+        )[:-1]
         width = u.shape[2] * len(self.input_matrix)
         memory = tf.reshape(
             tf.transpose(states, [1, 0, 2, 3]), [*tf.unstack(tf.shape(u)[:2]), width]
@@ -127,9 +128,8 @@ class LegendreMemory(layers.Layer):
         batch, frames = tf.unstack(tf.shape(u)[:2])
         blocks = tf.maximum((frames + BLOCK_FRAMES - 1) // BLOCK_FRAMES, 1)
         block = (frames + blocks - 1) // blocks
-        past = tf.minimum(blocks - 1, 1) * (
-            len(self.response) - 1
-        )  # tf.where of int32 would run on the GPU
+        # tf.where of int32 would run on the GPU.
+        past = tf.minimum(blocks - 1, 1) * (len(self.response) - 1)
         inputs, outputs = tf.range(past + block), tf.range(block)
         padded = tf.pad(
             tf.transpose(u, [1, 0, 2]), [[past, blocks * block - frames], [0, 0], [0, 0]]
@@ -138,7 +138,8 @@ class LegendreMemory(layers.Layer):
             padded, inputs[:, None] + block * tf.range(blocks)[None, :]
         )  # [inputs, blocks, B, M]
         lag = past + outputs[None, :] - inputs[:, None]
-        length = len(self.response)  # also the index of a row of zeros appended to the response
+        # Also the index of a row of zeros appended to the response.
+        length = len(self.response)
         valid_lag = tf.where((lag >= 0) & (lag < length), lag, length)
         toeplitz = tf.gather(np.pad(self.response, [(0, 1), (0, 0)]), valid_lag)
         windows, toeplitz = (tf.reshape(x, [past + block, -1]) for x in (windows, toeplitz))

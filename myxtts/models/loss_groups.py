@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import keras
 
-NETWORK = "model"  # the first group of every model: the network that inference uses
+# The first group of every model: the network that inference uses.
+NETWORK = "model"
 
 
 class LossGroup(NamedTuple):

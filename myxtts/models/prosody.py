@@ -10,7 +10,8 @@ from myxtts.portable_ops import float32_matmul
 # 3 semitones.
 PITCH_CENTRE_HZ = 150.0
 PITCH_UNIT_SEMITONES = 3.0
-MAX_TOKEN_FRAMES = 200.0  # 2.3 s: limits the durations of an untrained predictor
+# 2.3 s: limits the durations of an untrained predictor.
+MAX_TOKEN_FRAMES = 200.0
 
 
 class Prosody(NamedTuple):

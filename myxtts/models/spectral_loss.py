@@ -8,8 +8,10 @@ from myxtts.models.layers import sum_over
 RESOLUTIONS = (512, 1024, 2048)  # samples of a frame
 COMPLEX_RESOLUTIONS = (512, 1024)
 COMPRESSION = 0.3
-COMPRESSED_FLOOR = 1e-2  # keeps the ratio of a silent row finite
-POWER_FLOOR = 1e-9  # below the 1e-8 of rounding to 16 bits in a frame of 512
+# Keeps the ratio of a silent row finite.
+COMPRESSED_FLOOR = 1e-2
+# Below the 1e-8 of rounding to 16 bits in a frame of 512.
+POWER_FLOOR = 1e-9
 LOG_FLOOR = 1e-4
 
 

@@ -38,33 +38,32 @@ from myxtts.models.loss_groups import NETWORK, LossGroup
 from myxtts.models.spectral_loss import complex_stft_loss, mean_over, multi_resolution_stft_loss
 from myxtts.portable_ops import fold_in
 
-FILTER_SAMPLES = (
-    512  # window of the filters, half that of the mel: they change more often than the mel
-)
+# Window of the filters, half that of the mel: they change more often than the mel.
+FILTER_SAMPLES = 512
 FILTERS_PER_FRAME = OVERLAP * HOP_SAMPLES // FILTER_SAMPLES
 BINS = FILTER_SAMPLES // 2 + 1
-EDGE_SAMPLES = (
-    (OVERLAP - 1) * FILTER_SAMPLES // (2 * OVERLAP)
-)  # before the first and after the last hop
-WINDOW_NORM = float(
-    np.sqrt(np.square(np.hanning(FILTER_SAMPLES)).sum())
-)  # of the spectrum of noise of unit variance
-ENVELOPE_OFFSET = 0.5 * float(np.log(FILTER_SAMPLES / FFT_SAMPLES)) - float(
-    np.log(2.0)
-)  # rough: the network corrects it
+# Before the first and after the last hop.
+EDGE_SAMPLES = (OVERLAP - 1) * FILTER_SAMPLES // (2 * OVERLAP)
+# Of the spectrum of noise of unit variance.
+WINDOW_NORM = float(np.sqrt(np.square(np.hanning(FILTER_SAMPLES)).sum()))
+# Rough: the network corrects it.
+ENVELOPE_OFFSET = 0.5 * float(np.log(FILTER_SAMPLES / FFT_SAMPLES)) - float(np.log(2.0))
 SOURCE_FLOOR = 1e-2
-NOISE_LEVEL = -1.0  # of the noise filter before training, in nepers
+# Of the noise filter before training, in nepers.
+NOISE_LEVEL = -1.0
 MAX_LOG_GAIN, MIN_LOG_GAIN = 6.0, -14.0
-MAX_PROJECTION = 3.0  # nepers by which a projection changes a band
+# Nepers by which a projection changes a band.
+MAX_PROJECTION = 3.0
 KERNEL_SIZE = 5
 MEL_BLOCKS = 4
 PITCH_BINS = 96
 MAX_FLUCTUATION = 3.0
-PITCH_NEIGHBOURS = 3  # bins on each side of the likeliest, over which F0 is averaged
-ADVERSARIAL_BETA_1 = 0.8  # of Adam against discriminators (HiFi-GAN, Kong et al. 2020)
-PHASE_WINDOW_FRAMES = (
-    25  # 0.29 s, in which an error of F0 of 0.3 % turns the phase of a low voice by 0.1 cycles
-)
+# Bins on each side of the likeliest, over which F0 is averaged.
+PITCH_NEIGHBOURS = 3
+# Of Adam against discriminators (HiFi-GAN, Kong et al. 2020).
+ADVERSARIAL_BETA_1 = 0.8
+# 0.29 s, in which an error of F0 of 0.3 % turns the phase of a low voice by 0.1 cycles.
+PHASE_WINDOW_FRAMES = 25
 TRAINED_PROJECTIONS, PROJECTIONS = 1, 3  # in training and in synthesis
 MEL_WEIGHT, PITCH_WEIGHT, VOICING_WEIGHT, PHASE_WEIGHT = 2.0, 0.3, 0.2, 0.5
 
@@ -247,9 +246,8 @@ class Vocoder(keras.Model):
         of the seed and of B and T.
         """
         context, samples = CONTEXT_FRAMES, CONTEXT_FRAMES * HOP_SAMPLES
-        silence = tf.fill(
-            [tf.shape(log_mel)[0], context, MEL_BANDS], SILENCE
-        )  # tf.pad reads the value on the host
+        # tf.pad reads the value on the host.
+        silence = tf.fill([tf.shape(log_mel)[0], context, MEL_BANDS], SILENCE)
         mel = tf.concat([silence, log_mel, silence], axis=1)
         if self.mel_head is not None:
             mel = self.mel_head(mel)
@@ -270,7 +268,8 @@ class Vocoder(keras.Model):
             tf.exp(tf.clip_by_value(correction + envelope, MIN_LOG_GAIN, MAX_LOG_GAIN))
             for correction in (gain, noise_gain + NOISE_LEVEL)
         )
-        real += 1.0  # no change of phase before training
+        # No change of phase before training.
+        real += 1.0
         gain *= tf.math.rsqrt(tf.square(real) + tf.square(imaginary) + 1e-6)
         spectrum = harmonic * tf.complex(gain * real, gain * imaginary) + scaled(noise, noise_gain)
         wave = inverse_short_time_spectrum(spectrum, FILTER_SAMPLES)[:, EDGE_SAMPLES:-EDGE_SAMPLES]
@@ -322,7 +321,8 @@ class MelHead(CompositeLayer):
     """
 
     def __init__(self, channels: int, **kwargs):
-        super().__init__(autocast=False, **kwargs)  # the layers cast their own inputs
+        # The layers cast their own inputs.
+        super().__init__(autocast=False, **kwargs)
         self.conv_in = layers.Conv1D(channels, 5, padding="same", name="conv_in")
         self.blocks = [FilterBlock(channels, name=f"block_{i}") for i in range(MEL_BLOCKS)]
         self.out_norm = layers.LayerNormalization(name="out_norm")
@@ -344,9 +344,8 @@ class PitchHead(CompositeLayer):
     """
 
     def __init__(self, channels: int, blocks: int, **kwargs):
-        super().__init__(
-            autocast=False, **kwargs
-        )  # bfloat16 would round away most of the fluctuation
+        # bfloat16 would round away most of the fluctuation.
+        super().__init__(autocast=False, **kwargs)
         self.conv_in = layers.Conv1D(channels, 5, padding="same", name="conv_in")
         self.norms = [layers.LayerNormalization(name=f"norm_{i}") for i in range(blocks)]
         self.convs = [

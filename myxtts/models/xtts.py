@@ -83,13 +83,13 @@ SIZES = {
     ),
 }
 KERNEL_SIZE = 5
-REDUCTION_FACTOR = (
-    2  # frames stacked into one decoder position (Wang et al. 2017, Tacotron): 23 ms each
-)
+# Frames stacked into one decoder position (Wang et al. 2017, Tacotron): 23 ms each.
+REDUCTION_FACTOR = 2
 TIME_EMBEDDING = 64
 # scale of synthesis' initial noise; with 1, the error of a half-trained flow is audible as noise
 TEMPERATURE = 0.5
-DECODER_STD = 0.3  # error of the decoder's mel after some hundred steps, in normalised units
+# Error of the decoder's mel after some hundred steps, in normalised units.
+DECODER_STD = 0.3
 
 
 @dataclass(frozen=True)
@@ -219,9 +219,8 @@ class XTTS(keras.Model):
         channels, heads = size.channels, size.heads
         self.reference_dropout = reference_dropout
         self.cfg_dropout = cfg_dropout
-        self.segment_frames = (
-            -(-segment_frames // REDUCTION_FACTOR) * REDUCTION_FACTOR
-        )  # a multiple, rounded up
+        # A multiple, rounded up.
+        self.segment_frames = -(-segment_frames // REDUCTION_FACTOR) * REDUCTION_FACTOR
         self.gradient_checkpointing = gradient_checkpointing
         self.alignment_search = search_by_frames
         self.BATCH_FIELDS = TAUGHT_TTS_FEATURES if taught else TTS_FEATURES
@@ -233,9 +232,8 @@ class XTTS(keras.Model):
         # The mean mel depends on its own token only. With neighbours in view it could learn the mel
         # of the next token, and whole alignments were one token off.
         self.token_conv = ConvBlock(channels, 1, dropout, name="token_conv")
-        self.mean_mel = Dense(
-            MEL_BANDS + 1, name="mean_mel"
-        )  # and the weight of the average spectrum
+        # And the weight of the average spectrum.
+        self.mean_mel = Dense(MEL_BANDS + 1, name="mean_mel")
         self.voice_attention = AttentionBlock(
             channels, heads, dropout, rotary=False, name="voice_attention"
         )
@@ -339,9 +337,8 @@ class XTTS(keras.Model):
         path, prosody, durations = self._align(batch, target, mean, speaker)
         frames, row_frames = batch["frames"], tf.cast(batch["frames"], tf.float32)
         real = length_mask(frames, tf.shape(path)[1], tf.float32)
-        if (
-            "path" in batch
-        ):  # what a teacher speaks has frames of its own, but counts as what it takes the place of
+        # What a teacher speaks has frames of its own, but counts as what it takes the place of.
+        if "path" in batch:
             is_real = tf.cast(path >= 0, tf.float32)
             spoken = sum_over(is_real, 1)
             frames, real = (
@@ -538,7 +535,8 @@ class XTTS(keras.Model):
         """
         no_condition = self._drop_condition(condition, tf.zeros(tf.shape(noise)[:1]))
 
-        def guided_estimate(noisy, time):  # classifier-free guidance (Ho & Salimans 2021)
+        # Classifier-free guidance (Ho & Salimans 2021).
+        def guided_estimate(noisy, time):
             conditional, _ = self._denoise(noisy, time, condition)
 
             def guide():
@@ -573,9 +571,8 @@ class XTTS(keras.Model):
         relative_mean, weight = tf.split(
             tf.cast(self.mean_mel(encoded), tf.float32), [MEL_BANDS, 1], axis=2
         )
-        mean = (
-            relative_mean + tf.sigmoid(weight) * speaker.average_spectrum[:, None, :]
-        )  # silence learns weight 0
+        # Silence learns weight 0.
+        mean = relative_mean + tf.sigmoid(weight) * speaker.average_spectrum[:, None, :]
         encoded = self.voice_attention(
             encoded, style, tf.ones_like(latents[:, :, :1]), seed, latents
         )
@@ -649,7 +646,8 @@ class XTTS(keras.Model):
             style=condition.style * keep_hidden + no_style * (1 - keep_hidden),
             mel=condition.mel * keep[:, None, None],
             mel_std=condition.mel_std * keep
-            + (1 - keep),  # the normalised mel has mean 0 and deviation 1
+            # The normalised mel has mean 0 and deviation 1.
+            + (1 - keep),
         )
 
     def _flow_errors(self, target, condition, batch_seed, seed):

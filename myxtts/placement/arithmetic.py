@@ -75,9 +75,8 @@ def _resource_loads(
     }
     observed = {"V": Fraction(1)} if seconds["V"] else {}
     step |= {} if observer else observed
-    groups: dict[
-        tuple[str, ...], list[str]
-    ] = {}  # data devices that take turns -> the model devices that they feed
+    # Data devices that take turns -> the model devices that they feed.
+    groups: dict[tuple[str, ...], list[str]] = {}
     for route in routes:
         groups.setdefault(route.data_devices, []).append(route.model)
     for data_devices, fed in groups.items():
@@ -85,9 +84,8 @@ def _resource_loads(
         for device in data_devices:
             own = observed if device == observer else {}
             yield _load({"P": made} | (step if device in models else {}) | own, seconds)
-        sent = [
-            model for device in data_devices for model in fed if model != device
-        ]  # in as many steps as devices
+        # In as many steps as devices.
+        sent = [model for device in data_devices for model in fed if model != device]
         if sent and seconds["T"]:
             yield _load({"T": Fraction(len(sent), len(data_devices))}, seconds)
     producers = {device for data_devices in groups for device in data_devices}

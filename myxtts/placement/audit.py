@@ -46,9 +46,8 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
 
 def _is_part_of(spec: tf.DeviceSpec, expected: tf.DeviceSpec) -> bool:
     """Return whether a device has all parts of a name."""
-    if (
-        spec.job == "localhost"
-    ):  # this process, in a cluster, too: tf.data does not know its job and task
+    # This process, in a cluster, too: tf.data does not know its job and task.
+    if spec.job == "localhost":
         expected = expected.replace(job=None, replica=None, task=None)
     return spec.make_merged_spec(expected) == spec
 
@@ -67,9 +66,8 @@ def _short_name(spec: tf.DeviceSpec, expected: tf.DeviceSpec) -> str:
 
 def _device(value) -> tf.DeviceSpec:
     """Return the device that holds a value."""
-    if isinstance(
-        value, tf.Tensor
-    ):  # `device` would be that of the function call that returned the tensor
+    # `device` would be that of the function call that returned the tensor.
+    if isinstance(value, tf.Tensor):
         return tf.DeviceSpec.from_string(value.backing_device)
     variable = getattr(value, "value", value)
     return tf.DeviceSpec.from_string(

@@ -170,7 +170,8 @@ class _Graph:
             if origin.original_func_names:
                 graph = tf_internals.called_graph(graph, origin.original_func_names[0])
             traceback = graph.get_operation_by_name(name).traceback
-        except (KeyError, AttributeError):  # made by the optimizer
+        except (KeyError, AttributeError):
+            # Made by the optimizer.
             return ""
         lines = [frame for frame in traceback if frame.filename.startswith(PACKAGE)]
         return f"{lines[-1].filename.removeprefix(PACKAGE)[1:]}:{lines[-1].lineno}" if lines else ""

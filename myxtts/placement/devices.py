@@ -53,20 +53,19 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
     if placement.simulated and (names := gpu_names()):
         log.warning("%s", simulation_warning(placement, names))
     limits = limits_of(placement)
-    if limits and not has_started():  # then, this process holds memory itself
+    # Then, this process holds memory itself.
+    if limits and not has_started():
         with suppress(DriverUnavailable):  # which the preflight reports
             check_limits(limits, read_memory(tuple(limits)))
     cores = core_count() if is_pinned() else max(1, core_count() // processes)
+    # ValueError: memory growth after limits. RuntimeError: all others.
     try:
         _configure_threads(placement, automatic_pools(placement.on_gpu, cores, small_operations))
         if placement.on_gpu:
             _configure_gpus(placement)
         else:
             _configure_cpu(placement)
-    except (
-        RuntimeError,
-        ValueError,
-    ) as error:  # ValueError: memory growth after limits. RuntimeError: all others
+    except (RuntimeError, ValueError) as error:
         raise PlacementError(
             f"the devices of this run ({placement.name}) cannot be configured: TensorFlow has"
             f" already started: {error}. Configure devices before the first tensor; restart the"

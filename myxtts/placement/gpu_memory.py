@@ -153,7 +153,8 @@ def _memory_of(nvml: Any, handle: Any) -> GpuMemory:
     name = nvml.nvmlDeviceGetName(handle)
     try:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except nvml.NVMLError:  # WSL
+    except nvml.NVMLError:
+        # WSL.
         running = []
     others = [process for process in running if process.pid != os.getpid()]
     return GpuMemory(

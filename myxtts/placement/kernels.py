@@ -4,9 +4,11 @@ from functools import cache
 
 from myxtts import tf_internals
 
-GPU = ("GPU", "DEFAULT")  # TensorFlow uses a DEFAULT kernel if the device has no kernel that fits
+# TensorFlow uses a DEFAULT kernel if the device has no kernel that fits.
+GPU = ("GPU", "DEFAULT")
 XLA = ("XLA_GPU_JIT",)
-PYTHON = {"EagerPyFunc"}  # tf.py_function: its DEFAULT kernel runs Python on the host
+# tf.py_function: its DEFAULT kernel runs Python on the host.
+PYTHON = {"EagerPyFunc"}
 
 
 def has_gpu_kernels() -> bool:

@@ -15,10 +15,10 @@ from myxtts.distributed.worker_group import worker_group
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, Route
 
-CHUNK_DIGITS = 4  # hexadecimal digits of a digest in one number: a square has 32 bits
-MAX_COMPARED = 2 ** (
-    53 - 2 * 4 * CHUNK_DIGITS
-)  # 2,097,152: float64 sums whole numbers exactly up to 2⁵³
+# Hexadecimal digits of a digest in one number: a square has 32 bits.
+CHUNK_DIGITS = 4
+# 2,097,152: float64 sums whole numbers exactly up to 2⁵³.
+MAX_COMPARED = 2 ** (53 - 2 * 4 * CHUNK_DIGITS)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,8 @@ def open_replicas(
     models = [route.model for route in placement.routes]
     check_worker_devices(placement, models)
 
-    def qualified(device: str) -> str:  # in a function, /GPU:0 could be the GPU of any worker
+    # In a function, /GPU:0 could be the GPU of any worker.
+    def qualified(device: str) -> str:
         return f"/job:worker/replica:0/task:{cluster.index}/device:{device[1:]}"
 
     routes = tuple(

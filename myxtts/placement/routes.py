@@ -46,8 +46,10 @@ class LogicalDevice:
     """A TensorFlow device, and the hardware behind it."""
 
     name: str  # /GPU:0, /CPU:1
-    physical: int | None  # index of the physical or simulated GPU; None is the CPU
-    memory_mib: int | None = None  # fixed limit; None grows as needed
+    # Index of the physical or simulated GPU; None is the CPU.
+    physical: int | None
+    # Fixed limit; None grows as needed.
+    memory_mib: int | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
         (slot for slot in observer_slots if slot in slots), next(iter(observer_slots[-1:]), None)
     )
     slots |= {observer_slot} if observer_slot else set()
-    if settings.simulate_gpus:  # unused ones, too, so that /CPU:2 is simulated GPU 2
+    # Unused ones, too, so that /CPU:2 is simulated GPU 2.
+    if settings.simulate_gpus:
         slots |= {(gpu, "model") for gpu in set(range(count)).difference(data_gpus, model_gpus)}
     kind = "/CPU" if settings.simulate_gpus else "/GPU"
     name_of = {slot: f"{kind}:{i}" for i, slot in enumerate(sorted(slots))}

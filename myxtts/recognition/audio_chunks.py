@@ -9,9 +9,11 @@ import numpy as np
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 
 MAX_CHUNK_S = 20.0
-BUCKETS_S = (2.5, 5.0, 10.0, MAX_CHUNK_S)  # chunks are padded to one of these lengths
+# Chunks are padded to one of these lengths.
+BUCKETS_S = (2.5, 5.0, 10.0, MAX_CHUNK_S)
 BATCH_S = 80.0  # padded seconds of a batch
-PAUSE_S = 0.2  # length over which the power of a pause is averaged
+# Length over which the power of a pause is averaged.
+PAUSE_S = 0.2
 
 
 def split_wave(wave: np.ndarray) -> list[np.ndarray]:

@@ -47,7 +47,8 @@ def write_transcripts(
         )
     for file in files:
         check_recording(file, *_REQUIREMENTS)
-    from myxtts.placement import devices  # this and the next import load TensorFlow
+    # This and the next import load TensorFlow.
+    from myxtts.placement import devices
     from myxtts.recognition.transcriber import Transcriber
 
     placement = devices.configure_default()

@@ -20,7 +20,8 @@ from myxtts.training.load_model import load_model
 from myxtts.training.observation import Pace, no_pace
 from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
 
-GROUP_S = 600.0  # waves that are in memory at the same time; more for a longer wave
+# Waves that are in memory at the same time; more for a longer wave.
+GROUP_S = 600.0
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +62,8 @@ class NetworkTranscriber:
 
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
         self._recognise = tf.function(recognise, input_signature=signature, autograph=False)
-        self._transcribe_chunks(
-            [np.zeros(SAMPLE_RATE_HZ, np.float32)], no_pace
-        )  # traces now, not at the first wave
+        # Traces now, not at the first wave.
+        self._transcribe_chunks([np.zeros(SAMPLE_RATE_HZ, np.float32)], no_pace)
 
     def transcribe(self, waves: Iterable[np.ndarray], pace: Pace = no_pace) -> Iterator[str]:
         """Transcribe waves one by one, in the notation of the run (see `normalise_reference`).
@@ -118,7 +118,8 @@ class NetworkTranscriber:
             )
             with tf.device(self.device):
                 ids, counts = self._recognise(tf.constant(wave), tf.constant(samples))
-                if self._beam_width:  # they are logits and their frames
+                # They are logits and their frames.
+                if self._beam_width:
                     ids, counts = beam_search_decode(ids, counts, self._beam_width)
             for index, text in zip(
                 indices, decoded_texts(ids, counts, self.vocabulary.symbols), strict=True

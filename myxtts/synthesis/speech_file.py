@@ -58,7 +58,8 @@ def write_speech(
     check_inputs(run, text, references, language, vocoder, iterations, checkpoint)
     if isinstance(out, Path):
         check_output(out, references)
-    from myxtts.placement import devices  # this and the next import load TensorFlow
+    # This and the next import load TensorFlow.
+    from myxtts.placement import devices
     from myxtts.synthesis.synthesizer import Synthesizer
 
     placement = devices.configure_default()

@@ -33,7 +33,8 @@ class WavStream:
         raw = io.BytesIO()
         soundfile.write(raw, wave, SAMPLE_RATE_HZ, format="RAW", subtype="PCM_16", endian="LITTLE")
         remaining = memoryview((b"" if self._written else wav_header()) + raw.getvalue())
-        while remaining:  # the stdout of PYTHONUNBUFFERED may take a part
+        # The stdout of PYTHONUNBUFFERED may take a part.
+        while remaining:
             written = self._pipe.write(remaining)
             self._written += written
             remaining = remaining[written:]
@@ -66,7 +67,8 @@ def wav_header(data_bytes: int = UNKNOWN) -> bytes:
     form = struct.pack(
         "<HHIIHH", pcm, channels, SAMPLE_RATE_HZ, SAMPLE_RATE_HZ * BYTES, BYTES, 8 * BYTES
     )
-    data_bytes = min(data_bytes, UNKNOWN)  # beyond 4 GiB there is no length
+    # Beyond 4 GiB there is no length.
+    data_bytes = min(data_bytes, UNKNOWN)
     riff_bytes = min(data_bytes + HEADER_BYTES - 8, UNKNOWN)
     fields = (b"RIFF", riff_bytes, b"WAVE", b"fmt ", len(form), form, b"data", data_bytes)
     return b"".join(

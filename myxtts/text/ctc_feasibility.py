@@ -4,7 +4,8 @@ TensorFlow.
 
 import numpy as np
 
-BLANK_ID = 0  # the padding of a text, which is never a label
+# The padding of a text, which is never a label.
+BLANK_ID = 0
 
 
 def subsampled_length(frames, subsampling: int):

@@ -23,21 +23,25 @@ import numpy as np
 from myxtts.errors import DataError
 from myxtts.text.languages import canonical_code, probable_code
 
-SAMPLE_RATE_HZ = 22_050  # the sample rate of every formant voice
+# The sample rate of every formant voice.
+SAMPLE_RATE_HZ = 22_050
 PAUSE = ""  # event symbol: silence begins
-WORD_GAP = " "  # event symbol: another word begins
+# Event symbol: another word begins.
+WORD_GAP = " "
 
-_SYNCHRONOUS = 2  # espeak_Synth returns after the last callback and opens no audio device
+# espeak_Synth returns after the last callback and opens no audio device.
+_SYNCHRONOUS = 2
 _PHONEME_EVENTS, _IPA_EVENTS, _NO_EXIT = 1, 2, 0x8000
 _UTF8 = 1
 _IPA = 2
 _RATE, _VOLUME, _PITCH = 1, 2, 3
 _END_OF_LIST, _WORD, _PHONEME = 0, 1, 7
-_BUFFER_MS = 10_000  # one callback for most sentences
-_VOLUME_PERCENT = (
-    60  # at 100 some vowels reach full scale and activate the gain control of the library
-)
-_HOME_PATH_CHARACTERS = 159  # size of the buffer that espeak-ng has for the path of its data
+# One callback for most sentences.
+_BUFFER_MS = 10_000
+# At 100 some vowels reach full scale and activate the gain control of the library.
+_VOLUME_PERCENT = 60
+# Size of the buffer that espeak-ng has for the path of its data.
+_HOME_PATH_CHARACTERS = 159
 _LANGUAGE_SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)")
 # espeak-ng 1.52 writes the word for each dot of 1.1.1. … behind the end of a buffer of 200 bytes
 # (Georgian, Haitian).
@@ -89,7 +93,8 @@ class _Event(ctypes.Structure):
 class _VoiceRecord(ctypes.Structure):
     _fields_ = (
         ("name", ctypes.c_char_p),
-        ("languages", ctypes.c_void_p),  # (priority byte, code, NUL)… NUL
+        # (priority byte, code, NUL)… NUL.
+        ("languages", ctypes.c_void_p),
         ("identifier", ctypes.c_char_p),
         ("gender", ctypes.c_ubyte),
         ("age", ctypes.c_ubyte),
@@ -116,7 +121,8 @@ class Espeak:
     def __init__(self, library_path: Path, data_path: Path):
         self._lock = threading.Lock()
         self._library = _load(library_path)
-        self._callback = _Callback(self._receive)  # the library stores only its address
+        # The library stores only its address.
+        self._callback = _Callback(self._receive)
         self._samples: list[bytes] = []
         self._events: list[PhonemeEvent] = []
         self._voice_name = ""
@@ -188,16 +194,16 @@ class Espeak:
         if event.type == _WORD and self._events:
             self._events.append(PhonemeEvent(start_s, WORD_GAP))
         elif event.type == _PHONEME:
-            symbol = event.id.string.decode(
-                errors="ignore"
-            )  # truncated to 8 bytes, possibly inside a character
+            # Truncated to 8 bytes, possibly inside a character.
+            symbol = event.id.string.decode(errors="ignore")
             if not _LANGUAGE_SWITCH.match(symbol):
                 self._events.append(PhonemeEvent(start_s, symbol))
 
     def _clauses(self, text: str) -> Iterator[str]:
         buffer = ctypes.create_string_buffer(_utf8(text))
         position = ctypes.c_void_p(ctypes.addressof(buffer))
-        while position.value:  # each call reads one clause; the last one sets NULL
+        # Each call reads one clause; the last one sets NULL.
+        while position.value:
             yield self._library.espeak_TextToPhonemes(ctypes.byref(position), _UTF8, _IPA).decode()
 
     def _select(self, language: str, variant: str) -> None:
@@ -212,9 +218,8 @@ class Espeak:
         if self._library.espeak_SetVoiceByName(name.encode()) != 0 or not "".join(
             self._clauses("a")
         ):
-            raise self._unknown(
-                language
-            )  # without a dictionary in the wheel (fo, kaa, xex), a voice is silent
+            # Without a dictionary in the wheel (fo, kaa, xex), a voice is silent.
+            raise self._unknown(language)
         selected = self._library.espeak_GetCurrentVoice().contents.identifier.decode()
         if selected != name:
             raise ValueError(f"espeak-ng has no voice variant {variant!r}")

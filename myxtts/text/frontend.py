@@ -6,28 +6,34 @@ from typing import Literal
 
 from myxtts.text import espeak
 
-PUNCTUATION = ",.;:!?…"  # kept as symbols, from which the model learns pauses
+# Kept as symbols, from which the model learns pauses.
+PUNCTUATION = ",.;:!?…"
 STRESS_AND_LENGTH = "ˈˌːˑ"
 
 MAX_MARKS = 30  # combining marks in a row
-MAX_UNSAFE_CHARACTERS = 1_000  # shorter texts are sorted quickly, whatever they have
+# Shorter texts are sorted quickly, whatever they have.
+MAX_UNSAFE_CHARACTERS = 1_000
 
 Frontend = Literal["phonemes", "characters"]
 
-_JOINERS = "\u200c\u200d"  # zero width, but they change Persian and Indic words
+# Zero width, but they change Persian and Indic words.
+_JOINERS = "\u200c\u200d"
 _SPELLINGS = str.maketrans(
     {
         **dict.fromkeys("“”„‟«»〝〞", '"'),
         **dict.fromkeys("‘’‚‛‹›ʼ", "'"),
         **dict.fromkeys("‐‑‒–−﹣－", "-"),
         **dict.fromkeys("―⸺", "—"),
-        **dict.fromkeys("،、，", ", "),  # Arabic script; Chinese and Japanese
+        # Arabic script; Chinese and Japanese.
+        **dict.fromkeys("،、，", ", "),
         **dict.fromkeys("؛；", "; "),
         **dict.fromkeys("؟？՞", "? "),
         **dict.fromkeys("！", "! "),
         **dict.fromkeys("：׃", ": "),
-        **dict.fromkeys("۔。।॥։", ". "),  # Urdu; Chinese and Japanese; Hindi; Armenian
-        "჻": ". ",  # Georgian paragraph separator
+        # Urdu; Chinese and Japanese; Hindi; Armenian.
+        **dict.fromkeys("۔。।॥։", ". "),
+        # Georgian paragraph separator.
+        "჻": ". ",
     }
 )
 # A mark ends a clause unless it is inside a number, a time or an abbreviation.
@@ -45,9 +51,8 @@ def normalise_text(text: str) -> str:
     text = "".join(
         c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs") or c in _JOINERS
     )
-    text = " ".join(
-        text.split()
-    )  # where characters between spaces were removed: the next lines are quadratic in a run
+    # Where characters between spaces were removed: the next lines are quadratic in a run.
+    text = " ".join(text.split())
     text = re.sub(r"\.{3,}", "…", text)
     text = re.sub(r"\s*—\s*|\s+-+\s+", " — ", text)
     return " ".join(re.sub(rf"\s+([{PUNCTUATION}])(?!\w)", r"\1", text).split())

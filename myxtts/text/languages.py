@@ -10,11 +10,8 @@ from collections.abc import Container, Iterable, Mapping
 from fontTools.unicodedata import script as script_of
 from fontTools.unicodedata import script_name
 
-_SHARED = (
-    "Zyyy",
-    "Zinh",
-    "Zzzz",
-)  # common to several scripts, inherited from the letter before, unassigned
+# Common to several scripts, inherited from the letter before, unassigned.
+_SHARED = ("Zyyy", "Zinh", "Zzzz")
 
 # Other names and spellings than the English names of espeak-ng.
 _NAMES = {

@@ -38,14 +38,16 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _OPENING = r"\"'“„‘‚«‹(\[{¿¡—–-"
 _CLOSING = r"\"'”“’»›)\]}」』）"
 _STOPS = ".!?…؟۔؞։።।॥჻"
-_WIDE_STOPS = "。！？"  # Chinese and Japanese, without a space after them
+# Chinese and Japanese, without a space after them.
+_WIDE_STOPS = "。！？"
 # The look-behind prevents a match attempt at each position of a long run of stops.
 _STOP = re.compile(
     rf"(?<![{_STOPS}])[{_STOPS}]+[{_CLOSING}]*(?=\s|$)|[{_WIDE_STOPS}]+[{_CLOSING}]*"
 )
 _NEXT_WORD = re.compile(rf"\s*[{_OPENING}]*(\w)?")
 _LAST_WORD = re.compile(rf"[^\s{_OPENING}]*$")
-_LONGEST_WORD = 40  # in characters; longer words are not looked up as abbreviations
+# In characters; longer words are not looked up as abbreviations.
+_LONGEST_WORD = 40
 _DOTTED = re.compile(r"\w(\.\w)+")  # e.g, z.B, U.S, a.m, ე.ი
 # Abbreviations before a name or within a sentence. Those that often end a sentence (etc., Jr.,
 # Inc.) are left out.
@@ -91,7 +93,8 @@ def empty_text_message(text: str) -> str:
 
 def _paragraphs(text: str) -> Iterator[str]:
     """Return the paragraphs with single spaces."""
-    text = "\n".join(text.splitlines()).strip()  # all ten line breaks of Unicode become \n
+    # All ten line breaks of Unicode become \n.
+    text = "\n".join(text.splitlines()).strip()
     blocks = _BLANK_LINE.split(text) if _BLANK_LINE.search(text) else text.split("\n")
     return (" ".join(block.split()) for block in blocks)
 
@@ -109,9 +112,8 @@ def _ends_sentence(paragraph: str, begin: int, stop: re.Match) -> bool:
     """Return whether a stop ends the sentence that begins at `begin`."""
     next_word = _NEXT_WORD.match(paragraph, stop.end())
     following = (next_word and next_word[1]) or ""
-    if (
-        following != following.title()
-    ):  # "Stop!" he said. (Georgian sentences begin with lower case)
+    # "Stop!" he said. (Georgian sentences begin with lower case).
+    if following != following.title():
         return False
     if not stop[0].startswith(".") or stop[0].startswith(".."):
         return True

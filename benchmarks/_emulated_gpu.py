@@ -32,8 +32,8 @@ from myxtts.clock import Clock, Times
 from myxtts.config.schema import DataConfig
 from myxtts.data.feed import Feed, HoldingQueue
 from myxtts.data.pipeline import ReplicaFeed
-from myxtts.report.advice import LongWait
 from myxtts.report.reporter import console_line
+from myxtts.throughput.advice import LongWait
 from myxtts.training import loop
 from myxtts.training.checkpoint import save_nothing
 from myxtts.training.hooks import Observe, Report, StepEnd
@@ -534,7 +534,7 @@ class Advice(logging.Handler):
     def __init__(self):
         super().__init__(logging.WARNING)
         self.messages: list[str] = []
-        self._logger = logging.getLogger("myxtts.report.advice")
+        self._logger = logging.getLogger("myxtts.throughput.advice")
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())

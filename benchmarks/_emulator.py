@@ -18,8 +18,8 @@ from myxtts.clock import Span
 from myxtts.data.feed import Feed
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Route
-from myxtts.planner.simulator import DEFAULT_DEPTHS, BatchAssignment, QueueDepths, RunResult
-from myxtts.planner.stage_times import StageTimes
+from myxtts.throughput.simulator import DEFAULT_DEPTHS, BatchAssignment, QueueDepths, RunResult
+from myxtts.throughput.stage_times import StageTimes
 
 # On a busy 2-core machine `time.sleep` returns 65 to 88 µs late in the median. With its last part
 # spent in a loop it is 2 to 6 µs, for 1 % of a core at stages of 20 ms.

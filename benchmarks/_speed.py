@@ -19,9 +19,9 @@ from myxtts.evaluation.held_out import Utterance, load_held_out, load_utterances
 from myxtts.evaluation.speech import predict_mels, vocode_mels
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route
-from myxtts.profiling.flops import matmul_flops_per_s, step_flops
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts_samples import synthesis_options
+from myxtts.throughput.flops import matmul_flops_per_s, step_flops
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.schedule import ConstantRates

@@ -33,9 +33,9 @@ from myxtts.data.batch_plan import Plan
 from myxtts.data.dataset import DEMO_FOLDER, ensure_demo_corpus, load_corpora
 from myxtts.data.plan_iterator import Position, planned_steps
 from myxtts.placement.routes import Route
-from myxtts.planner.simulator import DEFAULT_DEPTHS, simulate
-from myxtts.planner.stage_times import StageTimes
 from myxtts.tasks.length_rules import length_rule_of
+from myxtts.throughput.simulator import DEFAULT_DEPTHS, simulate
+from myxtts.throughput.stage_times import StageTimes
 
 COLUMNS = (
     "replicas | buckets | padding, planned | independent | simulated batches/s, planned |"

@@ -239,7 +239,7 @@ def step_flops(task: str, size: str) -> float:
     import tensorflow as tf
 
     from myxtts.models.build import build_asr, build_xtts
-    from myxtts.profiling.flops import contraction_flops
+    from myxtts.throughput.flops import contraction_flops
     from tests.tiny import features
 
     frames = round(STEP_SECONDS * 22_050 / 256)

@@ -127,11 +127,11 @@ def make_vocoder(run: Path) -> None:
 def measure(flags: Sequence[str], batches: int) -> Cost:
     run_functions_in_one_thread()
     from myxtts.evaluation.in_run import open_evaluator
-    from myxtts.planner.auto import observe_per_step_s
-    from myxtts.planner.stage_times import StageProfile
-    from myxtts.profiling import isolated_stages as isolated
-    from myxtts.profiling.profiled_run import measurement_window, open_run
     from myxtts.report.metrics import TensorBoard
+    from myxtts.throughput import isolated_stages as isolated
+    from myxtts.throughput.auto import observe_per_step_s
+    from myxtts.throughput.profiled_run import measurement_window, open_run
+    from myxtts.throughput.stage_times import StageProfile
     from myxtts.training.held_out import held_out_work
     from myxtts.training.run_folder import RunFolder
 

@@ -30,8 +30,8 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Route
-from myxtts.planner.simulator import QueueDepths
-from myxtts.planner.stage_times import StageTimes, gamma_times
+from myxtts.throughput.simulator import QueueDepths
+from myxtts.throughput.stage_times import StageTimes, gamma_times
 
 DEPTHS = (1, 2, 3, 8)
 VARIATIONS = (0.0, 0.25, 0.5, 1.0)  # standard deviation of a stage's time over its mean

@@ -25,11 +25,16 @@ from benchmarks._emulator import emulate, real_time_priority
 from myxtts.clock import Span
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.placement.arithmetic import ring_all_reduce_s
 from myxtts.placement.routes import Route
-from myxtts.planner.planner import TIE_TOLERANCE, Prediction, candidate_placements, predict_all
-from myxtts.planner.simulator import QueueDepths, simulate
-from myxtts.planner.stage_times import STAGES, StageTimes
+from myxtts.throughput.model import ring_all_reduce_s
+from myxtts.throughput.placements import (
+    TIE_TOLERANCE,
+    Prediction,
+    candidate_placements,
+    predict_all,
+)
+from myxtts.throughput.simulator import QueueDepths, simulate
+from myxtts.throughput.stage_times import STAGES, StageTimes
 
 TRANSFER_S = 0.5e-3
 BATCHES = 60  # one sequence for all placements; divisible by 1 to 5 replicas

@@ -301,10 +301,10 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
     devices.
     """
     run_functions_in_one_thread()
-    from myxtts.planner.auto import rank_placements
-    from myxtts.planner.stage_times import StageProfile
-    from myxtts.profiling import isolated_stages as isolated
-    from myxtts.profiling.profiled_run import measurement_window, open_run
+    from myxtts.throughput import isolated_stages as isolated
+    from myxtts.throughput.auto import rank_placements
+    from myxtts.throughput.profiled_run import measurement_window, open_run
+    from myxtts.throughput.stage_times import StageProfile
 
     config, _ = train.parse([*flags, *PLACEMENTS[DUAL]])
     with redirect_stdout(sys.stderr), open_run(config) as run:

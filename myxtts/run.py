@@ -16,12 +16,12 @@ from myxtts.local_sgd.sync_folder import owes_sync
 from myxtts.placement.devices import describe_threads
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement
-from myxtts.report.assessment import assess_run
 from myxtts.report.page_thread import PageThread
 from myxtts.report.reporter import time_line
 from myxtts.report.run_log import RunLog
 from myxtts.report.run_page import RunPage
 from myxtts.tasks.registry import task_of
+from myxtts.throughput.assess import assess_run
 from myxtts.training import loop
 from myxtts.training.checkpoint import Checkpoints, save_nothing
 from myxtts.training.chief_hooks import chief_hooks

@@ -8,7 +8,7 @@ from dataclasses import replace
 from myxtts.clock import Interval
 from myxtts.config.schema import PlacementConfig
 from myxtts.placement.routes import Placement, plan_routes
-from myxtts.report.assessment import (
+from myxtts.throughput.assess import (
     DATA_BUSY,
     TARGETS,
     Assessment,

@@ -20,15 +20,15 @@ from myxtts.data.metadata_file import read_corpus
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import DataError, PlacementError
 from myxtts.placement.routes import plan_routes
-from myxtts.planner import auto
-from myxtts.planner.auto import (
+from myxtts.throughput import auto
+from myxtts.throughput.auto import (
     choose_placement,
     measure_in_subprocess,
     observe_per_step_s,
     rank_placements,
 )
-from myxtts.planner.stage_times import StageProfile, StageTimes
-from myxtts.profiling.isolated_stages import measure_stage_times
+from myxtts.throughput.isolated_stages import measure_stage_times
+from myxtts.throughput.stage_times import StageProfile, StageTimes
 from myxtts.training.checkpoint_files import write_checkpoint
 from tests.fixtures import temporary_folder
 from tests.kill_points import terminate_parent
@@ -248,10 +248,10 @@ class MeasureTest(unittest.TestCase):
 
 def measure_toy_run(argv: list[str]) -> StageProfile:
     sampler = mock.patch(
-        "myxtts.profiling.isolated_stages.make_sampler", return_value=mock.MagicMock()
+        "myxtts.throughput.isolated_stages.make_sampler", return_value=mock.MagicMock()
     )
     evaluator = mock.patch(
-        "myxtts.profiling.isolated_stages.open_evaluator", return_value=mock.MagicMock()
+        "myxtts.throughput.isolated_stages.open_evaluator", return_value=mock.MagicMock()
     )
     with toy_models(), sampler, evaluator:
         return measure_stage_times(parse(argv)[0], steps=4)

@@ -5,8 +5,8 @@ import unittest
 
 from myxtts.clock import Clock, Interval, Times, format_duration
 from myxtts.config.schema import DataConfig
-from myxtts.report.advice import LongWait, candidates, flags_of
 from myxtts.report.reporter import time_line
+from myxtts.throughput.advice import LongWait, candidates, flags_of
 from tests.fixtures import ManualTime
 
 

@@ -50,8 +50,8 @@ from myxtts.evaluation.tts_score import (
     shuffle_texts,
 )
 from myxtts.models.xtts import SynthesisOptions
-from myxtts.profiling.flops import contraction_flops
 from myxtts.tasks.tts_samples import synthesis_options
+from myxtts.throughput.flops import contraction_flops
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import select_checkpoint

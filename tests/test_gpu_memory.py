@@ -17,7 +17,7 @@ from myxtts.placement.gpu_memory import (
     read_memory,
 )
 from myxtts.placement.routes import plan_routes
-from myxtts.profiling.nvml import GpuSampler
+from myxtts.throughput.nvml import GpuSampler
 
 RTX_4090 = GpuMemory("NVIDIA GeForce RTX 4090", 24_564, 24_100, 8)
 SPLIT = {"data_gpu": 0, "model_gpu": 0}

@@ -13,11 +13,16 @@ from myxtts.commands import plan as plan_command
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.errors import ConfigError, PlacementError
-from myxtts.placement.arithmetic import analytic_bound, ring_all_reduce_s
 from myxtts.placement.routes import Route, plan_routes
-from myxtts.planner.planner import MemoryBudget, candidate_placements, format_table, predict_all
-from myxtts.planner.simulator import QueueDepths, RunResult, simulate
-from myxtts.planner.stage_times import (
+from myxtts.throughput.model import analytic_bound, ring_all_reduce_s
+from myxtts.throughput.placements import (
+    MemoryBudget,
+    candidate_placements,
+    format_table,
+    predict_all,
+)
+from myxtts.throughput.simulator import QueueDepths, RunResult, simulate
+from myxtts.throughput.stage_times import (
     STAGES,
     StageStatistics,
     StageTimes,

@@ -222,7 +222,7 @@ class Stopped(unittest.TestCase):
     def test_a_sigterm_ends_it_and_the_profiler_with_their_temporary_folders(self):
         for program, work in (
             (preflight, "myxtts.preflight.validate.validate"),
-            (profile, "myxtts.profiling.measure.profile"),
+            (profile, "myxtts.throughput.measure.profile"),
         ):
             with tempfile.TemporaryDirectory() as folder, self.subTest(work):
 

@@ -19,15 +19,14 @@ from myxtts.clock import MODEL, Span
 from myxtts.commands import profile as profile_command
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import DataConfig, TrainingConfig
-from myxtts.planner.stage_times import STAGES, StageTimes
-from myxtts.profiling import profiled_run
-from myxtts.profiling.analysis import Measurement, TracedRun, Trials, analyze
-from myxtts.profiling.isolated_stages import time_steps
-from myxtts.profiling.nvml import GpuSampler, GpuUsage
-from myxtts.profiling.profiled_run import MeasurementWindow
-from myxtts.profiling.report import analysis_to_json, report_lines
-from myxtts.profiling.timeline import chrome_trace, timeline_rows
-from myxtts.report import advice
+from myxtts.throughput import advice, profiled_run
+from myxtts.throughput.analysis import Measurement, TracedRun, Trials, analyze
+from myxtts.throughput.isolated_stages import time_steps
+from myxtts.throughput.nvml import GpuSampler, GpuUsage
+from myxtts.throughput.profiled_run import MeasurementWindow
+from myxtts.throughput.report import analysis_to_json, report_lines
+from myxtts.throughput.stage_times import STAGES, StageTimes
+from myxtts.throughput.timeline import chrome_trace, timeline_rows
 from myxtts.training.schedule import Schedule
 from tests.tiny import Workspace, small_models, toy_models
 

@@ -13,7 +13,7 @@ from benchmarks.proof.runs import KILLED, NO_TIME, run_script
 from benchmarks.proof.section import Scope, SectionResult, write_json
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.placement.routes import plan_routes
-from myxtts.planner.stage_times import StageProfile, StageTimes
+from myxtts.throughput.stage_times import StageProfile, StageTimes
 
 
 def scope(gpus: int = 2, simulated: bool = False, out: str = "unused") -> Scope:

@@ -23,10 +23,10 @@ from myxtts.placement import devices
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.placement.xla import xla_failure
-from myxtts.profiling.isolated_stages import Batch, measure_isolated, time_step
-from myxtts.profiling.pipeline_runs import run_untraced
-from myxtts.profiling.profiled_run import ProfiledRun, measurement_window, open_run
 from myxtts.tasks.alignment_choice import compiled_search, search_of
+from myxtts.throughput.isolated_stages import Batch, measure_isolated, time_step
+from myxtts.throughput.pipeline_runs import run_untraced
+from myxtts.throughput.profiled_run import ProfiledRun, measurement_window, open_run
 
 TITLE = "Suspected costs"
 REPEATS, SMALL_REPEATS = 20, 3

@@ -16,10 +16,10 @@ from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import UserError
 from myxtts.placement.routes import named_gpus, plan_routes
-from myxtts.planner.auto import MEASURED_STEPS, SIMULATED_STEPS, measure_in_subprocess
-from myxtts.planner.planner import Candidate, predict
-from myxtts.planner.simulator import QueueDepths
-from myxtts.planner.stage_times import StageProfile, StageTimes, resample_steps
+from myxtts.throughput.auto import MEASURED_STEPS, SIMULATED_STEPS, measure_in_subprocess
+from myxtts.throughput.placements import Candidate, predict
+from myxtts.throughput.simulator import QueueDepths
+from myxtts.throughput.stage_times import StageProfile, StageTimes, resample_steps
 from myxtts.training.checkpoint_files import checkpoint_of, read_arrays
 
 TITLE = "Placements"
@@ -335,8 +335,8 @@ def measure_stages(config: Config, steps: int) -> StageProfile:
     """Measure the stages of one replica in isolation, and the all-reduce if there are two
     devices.
     """
-    from myxtts.profiling import isolated_stages
-    from myxtts.profiling.profiled_run import measurement_window, open_run
+    from myxtts.throughput import isolated_stages
+    from myxtts.throughput.profiled_run import measurement_window, open_run
 
     with open_run(config) as run:
         pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)

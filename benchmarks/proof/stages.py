@@ -25,15 +25,15 @@ from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.placement.routes import Route
-from myxtts.profiling.flops import matmul_flops_per_s, step_flops
-from myxtts.profiling.isolated_stages import SampleBatches, measure_isolated, time_step
-from myxtts.profiling.profiled_run import (
+from myxtts.tasks.registry import task_of
+from myxtts.throughput.flops import matmul_flops_per_s, step_flops
+from myxtts.throughput.isolated_stages import SampleBatches, measure_isolated, time_step
+from myxtts.throughput.profiled_run import (
     MeasurementWindow,
     ProfiledRun,
     measurement_window,
     open_run,
 )
-from myxtts.tasks.registry import task_of
 from myxtts.training.memory_forecast import forecast_memory
 
 TITLE = "Stage times"

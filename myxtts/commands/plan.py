@@ -10,15 +10,15 @@ from typing import Any
 from myxtts.commands.parser import CommandParser, bounded
 from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_whole
-from myxtts.planner.planner import (
+from myxtts.throughput.placements import (
     MemoryBudget,
     Prediction,
     candidate_placements,
     format_table,
     predict_all,
 )
-from myxtts.planner.simulator import QueueDepths
-from myxtts.planner.stage_times import (
+from myxtts.throughput.simulator import QueueDepths
+from myxtts.throughput.stage_times import (
     MAX_STAGE_S,
     MAX_VARIATION,
     STAGES,

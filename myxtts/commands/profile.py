@@ -42,10 +42,10 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     check_writable("--json", options.json_file)
     check_writable("--trace", options.trace)
     # These import TensorFlow, which takes seconds.
-    from myxtts.profiling.analysis import analyze
-    from myxtts.profiling.measure import profile
-    from myxtts.profiling.report import analysis_to_json, report_lines
-    from myxtts.profiling.timeline import chrome_trace
+    from myxtts.throughput.analysis import analyze
+    from myxtts.throughput.measure import profile
+    from myxtts.throughput.report import analysis_to_json, report_lines
+    from myxtts.throughput.timeline import chrome_trace
 
     measurement, device_metrics, placement = profile(config, options.num_steps)
     analysis = analyze(measurement, config.data)

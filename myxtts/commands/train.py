@@ -33,8 +33,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     from myxtts import run  # imports TensorFlow, which takes seconds
 
     if config.placement.placement == "auto":
-        from myxtts.planner.auto import choose_placement
-        from myxtts.profiling.isolated_stages import measure_stage_times
+        from myxtts.throughput.auto import choose_placement
+        from myxtts.throughput.isolated_stages import measure_stage_times
 
         config = choose_placement(config, measure_stage_times)
     return run.train(config)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.clock import Timeline
-from myxtts.report.advice import LongWait
 from myxtts.report.reporter import Reporter
+from myxtts.throughput.advice import LongWait
 from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import checkpoint_of, read_arrays, read_metadata
 from myxtts.training.held_out import OpenEvaluator, held_out_work

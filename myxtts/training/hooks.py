@@ -13,9 +13,9 @@ from myxtts.clock import FIRST_STEP
 from myxtts.config.schema import RunConfig
 from myxtts.data.hand_over import Batch
 from myxtts.placement.audit import require_device
-from myxtts.report.advice import LongWait
 from myxtts.report.reporter import Reporter
 from myxtts.tasks.base import Evaluator
+from myxtts.throughput.advice import LongWait
 from myxtts.training.observation import (
     EVALUATION,
     SAMPLES,

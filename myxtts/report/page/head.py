@@ -8,10 +8,10 @@ from time import localtime, strftime
 from typing import Any, NamedTuple
 
 from myxtts.clock import format_duration
-from myxtts.report.advice import WAIT_SHARE
-from myxtts.report.assessment import grade
 from myxtts.report.page.charts import number
 from myxtts.report.page.history import History, Point
+from myxtts.throughput.advice import WAIT_SHARE
+from myxtts.throughput.assess import grade
 
 FLAT = 0.005  # a relative change of the mean loss below this is none
 PATIENCE = 3  # validations without a better loss before the answer is no

@@ -17,7 +17,8 @@ from myxtts.distributed.processes import child_setup
 from myxtts.distributed.stop_signals import exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.placement.routes import flags_of_gpus, named_gpus
-from myxtts.planner.planner import (
+from myxtts.throughput.assess import SHARED_CORES
+from myxtts.throughput.placements import (
     Prediction,
     candidate_placements,
     format_table,
@@ -25,9 +26,8 @@ from myxtts.planner.planner import (
     rank,
     without_idle_producers,
 )
-from myxtts.planner.simulator import QueueDepths
-from myxtts.planner.stage_times import STAGES, StageProfile, resample_steps
-from myxtts.report.assessment import SHARED_CORES
+from myxtts.throughput.simulator import QueueDepths
+from myxtts.throughput.stage_times import STAGES, StageProfile, resample_steps
 from myxtts.training.checkpoint_files import latest, read_metadata
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import settings_of

@@ -5,11 +5,11 @@ import tensorflow as tf
 
 from myxtts.batch import first_rows
 from myxtts.data.hand_over import Batch
-from myxtts.planner.stage_times import StageTimes
-from myxtts.profiling.analysis import Trials
-from myxtts.profiling.isolated_stages import SampleBatches, time_reading, time_step
-from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun
-from myxtts.report.advice import candidates
+from myxtts.throughput.advice import candidates
+from myxtts.throughput.analysis import Trials
+from myxtts.throughput.isolated_stages import SampleBatches, time_reading, time_step
+from myxtts.throughput.profiled_run import MeasurementWindow, ProfiledRun
+from myxtts.throughput.stage_times import StageTimes
 from myxtts.training.setup import make_step
 
 # a stage is tried with other settings if it takes this fraction of the slowest stage's time

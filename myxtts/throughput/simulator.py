@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from myxtts.placement.routes import Route
-from myxtts.planner.stage_times import StageTimes
+from myxtts.throughput.stage_times import StageTimes
 
 TOKEN = object()  # in the queue of a free device
 

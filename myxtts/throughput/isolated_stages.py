@@ -21,14 +21,14 @@ from myxtts.evaluation.in_run import open_evaluator
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
-from myxtts.planner.stage_times import StageProfile, StageTimes
-from myxtts.profiling.profiled_run import (
+from myxtts.report.metrics import TensorBoard
+from myxtts.throughput.profiled_run import (
     MeasurementWindow,
     ProfiledRun,
     measurement_window,
     open_run,
 )
-from myxtts.report.metrics import TensorBoard
+from myxtts.throughput.stage_times import StageProfile, StageTimes
 from myxtts.training.held_out import make_sampler, vocoder_loader
 from myxtts.training.load_teacher import NoVoice
 from myxtts.training.run_folder import RunFolder

@@ -15,9 +15,9 @@ from myxtts.data.hand_over import Batch
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import ReplicaBatches
-from myxtts.profiling.analysis import TracedRun
-from myxtts.profiling.isolated_stages import profile_learning_rate
-from myxtts.profiling.profiled_run import WARM_UP, ProfiledRun
+from myxtts.throughput.analysis import TracedRun
+from myxtts.throughput.isolated_stages import profile_learning_rate
+from myxtts.throughput.profiled_run import WARM_UP, ProfiledRun
 from myxtts.training import loop
 from myxtts.training.checkpoint import save_nothing
 from myxtts.training.hooks import StepEnd

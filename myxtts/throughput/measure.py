@@ -8,27 +8,27 @@ import tensorflow as tf
 
 from myxtts.config.schema import Config
 from myxtts.placement.routes import Placement
-from myxtts.planner.stage_times import StageTimes
-from myxtts.profiling.analysis import Measurement
-from myxtts.profiling.flops import matmul_flops_per_s, step_flops
-from myxtts.profiling.isolated_stages import (
+from myxtts.tasks.registry import task_of
+from myxtts.throughput.analysis import Measurement
+from myxtts.throughput.assess import gpus_of, has_two_devices, shared_hardware
+from myxtts.throughput.flops import matmul_flops_per_s, step_flops
+from myxtts.throughput.isolated_stages import (
     SampleBatches,
     measure_all_reduce,
     measure_isolated,
     time_producing_without_teacher,
 )
-from myxtts.profiling.nvml import GpuSampler
-from myxtts.profiling.pipeline_runs import run_traced, run_untraced
-from myxtts.profiling.profiled_run import (
+from myxtts.throughput.nvml import GpuSampler
+from myxtts.throughput.pipeline_runs import run_traced, run_untraced
+from myxtts.throughput.profiled_run import (
     MeasurementWindow,
     ProfiledRun,
     measurement_window,
     open_run,
 )
-from myxtts.profiling.report import DeviceMetrics
-from myxtts.profiling.trials import try_settings
-from myxtts.report.assessment import gpus_of, has_two_devices, shared_hardware
-from myxtts.tasks.registry import task_of
+from myxtts.throughput.report import DeviceMetrics
+from myxtts.throughput.stage_times import StageTimes
+from myxtts.throughput.trials import try_settings
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from myxtts.clock import NO_WAIT, Interval, format_duration
 from myxtts.config.scripts import command_line
-from myxtts.placement.arithmetic import analytic_bound, ring_all_reduce_s
 from myxtts.placement.routes import Placement, Route
+from myxtts.throughput.model import analytic_bound, ring_all_reduce_s
 
 
 class Target(NamedTuple):

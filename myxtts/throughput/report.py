@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from myxtts.planner.stage_times import STAGES
-from myxtts.profiling.analysis import Analysis, Recommendation
-from myxtts.report.assessment import TARGETS, Assessment, data_busy_text
+from myxtts.throughput.analysis import Analysis, Recommendation
+from myxtts.throughput.assess import TARGETS, Assessment, data_busy_text
+from myxtts.throughput.stage_times import STAGES
 
 UNIT = "audio s/s"  # of the rates
 MAX_TRACING_OVERHEAD = 0.02  # a larger one is compared with the noise of the machine

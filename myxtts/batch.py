@@ -31,9 +31,7 @@ class Field(NamedTuple):
 
     @property
     def on_host(self) -> bool:
-        """Whether the field is in host memory. A function would copy an int32 argument back from a
-        GPU, and wait.
-        """
+        """Whether the field is in host memory: a function would copy an int32 back from a GPU."""
         return self.dtype == "int32"
 
 

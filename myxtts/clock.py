@@ -1,6 +1,4 @@
-"""Where the time of a run goes: steps, waits for batches, pauses, and the producer's time for the
-same batches.
-"""
+"""Where the time of a run goes: steps, waits for batches, pauses, and producing."""
 
 import threading
 import time
@@ -74,9 +72,7 @@ class Timeline:
             self._spans.extend(spans)
 
     def newest(self) -> list[Span]:
-        """Return the spans in the order in which they were added, which is that of their ends for
-        each lane.
-        """
+        """Return the spans as they were added: in each lane in the order of their ends."""
         with self._lock:
             return list(self._spans)
 
@@ -192,9 +188,7 @@ class Clock:
 
     @contextmanager
     def wait(self) -> Iterator[None]:
-        """Count the scope as time in which the model device has nothing to do, for want of
-        a batch.
-        """
+        """Count the scope as time in which the model device was idle, waiting for a batch."""
         start_s = self._now()
         yield
         end_s = self._now()
@@ -215,9 +209,7 @@ class Clock:
         self._record(kind, start_s, end_s)
 
     def _record(self, kind: str, start_s: float, end_s: float) -> None:
-        """Add a wait or a pause to the timeline, and what the main thread did before as a part of
-        the newest step.
-        """
+        """Add a wait or a pause to the timeline, and the part of the newest step before it."""
         if end_s - start_s < SHORTEST_SPAN_S:
             return
         if start_s - self._busy_since_s >= SHORTEST_SPAN_S:
@@ -249,9 +241,7 @@ class Clock:
             self._last_s[times.producer] = times.produced_s
 
     def _record_batches(self, batches: list[Times]) -> None:
-        """Add the batches of a step to the timeline, with the times at which the main thread took
-        them.
-        """
+        """Add the batches of a step to the timeline, with the times when the loop got them."""
         taken_s = 0.0
         for index, times in enumerate(batches):
             if index % self._replicas == 0:
@@ -294,9 +284,7 @@ class Clock:
         return _sum(self._reported, self._interval())
 
     def remaining_s(self, newest: Interval, steps: int) -> float:
-        """Return the time that more steps take: each as long as in the newest interval, with the
-        mean pause so far.
-        """
+        """Return the time of more steps, as long as the newest ones, with the mean pause so far."""
         pause_s = sum(seconds for kind, seconds in self.pauses_s.items() if kind != FIRST_STEP)
         return steps * (newest.busy_s / max(newest.steps, 1) + pause_s / max(self.total().steps, 1))
 

@@ -101,16 +101,12 @@ def decode_text(read: Callable[[], bytes], source: str) -> str:
 
 
 def partial_file_of(path: Path) -> Path:
-    """Return the name of a file while this thread writes it; another process or thread gets another
-    name.
-    """
+    """Return the name of a file while this thread writes it; each thread has its own."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.partial")
 
 
 def json_bytes(document: Any) -> bytes:
-    """Return a document as JSON in UTF-8; bytes of file names that are not UTF-8 are escaped, such
-    as `\\udce9`.
-    """
+    """Return a document as JSON in UTF-8; file names that are not UTF-8 are escaped (`\\udce9`)."""
     return json.dumps(document, ensure_ascii=False, indent=1).encode(errors="backslashreplace")
 
 
@@ -120,8 +116,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def numbered_name(number: int, name: str) -> str:
-    """Return how the names of files about an utterance begin: `3-chapter_1` for number 3, recorded
-    in a/chapter_1.wav.
+    """Return the start of file names of an utterance: `3-chapter_1` of number 3, a/chapter_1.wav.
 
     Bytes that are not UTF-8 are replaced, and a long name is cut: most file systems take 255 bytes,
     with what follows.
@@ -162,9 +157,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def is_being_written(partial: Path) -> bool:
-    """Return whether a name of `partial_file_of` has the number of another process that is alive on
-    this machine.
-    """
+    """Whether a partial file belongs to another process that is alive on this machine."""
     named = re.search(r"\.(\d+)-\d+\.partial\Z", partial.name)
     pid = int(named[1]) if named else 0
     # In a container, a killed one often had the number of this one.
@@ -252,8 +245,7 @@ def file_stamp(path: str | os.PathLike[str]) -> FileStamp | None:
 
 @contextmanager
 def locked_file(path: Path, wait: bool = True) -> Iterator[BinaryIO]:
-    """Open a file, which is made if it is missing, and lock it for as long as the scope or the
-    process lasts.
+    """Open a file, create it if missing, and lock it until the scope or the process ends.
 
     The scope may rename or remove the file: whoever has waited for it then opens the file of that
     name anew.
@@ -282,9 +274,7 @@ def _has_name(file: BinaryIO, path: Path) -> bool:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Flush a folder's entries (names, renames) to the disk; a power cut may lose them
-    otherwise.
-    """
+    """Flush a folder's entries (names, renames) to the disk, against a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with name_in_errors(folder):

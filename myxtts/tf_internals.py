@@ -13,9 +13,9 @@ versions:
   and data.readers.service_server).
 - `tf.distribute.experimental`: `CommunicationOptions` (distributed.worker_group).
 - `Strategy.experimental_local_results` and `experimental_distribute_values_from_function`
-(placement.replicas).
-- `tf.random.experimental.stateless_fold_in` (seeds), `tf.nn.experimental.stateless_dropout`
-(models.layers).
+  (placement.replicas).
+- `tf.random.experimental.stateless_fold_in` (portable_ops),
+  `tf.nn.experimental.stateless_dropout` (models.layers).
 - `Function.experimental_get_tracing_count` (training.step).
 """
 
@@ -56,8 +56,7 @@ def device_type_in_scope() -> str:
 def configure_coordination_service(
     workers: int, register_timeout_s: int, heartbeat_timeout_s: int
 ) -> None:
-    """Configure the coordination service, hosted by worker 0, before a multi-worker strategy is
-    made.
+    """Configure the coordination service on worker 0, before a multi-worker strategy.
 
     Private because no public API sets its timeouts. `MultiWorkerMirroredStrategy` would set 10 s
     and one hour.
@@ -74,8 +73,7 @@ def configure_coordination_service(
 
 
 def wait_at_barrier(name: str, timeout_s: int) -> None:
-    """Wait until all workers have reached the barrier. Private because no public API has a barrier
-    with a timeout.
+    """Wait until all workers reach the barrier; no public barrier has a timeout.
 
     Raises:
         tf.errors.OpError: a worker died or did not arrive in time.
@@ -84,8 +82,7 @@ def wait_at_barrier(name: str, timeout_s: int) -> None:
 
 
 def report_error_to_cluster(message: str) -> None:
-    """Abort the collectives of all other workers with this message. Private because no public API
-    reports errors.
+    """Abort the collectives of all other workers; no public API reports errors.
 
     Raises:
         tf.errors.OpError: no other worker is left.
@@ -95,16 +92,12 @@ def report_error_to_cluster(message: str) -> None:
 
 
 def registered_kernels(operation: str) -> Sequence:
-    """Return the KernelDef of each kernel of an operation. Private because the registry has no
-    public API.
-    """
+    """Return the KernelDef of each kernel of an operation; the registry is private."""
     return kernels.get_registered_kernels_for_op(operation).kernel
 
 
 def default_attribute(operation: str, name: str):
-    """Return the AttrValue that an operation's attribute has by default. Private for the same
-    reason.
-    """
+    """Return the default AttrValue of an operation's attribute. Private as above."""
     return next(
         attribute.default_value
         for attribute in op_def_registry.get(operation).attr
@@ -118,8 +111,7 @@ def operation_definition(operation: str):
 
 
 def optimize_graph(graph_def, fetches: Sequence[str], gpus: int):
-    """Return a GraphDef as TensorFlow's graph optimizer, Grappler, leaves it for a machine with
-    some GPUs.
+    """Return a GraphDef as Grappler leaves it for a machine with some GPUs.
 
     Called functions are inlined, and loops and branches become their low-level operations. Private
     because Grappler has no public API. It needs no GPU.
@@ -150,8 +142,7 @@ def optimize_graph(graph_def, fetches: Sequence[str], gpus: int):
 
 
 def device_memory_mib(name: str) -> float:
-    """Return how much memory TensorFlow may use of a device such as `/GPU:0`: its limit, or what
-    was free at the start.
+    """Return the memory in MiB that TensorFlow may use of a device such as `/GPU:0`.
 
     Private because `tf.config.experimental.get_memory_info` returns the memory in use, but not the
     limit.
@@ -178,15 +169,12 @@ def wrap_function(function: Callable, signature: list):
 
 
 def called_graph(graph: tf.Graph, name: str) -> tf.Graph:
-    """Return the graph of a function that a graph calls. Private because graphs list their
-    functions as protos only.
-    """
+    """Return the graph of a called function; graphs list them as protos only."""
     return graph._get_function(name).graph
 
 
 def dispatcher_config(port: int, clean_up_s: int, client_timeout_s: int):
-    """Return the configuration of a tf.data service dispatcher that removes jobs which nobody
-    reads.
+    """Configure a tf.data service dispatcher that removes jobs which nobody reads.
 
     Private because `tf.data.experimental.service.DispatcherConfig` lacks
     `gc_dynamic_sharding_jobs`, without which workers keep the threads and batches of each job that
@@ -203,9 +191,7 @@ def dispatcher_config(port: int, clean_up_s: int, client_timeout_s: int):
 
 
 def worker_server_port(server) -> int:
-    """Return the port of a tf.data service `WorkerServer`. Private: only a `DispatchServer` has a
-    public target.
-    """
+    """Return the port of a tf.data service `WorkerServer`, which has no public target."""
     return int(server._address.rpartition(":")[2])
 
 

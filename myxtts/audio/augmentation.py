@@ -1,5 +1,4 @@
-"""Random distortions of waves for training: rooms, noise, equalisers, band limits, a coarse codec,
-and speed.
+"""Random distortions of waves for training: rooms, noise, equalisers, codecs, speed.
 
 The batch's seed determines all draws, and each row has draws of its own. The delay of the direct
 sound is 0 in all of them, so alignments stay; `perturb_speed` alone changes lengths.
@@ -109,8 +108,7 @@ class Draws:
 
 
 def augment(waves, samples, seed, settings: AugmentationConfig):
-    """Distort each row at random, all but its speed: room, noise, equaliser and band limits, codec,
-    in this order.
+    """Distort each row at random: room, noise, equaliser and band limits, codec, in this order.
 
     Room, equaliser and band limits are one product in the frequency domain. The noise is made
     there, passes the same equaliser and band limits, and gets its level afterwards. Without any of
@@ -149,9 +147,7 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
 
 
 def _grid(padded, settings: AugmentationConfig) -> Grid:
-    """Return the shortest fast Fourier transform in which no response wraps around to the real
-    samples.
-    """
+    """Return the shortest FFT in which no response wraps around to the real samples."""
     margin = max(
         MARGIN_SAMPLES,
         round(bool(settings.reverb_probability) * settings.reverb_max_rt60 * SAMPLE_RATE_HZ),
@@ -184,9 +180,7 @@ def _transmitted(wave, draws: Draws, grid: Grid, channel, settings: Augmentation
 
 
 def _channel(draws: Draws, hz, settings: AugmentationConfig):
-    """Return the gain of equaliser and band limits of each row at each frequency, [B, K]; None
-    without them.
-    """
+    """Return the gain of equaliser and band limits, [B, K] over frequencies; None without them."""
     gain = None
     if settings.equaliser_probability:
         chosen = draws.chosen("equaliser", settings.equaliser_probability)
@@ -215,9 +209,7 @@ def _channel(draws: Draws, hz, settings: AugmentationConfig):
 
 
 def _noise(speech, real, draws: Draws, grid: Grid, channel, settings: AugmentationConfig):
-    """Return the noise to add to speech, [B, S]: coloured noise, or babble of the other rows of the
-    batch.
-    """
+    """Return the noise to add to speech, [B, S]: coloured noise, or babble of the other rows."""
     gain = noise_gain(grid.hz, draws.uniform("noise slope", *NOISE_SLOPES))
     gain = gain if channel is None else gain * channel
     parts = tf.unstack(draws.normal("noise spectrum", 2, tf.shape(grid.hz)[0]), axis=1)
@@ -240,8 +232,7 @@ def _noise(speech, real, draws: Draws, grid: Grid, channel, settings: Augmentati
 
 
 def impulse_response(noise, rt60_s, direct_to_reverberant_db, chosen):
-    """Return the impulse responses of rooms: the direct sound, then noise that decays exponentially
-    (Polack 1988).
+    """Return impulse responses of rooms: direct sound, then decaying noise (Polack 1988).
 
     Args:
         noise: float32 [B, R], normal.
@@ -296,15 +287,12 @@ def band_pass_gain(hz, low_hz, high_hz):
 
 
 def noise_gain(hz, slope):
-    """Return the amplitude of coloured noise, f^-slope above NOISE_FLOOR_HZ: float32 [K], [B, 1] ->
-    [B, K].
-    """
+    """Return f^-slope, flat below NOISE_FLOOR_HZ: float32 [K], [B, 1] -> amplitudes [B, K]."""
     return tf.exp(-slope * tf.math.log(tf.maximum(hz, NOISE_FLOOR_HZ) / NOISE_FLOOR_HZ))
 
 
 def noise_at_snr(speech, noise, snr_db):
-    """Scale noise to a signal-to-noise ratio over the whole row: float32 [B, S], [B, S], [B, 1] ->
-    [B, S].
+    """Scale noise to an SNR over the whole row: float32 [B, S], [B, S], [B, 1] -> [B, S].
 
     A silent row gets no noise.
     """
@@ -327,8 +315,7 @@ def mu_law(wave, bits):
 
 
 def perturb_speed(waves, samples, fewest, seed, limit: float):
-    """Change the speed of each row, pitch included, by a random factor of 1 - limit to 1 + limit
-    (Ko et al. 2015).
+    """Change speed and pitch of each row by a factor of 1 ± limit (Ko et al. 2015).
 
     Interpolates by cubics, whose error is 55 dB below a tone of 2 kHz and 32 dB below one of 4 kHz;
     a windowed sinc of eight samples took 2.5 times as long. What a higher speed moves above half
@@ -361,9 +348,7 @@ def perturb_speed(waves, samples, fewest, seed, limit: float):
 
 
 def _interpolated(waves, position):
-    """Return waves between their samples: float32 [B, S], float64 [B, L] from 0 to S - 1 -> float32
-    [B, L].
-    """
+    """Interpolate waves: float32 [B, S], positions float64 [B, L] -> float32 [B, L]."""
     steps = tf.cast(tf.round(position * PHASES), tf.int64)
     index = tf.bitwise.right_shift(steps, tf.constant(PHASES.bit_length() - 1, tf.int64))
     phase = tf.bitwise.bitwise_and(steps, tf.constant(PHASES - 1, tf.int64))
@@ -376,9 +361,7 @@ def _interpolated(waves, position):
 
 
 def _cubic_weights() -> np.ndarray:
-    """Return Lagrange's weights of four samples at PHASES positions between the middle two, float32
-    [PHASES, 4].
-    """
+    """Return Lagrange's weights of four samples between the middle two, float32 [PHASES, 4]."""
     x = np.arange(PHASES) / PHASES
     weights = [
         -x * (x - 1) * (x - 2) / 6,
@@ -389,9 +372,7 @@ def _cubic_weights() -> np.ndarray:
 
 
 def _count(length):
-    """Return 0, 1, 2, ... below a scalar in host memory, in its type. A GPU takes all three ends
-    from the host.
-    """
+    """Return 0, 1, 2, … below a scalar in host memory; a GPU takes `tf.range`'s ends from there."""
     with on_host():
         start, step = tf.constant(0, length.dtype), tf.constant(1, length.dtype)
     return tf.range(start, length, step)

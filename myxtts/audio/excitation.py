@@ -1,6 +1,4 @@
-"""The harmonic source of a vocoder: a band-limited pulse train with a given F0 and a given phase of
-its pulses.
-"""
+"""The harmonic source of a vocoder: a band-limited pulse train of a given F0 and phase."""
 
 import numpy as np
 import tensorflow as tf
@@ -90,9 +88,7 @@ def pulse_phasor(wave, f0_hz):
 
 
 def _integrated(f0_hz):
-    """Return F0 at each sample, and its phase in cycles, from 0 to 1: float32 [B, T] -> two of [B,
-    T * 256].
-    """
+    """Return F0 of each sample, and its phase in cycles [0, 1]: [B, T] -> two of [B, T * 256]."""
     hz = _upsampled(f0_hz[:, :, None])[:, :, 0]
     phase = tf.cumsum(tf.cast(hz, tf.float64) / SAMPLE_RATE_HZ, axis=1)
     return hz, tf.cast(phase - tf.floor(phase), tf.float32)
@@ -110,9 +106,7 @@ def _rotated(phasor, cycles):
 
 
 def _upsampled(frames):
-    """Interpolate between the centres of frames, and continue the first and last: [B, T, N] -> [B,
-    T * 256, N].
-    """
+    """Interpolate between the centres of frames: [B, T, N] -> [B, T * 256, N]."""
     ends = tf.concat([frames[:, :1], frames, frames[:, -1:]], axis=1)
     before, at, after = (ends[:, :-2, None], frames[:, :, None], ends[:, 2:, None])
     # From the centre.
@@ -122,8 +116,7 @@ def _upsampled(frames):
 
 
 def _running_maximum(values):
-    """Return the largest of each value and those before it, none of which is negative: float32 [B,
-    T] -> [B, T].
+    """Return the running maximum of values that are not negative: float32 [B, T] -> [B, T].
 
     Within blocks and then over blocks, since all pairs of two minutes of frames would take 0.4 GB a
     row.

@@ -101,9 +101,7 @@ def _with_magnitude(spectrum, magnitude):
 
 
 def _istft(spectrum):
-    """Compute the least-squares inverse of `stft`: complex64 [batch, frames, bins] -> float32
-    [batch, samples].
-    """
+    """Invert `stft` by least squares: complex64 [B, T, bins] -> float32 [B, samples]."""
     window = tf.signal.inverse_stft_window_fn(HOP_SAMPLES, forward_window_fn=tf.signal.hann_window)
     return tf.signal.inverse_stft(
         spectrum, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=window

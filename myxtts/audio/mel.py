@@ -39,16 +39,13 @@ def mel_filters() -> np.ndarray:
 
 @cache
 def inverse_mel_filters() -> np.ndarray:
-    """Return the pseudo-inverse of the mel filters, float32 [bands, bins], without the bins above
-    the highest band.
-    """
+    """Return the pseudo-inverse of the mel filters, float32 [bands, bins]."""
     bins = int(np.flatnonzero(mel_filters().any(axis=1))[-1]) + 1  # 372 bins of 513, up to 8 kHz
     return np.linalg.pinv(mel_filters()[:bins]).astype(np.float32)
 
 
 def warped_mel_filters(factor):
-    """Return mel filters that scale all frequencies of a voice by `factor` and keep its loudness
-    (VTLP).
+    """Return mel filters that scale the frequencies of a voice and keep its loudness (VTLP).
 
     The gain of a filter at f is the gain of the same filter of `mel_filters` at factor * f. It is
     computed from the triangle, not interpolated between bins. For factors of 0.726 (HIGH_HZ over
@@ -70,9 +67,7 @@ def warped_mel_filters(factor):
 
 
 def stft(wave):
-    """Compute the STFT without centring, in the precision of the wave: [..., samples] -> [...,
-    frames, bins].
-    """
+    """Compute the STFT without centring, in the wave's precision: [..., S] -> [..., T, bins]."""
     return tf.signal.stft(
         wave, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=tf.signal.hann_window
     )
@@ -104,8 +99,7 @@ def log_mel(waveform, samples=None, filters=None):
 
 
 def log_mel_of_frames(waveform, filters=None):
-    """Compute the log-mel of waves that are padded already: float32 [batch, samples] -> [batch,
-    frames, 80].
+    """Compute the log-mel of padded waves: float32 [batch, samples] -> [batch, frames, 80].
 
     Frame i begins at sample 256 * i; see `log_mel`.
     """

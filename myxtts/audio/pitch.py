@@ -45,8 +45,7 @@ _NUM_PERIODS = len(_CANDIDATE_LAGS) - 2
 
 
 def f0(waveform, samples):
-    """Estimate the fundamental frequency from 60 to 600 Hz by YIN (de Cheveigné & Kawahara 2002,
-    steps 2 to 5).
+    """Estimate F0 from 60 to 600 Hz by YIN (de Cheveigné & Kawahara 2002, steps 2 to 5).
 
     The period is the first lag at which the cumulative mean normalised difference (the
     aperiodicity) has a trough below TROUGH_THRESHOLD, or the lowest trough if there is none. A
@@ -95,8 +94,7 @@ def _hops(wave, frames):
 
 
 def _difference(hops):
-    """Compute the squared difference between the start of each frame and the same frame after each
-    lag (YIN, eq. 6).
+    """Compute the squared difference of each frame from itself at each lag (YIN, eq. 6).
 
     |a - b|² = |b|² - 2ab + |a|². The first two terms are one product of spectra, and the third is
     minus their value at lag 0. The difference that noise at NOISE_FLOOR has from itself is added,
@@ -118,8 +116,7 @@ def _difference(hops):
 
 
 def _find_period(normalised):
-    """Return the lag of the period of each frame, int64 [batch, frames], and its aperiodicity; 1
-    without a trough.
+    """Return the lag of each frame's period, int64 [B, T], and its aperiodicity (1: no trough).
 
     A GPU computes with int64 in its own memory, but adds int32 on the host.
 

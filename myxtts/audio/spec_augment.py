@@ -49,8 +49,7 @@ def spec_augment(
 
 
 def _mask(largest, length, padded, masks, seed):
-    """Return bool [B, padded], True in `masks` random spans of up to `largest` [B] within the first
-    `length` [B].
+    """Return bool [B, padded]: `masks` random spans of up to `largest` [B] within `length` [B].
 
     Lengths are whole numbers in float32, since a GPU adds int32 on the host.
     """

@@ -64,9 +64,7 @@ def _hann(samples: int) -> np.ndarray:
 
 
 def _multiplicity(samples: int) -> np.ndarray:
-    """Return how many bins of the complex transform each bin of the real one stands for, complex64
-    [bins].
-    """
+    """Return the bins of the complex transform per bin of the real one, complex64 [bins]."""
     multiplicity = np.full(samples // 2 + 1, 2.0)
     multiplicity[[0, -1]] = 1.0
     return multiplicity.astype(np.complex64)

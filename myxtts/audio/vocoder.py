@@ -7,8 +7,7 @@ import tensorflow as tf
 
 
 class VocoderProtocol(Protocol):
-    """What computes waves from log-mels: `GriffinLim`, or a trained run
-    (`training.load_vocoder.TrainedVocoder`).
+    """Computes waves from log-mels: `GriffinLim`, or a trained run.
 
     Attributes:
         description: for the log, such as "runs/vocoder, step 4000".

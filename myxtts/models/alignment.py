@@ -82,8 +82,7 @@ def search_by_frames(score, token_count, frames):
 
 
 def search_by_blocks(score, token_count, frames):
-    """Return the same path as `search_by_frames`, bit for bit, by fewer and larger operations, as a
-    GPU needs them.
+    """Return the path of `search_by_frames` by fewer and larger operations, for a GPU.
 
     An iteration of the forward loop takes BLOCK_FRAMES frames. It computes the totals of the tokens
     before each token once more for each of them, instead of reading them, so that XLA fuses the
@@ -98,9 +97,7 @@ def search_by_blocks(score, token_count, frames):
 
 
 def _frame_major(score, token_count):
-    """Return the scores as [frames, batch, tokens], with IMPOSSIBLE_SCORE behind each row's last
-    token.
-    """
+    """Return scores [frames, batch, tokens], IMPOSSIBLE_SCORE behind each row's last token."""
     real_token = tf.range(tf.shape(score)[2])[None, :] < token_count[:, None]
     return tf.transpose(tf.where(real_token[:, None, :], score, IMPOSSIBLE_SCORE), [1, 0, 2])
 
@@ -111,9 +108,7 @@ def _first_totals(score):
 
 
 def _totals_by_blocks(score, first):
-    """Return the totals of the best paths to each frame but the first, [frames - 1, batch,
-    tokens].
-    """
+    """Return the totals of the best paths to frames 1, 2, …: [frames - 1, batch, tokens]."""
     padded_frames, batch, tokens = tf.unstack(tf.shape(score))
     blocks = tf.maximum((padded_frames + BLOCK_FRAMES - 2) // BLOCK_FRAMES, 1)
     padding = [[0, blocks * BLOCK_FRAMES - (padded_frames - 1)], [0, 0], [BLOCK_FRAMES, 0]]
@@ -146,9 +141,7 @@ def _totals_by_blocks(score, first):
 
 
 def _follow_back(advances, token_count, frames):
-    """Return the path, int32 [batch, frames], through bool [frames, batch, tokens]: whether it
-    advanced to a token.
-    """
+    """Return the path, int32 [batch, frames], from bool [frames, batch, tokens], its advances."""
     padded_frames, batch, tokens = tf.unstack(tf.shape(advances))
     frame, token = tf.range(padded_frames), tf.range(tokens)[None, None, :]
     inside = frame[:, None] < frames[None, :]
@@ -172,9 +165,7 @@ def _follow_back(advances, token_count, frames):
 
 
 def durations_of_path(path, tokens):
-    """Count the frames of each token: int32 or int64 path [batch, frames] -> float32 [batch,
-    tokens].
-    """
+    """Count the frames of each token: int path [batch, frames] -> float32 [batch, tokens]."""
     return tf.reduce_sum(tf.one_hot(path, tokens), axis=1)
 
 
@@ -194,8 +185,7 @@ def path_from_ends(ends, token_count, padded):
 
 
 def path_within(ends, padded):
-    """Return the path with the given token ends, cut off after `padded` frames, without int32 on
-    the device.
+    """Return the path with the given token ends, up to `padded` frames, without int32.
 
     Args:
         ends: float32 [batch, tokens], whole numbers; padded tokens end with the last real one.
@@ -210,8 +200,7 @@ def path_within(ends, padded):
 
 
 def gather_rows(values, index):
-    """Return the row at each index: [B, N, D], int32 or int64 [B, T] -> [B, T, D]; zeros where the
-    index is -1.
+    """Return rows by index: [B, N, D], int [B, T] -> [B, T, D]; zeros where it is -1.
 
     In training, indices of frames and tokens are int64: a GPU computes with int32 on the host.
     """
@@ -224,9 +213,7 @@ def gather_rows(values, index):
 
 @tf.custom_gradient
 def _gather_from_batch(values, index):
-    """Return `tf.gather(values, index, batch_dims=1)`. TensorFlow's own gradient waits for a GPU to
-    compute shapes.
-    """
+    """Return `tf.gather(values, index, batch_dims=1)`; its own gradient would wait for a GPU."""
     batch, rows, _ = tf.unstack(tf.shape(values))
     channels = values.shape[2]
     flat = tf.reshape(index + tf.cast(tf.range(batch) * rows, tf.int64)[:, None], [-1])
@@ -281,7 +268,5 @@ def random_segment(frames, padded, length, seed):
 
 
 def real_frames(frame, frames):
-    """Replace frames from the end of their utterance on by -1: int64 [B or 1, S], int32 [B] ->
-    int64 [B, S].
-    """
+    """Replace frames behind the end by -1: int64 [B or 1, S], int32 [B] -> int64 [B, S]."""
     return tf.where(frame < tf.cast(frames, tf.int64)[:, None], frame, -1)

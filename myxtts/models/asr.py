@@ -21,9 +21,7 @@ from myxtts.text.ctc_feasibility import subsampled_length
 
 @dataclass(frozen=True)
 class ASRSize:
-    """Dimensions of the network; an LMU block has `memory` channels of order `order` in each
-    direction.
-    """
+    """Dimensions; an LMU block has `memory` channels of order `order` in each direction."""
 
     channels: int
     blocks: int
@@ -90,9 +88,7 @@ class ASRModel(keras.Model):
         self.out = Dense(symbols, name="out")
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
-        """Return the variables with a row or column for each symbol: path -> (vocabulary, axis of
-        the symbols).
-        """
+        """Return the variables with a row for each symbol: path -> (vocabulary, axis)."""
         return {self.out.kernel.path: ("symbols", 1), self.out.bias.path: ("symbols", 0)}
 
     def component_layers(self) -> dict[str, list[keras.layers.Layer]]:
@@ -128,8 +124,7 @@ class ASRModel(keras.Model):
         return {"ctc": loss}, {"logits": logits, "frames": frames}
 
     def compute_logits(self, mel, frames, seed=None):
-        """Return logits float32 [B, T', V] and their frames int32 [B] of log-mels float32 [B, T,
-        80], frames int32 [B].
+        """Map log-mels [B, T, 80] and frames int32 [B] to logits [B, T', V] and their frames.
 
         A seed turns on dropout.
         """
@@ -147,9 +142,7 @@ class ASRModel(keras.Model):
 
 
 class LMUBlock(CompositeLayer):
-    """Residual bidirectional Legendre memory units: a few channels are memorised and mixed back
-    into the input.
-    """
+    """Residual bidirectional Legendre memory of a few channels, mixed back into the input."""
 
     def __init__(self, channels: int, memory: int, order: int, dropout: float, **kwargs):
         super().__init__(**kwargs)
@@ -171,8 +164,7 @@ class LMUBlock(CompositeLayer):
 
 
 class GRUBlock(layers.Layer):
-    """Residual bidirectional gated recurrent units (Cho et al. 2014), both directions in one loop
-    over time.
+    """Residual bidirectional GRU (Cho et al. 2014), both directions in one loop over time.
 
     Keras' layer is not used: it holds a random generator whose name depends on how many the process
     has created, and with cuDNN it rejects rows without frames.

@@ -37,8 +37,7 @@ def greedy_decode(logits, frames):
 
 
 def beam_search_decode(logits, frames, width: int):
-    """Return the most likely text among the `width` best prefixes, summed over their paths (Graves
-    2012, section 7.5).
+    """Return the likeliest text by a prefix beam search (Graves 2012, section 7.5).
 
     Arguments and results are those of `greedy_decode`. Runs on the CPU, which has the only kernel.
     """
@@ -56,9 +55,7 @@ def beam_search_decode(logits, frames, width: int):
 
 
 def decoded_texts(ids, counts, symbols: SymbolTable) -> list[str]:
-    """Return the text of each row of ids [B, U] with counts [B]; ids that are no symbols are left
-    out.
-    """
+    """Return the texts of ids [B, U] with counts [B], without ids that are no symbols."""
     return [
         _text(row[:count], symbols) for row, count in zip(ids.numpy(), counts.numpy(), strict=True)
     ]

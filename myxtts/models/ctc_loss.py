@@ -16,9 +16,7 @@ LOG_ZERO = -1e30
 
 
 def ctc_labels(tokens, token_count):
-    """Strip begin and end from tokens: int32 [B, N] -> labels int32 [B, N - 2], padded with the
-    blank, and counts.
-    """
+    """Strip begin and end: tokens int32 [B, N] -> labels int32 [B, N - 2], and their counts."""
     # For cuDNN, which needs them there.
     with on_host():
         count = tf.maximum(token_count - 2, 0)
@@ -93,8 +91,7 @@ def _losses_by_kernel(logits, frames, labels, count):
 
 
 def ctc_losses_by_recursion(logits, frames, labels, count):
-    """Compute the loss of rows with labels by the forward-backward recursion (Graves et al. 2006,
-    section 4.1).
+    """Compute the loss by the forward-backward recursion (Graves et al. 2006, section 4.1).
 
     It takes any number of labels on any device. `tf.nn.ctc_loss` with dense labels does so, too,
     but multiplies by a matrix of all pairs of states at each frame: 97 times as long for 310

@@ -69,8 +69,7 @@ class Discriminators(CompositeLayer):
         self.judges = [*periods, *resolutions]
 
     def call(self, real, generated):
-        """Return the losses of each row, means over the discriminators: float32 [B, S] twice ->
-        float32 [B] each.
+        """Return each row's losses, means over discriminators: float32 [B, S] twice -> [B] each.
 
         discriminator_real, discriminator_generated: hinge losses of the discriminators (Lim & Ye
         2017), 1 each while they tell nothing. adversarial: hinge loss of the network that
@@ -158,9 +157,7 @@ class Judge(CompositeLayer, ABC):
 
 
 class PeriodDiscriminator(Judge):
-    """Sees every p-th sample; its convolutions never mix samples that are no multiple of p samples
-    apart.
-    """
+    """Sees every p-th sample, and never mixes samples that are no multiple of p apart."""
 
     def __init__(self, period: int, **kwargs):
         count = len(PERIOD_CHANNELS)
@@ -201,8 +198,7 @@ class ResolutionDiscriminator(Judge):
 
 
 class WeightNormConv(layers.Layer):
-    """2-D convolution with weight normalisation (Salimans & Kingma 2016): kernel = gamma · v / ‖v‖
-    for each output.
+    """2-D convolution with weight normalisation (Salimans & Kingma 2016): gamma · v / ‖v‖.
 
     The kernel is computed in float32, whose squares do not overflow.
     """
@@ -246,9 +242,7 @@ def leaky_relu(x):
 
 
 def relative_distance(real, generated):
-    """Return the mean absolute difference of features over the mean of the real ones: [B, H, W, C]
-    -> float32 [B].
-    """
+    """Return mean |difference| / mean |real| of features: [B, H, W, C] -> float32 [B]."""
     real, generated = tf.cast(real, tf.float32), tf.cast(generated, tf.float32)
     return mean_of_rows(tf.abs(real - generated)) / (mean_of_rows(tf.abs(real)) + MIN_FEATURE)
 

@@ -22,9 +22,7 @@ def sample_noise(seed, shape):
 
 
 def sample_times(seed, rows):
-    """Draw float32 [rows], uniform over [0, 1) and evenly spaced over the rows (Kingma et al.
-    2021).
-    """
+    """Draw float32 [rows] in [0, 1), evenly spaced over the rows (Kingma et al. 2021)."""
     offset = tf.random.stateless_uniform([], seed)
     return tf.math.floormod(
         offset + tf.cast(tf.range(rows), tf.float32) / tf.cast(rows, tf.float32), 1.0

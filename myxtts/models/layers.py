@@ -19,16 +19,12 @@ def length_mask(lengths, padded, dtype):
 
 
 def sum_over(x, axes):
-    """Return `tf.reduce_sum(x, axes)`, whose own gradient waits for a GPU to compute the shape
-    before the sum.
-    """
+    """Return `tf.reduce_sum(x, axes)`, whose own gradient would wait for a GPU's shape."""
     return tf.squeeze(tf.reduce_sum(x, axes, keepdims=True), axes)
 
 
 class SeededDropout(layers.Layer):
-    """Stateless dropout: its mask is a function of the seed given to the call and of
-    `seed_name`.
-    """
+    """Stateless dropout: its mask depends on the seed of the call and on `seed_name` only."""
 
     def __init__(self, rate: float, seed_name: str, **kwargs):
         super().__init__(**kwargs)
@@ -64,9 +60,7 @@ class Dense(layers.Dense):
 
 
 class Embedding(layers.Embedding):
-    """Keras' embedding layer without its support of negative rows, which would copy the rows from
-    the GPU and back.
-    """
+    """Embedding without negative rows, which Keras would copy from the GPU and back."""
 
     def call(self, rows):
         return tf.cast(tf.gather(tf.convert_to_tensor(self.embeddings), rows), self.compute_dtype)
@@ -85,9 +79,7 @@ class CompositeLayer(layers.Layer):
 
 
 class AdaptiveLayerNorm(CompositeLayer):
-    """Layer normalisation with scale and shift predicted from the style (FiLM, Perez et al.
-    2018).
-    """
+    """Layer normalisation whose scale and shift follow the style (FiLM, Perez et al. 2018)."""
 
     def __init__(self, channels: int, **kwargs):
         super().__init__(**kwargs)
@@ -128,9 +120,7 @@ class Attention(CompositeLayer):
         self.out = Dense(channels, name="out")
 
     def call(self, x, context, mask):
-        """Attend from x to the context: x [B, Q, C], context [B, L, C] and its mask [B, L, 1] ->
-        [B, Q, C].
-        """
+        """Attend: x [B, Q, C], context [B, L, C] and its mask [B, L, 1] -> [B, Q, C]."""
         query = self._heads(self.query(x))
         key, value = (
             self._heads(x) for x in tf.split(self.key_value(context), 2, axis=-1)
@@ -157,9 +147,7 @@ class Attention(CompositeLayer):
 
 
 class AttentionBlock(CompositeLayer):
-    """Residual self-attention, or cross-attention where a context is given, conditioned on the
-    style.
-    """
+    """Residual self-attention, or cross-attention to a context, conditioned on the style."""
 
     def __init__(self, channels: int, heads: int, dropout: float, rotary: bool = True, **kwargs):
         super().__init__(**kwargs)
@@ -168,9 +156,7 @@ class AttentionBlock(CompositeLayer):
         self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
 
     def call(self, x, style, mask, seed=None, context=None):
-        """x [B, L, C], style [B, S], mask [B, K, 1] of the keys, context [B, K, C] or None -> [B,
-        L, C].
-        """
+        """x [B, L, C], style [B, S], mask of the keys [B, K, 1], context [B, K, C] -> [B, L, C]."""
         normed = self.norm(x, style)
         return x + self.dropout(
             self.attention(normed, normed if context is None else context, mask), seed
@@ -178,9 +164,7 @@ class AttentionBlock(CompositeLayer):
 
 
 def apply_rotary(x):
-    """Apply rotary position embeddings: rotate channel pairs of [B, H, L, D] by position ×
-    10000^(-2i/D).
-    """
+    """Rotate channel pairs of [B, H, L, D] by position × 10000^(-2i/D) (rotary embedding)."""
     half = x.shape[-1] // 2
     position = tf.cast(tf.range(tf.shape(x)[2]), tf.float32)[:, None]
     angle = position * _frequencies(half)
@@ -213,9 +197,7 @@ class ReferenceEncoder(CompositeLayer):
         self.no_reference = Embedding(1 + latents, channels, name="no_reference_embedding")
 
     def call(self, mel, frames, keep):
-        """mel [B, T, 80], frames int32 [B], keep float32 [B], 0 to ignore a reference -> [B, C],
-        [B, K, C].
-        """
+        """mel [B, T, 80], frames int32 [B], keep [B] (0 ignores it) -> [B, C], [B, K, C]."""
         x, lengths = mel, frames
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = x * length_mask(lengths, tf.shape(x)[1], x.dtype)
@@ -237,9 +219,7 @@ class ReferenceEncoder(CompositeLayer):
 
 
 def time_embedding(time, count):
-    """Return the sinusoidal embedding of times in [0, 1] (Vaswani et al. 2017): float32 [B] -> [B,
-    count].
-    """
+    """Return sinusoidal embeddings of times (Vaswani et al. 2017): [B] -> [B, count]."""
     angle = 1000.0 * time[:, None] * _frequencies(count // 2)
     return tf.concat([tf.sin(angle), tf.cos(angle)], axis=-1)
 

@@ -1,5 +1,4 @@
-"""The Legendre Memory Unit (Voelker, Kajić & Eliasmith 2019, NeurIPS), written from its
-mathematics.
+"""The Legendre Memory Unit (Voelker et al. 2019), written from its mathematics.
 
 A memory of order d represents the last `window` frames of a signal u by d numbers, the coefficients
 of Legendre polynomials over the window. It is a linear system, θ m' = A m + B u, whose matrices
@@ -59,8 +58,7 @@ def impulse_response(order: int, window: float) -> np.ndarray:
 
 
 class LegendreMemory(layers.Layer):
-    """A Legendre memory for each channel. It has no weights and computes in float32 under every
-    dtype policy.
+    """A Legendre memory for each channel, without weights, in float32 under every policy.
 
     Args:
         order: coefficients of each channel.
@@ -122,9 +120,7 @@ class LegendreMemory(layers.Layer):
         return memory, tf.concat([state[None], states], axis=0)[-1]  # without frames, it stays
 
     def _convolve(self, u):
-        """Convolve with the impulse response, in blocks of equal length, each with the past that
-        still matters.
-        """
+        """Convolve with the impulse response in equal blocks, each with the past that matters."""
         batch, frames = tf.unstack(tf.shape(u)[:2])
         blocks = tf.maximum((frames + BLOCK_FRAMES - 1) // BLOCK_FRAMES, 1)
         block = (frames + blocks - 1) // blocks
@@ -152,9 +148,7 @@ class LegendreMemory(layers.Layer):
 
 
 def _matrix_exponential(matrix: np.ndarray) -> np.ndarray:
-    """Return the matrix exponential by scaling and squaring of a Taylor series (within 3e-13 up to
-    order 32).
-    """
+    """Return the matrix exponential by scaling and squaring (within 3e-13 up to order 32)."""
     squarings = max(0, int(np.ceil(np.log2(np.abs(matrix).sum(axis=1).max()))) + 1)
     small = matrix / 2.0**squarings
     result = term = np.eye(len(matrix))

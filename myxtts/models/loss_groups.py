@@ -1,6 +1,4 @@
-"""Groups of losses, each of which trains variables of its own with an optimizer of its own: a GAN
-has two.
-"""
+"""Groups of losses with variables and an optimizer each: a GAN has two."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -33,8 +31,7 @@ class LossGroup(NamedTuple):
 
 
 def loss_groups_of(model: keras.Model) -> dict[str, LossGroup]:
-    """Return the groups of a model by name: those of its `loss_groups()`, or one with all its
-    losses and variables.
+    """Return the groups of a model by name: its `loss_groups()`, or one with everything.
 
     The first group is NETWORK. Its variables are those of the network that inference uses. All
     other groups are needed in training only.
@@ -57,7 +54,5 @@ def loss_groups_of(model: keras.Model) -> dict[str, LossGroup]:
 
 
 def network_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables of the network that inference uses, without those that are needed in
-    training only.
-    """
+    """Return the variables that inference uses, without those for training only."""
     return list(loss_groups_of(model)[NETWORK].variables)

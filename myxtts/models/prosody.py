@@ -60,9 +60,7 @@ def target_prosody(mel, f0_hz, path, tokens):
 
 
 def prosody_errors(predicted: Prosody, target: Prosody):
-    """Return squared errors of each token by loss, float32 [B, N]; pitch is weighted by the voiced
-    fraction.
-    """
+    """Return squared errors of each token by loss, [B, N]; pitch by its voiced fraction."""
     squared = Prosody(
         *(tf.square(left - right) for left, right in zip(predicted, target, strict=True))
     )
@@ -79,8 +77,7 @@ def pitch_hz(pitch):
 
 
 def token_ends(log_duration, mask, speed):
-    """Return the end of each token, float32 [B, N] whole frames; padded tokens end with the last
-    real one.
+    """Return the end frame of each token, float32 [B, N]; padding ends with the last one.
 
     Ends are rounded instead of durations, so that rounding errors do not add up over a sentence.
     """
@@ -89,8 +86,7 @@ def token_ends(log_duration, mask, speed):
 
 
 def token_ends_within(log_duration, mask, limit):
-    """Return `token_ends` at speed 1 or, where these exceed `limit` frames, the ends of shorter
-    tokens.
+    """Return `token_ends`, with shorter tokens where these exceed `limit` frames.
 
     Only what a token has beyond one frame is shortened, so that each of up to `limit` tokens keeps
     a frame.

@@ -31,8 +31,7 @@ def multi_resolution_stft_loss(wave, target):
 
 
 def complex_stft_loss(wave, target):
-    """Compute the spectral convergence of complex spectra with compressed magnitudes, in which
-    phases count.
+    """Compute the spectral convergence of complex spectra with compressed magnitudes.
 
     The magnitudes are raised to COMPRESSION, so that quiet parts count, too (Braun & Tashev 2021).
     The loss is the mean over COMPLEX_RESOLUTIONS.
@@ -64,9 +63,7 @@ def _spectra(wave, target, size):
 
 
 def _compressed(spectrum):
-    """Raise magnitudes to COMPRESSION and keep the phases; below about 3e-3 the magnitude is
-    proportional.
-    """
+    """Raise magnitudes to COMPRESSION, keep phases; proportional below about 3e-3."""
     return scaled(spectrum, tf.pow(_power(spectrum) + 1e-5, 0.5 * (COMPRESSION - 1.0)))
 
 

@@ -146,9 +146,7 @@ class Vocoder(keras.Model):
         return {"pitch_head": [self.pitch_head], "filter": filters}
 
     def added_layers(self) -> list[layers.Layer]:
-        """Return the layers that a pretrained run may lack: with their initial weights they change
-        nothing.
-        """
+        """Return the layers that a pretrained run may lack: initially they change nothing."""
         return [] if self.mel_head is None else [self.mel_head]
 
     def loss_groups(self) -> dict[str, LossGroup]:
@@ -178,8 +176,7 @@ class Vocoder(keras.Model):
         """Create no variables; see `CompositeLayer`."""
 
     def call(self, batch, training=False):
-        """Compute the losses of a batch of VOCODER_FEATURES, as fractions of the whole step's
-        losses.
+        """Compute the losses of VOCODER_FEATURES, as fractions of the whole step's losses.
 
         Their sum over all batches and replicas of a step is the mean over that step's frames: a row
         counts as many times as its utterance has frames. Empty rows add nothing. The CONTEXT_FRAMES
@@ -239,8 +236,7 @@ class Vocoder(keras.Model):
         autograph=False,
     )
     def synthesize(self, log_mel, seed):
-        """Compute the waves of log-mels: float32 [B, T, 80], int32 [2] -> float32 [B, T * 256] in
-        [-1, 1].
+        """Compute waves in [-1, 1]: log-mels [B, T, 80], seed int32 [2] -> [B, T * 256].
 
         Silence is added around the mel as around the segments of training. The noise is a function
         of the seed and of B and T.
@@ -278,9 +274,7 @@ class Vocoder(keras.Model):
         return wave
 
     def _filters(self, mel, envelope, harmonic):
-        """Return the log gain, real and imaginary part of the filters, and that of the noise: [B, T
-        * R, F] each.
-        """
+        """Return log gain, real and imaginary filters, and noise gain: [B, T * R, F] each."""
         source, envelope = (
             tf.reshape(x, [tf.shape(mel)[0], -1, FILTERS_PER_FRAME * BINS])
             for x in (tf.math.log(tf.abs(harmonic) + SOURCE_FLOOR), envelope)
@@ -297,9 +291,7 @@ class Vocoder(keras.Model):
 
 
 class FilterBlock(CompositeLayer):
-    """Residual convolution and two dense layers (ConvNeXt, Liu et al. 2022, with a full
-    convolution).
-    """
+    """Residual convolution and two dense layers (ConvNeXt, Liu et al. 2022)."""
 
     def __init__(self, channels: int, **kwargs):
         super().__init__(**kwargs)
@@ -316,9 +308,7 @@ class FilterBlock(CompositeLayer):
 
 
 class MelHead(CompositeLayer):
-    """Brings the mel of a voice closer to that of a recording: a residual network that starts as
-    the identity.
-    """
+    """Moves a voice's mel towards a recording's: a residual network, first the identity."""
 
     def __init__(self, channels: int, **kwargs):
         # The layers cast their own inputs.
@@ -357,9 +347,7 @@ class PitchHead(CompositeLayer):
         self.out = Dense(PITCH_BINS + 3, name="out")
 
     def call(self, mel):
-        """Return logits of the bins [B, T, PITCH_BINS] and of voicing [B, T], and the phasor [B, T,
-        2]: float32.
-        """
+        """Return logits of bins [B, T, PITCH_BINS] and voicing [B, T], and phasor [B, T, 2]."""
         x = self.conv_in(tf.concat([normalised(mel), fluctuation(mel)], axis=2))
         for norm, conv, out in zip(self.norms, self.convs, self.outs, strict=True):
             x = x + out(conv(norm(x)))
@@ -367,8 +355,7 @@ class PitchHead(CompositeLayer):
         return out[:, :, :PITCH_BINS], out[:, :, PITCH_BINS], out[:, :, PITCH_BINS + 1 :]
 
     def estimate(self, mel):
-        """Return F0 in Hz, also where nothing is voiced, the probability of voicing, and the
-        phasor.
+        """Return F0 in Hz (also where unvoiced), the probability of voicing, and the phasor.
 
         Returns:
             float32 [B, T], [B, T] and [B, T, 2].
@@ -403,9 +390,7 @@ class PitchHead(CompositeLayer):
 
 @cache
 def pitch_centres() -> np.ndarray:
-    """Return the natural logarithms of the frequencies at the centres of the bins, float32
-    [PITCH_BINS].
-    """
+    """Return the log frequencies of the bins' centres, float32 [PITCH_BINS]."""
     return np.linspace(np.log(F0_MIN_HZ), np.log(F0_MAX_HZ), PITCH_BINS, dtype=np.float32)
 
 
@@ -415,8 +400,7 @@ def normalised(log):
 
 
 def fluctuation(mel):
-    """Return how much each frame differs from the mean of its neighbours: float32 [B, T, 80] -> [B,
-    T, 80].
+    """Return each frame's difference from its neighbours' mean: [B, T, 80] -> [B, T, 80].
 
     This is where the phase of the pulses shows. With it the pitch head learns the phase in a third
     of the steps.
@@ -428,9 +412,7 @@ def fluctuation(mel):
 
 
 def source_spectrum(source):
-    """Return the STFT of a source of unit power, with about unit magnitude: float32 [B, T * 256] ->
-    [B, T * R, F].
-    """
+    """Return the STFT of a source of unit power: float32 [B, T * 256] -> [B, T * R, F]."""
     spectrum = short_time_spectrum(
         tf.pad(source, [[0, 0], [EDGE_SAMPLES, EDGE_SAMPLES]]), FILTER_SAMPLES
     )
@@ -459,9 +441,7 @@ def log_mel_of(wave):
 
 
 def project(wave, mel):
-    """Move a wave towards a log-mel: multiply its STFT by the interpolated ratio of the mel to the
-    wave's own mel.
-    """
+    """Multiply a wave's STFT by the interpolated ratio of the mel to the wave's own mel."""
     own_mel, spectrum = _mel_and_spectrum(wave)
     correction = tf.clip_by_value(mel - own_mel, -MAX_PROJECTION, MAX_PROJECTION)
     gain = tf.exp(_times(correction, _interpolation()))
@@ -480,9 +460,7 @@ def _mel_and_spectrum(wave):
 
 @cache
 def _interpolation() -> np.ndarray:
-    """Return the weights of the bands in each bin, which add up to 1 where there is a filter:
-    float32 [bands, bins].
-    """
+    """Return the weights of the bands in each bin, which sum to 1: float32 [bands, bins]."""
     total = mel_filters().sum(axis=1, keepdims=True)
     return (mel_filters() / np.maximum(total, 1e-12)).T.astype(np.float32)
 

@@ -264,18 +264,14 @@ class XTTS(keras.Model):
         return [ConvBlock(channels, kernel, dropout, name=f"{name}_conv_{i}") for i in range(count)]
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
-        """Return the variables with a row for each vocabulary entry: path -> (vocabulary, axis of
-        the rows).
-        """
+        """Return the variables with a row for each entry: path -> (vocabulary, axis)."""
         return {
             self.symbol_embedding.embeddings.path: ("symbols", 0),
             self.language_embedding.embeddings.path: ("languages", 0),
         }
 
     def component_layers(self) -> dict[str, list[layers.Layer]]:
-        """Return the layers of each component that --freeze names; each layer is in one
-        component.
-        """
+        """Return the layers of each component that --freeze names; each layer is in one."""
         return {
             "reference_encoder": [self.reference_encoder],
             "text_encoder": [
@@ -307,8 +303,7 @@ class XTTS(keras.Model):
         """Create no variables; see `CompositeLayer`."""
 
     def call(self, batch, training=False):
-        """Compute the losses of a batch of the contract BATCH_FIELDS, as fractions of the whole
-        step's losses.
+        """Compute the losses of a batch of BATCH_FIELDS, as fractions of the whole step's.
 
         Their sum over all batches and replicas of a step is the mean over that step's real frames
         (tokens for the prosody losses). Nothing is averaged over batches of different sizes.
@@ -439,8 +434,7 @@ class XTTS(keras.Model):
         return mel[:, :longest], frames, path[:, :longest]
 
     def teacher_forced_mel(self, batch, ode_steps: int, guidance: float):
-        """Compute the mel that the network makes of recorded utterances, frame by frame where the
-        recordings have it.
+        """Compute the mel that the network makes of recordings, frame by frame as recorded.
 
         The texts are aligned with the recordings, whose durations, pitch and energy replace the
         predicted ones (Shen et al. 2018, "Natural TTS synthesis": mels for a vocoder). Each row has
@@ -518,9 +512,7 @@ class XTTS(keras.Model):
         return self._solve_flow(condition, noise, ode_steps, guidance), f0_hz, path
 
     def _encode_texts(self, batch):
-        """Return the SpeakerCondition of a batch's references, and what `_encode` returns for its
-        texts; no dropout.
-        """
+        """Return the SpeakerCondition of the references, and `_encode` of the texts; no dropout."""
         keep = keep_mask(batch["reference_frames"], 0.0, None, "reference")
         speaker = self._speaker_condition(
             batch["reference"], batch["reference_frames"], batch["language"], keep
@@ -561,9 +553,7 @@ class XTTS(keras.Model):
         )
 
     def _encode(self, tokens, token_count, speaker, seed):
-        """Return the encoder's output [B, N, C], mean mel of each token float32 [B, N, 80], and
-        mask [B, N, 1].
-        """
+        """Return encoder output [B, N, C], mean mel per token [B, N, 80], and mask [B, N, 1]."""
         style, latents = speaker.style, speaker.latents
         encoded = self.symbol_embedding(tokens)
         mask = length_mask(token_count, tf.shape(tokens)[1], encoded.dtype)
@@ -582,8 +572,7 @@ class XTTS(keras.Model):
         return encoded, mean, mask
 
     def _align(self, batch, target, mean, speaker):
-        """Align texts with their speech, whose normalised mel is `target` [B, T, 80], unless the
-        batch has the path.
+        """Align texts with normalised mels `target` [B, T, 80], unless the batch has the path.
 
         Returns:
             Path int64 [B, T], the token of each frame; Prosody of each token; its frames, float32
@@ -610,17 +599,13 @@ class XTTS(keras.Model):
         return Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
 
     def _select_frames(self, frames, padded, seed):
-        """Return the indices of the decoder's frames, int64 [B, S]: all, or a random segment; -1
-        for padding.
-        """
+        """Return the decoder's frame indices, int64 [B, S]: all, or a random segment; -1 pads."""
         if seed is None:
             return real_frames(tf.cast(tf.range(padded), tf.int64)[None, :], frames)
         return random_segment(frames, padded, self.segment_frames, fold_in(seed, "segment"))
 
     def _decode(self, encoded, mean, prosody, durations, path, frame, style, seed):
-        """Decode the frames [B, S] given by their tokens `path` and indices `frame`; return the
-        FlowCondition.
-        """
+        """Decode frames [B, S], given tokens `path` and indices `frame`; return FlowCondition."""
         tokens = encoded + self.prosody_in(prosody.features())
         position = position_in_token(path, frame, durations)
         frame_input = tf.concat(
@@ -636,9 +621,7 @@ class XTTS(keras.Model):
         )
 
     def _drop_condition(self, condition, keep):
-        """Remove text, prosody and speaker from the condition of rows where `keep`, float32 [B], is
-        0.
-        """
+        """Remove text, prosody and speaker from rows where `keep`, float32 [B], is 0."""
         keep_hidden = tf.cast(keep, condition.hidden.dtype)[:, None]
         no_style = self.no_condition(tf.zeros([1], tf.int32))
         return condition._replace(
@@ -651,8 +634,7 @@ class XTTS(keras.Model):
         )
 
     def _flow_errors(self, target, condition, batch_seed, seed):
-        """Return the squared error of the flow's estimate, in its own units, for each frame:
-        float32 [B, S].
+        """Return the squared error of the flow's estimate, in its unit: float32 [B, S].
 
         The gradient stops before the decoder. Otherwise it would pull the decoder's mel from a
         median to a mean.
@@ -679,9 +661,7 @@ class XTTS(keras.Model):
         return sum_over(tf.square((estimate - target) / unit), 2)
 
     def _denoise(self, noisy, time, condition, seed=None):
-        """Estimate the normalised mel from `noisy` at `time`; return it, float32 [B, T, 80], and
-        its unit [B, 1, 1].
-        """
+        """Estimate the mel from `noisy` at `time`: float32 [B, T, 80], and its unit [B, 1, 1]."""
         estimate, unit, innovation = flow.wiener_estimate(
             noisy, time, condition.mel, condition.mel_std
         )
@@ -694,17 +674,14 @@ class XTTS(keras.Model):
         return estimate + unit * unstack_frames(self.flow_out(hidden), tf.shape(noisy)[1]), unit
 
     def _checkpointed(self, block, hidden, style, mask, seed):
-        """Apply a block; in training with gradient checkpointing, without keeping its
-        activations.
-        """
+        """Apply a block, without keeping activations in training with gradient checkpointing."""
         if seed is None or not self.gradient_checkpointing:
             return block(hidden, style, mask, seed)
         return keras.remat(lambda hidden, style: block(hidden, style, mask, seed))(hidden, style)
 
 
 def long_term_average_spectrum(mel, frames):
-    """Return the mean of the loud frames of normalised log-mels [B, T, 80]: float32 [B, 80], 0 for
-    rows without frames.
+    """Return the mean of the loud frames of log-mels [B, T, 80]: [B, 80], 0 without frames.
 
     This spectrum carries most of what distinguishes speakers, and one sentence is enough to
     estimate it. The network predicts mels relative to the reference's spectrum, so that it extends
@@ -718,9 +695,7 @@ def long_term_average_spectrum(mel, frames):
 
 
 def keep_mask(present, rate, seed, name):
-    """Return float32 [B]: 1 where `present` [B] is positive, except for a random fraction `rate` if
-    there is a seed.
-    """
+    """Return float32 [B]: 1 where `present` > 0, but for a random fraction `rate` with a seed."""
     keep = tf.cast(present > 0, tf.float32)
     if seed is None or not rate:
         return keep
@@ -729,9 +704,7 @@ def keep_mask(present, rate, seed, name):
 
 
 def stack_frames(x):
-    """Stack R = REDUCTION_FACTOR frames, zero-padded, into each position: [B, T, D] -> [B, P, R ·
-    D].
-    """
+    """Stack R = REDUCTION_FACTOR frames into each position: [B, T, D] -> [B, P, R · D]."""
     positions = (tf.shape(x)[1] + REDUCTION_FACTOR - 1) // REDUCTION_FACTOR
     x = tf.pad(x, [[0, 0], [0, positions * REDUCTION_FACTOR - tf.shape(x)[1]], [0, 0]])
     return tf.reshape(x, [tf.shape(x)[0], positions, REDUCTION_FACTOR * x.shape[2]])

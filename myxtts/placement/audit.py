@@ -12,8 +12,9 @@ from myxtts.placement.kernels import GPU, XLA, find_kernel
 
 
 def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
-    """Check that tensors and variables are on a device. TensorFlow silently copies tensors and
-    moves operations.
+    """Check that tensors and variables are on a device.
+
+    TensorFlow silently copies tensors and moves operations.
 
     NumPy arrays are in host memory and not checked. int32 tensors may be in host memory:
     TensorFlow's functions return them there.
@@ -152,9 +153,7 @@ def gpu_variants(library) -> dict:
 
 
 def _interface(definition) -> tuple:
-    """Return what functions have in common that can replace each other; a function without an API
-    has its name.
-    """
+    """Return what functions share that can replace each other: their API, or else the name."""
     if "api_implements" not in definition.attr:
         return (definition.signature.name,)
     passes = [
@@ -165,17 +164,13 @@ def _interface(definition) -> tuple:
 
 @cache
 def _register_xla_kernels() -> None:
-    """Compile a function: TensorFlow registers XLA's kernels when a process compiles its
-    first one.
-    """
+    """Compile a function, so that TensorFlow registers XLA's kernels."""
     with tf.device("/CPU:0"):
         tf.function(lambda: tf.constant(1.0) + 1.0, jit_compile=True, autograph=False)()
 
 
 def _bodies(entry, library: dict) -> Iterator[tuple]:
-    """Yield (definition, whether XLA compiles it) of each reachable function, once for each
-    case.
-    """
+    """Yield each reachable function with whether XLA compiles it, once for each case."""
     pending, seen = [(entry.signature.name, False)], set()
     while pending:
         name, compiled = pending.pop()

@@ -32,8 +32,7 @@ Output = tuple[str, int]  # node and index
 
 
 class Copy(NamedTuple):
-    """A tensor that TensorFlow copies between host and GPU memory; all its consumers there share
-    the copy.
+    """A tensor that is copied between host and GPU, once for all its consumers there.
 
     Attributes:
         to_host: from the GPU to the host, which waits for the GPU; else from the host to the GPU.
@@ -123,9 +122,7 @@ class _Graph:
         return self._endpoints[name][1][index]
 
     def edges(self) -> Iterator[tuple[str, Output, bool]]:
-        """Yield (operation of the consumer, the output that it consumes, whether it needs it in
-        host memory).
-        """
+        """Yield (operation of the consumer, output that it consumes, needed in host memory)."""
         for node in self.nodes.values():
             tensors = (tensor for tensor in node.input if not tensor.startswith("^"))
             for tensor, endpoint in zip(tensors, self._endpoints[node.name][0], strict=True):
@@ -178,9 +175,7 @@ class _Graph:
 
 
 def _prepared(graph_def):
-    """Replace logical CPU devices by GPUs, and functions by their variants for a GPU; let all
-    functions be inlined.
-    """
+    """Turn logical CPUs and functions into those of GPUs; let all functions be inlined."""
     on_gpu = any("GPU" in node.device for node in graph_def.node)
     definitions = gpu_variants(graph_def.library)
     for definition in graph_def.library.function:

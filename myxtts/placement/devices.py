@@ -35,8 +35,7 @@ def gpu_names() -> list[str]:
 
 
 def configure(placement: Placement, small_operations: bool = False, processes: int = 1) -> None:
-    """Make only the devices of the placement visible, with memory growth or limits, and size the
-    thread pools.
+    """Make the placement's devices visible, with growth or limits; size the thread pools.
 
     TensorFlow never moves an operation: one that its device cannot run, or a device that does not
     exist, is an error.
@@ -86,9 +85,7 @@ def configure_default() -> Placement:
 
 
 def _configure_threads(placement: Placement, automatic: ThreadPools) -> None:
-    """Set the sizes of the thread pools; `auto` leaves those of a TensorFlow that has already
-    started.
-    """
+    """Set the thread pools; `auto` keeps those of a TensorFlow that has already started."""
     threading = tf.config.threading
     for requested, size, set_size in (
         (
@@ -120,9 +117,7 @@ def _configure_gpus(placement: Placement) -> None:
 
 
 def _configure_cpu(placement: Placement) -> None:
-    """Use the CPU, split into as many logical devices as there are simulated GPUs; hide all
-    GPUs.
-    """
+    """Split the CPU into a logical device for each simulated GPU; hide all GPUs."""
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration() for _ in placement.devices]

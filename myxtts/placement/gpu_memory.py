@@ -1,6 +1,4 @@
-"""Memory of physical GPUs, as NVIDIA's driver reports it (NVML), and whether memory limits fit. No
-TensorFlow.
-"""
+"""Memory of GPUs as NVIDIA's driver reports it (NVML), and limits that fit. No TensorFlow."""
 
 import ctypes
 import os
@@ -68,9 +66,7 @@ class GpuMemory:
 
 
 def limits_of(placement: Placement) -> dict[int, list[int]]:
-    """Return the memory limits in MiB of the logical devices on each physical GPU that has
-    limits.
-    """
+    """Return the memory limits in MiB of the logical devices, by physical GPU."""
     limits: dict[int, list[int]] = {}
     for device in placement.devices if placement.on_gpu else ():
         if device.physical is not None and device.memory_mib is not None:
@@ -124,8 +120,7 @@ def read_memory(gpus: Sequence[int]) -> dict[int, GpuMemory]:
 
 
 def driver_indices(gpus: Sequence[int]) -> list[int]:
-    """Return the numbers by which the driver and nvidia-smi list GPUs, by their indices in
-    TensorFlow.
+    """Return the numbers of GPUs in nvidia-smi, by their indices in TensorFlow.
 
     Raises:
         DriverUnavailable: see `read_memory`.
@@ -190,9 +185,7 @@ def gpu_handle(nvml: Any, gpu: int) -> Any:
 
 
 def cuda_uuids() -> list[str]:
-    """Return the UUIDs of the GPUs in the order of CUDA, which is also TensorFlow's; empty without
-    a driver.
-    """
+    """Return the UUIDs of the GPUs in the order of CUDA and TensorFlow; empty if unknown."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -12,9 +12,7 @@ PYTHON = {"EagerPyFunc"}
 
 
 def has_gpu_kernels() -> bool:
-    """Return whether this build of TensorFlow has GPU kernels; it needs no GPU. tensorflow-cpu has
-    none.
-    """
+    """Whether this build of TensorFlow has GPU kernels (tensorflow-cpu has not); needs no GPU."""
     return any(kernel.device_type == "GPU" for kernel in tf_internals.registered_kernels("MatMul"))
 
 
@@ -35,9 +33,7 @@ def find_kernel(node, device_types: tuple[str, ...]):
 
 @cache
 def _kernels(operation: str, device_types: tuple[str, ...]) -> list[tuple]:
-    """Return the kernels for these device types, each with its constraints: pairs of attribute and
-    allowed values.
-    """
+    """Return the kernels, each with its constraints: pairs of attribute and allowed values."""
     if operation in PYTHON:
         return []
     kernels = [

@@ -50,9 +50,7 @@ class Replicas:
 
     @property
     def device(self) -> str:
-        """Device of work that one replica does for all: losses, and validation and samples without
-        an observer.
-        """
+        """Device of the first replica, which also validates and samples without an observer."""
         return self.devices[0]
 
     @contextmanager
@@ -110,9 +108,7 @@ class Replicas:
         return self.strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
 
     def local_results(self, value: Any) -> tuple:
-        """Return the value of a result or variable on each replica of this process: the inverse of
-        `per_replica`.
-        """
+        """Return the value on each replica of this process: the inverse of `per_replica`."""
         return self.strategy.experimental_local_results(value)
 
 
@@ -137,9 +133,7 @@ def has_equal_terms(sums: np.ndarray, count: int) -> bool:
 
 
 def make_replicas(routes: tuple[Route, ...], observer: str = "") -> Replicas:
-    """Return the replicas of a single process, on configured devices; see `Replicas` for the
-    observer.
-    """
+    """Return the replicas of a single process, on configured devices."""
     models = [route.model for route in routes]
     if len(models) == 1:
         return Replicas(tf.distribute.OneDeviceStrategy(*models), routes, observer=observer)

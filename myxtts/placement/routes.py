@@ -54,8 +54,7 @@ class LogicalDevice:
 
 @dataclass(frozen=True)
 class Placement:
-    """Devices and thread pools to configure before TensorFlow starts, and the routes between the
-    devices.
+    """Devices and thread pools to configure before TensorFlow starts, and the routes.
 
     Attributes:
         name: such as `single`, `dual`, `dual, 2 producers, 3 replicas` or `replicated`.
@@ -158,8 +157,7 @@ def _observer_gpus(settings: PlacementConfig) -> tuple[int, ...]:
 
 
 def _observer(settings: PlacementConfig, routes: Sequence[Route], named: str) -> str:
-    """Return the observer's device; empty if it is the first model device, on which nothing runs
-    beside a step.
+    """Return the observer's device; empty if it is the first model device.
 
     Args:
         named: device of the GPU that the settings name, if they name one.
@@ -176,16 +174,12 @@ def _observer(settings: PlacementConfig, routes: Sequence[Route], named: str) ->
 
 
 def named_data_gpus(settings: PlacementConfig) -> tuple[int, ...]:
-    """Return the GPUs that make the batches of all replicas; empty where each replica makes its
-    own.
-    """
+    """Return the GPUs that make all batches; empty where each replica makes its own."""
     return settings.data_gpus or (() if settings.data_gpu is None else (settings.data_gpu,))
 
 
 def named_gpus(settings: PlacementConfig) -> tuple[int, ...]:
-    """Return all GPUs that the settings name: those that make batches, and then those that
-    train.
-    """
+    """Return all GPUs that the settings name: first those that make batches."""
     model = () if settings.model_gpu is None else (settings.model_gpu,)
     return *named_data_gpus(settings), *model, *settings.model_gpus
 
@@ -220,9 +214,7 @@ def hidden_gpus_warning(simulated: int, found: str, to_do: str) -> str:
 
 
 def _limits(settings: PlacementConfig) -> dict[str, int | None]:
-    """Return the memory limit of each role in MiB; without limits, a GPU with both roles is one
-    device.
-    """
+    """Return each role's memory limit in MiB; without limits one GPU is one device."""
     data, model = settings.data_gpu_memory, settings.model_gpu_memory
     if not settings.enable_memory_isolation and data is None and model is None:
         return {"data": None, "model": None}

@@ -36,9 +36,7 @@ def xla_failure(device: str, whole_step: bool = False) -> str | None:
 
 
 def _unsupported_gpu(device: str) -> str | None:
-    """Return why XLA must not be tried on a device: where LLVM lacks a target, it ends the process
-    without an error.
-    """
+    """Return why XLA must not be tried: without a target, LLVM ends the process."""
     gpus = tf.config.get_visible_devices("GPU") if "GPU:" in device else []
     details = map(tf.config.experimental.get_device_details, gpus)
     capability = max(

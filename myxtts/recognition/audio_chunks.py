@@ -1,6 +1,4 @@
-"""Chunks and batches of waves, which bound memory and the number of shapes. Does not import
-TensorFlow.
-"""
+"""Chunks and batches of waves, which bound memory and the number of shapes. No TensorFlow."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -17,8 +15,7 @@ PAUSE_S = 0.2
 
 
 def split_wave(wave: np.ndarray) -> list[np.ndarray]:
-    """Split a wave, float32 [samples], into chunks of at most 20 s, at the quietest point of the
-    middle third.
+    """Split a wave into chunks of up to 20 s, at the quietest point of the middle third.
 
     A wave of up to 20 s is one chunk; the chunks of a longer one have at least 6.6 s.
     """
@@ -30,9 +27,7 @@ def split_wave(wave: np.ndarray) -> list[np.ndarray]:
 
 
 def quietest_point(wave: np.ndarray) -> int:
-    """Return the sample in the middle of the 0.2 s with the least power, or of the middle one of
-    several such spans.
-    """
+    """Return the middle sample of the 0.2 s with the least power."""
     frames = wave[: len(wave) // HOP_SAMPLES * HOP_SAMPLES].reshape(-1, HOP_SAMPLES)
     pause = round(PAUSE_S * SAMPLE_RATE_HZ / HOP_SAMPLES)
     power = np.convolve(np.square(frames).mean(axis=1), np.ones(pause), "valid")
@@ -60,9 +55,7 @@ def bucket_batches(lengths: Sequence[int]) -> Iterator[tuple[np.ndarray, int]]:
 
 
 def group_waves(waves: Iterable[np.ndarray], max_samples: int) -> Iterator[list[np.ndarray]]:
-    """Group consecutive waves of at most `max_samples` samples in total; a longer wave is a group
-    of its own.
-    """
+    """Group consecutive waves of at most `max_samples` in total; longer waves stand alone."""
     group: list[np.ndarray] = []
     for wave in waves:
         if group and sum(map(len, group)) + len(wave) > max_samples:

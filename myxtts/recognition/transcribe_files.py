@@ -29,8 +29,7 @@ def write_transcripts(
     beam_width: int = 0,
     json_file: Path | None = None,
 ) -> None:
-    """Print the name and the text of each file, separated by a tab. Computes on GPU 0 or, without a
-    GPU, on the CPU.
+    """Print name, tab and text of each file, computed on GPU 0 or else on the CPU.
 
     Args:
         checkpoint, beam_width: as in Transcriber.

@@ -27,9 +27,7 @@ def fade_ends(wave: np.ndarray) -> np.ndarray:
 def pause_between(
     wave: np.ndarray, boundary: Boundary, following: np.ndarray, speed: float
 ) -> np.ndarray:
-    """Return the zeros to insert between two waves: the pause of the boundary minus the silence the
-    waves have.
-    """
+    """Return the zeros between two waves: the boundary's pause minus their own silence."""
     silent = _leading_silence(wave[::-1]) + _leading_silence(following)
     pause = round(PAUSES_S[boundary] * SAMPLE_RATE_HZ / speed)
     return np.zeros(max(pause - silent, 0), wave.dtype)

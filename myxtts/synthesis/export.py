@@ -54,9 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class Export(NamedTuple):
-    """What is written: a module of functions and variables without a Keras object, its signatures
-    and metadata.json.
-    """
+    """A module of functions and variables without Keras, its signatures and metadata.json."""
 
     module: tf.Module
     signatures: dict[str, Any]
@@ -70,8 +68,7 @@ def export_run(
     vocoder: str | None = None,
     iterations: int | None = None,
 ) -> None:
-    """Write a voice or a vocoder as a SavedModel. The export runs on the CPU, and the SavedModel
-    names no device.
+    """Write a voice or a vocoder as a SavedModel that names no device.
 
     Args:
         out: folder to make. It appears only when it is complete.
@@ -119,9 +116,7 @@ def export_run(
 def voice_export(
     checkpoint: Path, metadata: dict[str, Any], choice: VocoderChoice, device: str
 ) -> Export:
-    """Return the export of a voice with its vocoder; raises CheckpointError if one of them is
-    damaged.
-    """
+    """Return the export of a voice with its vocoder; raises CheckpointError on damage."""
     network = load_model(checkpoint, metadata, device, task="tts")
     vocoder = load_vocoder(choice, device)
     document = export_metadata(metadata, vocoder)
@@ -152,9 +147,7 @@ def write_export(export: Export, out: Path) -> None:
 
 
 def synthesis_module(network: XTTS, vocoder: VocoderProtocol, reference_samples: int) -> tf.Module:
-    """Return the module of a voice: `synthesize` maps ids to waves, and `reference_mel` a reference
-    wave to its mel.
-    """
+    """Return a voice's module: `synthesize` (ids to waves), `reference_mel` (wave to mel)."""
 
     @tf.function(input_signature=SYNTHESIS_SIGNATURE, autograph=False)
     def synthesize(*inputs):
@@ -174,9 +167,7 @@ def synthesis_module(network: XTTS, vocoder: VocoderProtocol, reference_samples:
 
 
 def vocoder_module(vocoder: VocoderProtocol) -> tf.Module:
-    """Return the module of a vocoder: `synthesize` maps mels to waves, and `log_mel` a wave to its
-    mel.
-    """
+    """Return a vocoder's module: `synthesize` (mels to waves), `log_mel` (wave to mel)."""
 
     @tf.function(input_signature=VOCODER_SIGNATURE, autograph=False)
     def synthesize(mel, frames, seed):
@@ -194,8 +185,7 @@ def vocoder_module(vocoder: VocoderProtocol) -> tf.Module:
 
 
 def padded_waves(vocoder: VocoderProtocol, mel, frames, seed):
-    """Return `wave`, float32 [batch, samples], with zeros after the end, and `samples`, int32
-    [batch].
+    """Return `wave`, float32 [batch, samples], silent behind `samples`, int32 [batch].
 
     Each row is computed alone, without its padding, as in `vocode`, so that padding changes no
     sample.

@@ -17,15 +17,11 @@ _ADVICE = (
 
 
 def check_reference(path: Path) -> None:
-    """Check a reference by its header as far as possible; raises DataError as `check_recording`
-    does.
-    """
+    """Check a reference by its header; raises DataError as `check_recording` does."""
     check_recording(path, "reference", MIN_REFERENCE_S, _ADVICE)
 
 
 def read_reference(path: Path, max_samples: int) -> np.ndarray:
-    """Return the first samples of a reference, float32 [samples] at 22,050 Hz; raises DataError as
-    `read_recording`.
-    """
+    """Return a reference's first samples, float32 at 22,050 Hz; raises DataError."""
     max_s = max_samples / SAMPLE_RATE_HZ + FILTER_S
     return read_recording(path, "reference", MIN_REFERENCE_S, _ADVICE, max_s)[:max_samples]

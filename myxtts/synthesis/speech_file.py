@@ -1,5 +1,6 @@
-"""Speech synthesis into a file or onto stdout. Checks all it can before it imports TensorFlow,
-which takes seconds.
+"""Speech into a file or onto stdout.
+
+All that can be is checked before TensorFlow is imported, which takes seconds.
 """
 
 import logging
@@ -144,8 +145,7 @@ class BlockwiseFile(soundfile.SoundFile):
 
 @contextmanager
 def sound_file(path: Path) -> Iterator[BlockwiseFile]:
-    """Open a sound file for writing. It is renamed to `path` when the block ends; after an error,
-    nothing is left.
+    """Open a sound file, renamed to `path` at the end; after an error nothing is left.
 
     Raises:
         DataError: writing failed.

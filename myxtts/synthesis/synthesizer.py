@@ -195,9 +195,7 @@ class Synthesizer:
         self._synthesize_batch([tokens], no_reference, 0, SynthesisOptions())
 
     def _encode(self, text: str, language: str) -> list[EncodedChunk]:
-        """Encode all chunks of a text. Symbols that are unknown to the run are left out with a
-        warning.
-        """
+        """Encode the chunks of a text, without unknown symbols, which are warned of."""
         chunks: list[EncodedChunk] = []
         sentences_with: dict[str, list[int]] = {}
         for number, chunk in enumerate(split_text(text), 1):
@@ -239,9 +237,7 @@ class Synthesizer:
 
 
 def growing_batches(count: int) -> Iterator[tuple[int, int]]:
-    """Yield the first index and the end of batches of 1, 2, 4 and then BATCH_CHUNKS of `count`
-    chunks.
-    """
+    """Yield (first, end) of batches of 1, 2, 4 and then BATCH_CHUNKS of `count` chunks."""
     first, size = 0, 1
     while first < count:
         end = min(first + size, count)

@@ -20,9 +20,7 @@ HEADER_BYTES = 44
 
 
 class WavStream:
-    """Writes waves as one WAV; each wave leaves at once. The samples equal those of a file that
-    soundfile writes.
-    """
+    """Writes waves as one WAV, each at once, with the samples that soundfile would write."""
 
     def __init__(self, pipe: BinaryIO):
         self._pipe = pipe
@@ -51,18 +49,14 @@ class WavStream:
 
 @contextmanager
 def wav_stream(pipe: BinaryIO) -> Iterator[WavStream]:
-    """Open a WavStream, which ends with the block; after an error the sound so far remains, with an
-    unknown length.
-    """
+    """Open a WavStream; after an error the sound so far remains, of unknown length."""
     stream = WavStream(pipe)
     yield stream
     stream.end()
 
 
 def wav_header(data_bytes: int = UNKNOWN) -> bytes:
-    """Return the header of a WAV, 16 bits, mono (Multimedia Programming Interface and Data
-    Specifications 1.0).
-    """
+    """Return the header of a mono 16-bit WAV (Multimedia Data Specifications 1.0)."""
     pcm, channels = 1, 1
     form = struct.pack(
         "<HHIIHH", pcm, channels, SAMPLE_RATE_HZ, SAMPLE_RATE_HZ * BYTES, BYTES, 8 * BYTES

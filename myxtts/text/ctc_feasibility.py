@@ -1,6 +1,4 @@
-"""Feasibility of CTC (Graves et al. 2006) for a pair of speech and text. Does not import
-TensorFlow.
-"""
+"""Feasibility of CTC (Graves et al. 2006) for speech and its text. No TensorFlow."""
 
 import numpy as np
 
@@ -9,15 +7,12 @@ BLANK_ID = 0
 
 
 def subsampled_length(frames, subsampling: int):
-    """Return how many of `frames` (a number, an array or a tensor) are left if one of each
-    `subsampling` is kept.
-    """
+    """Return how many of `frames` remain if one of each `subsampling` is kept."""
     return (frames + subsampling - 1) // subsampling
 
 
 def frames_needed(labels: np.ndarray) -> int:
-    """Return the fewest frames for labels [U]: one per label, and one per blank between two equal
-    labels.
+    """Return the fewest frames for labels [U]: one each, and a blank between two equal ones.
 
     With fewer frames the loss is infinite, and a single step on it destroys the weights.
     """

@@ -6,8 +6,7 @@ import numpy as np
 
 
 def edit_distance(reference: Sequence[Hashable], hypothesis: Sequence[Hashable]) -> int:
-    """Return the fewest substitutions, deletions and insertions between two sequences (Levenshtein
-    1966).
+    """Return the edit distance of two sequences (Levenshtein 1966).
 
     The table is computed row by row. An insertion costs 1 per column, so the best cost by
     insertions within a row is a running minimum of (cost - column).
@@ -26,8 +25,7 @@ def edit_distance(reference: Sequence[Hashable], hypothesis: Sequence[Hashable])
 
 
 def error_rate(pairs: Iterable[tuple[Sequence[Hashable], Sequence[Hashable]]]) -> float:
-    """Return the edits divided by the length of the references, both summed over all (reference,
-    hypothesis) pairs.
+    """Return the edits divided by the references' length, both summed over all pairs.
 
     Pairs of strings have a character error rate, pairs of lists of words a word error rate. Many
     insertions can raise it above 1.

@@ -153,8 +153,7 @@ class Espeak:
         return " ".join(_LANGUAGE_SWITCH.sub("", ipa).split())
 
     def synthesize(self, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:
-        """Return speech, int16 [samples] at 22,050 Hz, and the starts of its phonemes, pauses and
-        words in order.
+        """Return speech, int16 at 22,050 Hz, and the starts of phonemes, pauses and words.
 
         Raises:
             DataError: the language is unknown.
@@ -257,9 +256,7 @@ class Espeak:
         )
 
     def _list_voices(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the voice of best priority by language code, and the language code by English
-        name.
-        """
+        """Return the best voice by language code, and the language code by English name."""
         records = self._library.espeak_ListVoices(None)
         ranked: dict[str, tuple[int, str]] = {}
         codes_by_name: dict[str, str] = {}
@@ -313,8 +310,7 @@ def _shared() -> Espeak:
 
 @contextmanager
 def _interrupt_deferred() -> Iterator[None]:
-    """Defer Ctrl-C until the block ends, since ctypes drops exceptions that are raised in a
-    callback.
+    """Defer Ctrl-C until the block ends: ctypes drops exceptions within a callback.
 
     Only the main thread receives signals.
     """

@@ -41,8 +41,7 @@ _CLAUSE_END = re.compile(r"((?:[;!?…]|,(?!\d)|[.:](?!\w))+)")
 
 
 def normalise_text(text: str) -> str:
-    """Normalise a text to Unicode NFC, single spaces, and one kind of each quote, dash and
-    punctuation mark.
+    """Normalise a text: NFC, single spaces, one kind of each quote, dash and mark.
 
     Control characters and invisible format characters are removed, except joiners that change the
     spelling.
@@ -59,8 +58,7 @@ def normalise_text(text: str) -> str:
 
 
 def _stream_safe(text: str) -> str:
-    """Return a long text without marks behind the 30th of a run of combining marks, which no
-    writing system needs.
+    """Drop marks behind the 30th of a run of combining marks, which no script needs.
 
     Unicode's Stream-Safe Text Format (UAX 15, section 13) has this limit, since marks are sorted in
     NFC: a run of 100,000 takes minutes.

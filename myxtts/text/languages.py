@@ -1,6 +1,4 @@
-"""Languages: one spelling of their codes, the codes that other names mean, and the scripts
-of each.
-"""
+"""Languages: one spelling of their codes, codes by other names, and their scripts."""
 
 import re
 import unicodedata
@@ -113,8 +111,7 @@ def canonical_code(language: str) -> str:
 def probable_code(
     language: str, codes: Container[str], codes_by_name: Mapping[str, str]
 ) -> str | None:
-    """Return the code that a language name, an ISO 639-3 code or a locale means, or None if that is
-    not certain.
+    """Return the code of a language name, ISO 639-3 code or locale; None if uncertain.
 
     Args:
         language: anything.
@@ -130,8 +127,7 @@ def probable_code(
 
 
 def scripts_of(language: str) -> frozenset[str]:
-    """Return the ISO 15924 codes of the scripts in which a language is written; empty if they are
-    not known.
+    """Return the scripts (ISO 15924) of a language; empty if unknown.
 
     A script within the code is added: fa is Arab, fa-latn is Arab and Latn.
     """
@@ -143,16 +139,12 @@ def scripts_of(language: str) -> frozenset[str]:
 
 
 def languages_of(script: str) -> tuple[str, ...]:
-    """Return the languages that are written in a script (ISO 15924), those with the most speakers
-    first.
-    """
+    """Return the languages of a script (ISO 15924), those with most speakers first."""
     return tuple(_SCRIPTS.get(script, "").split())
 
 
 def letters_by_script(texts: Iterable[str]) -> Counter[str]:
-    """Count the letters of texts by script (ISO 15924), without letters that several
-    scripts share.
-    """
+    """Count the letters of texts by script (ISO 15924), without shared letters."""
     letters: Counter[str] = Counter()
     for text in texts:
         letters.update(text)

@@ -1,5 +1,4 @@
-"""Splitting a long text into chunks that a model can synthesize at once: sentences, and parts of
-overlong sentences.
+"""Splits a text into chunks to synthesize: sentences, and parts of overlong ones.
 
 The splitter uses rules on Unicode punctuation and a short list of abbreviations, and no language
 model. A missed boundary makes a longer chunk, and a wrong one an extra pause; neither loses a
@@ -26,9 +25,7 @@ class Boundary(Enum):
 
 
 class TextChunk(NamedTuple):
-    """A sentence, or a part of an overlong one: its text without line breaks, and the boundary
-    after it.
-    """
+    """A sentence or a part of one: text without line breaks, and the boundary after it."""
 
     text: str
     boundary: Boundary
@@ -139,8 +136,7 @@ def _clauses(sentence: str, max_characters: int) -> Iterator[str]:
 
 
 def _middle_break(sentence: str) -> int:
-    """Return where to halve: at the strongest kind of mark in the middle half, at its mark closest
-    to the middle.
+    """Return where to halve: at the strongest mark in the middle half, near the middle.
 
     In a sentence of thousands of characters, marks up to MAX_SHIFT from the middle count, so that
     the time is linear.

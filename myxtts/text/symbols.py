@@ -16,8 +16,9 @@ FIRST_SYMBOL_ID = 3
 
 @dataclass(frozen=True)
 class SymbolTable:
-    """Symbols of a model. Symbol i has id 3 + i; ids 0, 1 and 2 are padding, begin and end. `len`
-    counts all ids.
+    """Symbols of a model.
+
+    Symbol i has id 3 + i; ids 0, 1 and 2 are padding, begin and end. `len` counts all ids.
     """
 
     symbols: tuple[str, ...]

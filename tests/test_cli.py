@@ -61,32 +61,18 @@ class FlagTest(unittest.TestCase):
                     train.parse(argv)
                 self.assertEqual(load.call_args.args[1], {name: setting.default})
 
-    def test_a_second_list_of_a_flag_is_rejected(self):
-        with self.assertRaisesRegex(
-            ConfigError, "^--model-gpus was given 2 times. Give all values after one.$"
-        ):
-            train.parse(["--model-gpus", "0", "--model-gpus", "1"])
-        with self.assertRaisesRegex(ConfigError, "^--languages was given 2 times"):
-            main.load_command("corpus").parse(
-                ["--out", "a", "--languages", "en", "--languages", "ka"]
-            )
+    def test_a_list_may_be_given_in_parts(self):
+        argv = ["--model-gpus", "0", "--model-gpus", "1"]
+        self.assertEqual(train.parse(argv)[0].placement.model_gpus, (0, 1))
 
     def test_a_tilde_that_no_shell_expands_and_an_empty_text_are_rejected(self):
+        home = os.path.expanduser("~/runs")
         for argv, expected in (
-            (
-                ["--runs-dir=~/runs"],
-                "^--runs-dir is '~/runs', but a shell expands ~ only at the start",
-            ),
-            (
-                ["--runs-dir", "~/runs"],
-                rf"only a shell expands ~.* Write {os.path.expanduser('~/runs')}\.$",
-            ),
+            (["--runs-dir=~/runs"], rf"only a shell expands ~.* Write {home}\.$"),
             (["--train-data", ""], "^--train-data is an empty text"),
         ):
             with self.subTest(argv), self.assertRaisesRegex(ConfigError, expected):
                 train.parse(argv)
-        with self.assertRaisesRegex(ConfigError, "^--out is '~/shards'"):
-            main.load_command("shard").parse(["--input", "a.csv", "--out=~/shards"])
 
     def test_words_that_argparse_changes_are_answered(self):
         fixed = ["--gpus", "1", "--produce-ms", "1", "--step-ms", "1"]
@@ -121,6 +107,7 @@ class FlagTest(unittest.TestCase):
             ("-batch-size", "--batch-size"),
             ("--no-resum", "--no-resume"),
             ("--print_confg", "--print-config"),
+            ("--training.batch_size=3", "--batch-size"),
         ):
             with self.subTest(argument=argument):
                 message = self.error_of(argument, "8")
@@ -131,108 +118,36 @@ class FlagTest(unittest.TestCase):
             (("x",), "'x' is neither a flag nor the value of one. --help lists the flags."),
             (("--zzzz", "3"), "'--zzzz' is not a flag. --help lists the flags."),
             (
-                ("--model-gpu", "1", "2"),
-                "--model-gpu takes one value, but '1' and '2' follow it. Give one; --model-gpus"
-                " takes several.",
-            ),
-            (
                 ("--train-data", "my", "corpus"),
-                "--train-data takes one value, but 'my' and 'corpus' follow it. Give one, in"
-                " quotes if it has spaces.",
+                "'corpus' is neither a flag nor the value of one. --help lists the flags.",
             ),
             (
                 ("--resume", "runs/demo"),
-                "--resume takes no value, but 'runs/demo' follows it. Leave the value out;"
-                " --no-resume turns it off.",
-            ),
-            (
-                ("--print-config", "yes"),
-                "--print-config takes no value, but 'yes' follows it. Leave the value out.",
+                "'runs/demo' is neither a flag nor the value of one. --help lists the flags.",
             ),
         ):
             with self.subTest(argv=argv):
                 self.assertEqual(self.error_of(*argv), message)
 
-    def test_flags_of_other_trainers_are_translated(self):
-        launch = "`python utilities/launch_workers.py"
+    def test_former_flags_and_flags_of_other_trainers_are_answered(self):
         for argument, advice in (
             ("--lr", ". Use --learning-rate."),
-            (
-                "--nodes=2",
-                f". Use {launch} --nodes HOST:PORT,HOST:PORT --node-rank N`, with the addresses"
-                " of the machines.",
-            ),
-            (
-                "--vocoder-type",
-                ". Use --vocoder runs/NAME, a vocoder that was trained with --task vocoder;"
-                " without one, the waves are Griffin-Lim's.",
-            ),
-            (
-                "--checkpoint_dir",
-                ". Use --run NAME: all files of a run are in runs/NAME, and --runs-dir DIR"
-                " moves the folder runs.",
-            ),
-            (
-                "--nproc_per_node=2",
-                f". Use --model-gpus 0 1: one process trains on all GPUs of a machine; {launch}"
-                " --workers N` starts several.",
-            ),
-            ("--fp16", ". Use --precision mixed_float16."),
+            ("--no-recompute_activations", ": it was renamed to --gradient-checkpointing."),
+            ("--real_time", ": it was removed. It belonged to --emulate. Leave it out."),
+            ("--nnodes=2", ". Use --nodes of utilities/launch_workers.py."),
+            ("--checkpoint_dir", ". Use --runs-dir and --run."),
             ("--coqpit.lr=1", ". Use --learning-rate."),
-            ("trainer.max_epochs=3", ". Use --epochs."),
-            ("training.batch_size=3", ". Did you mean --batch-size?"),
-            ("--grad_acumm_steps", ". Use --gradient-accumulation."),
-            ("--bach-size", ". Did you mean --batch-size?"),
-            (
-                "--no-prefetch-to-gpu",
-                ": batches are always uploaded in advance; --prefetch-buffer-size is their number.",
-            ),
+            ("--no-prefetch-to-gpu", ": batches are always uploaded in advance."),
         ):
             with self.subTest(argument=argument):
-                flag = argument.partition("=")[0]
+                flag = argument.partition("=")[0].replace("_", "-")
                 self.assertEqual(self.error_of(argument), f"'{flag}' is not a flag{advice}")
 
-    def test_value_in_another_form_is_answered_by_the_allowed_one(self):
-        for argument, meant in (
-            ("--model-gpu-memory 8G", "8192, in MiB"),
-            ("--model-gpu-memory 8192MiB", "8192, in MiB"),
-            ("--data-gpu cuda:0", "0"),
-            ("--data-gpu /device:GPU:1", "1"),
-            ("--model-gpus 0,1", "0 1"),
-            ("--model-gpus cuda:0 cuda:1", "0 1"),
-            ("--max-steps 1e5", "100000"),
-            ("--max-steps 100k", "100000"),
-            ("--max-steps 100,000", "100000"),
-            ("--validation-fraction 5%", "0.05"),
-            ("--learning-rate 0,001", "0.001"),
-            ("--max-seconds 20s", "20.0"),
-            ("--precision fp16", "mixed_float16"),
-            ("--model-size large", "big"),
-            ("--model-size nromal", "normal"),
-            ("--task stt", "asr"),
-            ("--freeze decodr", "decoder"),
-            ("--run runs/demo", "demo"),
-            ("--batch-size auto", None),
-            ("--max-steps 1.5", None),
-            ("--model-gpu-memory 1G1", None),
-            ("--model-gpu-memory 100", None),
-            ("--model-gpus=", None),
-            ("--data-gpu 9999k", None),
-            ("--max-steps " + "9" * 99 + "e99", None),
-            ("--run ..", None),
-        ):
-            with self.subTest(argument=argument):
-                hint = self.error_of(*argument.split()).partition(" Did you mean ")[2]
-                self.assertEqual(hint, f"{meant}?" if meant else "")
-
     def test_each_unknown_flag_is_named(self):
-        message = self.error_of(
-            "--lr", "1e-4", "--val-csv", "x", "--batch-size", "2", "--dev_dir", "y"
-        )
         self.assertEqual(
-            message,
-            "'--lr' is not a flag. Use --learning-rate.\n'--val-csv' and '--dev_dir' are not flags."
-            " Use --val-data.",
+            self.error_of("--lr", "1e-4", "--batch-size", "2", "--dev_dir", "y"),
+            "'--lr' is not a flag. Use --learning-rate.\n"
+            "'--dev-dir' is not a flag. Use --val-data.",
         )
 
     def test_invalid_value_is_rejected_in_one_line(self):
@@ -247,8 +162,7 @@ class FlagTest(unittest.TestCase):
             ),
             (
                 ("--batch-size", "8.0"),
-                "--batch-size is '8.0', but must be a whole number from 1 to 1000000. Did you"
-                " mean 8?",
+                "--batch-size is '8.0', but must be a whole number from 1 to 1000000.",
             ),
             (
                 ("--batch-size", "8.5"),
@@ -462,10 +376,6 @@ class CommandTest(unittest.TestCase):
                 "'--recogniser' is not a flag: it was renamed to --asr.",
             ),
             (
-                ("synthesize", "--run", "x", "--steps", "3"),
-                "'--steps' is not a flag. Use --ode-steps.",
-            ),
-            (
                 ("shard", "--input", "x", "--out", "y", "--parts", "2"),
                 "'--parts' is not a flag: it was renamed to --shards.",
             ),
@@ -475,25 +385,15 @@ class CommandTest(unittest.TestCase):
             ),
             (("train", "--subsampling", "3"), "--subsampling is 3, but must be one of 1, 2, 4."),
             (("jobs", "--rounds", "5"), "'--rounds' is not a flag: it was renamed to --num-syncs."),
-            (("train", "--no-recompute_activations"), "renamed to --no-gradient-checkpointing."),
             (
                 ("serve-data", "dispatcher", "--prot", "1"),
                 "'--prot' is not a flag. Did you mean --port?",
             ),
             (
-                ("launch", "--nproc_per_node", "2", "x.py"),
-                "'--nproc_per_node' is not a flag. Use --workers N.",
-            ),
-            (("check-distributed", "--nproc", "2"), "'--nproc' is not a flag. Use --workers N."),
-            (
                 ("synthesize", "--run", "x", "--speaker_wav", "y"),
-                "'--speaker_wav' is not a flag. Use --reference FILE.",
+                "'--speaker-wav' is not a flag. Use --reference of utilities/synthesize.py.",
             ),
             (("synthesize", "--lr", "1"), "'--lr' is not a flag. --help lists the flags."),
-            (
-                ("export", "--batch-size", "1"),
-                "'--batch-size' is not a flag of this command, but of `python train_main.py`.",
-            ),
             (("plan", "--gpus", "99"), "--gpus is '99', but must be a whole number from 1 to 16."),
             (
                 ("launch", "--worker", "2", "--", "x.py", "--worker"),

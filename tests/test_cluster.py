@@ -190,7 +190,8 @@ class JobTokenTest(unittest.TestCase):
     def test_flag_and_variable_of_earlier_versions_are_errors_that_say_what_to_do(self):
         for command in (launch, check_distributed):
             with self.assertRaisesRegex(
-                ConfigError, "--job-token' is not a flag any more: .* Let only the workers reach"
+                ConfigError,
+                "--job-token' is not a flag: it was removed. .* Let only the workers reach",
             ):
                 command.parse(["--job-token", "secret"])
         environ = {**tf_config({"worker": ["a:1", "b:2"]}), "MYXTTS_JOB_TOKEN": "secret"}

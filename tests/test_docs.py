@@ -17,6 +17,7 @@ from unittest import mock
 from docs import generate
 from myxtts.commands import train
 from myxtts.commands.main import COMMANDS, load_command, run
+from myxtts.config.names import foreign_names
 from myxtts.config.settings import SETTINGS
 from myxtts.errors import ConfigError
 from tests.fixtures import temporary_folder
@@ -322,6 +323,19 @@ class ForeignFlagTest(unittest.TestCase):
                     )
                 named += 1
         self.assertGreater(named, 20)
+
+    def test_names_with_an_answer_are_those_of_the_tables(self):
+        texts = [re.sub(r"(?<=\w)-(?=\w)", "_", theirs) for theirs, _ in self.rows]
+        words = {word for text in texts for word in re.findall(r"[a-z]\w+", text)}
+        self.assertEqual(set(foreign_names()) - words, set())
+        flags = {
+            flag.replace("_", "-")
+            for theirs, _ in self.rows
+            for flag in re.findall(r"(?<![\w-])--(?:[a-z]+\.)?([a-z][\w-]*)", theirs)
+        }
+        ours = setting_flags() | FOREIGN_FLAGS | set().union(*map(flags_of, COMMANDS))
+        known = {name.replace("_", "-") for name in foreign_names()}
+        self.assertEqual({flag for flag in flags - known if f"--{flag}" not in ours}, set())
 
 
 if __name__ == "__main__":

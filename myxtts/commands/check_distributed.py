@@ -20,7 +20,7 @@ HELP = "Check that several workers compute the same as one worker, and how fast 
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, command=NAME, description=HELP)
+    parser = CommandParser(prog=prog, description=HELP)
     add_worker_flags(parser)
     parser.add_argument(
         "--gpus-per-worker",

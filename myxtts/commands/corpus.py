@@ -15,10 +15,7 @@ HELP = "Make a speech corpus with espeak-ng, for trials and tests."
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
     parser = CommandParser(
-        prog=prog,
-        command=NAME,
-        description=HELP,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog=prog, description=HELP, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("data/demo"), help="folder to create")
     parser.add_argument("--utterances", type=int, default=400, help="number of utterances")

@@ -13,7 +13,7 @@ HELP = "Measure the quality of a trained run on its held-out utterances or on an
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, command=NAME, description=HELP)
+    parser = CommandParser(prog=prog, description=HELP)
     parser.add_argument(
         "--run",
         type=Path,

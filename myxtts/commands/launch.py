@@ -17,7 +17,6 @@ HELP = "Start the workers of a distributed run, and stop all of them when one fa
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
     parser = CommandParser(
         prog=prog,
-        command=NAME,
         usage=(
             f"{prog} [--workers N | --nodes HOST:PORT,... --node-rank N] [--FLAG VALUE ...] -- "
             "PROGRAM [ARGUMENT ...]"

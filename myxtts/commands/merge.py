@@ -16,7 +16,7 @@ HELP = "Average the weights of runs that began with the same weights."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, command=NAME, description=HELP)
+    parser = CommandParser(prog=prog, description=HELP)
     parser.add_argument(
         "--checkpoints",
         metavar="INPUT",

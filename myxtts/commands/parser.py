@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from myxtts.config.config_files import config_of_run, describe_missing_run, is_misspelt
-from myxtts.config.foreign_names import COMMANDS
 from myxtts.config.load import load, shown
-from myxtts.config.renamed import REMOVED, RENAMED
+from myxtts.config.names import advice_on_flag
 from myxtts.config.schema import Config
-from myxtts.config.scripts import command_line
 from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section, nearest
-from myxtts.config.suggest import foreign_flag
 from myxtts.errors import ConfigError
 
 RESUMING = (
@@ -28,10 +25,7 @@ RESUMING = (
 )
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NOUNS = {int: "whole number", float: "number"}
-_FLAG = re.compile(
-    r"--?[A-Za-z].*|[A-Za-z_][\w.]*=.*", re.DOTALL
-)  # or as in Hydra: training.batch_size=8
-_TILDE = re.compile(r"--[A-Za-z-]+=~(/.*)?", re.DOTALL)
+_FLAG = re.compile(r"--?[A-Za-z].*", re.DOTALL)
 _WITHOUT_VALUE = re.compile(r"--(\S+): expected (?:at least )?one argument")
 _SETTING_NAMES = re.compile(rf"\b({'|'.join(name for name in SETTINGS if '_' in name)})\b")
 
@@ -42,10 +36,8 @@ class CommandParser(argparse.ArgumentParser):
     Every flag may be spelled with _ for -, and none may be abbreviated.
     """
 
-    def __init__(self, *args: Any, command: str = "", **options: Any):
-        """Args: command: its name, whose flags have names in other programs."""
+    def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **{"allow_abbrev": False, **options})
-        self._foreign = COMMANDS.get(command, ())
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ")
@@ -69,7 +61,6 @@ class CommandParser(argparse.ArgumentParser):
         """
         end = argv.index("--") if "--" in argv else len(argv)  # the rest is for another program
         words = [*map(_hyphenated, argv[:end])]
-        self._check_words(words)
         try:
             options, unknown = self.parse_known_args([*words, *argv[end:]])
         except _MissingFlagError:
@@ -81,32 +72,8 @@ class CommandParser(argparse.ArgumentParser):
             if not unknown:
                 raise
         if unknown:
-            raise ConfigError(self._unknown(unknown, argv[:end]))
+            raise ConfigError(self._describe_unknown(unknown))
         return options
-
-    def _check_words(self, words: Sequence[str]) -> None:
-        """Raise ConfigError for a ~ that no shell expands, and for a second list, which would
-        replace the first.
-        """
-        for word in words:
-            if _TILDE.fullmatch(word):
-                flag, _, path = word.partition("=")
-                raise ConfigError(
-                    f"{flag} is {shown(path)}, but a shell expands ~ only at the start of a word. "
-                    "Write a space in place of =."
-                )
-        given = [word.partition("=")[0] for word in words]
-        for action in self._actions:
-            times = sum(map(given.count, action.option_strings))
-            if (
-                times > 1
-                and action.nargs in ("*", "+")
-                and not isinstance(action, argparse._ExtendAction)
-            ):
-                raise ConfigError(
-                    f"{action.option_strings[0]} was given {times} times. Give all values after"
-                    " one."
-                )
 
     def flags(self) -> list[str]:
         """The flags of this parser and of its subcommands."""
@@ -116,86 +83,33 @@ class CommandParser(argparse.ArgumentParser):
                 flags += [flag for parser in action.choices.values() for flag in parser.flags()]
         return flags
 
-    def _unknown(self, unknown: Sequence[str], argv: Sequence[str]) -> str:
-        """Return the message for words that are neither flags nor values; flags with the same
-        advice share a line.
-        """
-        typed = {_hyphenated(word): word for word in argv}
-        flags = [
-            typed.get(word, word).partition("=")[0] for word in unknown if _FLAG.fullmatch(word)
-        ]
-        if not flags:
-            return self._stray_value(typed.get(unknown[0], unknown[0]), argv)
-        names: dict[str, list[str]] = {}
-        for flag in dict.fromkeys(flags):
-            names.setdefault(self._advice(flag), []).append(shown(flag))
-        return "\n".join(
-            f"{' and '.join(flags)} {_are(flags)}{advice}" for advice, flags in names.items()
-        )
+    def _describe_unknown(self, words: Sequence[str]) -> str:
+        """Return the message for words that are neither flags nor values, a line for each flag."""
+        lines = []
+        for word in words:
+            if _FLAG.fullmatch(word):
+                flag = word.partition("=")[0]
+                lines.append(f"{shown(flag)} is not a flag{self._advice(flag)}")
+        if lines:
+            return "\n".join(dict.fromkeys(lines))
+        return f"{shown(words[0])} is neither a flag nor the value of one. --help lists the flags."
 
     def _advice(self, flag: str) -> str:
         """Return what follows "… is not a flag"."""
+        # Coqui and Piper put a section before the name: --coqpit.lr, --data.batch_size.
+        word = flag.lstrip("-").rpartition(".")[2]
         flags = self.flags()
-        name = (
-            flag.lstrip("-").rpartition(".")[2].replace("-", "_")
-        )  # also of --coqpit.lr and data.batch_size
-        positive, word = name.removeprefix("no_"), name.replace("_", "-")
-        renamed = (
-            f"--{'no-' if positive != name else ''}{RENAMED.get(positive, '').replace('_', '-')}"
-        )
-        if name in REMOVED:
-            return f" any more: {REMOVED[name]}"
-        if renamed in flags:
-            return f": it was renamed to {renamed}."
-        if name in REMOVED:
-            return f": it {REMOVED[name]}"
-        if f"--{word}" not in flags:
-            foreign = foreign_flag(name, flags, self._foreign) or foreign_flag(
-                positive, flags, self._foreign
-            )
-            if foreign:
-                return foreign
-        near = nearest(word, [flag[2:] for flag in flags])
-        if near:
+        advice = advice_on_flag(word.removeprefix("no-").replace("-", "_"), flags)
+        if advice is not None:
+            return advice
+        near = nearest(word, [known[2:] for known in flags])
+        if near is not None:
             return f". Did you mean --{near}?"
-        return (
-            f" of this command, but of `{command_line('train')}`."
-            if name in SETTINGS
-            else ". --help lists the flags."
-        )
-
-    def _stray_value(self, value: str, argv: Sequence[str]) -> str:
-        """Return the message for a value without a flag, which follows a flag and perhaps the
-        values of it.
-        """
-        before = argv[: argv.index(value)] if value in argv and not value.startswith("--") else ()
-        flag = next((_hyphenated(word) for word in reversed(before) if _FLAG.fullmatch(word)), "")
-        action = self._option_string_actions.get(flag)
-        if action is None:
-            return f"{shown(value)} is neither a flag nor the value of one. --help lists the flags."
-        if action.nargs == 0:
-            off = [f"; {other} turns it off" for other in action.option_strings[1:]]
-            return (
-                f"{flag} takes no value, but {shown(value)} follows it. Leave the value"
-                f" out{''.join(off)}."
-            )
-        hint = (
-            f"; {flag}s takes several."
-            if f"{flag}s" in self.flags()
-            else ", in quotes if it has spaces."
-        )
-        return (
-            f"{flag} takes one value, but {shown(before[-1])} and {shown(value)} follow it. Give"
-            f" one{hint}"
-        )
+        return ". --help lists the flags."
 
 
 class _MissingFlagError(ConfigError):
     """A required flag is missing."""
-
-
-def _are(flags: Sequence[str]) -> str:
-    return "is not a flag" if len(flags) == 1 else "are not flags"
 
 
 def bounded(
@@ -218,19 +132,15 @@ def bounded(
     return number
 
 
-def settings_parser(
-    prog: str, description: str, command: str = "", resuming: str = RESUMING
-) -> CommandParser:
+def settings_parser(prog: str, description: str, resuming: str = RESUMING) -> CommandParser:
     """Return a parser of --config and of a flag for each setting; a command adds its own flags by
     `add_argument`.
 
     Args:
-        command: as in CommandParser.
         resuming: a sentence of the help on what `--resume` needs.
     """
     parser = CommandParser(
         prog=prog,
-        command=command,
         usage=f"{prog} [--config FILE] [--FLAG VALUE ...]",
         description=description,
         epilog=(
@@ -322,7 +232,9 @@ def _argument(setting: Setting) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction, "help": meaning}
     metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else _METAVARS[setting.kind]
     options: dict[str, Any] = {"type": _converter(setting), "metavar": metavar, "help": meaning}
-    return options | {"nargs": "*"} if setting.many else options
+    if setting.many:
+        options |= {"nargs": "*", "action": "extend"}
+    return options
 
 
 def setting_help(setting: Setting) -> str:

@@ -17,7 +17,7 @@ HELP = "Check with a short trial whether a training run will work."
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
     description = f"{HELP} Without --data-gpu and --model-gpu: batches on GPU 0, model on GPU 1."
-    parser = settings_parser(prog, description, NAME)
+    parser = settings_parser(prog, description)
     parser.add_argument(
         "--json", dest="json_file", metavar="FILE", type=Path, help="also write the report as JSON"
     )

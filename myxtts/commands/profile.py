@@ -16,7 +16,7 @@ HELP = "Measure where the time of a training run goes, and recommend faster sett
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
-    parser = settings_parser(prog, HELP, NAME)
+    parser = settings_parser(prog, HELP)
     group = parser.add_argument_group("profile", "What to measure and what to write.")
     group.add_argument(
         "--num-steps",

@@ -17,7 +17,7 @@ MAX_TEXT_BYTES = 5_000_000  # a long novel
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, command=NAME, description=HELP)
+    parser = CommandParser(prog=prog, description=HELP)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     text = parser.add_mutually_exclusive_group()
     text.add_argument("--text", help="the text")

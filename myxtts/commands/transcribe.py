@@ -12,7 +12,7 @@ HELP = "Transcribe recordings, or measure the error rates of a trained recognise
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, command=NAME, description=HELP)
+    parser = CommandParser(prog=prog, description=HELP)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run of a recogniser")
     parser.add_argument(
         "files",

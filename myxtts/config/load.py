@@ -20,10 +20,9 @@ from pydantic import ValidationError
 from myxtts.config.checks import check_settings
 from myxtts.config.config_files import describe, is_config_of_run
 from myxtts.config.effects import describe_useless, is_off, values_of, without_effect
-from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
+from myxtts.config.names import advice_on_key, advice_on_value, former_names
 from myxtts.config.schema import GPU_SETTINGS, Config
 from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section, nearest
-from myxtts.config.suggest import foreign_key, foreign_section, intended_value
 from myxtts.errors import ConfigError
 from myxtts.files import read_file
 
@@ -33,8 +32,6 @@ MAX_BYTES = (
 MAX_FILES = 16
 _DEFAULT_STEPS = SETTINGS["max_steps"].default
 SHOWN_CHARACTERS = 60  # of a value in a message
-MAX_UNKNOWN = 12  # unknown names in one message
-MAX_TYPOS = 3  # a file with more unknown names was written for another program
 DEFAULTS = "defaults"  # a key beside the sections
 GPUS = {"placement", *GPU_SETTINGS}  # a flag for one replaces those of a run
 
@@ -299,19 +296,8 @@ def _parsed(path: Path, text: str) -> tuple[dict[str, str], dict[str, _Given]]:
             where = f"{path}, line {line}: {name}"
             given[name] = _Given(_value(node, where, SETTINGS[name].allowed), where)
     if unknown:
-        raise ConfigError("\n".join(_cut(unknown)))
+        raise ConfigError("\n".join(unknown))
     return bases, given
-
-
-def _cut(unknown: list[str]) -> list[str]:
-    """Return the first lines about unknown names, and what to do if the file is of another
-    program.
-    """
-    more = len(unknown) - MAX_UNKNOWN
-    lines = [*unknown[:MAX_UNKNOWN], *[f"{more} more names are unknown."] * (more > 0)]
-    if len(unknown) <= MAX_TYPOS:
-        return lines
-    return [*lines, "Start from configs/default.yaml; --help lists all settings."]
 
 
 def _bases(node: yaml.Node, path: Path, line: int) -> dict[str, str]:
@@ -370,9 +356,8 @@ def _composed(path: Path, text: str) -> yaml.Node | None:
         return _Loader(text).get_single_node()
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(filter(None, (error.context, error.problem)))
-        hint = " A configuration is a YAML file." * (path.suffix == ".json")
         raise ConfigError(
-            f"{path}, line {error.problem_mark.line + 1}: broken YAML: {problem}.{hint}"
+            f"{path}, line {error.problem_mark.line + 1}: broken YAML: {problem}."
         ) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -401,12 +386,9 @@ def _entries(
     if node is None or node.tag == _TAG + "null":
         return
     if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":
-        hint = " If another trainer wrote it, see docs/guides/coming_from.md." * (
-            path.suffix == ".json"
-        )
         raise ConfigError(
             f"{path}, line {line}: {name} must hold lines of the form 'name: value', not"
-            f" {_kind(node)}.{hint}"
+            f" {_kind(node)}."
         )
     lines: dict[str, int] = {}
     for key, value in node.value:
@@ -455,22 +437,23 @@ def _unknown(name: str, section: str | None) -> str:
     """Return the message for an unknown name in `section` (None: the top level)."""
     if name in SETTINGS:
         return f"{name!r} belongs under '{SETTINGS[name].section}:'."
-    if section is None and name in RENAMED_SECTIONS:
-        return f"{name!r} was renamed to {RENAMED_SECTIONS[name]!r}."
-    if RENAMED.get(name) in SETTINGS:
-        new = SETTINGS[RENAMED[name]]
-        return f"{name!r} was renamed to {new.name!r}, under '{new.section}:'."
-    here = [setting.name for setting in in_section(section)] if section else [DEFAULTS, *SECTIONS]
-    foreign = (foreign_section(name) if section is None else None) or foreign_key(
-        name, [*SECTIONS, *SETTINGS]
-    )
-    if foreign:
-        return f"{shown(name)} is unknown{foreign}"
-    near = nearest(name, here) or nearest(name, SETTINGS)
-    if near is None:
-        return f"{shown(name)} is unknown. Known names: {', '.join(here)}."
-    under = "" if near in here else f" under '{SETTINGS[near].section}:'"
-    return f"{shown(name)} is unknown. Did you mean {near!r}{under}?"
+    if section is None and name in former_names()["sections"]:
+        return f"{name!r} was renamed to {former_names()['sections'][name]!r}."
+    advice = advice_on_key(name)
+    if advice is not None:
+        return f"{name!r} is unknown{advice}"
+    if section is None:
+        here = [DEFAULTS, *SECTIONS]
+    else:
+        here = [setting.name for setting in in_section(section)]
+    near = nearest(name, here)
+    if near is not None:
+        return f"{shown(name)} is unknown. Did you mean {near!r}?"
+    near = nearest(name, SETTINGS)
+    if near is not None:
+        under = SETTINGS[near].section
+        return f"{shown(name)} is unknown. Did you mean {near!r} under '{under}:'?"
+    return f"{shown(name)} is unknown. Known names: {', '.join(here)}."
 
 
 def _validated(given: Mapping[str, _Given]) -> Config:
@@ -495,17 +478,15 @@ def _invalid(name: str, given: _Given) -> str:
 
 
 def _hint(setting: Setting, given: _Given) -> str:
+    """Return what to give instead of a value that is not allowed; starts with a space."""
     if setting.kind is str and isinstance(given.value, bool | int | float):
         return " Put it in quotes."
-    if isinstance(given.value, str) and given.value in RENAMED_VALUES.get(setting.name, {}):
-        return f" It was renamed to {RENAMED_VALUES[setting.name][given.value]}."
-    meant = intended_value(setting, given.value)
-    if meant is None:
-        return ""
-    if setting.many and given.where != setting.flag:
-        typed = f"[{', '.join(map(str, meant))}]"
-    else:
-        typed = " ".join(map(str, meant)) if setting.many else json.dumps(meant).strip('"')
-    if len(typed) > SHOWN_CHARACTERS:
-        return ""
-    return f" Did you mean {typed}{', in MiB' * setting.name.endswith('_memory')}?"
+    values = given.value if isinstance(given.value, tuple) else (given.value,)
+    for value in values:
+        advice = advice_on_value(setting, value)
+        if advice is not None:
+            return f" {advice}"
+        near = nearest(str(value), setting.choices)
+        if near is not None and near != str(value):
+            return f" Did you mean {near}?"
+    return ""

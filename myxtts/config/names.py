@@ -1,0 +1,75 @@
+"""What to use instead of an unknown name that MyXTTS had, or that another trainer has.
+
+The names are in two tables beside this module. `former_names.yaml` has each setting, flag, section
+and value that was renamed or removed, so that an old command line says what to change.
+`foreign_names.yaml` has the flags and settings that docs/guides/coming_from.md translates. Both are
+read only for a message.
+"""
+
+import re
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from myxtts.config.settings import SETTINGS, Setting
+
+_FLAG = re.compile(r"--[a-z][a-z0-9-]*")
+
+
+@cache
+def former_names() -> dict[str, Any]:
+    """Return the tables `renamed`, `removed`, `sections` and `values` of former_names.yaml."""
+    return _table("former_names.yaml")
+
+
+@cache
+def foreign_names() -> dict[str, str]:
+    """Return what to use instead of each flag or setting of another trainer."""
+    return _table("foreign_names.yaml")
+
+
+def _table(name: str) -> Any:
+    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+def advice_on_flag(name: str, flags: Collection[str]) -> str | None:
+    """Return what follows "… is not a flag"; None for a name in none of the tables.
+
+    Args:
+        name: the flag without hyphens in front, with _ for -.
+        flags: all flags of the command.
+    """
+    former = former_names()
+    new = former["renamed"].get(name)
+    if new is not None and f"--{new.replace('_', '-')}" in flags:
+        return f": it was renamed to --{new.replace('_', '-')}."
+    if name in former["removed"]:
+        return f": it was removed. {former['removed'][name]}"
+    text = foreign_names().get(name)
+    if text is None:
+        return None
+    # Most texts name settings, which only the commands that train have.
+    of_settings = {flag for flag in _FLAG.findall(text) if flag[2:].replace("-", "_") in SETTINGS}
+    if not of_settings <= set(flags):
+        return None
+    return f". Use {text}." if text.startswith("--") else f": {text}."
+
+
+def advice_on_key(name: str) -> str | None:
+    """Return what follows "… is unknown" for a setting of a YAML file, as `advice_on_flag` does."""
+    text = advice_on_flag(name, {setting.flag for setting in SETTINGS.values()})
+    return text and _FLAG.sub(lambda flag: _key(flag[0]), text)
+
+
+def _key(flag: str) -> str:
+    setting = SETTINGS.get(flag[2:].replace("-", "_"))
+    return flag if setting is None else f"'{setting.name}' under '{setting.section}:'"
+
+
+def advice_on_value(setting: Setting, value: Any) -> str | None:
+    """Return what to use instead of a value that a setting had; None for any other value."""
+    texts = former_names()["values"].get(setting.name, {})
+    return texts.get(value) if isinstance(value, str) else None

@@ -7,15 +7,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from myxtts.clock import Clock, Timeline
+from myxtts.config.checks import check_worker_count
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
-from myxtts.distributed.cluster import find_cluster
+from myxtts.data.dataset import DEMO_FOLDER
+from myxtts.distributed.cluster import Cluster, find_cluster
+from myxtts.errors import ConfigError
 from myxtts.evaluation.in_run import open_evaluator
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.local_sgd.sync_folder import owes_sync
 from myxtts.placement.devices import describe_threads
-from myxtts.placement.replicas import Replicas, open_replicas
-from myxtts.placement.routes import Placement
 from myxtts.report.page_thread import PageThread
 from myxtts.report.reporter import time_line
 from myxtts.report.run_log import RunLog
@@ -36,8 +37,7 @@ from myxtts.training.hooks import CheckDevices, Hook, note_owed, periods_of
 from myxtts.training.observer import NoObserver
 from myxtts.training.report_hooks import RecordMetrics, RefreshPage
 from myxtts.training.run_folder import RunFolder
-from myxtts.training.setup import TrainingSetup, configure_devices, open_corpora, set_up
-from myxtts.training.start import Start, check_workers_settings, resolve_start, shared_settings
+from myxtts.training.setup import OpenRun, TrainingSetup, open_run, resolve_start
 from myxtts.training.stop_request import SharedStopRequest, StopRequest, stop_on_signals
 
 log = logging.getLogger(__name__)
@@ -59,13 +59,22 @@ def train(config: Config) -> int:
             resources.enter_context(folder.locked())
             folder.check_not_existing(config.run.resume)
         run_log = resources.enter_context(RunLog())
-        config, start = resolve_start(config, folder)
-        placement = configure_devices(config, cluster)
-        with (
-            explained_out_of_memory(placement),
-            open_replicas(placement, cluster, shared_settings(config, start)) as replicas,
-        ):
-            return train_on(placement, replicas, config, start, folder, run_log, started_s)
+        run = resources.enter_context(open_run(resolve_start(config, folder), cluster))
+        with explained_out_of_memory(run.placement):
+            return train_on(run, run_log, started_s)
+
+
+def check_workers_settings(config: Config, cluster: Cluster | None) -> None:
+    """Raise ConfigError where several workers cannot do what the settings ask for."""
+    if cluster is None:
+        return
+    if config.data.train_data is None and not DEMO_FOLDER.exists():
+        raise ConfigError(
+            f"{cluster.count} workers were started without --train-data, and there is no"
+            f" {DEMO_FOLDER}, which a single process must make. Run `myxtts corpus --out"
+            f" {DEMO_FOLDER}` on every host first, or give a corpus."
+        )
+    check_worker_count(config, cluster.count)
 
 
 def sync_owed(
@@ -83,29 +92,23 @@ def sync_owed(
     checkpoints.wait()
 
 
-def train_on(
-    placement: Placement,
-    replicas: Replicas,
-    config: Config,
-    start: Start,
-    folder: RunFolder,
-    run_log: RunLog,
-    started_s: float,
-) -> int:
+def train_on(run: OpenRun, run_log: RunLog, started_s: float) -> int:
     """Corpus, state, feed and loop, on devices that are set up. Of several workers the chief writes
     the run folder.
     """
+    placement, replicas, config, start = run.placement, run.replicas, run.config, run.start
+    folder = start.folder
     with ExitStack() as resources:
         # Only now, so that the other workers learn of the error.
         if replicas.is_distributed:
-            resources.enter_context(RunFolder(folder.of_process(replicas.process)).locked())
+            resources.enter_context(run.folder.locked())
         if replicas.is_distributed and replicas.is_chief:
             folder.check_not_existing(config.run.resume)
-        corpora = open_corpora(config, start, replicas, folder.of_process(replicas.process))
+        corpora = run.read_corpora()
         run_log.open(corpora.folder / "log.txt")
 
-        setup = set_up(config, start, replicas, corpora)
-        log_start(setup, start)
+        setup = run.set_up(corpora)
+        log_start(setup)
         state, schedule, step = setup.state, setup.schedule, setup.make_step()
         weight_sync = WeightSync.of_run(config, schedule.total_steps, setup.metadata)
         is_owing = owes_sync(config.local_sgd.sync_every, state.audio_s_since_sync)
@@ -119,7 +122,7 @@ def train_on(
             )
             return 0
 
-        timeline, description = Timeline(), describe_run(setup, placement)
+        timeline, description = Timeline(), describe_run(setup)
         hooks: list[Hook] = [CheckDevices(started_s)]
         # The chief saves for all workers.
         save: loop.Save = save_nothing
@@ -154,9 +157,8 @@ def train_on(
             page = resources.enter_context(PageThread(RunPage(folder.path, timeline)))
             hooks.append(RefreshPage(page))
         else:
-            worker = RunFolder(corpora.folder)
-            worker.write_description(description)
-            hooks.append(resources.enter_context(RecordMetrics(worker.metrics, state.step)))
+            run.folder.write_description(description)
+            hooks.append(resources.enter_context(RecordMetrics(run.folder.metrics, state.step)))
         if not schedule.total_steps:  # --stop-at-step 0
             save(state, None)
             if replicas.is_chief:
@@ -177,7 +179,7 @@ def train_on(
         clock = Clock(
             producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline
         )
-        with explained(setup, placement, folder.checkpoints):
+        with explained(setup):
             loop.train(state, step, feed, schedule, hooks, save, clock, stop, observer)
         observer.close()
         if replicas.is_chief:
@@ -188,7 +190,7 @@ def train_on(
             log.info("time           %s", time_line(elapsed_s, total, clock.pauses_s))
             if total.steps:  # more than the first step
                 augmentation = task_of(config).augmentation
-                run = assess_run(
+                assessment = assess_run(
                     total,
                     placement,
                     replicas.count,
@@ -196,7 +198,7 @@ def train_on(
                     setup.can_replicate,
                     augmentation,
                 )
-                log.info("grade          %s", run.line)
+                log.info("grade          %s", assessment.line)
     if skipped := int(state.skipped_updates.numpy()):
         log.info(
             "float16        %d updates were skipped since this process started, because their"

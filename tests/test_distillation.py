@@ -31,12 +31,12 @@ from myxtts.tasks.alignment_choice import search_of
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_teacher import NoVoice
-from myxtts.training.setup import open_corpora
-from myxtts.training.start import Start
+from myxtts.training.run_folder import RunFolder
+from myxtts.training.setup import OpenRun, Start
 from tests.long import LONG, long
 from tests.tiny import Workspace, arrays_of, build_model, features, on_device, small_models
 from tests.tiny_teacher import UntrainedTeacher, merge_evaluator, produced, spoken_inputs
-from tests.two_devices import DATA, MODEL
+from tests.two_devices import DATA, MODEL, TWO
 
 ROWS = [(3, 20), (5, 24), (0, 0)]
 VOCABULARY = Vocabulary(SymbolTable(tuple("abcdefgh")), (), ("en",))
@@ -127,7 +127,7 @@ class FreeTexts(unittest.TestCase):
     def test_workers_with_other_texts_are_named(self):
         corpus = mock.MagicMock()
         corpus.teacher_rows.fingerprint = "texts of this worker"
-        replicas = mock.Mock(all_equal=lambda digest: digest != "texts of this worker")
+        replicas = mock.Mock(process=0, all_equal=lambda digest: digest != "texts of this worker")
         loaded = mock.patch(
             "myxtts.training.setup.load_corpora", return_value=(corpus, corpus, VOCABULARY)
         )
@@ -138,7 +138,7 @@ class FreeTexts(unittest.TestCase):
             ),
         ):
             config = Config(teacher=TeacherConfig(teacher="runs/voice", texts="runs/a.txt"))
-            open_corpora(config, Start(), replicas, Path())
+            OpenRun(Start(config, RunFolder(Path())), TWO, replicas).read_corpora()
 
     def test_the_last_rows_of_a_batch_are_spoken_and_not_read(self):
         self.assertEqual([taught_rows(size, 0.5) for size in (1, 4, 5)], [0, 2, 2])

@@ -29,7 +29,7 @@ from myxtts.training.init_from import (
 from myxtts.training.missing_run import describe_missing
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import select_checkpoint
-from myxtts.training.start import resolve_start
+from myxtts.training.setup import resolve_start
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 from tests.fixtures import entered, temporary_folder, working_in

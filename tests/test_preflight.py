@@ -54,8 +54,8 @@ from myxtts.preflight.prerequisites import (
     write_error,
 )
 from myxtts.preflight.validate import try_load, validate, with_default_routes
-from myxtts.training.setup import load_run_corpora
-from myxtts.training.start import Start
+from myxtts.training.run_folder import RunFolder
+from myxtts.training.setup import Start, read_corpora
 from tests.feeds import TIMEOUT_S, wait_until
 from tests.sine_corpus import manifest_of, write_corpus
 from tests.tiny import Finished, Workspace, build_toy, small_models, training_state
@@ -380,9 +380,9 @@ class Prerequisites(unittest.TestCase):
 class Devices(unittest.TestCase):
     def placement_checks(self, **settings) -> list[Check]:
         checks = []
-        generator = check_placement(
-            with_default_routes(Config(placement=PlacementConfig(**settings)))
-        )
+        config = with_default_routes(Config(placement=PlacementConfig(**settings)))
+        resources = self.enterContext(contextlib.ExitStack())
+        generator = check_placement(Start(config, RunFolder(Path())), resources)
         with contextlib.suppress(StopIteration), contextlib.redirect_stdout(io.StringIO()):
             while True:
                 checks.append(next(generator))
@@ -423,11 +423,11 @@ class Devices(unittest.TestCase):
     def test_soft_placement_fails(self):
         self.addCleanup(tf.config.set_soft_device_placement, False)
 
-        def configured(config):
+        def configured(config, cluster):
             tf.config.set_soft_device_placement(True)
             return TWO
 
-        with mock.patch("myxtts.preflight.placement.configure_devices", configured):
+        with mock.patch("myxtts.training.setup.configure_devices", configured):
             checks = self.placement_checks(simulate_gpus=SIMULATED)
         self.assertEqual(
             [check.name for check in checks if check.status == "failed"], ["soft placement"]
@@ -619,7 +619,7 @@ class Corpora(unittest.TestCase):
             }
             config = load_config(None, {**settings, "validation_fraction": 0.2, "batch_size": 4})
             with self.assertLogs("myxtts.data", "WARNING"):
-                corpora = load_run_corpora(config, Start(), folder, 1)
+                corpora = read_corpora(Start(config, RunFolder(folder)), folder, 1)
             checks = {check.name: check for check in check_corpus(config.data, corpora)}
         rejected = checks["rejected utterances"]
         self.assertEqual((rejected.status, rejected.found.split(" (")[0]), ("warning", "1 of 11"))
@@ -637,9 +637,8 @@ class Corpora(unittest.TestCase):
             )
             for i in range(4):
                 (folder / f"empty{i}.wav").touch()
-            corpora, checks = try_load(
-                load_config(None, {"train_data": str(metadata)}), Start(), folder, None
-            )
+            config = load_config(None, {"train_data": str(metadata)})
+            corpora, checks = try_load(Start(config, RunFolder(folder)), None)
         self.assertIsNone(corpora)
         self.assertEqual([check.name for check in checks], ["corpus", "rejected utterances"])
         self.assertNotIn(str(folder / "rejected.csv"), checks[0].found)

@@ -45,9 +45,9 @@ from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.ctc_feasibility import BLANK_ID
+from myxtts.training.run_folder import RunFolder
 from myxtts.training.schedule import ConstantRates
-from myxtts.training.setup import RunCorpora, build_state, make_step, open_corpora, tune
-from myxtts.training.start import Start
+from myxtts.training.setup import RunCorpora, Start, build_state, make_step, read_corpora, tune
 from myxtts.training.step import SKIPPED
 
 TITLE = "Every operation"
@@ -391,7 +391,7 @@ def inputs_of(scope: Scope, task: str) -> Inputs:
     changes: dict[str, Any] = {"data": {"vtlp": 0.1}} if task == "tts" else {}
     config = configs.config_of(scope, task, **changes)
     route = Route(CPU, CPU)
-    corpora = open_corpora(config, Start(), make_replicas((route,)), scope.out)
+    corpora = read_corpora(Start(config, RunFolder(scope.out)), scope.out, replicas=1)
     extractor = task_of(config).extractor(config, training=True)
     pipeline = Pipeline(
         corpora.training, [route], extractor, config.data, seed=0, cache_folder=scope.out

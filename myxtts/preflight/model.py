@@ -25,7 +25,6 @@ from myxtts.errors import TrainingError
 from myxtts.machine import available_memory_mib
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import require_device
-from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.prerequisites import existing_parent
@@ -34,8 +33,7 @@ from myxtts.training import loop
 from myxtts.training.diagnostics import describe_batch, explain_out_of_memory, segments_of
 from myxtts.training.memory_forecast import MemoryForecast
 from myxtts.training.schedule import ConstantRates, Schedule
-from myxtts.training.setup import RunCorpora, TrainingSetup, set_up
-from myxtts.training.start import Start
+from myxtts.training.setup import OpenRun, RunCorpora, TrainingSetup
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step, is_scaled
 
@@ -74,13 +72,12 @@ class StepResult(NamedTuple):
     handed: list[Batch]
 
 
-def check_model(
-    config: Config, start: Start, corpora: RunCorpora, placement: Placement
-) -> Generator[Check, None, Trial | None]:
+def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Trial | None]:
     """Set up a run and train on the heaviest batches; returns the trial."""
+    config, placement = run.config, run.placement
     initial_mib = process_peak_mib()
     plan = corpora.training.plan
-    setup = set_up(config, start, make_replicas(placement.routes, placement.observer), corpora)
+    setup = run.set_up(corpora)
     state = setup.state
     yield check_variables(state, config.model.model_size)
     yield check_outputs(state)

@@ -1,31 +1,36 @@
 """Section 2: the devices, configured as in a run and then read back from TensorFlow."""
 
 from collections.abc import Generator
+from contextlib import ExitStack
 
 import tensorflow as tf
 
-from myxtts.config.schema import Config, PlacementConfig
+from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import LogicalDevice, Placement, named_data_gpus, named_gpus
 from myxtts.preflight.checks import Check, failed_by, required
-from myxtts.training.setup import configure_devices
+from myxtts.training.setup import OpenRun, Start, open_run
 
 CONFIGURED_ELSEWHERE = "Configure devices only with myxtts.placement.devices."
 
 
-def check_placement(config: Config, advice: str = "") -> Generator[Check, None, Placement | None]:
-    """Configure the devices as a run does; returns the placement, or None if it is impossible.
+def check_placement(
+    start: Start, resources: ExitStack, advice: str = ""
+) -> Generator[Check, None, OpenRun | None]:
+    """Configure the devices as a run does; returns the open run, or None if it is impossible.
 
     Args:
+        resources: closes the run.
         advice: further sentence on an impossible placement.
     """
-    expected = describe_request(config.placement)
+    expected = describe_request(start.config.placement)
     try:
-        placement = configure_devices(config)
+        run = resources.enter_context(open_run(start))
     except PlacementError as error:
         yield failed_by(PlacementError(f"{error}{advice}"), "requested devices", expected)
         return None
+    placement = run.placement
     simulated = ", simulated on the CPU" if placement.simulated else ""
     yield required(True, "requested devices", expected, f"placement {placement.name}{simulated}")
     existing = {device.name: device for device in existing_devices(placement)}
@@ -51,7 +56,7 @@ def check_placement(config: Config, advice: str = "") -> Generator[Check, None, 
         "on" if soft else "off",
         CONFIGURED_ELSEWHERE,
     )
-    return placement
+    return run
 
 
 def describe_request(placement: PlacementConfig) -> str:

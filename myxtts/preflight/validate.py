@@ -3,11 +3,12 @@ check.
 """
 
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from myxtts.config.schema import Config
 from myxtts.errors import PlacementError, UserError
-from myxtts.placement.routes import Placement, named_gpus, plan_routes
+from myxtts.placement.routes import named_gpus, plan_routes
 from myxtts.preflight.checks import Check, Report, failed_by
 from myxtts.preflight.corpus import check_corpus, check_rejected
 from myxtts.preflight.model import check_model
@@ -16,8 +17,7 @@ from myxtts.preflight.placement import check_placement
 from myxtts.preflight.prerequisites import check_prerequisites
 from myxtts.preflight.transfer import check_transfer
 from myxtts.training.run_folder import RunFolder
-from myxtts.training.setup import RunCorpora, load_run_corpora
-from myxtts.training.start import Start, resolve_start
+from myxtts.training.setup import OpenRun, RunCorpora, Start, read_corpora, resolve_start
 
 DEFAULT_ROUTES = (
     " Where no GPU is named, the preflight tries GPUs 0 and 1; on one GPU give --data-gpu 0"
@@ -45,18 +45,20 @@ def validate(config: Config, steps: int) -> Report:
     except PlacementError as error:
         raise PlacementError(f"{error}{advice}") from error
     report = Report()
-    with tempfile.TemporaryDirectory(prefix="myxtts-preflight-") as name:
-        folder = Path(name)
-        config, start = resolve_start(config, RunFolder(folder))
+    with ExitStack() as resources:
+        name = resources.enter_context(tempfile.TemporaryDirectory(prefix="myxtts-preflight-"))
+        start = resolve_start(config, RunFolder(Path(name)))
+        config = start.config
         report.run("Prerequisites", check_prerequisites(config))
-        placement = report.run("Placement", check_placement(config, advice))
+        run = report.run("Placement", check_placement(start, resources, advice))
 
+        # A corpus of the user's own is checked also without its devices; the demo corpus is not.
         has_corpus = config.data.train_data is not None
-        can_load = has_corpus or placement is not None
-        corpora, corpus_errors = (
-            try_load(config, start, folder, placement) if can_load else (None, [])
-        )
-        train_briefly(report, config, start, placement, corpora, steps)
+        corpora = None
+        corpus_errors: list[Check] = []
+        if has_corpus or run is not None:
+            corpora, corpus_errors = try_load(start, run)
+        train_briefly(report, run, corpora, steps)
         if corpus_errors:
             report.run("Corpus", iter(corpus_errors))
         elif has_corpus and corpora:
@@ -65,31 +67,22 @@ def validate(config: Config, steps: int) -> Report:
 
 
 def train_briefly(
-    report: Report,
-    config: Config,
-    start: Start,
-    placement: Placement | None,
-    corpora: RunCorpora | None,
-    steps: int,
+    report: Report, run: OpenRun | None, corpora: RunCorpora | None, steps: int
 ) -> None:
     """Run the sections that need devices and a corpus, or skip them."""
-    if placement is None or corpora is None:
+    if run is None or corpora is None:
         for title in ("Model", "Transfer", "Pipeline and audit"):
             report.skip(
                 title,
-                (
-                    "the corpus is unusable"
-                    if placement
-                    else "the requested devices are not available"
-                ),
+                "the corpus is unusable" if run else "the requested devices are not available",
             )
         return
-    trial = report.run("Model", check_model(config, start, corpora, placement))
+    trial = report.run("Model", check_model(run, corpora))
     if trial is None:
         for title in ("Transfer", "Pipeline and audit"):
             report.skip(title, "the model could not be trained")
         return
-    report.run("Transfer", check_transfer(trial, placement))
+    report.run("Transfer", check_transfer(trial, run.placement))
     report.run("Pipeline and audit", check_pipeline(trial, steps))
 
 
@@ -103,21 +96,16 @@ def with_default_routes(config: Config) -> Config:
     )
 
 
-def try_load(
-    config: Config, start: Start, folder: Path, placement: Placement | None
-) -> tuple[RunCorpora | None, list[Check]]:
+def try_load(start: Start, run: OpenRun | None) -> tuple[RunCorpora | None, list[Check]]:
     """Load the corpora, or return the checks that failed."""
     try:
-        return (
-            load_run_corpora(config, start, folder, len(placement.routes) if placement else 1),
-            [],
-        )
+        return read_corpora(start, start.folder.path, run.replicas.count if run else 1), []
     except UserError as error:
-        listing = folder / "rejected.csv"
+        listing = start.folder.path / "rejected.csv"
         message = str(error).replace(
             str(listing), "rejected.csv of the run folder"
         )  # the listing here is temporary
         checks = [failed_by(UserError(message), "corpus", "a corpus that a run accepts")]
         return None, checks + (
-            [check_rejected(listing, config.data.max_rejected)] if listing.exists() else []
+            [check_rejected(listing, start.config.data.max_rejected)] if listing.exists() else []
         )

@@ -11,12 +11,11 @@ import numpy as np
 from myxtts.config.schema import Config
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
-from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route, single_route
+from myxtts.training import setup as training_setup
 from myxtts.training.diagnostics import explained_out_of_memory
 from myxtts.training.run_folder import RunFolder
-from myxtts.training.setup import TrainingSetup, configure_devices, open_corpora, set_up
-from myxtts.training.start import resolve_start
+from myxtts.training.setup import TrainingSetup, resolve_start
 from myxtts.training.step import Step
 
 WARM_UP = 5  # steps that are not measured: later steps neither fill an empty queue nor trace
@@ -43,18 +42,15 @@ def open_run(config: Config) -> Iterator[ProfiledRun]:
         UserError: the run could not start, or its steps do not fit into memory.
     """
     with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
-        folder = RunFolder(Path(name))
         off = {"validate_every": 0, "sample_every": 0, "evaluate_every": 0}
         run = config.run.model_copy(update={"resume": False, **off})
-        config, start = resolve_start(config.model_copy(update={"run": run}), folder)
-        placement = configure_devices(config)
-        single_route(placement, "a profile")
-        with explained_out_of_memory(placement, can_resume=False):
-            replicas = make_replicas(placement.routes)
-            setup = set_up(
-                config, start, replicas, open_corpora(config, start, replicas, folder.path)
-            )
-            yield ProfiledRun(placement, setup, setup.make_step())
+        placement = config.placement.model_copy(update={"observer": "model"})
+        config = config.model_copy(update={"run": run, "placement": placement})
+        with training_setup.open_run(resolve_start(config, RunFolder(Path(name)))) as opened:
+            single_route(opened.placement, "a profile")
+            with explained_out_of_memory(opened.placement, can_resume=False):
+                setup = opened.set_up(opened.read_corpora())
+                yield ProfiledRun(opened.placement, setup, setup.make_step())
 
 
 @dataclass(frozen=True)

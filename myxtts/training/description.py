@@ -11,16 +11,15 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.placement.devices import describe
-from myxtts.placement.routes import Placement
 from myxtts.training.diagnostics import derived_numbers
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.source_commit import source_commit
 
 
-def describe_run(setup: TrainingSetup, placement: Placement) -> dict[str, Any]:
+def describe_run(setup: TrainingSetup) -> dict[str, Any]:
     """Return what the page of a run shows of it beside its metrics; JSON."""
     config, plan, replicas = setup.config, setup.corpora.training.plan, setup.replicas
-    placement_line, *devices = (" ".join(line.split()) for line in describe(placement))
+    placement_line, *devices = (" ".join(line.split()) for line in describe(setup.run.placement))
     return {
         "task": f"{config.model.task} {config.model.model_size}",
         "placement": placement_line.removeprefix("placement "),

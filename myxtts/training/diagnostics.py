@@ -22,14 +22,14 @@ from myxtts.placement.routes import Placement
 from myxtts.tasks.registry import task_of
 from myxtts.training.loop import NonFiniteLoss, StepOutOfMemory
 from myxtts.training.setup import TrainingSetup
-from myxtts.training.start import Start
 from myxtts.training.state import TrainingState
 
 log = logging.getLogger(__name__)
 
 
-def log_start(setup: TrainingSetup, start: Start) -> None:
+def log_start(setup: TrainingSetup) -> None:
     """Log where the weights come from, and the derived numbers of the run."""
+    start = setup.run.start
     if start.checkpoint is not None:
         log.info("resumed        %s", start.checkpoint)
     elif setup.config.run.resume:
@@ -148,16 +148,19 @@ def ending_setting(training: TrainingConfig, total_steps: int) -> str:
 
 
 @contextmanager
-def explained(setup: TrainingSetup, placement: Placement, checkpoints: Path) -> Iterator[None]:
+def explained(setup: TrainingSetup) -> Iterator[None]:
     """Raise what ends the loop as a TrainingError that says at which utterances, and what to do."""
     corpus, state = setup.corpora.training, setup.state
+    checkpoints = setup.run.start.folder.checkpoints
     try:
         yield
     except NonFiniteLoss as error:
         raise TrainingError(explain_non_finite(error, corpus, checkpoints, *state.began)) from error
     except StepOutOfMemory as error:
         batch = describe_batch(error, corpus)
-        raise TrainingError(explain_out_of_memory(error.cause, placement, batch)) from error
+        raise TrainingError(
+            explain_out_of_memory(error.cause, setup.run.placement, batch)
+        ) from error
 
 
 @contextmanager

@@ -1,6 +1,15 @@
-"""All that a run has before its first step: devices, corpora, state, and what is made of them."""
+"""Open a run: where it starts from, its devices, its corpora and its state.
+
+    with open_run(resolve_start(config, folder)) as run:
+        setup = run.set_up(run.read_corpora())
+        step = setup.make_step()
+
+Training, the profiler and the preflight open a run in this way. Each stage needs the previous one.
+"""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +20,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import AUDIO_FORMAT, frame_count
 from myxtts.config.checks import check_xla
-from myxtts.config.schema import Config, PlacementConfig
+from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Plan
 from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.features import FeatureExtractor, LoadFrozen
@@ -22,64 +31,110 @@ from myxtts.distributed.cluster import Cluster
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.layers import parameter_count
 from myxtts.placement import devices
-from myxtts.placement.replicas import Replicas
+from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement, Route, named_gpus, plan_routes
 from myxtts.placement.xla import xla_failure
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training import schedule
 from myxtts.training.checkpoint import restore
-from myxtts.training.checkpoint_files import digest_of
-from myxtts.training.init_from import Pretrained, load_pretrained
+from myxtts.training.checkpoint_files import digest_of, latest, put_back_former, read_metadata
+from myxtts.training.inherited_settings import inherit_settings, taught_settings
+from myxtts.training.init_from import (
+    Pretrained,
+    check_freeze,
+    inherited_vocabulary,
+    load_pretrained,
+    read_pretrained,
+)
 from myxtts.training.load_teacher import teacher_loader
 from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
-from myxtts.training.run_folder import check_same_corpus, check_same_texts
+from myxtts.training.run_folder import (
+    RunFolder,
+    check_same_corpus,
+    check_same_settings,
+    check_same_texts,
+)
 from myxtts.training.schedule import Schedule
+from myxtts.training.select_checkpoint import settings_of
+from myxtts.training.select_vocoder import select_vocoder
 from myxtts.training.snapshot import Snapshot
-from myxtts.training.start import Start
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
-from myxtts.training.teacher import Teacher
+from myxtts.training.teacher import Teacher, read_teacher
 
-NO_TEXTS = (
-    "0" * 64
-)  # instead of a digest, of the same length: workers compare digests digit by digit
+# Instead of a digest, of the same length: workers compare digests digit by digit.
+NO_TEXTS = "0" * 64
+
+# Settings that may differ between the workers of a job: paths, and how batches are read.
+PER_MACHINE = {
+    *("train_data", "val_data", "audio_root", "num_workers", "use_tf_native_loading"),
+    *("data_service", "buffer_size", "prefetch_buffer_size", "cache_dataset", "model_start_delay"),
+}
 
 log = logging.getLogger(__name__)
 
 
-def configure_devices(config: Config, cluster: Cluster | None = None) -> Placement:
-    """Plan the routes and set up TensorFlow's devices; before the first tensor is made.
+@dataclass(frozen=True)
+class Start:
+    """The settings of a run, and the source of its first weights.
+
+    The source is the run's own checkpoint, a pretrained run, or the seed if there is neither.
+
+    Attributes:
+        config: with the settings that the weights of a pretrained run or a teacher fix.
+        vocabulary: rows that the run's vocabulary begins with.
+        ancestor: what the run's checkpoints record of the pretrained run.
+        digest: of the run's first weights, if it has a checkpoint.
+        teacher: the frozen voice that makes part of the features.
+    """
+
+    config: Config
+    folder: RunFolder
+    checkpoint: Path | None = None
+    pretrained: Pretrained | None = None
+    vocabulary: Vocabulary | None = None
+    ancestor: dict[str, Any] | None = None
+    digest: str | None = None
+    teacher: Teacher | None = None
+
+
+def resolve_start(config: Config, folder: RunFolder) -> Start:
+    """Decide where a run starts from.
+
+    Reads no corpus, so that a mistake is reported at once; and no pretrained run if the run has a
+    checkpoint.
 
     Raises:
-        PlacementError: the devices cannot be had, or the settings do not fit them.
-        ConfigError: XLA cannot compile the step of this task or placement.
+        ConfigError, CheckpointError: the settings do not fit the checkpoint, the pretrained run or
+            the teacher, or the vocoder cannot be used.
     """
-    placement = plan_routes(config.placement, devices.gpu_count())
-    replicas = len(placement.routes) * (cluster.count if cluster else 1)
-    check_xla(config, replicas, placement.name, task_of(config).supports_xla)
-    devices.configure(
-        placement,
-        small_operations=task_of(config).has_small_operations(config),
-        processes=cluster.workers_on_this_host if cluster else 1,
+    select_vocoder(
+        folder.path, {"settings": config.model_dump(mode="json"), "audio_format": AUDIO_FORMAT}
     )
-    if cluster is None:
-        log_unused_gpus(config.placement, devices.gpu_count())
-    if config.training.deterministic:
-        tf.config.experimental.enable_op_determinism()
-    tf.config.experimental.enable_tensor_float_32_execution(config.training.tf32)
-    return placement
-
-
-def log_unused_gpus(settings: PlacementConfig, gpu_count: int) -> None:
-    """Log that a run without a choice of GPUs uses one of several. This is no mistake: others may
-    use the machine.
-    """
-    count = settings.simulate_gpus or gpu_count
-    if count > 1 and not named_gpus(settings):
-        log.info(
-            "GPUs           1 of %d is used; --placement auto measures which are worth using", count
-        )
+    put_back_former(folder.checkpoints)
+    checkpoint = latest(folder.checkpoints) if config.run.resume else None
+    teacher = read_teacher(config, checkpoint)
+    if teacher is not None:
+        config = taught_settings(config, teacher.run, teacher.settings)
+    pretrained = None
+    if config.training.init_from is not None:
+        if checkpoint is None:
+            pretrained = read_pretrained(Path(config.training.init_from), folder.path)
+        weights = pretrained.checkpoint if pretrained else checkpoint
+        assert weights is not None
+        config = inherit_settings(config, weights)
+    if checkpoint is None:
+        check_freeze(config)
+        source = teacher or pretrained
+        vocabulary = source.vocabulary if source else None
+        ancestor = pretrained.ancestor() if pretrained else None
+        return Start(config, folder, None, pretrained, vocabulary, ancestor, None, teacher)
+    metadata = read_metadata(checkpoint)
+    check_same_settings(checkpoint, settings_of(checkpoint, metadata), config)
+    check_freeze(config)
+    vocabulary, ancestor = inherited_vocabulary(metadata), metadata["ancestor"]
+    return Start(config, folder, checkpoint, None, vocabulary, ancestor, metadata["start"], teacher)
 
 
 @dataclass(frozen=True)
@@ -96,60 +151,195 @@ class RunCorpora:
     folder: Path
 
 
-def open_corpora(config: Config, start: Start, replicas: Replicas, folder: Path) -> RunCorpora:
-    """Read the corpora.
+@dataclass(frozen=True)
+class OpenRun:
+    """A run whose devices are configured.
+
+    Attributes:
+        placement: of this process.
+        replicas: of this process, in one group with those of all workers.
+    """
+
+    start: Start
+    placement: Placement
+    replicas: Replicas
+
+    @property
+    def config(self) -> Config:
+        return self.start.config
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder for caches, log and metrics of this process; the chief's is the run's."""
+        return RunFolder(self.start.folder.of_process(self.replicas.process))
+
+    def read_corpora(self) -> RunCorpora:
+        """Read the corpora.
+
+        Raises:
+            DataError: a corpus cannot be used, or the workers do not have the same.
+            ConfigError: validation is on, but nothing is held out.
+        """
+        corpora = read_corpora(self.start, self.folder.path, self.replicas.count)
+        rows, manifest = corpora.training.teacher_rows, corpora.training.manifest
+        if not self.replicas.all_equal((rows and rows.fingerprint) or NO_TEXTS):
+            raise DataError(
+                "all workers must read the same texts, but --texts"
+                f" {self.config.teacher.texts} differs between them. Give every host the same file."
+            )
+        if not self.replicas.all_equal(manifest.fingerprint):
+            raise DataError(
+                "all workers must read the same corpus, but not all of them found the"
+                f" {len(manifest)} usable utterances that this worker found. Give every host the"
+                " same files; rejected.csv of each worker lists the rows that it rejected."
+            )
+        return corpora
+
+    def set_up(self, corpora: RunCorpora) -> "TrainingSetup":
+        """Build the state of the run and give it its first weights.
+
+        Raises:
+            CheckpointError: the checkpoint, the pretrained weights or the teacher do not fit, or
+                the workers start from different weights.
+            ConfigError: the batches and the step do not fit into the memory of the host, or XLA is
+                required and does not work.
+        """
+        config, start, replicas = self.config, self.start, self.replicas
+        check_compiler(config, replicas.devices[0])
+        state = build_state(config, corpora.vocabulary, replicas, start.pretrained)
+        plan = corpora.training.plan
+        choices = tune(config, state, plan)
+        load_teacher = teacher_loader(start.teacher, config, typical_sizes(plan))
+
+        # Whatever does not fit into memory is reported before the run folder is written: the
+        # forecast for the host here, and a teacher by loading it on its first device.
+        memory = forecast_memory(
+            config,
+            plan,
+            replicas.routes,
+            parameter_count(state.model),
+            task_of(config).extractor(config, training=True, load_teacher=load_teacher),
+            start.teacher.parameters if start.teacher else 0,
+            replicas.observer if config.run.uses_held_out else "",
+        )
+        check_memory(memory)
+        if load_teacher is not None:
+            load_teacher(replicas.routes[0].data)
+
+        metadata = run_metadata(
+            config,
+            corpora.training,
+            corpora.vocabulary,
+            start.ancestor,
+            start.digest or digest_of(dict(state.arrays("model"))),
+            start.teacher,
+            corpora.held_out,
+        )
+        if start.checkpoint is not None:
+            check_same_corpus(start.checkpoint, metadata)
+            check_same_texts(start.checkpoint, metadata)
+            restore(start.checkpoint, state)
+        if replicas.is_distributed:
+            check_same_weights(replicas, state)
+        return TrainingSetup(self, corpora, state, metadata, memory, choices, load_teacher)
+
+
+@contextmanager
+def open_run(start: Start, cluster: Cluster | None = None) -> Iterator[OpenRun]:
+    """Configure the devices of a run and open its replicas, for as long as the scope lasts.
+
+    Call it before the first tensor is made: TensorFlow configures devices once for each process.
+
+    Args:
+        cluster: the workers that train together; None for a single process.
 
     Raises:
-        DataError: a corpus cannot be used, or the workers do not have the same.
-        ConfigError: validation is on, but nothing is held out.
+        PlacementError: the devices do not exist, the settings do not fit them, or the rendezvous of
+            the workers failed.
+        ConfigError: XLA cannot compile the step of this task or placement.
+        WorkerLost: another worker died.
     """
-    corpora = load_run_corpora(config, start, folder, replicas.count)
-    rows = corpora.training.teacher_rows
-    if not replicas.all_equal((rows and rows.fingerprint) or NO_TEXTS):
-        raise DataError(
-            f"all workers must read the same texts, but --texts {config.teacher.texts} differs"
-            " between them. Give every host the same file."
-        )
-    if not replicas.all_equal(corpora.training.manifest.fingerprint):
-        raise DataError(
-            "all workers must read the same corpus, but not all of them found the"
-            f" {len(corpora.training.manifest)} usable utterances that this worker found. Give"
-            " every host the same files; rejected.csv of each worker lists the rows that it"
-            " rejected."
-        )
-    return corpora
+    placement = configure_devices(start.config, cluster)
+    with open_replicas(placement, cluster, shared_settings(start)) as replicas:
+        yield OpenRun(start, placement, replicas)
 
 
-def load_run_corpora(config: Config, start: Start, folder: Path, replicas: int) -> RunCorpora:
-    """Read the corpora on one machine, without its devices; raises as `open_corpora`.
+def configure_devices(config: Config, cluster: Cluster | None = None) -> Placement:
+    """Plan the routes and set up TensorFlow's devices; raises as `open_run`."""
+    placement = plan_routes(config.placement, devices.gpu_count())
+    replicas = len(placement.routes) * (cluster.count if cluster else 1)
+    check_xla(config, replicas, placement.name, task_of(config).supports_xla)
+    devices.configure(
+        placement,
+        small_operations=task_of(config).has_small_operations(config),
+        processes=cluster.workers_on_this_host if cluster else 1,
+    )
+    # A run without a choice of GPUs uses one of several. This is no mistake, since others may use
+    # the machine, but it should be known.
+    gpu_count = config.placement.simulate_gpus or devices.gpu_count()
+    if cluster is None and gpu_count > 1 and not named_gpus(config.placement):
+        log.info(
+            "GPUs           1 of %d is used; --placement auto measures which are worth using",
+            gpu_count,
+        )
+    if config.training.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    tf.config.experimental.enable_tensor_float_32_execution(config.training.tf32)
+    return placement
+
+
+def shared_settings(start: Start) -> dict[str, str]:
+    """Return what all workers must have in common: the settings that a step depends on, and the
+    start.
+    """
+    excluded: dict[str, Any] = {
+        "placement": True,
+        "data": PER_MACHINE,
+        "model": {"vocoder"},
+        "teacher": {"teacher", "texts"},
+        "training": {"init_from"},
+        "run": {"runs_dir"},
+    }
+    shared = {}
+    for section, settings in start.config.model_dump(mode="json", exclude=excluded).items():
+        for name, value in settings.items():
+            shared[f"{section}.{name}"] = str(value)
+    shared["checkpoint"] = start.checkpoint.name if start.checkpoint else "none"
+    shared["teacher"] = start.teacher.digest if start.teacher else "none"
+    return shared
+
+
+def read_corpora(start: Start, folder: Path, replicas: int) -> RunCorpora:
+    """Read the corpora of a run on one machine, without its devices.
 
     Args:
         folder: gets caches and rejected.csv.
-        replicas: replicas that share each step.
+        replicas: number of replicas that share each step.
+
+    Raises:
+        DataError: a corpus cannot be used.
+        ConfigError: validation is on, but nothing is held out.
     """
+    config = start.config
     corpora = RunCorpora(
         *load_corpora(config, folder, length_rule_of(config), start.vocabulary, replicas), folder
     )
-    check_validation_data(config, corpora)
-    return corpora
-
-
-def check_validation_data(config: Config, corpora: RunCorpora) -> None:
-    """Raise ConfigError if validation or samples are on, but no utterance is held out."""
-    run, utterances = config.run, len(corpora.training.manifest)
-    if corpora.held_out is None and run.uses_held_out:
-        fraction = config.data.validation_fraction
-        found = (
-            f"none of the {utterances} utterances is held out (validation_fraction is {fraction})"
+    utterances = len(corpora.training.manifest)
+    if corpora.held_out is None and config.run.uses_held_out:
+        reason = (
+            f"none of the {utterances} utterances is held out (validation_fraction is"
+            f" {config.data.validation_fraction})"
         )
         larger = " or a larger --validation-fraction"
         if utterances == 1:
-            found, larger = "the corpus has a single utterance, which is trained on", ""
+            reason = "the corpus has a single utterance, which is trained on"
+            larger = ""
         raise ConfigError(
-            f"validation, samples or evaluations were requested, but {found}. Give"
+            f"validation, samples or evaluations were requested, but {reason}. Give"
             f" --val-data{larger}, or turn them off with --validate-every 0 --sample-every 0"
             " --evaluate-every 0."
         )
+    return corpora
 
 
 @dataclass(frozen=True)
@@ -157,20 +347,27 @@ class TrainingSetup:
     """A run before its first step.
 
     Attributes:
-        metadata: what its checkpoints record beside the weights; see `run_metadata`.
+        metadata: what its checkpoints record besides the weights; see `run_metadata`.
         memory: forecast of what training takes on the host.
         choices: lines of the log on what the task chose for the model device, by name.
         load_teacher: loads the teacher on a device; None without one.
     """
 
-    config: Config
-    replicas: Replicas
+    run: OpenRun
     corpora: RunCorpora
     state: TrainingState
     metadata: dict[str, Any]
     memory: MemoryForecast
     choices: dict[str, str]
     load_teacher: LoadFrozen | None
+
+    @property
+    def config(self) -> Config:
+        return self.run.config
+
+    @property
+    def replicas(self) -> Replicas:
+        return self.run.replicas
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -218,14 +415,6 @@ class TrainingSetup:
             first_replica=replicas.first,
         )
 
-    @property
-    def held_out_route(self) -> Route:
-        """Which device makes the held-out batches, and which one they are for: the observer, or the
-        first replica.
-        """
-        observer = self.replicas.observer
-        return Route(observer, observer) if observer else self.replicas.routes[0]
-
     def build_snapshot(self) -> Snapshot:
         """Build the network of the observer, which gets its weights from the state."""
         config, device = self.config, self.replicas.observer
@@ -246,63 +435,17 @@ class TrainingSetup:
         return None if extractor is None else self._held_out_pipeline(extractor)
 
     def _held_out_pipeline(self, extractor: FeatureExtractor) -> Pipeline:
-        config, held_out = self.config, self.corpora.held_out
+        """Make a pipeline of held-out batches for the observer, or else for the first replica."""
+        config, held_out, observer = self.config, self.corpora.held_out, self.replicas.observer
         assert held_out is not None
         return Pipeline(
             held_out,
-            [self.held_out_route],
+            [Route(observer, observer) if observer else self.replicas.routes[0]],
             extractor,
             config.data,
             seed=config.training.seed,
             cache_folder=self.corpora.folder,
         )
-
-
-def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora) -> TrainingSetup:
-    """Build the state of a run and give it its first weights.
-
-    Raises:
-        CheckpointError: the checkpoint, the pretrained weights or the teacher do not fit, or the
-            workers start from different weights.
-        ConfigError: the batches and the step do not fit into the memory of the host, or XLA is
-            required and does not work.
-    """
-    check_compiler(config, replicas.devices[0])
-    state = build_state(config, corpora.vocabulary, replicas, start.pretrained)
-    plan = corpora.training.plan
-    choices = tune(config, state, plan)
-    load_teacher = teacher_loader(start.teacher, config, typical_sizes(plan))
-    extractor = task_of(config).extractor(config, training=True, load_teacher=load_teacher)
-    frozen = start.teacher.parameters if start.teacher else 0
-    parameters, routes = parameter_count(state.model), replicas.routes
-    observer = replicas.observer if config.run.uses_held_out else ""
-    memory = forecast_memory(config, plan, routes, parameters, extractor, frozen, observer)
-    check_memory(memory)
-    if load_teacher is not None:
-        load_teacher(
-            replicas.routes[0].data
-        )  # a teacher that does not fit is named before the run folder is written
-    digest = start.digest or digest_of(dict(state.arrays("model")))
-    metadata = run_metadata(
-        config,
-        corpora.training,
-        corpora.vocabulary,
-        start.ancestor,
-        digest,
-        start.teacher,
-        corpora.held_out,
-    )
-    if start.checkpoint is not None:
-        check_same_corpus(start.checkpoint, metadata)
-        check_same_texts(start.checkpoint, metadata)
-        restore(start.checkpoint, state)
-    if replicas.is_distributed and not replicas.all_equal(digest_of(dict(state.arrays("model")))):
-        raise CheckpointError(
-            "all workers must start from the same weights, but theirs differ. Give all of them the"
-            " same run folder, or the same --init-from: a copy on one host may be from another"
-            " attempt."
-        )
-    return TrainingSetup(config, replicas, corpora, state, metadata, memory, choices, load_teacher)
 
 
 def check_compiler(config: Config, device: str) -> None:
@@ -311,6 +454,16 @@ def check_compiler(config: Config, device: str) -> None:
         raise ConfigError(
             f"--compile xla was given, but XLA does not work on {device} ({reason}). Leave out"
             " --compile."
+        )
+
+
+def check_same_weights(replicas: Replicas, state: TrainingState) -> None:
+    """Raise CheckpointError if the workers have different weights before the first step."""
+    if not replicas.all_equal(digest_of(dict(state.arrays("model")))):
+        raise CheckpointError(
+            "all workers must start from the same weights, but theirs differ. Give all of them the"
+            " same run folder, or the same --init-from: a copy on one host may be from another"
+            " attempt."
         )
 
 

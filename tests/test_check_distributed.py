@@ -53,9 +53,35 @@ with toy_models():
     sys.exit(report_errors(lambda: train.main(sys.argv[1:])))
 """
 
+# Both workers compare one digest, and then digests of which the last digit differs.
+COMPARE = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+from myxtts.distributed.cluster import find_cluster
+from myxtts.placement import devices
+from myxtts.placement.replicas import open_replicas
+
+cluster = find_cluster(os.environ)
+with open_replicas(devices.configure_default(), cluster) as replicas:
+    same = replicas.all_equal("a" * 64)
+    different = replicas.all_equal("a" * 63 + str(cluster.index))
+    print("compared", same, different, flush=True)
+"""
+
 
 @long
 class TwoWorkersTest(unittest.TestCase):
+    def test_digests_of_two_workers_are_compared(self):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "program.py").write_text(COMPARE)
+            command = [sys.executable, LAUNCHER, "--workers", "2", "--", "program.py"]
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=600.0
+            )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        for worker in (0, 1):
+            self.assertIn(f"[worker {worker}] compared True False", done.stdout)
+
     def test_two_workers_match_one_process(self):
         with tempfile.TemporaryDirectory() as folder:  # for its logs
             done = subprocess.run(

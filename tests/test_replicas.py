@@ -2,8 +2,6 @@
 utterance.
 """
 
-import functools
-import hashlib
 import itertools
 import json
 import unittest
@@ -19,13 +17,7 @@ from myxtts.data.plan_iterator import Position, planned_steps, steps_left
 from myxtts.models import asr as recogniser
 from myxtts.models.build import build_asr
 from myxtts.placement.audit import require_device
-from myxtts.placement.replicas import (
-    MAX_COMPARED,
-    Replicas,
-    digest_terms,
-    has_equal_terms,
-    make_replicas,
-)
+from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route
 from myxtts.report.metrics_reader import read_metrics
 from myxtts.training.schedule import ConstantRates
@@ -224,40 +216,6 @@ class DeviceTest(unittest.TestCase):
 
     def test_all_equal_with_one_process(self):
         self.assertTrue(replicas_of(2).all_equal("ab12cd34ef"))
-
-
-class SameDigestTest(unittest.TestCase):
-    """The comparison of digests over an all-reduce of many workers, whose sum is rounded after each
-    of them.
-    """
-
-    def equal(self, digests: list[str]) -> bool:
-        terms = np.array([digest_terms(digest) for digest in digests])
-        return has_equal_terms(functools.reduce(np.add, terms), len(digests))
-
-    def digests(self, count: int) -> list[str]:
-        return [hashlib.sha256(str(number).encode()).hexdigest() for number in range(count)]
-
-    def test_any_number_of_equal_digests_is_equal(self):
-        for count in (2, 33, 64, 1000):
-            for digest in [*self.digests(6), "f" * 64, "0" * 64]:
-                self.assertTrue(self.equal([digest] * count), f"{count} x {digest}")
-
-    def test_one_differing_digest_of_any_number_is_found(self):
-        same, other = self.digests(2)
-        last_digit = same[:-1] + ("0" if same[-1] != "0" else "1")
-        for count in (2, 33, 64, 1000):
-            for place in {0, count // 2, count - 1}:
-                for different in (other, last_digit):
-                    digests = [same] * count
-                    digests[place] = different
-                    self.assertFalse(self.equal(digests), f"{different} at {place} of {count}")
-
-    def test_sums_of_the_largest_digest_are_exact_up_to_the_limit(self):
-        largest = int(digest_terms("f" * 64).max())
-        self.assertEqual(float(MAX_COMPARED * largest), MAX_COMPARED * largest)
-        self.assertLess((MAX_COMPARED - 1) * largest, 2**53)
-        self.assertTrue(has_equal_terms(digest_terms("f" * 64) * MAX_COMPARED, MAX_COMPARED))
 
 
 class RestOfEpochTest(unittest.TestCase):

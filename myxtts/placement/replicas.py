@@ -7,18 +7,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.worker_group import worker_group
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, Route
-
-# Hexadecimal digits of a digest in one number: a square has 32 bits.
-CHUNK_DIGITS = 4
-# 2,097,152: float64 sums whole numbers exactly up to 2⁵³.
-MAX_COMPARED = 2 ** (53 - 2 * 4 * CHUNK_DIGITS)
 
 
 @dataclass(frozen=True)
@@ -77,16 +71,18 @@ class Replicas:
         return self.count > len(self.routes)
 
     def all_equal(self, digest: str) -> bool:
-        """Return whether all processes call this with the same hexadecimal digest."""
+        """Return whether all processes call this with the same digest; all must be equally long."""
         if not self.is_distributed:
             return True
-        terms = tf.constant(digest_terms(digest))
+        # TensorFlow gathers no strings or bytes: one row of characters for each replica.
+        row = tf.constant([[*digest.encode()]], tf.int32)
 
         @tf.function(autograph=False)
-        def sums():
-            return tf.distribute.get_replica_context().all_reduce("SUM", terms)
+        def gather():
+            return tf.distribute.get_replica_context().all_gather(row, axis=0)
 
-        return has_equal_terms(self.local_results(self.strategy.run(sums))[0].numpy(), self.count)
+        rows = self.local_results(self.strategy.run(gather))[0].numpy()
+        return bool((rows == rows[0]).all())
 
     def all_reduce_sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return the sums of float32 tensors over all replicas. Call it in a replica context."""
@@ -110,26 +106,6 @@ class Replicas:
     def local_results(self, value: Any) -> tuple:
         """Return the value on each replica of this process: the inverse of `per_replica`."""
         return self.strategy.experimental_local_results(value)
-
-
-def digest_terms(digest: str) -> np.ndarray:
-    """Return what a replica adds to the sums of `has_equal_terms`: float64 [2, chunks], values and
-    their squares.
-    """
-    chunks = [digest[start : start + CHUNK_DIGITS] for start in range(0, len(digest), CHUNK_DIGITS)]
-    values = np.array([int(chunk, 16) for chunk in chunks], np.float64)
-    return np.stack([values, values**2])
-
-
-def has_equal_terms(sums: np.ndarray, count: int) -> bool:
-    """Return whether `count` replicas, at most MAX_COMPARED, added the same terms.
-
-    By the inequality of Cauchy and Schwarz, (Σ x)² = n Σ x² only if all n numbers x are equal.
-
-    Args:
-        sums: of `digest_terms`, over all replicas.
-    """
-    return all(int(total) ** 2 == count * int(squares) for total, squares in sums.T)
 
 
 def make_replicas(routes: tuple[Route, ...], observer: str = "") -> Replicas:

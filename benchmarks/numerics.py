@@ -12,6 +12,7 @@ emulates the rounding of GPUs since Ampere.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -40,11 +41,12 @@ GPUS = {
     "H100": (67.0, 34.0, 495.0, 3350),
 }
 FFT_RATE, PRODUCT_RATE, STEP_RATE = 0.3, 0.8, 0.3  # assumed shares of the nominal rate
-STEP_ROWS, STEP_SECONDS = 8, 3.0
+STEP_ROWS, STEP_SECONDS, STEP_TOKENS = 8, 3.0, 45
 
 
 def main() -> int:
     options = parse()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     {"ctc": ctc, "mel": mel, "tf32": tf32}[options.part](options)
     return 0
 
@@ -147,7 +149,6 @@ def _loss_and_gradient(function):
 def mel(options: argparse.Namespace) -> None:
     import tensorflow as tf
 
-    import tests.tiny  # noqa: F401  configures devices, before the first tensor
     from benchmarks._mel import log_mel_float32
     from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
     from myxtts.audio.mel import log_mel
@@ -240,10 +241,22 @@ def step_flops(task: str, size: str) -> float:
 
     from myxtts.models.build import build_asr, build_xtts
     from myxtts.throughput.flops import contraction_flops
-    from tests.tiny import features
 
     frames = round(STEP_SECONDS * 22_050 / 256)
-    batch = features([(45, frames)] * STEP_ROWS, (45, frames), (frames, frames))
+    # Only shapes count.
+    batch = {
+        "tokens": np.ones((STEP_ROWS, STEP_TOKENS), np.int32),
+        "mel": np.zeros((STEP_ROWS, frames, 80), np.float32),
+        "f0_hz": np.zeros((STEP_ROWS, frames), np.float32),
+        "reference": np.zeros((STEP_ROWS, frames, 80), np.float32),
+        "token_count": np.full(STEP_ROWS, STEP_TOKENS, np.int32),
+        "frames": np.full(STEP_ROWS, frames, np.int32),
+        "reference_frames": np.full(STEP_ROWS, frames, np.int32),
+        "language": np.zeros(STEP_ROWS, np.int32),
+        "seed": np.zeros(2, np.int32),
+        "step_frames": np.float32(STEP_ROWS * frames),
+        "step_tokens": np.float32(STEP_ROWS * STEP_TOKENS),
+    }
     model = build_xtts(size, 60, 2) if task == "tts" else build_asr(size, 60, "lmu", 2)
     batch = {
         name: tf.constant(value) for name, value in batch.items() if name in model.BATCH_FIELDS
@@ -264,7 +277,7 @@ def step_flops(task: str, size: str) -> float:
 
 
 def tf32(options: argparse.Namespace) -> None:
-    from benchmarks._gpu_numerics import on_emulated_gpu, tf32_products
+    from fakes.gpu_numerics import on_emulated_gpu, tf32_products
 
     waves = recordings(options.waves, options.utterances)
     emulations = {

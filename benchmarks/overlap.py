@@ -168,7 +168,7 @@ def gpu_table() -> Iterator[str]:
     """Yield a Markdown table of runs on emulated GPUs, with the former hand-over and the present
     one.
     """
-    from benchmarks._emulated_gpu import (
+    from fakes.emulated_gpu import (
         Workload,
         train,
         train_as_formerly,

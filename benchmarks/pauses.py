@@ -130,7 +130,7 @@ GPU_CASES = (30.0, 60.0, 95.0)  # P
 
 def gpu_table() -> Iterator[str]:
     """Yield a Markdown table of runs on emulated GPUs."""
-    from benchmarks._emulated_gpu import (
+    from fakes.emulated_gpu import (
         HeldOut,
         Workload,
         train,

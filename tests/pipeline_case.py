@@ -10,7 +10,7 @@ from tests.two_devices import DATA, MODEL, TWO
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.proof.toy import shared_traces
+from fakes.toy import shared_traces
 from myxtts.batch import TTS_INPUTS
 from myxtts.config.schema import DataConfig
 from myxtts.data.features import tts_extractor

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks._gpu_numerics import cudnn_ctc_loss
+from fakes.gpu_numerics import cudnn_ctc_loss
 from myxtts.batch import ASR_FEATURES
 from myxtts.models.asr import (
     ENCODERS,

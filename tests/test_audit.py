@@ -7,7 +7,7 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.proof.toy import traced_once
+from fakes.toy import traced_once
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.data.features import tts_extractor

@@ -10,7 +10,7 @@ from tests.two_devices import DATA
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.proof.toy import traced_once
+from fakes.toy import traced_once
 from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import log_mel, warped_mel_filters
 from myxtts.batch import TEXT, TTS_FEATURES, TTS_INPUTS, check_batch

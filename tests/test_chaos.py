@@ -15,25 +15,25 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from benchmarks.faults import children, several
-from benchmarks.faults.case import SCENARIOS, Settings, draw
-from benchmarks.faults.damage import DAMAGES
-from benchmarks.faults.driver import numbers_of, run_case
-from benchmarks.faults.injection import CALLS, PRELOADED, Injection, compile_shim
-from benchmarks.faults.lab import STEPS, Lab, losses_of, weights_of, write_corpus
-from benchmarks.faults.report import describe, failed
-from benchmarks.faults.trial import Finished, Trial, is_advice
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from tests.fixtures import temporary_folder
 from tests.long import long
+from tests.robustness.faults import children, several
+from tests.robustness.faults.case import SCENARIOS, Settings, draw
+from tests.robustness.faults.damage import DAMAGES
+from tests.robustness.faults.driver import numbers_of, run_case
+from tests.robustness.faults.injection import CALLS, PRELOADED, Injection, compile_shim
+from tests.robustness.faults.lab import STEPS, Lab, losses_of, weights_of, write_corpus
+from tests.robustness.faults.report import describe, failed
+from tests.robustness.faults.trial import Finished, Trial, is_advice
 from tests.tiny import SIMULATED, Workspace, shared_traces
 
 ROOT = Path(__file__).parents[1]
 IN_SHIM = """
 import ctypes, os, signal, sys
 from pathlib import Path
-from benchmarks.faults.injection import Injection
+from tests.robustness.faults.injection import Injection
 root = Path(sys.argv[1])
 Injection(("write",), "second", 2, error=28).arm(root)
 for name in ("first", "second"):
@@ -319,7 +319,7 @@ class ChaosTest(unittest.TestCase):
         out = self.folder / "chaos.json"
         command = [
             sys.executable,
-            "benchmarks/chaos.py",
+            "tests/robustness/chaos.py",
             "--seed",
             "0",
             "--cases",

@@ -33,7 +33,7 @@ GOOD = ClusterResult(2, 2, "CPU", 0.0, (AllReduceTime(1 << 20, 0.002),), (1e-7, 
 UNREADABLE = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
-from benchmarks.proof.runs import toy_models
+from fakes.toy_models import toy_models
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.data.pipeline import ReplicaFeed

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import tensorflow as tf
 
-from benchmarks.proof.toy import traced_once
+from fakes.toy import traced_once
 from myxtts.config.schema import Config
 from myxtts.data.features import tts_extractor
 from myxtts.models.layers import Dense

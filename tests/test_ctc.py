@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 import tensorflow as tf
 
-from benchmarks._gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
+from fakes.gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
 from myxtts.models import ctc_loss
 from myxtts.models.ctc_decoding import beam_search_decode, decoded_texts, greedy_decode
 from myxtts.placement.audit import audit

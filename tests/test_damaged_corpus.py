@@ -16,7 +16,7 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 import numpy as np
 import soundfile
 
-from benchmarks.proof.toy import shared_traces
+from fakes.toy import shared_traces
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.config.schema import DataConfig
 from myxtts.data.pipeline import Pipeline

@@ -37,7 +37,9 @@ FOREIGN_FLAGS = {
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-SCRIPT = r"(?:train_main|validate_dual_gpu_pipeline|utilities/\w+|benchmarks/\w+)\.py"
+SCRIPT = (
+    r"(?:train_main|validate_dual_gpu_pipeline|(?:utilities|benchmarks|tests/robustness)/\w+)\.py"
+)
 COMMAND = re.compile(
     rf"^(?:\w+=\S+ )?(?:python3? +({SCRIPT})|(?:python3? -m |bin/)?myxtts ([a-z-]+))(.*)$",
     re.MULTILINE,
@@ -80,8 +82,8 @@ def help_of(program: str, *subcommand: str) -> str:
 
 
 def command_of(program: str) -> str | None:
-    """Return the command of a name or script; None for a benchmark."""
-    if program in COMMANDS or program.startswith("benchmarks/"):
+    """Return the command of a name or script; None for a benchmark or a test."""
+    if program in COMMANDS or program.startswith(("benchmarks/", "tests/robustness/")):
         return program if program in COMMANDS else None
     module = re.search(
         r"^from myxtts.commands import (\w+)$",
@@ -94,6 +96,8 @@ def command_of(program: str) -> str | None:
 def programs() -> list[str]:
     scripts = [ROOT / "train_main.py", *ROOT.glob("validate_*.py")]
     scripts += [*ROOT.glob("utilities/[!_]*.py"), *ROOT.glob("benchmarks/[!_]*.py")]
+    robustness = ROOT.glob("tests/robustness/*.py")
+    scripts += [path for path in robustness if "ArgumentParser" in path.read_text("utf-8")]
     return [*COMMANDS, *sorted(path.relative_to(ROOT).as_posix() for path in scripts)]
 
 

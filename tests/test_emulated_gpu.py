@@ -9,7 +9,7 @@ import unittest
 from dataclasses import replace
 from functools import cache
 
-from benchmarks._emulated_gpu import (
+from fakes.emulated_gpu import (
     Gpu,
     HeldOut,
     Outcome,

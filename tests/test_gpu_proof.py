@@ -25,10 +25,10 @@ import numpy as np
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from benchmarks import gpu_proof
-from benchmarks._gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
 from benchmarks.proof import hardware, operations, stages, trace
 from benchmarks.proof.runner import Run, failed, run_sections
 from benchmarks.proof.section import Figure, Scope, Section, SectionResult, table
+from fakes.gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
 from myxtts.commands.console import report_errors
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.preflight import nvidia

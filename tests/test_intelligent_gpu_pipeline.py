@@ -22,7 +22,7 @@ import numpy as np
 import soundfile
 import tensorflow as tf
 
-from benchmarks.proof.toy import shared_traces, traced_once
+from fakes.toy import shared_traces, traced_once
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ, frame_count
 from myxtts.batch import TTS_FEATURES, check_batch
 from myxtts.data import features

@@ -44,6 +44,7 @@ PYPI_NAMES = {
     "pynvml": "nvidia-ml-py",
     "yaml": "pyyaml",
 }  # of packages imported by other names
+PROOF_TEST = re.compile(r"test_(gpu_proof|proof_\w+)\.py")
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
 WITHOUT_TENSORFLOW = (
     "errors",
@@ -131,6 +132,24 @@ class LayersTest(unittest.TestCase):
             with self.subTest(source=source):
                 targets = [target for _, target in _imports(ast.parse(source), ("myxtts", "audio"))]
                 self.assertEqual(targets, ["data"])
+
+    def test_tests_and_benchmarks_do_not_import_each_other(self):
+        """They share `fakes`, and the tests of the proof import the proof."""
+        forbidden = {
+            "fakes": ("benchmarks", "tests"),
+            "benchmarks": ("tests",),
+            "tests": ("benchmarks",),
+            "utilities": ("benchmarks", "fakes", "tests"),
+        }
+        for room, others in forbidden.items():
+            # Programs that a test starts are strings, so the text is searched instead of the tree.
+            statement = re.compile(
+                rf"^ *['\"]?(?:from|import) ({'|'.join(others)})\b", re.MULTILINE
+            )
+            for path in sorted((ROOT / room).rglob("*.py")):
+                if room != "tests" or not PROOF_TEST.fullmatch(path.name):
+                    with self.subTest(file=str(path.relative_to(ROOT))):
+                        self.assertEqual(statement.findall(path.read_text("utf-8")), [])
 
     def test_init_files_are_empty(self):
         full = [

@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from benchmarks._gpu_numerics import on_emulated_gpu, tf32_products
+from fakes.gpu_numerics import on_emulated_gpu, tf32_products
 from myxtts.audio.griffin_lim import inverse_mel_scale
 from myxtts.audio.mel import log_mel
 from myxtts.audio.pitch import f0

@@ -4,7 +4,7 @@ import ast
 import unittest
 from pathlib import Path
 
-from benchmarks.mutants import COPIED
+from tests.robustness.mutants import COPIED
 
 ROOT = Path(__file__).parents[1]
 

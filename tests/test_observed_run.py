@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.proof.toy import Toy
+from fakes.toy import Toy
 from myxtts.audio.format import HOP_SAMPLES
 from myxtts.errors import DataError
 from myxtts.evaluation.evaluate import EVALUATORS, TaskEvaluators, evaluate_run
@@ -57,7 +57,7 @@ LATE_OBSERVER = """
 import sys, time
 from pathlib import Path
 from unittest import mock
-from benchmarks.proof.runs import toy_models
+from fakes.toy_models import toy_models
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.report.metrics_reader import read_metrics

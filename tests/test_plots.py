@@ -7,8 +7,8 @@ import unittest
 import numpy as np
 from PIL import Image
 
-from benchmarks._heap import bytes_in_use
 from myxtts.report.plots import f0_curves, mel_and_alignment, png_bytes
+from tests.robustness.heap import bytes_in_use
 
 MEL = np.full((20, 80), -5.0, np.float32)
 

@@ -23,7 +23,6 @@ from tensorflow.core.framework import dataset_options_pb2
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.config import disable_op_determinism
 
-from benchmarks._heap import bytes_in_use
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import TTS_INPUTS, check_batch
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
@@ -40,6 +39,7 @@ from myxtts.data.readers.source import Source
 from myxtts.errors import DataError
 from myxtts.placement.audit import require_device
 from tests.fixtures import temporary_folder
+from tests.robustness.heap import bytes_in_use
 from tests.sine_corpus import (
     frequency,
     manifest_of,

@@ -10,10 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from benchmarks._heap import bytes_in_use, grow_interned
-from benchmarks._slope import fit, t_quantile
-from benchmarks._timed_runs import DUAL
-from benchmarks.soak import (
+from myxtts.commands.train import parse
+from myxtts.errors import TrainingError
+from tests.feeds import wait_until
+from tests.long import long
+from tests.robustness.heap import bytes_in_use
+from tests.robustness.slope import fit, t_quantile
+from tests.robustness.soak import (
     SETTINGS,
     Sample,
     describe,
@@ -25,10 +28,6 @@ from benchmarks.soak import (
     verdict,
     wait_for_end,
 )
-from myxtts.commands.train import parse
-from myxtts.errors import TrainingError
-from tests.feeds import wait_until
-from tests.long import long
 
 ROOT = Path(__file__).parents[1]
 TRAINER = """
@@ -39,6 +38,25 @@ run.mkdir(parents=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 (run / "metrics.jsonl").write_text('{"step": 7, "step_s": 0.5}\\n')
 time.sleep(600)
+"""
+
+# 250,000 strings are more than a table that was not grown has room for.
+MEMORY = """
+import os, sys
+from tests.robustness.heap import ENVIRON, bytes_in_use, bytes_occupied, grow_interned
+os.environ.update(ENVIRON)
+import tensorflow as tf
+grow_interned()
+before = bytes_in_use()
+for number in range(250_000):
+    sys.intern(f"part {number}")
+print(before, bytes_in_use())
+held = [tf.ones([9])]
+print(bytes_in_use(), bytes_occupied())
+held += [tf.ones([1 << 18]) for _ in range(80)]
+print(bytes_in_use(), bytes_occupied())
+del held[1:-1]
+print(bytes_in_use(), bytes_occupied())
 """
 
 
@@ -160,7 +178,7 @@ class SoakTest(unittest.TestCase):
         with (
             tempfile.TemporaryDirectory() as name,
             mock.patch.multiple(
-                "benchmarks.soak", SCRIPT=("-c", TRAINER), wait_for_end=wait_for_report
+                "tests.robustness.soak", SCRIPT=("-c", TRAINER), wait_for_end=wait_for_report
             ),
         ):
             samples = train(Path(name), process=1, seconds=0.3, every_s=0.1, seed=0)
@@ -178,13 +196,13 @@ class SoakTest(unittest.TestCase):
         ):
             with (
                 tempfile.TemporaryDirectory() as name,
-                mock.patch("benchmarks.soak.SCRIPT", ("-c", program)),
+                mock.patch("tests.robustness.soak.SCRIPT", ("-c", program)),
                 self.assertRaisesRegex(TrainingError, expected),
             ):
                 train(Path(name), process=0, seconds=0.3, every_s=0.1, seed=0)
 
     def test_the_settings_are_those_of_a_run(self):
-        config, _ = parse([*DUAL, *SETTINGS])
+        config, _ = parse(SETTINGS)
         self.assertEqual((config.model.model_size, config.run.keep_checkpoints), ("tiny", 2))
 
     def test_the_last_report_and_the_size_of_a_folder_are_read_while_a_run_writes(self):
@@ -207,33 +225,24 @@ class SoakTest(unittest.TestCase):
             heap.write_text("9 0\n1 5\n4 6\n")
             self.assertEqual(means_of_last_lines(heap, 2), [2.5, 5.5])
 
-    def test_interned_strings_take_no_further_memory(self):
-        grow_interned()
-        before = bytes_in_use()
-        for number in range(250_000):  # more than a table that was not grown has room for
-            sys.intern(f"part {number}")
-        self.assertLess(bytes_in_use() - before, 1 << 20)
-
     @long
-    def test_freed_tensors_are_not_occupied(self):
-        program = (
-            "from benchmarks._heap import ENVIRON, bytes_in_use, bytes_occupied\nimport os;"
-            " os.environ.update(ENVIRON); import tensorflow as tf\nheld = [tf.ones([9])];"
-            " print(bytes_in_use(), bytes_occupied())\nheld += [tf.ones([1 << 18]) for _ in"
-            " range(80)]; print(bytes_in_use(), bytes_occupied())\ndel held[1:-1];"
-            " print(bytes_in_use(), bytes_occupied())"
-        )
-        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    def test_neither_interned_strings_nor_freed_tensors_take_further_memory(self):
         done = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True
+            [sys.executable, "-c", MEMORY],
+            cwd=ROOT,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
         )
         self.assertEqual(done.returncode, 0, done.stderr)
-        before, held, after = (list(map(int, line.split())) for line in done.stdout.splitlines())
+        interned, before, held, after = (
+            list(map(int, line.split())) for line in done.stdout.splitlines()
+        )
+        self.assertLess(interned[1] - interned[0], 1 << 20)
         for i in range(2):
             self.assertGreater(held[i] - before[i], 79 << 20)
-            self.assertLess(
-                after[i] - before[i], 8 << 20
-            )  # the last tensor lies behind the freed ones
+            # The last tensor lies behind the freed ones.
+            self.assertLess(after[i] - before[i], 8 << 20)
 
 
 if __name__ == "__main__":

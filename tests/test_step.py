@@ -376,7 +376,7 @@ class TrainedDifferently(Toy):
 
 class ValidationTest(unittest.TestCase):
     def test_losses_are_those_of_inference_with_the_averages_and_nothing_changes(self):
-        with mock.patch("benchmarks.proof.toy.Toy", TrainedDifferently):
+        with mock.patch("fakes.toy.Toy", TrainedDifferently):
             state, step = make_step()
         run_step(step, features(ROWS))
         held_out = [
@@ -420,7 +420,7 @@ class ValidationTest(unittest.TestCase):
             def call(self, batch, training=False):
                 return super().call(batch, training)[0], {"frame": batch["mel"][:, :1]}
 
-        with mock.patch("benchmarks.proof.toy.Toy", Speaking):
+        with mock.patch("fakes.toy.Toy", Speaking):
             state, _ = make_step()
         held_out = [on_device(rows_of(features(ROWS), rows)) for rows in (slice(0, 2), slice(2, 4))]
         feed = contextlib.nullcontext([(SimpleNamespace(features=batch),) for batch in held_out])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._heap import bytes_in_use
 from myxtts.report.metrics import TensorBoard
+from tests.robustness.heap import bytes_in_use
 
 CALLS = 500
 IMAGE, WAVE = np.zeros((4, 4, 3), np.uint8), np.zeros(100, np.float32)

@@ -19,9 +19,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.proof.runs import toy_models
-from benchmarks.proof.toy import Toy, shared_traces
-from benchmarks.proof.toy import build_toy as build_toy_for_run
+from fakes.toy import Toy, shared_traces
+from fakes.toy import build_toy as build_toy_for_run
+from fakes.toy_models import toy_models
 from myxtts.audio.mel import SILENCE
 from myxtts.commands import train
 from myxtts.commands.console import report_errors

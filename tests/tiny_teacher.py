@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.proof.toy import traced_once
+from fakes.toy import traced_once
 from myxtts.data.dataset import load_corpora
 from myxtts.data.features import FeatureExtractor
 from myxtts.local_sgd.interpolation import Coefficients, Measurement, make_evaluator

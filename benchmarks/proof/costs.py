@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from benchmarks._mel import log_mel_float32, mel_by_librosa
 from benchmarks.proof import configs
-from benchmarks.proof.runs import toy_models
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from fakes.toy_models import toy_models
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.models.alignment import search_by_frames

@@ -24,8 +24,9 @@ import tensorflow as tf
 
 from benchmarks.proof import configs
 from benchmarks.proof.networks import Networks, Voices, sizes
-from benchmarks.proof.runs import NO_TIME, toy_models
+from benchmarks.proof.runs import NO_TIME
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from fakes.toy_models import toy_models
 from myxtts.audio.griffin_lim import griffin_lim
 from myxtts.audio.mel import log_mel
 from myxtts.config.schema import Config

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.proof.runs import LEAST_S, NO_TIME, read_reports, run_flags, run_program, toy_models
+from benchmarks.proof.runs import LEAST_S, NO_TIME, read_reports, run_flags, run_program
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from fakes.toy_models import toy_models
 from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import UserError

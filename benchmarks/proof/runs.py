@@ -8,12 +8,12 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 from benchmarks.proof.section import Scope
+from fakes.toy_models import toy_models
 from myxtts.commands.console import report_errors
 from myxtts.distributed.processes import ChildProcess, OutputReader
 from myxtts.report.metrics_reader import read_metrics
@@ -134,21 +134,6 @@ def run_in_process(name: str, flags: Sequence[str]) -> Finished:
     with toy_models(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = report_errors(lambda: program.main(flags))
     return Finished(code, output.getvalue().splitlines(), time.monotonic() - began_s)
-
-
-@contextlib.contextmanager
-def toy_models() -> Iterator[None]:
-    """Let runs of this process train a toy, which cannot synthesize: 1.5 s for each instead of 8.
-
-    They share the traces of producers: a third of a toy run's time.
-    """
-    from benchmarks.proof.toy import (
-        build_toy,
-        shared_traces,
-    )  # imports TensorFlow, which takes seconds
-
-    with mock.patch("myxtts.tasks.tts.build_xtts", build_toy), shared_traces():
-        yield
 
 
 def read_reports(scope: Scope, name: str) -> list[dict[str, Any]]:

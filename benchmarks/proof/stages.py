@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from benchmarks.proof import configs, trace
 from benchmarks.proof.operations import tf32
-from benchmarks.proof.runs import NO_TIME, toy_models
+from benchmarks.proof.runs import NO_TIME
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from fakes.toy_models import toy_models
 from myxtts.batch import first_rows
 from myxtts.config.schema import Config
 from myxtts.models.layers import parameter_count

@@ -19,8 +19,9 @@ import tensorflow as tf
 
 from benchmarks.proof.eager_shapes import THREADS, Stress, stress
 from benchmarks.proof.placements import SPLIT_MIB
-from benchmarks.proof.runs import NO_TIME, placement_flags, run_flags, run_script, toy_models
+from benchmarks.proof.runs import NO_TIME, placement_flags, run_flags, run_script
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from fakes.toy_models import toy_models
 from myxtts.batch import Field, tensor_specs
 from myxtts.clock import Clock
 from myxtts.commands import train

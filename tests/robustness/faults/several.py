@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.faults.children import Child
-from benchmarks.faults.forked_popen import forked_children
-from benchmarks.faults.injection import redirect
-from benchmarks.faults.lab import STEPS, losses_of, weights_of
-from benchmarks.faults.proxy import Disturbance, Proxy
-from benchmarks.faults.trial import STOPS, Finished, Trial
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.launcher import local_workers
 from myxtts.files import locked_file
+from tests.robustness.faults.children import Child
+from tests.robustness.faults.forked_popen import forked_children
+from tests.robustness.faults.injection import redirect
+from tests.robustness.faults.lab import STEPS, losses_of, weights_of
+from tests.robustness.faults.proxy import Disturbance, Proxy
+from tests.robustness.faults.trial import STOPS, Finished, Trial
 
 ONE_CPU = ("--simulate-gpus", "0", "--data-gpu", "null", "--model-gpu", "null", "--batch-size", "2")
 HANG = signal.SIGSTOP
@@ -29,9 +29,7 @@ Connect = Callable[[], None]
 
 
 def workers(trial: Trial) -> None:
-    """Kill, stop or hang one of two workers, or disturb the network between them; then
-    resume both.
-    """
+    """Kill, stop or hang one of two workers, or disturb their network; resume both."""
     expected = _reference(trial, "workers", lambda folder: _train_workers(trial, [(), ()]))
     trial.limit_s = max(trial.limit_s, LOSS_S)
     kind = trial.random.choice(("signal", "signal", "network"))
@@ -130,9 +128,7 @@ def _wait_for(trial: Trial, children: Sequence[Child], line: str) -> None:
 
 
 def data_service(trial: Trial) -> None:
-    """Kill or stop a server of a data service that a run reads from; then resume the run without
-    the service.
-    """
+    """Kill or stop a server of a data service in use; resume the run without the service."""
     line = f"step {trial.random.randint(1, STEPS - 3):6d} |"
     victim, number = (
         trial.random.randrange(3),
@@ -175,9 +171,7 @@ def _port_of(trial: Trial, server: Child) -> int:
 
 
 def jobs(trial: Trial) -> None:
-    """Kill or stop the launcher of two independent jobs, or one of its processes; then resume and
-    compare the merge.
-    """
+    """Kill or stop the launcher of two jobs, or a process of it; resume, compare the merge."""
     command = ["-m", "myxtts", "jobs", *trial.lab.flags(trial.runs, "run"), *_JOB_FLAGS]
     expected = _reference(trial, "jobs", lambda folder: [_jobs(trial, command, JOBS_CODES)])
     number = trial.random.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT))

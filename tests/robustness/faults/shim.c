@@ -1,4 +1,4 @@
-/* Faults of the system calls of one process, for benchmarks/chaos.py. Preloaded; does nothing until a process arms it.
+/* Faults of the system calls of one process, for tests/robustness/chaos.py. Preloaded; does nothing until a process arms it.
 
 fault_arm(root, file, calls, nth, sticky, action, value): at the nth call of one of the kinds in the mask `calls` on a
 path that contains `root` and `file`, fail with errno `value` (action 0) or send the signal `value` to the process

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from benchmarks.faults.children import Child
-from benchmarks.faults.injection import Injection
-from benchmarks.faults.lab import CHECKPOINT_EVERY, LIMIT_S, SCRIPT, Lab, newest_step
+from tests.robustness.faults.children import Child
+from tests.robustness.faults.injection import Injection
+from tests.robustness.faults.lab import CHECKPOINT_EVERY, LIMIT_S, SCRIPT, Lab, newest_step
 
 MARKS = (  # of a defect, in any output
     *(

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from benchmarks.faults.case import Result
+from tests.robustness.faults.case import Result
 
 SLOWEST = 5
 MAX_TEXT = 400  # characters of a failure

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.faults.children import die_with
+from tests.robustness.faults.children import die_with
 
 CHUNK = 1 << 16
 

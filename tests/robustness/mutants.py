@@ -1,9 +1,9 @@
 """Mutation testing: plant small defects in the package, one at a time, and see whether a test
 fails.
 
-    python benchmarks/mutants.py --count 60 --seed 0 --out mutants.json python benchmarks/mutants.py
-    --show data/feed.py                 # prints the mutants of a module, runs nothing python
-    benchmarks/mutants.py --only data/feed.py:42:compare:0
+    python tests/robustness/mutants.py --count 60 --seed 0 --out mutants.json
+    python tests/robustness/mutants.py --show data/feed.py       # prints mutants, runs nothing
+    python tests/robustness/mutants.py --only data/feed.py:42:compare:0
 
 A mutant is a copy of the checkout in a temporary folder, in which one expression or statement of
 one module is replaced, so that processes which tests start have the defect, too. The tests of that
@@ -33,10 +33,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COPIED = (
     "myxtts",
     "tests",
+    "fakes",
     "benchmarks",
     "utilities",
     "configs",

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 import soundfile
 
-from benchmarks.faults.children import Child, Prepare
 from myxtts.clock import NOTHING
 from myxtts.report.metrics_reader import read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, step_of
+from tests.robustness.faults.children import Child, Prepare
 
 SCRIPT = "train_main.py"
 UTTERANCES, HELD_OUT, RATE_HZ = 13, 1, 22_050

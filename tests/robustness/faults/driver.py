@@ -12,12 +12,12 @@ from pathlib import Path
 
 import myxtts.commands.train
 import myxtts.run  # noqa: F401 - imports TensorFlow, for all forks
-from benchmarks.faults import children, warm
-from benchmarks.faults.case import Result, Settings, draw
-from benchmarks.faults.injection import is_preloaded
-from benchmarks.faults.lab import Lab
-from benchmarks.faults.trial import Trial
-from benchmarks.proof.runs import toy_models
+from fakes.toy_models import toy_models
+from tests.robustness.faults import children, warm
+from tests.robustness.faults.case import Result, Settings, draw
+from tests.robustness.faults.injection import is_preloaded
+from tests.robustness.faults.lab import Lab
+from tests.robustness.faults.trial import Trial
 
 LEAST_LIMIT_S, LIMIT_FACTOR = (
     60.0,

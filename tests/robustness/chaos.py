@@ -1,8 +1,9 @@
 """Damage the real program at random, again and again, and look at what it does.
 
-    python benchmarks/chaos.py --minutes 60 --seed 0 python benchmarks/chaos.py --minutes 5 --seed 1
-    --scenarios interrupts full-disk python benchmarks/chaos.py --seed 0 --repeat 17          # one
-    case again, with its outputs in --out python benchmarks/chaos.py --list
+    python tests/robustness/chaos.py --minutes 60 --seed 0
+    python tests/robustness/chaos.py --minutes 5 --seed 1 --scenarios interrupts full-disk
+    python tests/robustness/chaos.py --seed 0 --repeat 17    # one case, with its outputs in --out
+    python tests/robustness/chaos.py --list
 
 Each case is a function of the seed and its number alone: which scenario, which faults, which
 settings, and at which moments: at a named point such as the second rename of a file, at a line of
@@ -23,16 +24,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.faults.case import SCENARIOS, Settings
-from benchmarks.faults.injection import PRELOADED, compile_shim, is_preloaded
-from benchmarks.faults.report import describe, failed
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.commands.tensorflow_log import filter_stderr
 from myxtts.errors import PlacementError
 from myxtts.files import check_writable, make_folder, write_json
+from tests.robustness.faults.case import SCENARIOS, Settings
+from tests.robustness.faults.injection import PRELOADED, compile_shim, is_preloaded
+from tests.robustness.faults.report import describe, failed
 
 FOLDER = (  # environment variable: the folder of this test, over the start with the shim
     "MYXTTS_CHAOS_FOLDER"
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     os.environ.update({"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"})
     filter_stderr()
-    from benchmarks.faults.driver import run_cases  # imports TensorFlow, which takes seconds
+    from tests.robustness.faults.driver import run_cases  # imports TensorFlow, which takes seconds
 
     settings = Settings(
         options.seed,

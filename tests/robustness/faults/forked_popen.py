@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
-from benchmarks.faults.children import become
+from tests.robustness.faults.children import become
 
 _numbers = count(1)
 

@@ -14,12 +14,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.faults.children import Child
-from benchmarks.faults.damage import damage
-from benchmarks.faults.injection import CHANGING, GROWING, ClockJump, Defect, Injection, SizeLimit
-from benchmarks.faults.lab import CHECKPOINT_EVERY, STEPS, UTTERANCES, newest_step
-from benchmarks.faults.trial import STOPS, Arms, Interrupt, Trial
 from myxtts.training.checkpoint_files import step_of
+from tests.robustness.faults.children import Child
+from tests.robustness.faults.damage import damage
+from tests.robustness.faults.injection import (
+    CHANGING,
+    GROWING,
+    ClockJump,
+    Defect,
+    Injection,
+    SizeLimit,
+)
+from tests.robustness.faults.lab import CHECKPOINT_EVERY, STEPS, UTTERANCES, newest_step
+from tests.robustness.faults.trial import STOPS, Arms, Interrupt, Trial
 
 PLACES = (  # parts of the paths of a run folder: where a named point may be
     *(
@@ -57,9 +64,7 @@ DAY_S = 86_400.0
 
 
 def interrupts(trial: Trial) -> None:
-    """Kill, stop, terminate or interrupt a run some times, each time at a named point or at random,
-    and resume it.
-    """
+    """Kill, stop, terminate or interrupt a run, at named points or at random, and resume it."""
     keep = "--keep-checkpoints", str(trial.random.choice((1, 2, 9)))
     for _ in range(trial.random.randint(1, MAX_INTERRUPTS)):
         number = trial.random.choice(
@@ -94,9 +99,7 @@ def _moment(source: random.Random, number: int) -> Interrupt | Injection:
 
 
 def damaged_run(trial: Trial) -> None:
-    """Damage a file of a run folder, then resume; where the message names checkpoints to remove,
-    remove them.
-    """
+    """Damage a file of a run folder, remove the checkpoints that the message names, and resume."""
     without = trial.random.choice(((12,), (12,), (9, 12)))
     trial.copy_template(without)
     newest = trial.run_dir / "checkpoints" / f"step-{STEPS - CHECKPOINT_EVERY * len(without):06d}"
@@ -225,9 +228,7 @@ def clock_jumps(trial: Trial) -> None:
 
 
 def planted_defect(trial: Trial) -> None:
-    """Plant a defect in the report of a step: it ends with a traceback, after saving; then
-    resume.
-    """
+    """Plant a defect in the report of a step: a traceback, after saving. Then resume."""
     defect = Defect(trial.random.randint(1, STEPS))
     finished = trial.train(str(defect), arms=[defect], codes=(1,), planted="KeyError: 'planted'")
     if finished.code == 1 and newest_step(trial.run_dir) < defect.step:
@@ -239,9 +240,7 @@ def planted_defect(trial: Trial) -> None:
 
 
 def two_starts(trial: Trial) -> None:
-    """Start a run twice at almost the same time: new, or to be resumed. One trains, or the other
-    when it is done.
-    """
+    """Start a run twice at almost the same time; one trains, or the other when it is done."""
     resume = ["--resume"] if trial.random.random() < 0.6 else []
     if resume and trial.random.random() < 0.5:
         trial.copy_template(without=(12,))

@@ -1,8 +1,8 @@
 """Train for hours at tiny size, and see whether memory, threads, descriptors, disk use or the time
 of a step grow.
 
-    python benchmarks/soak.py --minutes 120 --json soak.json
-    python benchmarks/soak.py --minutes 5
+    python tests/robustness/soak.py --minutes 120 --json soak.json
+    python tests/robustness/soak.py --minutes 5
 
 One run trains the network `tiny` on a demo corpus, on two simulated GPUs, with validation and
 samples beside the training, and checkpoints. Nine tenths of the time belong to its first process,
@@ -11,12 +11,12 @@ so that what a process has at its start can be compared, too.
 
 Every few seconds the process is sampled: the memory that it has in use and its anonymous memory,
 which no other process changes; it writes both itself, and keeps no memory in reserve (see
-`benchmarks/_heap.py`). Further resident memory (RSS), threads, file descriptors, the size of the
+`tests/robustness/heap.py`). Further resident memory (RSS), threads, file descriptors, the size of the
 run folder and of its checkpoints, and the time of a step since its last report. A checkpoint in the
 making comes and goes, so of the checkpoints' sizes the least of each minute counts.
 
 The slopes are those of the first process after a warm-up of a quarter of its time and 60 steps, by
-ordinary least squares, with 95 % intervals (`benchmarks/_slope.py` has the formulas). A limit is
+ordinary least squares, with 95 % intervals (`tests/robustness/slope.py` has the formulas). A limit is
 met if the whole interval is below it, not met if the whole interval is above it, and otherwise not
 shown. Less than 30 minutes after the warm-up are too short for a verdict, since memory still
 settles. Linux only.
@@ -38,19 +38,18 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks._heap import EVERY_S
-from benchmarks._slope import Slope, fit
-from benchmarks._timed_runs import DUAL
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.distributed.processes import ChildProcess, OutputReader
 from myxtts.errors import PlacementError, TrainingError
 from myxtts.files import check_writable, make_folder, write_json
+from tests.robustness.heap import EVERY_S
+from tests.robustness.slope import Slope, fit
 
-SCRIPT = (str(Path(__file__).with_name("_heap.py").resolve()),)
+SCRIPT = (str(Path(__file__).with_name("heap.py").resolve()),)
 UTTERANCES, ENDLESS = 24, 10_000_000
 FIRST_SHARE = 0.9  # of the time, for the first process
 LEAST_RESUMED_S = (
@@ -74,7 +73,7 @@ STOP_S = 300.0  # from SIGTERM to the end, with the last checkpoint; a machine m
 MIB = 1 << 20
 MEGABYTE = 1e6 / MIB
 SETTINGS = (
-    "--model-size tiny --text-frontend characters --batch-size 4 --buckets 2 --validation-fraction"
+    "--simulate-gpus 2 --data-gpu 0 --model-gpu 1 --model-size tiny --text-frontend characters --batch-size 4 --buckets 2 --validation-fraction"
     f" 0.15 --ode-steps 1 --max-steps {ENDLESS} --log-every 5 --validate-every 20 --sample-every 40"
     " --checkpoint-every 20 --keep-checkpoints 2"
 ).split()
@@ -214,7 +213,6 @@ def train(folder: Path, process: int, seconds: float, every_s: float, seed: int)
         str(run.parent),
         "--train-data",
         str(folder / "corpus"),
-        *DUAL,
         *SETTINGS,
     ]
     heap = folder / f"heap-{process}.txt"
@@ -273,7 +271,7 @@ def sample_of(
     """Sample a process and its run folder; raises one of ENDED if it has ended.
 
     Args:
-        heap: file of `benchmarks/_heap.py`.
+        heap: file of `tests/robustness/heap.py`.
         seconds, every_s: since the start of the process, and since the last sample.
     """
     status = _numbers(Path(f"/proc/{pid}/status"))

@@ -31,7 +31,7 @@ class Scenario:
     @cached_property
     def run(self) -> Any:
         module, function = self.function.split(".")
-        return getattr(import_module(f"benchmarks.faults.{module}"), function)
+        return getattr(import_module(f"tests.robustness.faults.{module}"), function)
 
     def line(self) -> str:
         return f"{self.name:<15} {(self.run.__doc__ or '').splitlines()[0]}"

@@ -8,7 +8,7 @@ up with empty rows, whose `samples`, `frames` and `token_count` are 0.
 """
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -27,7 +27,12 @@ class Field(NamedTuple):
     @property
     def shape(self) -> list[int | None]:
         """Static shape, in which named dimensions are unknown."""
-        return [dim if isinstance(dim, int) else None for dim in self.dims]
+        return self.sized({})
+
+    def sized(self, sizes: dict[str, int]) -> list[Any]:
+        """Return the shape, given the sizes of named dimensions; None for those without one."""
+        unnamed = {dim: dim for dim in self.dims if isinstance(dim, int)}
+        return [(unnamed | sizes).get(dim) for dim in self.dims]
 
     @property
     def on_host(self) -> bool:
@@ -137,12 +142,8 @@ def batch_bytes(fields: dict[str, Field], sizes: dict[str, int]) -> int:
     Args:
         sizes: of each named dimension.
     """
-    elements = {
-        name: prod(dim if isinstance(dim, int) else sizes[dim] for dim in field.dims)
-        for name, field in fields.items()
-    }
     return sum(
-        elements[name] * tf.dtypes.as_dtype(field.dtype).size for name, field in fields.items()
+        prod(field.sized(sizes)) * tf.dtypes.as_dtype(field.dtype).size for field in fields.values()
     )
 
 
@@ -150,11 +151,7 @@ def empty_batch(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
     """Return a batch with one empty row."""
     sizes = {"batch": 1, "tokens": 8, "frames": 8, "reference_frames": 8}
     sizes |= {"segment_frames": 16, "segment_samples": 16 * HOP_SAMPLES}
-    shapes = {
-        name: [dim if isinstance(dim, int) else sizes[dim] for dim in field.dims]
-        for name, field in fields.items()
-    }
-    batch = {name: tf.zeros(shape, fields[name].dtype) for name, shape in shapes.items()}
+    batch = {name: tf.zeros(field.sized(sizes), field.dtype) for name, field in fields.items()}
     return batch | {
         name: tf.constant(1.0) for name in ("step_frames", "step_tokens") if name in fields
     }
@@ -192,7 +189,5 @@ def check_batch(batch: dict, fields: dict[str, Field], stage: str) -> None:
 
 def first_rows(batch: dict, fields: dict[str, Field], count: int) -> dict:
     """Return the first rows of a batch of a contract."""
-    return {
-        name: value[:count] if fields[name].dims[:1] == ("batch",) else value
-        for name, value in batch.items()
-    }
+    by_row = {name for name, field in fields.items() if field.dims[:1] == ("batch",)}
+    return batch | {name: batch[name][:count] for name in batch if name in by_row}

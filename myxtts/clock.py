@@ -118,13 +118,15 @@ class Interval(NamedTuple):
 
     def metrics(self) -> dict[str, float | str]:
         """Return means over the interval, by their names in metrics.jsonl."""
-        steps, busy_s = max(self.steps, 1), max(self.busy_s, 1e-9)
+        steps = max(self.steps, 1)
+        busy_s = max(self.busy_s, 1e-9)
+        padding = 1.0 - self.audio_s / self.padded_s if self.padded_s else 0.0
         return {
             "step_s": self.busy_s / steps,
             "wait_s": self.wait_s / steps,
             "steps_per_s": self.steps / busy_s,
             "audio_seconds_per_s": self.audio_s / busy_s,
-            "padding": 1.0 - self.audio_s / self.padded_s if self.padded_s else 0.0,
+            "padding": padding,
             "read_s": self.read_s / steps,
             "produce_s": self.produce_s / steps,
             "blocked_s": self.blocked_s / steps,
@@ -224,7 +226,9 @@ class Clock:
             audio_s, padded_s: seconds of speech of its batches, without and with padding.
             batches: times of its batches, in order for each producer.
         """
-        batches, share, end_s = list(batches), 1.0 / self._producers, self._now()
+        batches = list(batches)
+        share = 1.0 / self._producers
+        end_s = self._now()
         self._record_batches(batches)
         self._timeline.add(Span(MODEL, "step", self._busy_since_s, end_s, self._trained))
         self._busy_since_s = end_s

@@ -31,7 +31,8 @@ def name_in_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
+        error.filename = str(path)
+        error.filename2 = None
         raise
 
 
@@ -202,7 +203,8 @@ def check_writable(flag: str, path: Path | None) -> None:
     """
     if path is None:
         return
-    folder, fault = path.absolute().parent, ""
+    folder = path.absolute().parent
+    fault = ""
     if path.is_dir():
         fault = "that is a folder"
     elif (
@@ -257,10 +259,11 @@ def locked_file(path: Path, wait: bool = True) -> Iterator[BinaryIO]:
         BlockingIOError: another has it, and `wait` is off.
         OSError: it cannot be opened, or its file system has no locks.
     """
+    mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     while True:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             with name_in_errors(path):
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(file, mode)
             if _has_name(file, path):
                 yield file
                 return

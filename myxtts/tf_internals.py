@@ -50,7 +50,8 @@ def device_type_in_scope() -> str:
     traced.
     """
     device = tf.DeviceSpec.from_string(context.context().device_name or "")
-    return device.device_type or ("GPU" if context.context().num_gpus() else "CPU")
+    default = "GPU" if context.context().num_gpus() else "CPU"
+    return device.device_type or default
 
 
 def configure_coordination_service(

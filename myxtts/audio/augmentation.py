@@ -35,16 +35,8 @@ MARGIN_SAMPLES = 2048
 # Positions between two samples; the rounding is 50 dB below the wave.
 PHASES = 512
 
-_FAST_LENGTHS = np.array(
-    sorted(
-        2**a * 3**b * 5**c
-        for a in range(10, 24)
-        for b in range(3)
-        for c in range(2)
-        if 3**b * 5**c < 16
-    ),
-    np.int32,
-)
+# Lengths of fast Fourier transforms: products of powers of 2 with 1, 3, 5, 9 and 15.
+_FAST_LENGTHS = np.sort(np.outer(2 ** np.arange(10, 24), (1, 3, 5, 9, 15)).ravel()).astype(np.int32)
 
 # Width of each array of uniform numbers of a row. A new one comes last, so that the others keep
 # their values.
@@ -155,10 +147,8 @@ def _grid(padded, settings: AugmentationConfig) -> Grid:
     with on_host():
         at = tf.searchsorted(tf.constant(_FAST_LENGTHS), tf.reshape(padded + margin, [1]))
         length = tf.gather(tf.constant(_FAST_LENGTHS), at)[0]
-        bins, step_hz = (
-            tf.cast(length // 2 + 1, tf.float32),
-            SAMPLE_RATE_HZ / tf.cast(length, tf.float32),
-        )
+        bins = tf.cast(length // 2 + 1, tf.float32)
+        step_hz = SAMPLE_RATE_HZ / tf.cast(length, tf.float32)
     return Grid(length, _count(bins) * step_hz)
 
 
@@ -191,18 +181,12 @@ def _channel(draws: Draws, hz, settings: AugmentationConfig):
     if settings.band_limit_probability:
         chosen = draws.chosen("band limit", settings.band_limit_probability)
         kind = draws.uniform("band limit kind", 0.0, 3.0)
-        low, high = (
-            draws.log_uniform("high pass", *HIGH_PASS_HZ),
-            draws.log_uniform("low pass", *LOW_PASS_HZ),
-        )
-        low, high = (
-            tf.where(kind < 2.0, low, TELEPHONE_HZ[0]),
-            tf.where(kind < 2.0, high, TELEPHONE_HZ[1]),
-        )
-        low, high = (
-            tf.where(kind < 1.0, 0.0, low),
-            tf.where((kind >= 1.0) & (kind < 2.0), np.inf, high),
-        )
+        low = draws.log_uniform("high pass", *HIGH_PASS_HZ)
+        high = draws.log_uniform("low pass", *LOW_PASS_HZ)
+        low = tf.where(kind < 2.0, low, TELEPHONE_HZ[0])
+        high = tf.where(kind < 2.0, high, TELEPHONE_HZ[1])
+        low = tf.where(kind < 1.0, 0.0, low)
+        high = tf.where((kind >= 1.0) & (kind < 2.0), np.inf, high)
         limited = band_pass_gain(hz, tf.where(chosen, low, 0.0), tf.where(chosen, high, np.inf))
         gain = limited if gain is None else gain * limited
     return gain
@@ -341,7 +325,8 @@ def perturb_speed(waves, samples, fewest, seed, limit: float):
         after = tf.maximum(after, tf.minimum(fewest, samples))
         speed = before / tf.cast(tf.maximum(after, 1), tf.float64)  # of the whole row, exactly
         longest = tf.cast(tf.math.ceil(tf.cast(padded, tf.float64) / (1.0 - limit)), tf.int32)
-        last, length = tf.cast(padded - 1, tf.float64), tf.cast(longest, tf.float64)
+        last = tf.cast(padded - 1, tf.float64)
+        length = tf.cast(longest, tf.float64)
     position = tf.minimum(_count(length) * speed[:, None], last)
     changed = _interpolated(tf.where(tf.sequence_mask(samples, padded), waves, 0.0), position)
     return tf.where(tf.sequence_mask(after, longest), changed, 0.0), after
@@ -352,7 +337,8 @@ def _interpolated(waves, position):
     steps = tf.cast(tf.round(position * PHASES), tf.int64)
     index = tf.bitwise.right_shift(steps, tf.constant(PHASES.bit_length() - 1, tf.int64))
     phase = tf.bitwise.bitwise_and(steps, tf.constant(PHASES - 1, tf.int64))
-    padded, samples = tf.pad(waves, [[0, 0], [1, 2]]), tf.shape(waves)[1]
+    padded = tf.pad(waves, [[0, 0], [1, 2]])
+    samples = tf.shape(waves)[1]
     # A gather of 4 values takes as long.
     neighbours = tf.stack([padded[:, i : i + samples] for i in range(4)], axis=2)
     return tf.reduce_sum(

@@ -108,7 +108,9 @@ def _rotated(phasor, cycles):
 def _upsampled(frames):
     """Interpolate between the centres of frames: [B, T, N] -> [B, T * 256, N]."""
     ends = tf.concat([frames[:, :1], frames, frames[:, -1:]], axis=1)
-    before, at, after = (ends[:, :-2, None], frames[:, :, None], ends[:, 2:, None])
+    before = ends[:, :-2, None]
+    at = frames[:, :, None]
+    after = ends[:, 2:, None]
     # From the centre.
     distance = ((np.arange(HOP_SAMPLES) + 0.5) / HOP_SAMPLES - 0.5).astype(np.float32)[:, None]
     values = at + tf.where(distance < 0.0, at - before, after - at) * distance
@@ -126,7 +128,8 @@ def _running_maximum(values):
     blocks = tf.reshape(
         tf.pad(values, [[0, 0], [0, -count % BLOCK_FRAMES]]), [rows, -1, BLOCK_FRAMES]
     )
-    place, block = tf.range(BLOCK_FRAMES), tf.range(tf.shape(blocks)[1])
+    place = tf.range(BLOCK_FRAMES)
+    block = tf.range(tf.shape(blocks)[1])
     within = tf.reduce_max(
         tf.where(place[None, :] <= place[:, None], blocks[:, :, None, :], 0.0), axis=3
     )
@@ -153,7 +156,8 @@ def interpolate_unvoiced(f0_hz):
     before = _running_maximum(tf.where(voiced, frame + 1.0, 0.0))
     after = _running_maximum(tf.where(voiced, last - frame + 1.0, 0.0)[:, ::-1])[:, ::-1]
     has_before, has_after = before > 0.0, after > 0.0
-    before, after = before - 1.0, last - after + 1.0
+    before = before - 1.0
+    after = last - after + 1.0
     before = tf.where(has_before, before, tf.where(has_after, after, 0.0))
     after = tf.where(has_after, after, before)
     low, high = (

@@ -58,7 +58,9 @@ def warped_mel_filters(factor):
         float32 [batch, bins, bands].
     """
     edges = librosa.mel_frequencies(MEL_BANDS + 2, fmin=LOW_HZ, fmax=HIGH_HZ, htk=False)
-    low, centre, high = edges[:-2], edges[1:-1], edges[2:]
+    low = edges[:-2]
+    centre = edges[1:-1]
+    high = edges[2:]
     bins = librosa.fft_frequencies(sr=SAMPLE_RATE_HZ, n_fft=FFT_SAMPLES)
     hz = tf.constant(bins, tf.float32)[:, None] * factor[:, None, None]
     area = 2.0 / (high - low)

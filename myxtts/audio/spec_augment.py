@@ -32,14 +32,13 @@ def spec_augment(
     Returns:
         float32 [B, T, bands].
     """
-    padded, bands = tf.shape(mel)[1], mel.shape[2]
+    padded = tf.shape(mel)[1]
+    bands = mel.shape[2]
     real = tf.sequence_mask(frames, padded)[:, :, None]
     length = tf.cast(frames, tf.float32)
     longest = tf.floor(length * time_fraction)
-    widest, all_bands = (
-        tf.fill(tf.shape(frames), float(frequency_bands)),
-        tf.fill(tf.shape(frames), float(bands)),
-    )
+    widest = tf.fill(tf.shape(frames), float(frequency_bands))
+    all_bands = tf.fill(tf.shape(frames), float(bands))
     time = _mask(longest, length, padded, time_masks, fold_in(seed, "time masks"))
     frequency = _mask(widest, all_bands, bands, frequency_masks, fold_in(seed, "bands"))
     masked = real & (time[:, :, None] | frequency[:, None, :])

@@ -143,7 +143,8 @@ def _totals_by_blocks(score, first):
 def _follow_back(advances, token_count, frames):
     """Return the path, int32 [batch, frames], from bool [frames, batch, tokens], its advances."""
     padded_frames, batch, tokens = tf.unstack(tf.shape(advances))
-    frame, token = tf.range(padded_frames), tf.range(tokens)[None, None, :]
+    frame = tf.range(padded_frames)
+    token = tf.range(tokens)[None, None, :]
     inside = frame[:, None] < frames[None, :]
     step = tf.cast(advances & inside[:, :, None] & (token > 0), tf.int32)
     # source[t, b, n]: the token at frame t if token n is that of frame t + distance, or of the last

@@ -224,7 +224,8 @@ def encoder_block(encoder: str, size: ASRSize, dropout: float, name: str) -> lay
 
 def lmu_block_parameters(size: ASRSize) -> int:
     """Count the parameters of an LMU block (norm, write, mix, out); GRU blocks match it."""
-    c, coefficients = size.channels, 2 * size.memory * size.order
+    c = size.channels
+    coefficients = 2 * size.memory * size.order
     return 2 * c + 2 * c * size.memory + (c + coefficients + 1) * c + (c + 1) * c
 
 
@@ -234,5 +235,6 @@ def gru_units(size: ASRSize) -> int:
     A GRU block has 2 C + 6 U (C + 1) + 6 U² + 2 U + (2 U + 1) C of them.
     """
     c = size.channels
-    linear, constant = 8 * c + 8, 3 * c - lmu_block_parameters(size)
+    linear = 8 * c + 8
+    constant = 3 * c - lmu_block_parameters(size)
     return round((-linear + (linear**2 - 24 * constant) ** 0.5) / 12)

@@ -41,11 +41,9 @@ def ctc_losses(logits, frames, labels, count):
         return _losses_by_kernel(logits, frames, labels, count)
     with on_host():
         fits = count <= CUDNN_MAX_LABELS
-        rows, all_fit, fitting_count = (
-            tf.where(~fits)[:, 0],
-            tf.reduce_all(fits),
-            tf.where(fits, count, 0),
-        )
+        rows = tf.where(~fits)[:, 0]
+        all_fit = tf.reduce_all(fits)
+        fitting_count = tf.where(fits, count, 0)
     losses = _losses_by_kernel(logits, frames, labels, fitting_count)
 
     def with_long_rows():

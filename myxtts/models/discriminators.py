@@ -149,7 +149,8 @@ class Judge(CompositeLayer, ABC):
 
     def call(self, wave):
         """float32 [B, S] -> scores float32 [B, …], and the output of each hidden layer."""
-        x, features = self.picture(wave), []
+        x = self.picture(wave)
+        features = []
         for conv in self.convs:
             x = leaky_relu(conv(x))
             features.append(x)

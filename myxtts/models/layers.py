@@ -169,7 +169,8 @@ def apply_rotary(x):
     position = tf.cast(tf.range(tf.shape(x)[2]), tf.float32)[:, None]
     angle = position * _frequencies(half)
     cos, sin = tf.cast(tf.cos(angle), x.dtype), tf.cast(tf.sin(angle), x.dtype)
-    left, right = x[..., :half], x[..., half:]
+    left = x[..., :half]
+    right = x[..., half:]
     return tf.concat([left * cos - right * sin, left * sin + right * cos], axis=-1)
 
 

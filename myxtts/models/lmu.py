@@ -33,7 +33,8 @@ def discrete_state_space(order: int, window: float) -> tuple[np.ndarray, np.ndar
     (-1)^i, over the window in frames (Voelker et al. 2019, equation 2). A zero-order hold makes it
     discrete: the exponential of [[A, B], [0, 0]].
     """
-    i, j = np.arange(order)[:, None], np.arange(order)[None, :]
+    i = np.arange(order)[:, None]
+    j = np.arange(order)[None, :]
     continuous = np.zeros([order + 1, order + 1])
     continuous[:order, :order] = (2 * i + 1) * np.where(i < j, -1.0, (-1.0) ** (i - j + 1))
     continuous[:order, order] = ((2 * i + 1) * (-1.0) ** i)[:, 0]
@@ -126,7 +127,8 @@ class LegendreMemory(layers.Layer):
         block = (frames + blocks - 1) // blocks
         # tf.where of int32 would run on the GPU.
         past = tf.minimum(blocks - 1, 1) * (len(self.response) - 1)
-        inputs, outputs = tf.range(past + block), tf.range(block)
+        inputs = tf.range(past + block)
+        outputs = tf.range(block)
         padded = tf.pad(
             tf.transpose(u, [1, 0, 2]), [[past, blocks * block - frames], [0, 0], [0, 0]]
         )

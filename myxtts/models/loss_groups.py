@@ -1,5 +1,6 @@
 """Groups of losses with variables and an optimizer each: a GAN has two."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ def loss_groups_of(model: keras.Model) -> dict[str, LossGroup]:
     if not hasattr(model, "loss_groups"):
         return {NETWORK: LossGroup(model.LOSS_NAMES, model.variables)}
     groups: Mapping[str, LossGroup] = model.loss_groups()
-    grouped = [variable.path for group in groups.values() for variable in group.variables]
+    grouped = [v.path for v in itertools.chain(*(group.variables for group in groups.values()))]
     if next(iter(groups)) != NETWORK or sorted(grouped) != sorted(
         variable.path for variable in model.variables
     ):

@@ -51,7 +51,8 @@ ENVELOPE_OFFSET = 0.5 * float(np.log(FILTER_SAMPLES / FFT_SAMPLES)) - float(np.l
 SOURCE_FLOOR = 1e-2
 # Of the noise filter before training, in nepers.
 NOISE_LEVEL = -1.0
-MAX_LOG_GAIN, MIN_LOG_GAIN = 6.0, -14.0
+MAX_LOG_GAIN = 6.0
+MIN_LOG_GAIN = -14.0
 # Nepers by which a projection changes a band.
 MAX_PROJECTION = 3.0
 KERNEL_SIZE = 5
@@ -190,17 +191,17 @@ class Vocoder(keras.Model):
             In training with discriminators also theirs, see `Discriminators`; the vocoder's are
             weighted. Outputs: `wave` float32 [B, T * 256].
         """
-        mel, target, weight = (
-            batch["mel"],
-            batch["wave"],
-            tf.cast(batch["frames"], tf.float32) / batch["step_frames"],
-        )
+        mel = batch["mel"]
+        target = batch["wave"]
+        weight = tf.cast(batch["frames"], tf.float32) / batch["step_frames"]
         target_mel = mel
         if self.mel_head is not None:
-            mel, target_mel = self.mel_head(mel), batch["target_mel"]
+            mel = self.mel_head(mel)
+            target_mel = batch["target_mel"]
         harmonic = pulse_train(interpolate_unvoiced(batch["f0_hz"]), batch["pulse_phasor"])
         wave = self._generate(mel, harmonic, batch["seed"], TRAINED_PROJECTIONS)
-        context, samples = CONTEXT_FRAMES, CONTEXT_FRAMES * HOP_SAMPLES
+        context = CONTEXT_FRAMES
+        samples = CONTEXT_FRAMES * HOP_SAMPLES
         mel_error = tf.abs(log_mel_of(wave) - target_mel)[:, context:-context]
         estimate, true = wave[:, samples:-samples], target[:, samples:-samples]
         pitch, voicing, phase = self.pitch_head.losses_of(
@@ -241,7 +242,8 @@ class Vocoder(keras.Model):
         Silence is added around the mel as around the segments of training. The noise is a function
         of the seed and of B and T.
         """
-        context, samples = CONTEXT_FRAMES, CONTEXT_FRAMES * HOP_SAMPLES
+        context = CONTEXT_FRAMES
+        samples = CONTEXT_FRAMES * HOP_SAMPLES
         # tf.pad reads the value on the host.
         silence = tf.fill([tf.shape(log_mel)[0], context, MEL_BANDS], SILENCE)
         mel = tf.concat([silence, log_mel, silence], axis=1)

@@ -53,7 +53,8 @@ from myxtts.portable_ops import fold_in, grid_padding
 
 # Mean and standard deviation of log-mel over speech (Matcha-TTS has -5.54 and 2.12 for LJSpeech).
 # Normalised mels have about unit variance.
-MEL_MEAN, MEL_STD = -5.5, 2.1
+MEL_MEAN = -5.5
+MEL_STD = 2.1
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,8 @@ class XTTS(keras.Model):
             frame.
         """
         seed = batch["seed"] if training else None
-        target, token_count = (batch["mel"] - MEL_MEAN) / MEL_STD, batch["token_count"]
+        target = (batch["mel"] - MEL_MEAN) / MEL_STD
+        token_count = batch["token_count"]
         keep = keep_mask(batch["reference_frames"], self.reference_dropout, seed, "reference")
         speaker = self._speaker_condition(
             batch["reference"], batch["reference_frames"], batch["language"], keep
@@ -330,16 +332,15 @@ class XTTS(keras.Model):
         encoded, mean, mask = self._encode(batch["tokens"], token_count, speaker, seed)
 
         path, prosody, durations = self._align(batch, target, mean, speaker)
-        frames, row_frames = batch["frames"], tf.cast(batch["frames"], tf.float32)
+        frames = batch["frames"]
+        row_frames = tf.cast(batch["frames"], tf.float32)
         real = length_mask(frames, tf.shape(path)[1], tf.float32)
         # What a teacher speaks has frames of its own, but counts as what it takes the place of.
         if "path" in batch:
             is_real = tf.cast(path >= 0, tf.float32)
             spoken = sum_over(is_real, 1)
-            frames, real = (
-                tf.cast(spoken, tf.int64),
-                (is_real * (row_frames / tf.maximum(spoken, 1.0))[:, None])[:, :, None],
-            )
+            frames = tf.cast(spoken, tf.int64)
+            real = (is_real * (row_frames / tf.maximum(spoken, 1.0))[:, None])[:, :, None]
         errors = prosody_errors(self._predict_prosody(encoded, style, mask, seed), prosody)
 
         frame = self._select_frames(frames, tf.shape(path)[1], seed)
@@ -643,15 +644,11 @@ class XTTS(keras.Model):
         rows, *size = tf.unstack(tf.shape(target))
         noise_seed, time_seed = fold_in(batch_seed, "noise"), fold_in(batch_seed, "time")
         if seed is None:
-            noise, time = (
-                flow.sample_noise(noise_seed, size),
-                tf.repeat(flow.sample_times(time_seed, 1), rows),
-            )
+            noise = flow.sample_noise(noise_seed, size)
+            time = tf.repeat(flow.sample_times(time_seed, 1), rows)
         else:
-            noise, time = (
-                flow.sample_noise(noise_seed, [rows, *size]),
-                flow.sample_times(time_seed, rows),
-            )
+            noise = flow.sample_noise(noise_seed, [rows, *size])
+            time = flow.sample_times(time_seed, rows)
         condition = self._drop_condition(
             condition, keep_mask(tf.ones([rows]), self.cfg_dropout, seed, "condition")
         )

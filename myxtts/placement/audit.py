@@ -116,20 +116,17 @@ def audit(function) -> Audit:
     _register_xla_kernels()
     library = gpu_variants(function.graph.as_graph_def().library)
     entry = function.function_def
-    bodies = list(_bodies(entry, library | {entry.signature.name: entry}))
-    host_only = [
-        HostOperation(
-            node.op,
-            node.name,
-            body.signature.name,
-            _dtypes(node),
-            "XLA kernel" if compiled else "GPU kernel",
-        )
-        for body, compiled in bodies
-        for node in body.node_def
-        if node.op not in library and find_kernel(node, XLA if compiled else GPU) is None
-    ]
-    return Audit(sum(len(body.node_def) for body, _ in bodies), tuple(host_only))
+    operations = 0
+    host_only = []
+    for body, compiled in _bodies(entry, library | {entry.signature.name: entry}):
+        operations += len(body.node_def)
+        kernels = XLA if compiled else GPU
+        missing = "XLA kernel" if compiled else "GPU kernel"
+        for node in body.node_def:
+            if node.op not in library and find_kernel(node, kernels) is None:
+                place = (node.op, node.name, body.signature.name, _dtypes(node))
+                host_only.append(HostOperation(*place, missing))
+    return Audit(operations, tuple(host_only))
 
 
 def gpu_variants(library) -> dict:
@@ -171,7 +168,8 @@ def _register_xla_kernels() -> None:
 
 def _bodies(entry, library: dict) -> Iterator[tuple]:
     """Yield each reachable function with whether XLA compiles it, once for each case."""
-    pending, seen = [(entry.signature.name, False)], set()
+    pending = [(entry.signature.name, False)]
+    seen = set()
     while pending:
         name, compiled = pending.pop()
         body = library[name]

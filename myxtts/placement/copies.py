@@ -5,6 +5,7 @@ value meets a tensor in GPU memory, TensorFlow copies it. A copy to the host wai
 the kernels that depend on it are launched only then.
 """
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -143,17 +144,13 @@ class _Graph:
         )
 
         def endpoints(arguments) -> list[_Endpoint]:
-            return [
-                _Endpoint(
-                    dtype,
-                    on_cpu
-                    or dtype in ALWAYS_ON_HOST
-                    or (int32_on_host and dtype == tf.int32)
-                    or (kernel is not None and argument.name in kernel.host_memory_arg),
-                )
-                for argument in arguments
-                for dtype in _dtypes(node, argument)
-            ]
+            found = []
+            for argument in arguments:
+                in_kernel = kernel is not None and argument.name in kernel.host_memory_arg
+                for dtype in _dtypes(node, argument):
+                    by_dtype = dtype in ALWAYS_ON_HOST or (int32_on_host and dtype == tf.int32)
+                    found.append(_Endpoint(dtype, on_cpu or in_kernel or by_dtype))
+            return found
 
         return endpoints(definition.input_arg), endpoints(definition.output_arg)
 
@@ -186,7 +183,7 @@ def _prepared(graph_def):
             if "_XlaMustCompile" not in definition.attr:
                 del definition.attr[hindrance]
     bodies = (definition.node_def for definition in graph_def.library.function)
-    for node in (node for nodes in (graph_def.node, *bodies) for node in nodes):
+    for node in itertools.chain(graph_def.node, *bodies):
         if not on_gpu:
             node.device = HOST if runs_on_host(node.name) else node.device.replace("CPU:", "GPU:")
     return graph_def
@@ -203,9 +200,8 @@ def _dtypes(node, argument) -> list[tf.DType]:
         numbers = attribute(node, argument.type_list_attr).list.type
     else:
         number = argument.type or attribute(node, argument.type_attr).type
-        numbers = [number] * (
-            attribute(node, argument.number_attr).i if argument.number_attr else 1
-        )
+        count = attribute(node, argument.number_attr).i if argument.number_attr else 1
+        numbers = [number] * count
     return [tf.dtypes.as_dtype(number) for number in numbers]
 
 

@@ -7,7 +7,7 @@ tensor.
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 import tensorflow as tf
 
@@ -99,8 +99,12 @@ def _configure_threads(placement: Placement, automatic: ThreadPools) -> None:
             threading.set_inter_op_parallelism_threads,
         ),
     ):
-        with suppress(RuntimeError) if requested == "auto" else nullcontext():
-            set_size(size if requested == "auto" else requested)
+        if requested != "auto":
+            set_size(requested)
+        else:
+            # TensorFlow may have started with other sizes.
+            with suppress(RuntimeError):
+                set_size(size)
 
 
 def _configure_gpus(placement: Placement) -> None:
@@ -142,12 +146,15 @@ def simulation_warning(placement: Placement, names: Sequence[str]) -> str:
     """
     simulated = len({device.physical for device in placement.devices})
     kinds = ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
-    found = f"TensorFlow sees {len(names)} GPU{'s' * (len(names) > 1)} ({kinds})"
+    noun = "GPUs" if len(names) > 1 else "GPU"
+    found = f"TensorFlow sees {len(names)} {noun} ({kinds})"
     return hidden_gpus_warning(simulated, found, _flags_of_real_gpus(placement, len(names)))
 
 
 def _flags_of_real_gpus(placement: Placement, count: int) -> str:
-    names = {name for route in placement.routes for name in (*route.data_devices, route.model)}
+    names = {route.model for route in placement.routes}
+    for route in placement.routes:
+        names.update(route.data_devices)
     if max(device.physical or 0 for device in placement.devices if device.name in names) < count:
         return "--simulate-gpus 0"
     if len(placement.routes) == 1:
@@ -164,10 +171,9 @@ def describe_threads() -> str:
 
 def describe(placement: Placement) -> list[str]:
     """Describe the placement for the log: which GPU is which device, limits, routes."""
-    lines = [
-        f"placement      {placement.name}"
-        + (" (GPUs simulated on the CPU)" if placement.simulated else "")
-    ]
+    lines = [f"placement      {placement.name}"]
+    if placement.simulated:
+        lines[0] += " (GPUs simulated on the CPU)"
     for device in placement.devices:
         source = "CPU" if device.physical is None else f"GPU {device.physical}"
         source = f"simulated {source}" if placement.simulated else source

@@ -45,7 +45,7 @@ class GpuMemory:
     processes: tuple[tuple[int, int | None], ...] = ()
 
     def reserve_mib(self, logical_devices: int) -> int:
-        """Return what CUDA and its libraries need beside the tensors of some logical devices."""
+        """Return what CUDA and its libraries need in addition to tensors."""
         if self.total_mib < SMALL_GPU_MIB:
             reserve_mib = SMALL_GPU_RESERVE_MIB
         else:
@@ -55,27 +55,34 @@ class GpuMemory:
 
     def describe(self) -> str:
         """Return name, total and free memory, and the processes that hold memory."""
-        held = ", ".join(
-            f"{pid} ({'unknown' if mib is None else f'{mib:,} MiB'})" for pid, mib in self.processes
-        )
-        holders = f"; processes that hold memory: {held}" if held else ""
+        holders = ""
+        if self.processes:
+            held = ", ".join(_process_memory(pid, mib) for pid, mib in self.processes)
+            holders = f"; processes that hold memory: {held}"
         return (
             f"{self.name} has {self.total_mib:,} MiB, of which {self.free_mib:,} MiB are"
             f" free{holders}"
         )
 
 
+def _process_memory(pid: int, mib: int | None) -> str:
+    memory = "unknown" if mib is None else f"{mib:,} MiB"
+    return f"{pid} ({memory})"
+
+
 def limits_of(placement: Placement) -> dict[int, list[int]]:
     """Return the memory limits in MiB of the logical devices, by physical GPU."""
     limits: dict[int, list[int]] = {}
-    for device in placement.devices if placement.on_gpu else ():
+    if not placement.on_gpu:
+        return limits
+    for device in placement.devices:
         if device.physical is not None and device.memory_mib is not None:
             limits.setdefault(device.physical, []).append(device.memory_mib)
     return limits
 
 
 def check_limits(limits: dict[int, list[int]], memory: dict[int, GpuMemory]) -> None:
-    """Check that limits fit into what is free, beside the reserve.
+    """Check that limits fit into what is free, with the reserve.
 
     Args:
         limits: as `limits_of` returns them.
@@ -99,10 +106,8 @@ def check_limits(limits: dict[int, list[int]], memory: dict[int, GpuMemory]) -> 
 def _advice(memory: GpuMemory, reserve_mib: int) -> str:
     fitting_mib = memory.free_mib - reserve_mib
     if fitting_mib < MIN_LIMIT_MIB:
-        return (
-            f"{'End these processes' if memory.processes else 'Free some of its memory'}, or use"
-            " another GPU."
-        )
+        first = "End these processes" if memory.processes else "Free some of its memory"
+        return f"{first}, or use another GPU."
     end = ", end these processes" if memory.processes else ""
     return (
         f"Give at most {fitting_mib} MiB in all with --data-gpu-memory and --model-gpu-memory{end},"
@@ -190,7 +195,9 @@ def cuda_uuids() -> list[str]:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return []
-    count, device, raw = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    count = ctypes.c_int()
+    device = ctypes.c_int()
+    raw = (ctypes.c_ubyte * 16)()
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
         return []
     uuids = []

@@ -70,4 +70,4 @@ def _values(value) -> list:
 
 
 def _list_values(values) -> list:
-    return [value for field in ("type", "s", "i", "b") for value in getattr(values, field)]
+    return [*values.type, *values.s, *values.i, *values.b]

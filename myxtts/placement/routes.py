@@ -105,15 +105,14 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
     _check_contradictions(settings)
     count = settings.simulate_gpus or gpu_count
     threads = settings.intra_op_threads, settings.inter_op_threads
-    model_gpus = settings.model_gpus or (
-        () if settings.model_gpu is None else (settings.model_gpu,)
-    )
+    model_gpus = settings.model_gpus or _optional(settings.model_gpu)
     if not model_gpus and count == 0:
         _check_limits_without_gpu(settings)
         cpu = LogicalDevice("/CPU:0", None)
         _check_gpus_exist(settings, {"observer": _observer_gpus(settings)}, count)
         return Placement("single", (Route(cpu.name, cpu.name),), (cpu,), False, "", *threads)
-    model_gpus, data_gpus = model_gpus or (0,), named_data_gpus(settings)
+    model_gpus = model_gpus or (0,)
+    data_gpus = named_data_gpus(settings)
     roles = {
         "data": data_gpus or model_gpus,
         "model": model_gpus,
@@ -122,19 +121,16 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
     _check_gpus_exist(settings, roles, count)
 
     limit_of = _limits(settings)
-    data_slots = [(gpu, "model" if limit_of["data"] is None else "data") for gpu in data_gpus]
+    data_role = "model" if limit_of["data"] is None else "data"
+    data_slots = [(gpu, data_role) for gpu in data_gpus]
     model_slots = [(gpu, "model") for gpu in model_gpus]
     slots = {*data_slots, *model_slots}
-    # A GPU that another role has, too, is one device; without memory limits both roles have the
-    # same one.
-    observer_slots = [
-        slot for gpu in _observer_gpus(settings) for slot in ((gpu, "data"), (gpu, "model"))
-    ]
-    observer_slot = next(
-        (slot for slot in observer_slots if slot in slots), next(iter(observer_slots[-1:]), None)
-    )
-    slots |= {observer_slot} if observer_slot else set()
-    # Unused ones, too, so that /CPU:2 is simulated GPU 2.
+    # A GPU of two roles is one device. Without memory limits both roles have the same one.
+    observer_slot = None
+    for gpu in _observer_gpus(settings):
+        observer_slot = (gpu, "data") if (gpu, "data") in slots else (gpu, "model")
+        slots.add(observer_slot)
+    # Unused GPUs as well, so that /CPU:2 is simulated GPU 2.
     if settings.simulate_gpus:
         slots |= {(gpu, "model") for gpu in set(range(count)).difference(data_gpus, model_gpus)}
     kind = "/CPU" if settings.simulate_gpus else "/GPU"
@@ -145,7 +141,8 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
     devices = tuple(
         LogicalDevice(name_of[slot], slot[0], limit_of[slot[1]]) for slot in sorted(slots)
     )
-    observer = _observer(settings, routes, name_of[observer_slot] if observer_slot else "")
+    named_observer = name_of[observer_slot] if observer_slot else ""
+    observer = _observer(settings, routes, named_observer)
     return Placement(
         _name(routes), routes, devices, bool(settings.simulate_gpus), observer, *threads
     )
@@ -162,26 +159,27 @@ def _observer(settings: PlacementConfig, routes: Sequence[Route], named: str) ->
     Args:
         named: device of the GPU that the settings name, if they name one.
     """
-    data, trained_on = routes[0].data, [route.model for route in routes]
-    device = {
-        "auto": "" if data in trained_on else data,
-        "data": data,
-        "model": "",
-        "cpu": "/CPU:0",
-    }
-    chosen = named or device[str(settings.observer)]
-    return "" if chosen == routes[0].model else chosen
+    data = routes[0].data
+    devices = {"auto": data, "data": data, "model": "", "cpu": "/CPU:0"}
+    # By default nothing observes on a device that trains.
+    if any(data == route.model for route in routes):
+        devices["auto"] = ""
+    device = named or devices[str(settings.observer)]
+    return "" if device == routes[0].model else device
 
 
 def named_data_gpus(settings: PlacementConfig) -> tuple[int, ...]:
     """Return the GPUs that make all batches; empty where each replica makes its own."""
-    return settings.data_gpus or (() if settings.data_gpu is None else (settings.data_gpu,))
+    return settings.data_gpus or _optional(settings.data_gpu)
+
+
+def _optional(gpu: int | None) -> tuple[int, ...]:
+    return () if gpu is None else (gpu,)
 
 
 def named_gpus(settings: PlacementConfig) -> tuple[int, ...]:
     """Return all GPUs that the settings name: first those that make batches."""
-    model = () if settings.model_gpu is None else (settings.model_gpu,)
-    return *named_data_gpus(settings), *model, *settings.model_gpus
+    return *named_data_gpus(settings), *_optional(settings.model_gpu), *settings.model_gpus
 
 
 def flags_of_gpus(settings: PlacementConfig) -> list[str]:
@@ -224,12 +222,18 @@ def _limits(settings: PlacementConfig) -> dict[str, int | None]:
 def _name(routes: tuple[Route, ...]) -> str:
     if not any(route.is_between_devices for route in routes):
         return "single" if len(routes) == 1 else "replicated"
-    producers = f", {len(routes[0].data_devices)} producers" * bool(routes[0].further_data)
-    return f"dual{producers}" + f", {len(routes)} replicas" * (len(routes) > 1)
+    name = "dual"
+    if routes[0].further_data:
+        name += f", {len(routes[0].data_devices)} producers"
+    if len(routes) > 1:
+        name += f", {len(routes)} replicas"
+    return name
 
 
 def _check_contradictions(settings: PlacementConfig) -> None:
-    data, model, models = named_data_gpus(settings), settings.model_gpu, settings.model_gpus
+    data = named_data_gpus(settings)
+    model = settings.model_gpu
+    models = settings.model_gpus
     if settings.placement == "auto":
         raise PlacementError(
             "--placement auto was given, but only `myxtts train` supports it, which measures before"
@@ -286,9 +290,8 @@ def _check_gpus_exist(
 
 def _existing_gpus(settings: PlacementConfig, count: int) -> str:
     if settings.simulate_gpus:
-        return f"--simulate-gpus {count} makes " + (
-            f"GPUs 0 to {count - 1}" if count > 1 else "only GPU 0"
-        )
+        gpus = f"GPUs 0 to {count - 1}" if count > 1 else "only GPU 0"
+        return f"--simulate-gpus {count} makes {gpus}"
     return {0: "TensorFlow sees no GPU", 1: "TensorFlow sees 1 GPU (index 0)"}.get(
         count, f"TensorFlow sees {count} GPUs (0 to {count - 1})"
     )

@@ -68,7 +68,8 @@ def write_transcripts(
         transcripts.append(
             {"file": name, "seconds": round(lengths_s[len(transcripts)], 3), "text": text}
         )
-    elapsed_s, speech_s = time.perf_counter() - started_s, sum(lengths_s)
+    elapsed_s = time.perf_counter() - started_s
+    speech_s = sum(lengths_s)
     log.info(
         "%.1f s of speech in %.1f s, real-time factor %.3f",
         speech_s,

@@ -1,5 +1,6 @@
 """Speech recognition with a trained run: from waves to texts."""
 
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -80,13 +81,10 @@ class NetworkTranscriber:
         """
         for group in group_waves(waves, round(GROUP_S * SAMPLE_RATE_HZ)):
             chunks_by_wave = [split_wave(wave) for wave in group]
-            texts = iter(
-                self._transcribe_chunks(
-                    [chunk for chunks in chunks_by_wave for chunk in chunks], pace
-                )
-            )
-            for chunks in chunks_by_wave:
-                yield " ".join(filter(None, [next(texts).strip() for _ in chunks]))
+            chunks = list(itertools.chain.from_iterable(chunks_by_wave))
+            texts = iter(self._transcribe_chunks(chunks, pace))
+            for chunks_of_wave in chunks_by_wave:
+                yield " ".join(filter(None, [next(texts).strip() for _ in chunks_of_wave]))
 
     def normalise_reference(self, text: str, language: str) -> str:
         """Convert a reference text to the notation of the run: the output of its text front end.

@@ -225,7 +225,8 @@ def export_metadata(metadata: dict[str, Any], vocoder: VocoderProtocol) -> dict[
     Args:
         metadata: content of state.json of the checkpoint.
     """
-    settings, vocabulary = metadata["settings"], vocabulary_of(metadata)
+    settings = metadata["settings"]
+    vocabulary = vocabulary_of(metadata)
     options = synthesis_options(ModelConfig(**settings["model"]))
     return common_metadata(metadata, vocoder) | {
         "reference_samples": int(settings["data"]["reference_seconds"] * SAMPLE_RATE_HZ),

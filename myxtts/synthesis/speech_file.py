@@ -71,13 +71,15 @@ def write_speech(
         text, references, language, replace(synthesizer.options, **changed)
     )
     samples = 0
-    with sound_file(out) if isinstance(out, Path) else wav_stream(out) as sound:
+    opened = sound_file(out) if isinstance(out, Path) else wav_stream(out)
+    with opened as sound:
         for wave in waves:
             sound.write(wave)
             if not samples:
                 _log_first_sound(time.perf_counter(), loaded_s, started_s)
             samples += len(wave)
-    elapsed_s, speech_s = time.perf_counter() - loaded_s, samples / SAMPLE_RATE_HZ
+    elapsed_s = time.perf_counter() - loaded_s
+    speech_s = samples / SAMPLE_RATE_HZ
     name = out if isinstance(out, Path) else "stream"
     log.info(
         "%s: %.2f s of speech in %.2f s, real-time factor %.3f",
@@ -150,7 +152,8 @@ def sound_file(path: Path) -> Iterator[BlockwiseFile]:
     Raises:
         DataError: writing failed.
     """
-    partial, format_ = partial_file_of(path), FORMATS[path.suffix.lower()]
+    partial = partial_file_of(path)
+    format_ = FORMATS[path.suffix.lower()]
     try:
         with BlockwiseFile(
             os.fsencode(partial), "w", SAMPLE_RATE_HZ, channels=1, format=format_

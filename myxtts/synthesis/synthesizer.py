@@ -188,10 +188,8 @@ class Synthesizer:
 
     def _warm_up(self) -> None:
         """Trace and optimise the graphs now, so that the first sentence does not wait for it."""
-        tokens, no_reference = (
-            np.array([BEGIN_ID, END_ID], np.int32),
-            np.zeros([0, MEL_BANDS], np.float32),
-        )
+        tokens = np.array([BEGIN_ID, END_ID], np.int32)
+        no_reference = np.zeros([0, MEL_BANDS], np.float32)
         self._synthesize_batch([tokens], no_reference, 0, SynthesisOptions())
 
     def _encode(self, text: str, language: str) -> list[EncodedChunk]:
@@ -242,7 +240,8 @@ def growing_batches(count: int) -> Iterator[tuple[int, int]]:
     while first < count:
         end = min(first + size, count)
         yield first, end
-        first, size = end, min(2 * size, BATCH_CHUNKS)
+        first = end
+        size = min(2 * size, BATCH_CHUNKS)
 
 
 def _unknown_symbols_message(
@@ -257,5 +256,8 @@ def _unknown_symbols_message(
 
 
 def _sentences(numbers: Sequence[int]) -> str:
-    listed = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
-    return f"sentence{'s' if len(numbers) > 1 else ''} {listed}"
+    listed = [*map(str, numbers[:5])]
+    if len(numbers) > 5:
+        listed.append("…")
+    noun = "sentences" if len(numbers) > 1 else "sentence"
+    return f"{noun} {', '.join(listed)}"

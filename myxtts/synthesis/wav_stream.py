@@ -30,7 +30,8 @@ class WavStream:
         """Write a wave, float32 [samples] in [-1, 1]; the first one after the header."""
         raw = io.BytesIO()
         soundfile.write(raw, wave, SAMPLE_RATE_HZ, format="RAW", subtype="PCM_16", endian="LITTLE")
-        remaining = memoryview((b"" if self._written else wav_header()) + raw.getvalue())
+        header = b"" if self._written else wav_header()
+        remaining = memoryview(header + raw.getvalue())
         # The stdout of PYTHONUNBUFFERED may take a part.
         while remaining:
             written = self._pipe.write(remaining)
@@ -65,9 +66,7 @@ def wav_header(data_bytes: int = UNKNOWN) -> bytes:
     data_bytes = min(data_bytes, UNKNOWN)
     riff_bytes = min(data_bytes + HEADER_BYTES - 8, UNKNOWN)
     fields = (b"RIFF", riff_bytes, b"WAVE", b"fmt ", len(form), form, b"data", data_bytes)
-    return b"".join(
-        field if isinstance(field, bytes) else struct.pack("<I", field) for field in fields
-    )
+    return struct.pack("<4sI4s4sI16s4sI", *fields)
 
 
 def _can_overwrite(pipe: BinaryIO) -> bool:

@@ -65,7 +65,8 @@ def _stream_safe(text: str) -> str:
     """
     if len(text) <= MAX_UNSAFE_CHARACTERS:
         return text
-    kept, run = [], 0
+    kept = []
+    run = 0
     for character in text:
         run = run + 1 if unicodedata.combining(character) else 0
         if run <= MAX_MARKS:
@@ -99,7 +100,9 @@ def _phonemes(text: str, language: str) -> str:
     ipa = ""
     for clause, mark in zip(parts[0::2], [*parts[1::2], ""], strict=True):
         clause_ipa = espeak.phonemes(clause, language)
-        ipa += (" " if clause_ipa and ipa else "") + clause_ipa + mark
+        if clause_ipa and ipa:
+            ipa += " "
+        ipa += clause_ipa + mark
     return ipa
 
 

@@ -49,8 +49,8 @@ _DOTTED = re.compile(r"\w(\.\w)+")  # e.g, z.B, U.S, a.m, ე.ი
 # Abbreviations before a name or within a sentence. Those that often end a sentence (etc., Jr.,
 # Inc.) are left out.
 _BEFORE_A_WORD = re.compile(
-    "mr|mrs|ms|mx|messrs|dr|prof|st|rev|hon|gen|col|capt|lt|sgt|cpl|adm|sen|rep|gov|pres|supt|mt|ft|vs|cf|viz|"
-    "hr|fr|bzw|ca|evtl|ggf|vgl|dipl|ing|mme|mlle|mgr|sr|sra|იხ|მაგ",
+    "mr|mrs|ms|mx|messrs|dr|prof|st|rev|hon|gen|col|capt|lt|sgt|cpl|adm|sen|rep|gov|pres|supt|"
+    "mt|ft|vs|cf|viz|hr|fr|bzw|ca|evtl|ggf|vgl|dipl|ing|mme|mlle|mgr|sr|sra|იხ|მაგ",
     re.IGNORECASE,
 )
 _BEFORE_A_NUMBER = re.compile(
@@ -143,7 +143,8 @@ def _middle_break(sentence: str) -> int:
     """
     middle = len(sentence) / 2
     shift = min(middle / 2, MAX_SHIFT)
-    first, last = max(int(middle - shift) - MAX_SHIFT, 0), int(middle + shift) + MAX_SHIFT
+    first = max(int(middle - shift) - MAX_SHIFT, 0)
+    last = int(middle + shift) + MAX_SHIFT
     for kind in _BREAKS:
         ends = [match.end() for match in kind.finditer(sentence, first, last)]
         near = [end for end in ends if middle - shift <= end <= middle + shift]

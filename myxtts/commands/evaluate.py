@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import CommandParser, add_checkpoint_flag, bounded
+from myxtts.commands.parser import CommandParser, add_checkpoint_flag, add_columns_flag, bounded
 from myxtts.errors import ConfigError
 from myxtts.evaluation.options import EvaluationOptions
 
@@ -30,6 +30,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser.add_argument(
         "--audio-root", metavar="DIR", type=Path, help="folder that contains all audio of --data"
     )
+    add_columns_flag(parser, "--data")
     parser.add_argument(
         "--utterances",
         type=bounded(int, 1),
@@ -104,11 +105,11 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = vars(parse(argv, prog))
-    for name in ("seeds", "noise_snr_db", "rt60"):
+    for name in ("columns", "seeds", "noise_snr_db", "rt60"):
         options[name] = options[name] and tuple(options[name])
-    if options["audio_root"] is not None and options["data"] is None:
+    if (options["audio_root"] or options["columns"]) and options["data"] is None:
         raise ConfigError(
-            "--audio-root is the folder of a corpus' audio, but there is no --data. Leave it out."
+            "--audio-root and --columns describe a corpus, but there is no --data. Leave them out."
         )
     from myxtts.evaluation.evaluate import evaluate_run  # imports TensorFlow, which takes seconds
 

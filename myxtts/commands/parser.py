@@ -170,6 +170,16 @@ def add_checkpoint_flag(parser: CommandParser) -> None:
     )
 
 
+def add_columns_flag(parser: CommandParser, corpus: str) -> None:
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        default=(),
+        choices=SETTINGS["columns"].choices,
+        help=f"columns of a file without a header that {corpus} names, as for `train`",
+    )
+
+
 def add_vocoder_flags(parser: CommandParser) -> None:
     parser.add_argument(
         "--vocoder",

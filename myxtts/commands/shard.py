@@ -23,6 +23,7 @@ SHARD_SETTINGS = {
     "validation_fraction": "fraction of the utterances for held_out.csv, which are in no shard",
     "seed": "seed for the held-out utterances",
     "audio_root": "folder that contains all audio, as for `train`",
+    "columns": "columns of a file without a header, as for `train`",
     "language": "language of rows without one",
     "min_seconds": "shortest utterance",
     "max_seconds": "longest utterance",

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import CommandParser, add_checkpoint_flag, bounded
+from myxtts.commands.parser import CommandParser, add_checkpoint_flag, add_columns_flag, bounded
 from myxtts.errors import ConfigError
 
 NAME = "transcribe"
@@ -29,6 +29,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser.add_argument(
         "--audio-root", metavar="DIR", type=Path, help="folder that contains all audio of --corpus"
     )
+    add_columns_flag(parser, "--corpus")
     add_checkpoint_flag(parser)
     parser.add_argument(
         "--beam-width",
@@ -61,9 +62,11 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         raise ConfigError(
             f"files or a --corpus can be transcribed, but {given}. Give one of the two."
         )
-    if audio_root is not None and corpus is None:
+    columns = tuple(options.pop("columns"))
+    if (audio_root is not None or columns) and corpus is None:
         raise ConfigError(
-            "--audio-root is the folder of a corpus' audio, but there is no --corpus. Leave it out."
+            "--audio-root and --columns describe a corpus, but there is no --corpus. Leave them"
+            " out."
         )
     out = options.pop("out")
     if out is not None and corpus is None:
@@ -77,14 +80,15 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         return 0
     from myxtts.data.metadata_file import read_corpus
 
-    read_corpus(
-        corpus, "en", audio_root
-    )  # reports mistakes before TensorFlow is imported, which takes seconds
+    # Reports mistakes before TensorFlow is imported, which takes seconds.
+    read_corpus(corpus, "en", audio_root, columns=columns)
     from myxtts.evaluation.asr_score import evaluate_asr
     from myxtts.evaluation.options import EvaluationOptions
 
     run, checkpoint = options.pop("run"), options.pop("checkpoint")
     evaluate_asr(
-        run, checkpoint, EvaluationOptions(data=corpus, audio_root=audio_root, out=out, **options)
+        run,
+        checkpoint,
+        EvaluationOptions(data=corpus, audio_root=audio_root, columns=columns, out=out, **options),
     )
     return 0

@@ -24,6 +24,7 @@ MemoryMib = Annotated[int, Field(ge=256, le=1_000_000)]
 MIN_SECONDS, MAX_SECONDS = 0.05, 120.0  # bounds of the length of an utterance
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 
+Column = Literal["path", "text", "normalized_text", "speaker", "language", "ignored"]
 Component = Literal[
     "reference_encoder",
     "text_encoder",
@@ -114,6 +115,10 @@ class DataConfig(Section):
     audio_root: str | None = None
     """Folder that contains all audio; paths in CSV and TSV files are relative to it. Default: the
     file's folder.
+    """
+    columns: tuple[Column, ...] = ()
+    """Columns of a metadata file without a header, in their order, such as path text speaker.
+    LJSpeech's lines and lines of path and text need none.
     """
     validation_fraction: Annotated[Fraction, needs(val_data=UNSET)] = 0.05
     """Fraction of the utterances to hold out for validation."""

@@ -12,21 +12,13 @@ from pathlib import Path
 
 from myxtts.errors import DataError
 
-AUDIO_SUFFIXES = (
-    ".wav",
-    ".flac",
-    ".ogg",
-    ".opus",
-    ".mp3",
-)  # in the order in which files of one stem are taken
+# In the order in which files of one stem are taken.
+AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 AUDIO_SUBFOLDERS = ("wavs", "wav", "audio", "clips")  # LJSpeech, Piper, others, Common Voice
-SEARCHED_FOLDERS = 1_000  # bounds the time for an error message about a large tree
 
 
 class AudioFolder:
-    """A folder whose files may have other suffixes, and names in another Unicode form, than the
-    metadata says.
-    """
+    """A folder whose files may have other suffixes than the metadata says."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -52,29 +44,24 @@ class AudioFolder:
         if leads_outside(name):
             return None
         subfolder, _, file = name.rpartition("/")
-        written, files = self._listing(subfolder)
-        if file in files:
-            return name if written == subfolder else os.path.join(written, file)
+        if file in self._listing(subfolder):
+            return name
         if "\\" in name:
             return self.find(name.replace("\\", "/"))
         similar = self._by_stem(subfolder).get(stem_of(file))
-        return os.path.join(written, similar[0]) if similar else None
+        return os.path.join(subfolder, similar[0]) if similar else None
 
-    def _list(self, subfolder: str) -> tuple[str, frozenset[str]]:
-        """The subfolder as it is written on the disk, and the names in it."""
-        for form in dict.fromkeys(
-            (subfolder, *(unicodedata.normalize(form, subfolder) for form in ("NFC", "NFD")))
-        ):
-            try:
-                return form, frozenset(os.listdir(os.path.join(self.path, form)))
-            except OSError:
-                continue
-        return subfolder, frozenset()
+    def _list(self, subfolder: str) -> frozenset[str]:
+        """The names in a subfolder; none if it is missing."""
+        try:
+            return frozenset(os.listdir(os.path.join(self.path, subfolder)))
+        except OSError:
+            return frozenset()
 
     def _index(self, subfolder: str) -> dict[str, list[str]]:
         """The audio files of a subfolder by their stem, in the order of AUDIO_SUFFIXES."""
         files: dict[str, list[str]] = {}
-        for name in sorted(filter(suffix_of, self._listing(subfolder)[1]), key=_order):
+        for name in sorted(filter(suffix_of, self._listing(subfolder)), key=_order):
             files.setdefault(stem_of(name), []).append(name)
         return files
 
@@ -107,7 +94,9 @@ def audio_subfolders(folder: Path) -> list[Path]:
 
 def leads_outside(name: str) -> bool:
     """Whether a name of a metadata file is absolute, or leaves the corpus folder by .. parts."""
-    return os.path.isabs(name) or os.path.normpath(name).split(os.sep)[0] == os.pardir
+    if os.path.isabs(name):
+        return True
+    return ".." in name and os.path.normpath(name).split(os.sep)[0] == os.pardir
 
 
 def audio_files(folder: Path, others: Sequence[str] = ()) -> Iterator[str]:
@@ -141,12 +130,3 @@ def _raise_unreadable(error: OSError) -> None:
         f"the folder {error.filename} cannot be read: {error.strerror}. Fix its permissions, or"
         " move it away."
     ) from error
-
-
-def walk_folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield the first SEARCHED_FOLDERS folders of a tree, each with its sorted file names."""
-    for number, (path, subfolders, names) in enumerate(os.walk(folder)):
-        if number == SEARCHED_FOLDERS:
-            return
-        subfolders.sort()
-        yield Path(path), sorted(names)

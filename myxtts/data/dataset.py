@@ -117,6 +117,7 @@ def load_corpora(
         seed,
         audio_root_of(data),
         needs_text=length_rule is not None,
+        columns=data.columns,
     )
     if length_rule and data.text_frontend == "phonemes":
         check_languages([train_rows, validation_rows], data.max_rejected)

@@ -120,9 +120,7 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     else:
         config = settings_of(selected, metadata)
         known = vocabulary_of(metadata)
-        manifest, vocabulary = load_other_corpus(
-            options.data, options.audio_root, config, known, folder
-        )
+        manifest, vocabulary = load_other_corpus(options, config, known, folder)
         speakers, source = vocabulary.speakers, f"utterances of {options.data}"
     count = options.utterances or len(manifest)
     distorted = distortions(options.noise_snr_db or (), options.rt60 or ())

@@ -19,6 +19,7 @@ from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import CheckpointError, DataError
+from myxtts.evaluation.options import EvaluationOptions
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.tasks.length_rules import length_rule_of
@@ -161,13 +162,13 @@ def for_evaluation(config: Config) -> Config:
 
 
 def load_other_corpus(
-    path: Path, audio_root: Path | None, config: Config, vocabulary: Vocabulary, folder: Path
+    options: EvaluationOptions, config: Config, vocabulary: Vocabulary, folder: Path
 ) -> tuple[Manifest, Vocabulary]:
     """Return the utterances of another corpus, and the vocabulary of a run extended by this corpus'
     new speakers.
 
     Args:
-        path, audio_root: a corpus, as --train-data and --audio-root take it.
+        options: name the corpus.
         vocabulary: of the run.
         folder: gets rejected.csv.
 
@@ -176,7 +177,13 @@ def load_other_corpus(
     """
     data = config.data
     length_rule = length_rule_of(config)
-    rows = read_corpus(path, data.language, audio_root, needs_text=length_rule is not None)
+    rows = read_corpus(
+        Path(options.data or ""),
+        data.language,
+        options.audio_root,
+        needs_text=length_rule is not None,
+        columns=options.columns,
+    )
     log.info("%-14s %s", "corpus form", rows.form)
     manifest, vocabulary, rejected = manifest_of(rows, data, length_rule, vocabulary)
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ class EvaluationOptions:
     Attributes:
         data: a corpus, as --train-data takes it; by default the held-out utterances of the run.
         audio_root: folder of the audio of `data`, as --audio-root takes it.
+        columns: of `data`, as --columns takes them.
         utterances: maximum number of utterances to measure; by default all for a recogniser, and 50
             otherwise.
         ode_steps, guidance: of synthesis; by default as in the run.
@@ -30,6 +31,7 @@ class EvaluationOptions:
 
     data: Path | None = None
     audio_root: Path | None = None
+    columns: tuple[str, ...] = ()
     utterances: int | None = None
     ode_steps: int | None = None
     guidance: float | None = None

@@ -109,9 +109,7 @@ def score_tts(
     else:
         corpora = load_checkpoint_corpora(checkpoint, metadata, run, folder)
         known = corpora.vocabulary
-        manifest, _ = load_other_corpus(
-            options.data, options.audio_root, corpora.config, known, folder
-        )
+        manifest, _ = load_other_corpus(options, corpora.config, known, folder)
     config = corpora.config
     network = load_model(checkpoint, metadata, device, task="tts")
     vocoder = load_vocoder(choice, device)

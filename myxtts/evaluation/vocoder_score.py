@@ -278,9 +278,7 @@ def load_recordings(
     else:
         config = settings_of(checkpoint, metadata)
         known = vocabulary_of(metadata)
-        manifest, vocabulary = load_other_corpus(
-            options.data, options.audio_root, config, known, folder
-        )
+        manifest, vocabulary = load_other_corpus(options, config, known, folder)
         known_speakers = set(metadata["speakers"]) - {DEFAULT_SPEAKER}
     return recordings_of(manifest, vocabulary, options.utterances or MAX_UTTERANCES, known_speakers)
 

@@ -15,7 +15,7 @@ WARMSTART = "warmstart"  # name of its run
 # Settings that all jobs must share so that their models can be merged.
 SHARED_SETTINGS = {
     "data": (
-        *("train_data", "val_data", "audio_root", "validation_fraction"),
+        *("train_data", "val_data", "audio_root", "columns", "validation_fraction"),
         *("language", "text_frontend", "reference_seconds"),
     ),
     "model": INHERITED["model"],
@@ -28,7 +28,7 @@ SHARED_SETTINGS = {
 }
 # Settings that the shards depend on.
 SHARD_SETTINGS = (
-    *("train_data", "val_data", "audio_root", "validation_fraction", "language"),
+    *("train_data", "val_data", "audio_root", "columns", "validation_fraction", "language"),
     *("text_frontend", "min_seconds", "max_seconds", "seed"),
 )
 

@@ -151,7 +151,13 @@ def check_corpora(config: Config, corpora: CorpusOverrides) -> None:
         )
     if corpora.train_data is not None:
         root, needs_text = audio_root_of(config.data), length_rule_of(config) is not None
-        read_corpus(Path(corpora.train_data), config.data.language, root, needs_text)
+        read_corpus(
+            Path(corpora.train_data),
+            config.data.language,
+            root,
+            needs_text,
+            columns=config.data.columns,
+        )
 
 
 def read_held_out(config: Config, first: MergeInput, output: Path) -> Manifest:
@@ -163,7 +169,9 @@ def read_held_out(config: Config, first: MergeInput, output: Path) -> Manifest:
     """
     path, data, length_rule = Path(str(config.data.val_data)), config.data, length_rule_of(config)
     root, needs_text = audio_root_of(data), length_rule is not None
-    rows = read_corpus(path, data.language, root, needs_text, preferred="metadata_eval.csv")
+    rows = read_corpus(
+        path, data.language, root, needs_text, preferred="metadata_eval.csv", columns=data.columns
+    )
     log.info("%-14s %s", "corpus form", rows.form)
     manifest, _, rejected = manifest_of(rows, data, length_rule, vocabulary_of(first.metadata))
     if unusable := [*rows.rejected, *rejected]:

@@ -68,7 +68,7 @@ NO_TEXTS = "0" * 64
 
 # Settings that may differ between the workers of a job: paths, and how batches are read.
 PER_MACHINE = {
-    *("train_data", "val_data", "audio_root", "num_workers", "use_tf_native_loading"),
+    *("train_data", "val_data", "audio_root", "columns", "num_workers", "use_tf_native_loading"),
     *("data_service", "buffer_size", "prefetch_buffer_size", "cache_dataset", "model_start_delay"),
 }
 

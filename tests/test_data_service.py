@@ -29,7 +29,7 @@ from myxtts.data.readers.files import rows_from_files
 from myxtts.data.readers.local import LocalReader
 from myxtts.data.readers.service import ServiceReader, _Job
 from myxtts.data.readers.service_server import dispatcher, worker
-from myxtts.distributed.loopback import is_loopback, listening_sockets
+from myxtts.distributed.cluster import is_loopback, listening_sockets
 from myxtts.errors import ConfigError, DataError
 from tests.fixtures import temporary_folder
 from tests.long import long

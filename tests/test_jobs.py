@@ -30,7 +30,7 @@ from myxtts.config.schema import (
     PlacementConfig,
     TeacherConfig,
 )
-from myxtts.distributed.stop_signals import REPEAT_S
+from myxtts.distributed.signals import REPEAT_S
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.local_sgd.job_settings import (
     SHARED_SETTINGS,

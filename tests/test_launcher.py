@@ -15,7 +15,7 @@ from pathlib import Path
 from myxtts.commands import launch
 from myxtts.commands.console import report_errors
 from myxtts.distributed.processes import MAX_READS, READ_BYTES, ChildProcess, OutputReader
-from myxtts.distributed.stop_signals import REPEAT_S
+from myxtts.distributed.signals import REPEAT_S
 from tests.fixtures import DEADLINE_S, ends, temporary_folder
 
 ROOT = Path(__file__).parents[1]

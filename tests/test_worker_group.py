@@ -13,7 +13,7 @@ from unittest import mock
 import tensorflow as tf
 
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.stop_signals import exit_at_sigterm
+from myxtts.distributed.signals import exit_at_sigterm
 from myxtts.distributed.worker_group import (
     END_TIMEOUT_S,
     WorkerLost,
@@ -51,8 +51,7 @@ DIES = """
 import os, signal, socket, sys, time
 sys.path.insert(0, {root!r})
 from myxtts.commands.console import report_errors
-from myxtts.distributed.cluster import find_cluster, split_address
-from myxtts.distributed.loopback import listening_sockets
+from myxtts.distributed.cluster import find_cluster, listening_sockets, split_address
 
 def main():
     from myxtts.distributed.worker_group import tf, worker_group

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.processes import gpu_environ, visible_gpus
-from myxtts.distributed.stop_signals import counted_stop_signals
-from myxtts.distributed.supervisor import (
+from myxtts.distributed.processes import (
     Exit,
     GracePeriods,
     ProgramSpec,
     Supervisor,
     SupervisorEvents,
+    gpu_environ,
+    visible_gpus,
 )
+from myxtts.distributed.signals import counted_stop_signals
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import make_folder
 from myxtts.machine import usable_cores

@@ -24,8 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from myxtts.distributed.cluster import Cluster, split_address
-from myxtts.distributed.loopback import is_loopback
+from myxtts.distributed.cluster import Cluster, is_loopback, split_address
 from myxtts.errors import PlacementError
 
 # A node may have to fetch an image first.

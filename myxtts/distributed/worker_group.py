@@ -15,10 +15,9 @@ from contextlib import contextmanager, nullcontext, suppress
 import tensorflow as tf
 
 from myxtts import tf_internals
-from myxtts.distributed.cluster import Cluster, split_address
-from myxtts.distributed.loopback import bind_to_loopback, is_loopback
+from myxtts.distributed.cluster import Cluster, bind_to_loopback, is_loopback, split_address
 from myxtts.distributed.rendezvous import rendezvous
-from myxtts.distributed.stop_signals import counted_stop_signals
+from myxtts.distributed.signals import counted_stop_signals
 from myxtts.errors import PlacementError, TrainingError, UserError
 
 HEARTBEAT_TIMEOUT_S = 20  # a worker without a heartbeat for this long is lost

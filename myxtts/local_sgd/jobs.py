@@ -27,9 +27,16 @@ from myxtts.config.effects import without_useless
 from myxtts.config.load import dump, load, shown
 from myxtts.config.schema import Config
 from myxtts.config.scripts import command_line
-from myxtts.distributed.processes import ChildProcess, gpu_environ, visible_gpus
-from myxtts.distributed.stop_signals import StopSignals, counted_stop_signals
-from myxtts.distributed.supervisor import Exit, ProgramSpec, Supervisor, SupervisorEvents
+from myxtts.distributed.processes import (
+    ChildProcess,
+    Exit,
+    ProgramSpec,
+    Supervisor,
+    SupervisorEvents,
+    gpu_environ,
+    visible_gpus,
+)
+from myxtts.distributed.signals import StopSignals, counted_stop_signals
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import locked_file, make_folder, write_whole
 from myxtts.local_sgd.fork import fork

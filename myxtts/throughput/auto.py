@@ -14,7 +14,7 @@ from typing import Any
 from myxtts.config.schema import GPU_SETTINGS, Config, PlacementConfig
 from myxtts.distributed.cluster import find_cluster
 from myxtts.distributed.processes import child_setup
-from myxtts.distributed.stop_signals import exit_at_sigterm
+from myxtts.distributed.signals import exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.placement.routes import flags_of_gpus, named_gpus
 from myxtts.throughput.assess import SHARED_CORES

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from myxtts.distributed.stop_signals import REPEAT_S, stop_signals
+from myxtts.distributed.signals import REPEAT_S, stop_signals
 
 READ_EVERY = 4  # steps; a read waits until a GPU has done all that is queued on it
 

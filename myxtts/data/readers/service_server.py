@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from myxtts.distributed.loopback import bind_to_loopback, is_loopback
+from myxtts.distributed.cluster import bind_to_loopback, is_loopback
 from myxtts.errors import ConfigError, DataError
 from myxtts.tf_internals import dispatcher_config, worker_server_port
 

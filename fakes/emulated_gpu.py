@@ -37,9 +37,8 @@ from myxtts.throughput.advice import LongWait
 from myxtts.training import loop
 from myxtts.training.checkpoint import save_nothing
 from myxtts.training.hooks import Observe, Report, StepEnd
-from myxtts.training.observation import VALIDATION, Observation, without
 from myxtts.training.observer import NoObserver, Observer
-from myxtts.training.schedule import Schedule
+from myxtts.training.schedule import VALIDATION, Observation, Schedule, without
 from myxtts.training.stop_request import StopRequest
 
 KERNELS = 20  # of a step and of a batch; real ones have hundreds to thousands
@@ -417,7 +416,7 @@ class EmulatedState:
     """The part of a TrainingState that the loop uses; reading it waits for the device."""
 
     def __init__(self, model: Gpu):
-        self.step, self._model, self.observing = 0, model, ()
+        self.step, self._model, self.pending_observations = 0, model, ()
         self.bad_step = SimpleNamespace(numpy=self._read_zero)
 
     def _read_zero(self) -> int:
@@ -473,7 +472,9 @@ class Validations:
         return {}
 
     def _record(self, observation: Observation, metrics: dict[str, float]) -> None:
-        self._state.observing = without(self._state.observing, observation.step)
+        self._state.pending_observations = without(
+            self._state.pending_observations, observation.step
+        )
 
 
 def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None) -> Outcome:

@@ -112,7 +112,9 @@ def train_on(run: OpenRun, run_log: RunLog, started_s: float) -> int:
         state, schedule, step = setup.state, setup.schedule, setup.make_step()
         weight_sync = WeightSync.of_run(config, schedule.total_steps, setup.metadata)
         is_owing = owes_sync(config.local_sgd.sync_every, state.audio_s_since_sync)
-        is_done = state.step >= schedule.total_steps and not (is_owing or state.observing)
+        is_done = state.step >= schedule.total_steps and not (
+            is_owing or state.pending_observations
+        )
         if is_done and start.checkpoint is not None:
             log.info(
                 "nothing to do  run %s has its %d steps; train longer with a higher %s",

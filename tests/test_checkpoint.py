@@ -21,7 +21,7 @@ from myxtts.training.checkpoint_files import (
     remove_remains,
     write_arrays,
 )
-from myxtts.training.observation import VALIDATION, Observation
+from myxtts.training.schedule import VALIDATION, Observation
 from tests.feeds import TIMEOUT_S
 from tests.fixtures import temporary_folder
 from tests.kill_points import FullDisk
@@ -145,8 +145,8 @@ class Retention(Case):
         self.assertEqual(self.steps(), [30])
 
     def test_a_repeated_validation_is_of_the_utterances_held_out_now(self):
-        self.state.observing = (Observation(20, (VALIDATION,)),)
-        self.addCleanup(setattr, self.state, "observing", ())
+        self.state.pending_observations = (Observation(20, (VALIDATION,)),)
+        self.addCleanup(setattr, self.state, "pending_observations", ())
         self.save_steps(self.checkpoints(held_out="a"), 20)
         with self.checkpoints(held_out="b") as after:
             after.record(self.state, 20, 0.5)
@@ -181,7 +181,7 @@ class Retention(Case):
 
     def test_an_observation_is_recorded_beside_a_damaged_checkpoint(self):
         checkpoints = self.checkpoints(keep=3)
-        self.state.observing = (Observation(20, (VALIDATION,)),)
+        self.state.pending_observations = (Observation(20, (VALIDATION,)),)
         self.save_steps(checkpoints, 20, 30, 40)
         (self.folder / "step-000030" / "state.json").write_bytes(b"{")
         with self.assertLogs("myxtts.training", "ERROR"):
@@ -209,7 +209,7 @@ class Retention(Case):
             before = self.checkpoints(keep=2)
             self.save_steps(before, 10)
             before.add_provisional(20)
-            self.state.observing = (Observation(20, (VALIDATION,)),)
+            self.state.pending_observations = (Observation(20, (VALIDATION,)),)
             self.save_steps(before, 20)
             with self.checkpoints(keep=2) as after:
                 after.record(self.state, 20, loss)

@@ -17,9 +17,8 @@ from myxtts.data.feed import StopArrived
 from myxtts.errors import DataError, PlacementError
 from myxtts.training import loop
 from myxtts.training.hooks import NoteDue, Observe, PeriodicHook, Report, Validate, WriteSamples
-from myxtts.training.observation import SAMPLES, VALIDATION, Observation, without
 from myxtts.training.observer import NoObserver, ObserverFailed
-from myxtts.training.schedule import Schedule
+from myxtts.training.schedule import SAMPLES, VALIDATION, Observation, Schedule, without
 from myxtts.training.stop_request import SharedStopRequest, StopRequest
 from tests.fixtures import ManualTime
 
@@ -28,7 +27,7 @@ class CountingState:
     """The part of a TrainingState that the loop uses."""
 
     def __init__(self):
-        self.step, self.observing = 0, ()
+        self.step, self.pending_observations = 0, ()
         self.bad_step = np.int64(0)
 
     @property
@@ -138,7 +137,7 @@ class DelayedObserver(NoObserver):
             if self._error is not None:
                 raise self._error
             self._calls.append((f"result of {step}", self._state.step))
-            self._state.observing = without(self._state.observing, step)
+            self._state.pending_observations = without(self._state.pending_observations, step)
         return True
 
 
@@ -278,10 +277,10 @@ class LoopTest(unittest.TestCase):
         self.state.averaged_weights = contextlib.nullcontext
         with self.assertRaisesRegex(DataError, "no samples"):
             self.train(hooks(4), steps=5)
-        self.assertEqual(self.state.observing, (Observation(4, (SAMPLES,)),))
+        self.assertEqual(self.state.pending_observations, (Observation(4, (SAMPLES,)),))
         self.setUp()
         self.train(hooks(0), steps=5)
-        self.assertEqual(self.state.observing, ())
+        self.assertEqual(self.state.pending_observations, ())
 
     def test_a_report_counts_the_updates_that_were_skipped_since_the_one_before(self):
         reports = []
@@ -322,7 +321,7 @@ class LoopTest(unittest.TestCase):
         self.assertEqual(
             self.calls, [*first, *second, ("snapshot", 9), ("save", 9), ("result of 9", 9)]
         )
-        self.assertEqual((provisional, self.state.observing), ([4, 8], ()))
+        self.assertEqual((provisional, self.state.pending_observations), ([4, 8], ()))
 
     def test_an_error_of_the_observer_ends_the_run_after_a_checkpoint_and_leaves_the_observation_to_repeat(
         self,
@@ -337,7 +336,7 @@ class LoopTest(unittest.TestCase):
                     observer=observer,
                 )
             self.assertEqual(self.calls, [("snapshot", 3), ("save", 3), ("save", 5)])
-            self.assertEqual(self.state.observing, (Observation(3, (VALIDATION,)),))
+            self.assertEqual(self.state.pending_observations, (Observation(3, (VALIDATION,)),))
 
     def test_workers_look_for_a_request_to_stop_after_the_same_steps_whatever_the_observer_of_the_chief_does(
         self,

@@ -6,7 +6,8 @@ import threading
 import unittest
 
 from myxtts.errors import DataError, PlacementError
-from myxtts.training.observation import (
+from myxtts.training.observer import Observer, ObserverFailed, Result, slow_observer
+from myxtts.training.schedule import (
     EVALUATION,
     SAMPLES,
     VALIDATION,
@@ -14,7 +15,6 @@ from myxtts.training.observation import (
     observations_of,
     without,
 )
-from myxtts.training.observer import Observer, ObserverFailed, Result, slow_observer
 from tests.feeds import TIMEOUT_S, wait_until
 from tests.fixtures import entered
 from tests.test_routes import plan

@@ -30,8 +30,8 @@ from myxtts.report.page.overview import write_overview
 from myxtts.report.page.style import STYLE
 from myxtts.report.page_thread import PageThread
 from myxtts.report.run_page import RunPage, changed_settings
-from myxtts.training.observation import Observation
 from myxtts.training.report_hooks import recorded
+from myxtts.training.schedule import Observation
 from tests.feeds import wait_until
 from tests.fixtures import temporary_folder
 from tests.html_checker import Checker

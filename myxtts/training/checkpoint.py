@@ -33,7 +33,7 @@ from myxtts.training.checkpoint_files import (
     update_metadata,
     write_checkpoint,
 )
-from myxtts.training.observation import observations_of, without
+from myxtts.training.schedule import observations_of, without
 from myxtts.training.state import TrainingState
 
 LEAST_SAID_S = 0.1  # a shorter wait for the checkpoint before is of the size of a copy
@@ -199,7 +199,7 @@ class Checkpoints:
             validation_loss: None without a validation.
         """
         self.wait()
-        state.observing = without(state.observing, step)
+        state.pending_observations = without(state.pending_observations, step)
         saved = checkpoint_of(self._folder, step).exists()  # else the disk was full
         if validation_loss is not None and saved and self.improves(validation_loss):
             self.best = Best(step, validation_loss)
@@ -278,7 +278,7 @@ class Checkpoints:
 
     def _needed_steps(self, state: TrainingState) -> set[int]:
         """Return the steps whose checkpoints are kept however old they are."""
-        return {observation.step for observation in state.observing} | (
+        return {observation.step for observation in state.pending_observations} | (
             {self.best.step} if self.best else set()
         )
 
@@ -363,7 +363,7 @@ def progress_of(state: TrainingState) -> dict[str, Any]:
         "replicas": state.replicas.count,
         "audio_s": state.audio_s,
         "audio_s_since_sync": state.audio_s_since_sync,
-        "observing": state.observing,
+        "observing": state.pending_observations,
     }
 
 
@@ -387,7 +387,7 @@ def restore(checkpoint: Path, state: TrainingState) -> None:
         )
         state.position = state.position.after_resize(before)
     state.began = state.step, state.position
-    state.observing = observations_of(metadata)
+    state.pending_observations = observations_of(metadata)
 
 
 def position_of(metadata: Mapping[str, Any]) -> Position:

@@ -26,10 +26,10 @@ from myxtts.training.hooks import (
     WriteSamples,
     periods_of,
 )
-from myxtts.training.observation import Observation, without
 from myxtts.training.observer import NoObserver, Observer
 from myxtts.training.report_hooks import recorded, with_report
 from myxtts.training.run_folder import RunFolder
+from myxtts.training.schedule import Observation, without
 from myxtts.training.select_checkpoint import weights_file
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.snapshot import Snapshot
@@ -68,7 +68,7 @@ def chief_hooks(
         report, run = Report(reporter, long_wait), config.run
         periods = periods_of(run)
         if setup.corpora.held_out is None or not run.uses_held_out:
-            state.observing = ()  # the settings have turned it off
+            state.pending_observations = ()  # the settings have turned it off
             yield [*sync, report], NoObserver()
             return
         if setup.replicas.observer:
@@ -143,15 +143,15 @@ def repeatable(setup: TrainingSetup, folder: RunFolder) -> list[Observation]:
     with a warning.
     """
     state = setup.state
-    for observation in state.observing:
+    for observation in state.pending_observations:
         if not checkpoint_of(folder.checkpoints, observation.step).exists():
             log.warning(
                 "%s: lost, because the run ended before it was done, and the checkpoint of that"
                 " step is gone",
                 observation,
             )
-            state.observing = without(state.observing, observation.step)
-    return list(state.observing)
+            state.pending_observations = without(state.pending_observations, observation.step)
+    return list(state.pending_observations)
 
 
 def inference_arrays(checkpoint: Path) -> dict[str, np.ndarray]:

@@ -16,7 +16,8 @@ from myxtts.placement.audit import require_device
 from myxtts.report.reporter import Reporter
 from myxtts.tasks.base import Evaluator
 from myxtts.throughput.advice import LongWait
-from myxtts.training.observation import (
+from myxtts.training.observer import OBSERVER, Observer
+from myxtts.training.schedule import (
     EVALUATION,
     SAMPLES,
     VALIDATION,
@@ -24,7 +25,6 @@ from myxtts.training.observation import (
     without,
     without_part,
 )
-from myxtts.training.observer import OBSERVER, Observer
 from myxtts.training.snapshot import Snapshot
 from myxtts.training.state import TrainingState
 from myxtts.training.stop_request import StopRequest
@@ -220,7 +220,9 @@ class NoteDue:
         return bool(due_parts(self._periods, end))
 
     def __call__(self, end: StepEnd) -> None:
-        end.state.observing += (Observation(end.state.step, due_parts(self._periods, end)),)
+        end.state.pending_observations += (
+            Observation(end.state.step, due_parts(self._periods, end)),
+        )
 
 
 def due_parts(periods: Mapping[str, int], end: StepEnd) -> tuple[str, ...]:
@@ -236,14 +238,14 @@ def note_owed(
     """
     is_last = state.step >= total_steps
     parts = tuple(part for part, every in periods.items() if is_due(every, step, is_last))
-    state.observing = without(state.observing, step) + (
+    state.pending_observations = without(state.pending_observations, step) + (
         (Observation(state.step, parts),) if parts else ()
     )
 
 
 def note_done(state: TrainingState, part: str) -> None:
     """Remove a part of the observation of this step from what a resumed run repeats."""
-    state.observing = without_part(state.observing, state.step, part)
+    state.pending_observations = without_part(state.pending_observations, state.step, part)
 
 
 class Validate(PeriodicHook):
@@ -357,7 +359,7 @@ class Observe:
     def __call__(self, end: StepEnd) -> None:
         state = end.state
         due = Observation(state.step, due_parts(self._periods, end))
-        state.observing += (due,)
+        state.pending_observations += (due,)
         if not (end.save or end.is_last):
             self._add_provisional(state.step)
         end.save = True

@@ -188,7 +188,7 @@ def train(
     with clock.pause(CHECKPOINTS):
         save_unsaved(state, saved_step, save, end)
     with clock.pause(OBSERVER):
-        if not observer.wait(lambda: stop.requested or stop.due()) or state.observing:
+        if not observer.wait(lambda: stop.requested or stop.due()) or state.pending_observations:
             stop.settle()
 
 

@@ -16,7 +16,8 @@ from typing import NamedTuple, Protocol
 
 from myxtts.clock import format_duration
 from myxtts.errors import UserError
-from myxtts.training.observation import Observation, Pace
+from myxtts.training.observation import Pace
+from myxtts.training.schedule import Observation
 
 OBSERVER = "observer"  # the kind of the pauses for it
 POLL_S = 0.002  # between two looks at the feed

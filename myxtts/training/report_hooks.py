@@ -11,8 +11,9 @@ from myxtts.report.metrics import MetricsFile
 from myxtts.report.page_thread import PageThread
 from myxtts.report.reporter import Reporter
 from myxtts.training.hooks import StepEnd
-from myxtts.training.observation import Observation, Pace, enumerated
+from myxtts.training.observation import Pace
 from myxtts.training.observer import OBSERVER, ObserveFunction
+from myxtts.training.schedule import Observation, join_and
 
 
 class RefreshPage:
@@ -70,7 +71,7 @@ def recorded(observe: ObserveFunction, timeline: Timeline) -> ObserveFunction:
             timeline.add(
                 Span(
                     OBSERVER,
-                    enumerated(observation.parts),
+                    join_and(observation.parts),
                     start_s,
                     time.perf_counter(),
                     observation.step,

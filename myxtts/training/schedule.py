@@ -1,9 +1,14 @@
-"""Learning rate, decay of the moving average and length of a run, as plain numbers."""
+"""What happens after which step: rates, the length of a run, and observations. No TensorFlow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import cos, pi
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+# The parts of an observation, in the order in which they are done.
+VALIDATION = "validation"
+SAMPLES = "samples"
+EVALUATION = "evaluation"
 
 
 class Rates(Protocol):
@@ -72,3 +77,48 @@ def ema_decay(step: int, decay: float) -> float:
 def run_length(max_steps: int, by_epochs: int) -> int:
     """Return the length of a run in steps: the smaller of the two limits; 0 means no limit."""
     return min(limit for limit in (max_steps, by_epochs) if limit)
+
+
+class Observation(NamedTuple):
+    """Work on the weights of a step whose results are not known yet.
+
+    Attributes:
+        parts: some of VALIDATION, SAMPLES and EVALUATION, in this order.
+    """
+
+    step: int
+    parts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return `validation, samples and evaluation of step 500`."""
+        return f"{join_and(self.parts)} of step {self.step}"
+
+
+def join_and(names: Sequence[str]) -> str:
+    """Return `a`, `a and b`, or `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def observations_of(metadata: dict) -> tuple[Observation, ...]:
+    """Return the observations that were due up to a checkpoint and whose results it does not know,
+    oldest first.
+    """
+    return tuple(Observation(step, tuple(parts)) for step, parts in metadata.get("observing", ()))
+
+
+def without_part(
+    observations: Iterable[Observation], step: int, part: str
+) -> tuple[Observation, ...]:
+    """Return the observations without a part of those of a step."""
+    left = []
+    for observation in observations:
+        parts = tuple(
+            name for name in observation.parts if (observation.step, name) != (step, part)
+        )
+        left += [observation._replace(parts=parts)] if parts else []
+    return tuple(left)
+
+
+def without(observations: Iterable[Observation], step: int) -> tuple[Observation, ...]:
+    """Return the observations of all other steps."""
+    return tuple(observation for observation in observations if observation.step != step)

@@ -13,7 +13,7 @@ from myxtts.models.loss_groups import NETWORK, LossGroup, loss_groups_of
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas
 from myxtts.tf_internals import AdamWOnReducedGradients
-from myxtts.training.observation import Observation
+from myxtts.training.schedule import Observation
 
 UNDECAYED = [
     "bias",
@@ -62,7 +62,7 @@ class TrainingState:
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
         began: step and position from which every step of the plan was taken, without a jump.
-        observing: observations whose results are not known yet, oldest first.
+        pending_observations: those whose results are not known yet, oldest first.
 
     Raises:
         PlacementError: a variable is on another device.
@@ -102,7 +102,7 @@ class TrainingState:
         self.audio_s = self.audio_s_since_sync = 0.0
         self.position = Position()
         self.began = 0, Position()
-        self.observing: tuple[Observation, ...] = ()
+        self.pending_observations: tuple[Observation, ...] = ()
         self.require_devices()
 
     def require_devices(self) -> None:

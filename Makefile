@@ -1,6 +1,6 @@
 # make demo       train a tiny vocoder and a tiny voice, and synthesize a sentence; needs Python and make only
 # make test       the test suite, in two processes
-# make test-long  the test suite with the tests that take many seconds each
+# make test-long  the test suite with the tests that take many seconds each, faults, a short soak test and mutants
 # make test-quick the tests that need no TensorFlow, in half a minute
 # make lint       ruff and mypy
 # make docs      the pages that follow from the sources, in docs/generated: all settings, all messages
@@ -32,6 +32,8 @@ test: $(INSTALLED)
 
 test-long: $(INSTALLED)
 	TEST_LONG=1 $(BIN)/python -m tests.run
+	$(BIN)/python tests/robustness/soak.py --minutes 5
+	$(BIN)/python tests/robustness/mutants.py --count 5
 
 test-quick: $(INSTALLED)
 	$(BIN)/python -m tests.run --quick

@@ -18,8 +18,8 @@ from myxtts.errors import ConfigError
 from myxtts.report.metrics_reader import read_metrics
 
 RUNS = Path("runs")
-PROBE_REPORTS = 3  # the first one is ignored
 DUAL = ("--simulate-gpus", "2", "--data-gpu", "0", "--model-gpu", "1")
+PROBE_REPORTS = 3  # the first one is ignored
 
 
 @dataclass(frozen=True)

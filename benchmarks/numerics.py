@@ -24,9 +24,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._recordings import recordings
+from myxtts.audio.format import HOP_SAMPLES
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
+from myxtts.data.audio_file import read_wave
+from myxtts.errors import DataError
 
 CTC_SHAPES = (
     (16, 215, 60, 60),
@@ -66,6 +68,21 @@ def parse() -> argparse.Namespace:
         "--repeats", type=bounded(int, 1), default=5, help="measurements of each alternative"
     )
     return parser.parse_args()
+
+
+def recordings(folder: Path, count: int) -> list[np.ndarray]:
+    """Read the first waves of a folder, float32 [samples], in whole frames.
+
+    Raises:
+        DataError: there is none.
+    """
+    paths = sorted(folder.glob("*.wav"))[:count]
+    if not paths:
+        raise DataError(
+            f"--waves {folder} has no .wav file. Make a corpus with utilities/make_demo_corpus.py."
+        )
+    waves = [read_wave(path) for path in paths]
+    return [wave[: len(wave) // HOP_SAMPLES * HOP_SAMPLES] for wave in waves]
 
 
 def processor_seconds(

@@ -57,17 +57,8 @@ PLACEMENTS = {  # the name of the planner: flags
 }
 SINGLE, DUAL, REPLICATED = PLACEMENTS
 TWO_RUNS, BOTH_CORES = "two runs at once", "both cores"  # not placements
-COMMON = (
-    "--buckets",
-    "1",
-    "--validate-every",
-    "0",
-    "--sample-every",
-    "0",
-    "--checkpoint-every",
-    "0",
-    *THREADS,
-)
+NO_EXTRAS = "--buckets 1 --validate-every 0 --sample-every 0 --checkpoint-every 0"
+COMMON = (*NO_EXTRAS.split(), *THREADS)
 WARM_UP_STEPS = 4  # not measured: the first is traced, and the feed fills
 
 

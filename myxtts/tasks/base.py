@@ -118,8 +118,7 @@ class Task(Protocol):
     augmentation: str
 
     def has_small_operations(self, config: Config) -> bool:
-        """Return whether training on 2 cores is faster with one thread for each operation
-        (benchmarks/threads.py).
+        """Return whether training on 2 cores is faster with one thread for each operation.
 
         The losses must not depend on it, in any bit.
         """

@@ -4,16 +4,26 @@ TensorFlow.
 
 import contextlib
 import io
+import json
 import logging
 import os
 import tempfile
 import time
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
+
 from myxtts.commands.console import report_errors
+from myxtts.training.checkpoint_files import (
+    archive_of,
+    read_metadata,
+    update_metadata,
+    write_arrays,
+    write_metadata,
+)
 
 DEADLINE_S = 120.0  # of what takes a second on an idle machine
 SINGLE, DUAL, REVERSED = (
@@ -73,6 +83,20 @@ def files_below(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file()
     }
+
+
+def replace_arrays(checkpoint: Path, group: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write other arrays to a checkpoint, which records them as its own."""
+    digests = read_metadata(checkpoint)["digests"]
+    digest = write_arrays(archive_of(checkpoint, group), arrays)
+    update_metadata(checkpoint, {"digests": digests | {group: digest}})
+
+
+def rewrite_state(checkpoint: Path, change: Callable[[dict], object]) -> None:
+    """Change the metadata of a checkpoint as `change` does, also to what no run writes."""
+    metadata = json.loads((checkpoint / "state.json").read_bytes())
+    change(metadata)
+    write_metadata(checkpoint, {k: v for k, v in metadata.items() if k != "sha256"})
 
 
 class ManualTime:

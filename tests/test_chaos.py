@@ -272,11 +272,11 @@ class ChaosTest(unittest.TestCase):
         for step in (3, 6, 9, 12):
             checkpoint = lab.template / "checkpoints" / f"step-{step:06d}"
             checkpoint.mkdir(parents=True)
-            for name in ("model.npz", "state.json"):
+            for name in ("model.safetensors", "state.json"):
                 (checkpoint / name).write_bytes(bytes(range(200)))
         (lab.template / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
         lab.losses, lab.weights = losses_of(lab.template), weights_of(lab.template)
-        lab.weights[STEPS] = {"model.npz": "another"}
+        lab.weights[STEPS] = {"model.safetensors": "another"}
         for scenario in SCENARIOS:
             if not scenario.function.startswith("scenarios."):
                 continue  # of several processes, which wait for what each says

@@ -14,16 +14,17 @@ from myxtts.errors import CheckpointError
 from myxtts.training import checkpoint_files as archive
 from myxtts.training.checkpoint import Checkpoints, copy_state, restore
 from myxtts.training.checkpoint_files import (
+    archive_of,
     latest,
     list_checkpoints,
+    read_arrays,
     read_best,
     read_metadata,
     remove_remains,
-    write_arrays,
 )
 from myxtts.training.schedule import VALIDATION, Observation
 from tests.feeds import TIMEOUT_S
-from tests.fixtures import temporary_folder
+from tests.fixtures import replace_arrays, temporary_folder
 from tests.kill_points import FullDisk
 from tests.tiny import build_model, build_toy, training_state
 
@@ -133,14 +134,14 @@ class Retention(Case):
     def test_a_checkpoint_that_cannot_be_removed_ends_no_run(self):
         checkpoints = self.checkpoints(keep=1)
         self.save_steps(checkpoints, 10)
-        refused = PermissionError(13, "Permission denied", "model.npz")
+        refused = PermissionError(13, "Permission denied", "model")
         with (
             mock.patch("shutil.rmtree", side_effect=refused),
             self.assertLogs("myxtts.training", "WARNING") as logs,
         ):
             self.save_steps(checkpoints, 20)
             checkpoints.wait()
-        self.assertIn("step-000010 cannot be removed: model.npz: Permission denied", logs.output[0])
+        self.assertIn("step-000010 cannot be removed: model: Permission denied", logs.output[0])
         self.save_steps(checkpoints, 30)
         self.assertEqual(self.steps(), [30])
 
@@ -169,14 +170,14 @@ class Retention(Case):
 
     def test_remains_that_cannot_be_removed_end_no_run(self):
         (self.folder / ".partial-step-000010").mkdir(parents=True)
-        refused = PermissionError(13, "Permission denied", "model.npz")
+        refused = PermissionError(13, "Permission denied", "model")
         with (
             mock.patch("shutil.rmtree", side_effect=refused),
             self.assertLogs("myxtts.training", "WARNING") as logs,
         ):
             remove_remains(self.folder)
         self.assertIn(
-            ".partial-step-000010 cannot be removed: model.npz: Permission denied", logs.output[0]
+            ".partial-step-000010 cannot be removed: model: Permission denied", logs.output[0]
         )
 
     def test_an_observation_is_recorded_beside_a_damaged_checkpoint(self):
@@ -381,7 +382,7 @@ class Background(Case):
             self.assertRegex(
                 line,
                 rf"the checkpoint of step {step} was not written:"
-                rf" {self.folder}/\.partial-step-0000{step}/model\.npz: "
+                rf" {self.folder}/\.partial-step-0000{step}/model\.safetensors: "
                 r"No space left on device \((\S+) MB are needed, \S+ MB are free\)\. If the run"
                 r" goes on, it tries",
             )
@@ -435,7 +436,7 @@ class Damaged(Case):
 
     def test_truncated_missing_or_empty_archive_is_rejected_by_name(self):
         for group in ("model", "optimizer", "averages"):
-            path = self.saved / f"{group}.npz"
+            path = archive_of(self.saved, group)
             whole = path.read_bytes()
             for length in (0, 1, 100, len(whole) // 2, len(whole) - 1):
                 path.write_bytes(whole[:length])
@@ -452,7 +453,7 @@ class Damaged(Case):
         restore(self.saved, self.state)
 
     def test_flipped_bit_is_rejected_or_harmless(self):
-        path = self.saved / "model.npz"
+        path = archive_of(self.saved, "model")
         whole, random = path.read_bytes(), np.random.default_rng(0)
         rejected = 0
         for at in random.integers(0, len(whole), 300):
@@ -468,7 +469,7 @@ class Damaged(Case):
 
     def test_a_damaged_archive_changes_no_variable(self):
         before = randomise(self.state, seed=1)
-        path = self.saved / "model.npz"
+        path = archive_of(self.saved, "model")
         whole = bytearray(path.read_bytes())
         whole[len(whole) // 2] ^= 1
         path.write_bytes(whole)
@@ -484,17 +485,16 @@ class Damaged(Case):
                 self.assertIn(f"{path} cannot be read", self.restore_error())
         path.unlink()
         self.assertIn(f"{path} cannot be read", self.restore_error())
-        path.write_text(json.dumps(json.loads(whole) | {"format": 1}))
+        path.write_text(json.dumps(json.loads(whole) | {"format": 6}))
         self.assertEqual(
             self.restore_error(),
-            f"{self.saved} has format 1, but this version of MyXTTS reads format 6. Use the version"
-            " that wrote it.",
+            f"{self.saved} has format 6, but this version of MyXTTS reads format 7 (safetensors)."
+            " Formats up to 6 are numpy archives. Use the version that wrote it.",
         )
 
     def test_error_for_another_architecture_names_the_first_difference(self):
-        path = self.saved / "model.npz"
-        with np.load(path) as archive:
-            arrays = dict(archive)
+        path = archive_of(self.saved, "model")
+        arrays = read_arrays(self.saved, "model")
         kernel = next(name for name in arrays if name.endswith("kernel"))
         for changed, message in (
             (
@@ -514,7 +514,7 @@ class Damaged(Case):
                 f"'{kernel}' is only in the model (2 variables there, 3 in the model)",
             ),
         ):
-            write_arrays(path, changed.items())
+            replace_arrays(self.saved, "model", changed)
             self.assertEqual(
                 self.restore_error(),
                 f"{path}: {message}. Use the settings that the run was started with (its"

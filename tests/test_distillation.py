@@ -29,10 +29,11 @@ from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.tasks.alignment_choice import search_of
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.checkpoint_files import read_arrays, read_metadata
 from myxtts.training.load_teacher import NoVoice
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.setup import OpenRun, Start
+from tests.fixtures import replace_arrays
 from tests.long import LONG, long
 from tests.tiny import Workspace, arrays_of, build_model, features, on_device, small_models
 from tests.tiny_teacher import UntrainedTeacher, merge_evaluator, produced, spoken_inputs
@@ -369,9 +370,10 @@ class Runs(unittest.TestCase):
 
     def test_a_teacher_of_another_architecture_leaves_no_run(self):
         other = self.workspace.copy_run("voice", "other", self.addCleanup)
-        weights = other / "checkpoints/step-000000/averages.npz"
-        arrays = dict(np.load(weights))
-        np.savez(weights, **{f"former_{name}": array for name, array in arrays.items()})
+        checkpoint = other / "checkpoints/step-000000"
+        arrays = read_arrays(checkpoint, "averages")
+        renamed = {f"former_{name}": array for name, array in arrays.items()}
+        replace_arrays(checkpoint, "averages", renamed)
         refused = self.workspace.train("refused", *self.flags, "--teacher", str(other))
         self.assertEqual(refused.code, 2)
         self.assertIn(str(other), refused.err)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+from tests.fixtures import rewrite_state
 from tests.two_devices import MODEL, TWO
 
 # isort: split
@@ -692,10 +693,12 @@ class CompleteEvaluation(unittest.TestCase):
     @staticmethod
     def rewrite(run: Path, change, **metadata) -> None:
         """Change the settings in the checkpoint of a run, and the rest of its metadata."""
-        file = select_checkpoint(run) / "state.json"
-        metadata = json.loads(file.read_text(encoding="utf-8")) | metadata
-        change(metadata["settings"])
-        file.write_text(json.dumps(metadata), encoding="utf-8")
+
+        def change_all(state: dict) -> None:
+            state.update(metadata)
+            change(state["settings"])
+
+        rewrite_state(select_checkpoint(run), change_all)
 
 
 class ShuffledTextsTest(unittest.TestCase):

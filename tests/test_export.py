@@ -283,7 +283,7 @@ class Exported(unittest.TestCase):
     def test_unusable_arguments_exit_with_2(self):
         new, vocoder = str(self.folder / "new"), str(self.vocoder_folder)
         broken = shutil.copytree(self.vocoder_folder, self.folder / "broken")
-        (averages,) = broken.glob("checkpoints/*/averages.npz")
+        (averages,) = broken.glob("checkpoints/*/averages.safetensors")
         os.truncate(averages, 1_000)
         for flags, expected in (
             (
@@ -296,7 +296,7 @@ class Exported(unittest.TestCase):
                 "is a vocoder itself, not a voice",
             ),
             (("--out", new, "--run", vocoder, "--iterations", "9"), "Leave out --iterations"),
-            (("--out", new, "--run", str(broken)), "averages.npz cannot be read"),
+            (("--out", new, "--run", str(broken)), "averages.safetensors cannot be read"),
             (("--out", str(self.exported)), "exists already. Give another folder"),
             (("--out", str(self.folder / "none" / "new")), "there is no folder"),
             (("--out", os.fsdecode(b"caf\xe9")), "has bytes that are not UTF-8"),

@@ -17,7 +17,7 @@ from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.tasks.registry import TASKS
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import latest, read_arrays, read_metadata, write_arrays
+from myxtts.training.checkpoint_files import latest, list_checkpoints, read_arrays, read_metadata
 from myxtts.training.init_from import (
     Pretrained,
     digest_of,
@@ -32,7 +32,7 @@ from myxtts.training.select_checkpoint import select_checkpoint
 from myxtts.training.setup import resolve_start
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
-from tests.fixtures import entered, temporary_folder, working_in
+from tests.fixtures import entered, replace_arrays, temporary_folder, working_in
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import (
     SYMBOLS,
@@ -183,10 +183,10 @@ class Started(Runs):
     def test_starts_from_the_averaged_weights_of_the_best_checkpoint(self):
         """Steps with a learning rate too small for float32 leave the weights unchanged."""
         best = read_metadata(latest(self.base / "checkpoints"))["best"][0]
-        expected = read_arrays(self.base / f"checkpoints/step-{best:06d}/averages.npz")
+        expected = read_arrays(self.base / f"checkpoints/step-{best:06d}", "averages")
         still = ("--learning-rate", "1e-30", "--weight-decay", "0", "--max-steps", "1")
         self.assertEqual(tune("still", *still).code, 0)
-        weights = read_arrays(self.workspace.run_dir("still") / "checkpoints/step-000001/model.npz")
+        weights = read_arrays(self.workspace.run_dir("still") / "checkpoints/step-000001", "model")
         self.assertEqual(weights.keys(), expected.keys())
         for name, array in expected.items():
             np.testing.assert_array_equal(weights[name][: len(array)], array, err_msg=name)
@@ -367,9 +367,9 @@ class Rejected(Runs):
     def test_a_damaged_checkpoint_is_rejected(self):
         broken = self.workspace.folder / "runs" / "damaged"
         shutil.copytree(self.base, broken)
-        for path in (broken / "checkpoints").glob("*/averages.npz"):
+        for path in (broken / "checkpoints").glob("*/averages.safetensors"):
             path.write_bytes(path.read_bytes()[:-100])
-        self.assertIn("averages.npz cannot be read", self.rejection("b", base=broken))
+        self.assertIn("averages.safetensors cannot be read", self.rejection("b", base=broken))
         for path in (broken / "checkpoints").glob("*/state.json"):
             path.write_text("{")
         self.assertIn("state.json cannot be read", self.rejection("b", base=broken))
@@ -377,10 +377,10 @@ class Rejected(Runs):
     def test_another_architecture_is_rejected(self):
         changed = self.workspace.folder / "runs" / "other"
         shutil.copytree(self.base, changed)
-        for path in (changed / "checkpoints").glob("*/averages.npz"):
-            arrays = read_arrays(path)
+        for checkpoint in list_checkpoints(changed / "checkpoints"):
+            arrays = read_arrays(checkpoint, "averages")
             arrays["tiny/decoder/kernel"] = np.zeros([80, 81], np.float32)
-            write_arrays(path, arrays.items())
+            replace_arrays(checkpoint, "averages", arrays)
         self.assertIn(
             "'tiny/decoder/kernel' has shape (80, 81), and this version's has (80, 80)",
             self.rejection("c", base=changed),

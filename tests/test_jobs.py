@@ -73,7 +73,7 @@ folder = Path(run.runs_dir, run.run)
 faults = settings.with_suffix(".fault")
 fault = json.loads(faults.read_text()) if faults.exists() else {}
 newest = latest(folder / "checkpoints")
-weight = float(read_arrays(newest / "model.npz")["w"]) if newest else 0.0
+weight = float(read_arrays(newest, "model")["w"]) if newest else 0.0
 signals = []
 signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
 

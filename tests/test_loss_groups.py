@@ -238,9 +238,7 @@ class Checkpoints(unittest.TestCase):
     def test_a_merge_averages_every_group(self):
         states = [self.written(name, rate)[0] for name, rate in (("first", 1e-3), ("second", 3e-3))]
         inputs = [
-            SimpleNamespace(
-                checkpoint=self.folder / name, weights_file=self.folder / name / "averages.npz"
-            )
+            SimpleNamespace(checkpoint=self.folder / name, weights=(self.folder / name, "averages"))
             for name in ("first", "second")
         ]
         config = SimpleNamespace(training=SimpleNamespace(ema_decay=0.9))

@@ -30,16 +30,16 @@ from myxtts.report.page.samples import sound_file
 from myxtts.training.checkpoint_files import (
     latest,
     list_checkpoints,
+    read_arrays,
     read_best,
     read_metadata,
-    write_arrays,
     write_checkpoint,
 )
 from myxtts.training.diagnostics import explained_out_of_memory
 from myxtts.training.loop import StepOutOfMemory
 from myxtts.training.run_folder import FIXED, RunFolder, check_same_corpus, check_same_settings
 from myxtts.training.select_checkpoint import settings_of
-from tests.fixtures import DUAL, files_below
+from tests.fixtures import DUAL, files_below, replace_arrays
 from tests.tiny import Workspace, arrays_of, toy_models, whole_run
 from tests.tiny_asr import small_asr_models
 from tests.tiny_vocoder import small_vocoders
@@ -319,11 +319,9 @@ class Stopped(Case):
     def test_non_finite_loss_names_step_and_utterances_and_keeps_the_checkpoints(self):
         self.assertEqual(self.workspace.train("nan", "--max-steps", "3").code, 0)
         saved = self.workspace.run_dir("nan") / "checkpoints/step-000003"
-        model = saved / "model.npz"
-        with np.load(model) as archive:
-            arrays = dict(archive)
+        arrays = read_arrays(saved, "model")
         next(iter(arrays.values()))[:] = np.nan
-        write_arrays(model, arrays.items())
+        replace_arrays(saved, "model", arrays)
         before = files_below(self.workspace.run_dir("nan") / "checkpoints")
         message = self.rejection(
             "nan", "--resume", "--log-every", "50"
@@ -383,7 +381,7 @@ class Stopped(Case):
     def test_a_full_disk_ends_only_a_run_whose_last_checkpoint_it_refuses(self):
         def write(target, *args, **kwargs):
             if target.name != "step-000006":
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target / "model.npz"))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target / "model"))
             write_checkpoint(target, *args, **kwargs)
 
         with mock.patch("myxtts.training.checkpoint.write_checkpoint", write):
@@ -393,7 +391,7 @@ class Stopped(Case):
         self.assertIn("the checkpoint of step 3 was not written: ", finished.out)
         self.assertRegex(
             finished.err,
-            r"^error: the checkpoint of step 8 was not written: .*/step-000008/model\.npz: No space"
+            r"^error: the checkpoint of step 8 was not written: .*/step-000008/model: No space"
             r" left on device "
             r"\(\S+ MB are needed, \S+ MB are free\)\. It is the last one of the run\. .* with"
             r" --resume, which "

@@ -2,7 +2,6 @@
 enough.
 """
 
-import json
 import os
 import unittest
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from myxtts.audio.format import AUDIO_FORMAT, UNRECORDED_FORMAT
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, UserError
-from myxtts.training.checkpoint_files import FORMAT, read_metadata
+from myxtts.training.checkpoint_files import read_metadata, write_metadata
 from myxtts.training.select_vocoder import select_vocoder
 from tests.fixtures import entered, temporary_folder, working_in
 
@@ -28,9 +27,9 @@ class SelectVocoder(unittest.TestCase):
         checkpoint = self.folder / run / "checkpoints" / "step-000007"
         checkpoint.mkdir(parents=True, exist_ok=True)
         settings = Config(model=ModelConfig(**model)).model_dump(mode="json")
-        state = {"format": FORMAT, "best": None, "step": 7, "settings": settings}
+        state = {"best": None, "step": 7, "settings": settings}
         recorded = {"audio_format": audio_format} if audio_format else {}
-        (checkpoint / "state.json").write_text(json.dumps(state | recorded))
+        write_metadata(checkpoint, state | recorded)
         return Path(run)
 
     def select(self, *requested, voice: str = "runs/voice"):

@@ -229,7 +229,7 @@ class LateAndLostJobs(Case):
         first, second = self.pair()
         second.train(10, 9.0).stopped = True
         second.sync()
-        archive = self.folder / "sync-000010/job-001/model.npz"
+        archive = self.folder / "sync-000010/job-001/model.safetensors"
         archive.write_bytes(archive.read_bytes()[:-100])
         first.train(10, 1.0).sync()
         self.assertEqual(first.change, 1.0)
@@ -271,7 +271,7 @@ class StoppedJobs(Case):
     def test_a_partial_contribution_is_written_again(self):
         first, second = self.pair()
         (self.folder / "sync-000010/.partial-job-000").mkdir(parents=True)
-        (self.folder / "sync-000010/.partial-job-000/model.npz").write_text("half")
+        (self.folder / "sync-000010/.partial-job-000/model.safetensors").write_text("half")
         (self.folder / "sync-000010/.partial-averaged-job-000").mkdir()
         sync_both(first.train(10, 1.0), second.train(10, 3.0))
         self.assertEqual((first.change, second.change), (2.0, 2.0))
@@ -389,7 +389,7 @@ class Rejected(Case):
         first, second = self.pair()
         second.train(10, np.inf).stopped = True
         second.sync()
-        with self.assertRaisesRegex(CheckpointError, r"job-001/model.npz is not finite"):
+        with self.assertRaisesRegex(CheckpointError, r"job-001/model.safetensors is not finite"):
             first.train(10, 1.0).sync()
 
     def test_a_sync_dir_that_another_run_used_is_rejected(self):

@@ -4,7 +4,6 @@ error messages.
 
 import contextlib
 import io
-import json
 import logging
 import os
 import shutil
@@ -22,6 +21,7 @@ import numpy as np
 import soundfile
 import tensorflow as tf
 
+from myxtts.training.checkpoint_files import write_metadata
 from tests.two_devices import MODEL
 
 # isort: split
@@ -42,7 +42,7 @@ from myxtts.synthesis.wav_stream import HEADER_BYTES, UNKNOWN, WavStream, wav_he
 from myxtts.tasks.base import Examples
 from myxtts.tasks.tts_samples import TTSSampler
 from myxtts.text.sentences import Boundary
-from myxtts.training.checkpoint_files import FORMAT, write_checkpoint
+from myxtts.training.checkpoint_files import write_checkpoint
 from myxtts.training.select_checkpoint import select_checkpoint
 from tests.fixtures import reported, temporary_folder
 from tests.sine_corpus import sine, write_sound
@@ -648,8 +648,8 @@ class Program(unittest.TestCase):
             checkpoint = self.folder / run / "checkpoints" / "step-000004"
             checkpoint.mkdir(parents=True)
             settings = Config(model=ModelConfig(task=task)).model_dump(mode="json")
-            state = {"format": FORMAT, "best": None, "languages": languages, "settings": settings}
-            (checkpoint / "state.json").write_text(json.dumps(state))
+            state = {"best": None, "languages": languages, "settings": settings}
+            write_metadata(checkpoint, state)
         write_sound(self.folder / "short.wav", sine(220.0, 0.3), SAMPLE_RATE_HZ, "PCM_16")
 
     def argv(self, *flags: str) -> list[str]:

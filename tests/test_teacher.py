@@ -18,11 +18,11 @@ from myxtts.errors import ConfigError
 from myxtts.models.vocoder import Vocoder, fluctuation
 from myxtts.report.metrics_reader import read_metrics
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.checkpoint_files import read_arrays, read_metadata
 from myxtts.training.inherited_settings import inherit_settings
 from myxtts.training.init_from import Pretrained, load_pretrained
 from myxtts.training.load_teacher import NoVoice
-from tests.fixtures import entered
+from tests.fixtures import entered, replace_arrays
 from tests.long import long
 from tests.tiny import Workspace, arrays_of, features, on_device
 from tests.tiny_teacher import UntrainedTeacher, merge_evaluator, produced, spoken_inputs
@@ -226,9 +226,8 @@ class Runs(unittest.TestCase):
         self.assertIn("was trained with --teacher", refused.err)
         self.workspace.copy_run("voice", "other_voice", self.addCleanup)
         (copy,) = self.workspace.run_dir("other_voice").glob("checkpoints/step-*")
-        shutil.copy(copy / "model.npz", copy / "averages.npz")
-        arrays = dict(np.load(copy / "averages.npz"))
-        np.savez(copy / "averages.npz", **{name: array + 1.0 for name, array in arrays.items()})
+        arrays = read_arrays(copy, "model")
+        replace_arrays(copy, "averages", {name: array + 1.0 for name, array in arrays.items()})
         refused = self.taught(
             "taught", "--teacher", str(self.workspace.run_dir("other_voice")), "--resume"
         )

@@ -12,6 +12,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from tests.fixtures import rewrite_state
 from tests.two_devices import MODEL
 
 # isort: split
@@ -111,10 +112,7 @@ class RecogniserCase(unittest.TestCase):
         """Copy the run with changed metadata."""
         folder = temporary_folder(self.addCleanup)
         run = Path(shutil.copytree(self.run_folder, folder / "run"))
-        file = select_checkpoint(run) / "state.json"
-        metadata = json.loads(file.read_text(encoding="utf-8"))
-        change(metadata)
-        file.write_text(json.dumps(metadata), encoding="utf-8")
+        rewrite_state(select_checkpoint(run), change)
         return run
 
 

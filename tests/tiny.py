@@ -31,7 +31,7 @@ from myxtts.models.xtts import SIZES, XTTS, XTTSSize
 from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route
 from myxtts.training.checkpoint import Checkpoints
-from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.checkpoint_files import groups_of, read_arrays, read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers
@@ -301,9 +301,9 @@ def cached_networks(module: str) -> contextlib.AbstractContextManager:
 
 def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Yield every array of a checkpoint by group and name."""
-    for path in sorted(checkpoint.glob("*.npz")):
-        with np.load(path) as archive:
-            yield from ((f"{path.stem}/{name}", archive[name]) for name in sorted(archive.files))
+    for group in groups_of(checkpoint):
+        arrays = read_arrays(checkpoint, group)
+        yield from ((f"{group}/{name}", arrays[name]) for name in sorted(arrays))
 
 
 def alignment_rows(seed, padded_frames, padded_tokens, ties=False):

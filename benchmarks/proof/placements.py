@@ -246,7 +246,7 @@ def compare_weights(scope: Scope, found: Findings, cases: list[Case]) -> None:
     checkpoints = {case.name: case.checkpoint for case in cases if case.checkpoint is not None}
     if len(checkpoints) > 1:
         expected, *others = (
-            (name, read_arrays(path / "model.npz")) for name, path in checkpoints.items()
+            (name, read_arrays(path, "model")) for name, path in checkpoints.items()
         )
         found.differences = {
             name: largest_difference(arrays, expected[1]) for name, arrays in others

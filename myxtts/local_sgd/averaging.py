@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.errors import CheckpointError
-from myxtts.training.checkpoint_files import opened_arrays
+from myxtts.training.checkpoint_files import archive_of, opened_arrays
 
 OTHER_NETWORK = "the networks differ. Leave one of them out."
 
@@ -24,23 +24,24 @@ def normalised(weights: Sequence[float]) -> list[float]:
 
 
 def weighted_mean(
-    archives: Sequence[Path], weights: Sequence[float]
+    groups: Sequence[tuple[Path, str]], weights: Sequence[float]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Average the arrays of several .npz archives by name; of integers, take the largest.
+    """Average the arrays of several checkpoints by name; of integers, take the largest.
 
     Args:
-        archives: have the same names, shapes and types.
-        weights: of each archive, 0 or more, in any unit.
+        groups: checkpoint and group of arrays; all have the same names, shapes and types.
+        weights: of each, 0 or more, in any unit.
 
     Yields:
-        name and array, in the archives' type; the sum is taken in float64.
+        name and array, of the same type; the sum is taken in float64.
 
     Raises:
-        CheckpointError: the archives differ, or an array is not finite; names the first such array.
+        CheckpointError: the groups differ, or an array is not finite; names the first such array.
     """
     coefficients = normalised(weights)
     with ExitStack() as opened:
-        contents = [opened.enter_context(opened_arrays(path)) for path in archives]
+        contents = [opened.enter_context(opened_arrays(*group)) for group in groups]
+        archives = [archive_of(*group) for group in groups]
         for path, arrays in zip(archives, contents, strict=True):
             if difference := set(arrays) ^ set(contents[0]):
                 name = min(difference)

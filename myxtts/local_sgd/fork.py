@@ -8,9 +8,11 @@ from myxtts.config.schema import Config
 from myxtts.training.checkpoint_files import (
     checkpoint_of,
     digest_of,
+    groups_of,
     latest,
     opened_arrays,
     put_back_former,
+    read_arrays,
     read_metadata,
     write_checkpoint,
 )
@@ -44,7 +46,7 @@ def fork(start: Path, run: Path, config: Config) -> Path:
     if newest := latest(checkpoints):
         return newest
     metadata = read_metadata(start)
-    with opened_arrays(start / "model.npz") as weights:
+    with opened_arrays(start, "model") as weights:
         digest = digest_of(weights)
     changed = {
         "settings": config.model_dump(mode="json"),
@@ -66,12 +68,7 @@ def fork(start: Path, run: Path, config: Config) -> Path:
     target = checkpoint_of(checkpoints, metadata["step"])
     write_checkpoint(
         target,
-        ((path.stem, _arrays(path)) for path in sorted(start.glob("*.npz"))),
+        ((group, read_arrays(start, group).items()) for group in groups_of(start)),
         inherited | changed,
     )
     return target
-
-
-def _arrays(path: Path):
-    with opened_arrays(path) as arrays:
-        yield from arrays.items()

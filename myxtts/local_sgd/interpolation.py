@@ -260,7 +260,7 @@ def make_evaluator(
 
     def evaluate(coefficients: Coefficients) -> Measurement:
         used = [
-            (source.weights_file, share)
+            (source.weights, share)
             for source, share in zip(inputs, coefficients, strict=True)
             if share
         ]

@@ -27,19 +27,19 @@ class LayerDistance(NamedTuple):
     distance: float
 
 
-def layer_distances(archives: Sequence[Path]) -> dict[str, LayerDistance]:
+def layer_distances(groups: Sequence[tuple[Path, str]]) -> dict[str, LayerDistance]:
     """Return the distance of each layer, holding one variable of each checkpoint in memory at a
     time.
 
     A layer is the set of variables whose names share the first two parts. Integers count as equal.
 
     Args:
-        archives: have the same names, shapes and types.
+        groups: checkpoint and group of arrays; all have the same names, shapes and types.
     """
-    pairs = list(combinations(range(len(archives)), 2))
+    pairs = list(combinations(range(len(groups)), 2))
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((len(pairs), 4)))
     with ExitStack() as opened:
-        contents = [opened.enter_context(opened_arrays(path)) for path in archives]
+        contents = [opened.enter_context(opened_arrays(*group)) for group in groups]
         for name in contents[0]:
             sums["/".join(name.split("/")[:2])] += _pair_products(
                 [arrays[name] for arrays in contents], pairs

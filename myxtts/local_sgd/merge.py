@@ -32,6 +32,7 @@ from myxtts.tasks.length_rules import length_rule_of
 from myxtts.training.checkpoint_files import (
     checkpoint_of,
     digest_of,
+    groups_of,
     opened_arrays,
     update_metadata,
     write_checkpoint,
@@ -92,7 +93,7 @@ def merge(
     with new_run_folder(output) as folder:
         write_whole(folder / "config.yaml", dump(configs[0]).encode())
         checkpoint = write_mean(folder, inputs, weights, configs[0], output)
-        print(layer_table(layer_distances([source.weights_file for source in inputs])))
+        print(layer_table(layer_distances([source.weights for source in inputs])))
         better = None
         if held_out is not None:
             better = find_better_input(inputs, coefficients, held_out, configs[0], folder)
@@ -269,7 +270,7 @@ def write_mean(
     }
     target = checkpoint_of(folder / "checkpoints", step)
     write_checkpoint(target, averaged_groups(used, config), metadata)
-    with opened_arrays(target / "model.npz") as arrays:
+    with opened_arrays(target, "model") as arrays:
         digest = digest_of(arrays)
     rows = {table: len(names) for table, names in vocabulary.items()}
     metadata |= {
@@ -309,27 +310,23 @@ def inputs_for_json(
 def averaged_groups(
     used: Sequence[tuple[MergeInput, float]], config: Config
 ) -> Iterator[tuple[str, Iterable[tuple[str, np.ndarray]]]]:
-    """Yield the archives of a merged checkpoint: each is the mean of the corresponding archives, as
-    in a sync.
+    """Yield the groups of a merged checkpoint: the mean of the corresponding groups, as in a sync.
 
     The optimizer state belongs to the trained weights, and the moving averages follow these
     weights. So inference with the merged run uses the mean of what inference with the inputs uses,
     and training continues from the mean of what training of the inputs would continue from.
     """
     inputs, weights = zip(*used, strict=True)
-    names = [
-        path.stem for path in sorted(inputs[0].checkpoint.glob("*.npz"))
-    ]  # some models have groups of their own
     groups = {
-        name: [source.checkpoint / f"{name}.npz" for source in inputs]
-        for name in names
-        if name != "averages"
+        group: [(source.checkpoint, group) for source in inputs]
+        for group in groups_of(inputs[0].checkpoint)
+        if group != "averages"
     }
     groups["averages" if config.training.ema_decay else "model"] = [
-        source.weights_file for source in inputs
+        source.weights for source in inputs
     ]
-    for group, archives in groups.items():
-        yield group, weighted_mean(archives, weights)
+    for group, sources in groups.items():
+        yield group, weighted_mean(sources, weights)
 
 
 def find_better_input(

@@ -16,7 +16,7 @@ from myxtts.training.select_checkpoint import (
     select_checkpoint,
     settings_of,
     vocabulary_of,
-    weights_file,
+    weights_group,
 )
 
 TASK_SETTINGS = {  # by task: (section, setting) that features or weights depend on
@@ -44,9 +44,9 @@ class MergeInput:
     config: Config
 
     @property
-    def weights_file(self) -> Path:
-        """The archive of the weights that inference uses."""
-        return weights_file(self.checkpoint, self.metadata)
+    def weights(self) -> tuple[Path, str]:
+        """Checkpoint and group of the weights that inference uses."""
+        return self.checkpoint, weights_group(self.metadata)
 
     @property
     def signature(self) -> dict[str, Any]:

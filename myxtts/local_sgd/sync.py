@@ -31,6 +31,7 @@ from myxtts.local_sgd.averaging import normalised, weighted_mean
 from myxtts.local_sgd.sync_folder import newest_average, sync_folders, sync_step
 from myxtts.training.checkpoint import restore_groups, write_state
 from myxtts.training.checkpoint_files import (
+    groups_of,
     opened_arrays,
     read_arrays,
     read_metadata,
@@ -278,10 +279,10 @@ class WeightSync:
     def _averaged_groups(
         self, folders: Sequence[Path], weights: Sequence[float], trained: Trained
     ) -> Iterator[tuple[str, Iterable[tuple[str, np.ndarray]]]]:
-        """Yield each archive of an average, as group and arrays."""
+        """Yield each group of an average, with its arrays."""
 
         def mean(group: str) -> Iterator[tuple[str, np.ndarray]]:
-            return weighted_mean([folder / f"{group}.npz" for folder in folders], weights)
+            return weighted_mean([(folder, group) for folder in folders], weights)
 
         def moved(group: str) -> Iterator[tuple[str, np.ndarray]]:
             return (
@@ -296,7 +297,7 @@ class WeightSync:
                 steps = self._outer_step(group, dict(mean(group)), names)
                 change, momentum = change | steps[0], momentum | steps[1]
         for group in (*trained, "averages"):
-            if (folders[0] / f"{group}.npz").exists():
+            if group in groups_of(folders[0]):
                 yield group, moved(group)
         if self._sync_optimizer == "average":
             yield "optimizer", mean("optimizer")
@@ -311,8 +312,8 @@ class WeightSync:
         """
         try:
             metadata = read_metadata(folder)
-            for archive in folder.glob("*.npz"):
-                with opened_arrays(archive):
+            for group in groups_of(folder):
+                with opened_arrays(folder, group):
                     pass
         except CheckpointError as error:
             log.error("%s is left out of the average: %s", folder, error)
@@ -337,9 +338,9 @@ class WeightSync:
         momentum, by name.
         """
         last = self._averaged(self._newest_step())
-        before = read_arrays(last / f"{group}.npz")
+        before = read_arrays(last, group)
         learning_rate, decay = self._outer_optimizer
-        old_momentum = read_arrays(last / "outer.npz") if (last / "outer.npz").exists() else {}
+        old_momentum = read_arrays(last, "outer") if "outer" in groups_of(last) else {}
         outer_change: Arrays = {}
         momentum: Arrays = {}
         for name in trained:

@@ -22,6 +22,7 @@ from myxtts.training.background_writer import BackgroundWriter
 from myxtts.training.checkpoint_files import (
     SHOWN_CHARACTERS,
     Best,
+    archive_of,
     checkpoint_of,
     latest,
     list_checkpoints,
@@ -37,7 +38,7 @@ from myxtts.training.schedule import observations_of, without
 from myxtts.training.state import TrainingState
 
 LEAST_SAID_S = 0.1  # a shorter wait for the checkpoint before is of the size of a copy
-HEADER_BYTES = 512  # of an array in an archive, and its entry there
+HEADER_BYTES = 128  # of the entry of an array in the header of its file
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class StateCopy:
     Attributes:
         step: that step.
         progress: of state.json: step, position and what else changes with each step.
-        groups: archive -> name -> array. No later step changes an array.
+        groups: group -> name -> array. No later step changes an array.
     """
 
     step: int
@@ -58,7 +59,7 @@ class StateCopy:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the archives."""
+        """Bytes of the files of arrays."""
         return sum(
             array.nbytes + HEADER_BYTES
             for arrays in self.groups.values()
@@ -67,7 +68,7 @@ class StateCopy:
 
 
 def copy_state(state: TrainingState) -> StateCopy:
-    """Take the values of a state to host memory; waits for the device. A variable of two archives
+    """Take the values of a state to host memory; waits for the device. A variable of two groups
     is read once.
     """
     arrays: dict[int, np.ndarray] = {}
@@ -397,41 +398,30 @@ def position_of(metadata: Mapping[str, Any]) -> Position:
 
 
 def restore_groups(checkpoint: Path, groups: Mapping[str, Mapping[str, tf.Variable]]) -> None:
-    """Set the variables of several archives of a checkpoint: all, or after an error none.
+    """Set variables from groups of a checkpoint that have exactly their names, shapes and types.
 
     Raises:
-        CheckpointError: as `restore_variables`.
+        CheckpointError: naming the first difference; no variable is changed then.
     """
     values = {
-        group: _arrays_for(checkpoint / f"{group}.npz", variables)
-        for group, variables in groups.items()
+        group: _arrays_for(checkpoint, group, variables) for group, variables in groups.items()
     }
     for group, variables in groups.items():
         for name, variable in variables.items():
             variable.assign(values[group][name])
 
 
-def restore_variables(path: Path, variables: Mapping[str, tf.Variable]) -> None:
-    """Set variables from an archive that must have exactly their names, shapes and types.
-
-    Raises:
-        CheckpointError: naming the first difference; no variable is changed then.
-    """
-    arrays = _arrays_for(path, variables)
-    for name, variable in variables.items():
-        variable.assign(arrays[name])
-
-
-def _arrays_for(path: Path, variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
-    """Return the arrays of an archive, which fit the variables of the same names."""
-    arrays = read_arrays(path)
+def _arrays_for(
+    checkpoint: Path, group: str, variables: Mapping[str, tf.Variable]
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a group, which fit the variables of the same names."""
+    arrays = read_arrays(checkpoint, group)
+    path = archive_of(checkpoint, group)
     check_names(path, set(arrays), set(variables))
     for name, variable in variables.items():
-        array, dtype, shape = (
-            arrays[name],
-            np.dtype(variable.dtype.as_numpy_dtype),
-            tuple(variable.shape),
-        )
+        array = arrays[name]
+        dtype = np.dtype(variable.dtype.as_numpy_dtype)
+        shape = tuple(variable.shape)
         if (array.dtype, array.shape) != (dtype, shape):
             raise CheckpointError(
                 f"{path}: '{name}' is {array.dtype} {array.shape}, but the model has {dtype}"
@@ -441,7 +431,7 @@ def _arrays_for(path: Path, variables: Mapping[str, tf.Variable]) -> dict[str, n
 
 
 def check_names(path: Path, saved: set[str], expected: set[str]) -> None:
-    """Raise CheckpointError if an archive has not exactly the expected names."""
+    """Raise CheckpointError if a group has not exactly the expected names."""
     if saved != expected:
         name = min(saved ^ expected)
         shown = f"{name[:SHOWN_CHARACTERS]}…" if len(name) > SHOWN_CHARACTERS else name

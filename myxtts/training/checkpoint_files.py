@@ -1,45 +1,51 @@
-"""The files of a checkpoint: a folder of numpy archives, written whole or not at all. No
-TensorFlow.
+"""The files of a checkpoint: a folder of safetensors, written whole or not at all. No TensorFlow.
 
 checkpoints/step-000500/
-    model.npz  averages.npz  optimizer.npz    one array for each variable, by name GROUP.npz
-    weights of a further loss group of the model, such as discriminators state.json
-    the metadata: step, position, best so far, vocabulary, corpus, settings
+    model.safetensors       the weights of the network, by names of variables
+    averages.safetensors    their moving averages, with --ema-decay
+    optimizer.safetensors   the state of the optimizers
+    GROUP.safetensors       weights of a further loss group of the model, such as discriminators
+    state.json              step, position, best so far, vocabulary, corpus, settings, digests
+
+The last line of state.json is the checksum of the lines above it. These hold the digest of each
+group of arrays, so this one checksum covers the whole checkpoint.
 """
 
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 import shutil
-import stat
-import struct
-import tokenize
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
 
 from myxtts.errors import CheckpointError
 from myxtts.files import fsync_folder, json_bytes, name_in_errors, partial_folder_of, write_whole
 from myxtts.training.checkpoint_metadata import Metadata, check_types, describe_types
 
-FORMAT = 6
+FORMAT = 7
+# What users of older versions call the formats that are rejected by name.
+FORMER_FORMATS = "Formats up to 6 are numpy archives."
 CHECKSUM = "sha256"  # key of state.json
+DIGESTS = "digests"  # key of state.json: group of arrays -> digest
 _CHECKSUM = re.compile(rb' "%s": "([0-9a-f]{64})"\n}\Z' % CHECKSUM.encode())
-SHOWN_CHARACTERS = 300  # of a reason, which may quote a name in the archive
-MAX_STATE_BYTES = 1 << 26  # a million texts of speakers take less
-# what zipfile, numpy and json raise for damaged files; NotImplementedError is a RuntimeError
-UNREADABLE = (
-    *(OSError, ValueError, EOFError, RuntimeError, MemoryError, TypeError, OverflowError),
-    *(SyntaxError, tokenize.TokenError, struct.error, zipfile.BadZipFile),
-)
+SHOWN_CHARACTERS = 300  # of a reason, which may quote a name in the file
+SAFETENSORS_TYPES = {
+    "bool": "BOOL",
+    "bfloat16": "BF16",
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+}
+UNREADABLE = (OSError, ValueError, SafetensorError, RecursionError)
 
 log = logging.getLogger(__name__)
 
@@ -100,15 +106,16 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
+def groups_of(checkpoint: Path) -> list[str]:
+    """Return the names of the groups of arrays of a checkpoint."""
+    return sorted(read_metadata(checkpoint)[DIGESTS])
+
+
 def further_groups(checkpoint: Path) -> list[str]:
-    """Return the names of the loss groups whose weights a checkpoint has beside those of the
-    network.
-    """
-    return sorted(
-        {path.stem for path in checkpoint.glob("*.npz")}.difference(
-            ("model", "averages", "optimizer")
-        )
-    )
+    """Return the loss groups whose weights a checkpoint has besides those of the network."""
+    return [
+        group for group in groups_of(checkpoint) if group not in ("model", "averages", "optimizer")
+    ]
 
 
 def latest(folder: Path) -> Path | None:
@@ -135,40 +142,31 @@ def read_metadata(checkpoint: Path) -> Metadata:
     if (written := metadata.get("format")) != FORMAT:
         raise CheckpointError(
             f"{checkpoint} has format {str(written)[:SHOWN_CHARACTERS]}, but this version of MyXTTS"
-            f" reads format {FORMAT}. Use the version that wrote it."
+            f" reads format {FORMAT} (safetensors). {FORMER_FORMATS} Use the version that wrote it."
         )
     return Metadata(metadata, checkpoint / "state.json", lambda: advice(checkpoint))
 
 
 def _load_metadata(checkpoint: Path) -> dict[str, Any]:
     """Return the content of a state.json; raises one of UNREADABLE."""
-    path = checkpoint / "state.json"
-    size = _size_of(path)
-    if size > MAX_STATE_BYTES:
-        raise ValueError(
-            f"it has {size:,} bytes, and the largest that is read has {MAX_STATE_BYTES:,}"
-        )
-    content = path.read_bytes()
-    if (checksum := _CHECKSUM.search(content)) and checksum[1] != _checksum(
-        content[: checksum.start()]
-    ):
+    content = (checkpoint / "state.json").read_bytes()
+    checksum = _CHECKSUM.search(content)
+    if checksum and checksum[1] != _checksum(content[: checksum.start()]):
         raise ValueError("its checksum is wrong")
     text = content.decode("utf-8")
     metadata = json.loads(text)
     if not isinstance(metadata, dict):
         raise ValueError("it does not hold a JSON object")
     if metadata.get("format") == FORMAT:
+        if not checksum:
+            raise ValueError("its last line is not its checksum")
         check_types(text)
     metadata.pop(CHECKSUM, None)
     return metadata
 
 
 def write_metadata(checkpoint: Path, metadata: Mapping[str, Any]) -> None:
-    """Write the state.json of a checkpoint, whole or not at all.
-
-    Its last line is a checksum of the lines before it. Without that line, as in older files,
-    nothing is checked.
-    """
+    """Write the state.json of a checkpoint, whole or not at all."""
     values = {name: value for name, value in metadata.items() if name != "format"}
     body = json_bytes({"format": FORMAT, **values}).removesuffix(b"\n}") + b",\n"
     write_whole(
@@ -183,16 +181,6 @@ def _checksum(content: bytes) -> bytes:
 def update_metadata(checkpoint: Path, changes: Mapping[str, Any]) -> None:
     """Replace some of the metadata of a checkpoint, whole or not at all."""
     write_metadata(checkpoint, {**read_metadata(checkpoint), **changes})
-
-
-def _size_of(path: Path) -> int:
-    """Return the size of a file in bytes; raises ValueError if it is a folder, or a pipe, which
-    could block.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is not a regular file")
-    return status.st_size
 
 
 def advice(checkpoint: Path) -> str:
@@ -219,15 +207,22 @@ def advice(checkpoint: Path) -> str:
 
 
 def _is_intact(checkpoint: Path) -> bool:
-    """Whether the metadata and all archives of a checkpoint can be read."""
+    """Whether the metadata and all arrays of a checkpoint can be read."""
     try:
-        if _load_metadata(checkpoint).get("format") != FORMAT:
+        metadata = _load_metadata(checkpoint)
+        if metadata.get("format") != FORMAT:
             return False
-        for path in checkpoint.glob("*.npz"):
-            _check_archive(path)
+        for group, digest in metadata[DIGESTS].items():
+            with _checked_archive(archive_of(checkpoint, group), digest):
+                pass
     except UNREADABLE:
         return False
-    return (checkpoint / "model.npz").exists()
+    return True
+
+
+def archive_of(checkpoint: Path, group: str) -> Path:
+    """Return the file of a group of arrays."""
+    return checkpoint / f"{group}.safetensors"
 
 
 def write_checkpoint(
@@ -241,8 +236,8 @@ def write_checkpoint(
 
     Args:
         target: folder of the checkpoint; its parents are made.
-        groups: (name of an archive, its arrays by name), taken one after another.
-        metadata: of state.json, beside `format`.
+        groups: (name of a group, its arrays by name); one group after another is in memory.
+        metadata: of state.json, besides the format and the digests.
         by: distinguishes the temporary names of writers that may write the same checkpoint at the
             same time.
         replace: replace a checkpoint that exists.
@@ -256,9 +251,11 @@ def write_checkpoint(
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
     try:
-        for group, arrays in groups:
-            write_arrays(temporary / f"{group}.npz", arrays)
-        write_metadata(temporary, metadata)
+        digests = {
+            group: write_arrays(archive_of(temporary, group), dict(arrays))
+            for group, arrays in groups
+        }
+        write_metadata(temporary, {**metadata, DIGESTS: digests})
         fsync_folder(temporary)
         if replace and target.exists():
             _replace(target, temporary)
@@ -287,101 +284,72 @@ def _replace(target: Path, temporary: Path) -> None:
         shutil.rmtree(former, ignore_errors=True)
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an archive by name, read in one pass.
+def read_arrays(checkpoint: Path, group: str) -> dict[str, np.ndarray]:
+    """Return the arrays of a group by name.
 
     Raises:
-        CheckpointError: the archive is missing or damaged, by the checksum of each array.
+        CheckpointError: the group is missing or damaged, or is not that of this checkpoint.
     """
-    arrays = {}
-    with _explained(path), _opened_archive(path) as archive:
-        for member in archive.infolist():
-            with archive.open(member) as file:  # compares the checksum where the array ends
-                arrays[member.filename.removesuffix(".npy")] = np.lib.format.read_array(
-                    file, allow_pickle=False
-                )
+    digest = _recorded_digest(checkpoint, group)
+    path = archive_of(checkpoint, group)
+    with _explained(path):
+        arrays = load_file(path)
+        _check_digest(digest, digest_of(arrays))
     return arrays
 
 
 @contextmanager
-def opened_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
-    """Open an archive; each array is read when it is taken, and all of them once before: what has
-    begun must not fail.
+def opened_arrays(checkpoint: Path, group: str) -> Iterator[Mapping[str, np.ndarray]]:
+    """Open a group of arrays, each of which is read when it is used.
+
+    All are read once before: what has begun must not fail.
 
     Raises:
-        CheckpointError: the archive is missing or damaged, by the checksum of each array.
+        CheckpointError: as `read_arrays`.
     """
-    with _explained(path):
-        _check_archive(path)
-        opened = np.load(path, allow_pickle=False)
-    with opened:
-        yield _Arrays(path, opened)
+    digest = _recorded_digest(checkpoint, group)
+    path = archive_of(checkpoint, group)
+    with ExitStack() as scope:
+        with _explained(path):
+            arrays = scope.enter_context(_checked_archive(path, digest))
+        yield arrays
 
 
-class _Arrays(Mapping):
-    def __init__(self, path: Path, archive: np.lib.npyio.NpzFile):
-        self._path, self._archive = path, archive
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        with _explained(self._path):
-            return self._archive[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._archive.files)
-
-    def __len__(self) -> int:
-        return len(self._archive.files)
-
-
-def _check_archive(path: Path) -> None:
-    """Read a whole archive; raise one of UNREADABLE if a size, a header or a checksum is wrong."""
-    with _opened_archive(path) as archive:
-        if damaged := archive.testzip():
-            raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
+def _recorded_digest(checkpoint: Path, group: str) -> str:
+    return read_metadata(checkpoint)[DIGESTS][group]
 
 
 @contextmanager
-def _opened_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an archive whose sizes and headers were checked, before memory is taken for its arrays.
-
-    A compressed member may promise terabytes, and so may the shape in a header; numpy would try to
-    take the memory.
-
-    Raises:
-        one of UNREADABLE.
-    """
-    size = _size_of(path)
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise ValueError("it is compressed, and archives of checkpoints are not")
-        if sum(member.file_size for member in members) > size:
-            raise ValueError(f"it promises more than its {size:,} bytes")
-        for member in members:
-            with archive.open(member) as file:
-                _check_header(member.filename, file, member.file_size)
-        yield archive
+def _checked_archive(path: Path, digest: str) -> Iterator[Mapping[str, np.ndarray]]:
+    """Open a file of arrays; raises one of UNREADABLE if it does not have this digest."""
+    with safe_open(path, framework="np") as file:
+        arrays = _Arrays(file)
+        _check_digest(digest, digest_of(arrays))
+        yield arrays
 
 
-def _check_header(name: str, file: IO[bytes], size: int) -> None:
-    """Raise ValueError if the header of an array of numbers does not fit the `size` bytes of its
-    file.
-    """
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"{name} has format {version}")
-    read_header = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    shape, _, dtype = read_header(file)
-    if dtype.kind not in "iuf":
-        raise ValueError(f"{name} has {dtype}, and not numbers")
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size - file.tell():
-        raise ValueError(
-            f"{name} promises the shape {shape}, which does not fit its {size:,} bytes"
-        )
+def _check_digest(expected: str, digest: str) -> None:
+    if digest != expected:
+        raise ValueError("its arrays are not those that state.json records")
+
+
+class _Arrays(Mapping):
+    """The arrays of an open file; each access reads one."""
+
+    def __init__(self, file: safe_open):
+        self._file = file
+        self._names = file.keys()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 @contextmanager
@@ -399,22 +367,48 @@ def _explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write an .npz archive to the disk; holds one array in memory at a time."""
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
+    """Write arrays to the disk, as safetensors; return their digest.
+
+    The file is the length of its header in 8 bytes, the header as JSON, and the values in C order
+    without gaps: https://github.com/huggingface/safetensors#format
+    """
+    # Of the library's functions, `save` first copies all arrays (172 MB of a `small` state took 2.3
+    # times as long), and `save_file` makes files that only their owner may read, with errors that
+    # do not tell a full disk.
+    contents = {}
+    header = {}
+    end = 0
+    for name in sorted(arrays, key=lambda name: -arrays[name].itemsize):  # aligned in memory
+        array = np.asarray(arrays[name], order="C")
+        begin, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": SAFETENSORS_TYPES[str(array.dtype)],
+            "shape": array.shape,
+            "data_offsets": (begin, end),
+        }
+        contents[name] = array
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
     with name_in_errors(path), open(path, "wb") as file:
-        with zipfile.ZipFile(file, "w") as archive:
-            for name, array in arrays:
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+        file.write(len(head).to_bytes(8, "little") + head)
+        for array in contents.values():
+            file.write(_bytes_of(array))
         file.flush()
         os.fsync(file.fileno())
+    return digest_of(contents)
 
 
-def digest_of(weights: Mapping[str, np.ndarray]) -> str:
+def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
     """Return the SHA-256 of names, types, shapes and values."""
     digest = hashlib.sha256()
-    for name in sorted(weights):
-        array = weights[name]
+    for name in sorted(arrays):
+        array = arrays[name]
         digest.update(json.dumps([name, str(array.dtype), array.shape]).encode())
-        digest.update(array.tobytes())
+        digest.update(_bytes_of(array))
     return digest.hexdigest()
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """Return the values in C order. Types such as bfloat16 have no buffers of their own."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

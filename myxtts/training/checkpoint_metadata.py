@@ -6,15 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    FiniteFloat,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from myxtts.errors import CheckpointError
 
@@ -22,20 +14,6 @@ LARGEST = 2**53  # of a number in JSON that every program reads alike
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
-
-MAX_ENTRIES = 10_000
-
-
-def _check_entries(values: Any) -> Any:
-    if isinstance(values, dict) and len(values) > MAX_ENTRIES:
-        raise ValueError(f"it has {len(values):,} entries, more than {MAX_ENTRIES:,}")
-    return values
-
-
-# pydantic makes an error of 250 bytes for each value of another type: a list ends at the first, a
-# dictionary is short.
-Names = Annotated[list[str], FailFast()]
-Short = BeforeValidator(_check_entries)
 
 
 class _Section(BaseModel):
@@ -66,22 +44,23 @@ class MetadataTypes(_Section):
     """
 
     step: Count = 0
-    position: tuple[Count, Count, Annotated[list[tuple[Positive, Count]], FailFast()]] = (0, 0, [])
+    position: tuple[Count, Count, list[tuple[Positive, Count]]] = (0, 0, [])
     replicas: Positive = 1
     audio_s: FiniteFloat = 0.0
     audio_s_since_sync: FiniteFloat = 0.0
     best: tuple[Count, FiniteFloat] | None = None
-    settings: Annotated[dict[str, dict[str, Any]], Short] = {}
-    symbols: Names = []
-    languages: Names = []
-    speakers: Names = []
+    settings: dict[str, dict[str, Any]] = {}
+    symbols: list[str] = []
+    languages: list[str] = []
+    speakers: list[str] = []
     start: str = ""
     ancestor: _Source | None = None
     teacher: _Source | None = None
-    observing: Annotated[list[tuple[Count, Names]], FailFast()] = []
+    observing: list[tuple[Count, list[str]]] = []
     provisional: bool = False
-    participants: Annotated[list[_Participant], FailFast()] = []
-    missed_syncs: Annotated[dict[str, Count], Short] = {}
+    participants: list[_Participant] = []
+    missed_syncs: dict[str, Count] = {}
+    digests: dict[str, str] = {}
 
 
 def check_types(text: str) -> None:

@@ -30,7 +30,7 @@ from myxtts.training.observer import NoObserver, Observer
 from myxtts.training.report_hooks import recorded, with_report
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.schedule import Observation, without
-from myxtts.training.select_checkpoint import weights_file
+from myxtts.training.select_checkpoint import weights_group
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.snapshot import Snapshot
 
@@ -156,4 +156,4 @@ def repeatable(setup: TrainingSetup, folder: RunFolder) -> list[Observation]:
 
 def inference_arrays(checkpoint: Path) -> dict[str, np.ndarray]:
     """Return the weights of a checkpoint that inference uses."""
-    return read_arrays(weights_file(checkpoint, read_metadata(checkpoint)))
+    return read_arrays(checkpoint, weights_group(read_metadata(checkpoint)))

@@ -21,7 +21,7 @@ from myxtts.models.loss_groups import NETWORK, loss_groups_of
 from myxtts.tasks.registry import task_of
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint_files import digest_of, further_groups, read_arrays, read_metadata
-from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of, weights_file
+from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of, weights_group
 
 LISTED_NAMES = 12
 
@@ -98,10 +98,9 @@ def read_pretrained(run: Path, folder: Path) -> Pretrained:
         )
     checkpoint = select_checkpoint(run)
     metadata = read_metadata(checkpoint)
-    further = {name: read_arrays(checkpoint / f"{name}.npz") for name in further_groups(checkpoint)}
-    return Pretrained(
-        run, checkpoint, metadata, read_arrays(weights_file(checkpoint, metadata)), further
-    )
+    further = {group: read_arrays(checkpoint, group) for group in further_groups(checkpoint)}
+    weights = read_arrays(checkpoint, weights_group(metadata))
+    return Pretrained(run, checkpoint, metadata, weights, further)
 
 
 def inherited_vocabulary(metadata: dict[str, Any]) -> Vocabulary | None:

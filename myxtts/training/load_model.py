@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from myxtts.tasks.registry import TASKS
-from myxtts.training.checkpoint import restore_variables
-from myxtts.training.select_checkpoint import check_task, settings_of, vocabulary_of, weights_file
+from myxtts.training.checkpoint import restore_groups
+from myxtts.training.select_checkpoint import check_task, settings_of, vocabulary_of, weights_group
 
 
 def load_model(
@@ -31,7 +31,6 @@ def load_model(
         network = TASKS[task].build(
             config, vocabulary_of(metadata), training=False, precision=precision
         )
-    restore_variables(
-        weights_file(checkpoint, metadata), {v.path: v.value for v in network.variables}
-    )
+    variables = {v.path: v.value for v in network.variables}
+    restore_groups(checkpoint, {weights_group(metadata): variables})
     return network

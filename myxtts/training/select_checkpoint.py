@@ -97,8 +97,6 @@ def check_task(checkpoint: Path, trained: str, task: str) -> None:
     )
 
 
-def weights_file(checkpoint: Path, metadata: dict[str, Any]) -> Path:
-    """Return the archive of the weights to use: the averaged ones if the run has them."""
-    return checkpoint / (
-        "averages.npz" if metadata["settings"]["training"]["ema_decay"] else "model.npz"
-    )
+def weights_group(metadata: Mapping[str, Any]) -> str:
+    """Return the group of the weights to use: the averaged ones if the run has them."""
+    return "averages" if metadata["settings"]["training"]["ema_decay"] else "model"

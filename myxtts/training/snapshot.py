@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from myxtts.models.loss_groups import NETWORK, loss_groups_of
 from myxtts.placement.audit import require_device
-from myxtts.training.checkpoint import restore_variables
+from myxtts.training.checkpoint import restore_groups
 from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.select_checkpoint import weights_file
+from myxtts.training.select_checkpoint import weights_group
 
 
 class Snapshot:
@@ -56,4 +56,4 @@ class Snapshot:
 
     def load(self, checkpoint: Path) -> None:
         """Set the weights from a checkpoint; raises CheckpointError if it is damaged."""
-        restore_variables(weights_file(checkpoint, read_metadata(checkpoint)), self._variables)
+        restore_groups(checkpoint, {weights_group(read_metadata(checkpoint)): self._variables})

@@ -17,7 +17,7 @@ from myxtts.training.select_checkpoint import (
     select_checkpoint,
     settings_of,
     vocabulary_of,
-    weights_file,
+    weights_group,
 )
 
 
@@ -96,7 +96,7 @@ def read_teacher(config: Config, own_checkpoint: Path | None) -> Teacher | None:
             f"--teacher {run} was given, but {checkpoint} was trained on mels of another format"
             " than this version makes. Train it again with this version."
         )
-    weights = read_arrays(weights_file(checkpoint, metadata))
+    weights = read_arrays(checkpoint, weights_group(metadata))
     digest = digest_of(weights)
     if recorded and recorded["weights"] != digest:
         raise CheckpointError(

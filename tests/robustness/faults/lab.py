@@ -176,7 +176,7 @@ def weights_of(run: Path) -> dict[int, dict[str, str]]:
     return {
         step_of(folder): {
             file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in folder.glob("*.npz")
+            for file in folder.glob("*.safetensors")
             if file.is_file()  # and not a folder in its place
         }
         for folder in list_checkpoints(run / "checkpoints")

@@ -34,9 +34,9 @@ PLACES = (  # parts of the paths of a run folder: where a named point may be
         ".partial-step",
         "step-0000",
         "state.json",
-        "model.npz",
-        "optimizer.npz",
-        "averages.npz",
+        "model.safetensors",
+        "optimizer.safetensors",
+        "averages.safetensors",
         "checkpoints",
     ),
     *(

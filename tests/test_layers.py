@@ -71,7 +71,6 @@ WITHOUT_TENSORFLOW = (
     "training.checkpoint_files",
     "training.inherited_settings",
     "training.select_checkpoint",
-    "training.source_commit",
     "local_sgd.layer_distance",
     "local_sgd.merge",
     "local_sgd.merge_inputs",

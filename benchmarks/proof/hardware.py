@@ -21,7 +21,7 @@ from myxtts.preflight.checks import Check
 from myxtts.preflight.gpu_software import check_gpu_software
 from myxtts.preflight.nvidia import library_version, mapped_files
 from myxtts.preflight.prerequisites import check_packages, package_requirements
-from myxtts.training.source_commit import source_commit
+from myxtts.training.description import source_commit
 
 TITLE = "What is here"
 MAX_USED_MIB = (

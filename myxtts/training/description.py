@@ -2,7 +2,9 @@
 
 import platform
 import socket
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,7 +15,9 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.placement.devices import describe
 from myxtts.training.diagnostics import derived_numbers
 from myxtts.training.setup import TrainingSetup
-from myxtts.training.source_commit import source_commit
+
+SOURCE_TREE = Path(__file__).parents[2]
+GIT_TIMEOUT_S = 5.0
 
 
 def describe_run(setup: TrainingSetup) -> dict[str, Any]:
@@ -53,3 +57,25 @@ def versions() -> dict[str, str]:
         "Keras": keras.__version__,
         "NumPy": np.__version__,
     }
+
+
+def source_commit(root: Path = SOURCE_TREE) -> str:
+    """Return the commit of a git checkout, with `-dirty` if files were changed.
+
+    Empty for a folder that is no checkout, and where git is missing or takes too long.
+    """
+    # An installed package may lie within the checkout of another project.
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        git = subprocess.run(
+            [*command, "--exclude", "*"],
+            capture_output=True,
+            text=True,
+            timeout=GIT_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return git.stdout.strip()

@@ -314,12 +314,11 @@ class XTTS(keras.Model):
         frames, and all rows share noise and time.
 
         Returns:
-            Losses, float32 scalars: `mel`, mean absolute error of the decoder's mel, and `prior`,
-                half the squared
-            error of the mean mel, both on the normalised mel; `flow`, squared error of the flow's
-            estimate in units of its expected deviation (see `wiener_estimate`); `duration`, `pitch`
-            and `energy` (see `prosody_errors`). Outputs: `path` int64 [B, T], the token of each
-            frame.
+            Losses, float32 scalars: `mel`, mean absolute error of the decoder's mel; `prior`, half
+            the squared error of the mean mel, both on the normalised mel; `flow`, squared error of
+            the flow's estimate in units of its expected deviation (see `wiener_estimate`);
+            `duration`, `pitch` and `energy` (see `prosody_errors`).
+            Outputs: `path` int64 [B, T], the token of each frame.
         """
         seed = batch["seed"] if training else None
         target = (batch["mel"] - MEL_MEAN) / MEL_STD
@@ -352,6 +351,7 @@ class XTTS(keras.Model):
         mel_error = sum_over(tf.abs(condition.mel - target_segment), 2)
         flow_error = self._flow_errors(target_segment, condition, batch["seed"], seed)
 
+        # The frames of a segment stand for all frames of their utterance.
         real_segment = tf.cast(condition.mask, tf.float32)
         frames_in_segment = tf.maximum(tf.reduce_sum(real_segment, axis=1), 1.0)
         weight = real_segment * (row_frames / frames_in_segment)[:, None]
@@ -359,22 +359,12 @@ class XTTS(keras.Model):
         losses = {
             "mel": tf.reduce_sum(mel_error * weight) / step_values,
             "flow": tf.reduce_sum(flow_error * weight) / step_values,
-            "prior": (
-                0.5
-                * tf.reduce_sum(tf.square(gather_rows(mean, path) - target) * real)
-                / step_values
-            ),
         }
-        real_token = tf.cast(mask, tf.float32)[:, :, 0]
-        if "path" in batch:  # tokens count as frames do
-            counted = tf.cast(batch["utterance_tokens"], tf.float32) / tf.maximum(
-                tf.cast(token_count, tf.float32), 1.0
-            )
-            real_token *= counted[:, None]
-        losses |= {
-            name: tf.reduce_sum(error * real_token) / batch["step_tokens"]
-            for name, error in errors.items()
-        }
+        prior_error = tf.square(gather_rows(mean, path) - target)
+        losses["prior"] = 0.5 * tf.reduce_sum(prior_error * real) / step_values
+        real_token = _token_weights(batch, mask)
+        for name, error in errors.items():
+            losses[name] = tf.reduce_sum(error * real_token) / batch["step_tokens"]
         return losses, {"path": path}
 
     def synthesize(
@@ -689,6 +679,17 @@ def long_term_average_spectrum(mel, frames):
     loudest = tf.reduce_max(tf.where(real > 0.0, level, level.dtype.min), axis=1, keepdims=True)
     loud = real * tf.cast(level > loudest - TOP_DB / (DECIBELS_PER_NEPER * MEL_STD), tf.float32)
     return tf.reduce_sum(mel * loud, axis=1) / tf.maximum(tf.reduce_sum(loud, axis=1), 1.0)
+
+
+def _token_weights(batch, mask):
+    """Return the weight of each token in the prosody losses: mask [B, N, 1] -> float32 [B, N]."""
+    weights = tf.cast(mask, tf.float32)[:, :, 0]
+    # A teacher's text counts as many tokens as the utterance that it replaces.
+    if "path" in batch:
+        token_count = tf.maximum(tf.cast(batch["token_count"], tf.float32), 1.0)
+        counted = tf.cast(batch["utterance_tokens"], tf.float32) / token_count
+        weights *= counted[:, None]
+    return weights
 
 
 def keep_mask(present, rate, seed, name):

@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
+from functools import cache
 
 from fontTools.unicodedata import script as script_of
 from fontTools.unicodedata import script_name
@@ -12,49 +13,12 @@ from fontTools.unicodedata import script_name
 _SHARED = ("Zyyy", "Zinh", "Zzzz")
 
 # Other names and spellings than the English names of espeak-ng.
-_NAMES = {
-    **{
-        "deutsch": "de",
-        "español": "es",
-        "espanol": "es",
-        "français": "fr",
-        "francais": "fr",
-        "italiano": "it",
-    },
-    **{
-        "português": "pt",
-        "portugues": "pt",
-        "русский": "ru",
-        "українська": "uk",
-        "türkçe": "tr",
-        "polski": "pl",
-    },
-    **{
-        "nederlands": "nl",
-        "flemish": "nl",
-        "svenska": "sv",
-        "norwegian": "nb",
-        "norsk": "nb",
-        "dansk": "da",
-    },
-    **{
-        "farsi": "fa",
-        "فارسی": "fa",
-        "العربية": "ar",
-        "ქართული": "ka",
-        "हिन्दी": "hi",
-        "中文": "zh",
-        "日本語": "ja",
-    },
-    **{
-        "한국어": "ko",
-        "mandarin": "cmn",
-        "cantonese": "yue",
-        "castilian": "es",
-        "bangla": "bn",
-        "burmese": "my",
-    },
-}
+_NAMES = """
+    deutsch:de español:es espanol:es français:fr francais:fr italiano:it português:pt portugues:pt
+    русский:ru українська:uk türkçe:tr polski:pl nederlands:nl flemish:nl svenska:sv norwegian:nb
+    norsk:nb dansk:da farsi:fa فارسی:fa العربية:ar ქართული:ka हिन्दी:hi 中文:zh 日本語:ja 한국어:ko
+    mandarin:cmn cantonese:yue castilian:es bangla:bn burmese:my
+"""
 # ISO 639-2 and 639-3 codes of languages that have a two-letter code, of those that espeak-ng
 # speaks.
 _ISO_639_3 = """
@@ -71,36 +35,36 @@ _ISO_639_3 = """
 """
 # ISO 15924 scripts by language: the scripts of the Unicode CLDR (`languageData` in
 # supplementalData.xml).
-_SCRIPTS = {
-    "Latn": (
-        "en de fr es pt it nl pl sv da nb no fi cs sk hu ro tr vi id ms af an ca cy eo et eu fo ga"
-        " gd gn haw hr ht ia io is jbo kl la lb lfn lt ltg lv mi mt mto nci om pap piqd py qdb qu"
-        " quc qya sjn sl smj sq sw tn az bs hak hbs kaa ku sr tk uz chr"
-    ),
-    "Cyrl": "ru uk be bg ba cv mk nog tt kk ky az bs hbs kaa sr tk uz",
-    "Arab": "ar fa ur ug sd ku az kk ky ms pa uz tk",
-    "Deva": "hi mr ne kok sd",
-    "Beng": "bn as bpy",
-    "Hani": "zh cmn yue hak ja ko",
-    "Bopo": "zh cmn",
-    "Hira": "ja",
-    "Kana": "ja",
-    "Hang": "ko",
-    "Ethi": "am ti",
-    "Grek": "el grc",
-    "Armn": "hy hyw",
-    "Mymr": "my shn",
-    **{"Geor": "ka", "Hebr": "he", "Thai": "th", "Sinh": "si", "Cher": "chr"},
-    **{
-        "Gujr": "gu",
-        "Guru": "pa",
-        "Knda": "kn",
-        "Mlym": "ml",
-        "Orya": "or",
-        "Taml": "ta",
-        "Telu": "te",
-    },
-}
+_SCRIPTS = """
+    Latn: en de fr es pt it nl pl sv da nb no fi cs sk hu ro tr vi id ms af an ca cy eo et eu fo ga
+        gd gn haw hr ht ia io is jbo kl la lb lfn lt ltg lv mi mt mto nci om pap piqd py qdb qu quc
+        qya sjn sl smj sq sw tn az bs hak hbs kaa ku sr tk uz chr
+    Cyrl: ru uk be bg ba cv mk nog tt kk ky az bs hbs kaa sr tk uz
+    Arab: ar fa ur ug sd ku az kk ky ms pa uz tk
+    Deva: hi mr ne kok sd
+    Beng: bn as bpy
+    Hani: zh cmn yue hak ja ko
+    Bopo: zh cmn
+    Hira: ja
+    Kana: ja
+    Hang: ko
+    Ethi: am ti
+    Grek: el grc
+    Armn: hy hyw
+    Mymr: my shn
+    Geor: ka
+    Hebr: he
+    Thai: th
+    Sinh: si
+    Cher: chr
+    Gujr: gu
+    Guru: pa
+    Knda: kn
+    Mlym: ml
+    Orya: or
+    Taml: ta
+    Telu: te
+"""
 
 
 def canonical_code(language: str) -> str:
@@ -119,11 +83,12 @@ def probable_code(
         codes_by_name: the known codes by English name, in lower case.
     """
     code = canonical_code(language)
-    named = {**codes_by_name, **_NAMES, **dict(pair.split(":") for pair in _ISO_639_3.split())}
-    first = re.split(r"[-.@ ]", code)[0]
-    return next(
-        (named.get(name, name) for name in (code, first) if named.get(name, name) in codes), None
-    )
+    pairs = f"{_NAMES} {_ISO_639_3}".split()
+    named = {**codes_by_name, **dict(pair.split(":") for pair in pairs)}
+    for name in (code, re.split(r"[-.@ ]", code)[0]):
+        if named.get(name, name) in codes:
+            return named.get(name, name)
+    return None
 
 
 def scripts_of(language: str) -> frozenset[str]:
@@ -132,15 +97,27 @@ def scripts_of(language: str) -> frozenset[str]:
     A script within the code is added: fa is Arab, fa-latn is Arab and Latn.
     """
     base, *subtags = canonical_code(language).split("-")
-    known = {script for script, languages in _SCRIPTS.items() if base in languages.split()}
-    return frozenset(
-        known and known | {subtag.capitalize() for subtag in subtags if len(subtag) == 4}
-    )
+    scripts = {script for script, languages in _scripts().items() if base in languages}
+    if not scripts:
+        return frozenset()
+    return frozenset(scripts.union(tag.capitalize() for tag in subtags if len(tag) == 4))
+
+
+@cache
+def _scripts() -> dict[str, list[str]]:
+    """Return the languages of each script."""
+    scripts: dict[str, list[str]] = {}
+    for word in _SCRIPTS.split():
+        if word.endswith(":"):
+            scripts[word[:-1]] = languages = []
+        else:
+            languages.append(word)
+    return scripts
 
 
 def languages_of(script: str) -> tuple[str, ...]:
     """Return the languages of a script (ISO 15924), those with most speakers first."""
-    return tuple(_SCRIPTS.get(script, "").split())
+    return tuple(_scripts().get(script, ()))
 
 
 def letters_by_script(texts: Iterable[str]) -> Counter[str]:

@@ -24,8 +24,8 @@ from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.throughput.flops import matmul_flops_per_s, step_flops
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
+from myxtts.training.runs import select_checkpoint, vocabulary_of
 from myxtts.training.schedule import ConstantRates
-from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
 from myxtts.training.setup import build_state, configure_devices, make_step, tune
 
 

@@ -35,7 +35,7 @@ from myxtts.data.pipeline import ReplicaFeed
 from myxtts.report.reporter import console_line
 from myxtts.throughput.advice import LongWait
 from myxtts.training import loop
-from myxtts.training.checkpoint import save_nothing
+from myxtts.training.checkpoints import save_nothing
 from myxtts.training.hooks import Observe, Report, StepEnd
 from myxtts.training.observer import NoObserver, Observer
 from myxtts.training.schedule import VALIDATION, Observation, Schedule, without

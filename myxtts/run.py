@@ -24,7 +24,7 @@ from myxtts.report.run_page import RunPage
 from myxtts.tasks.registry import task_of
 from myxtts.throughput.assess import assess_run
 from myxtts.training import loop
-from myxtts.training.checkpoint import Checkpoints, save_nothing
+from myxtts.training.checkpoints import Checkpoints, save_nothing
 from myxtts.training.chief_hooks import chief_hooks
 from myxtts.training.description import describe_run
 from myxtts.training.diagnostics import (
@@ -36,7 +36,7 @@ from myxtts.training.diagnostics import (
 from myxtts.training.hooks import CheckDevices, Hook, note_owed, periods_of
 from myxtts.training.observer import NoObserver
 from myxtts.training.report_hooks import RecordMetrics, RefreshPage
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder
 from myxtts.training.setup import OpenRun, TrainingSetup, open_run, resolve_start
 from myxtts.training.stop_request import SharedStopRequest, StopRequest, stop_on_signals
 

@@ -12,7 +12,6 @@ import tensorflow as tf
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import CheckpointError
 from myxtts.training import checkpoint_files as archive
-from myxtts.training.checkpoint import Checkpoints, copy_state, restore
 from myxtts.training.checkpoint_files import (
     archive_of,
     latest,
@@ -22,6 +21,7 @@ from myxtts.training.checkpoint_files import (
     read_metadata,
     remove_remains,
 )
+from myxtts.training.checkpoints import Checkpoints, copy_state, restore
 from myxtts.training.schedule import VALIDATION, Observation
 from tests.feeds import TIMEOUT_S
 from tests.fixtures import replace_arrays, temporary_folder
@@ -290,7 +290,7 @@ class Background(Case):
             gate.wait(TIMEOUT_S)
             write(*args, **kwargs)
 
-        patch = mock.patch("myxtts.training.checkpoint.write_checkpoint", write_later)
+        patch = mock.patch("myxtts.training.checkpoints.write_checkpoint", write_later)
         patch.start()
         self.addCleanup(patch.stop)
         self.addCleanup(gate.set)
@@ -355,7 +355,7 @@ class Background(Case):
             wait = checkpoints.wait
             with (
                 mock.patch.object(checkpoints, "wait", lambda: (gate.set(), wait())),
-                mock.patch("myxtts.training.checkpoint.LEAST_SAID_S", 0.0),
+                mock.patch("myxtts.training.checkpoints.LEAST_SAID_S", 0.0),
                 self.assertLogs("myxtts", "WARNING") as logs,
             ):
                 self.save_at(checkpoints, 20)
@@ -411,7 +411,7 @@ class Background(Case):
     def test_a_defect_of_the_writing_thread_is_raised_in_training(self):
         checkpoints = self.checkpoints()
         with mock.patch(
-            "myxtts.training.checkpoint.write_checkpoint", side_effect=ValueError("defect")
+            "myxtts.training.checkpoints.write_checkpoint", side_effect=ValueError("defect")
         ):
             self.save_at(checkpoints, 10)
             with self.assertRaisesRegex(ValueError, "defect"):

@@ -29,7 +29,7 @@ from myxtts.report.metrics_reader import read_metrics
 from myxtts.synthesis.export import vocoder_export, write_export
 from myxtts.tasks.vocoder import VocoderTask
 from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.select_vocoder import VocoderRun
+from myxtts.training.runs import VocoderRun
 from myxtts.training.step import Step
 from tests.long import long
 from tests.tiny import arrays_of, on_device, take_step, training_state

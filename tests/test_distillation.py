@@ -31,7 +31,7 @@ from myxtts.tasks.alignment_choice import search_of
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_arrays, read_metadata
 from myxtts.training.load_teacher import NoVoice
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder
 from myxtts.training.setup import OpenRun, Start
 from tests.fixtures import replace_arrays
 from tests.long import LONG, long

@@ -13,7 +13,7 @@ from myxtts.config.needs import SET, UNSET, Needs, needs
 from myxtts.config.schema import ASRConfig, Config, DataConfig, ModelConfig
 from myxtts.config.settings import SETTINGS, Setting
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.training.run_folder import check_same_settings
+from myxtts.training.runs import check_same_settings
 from tests.fixtures import temporary_folder
 
 WITH_OTHERS = {  # what rules of checks.py ask for beside a setting

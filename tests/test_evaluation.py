@@ -54,9 +54,7 @@ from myxtts.models.xtts import SynthesisOptions
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.throughput.flops import contraction_flops
 from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.run_folder import RunFolder
-from myxtts.training.select_checkpoint import select_checkpoint
-from myxtts.training.select_vocoder import VocoderChoice
+from myxtts.training.runs import RunFolder, VocoderChoice, select_checkpoint
 from myxtts.training.setup import RunCorpora
 from tests.fixtures import temporary_folder, working_in
 from tests.tiny import SECONDS, arrays_of, cached_network, cached_networks, utterance, whole_run

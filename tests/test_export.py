@@ -27,7 +27,7 @@ from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.synthesis import export
 from myxtts.training.load_vocoder import TrainedVocoder
-from myxtts.training.select_vocoder import read_vocoder_run
+from myxtts.training.runs import read_vocoder_run
 from tests import tiny_vocoder
 from tests.fixtures import entered, temporary_folder
 from tests.sine_corpus import sine

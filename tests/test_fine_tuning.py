@@ -18,7 +18,11 @@ from myxtts.errors import CheckpointError, ConfigError
 from myxtts.tasks.registry import TASKS
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import latest, list_checkpoints, read_arrays, read_metadata
-from myxtts.training.init_from import (
+from myxtts.training.runs import RunFolder, describe_missing, select_checkpoint
+from myxtts.training.setup import resolve_start
+from myxtts.training.state import TrainingState, make_optimizers
+from myxtts.training.step import Step
+from myxtts.training.warm_start import (
     Pretrained,
     digest_of,
     extend_rows,
@@ -26,12 +30,6 @@ from myxtts.training.init_from import (
     load_pretrained,
     read_pretrained,
 )
-from myxtts.training.missing_run import describe_missing
-from myxtts.training.run_folder import RunFolder
-from myxtts.training.select_checkpoint import select_checkpoint
-from myxtts.training.setup import resolve_start
-from myxtts.training.state import TrainingState, make_optimizers
-from myxtts.training.step import Step
 from tests.fixtures import entered, replace_arrays, temporary_folder, working_in
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import (
@@ -403,7 +401,7 @@ class Rejected(Runs):
 
     def test_another_pretrained_run_at_resume_is_rejected(self):
         self.assertIn(
-            "training.init_from is ",
+            "training.warm_start is ",
             self.rejection("tuned", "--resume", base=self.workspace.folder),
         )
 

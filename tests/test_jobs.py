@@ -45,8 +45,7 @@ from myxtts.local_sgd.merge_inputs import TASK_SETTINGS
 from myxtts.local_sgd.progress import read_progress
 from myxtts.local_sgd.shards import CorpusShards
 from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
-from myxtts.training.inherited_settings import with_inherited_settings
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder, with_inherited_settings
 from tests.feeds import wait_until
 from tests.fixtures import DEADLINE_S, ends, temporary_folder
 from tests.long import long

@@ -15,7 +15,7 @@ from myxtts.local_sgd.sync import OuterOptimizer
 from myxtts.models.loss_groups import LossGroup, loss_groups_of
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
-from myxtts.training.checkpoint import restore, write_state
+from myxtts.training.checkpoints import restore, write_state
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 from tests.fixtures import temporary_folder

@@ -42,8 +42,8 @@ from myxtts.training.checkpoint_files import (
     read_metadata,
     write_checkpoint,
 )
-from myxtts.training.init_from import inherited_vocabulary
-from myxtts.training.select_checkpoint import vocabulary_of
+from myxtts.training.runs import vocabulary_of
+from myxtts.training.warm_start import inherited_vocabulary
 from tests.fixtures import reported, temporary_folder
 from tests.tiny import arrays_of, features, on_device
 from tests.tiny_asr import asr_run, cached_transcriber, small_asr_models

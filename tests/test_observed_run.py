@@ -25,8 +25,8 @@ from myxtts.evaluation.tts_score import evaluate_tts
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE
 from myxtts.report.metrics import MetricsFile
 from myxtts.report.metrics_reader import read_metrics
-from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import list_checkpoints, read_best, read_metadata
+from myxtts.training.checkpoints import Checkpoints
 from myxtts.training.observer import Observer, ObserverFailed
 from myxtts.training.validation import Validation
 from tests.fixtures import DUAL, REVERSED, files_below, temporary_folder

@@ -54,7 +54,7 @@ from myxtts.preflight.prerequisites import (
     write_error,
 )
 from myxtts.preflight.validate import try_load, validate, with_default_routes
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder
 from myxtts.training.setup import Start, read_corpora
 from tests.feeds import TIMEOUT_S, wait_until
 from tests.sine_corpus import manifest_of, write_corpus

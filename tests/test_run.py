@@ -37,8 +37,13 @@ from myxtts.training.checkpoint_files import (
 )
 from myxtts.training.diagnostics import explained_out_of_memory
 from myxtts.training.loop import StepOutOfMemory
-from myxtts.training.run_folder import FIXED, RunFolder, check_same_corpus, check_same_settings
-from myxtts.training.select_checkpoint import settings_of
+from myxtts.training.runs import (
+    FIXED,
+    RunFolder,
+    check_same_corpus,
+    check_same_settings,
+    settings_of,
+)
 from tests.fixtures import DUAL, files_below, replace_arrays
 from tests.tiny import Workspace, arrays_of, toy_models, whole_run
 from tests.tiny_asr import small_asr_models
@@ -303,7 +308,7 @@ class CompleteRun(Case):
                 )
         # Without symbols, as of a vocoder, the languages of texts do not matter.
         saved = mock.patch(
-            "myxtts.training.run_folder.read_metadata", lambda _: metadata | {"symbols": []}
+            "myxtts.training.runs.read_metadata", lambda _: metadata | {"symbols": []}
         )
         with saved:
             check_same_corpus(self.folder, metadata | {"symbols": [], "languages": ["other"]})
@@ -384,7 +389,7 @@ class Stopped(Case):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target / "model"))
             write_checkpoint(target, *args, **kwargs)
 
-        with mock.patch("myxtts.training.checkpoint.write_checkpoint", write):
+        with mock.patch("myxtts.training.checkpoints.write_checkpoint", write):
             finished = self.workspace.train("crammed")
         folder = self.workspace.run_dir("crammed")
         self.assertEqual(finished.code, 2)

@@ -18,7 +18,7 @@ from myxtts.config.load import load
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import write_whole
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder
 from tests.fixtures import temporary_folder
 
 

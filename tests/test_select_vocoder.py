@@ -10,7 +10,7 @@ from myxtts.audio.format import AUDIO_FORMAT, UNRECORDED_FORMAT
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, UserError
 from myxtts.training.checkpoint_files import read_metadata, write_metadata
-from myxtts.training.select_vocoder import select_vocoder
+from myxtts.training.runs import select_vocoder
 from tests.fixtures import entered, temporary_folder, working_in
 
 

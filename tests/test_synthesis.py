@@ -43,7 +43,7 @@ from myxtts.tasks.base import Examples
 from myxtts.tasks.tts_samples import TTSSampler
 from myxtts.text.sentences import Boundary
 from myxtts.training.checkpoint_files import write_checkpoint
-from myxtts.training.select_checkpoint import select_checkpoint
+from myxtts.training.runs import select_checkpoint
 from tests.fixtures import reported, temporary_folder
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import cached_networks, features, on_device, small_models, whole_run

@@ -19,9 +19,9 @@ from myxtts.models.vocoder import Vocoder, fluctuation
 from myxtts.report.metrics_reader import read_metrics
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_arrays, read_metadata
-from myxtts.training.inherited_settings import inherit_settings
-from myxtts.training.init_from import Pretrained, load_pretrained
 from myxtts.training.load_teacher import NoVoice
+from myxtts.training.runs import inherit_settings
+from myxtts.training.warm_start import Pretrained, load_pretrained
 from tests.fixtures import entered, replace_arrays
 from tests.long import long
 from tests.tiny import Workspace, arrays_of, features, on_device

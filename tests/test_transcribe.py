@@ -36,7 +36,7 @@ from myxtts.recognition.audio_chunks import (
 from myxtts.recognition.transcribe_files import write_transcripts
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.text.edit_distance import error_rates
-from myxtts.training.select_checkpoint import select_checkpoint
+from myxtts.training.runs import select_checkpoint
 from tests.fixtures import reported, temporary_folder
 from tests.sine_corpus import sine, write_sound
 from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers

@@ -30,8 +30,8 @@ from myxtts.models.build import build_xtts
 from myxtts.models.xtts import SIZES, XTTS, XTTSSize
 from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route
-from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import groups_of, read_arrays, read_metadata
+from myxtts.training.checkpoints import Checkpoints
 from myxtts.training.load_model import load_model
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers

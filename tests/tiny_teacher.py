@@ -12,7 +12,7 @@ from myxtts.data.features import FeatureExtractor
 from myxtts.local_sgd.interpolation import Coefficients, Measurement, make_evaluator
 from myxtts.local_sgd.merge_inputs import read_input
 from myxtts.tasks.length_rules import length_rule_of
-from myxtts.training.init_from import inherited_vocabulary
+from myxtts.training.warm_start import inherited_vocabulary
 from tests.tiny import build_model, replicas_on, small_models
 from tests.tiny_vocoder import vocoder_inputs
 from tests.two_devices import MODEL

@@ -46,7 +46,7 @@ from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.ctc_feasibility import BLANK_ID
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.setup import RunCorpora, Start, build_state, make_step, read_corpora, tune
 from myxtts.training.step import SKIPPED

@@ -36,7 +36,7 @@ from myxtts.placement.routes import Placement, Route
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training import loop
-from myxtts.training.checkpoint import save_nothing
+from myxtts.training.checkpoints import save_nothing
 from myxtts.training.setup import build_state, configure_devices, make_schedule, make_step
 from myxtts.training.step import Step
 from myxtts.training.stop_request import StopRequest

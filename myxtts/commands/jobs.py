@@ -29,7 +29,7 @@ from myxtts.local_sgd.jobs import (
 from myxtts.local_sgd.launcher_state import LauncherState, stop_launcher
 from myxtts.local_sgd.progress import Display, status_report
 from myxtts.placement.routes import hidden_gpus_warning
-from myxtts.training.inherited_settings import with_inherited_settings
+from myxtts.training.runs import with_inherited_settings
 
 NAME = "jobs"
 HELP = "Train independent jobs, one on each GPU, and merge their weights (local SGD)."

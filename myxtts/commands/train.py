@@ -25,7 +25,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config, options = parse(argv, prog)
     if options.print_config:
         if (config.training.init_from or config.teacher.teacher) and not config.run.resume:
-            from myxtts.training.inherited_settings import with_inherited_settings  # imports NumPy
+            from myxtts.training.runs import with_inherited_settings  # imports NumPy
 
             config = with_inherited_settings(config)
         print(dump(config), end="")

@@ -22,8 +22,7 @@ from myxtts.text.edit_distance import error_rates
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.run_folder import RunFolder
-from myxtts.training.select_checkpoint import settings_of, vocabulary_of
+from myxtts.training.runs import RunFolder, settings_of, vocabulary_of
 from myxtts.training.setup import TrainingSetup
 
 

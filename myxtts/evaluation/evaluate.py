@@ -12,8 +12,7 @@ from myxtts.evaluation.report import ScoreWeights
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder
-from myxtts.training.run_folder import RunFolder
-from myxtts.training.select_checkpoint import select_checkpoint, settings_of
+from myxtts.training.runs import RunFolder, select_checkpoint, settings_of
 from myxtts.training.setup import TrainingSetup
 
 

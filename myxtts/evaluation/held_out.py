@@ -24,11 +24,10 @@ from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
-from myxtts.training.init_from import inherited_vocabulary
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.run_folder import check_same_corpus
-from myxtts.training.select_checkpoint import settings_of
+from myxtts.training.runs import check_same_corpus, settings_of
 from myxtts.training.setup import run_metadata
+from myxtts.training.warm_start import inherited_vocabulary
 
 log = logging.getLogger(__name__)
 

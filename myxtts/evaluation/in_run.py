@@ -17,7 +17,7 @@ from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import checkpoint_of
 from myxtts.training.held_out import LoadVocoder
 from myxtts.training.observation import no_pace
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.snapshot import Snapshot
 

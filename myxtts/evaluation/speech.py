@@ -16,7 +16,7 @@ from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.portable_ops import function_per_device_type
 from myxtts.text.frontend import symbols_of
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.select_checkpoint import vocabulary_of
+from myxtts.training.runs import vocabulary_of
 
 BATCH_UTTERANCES = 8
 

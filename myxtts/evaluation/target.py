@@ -8,7 +8,7 @@ from myxtts.evaluation.report import output_folder
 from myxtts.files import check_writable, make_folder
 from myxtts.placement import devices
 from myxtts.placement.routes import Route
-from myxtts.training.select_checkpoint import select_checkpoint
+from myxtts.training.runs import select_checkpoint
 
 
 class Target(NamedTuple):

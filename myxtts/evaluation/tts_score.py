@@ -66,9 +66,7 @@ from myxtts.training.held_out import LoadVocoder
 from myxtts.training.load_model import load_model
 from myxtts.training.load_vocoder import load_vocoder
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.run_folder import RunFolder
-from myxtts.training.select_checkpoint import vocabulary_of
-from myxtts.training.select_vocoder import select_vocoder
+from myxtts.training.runs import RunFolder, select_vocoder, vocabulary_of
 from myxtts.training.setup import TrainingSetup
 
 MAX_UTTERANCES = 50

@@ -49,9 +49,7 @@ from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder
 from myxtts.training.load_vocoder import TrainedVocoder
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.run_folder import RunFolder
-from myxtts.training.select_checkpoint import settings_of, vocabulary_of
-from myxtts.training.select_vocoder import read_vocoder_run
+from myxtts.training.runs import RunFolder, read_vocoder_run, settings_of, vocabulary_of
 from myxtts.training.setup import TrainingSetup
 
 MAX_UTTERANCES = 50

@@ -31,9 +31,8 @@ from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.training.load_model import load_model
 from myxtts.training.load_teacher import teacher_loader
-from myxtts.training.select_checkpoint import vocabulary_of
+from myxtts.training.runs import read_teacher, vocabulary_of
 from myxtts.training.setup import typical_sizes
-from myxtts.training.teacher import read_teacher
 from myxtts.training.validation import Validation
 
 POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -8,7 +8,7 @@ from myxtts.config.schema import Config, LocalSGDConfig, PlacementConfig, Sectio
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.local_sgd.shards import CorpusShards
 from myxtts.placement.routes import flags_of_gpus
-from myxtts.training.inherited_settings import INHERITED
+from myxtts.training.runs import INHERITED
 
 WARMSTART = "warmstart"  # name of its run
 

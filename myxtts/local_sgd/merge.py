@@ -37,7 +37,7 @@ from myxtts.training.checkpoint_files import (
     update_metadata,
     write_checkpoint,
 )
-from myxtts.training.select_checkpoint import audio_format_of, vocabulary_of
+from myxtts.training.runs import audio_format_of, vocabulary_of
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.select_checkpoint import (
+from myxtts.training.runs import (
     audio_format_of,
     select_checkpoint,
     settings_of,

@@ -29,7 +29,6 @@ from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.averaging import normalised, weighted_mean
 from myxtts.local_sgd.sync_folder import newest_average, sync_folders, sync_step
-from myxtts.training.checkpoint import restore_groups, write_state
 from myxtts.training.checkpoint_files import (
     groups_of,
     opened_arrays,
@@ -37,6 +36,7 @@ from myxtts.training.checkpoint_files import (
     read_metadata,
     write_checkpoint,
 )
+from myxtts.training.checkpoints import restore_groups, write_state
 from myxtts.training.state import TrainingState
 from myxtts.training.step import unscaled
 

@@ -17,7 +17,7 @@ from myxtts.placement.routes import named_gpus, plan_routes
 from myxtts.preflight import nvidia
 from myxtts.preflight.checks import Check, failed_by, recommended, required
 from myxtts.preflight.gpu_software import check_gpu_software
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder
 
 REQUIREMENTS_FILE = Path(__file__).parents[2] / "requirements.txt"  # in a checkout
 MIN_FREE_MIB = 1024  # for logs, samples and cached manifests; section 3 counts the checkpoints

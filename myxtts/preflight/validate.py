@@ -16,7 +16,7 @@ from myxtts.preflight.overlap import check_pipeline
 from myxtts.preflight.placement import check_placement
 from myxtts.preflight.prerequisites import check_prerequisites
 from myxtts.preflight.transfer import check_transfer
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder
 from myxtts.training.setup import OpenRun, RunCorpora, Start, read_corpora, resolve_start
 
 DEFAULT_ROUTES = (

@@ -19,7 +19,7 @@ from myxtts.text.frontend import symbols_of
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
+from myxtts.training.runs import select_checkpoint, vocabulary_of
 
 # Waves that are in memory at the same time; more for a longer wave.
 GROUP_S = 600.0

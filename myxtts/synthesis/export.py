@@ -34,14 +34,16 @@ from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.load_vocoder import TrainedVocoder, load_vocoder
-from myxtts.training.select_checkpoint import (
+from myxtts.training.runs import (
+    VocoderChoice,
+    VocoderRun,
     audio_format_of,
     check_task,
     select_checkpoint,
+    select_vocoder,
     settings_of,
     vocabulary_of,
 )
-from myxtts.training.select_vocoder import VocoderChoice, VocoderRun, select_vocoder
 
 FORMAT = 2
 VOCODER_SIGNATURE = (

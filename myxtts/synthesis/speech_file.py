@@ -23,8 +23,7 @@ from myxtts.synthesis.reference import check_reference
 from myxtts.synthesis.wav_stream import wav_stream
 from myxtts.text.sentences import empty_text_message, split_text
 from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.select_checkpoint import check_task, select_checkpoint, settings_of
-from myxtts.training.select_vocoder import select_vocoder
+from myxtts.training.runs import check_task, select_checkpoint, select_vocoder, settings_of
 
 FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG"}
 BLOCK_SAMPLES = 65_536

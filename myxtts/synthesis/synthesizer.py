@@ -25,8 +25,7 @@ from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.load_vocoder import load_vocoder
-from myxtts.training.select_checkpoint import select_checkpoint, settings_of, vocabulary_of
-from myxtts.training.select_vocoder import select_vocoder
+from myxtts.training.runs import select_checkpoint, select_vocoder, settings_of, vocabulary_of
 
 BATCH_CHUNKS = 8
 MAX_UNKNOWN_FRACTION = 0.25  # of the symbols of a chunk

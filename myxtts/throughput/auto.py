@@ -29,8 +29,7 @@ from myxtts.throughput.placements import (
 from myxtts.throughput.simulator import QueueDepths
 from myxtts.throughput.stage_times import STAGES, StageProfile, resample_steps
 from myxtts.training.checkpoint_files import latest, read_metadata
-from myxtts.training.run_folder import RunFolder
-from myxtts.training.select_checkpoint import settings_of
+from myxtts.training.runs import RunFolder, settings_of
 
 MEASURED_STEPS = 40  # some seconds with a large model
 SIMULATED_STEPS = 1000  # filling the queues is at most 1 % of them

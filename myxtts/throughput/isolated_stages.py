@@ -31,7 +31,7 @@ from myxtts.throughput.profiled_run import (
 from myxtts.throughput.stage_times import StageProfile, StageTimes
 from myxtts.training.held_out import make_sampler, vocoder_loader
 from myxtts.training.load_teacher import NoVoice
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.step import Step
 

@@ -19,7 +19,7 @@ from myxtts.throughput.analysis import TracedRun
 from myxtts.throughput.isolated_stages import profile_learning_rate
 from myxtts.throughput.profiled_run import WARM_UP, ProfiledRun
 from myxtts.training import loop
-from myxtts.training.checkpoint import save_nothing
+from myxtts.training.checkpoints import save_nothing
 from myxtts.training.hooks import StepEnd
 from myxtts.training.schedule import Rates
 from myxtts.training.step import Step

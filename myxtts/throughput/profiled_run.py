@@ -14,7 +14,7 @@ from myxtts.data.plan_iterator import Position
 from myxtts.placement.routes import Placement, Route, single_route
 from myxtts.training import setup as training_setup
 from myxtts.training.diagnostics import explained_out_of_memory
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder
 from myxtts.training.setup import TrainingSetup, resolve_start
 from myxtts.training.step import Step
 

@@ -11,8 +11,8 @@ import numpy as np
 from myxtts.clock import Timeline
 from myxtts.report.reporter import Reporter
 from myxtts.throughput.advice import LongWait
-from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import checkpoint_of, read_arrays, read_metadata
+from myxtts.training.checkpoints import Checkpoints
 from myxtts.training.held_out import OpenEvaluator, held_out_work
 from myxtts.training.hooks import (
     Evaluate,
@@ -28,9 +28,8 @@ from myxtts.training.hooks import (
 )
 from myxtts.training.observer import NoObserver, Observer
 from myxtts.training.report_hooks import recorded, with_report
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder, weights_group
 from myxtts.training.schedule import Observation, without
-from myxtts.training.select_checkpoint import weights_group
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.snapshot import Snapshot
 

@@ -19,9 +19,8 @@ from myxtts.report.metrics import TensorBoard
 from myxtts.tasks.base import Evaluator, Examples, Sampler
 from myxtts.tasks.registry import task_of
 from myxtts.training.load_vocoder import load_vocoder
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.runs import RunFolder, select_vocoder
 from myxtts.training.schedule import EVALUATION, SAMPLES, VALIDATION, Observation
-from myxtts.training.select_vocoder import select_vocoder
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.validation import Validation, validation_metrics
 

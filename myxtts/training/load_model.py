@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from myxtts.tasks.registry import TASKS
-from myxtts.training.checkpoint import restore_groups
-from myxtts.training.select_checkpoint import check_task, settings_of, vocabulary_of, weights_group
+from myxtts.training.checkpoints import restore_groups
+from myxtts.training.runs import check_task, settings_of, vocabulary_of, weights_group
 
 
 def load_model(

@@ -14,7 +14,7 @@ from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import require_device
 from myxtts.tasks.registry import task_of
 from myxtts.training.load_model import load_model
-from myxtts.training.teacher import Teacher
+from myxtts.training.runs import Teacher
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import logging
 from myxtts.audio.griffin_lim import ITERATIONS, GriffinLim
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.training.load_model import load_model
-from myxtts.training.select_vocoder import VocoderChoice, VocoderRun
+from myxtts.training.runs import VocoderChoice, VocoderRun
 
 log = logging.getLogger(__name__)
 

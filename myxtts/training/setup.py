@@ -37,31 +37,33 @@ from myxtts.placement.xla import xla_failure
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training import schedule
-from myxtts.training.checkpoint import restore
 from myxtts.training.checkpoint_files import digest_of, latest, put_back_former, read_metadata
-from myxtts.training.inherited_settings import inherit_settings, taught_settings
-from myxtts.training.init_from import (
+from myxtts.training.checkpoints import restore
+from myxtts.training.load_teacher import teacher_loader
+from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
+from myxtts.training.runs import (
+    RunFolder,
+    Teacher,
+    check_same_corpus,
+    check_same_settings,
+    check_same_texts,
+    inherit_settings,
+    read_teacher,
+    select_vocoder,
+    settings_of,
+    taught_settings,
+)
+from myxtts.training.schedule import Schedule
+from myxtts.training.snapshot import Snapshot
+from myxtts.training.state import TrainingState, make_optimizers
+from myxtts.training.step import Step
+from myxtts.training.warm_start import (
     Pretrained,
     check_freeze,
     inherited_vocabulary,
     load_pretrained,
     read_pretrained,
 )
-from myxtts.training.load_teacher import teacher_loader
-from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
-from myxtts.training.run_folder import (
-    RunFolder,
-    check_same_corpus,
-    check_same_settings,
-    check_same_texts,
-)
-from myxtts.training.schedule import Schedule
-from myxtts.training.select_checkpoint import settings_of
-from myxtts.training.select_vocoder import select_vocoder
-from myxtts.training.snapshot import Snapshot
-from myxtts.training.state import TrainingState, make_optimizers
-from myxtts.training.step import Step
-from myxtts.training.teacher import Teacher, read_teacher
 
 # Instead of a digest, of the same length: workers compare digests digit by digit.
 NO_TEXTS = "0" * 64

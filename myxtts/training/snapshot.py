@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from myxtts.models.loss_groups import NETWORK, loss_groups_of
 from myxtts.placement.audit import require_device
-from myxtts.training.checkpoint import restore_groups
 from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.select_checkpoint import weights_group
+from myxtts.training.checkpoints import restore_groups
+from myxtts.training.runs import weights_group
 
 
 class Snapshot:

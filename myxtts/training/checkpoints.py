@@ -5,8 +5,9 @@ import logging
 import math
 import os
 import shutil
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,6 @@ import tensorflow as tf
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import CheckpointError
 from myxtts.files import FULL, partial_folder_of
-from myxtts.training.background_writer import BackgroundWriter
 from myxtts.training.checkpoint_files import (
     SHOWN_CHARACTERS,
     Best,
@@ -79,6 +79,47 @@ def copy_state(state: TrainingState) -> StateCopy:
                 arrays[id(variable)] = state.host_value(variable)
         groups[group] = {name: arrays[id(variable)] for name, variable in variables.items()}
     return StateCopy(state.step, progress_of(state), groups)
+
+
+class BackgroundWriter:
+    """Runs functions in a thread, one after the other.
+
+    The thread is a daemon: a program that must end at once (a second Ctrl-C) does not wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a function is running."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Wait for the function before, then start this one in a thread; raises what `wait`
+        raises.
+        """
+        self.wait()
+        self._thread = threading.Thread(
+            target=self._run, args=(write,), name="background writer", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the function that was started has ended, and raise its error, once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:  # raised where the training waits for it
+            self._error = error
 
 
 class Checkpoints:

@@ -21,7 +21,7 @@ from myxtts.models.loss_groups import NETWORK, loss_groups_of
 from myxtts.tasks.registry import task_of
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint_files import digest_of, further_groups, read_arrays, read_metadata
-from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of, weights_group
+from myxtts.training.runs import select_checkpoint, vocabulary_of, weights_group
 
 LISTED_NAMES = 12
 

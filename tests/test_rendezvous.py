@@ -7,21 +7,16 @@ import unittest
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from types import SimpleNamespace
 from unittest import mock
 
 from myxtts.distributed import rendezvous as rendezvous_module
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.launcher import local_workers
-from myxtts.distributed.rendezvous import Limits, rendezvous
+from myxtts.distributed.rendezvous import rendezvous
 from myxtts.errors import PlacementError
 
 DEADLINE_S = 120.0  # of what takes milliseconds
-PATIENT = Limits(
-    introduction_s=DEADLINE_S, line_bytes=10_000, connections=4
-)  # drops nothing for being slow
-QUICK = Limits(introduction_s=0.3)
 
 
 class RendezvousTest(unittest.TestCase):
@@ -113,13 +108,14 @@ class UnknownPeerTest(unittest.TestCase):
         self.addCleanup(self.opened.close)
         self.ahead_s = 0.0  # of the clock of all workers
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + self.ahead_s, sleep=time.sleep)
-        self.opened.enter_context(mock.patch.multiple(rendezvous_module, RETRY_S=0.1, time=clock))
+        changes = {"RETRY_S": 0.1, "LINE_BYTES": 10_000, "MAX_PENDING": 4}
+        # Nothing is dropped for being slow.
+        changes |= {"INTRODUCTION_S": DEADLINE_S, "time": clock}
+        self.opened.enter_context(mock.patch.multiple(rendezvous_module, **changes))
         self.pool = self.opened.enter_context(ThreadPoolExecutor())
 
-    def start(self, index: int, limits: Limits = PATIENT) -> Future:
-        return self.pool.submit(
-            rendezvous, Cluster(self.workers, index), {}, DEADLINE_S, limits=limits
-        )
+    def start(self, index: int) -> Future:
+        return self.pool.submit(rendezvous, Cluster(self.workers, index), {}, DEADLINE_S)
 
     def connect(self) -> socket.socket:
         while True:
@@ -136,12 +132,10 @@ class UnknownPeerTest(unittest.TestCase):
                 pass
         return True
 
-    def assert_dropped(
-        self, visit: Callable[[], None], reason: str, count: int = 1, limits: Limits = PATIENT
-    ) -> None:
+    def assert_dropped(self, visit: Callable[[], None], reason: str, count: int = 1) -> None:
         """Assert that the chief drops what visits it, says so, and goes on."""
         with self.assertLogs("myxtts", "WARNING") as logs:
-            chief = self.start(0, limits)
+            chief = self.start(0)
             visit()
             self.assertFalse(chief.done())
             self.start(1).result(DEADLINE_S)
@@ -156,7 +150,7 @@ class UnknownPeerTest(unittest.TestCase):
             self.assertRegex(lines[1], rf"{count} connections were dropped: {count} {reason}$")
 
     def test_one_byte_now_and_then_does_not_hold_the_chief(self):
-        limits = SimpleNamespace(**asdict(QUICK))
+        rendezvous_module.INTRODUCTION_S = 0.3
 
         def visit():
             peer = self.connect()
@@ -167,9 +161,9 @@ class UnknownPeerTest(unittest.TestCase):
                     with suppress(TimeoutError):
                         if peer.recv(4096) == b"":
                             raise ConnectionError
-            limits.introduction_s = DEADLINE_S  # the worker may be slow
+            rendezvous_module.INTRODUCTION_S = DEADLINE_S  # the worker may be slow
 
-        self.assert_dropped(visit, "too slow", limits=limits)
+        self.assert_dropped(visit, "too slow")
 
     def test_line_without_end_is_cut_off(self):
         def visit():
@@ -244,7 +238,8 @@ class UnknownPeerTest(unittest.TestCase):
             socket.create_server(split_address(self.workers[0])) as listener,
             self.assertLogs("myxtts", "WARNING"),
         ):
-            worker = self.start(1, limits=QUICK)
+            rendezvous_module.INTRODUCTION_S = 0.3
+            worker = self.start(1)
             connection = self.opened.enter_context(listener.accept()[0])
             with suppress(ConnectionError):
                 while not worker.done():

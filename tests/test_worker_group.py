@@ -94,7 +94,7 @@ class DiagnosisTest(unittest.TestCase):
         "myxtts.distributed.worker_group", rendezvous=mock.DEFAULT, worker_strategy=mock.DEFAULT
     )
     @mock.patch.multiple(
-        "myxtts.distributed.worker_group", _keep_on_machine=mock.DEFAULT, _report=mock.DEFAULT
+        "myxtts.distributed.worker_group", _restrict_to_machine=mock.DEFAULT, _report=mock.DEFAULT
     )
     def test_connection_that_breaks_with_another_status_is_named(self, **_):
         for kind in (
@@ -109,7 +109,7 @@ class DiagnosisTest(unittest.TestCase):
     @mock.patch.multiple(
         "myxtts.distributed.worker_group", rendezvous=mock.DEFAULT, worker_strategy=mock.DEFAULT
     )
-    @mock.patch.multiple("myxtts.distributed.worker_group", _keep_on_machine=mock.DEFAULT)
+    @mock.patch.multiple("myxtts.distributed.worker_group", _restrict_to_machine=mock.DEFAULT)
     def test_a_stop_while_waiting_for_the_others_at_the_end_loses_no_worker(self, **_):
         waited = []
 

@@ -11,14 +11,19 @@ import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 from myxtts.config.address import parse_address
 from myxtts.errors import ConfigError, PlacementError
 
-FIRST_SLURM_PORT = (
-    15_000  # ports end below 32,768, where Linux begins to assign ports to outgoing connections
-)
+# Ports end below 32,768, where Linux begins to assign ports to outgoing connections.
+FIRST_SLURM_PORT = 15_000
 SLURM_PORTS = 16_000
+_FORMAT = (
+    'Its format is {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index":'
+    " 0}}."
+)
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,8 @@ class Cluster:
     @property
     def workers_on_this_host(self) -> int:
         """How many workers have this worker's host in their addresses."""
-        return [split_address(worker)[0] for worker in self.workers].count(
-            split_address(self.address)[0]
-        )
+        hosts = [split_address(worker)[0] for worker in self.workers]
+        return hosts.count(hosts[self.index])
 
     @property
     def is_chief(self) -> bool:
@@ -53,9 +57,7 @@ class Cluster:
         return self.workers[self.index]
 
     def name(self, index: int | None = None) -> str:
-        """Return the name of a worker for messages, such as `worker 1 (node2:2222)`; this worker by
-        default.
-        """
+        """Return the name of a worker for messages; by default of this one."""
         index = self.index if index is None else index
         return f"worker {index} ({self.workers[index]})"
 
@@ -86,17 +88,13 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
             " rendezvous. Unset it, and let only the workers reach their ports (private network,"
             " firewall)."
         )
+    cluster = None
     if environ.get("TF_CONFIG", "").strip():
         cluster = _from_tf_config(environ["TF_CONFIG"])
-    elif (
-        "SLURM_STEP_NODELIST" in environ
-    ):  # set by srun; a batch script or shell without srun is one process
+    # srun sets this variable; a batch script or shell without srun is one process.
+    elif "SLURM_STEP_NODELIST" in environ:
         cluster = _from_slurm(environ)
-    else:
-        return None
-    if cluster is None or cluster.count < 2:
-        return None
-    return cluster
+    return cluster if cluster is not None and cluster.count > 1 else None
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -135,8 +133,7 @@ def check_addresses(addresses: Sequence[str], source: str) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is `localhost` or a loopback IPv4 address, also abbreviated as in
-    `127.1`.
+    """Return whether a host is `localhost` or a loopback IPv4 address, also one such as `127.1`.
 
     No name is resolved.
     """
@@ -144,15 +141,17 @@ def is_loopback(host: str) -> bool:
         address = socket.inet_aton(host)
     except OSError:
         return host == "localhost"
-    return address[0] == 127 and host.split() == [host]  # inet_aton ignores what follows a space
+    # inet_aton ignores what follows a space.
+    return address[0] == 127 and host.split() == [host]
 
 
 def bind_to_loopback(port: int) -> bool:
-    """Bind the sockets by which this process listens on a port to the loopback interface (Linux 5.7
-    and later).
+    """Restrict the sockets by which this process listens on a port to the loopback interface.
+
+    TensorFlow's servers listen on all interfaces, so it is done from outside.
 
     Returns:
-        whether this was possible.
+        whether this was possible; it needs Linux 5.7.
     """
     if not hasattr(socket, "SO_BINDTODEVICE"):
         return False
@@ -167,20 +166,18 @@ def bind_to_loopback(port: int) -> bool:
 
 
 def listening_sockets(port: int) -> Iterator[socket.socket]:
-    """Yield copies of all sockets by which this process listens on a port; each is closed before
-    the next.
-    """
+    """Yield copies of the sockets by which this process listens on a port; each is then closed."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
                 continue
             opened = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # closed since the listing, or the listing itself
+        # It was closed since the listing, or is the listing itself.
+        except OSError:
             continue
         with opened:
-            internet = opened.family in (socket.AF_INET, socket.AF_INET6)
             if (
-                internet
+                opened.family in (socket.AF_INET, socket.AF_INET6)
                 and opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 and opened.getsockname()[1] == port
             ):
@@ -188,11 +185,17 @@ def listening_sockets(port: int) -> Iterator[socket.socket]:
 
 
 def _from_tf_config(text: str) -> Cluster | None:
-    """Parse TensorFlow's format: `{"cluster": {"worker": […]}, "task": {"type": "worker", "index":
-    0}}`.
-    """
-    config = _parse(text)
-    if "cluster" not in config:  # some launchers write this for a job of one process
+    """Parse TensorFlow's format, `_FORMAT`; None if it describes a job of one process."""
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise PlacementError(
+            f"TF_CONFIG is not JSON ({error}): {text[:80]!r}. {_FORMAT}"
+        ) from error
+    if not isinstance(config, dict):
+        raise PlacementError(f"TF_CONFIG is {_quote(config)}. {_FORMAT}")
+    # Some launchers write {} for a job of one process.
+    if "cluster" not in config:
         return None
     jobs = _expect(config, "cluster", dict)
     for job in jobs:
@@ -201,14 +204,21 @@ def _from_tf_config(text: str) -> Cluster | None:
                 f"TF_CONFIG has a job '{job}', but all processes must be workers, which take each"
                 " step together. Leave the job out of the cluster."
             )
-    chiefs, workers = _addresses(jobs, "chief"), _addresses(jobs, "worker")
+        for address in _expect(jobs, job, list):
+            if not isinstance(address, str):
+                raise PlacementError(
+                    f"TF_CONFIG has {_quote(address)} as the address of a {job}. {_FORMAT}"
+                )
+    chiefs = jobs.get("chief", [])
+    workers = jobs.get("worker", [])
     if len(chiefs) > 1:
         raise PlacementError(
             f"TF_CONFIG has {len(chiefs)} chiefs. List one chief, and the others as workers."
         )
     addresses = check_addresses(chiefs + workers, "TF_CONFIG")
     task = _expect(config, "task", dict)
-    kind, index = _expect(task, "type", str), _expect(task, "index", int)
+    kind = _expect(task, "type", str)
+    index = _expect(task, "index", int)
     if kind not in ("chief", "worker"):
         raise PlacementError(
             f"TF_CONFIG makes this process a '{kind}'. Make it a worker, or do not start it."
@@ -222,25 +232,7 @@ def _from_tf_config(text: str) -> Cluster | None:
     return Cluster(addresses, index if kind == "chief" else len(chiefs) + index)
 
 
-def _parse(text: str) -> dict:
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise PlacementError(
-            f"TF_CONFIG is not JSON ({error}): {text[:80]!r}. {_FORMAT}"
-        ) from error
-    if not isinstance(config, dict):
-        raise PlacementError(f"TF_CONFIG is {_quote(config)}. {_FORMAT}")
-    return config
-
-
-_FORMAT = (
-    'Its format is {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index":'
-    " 0}}."
-)
-
-
-def _expect(mapping: dict, key: str, kind: type):
+def _expect(mapping: dict, key: str, kind: type) -> Any:
     """Return a value of this type; JSON's true is not a number."""
     if key not in mapping:
         raise PlacementError(f"TF_CONFIG lacks '{key}'. {_FORMAT}")
@@ -250,31 +242,19 @@ def _expect(mapping: dict, key: str, kind: type):
     return value
 
 
-def _addresses(jobs: dict, job: str) -> list[str]:
-    addresses = _expect(jobs, job, list) if job in jobs else []
-    for address in addresses:
-        if not isinstance(address, str):
-            raise PlacementError(
-                f"TF_CONFIG has {_quote(address)} as the address of a {job}. {_FORMAT}"
-            )
-    return addresses
-
-
-def _quote(value) -> str:
+def _quote(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)[:80]
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Cluster:
-    """Make each task of a Slurm step a worker; tasks on the same node have consecutive ports.
-
-    TensorFlow's SlurmClusterResolver is not used: with 0 GPUs per task it fails (`range` with a
-    step of 0, and `nvidia-smi` not found), it sorts hosts as text (n10 before n2) so that tasks get
-    each other's addresses, it rejects several ranges in a name, and it uses the same ports for
-    every job.
-    """
-    tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
+    """Make each task of a Slurm step a worker; tasks on the same node have consecutive ports."""
+    # TensorFlow's SlurmClusterResolver is not used: with 0 GPUs per task it fails (`range` with a
+    # step of 0, and `nvidia-smi` not found), it sorts hosts as text (n10 before n2) so that tasks
+    # get each other's addresses, it rejects several ranges in a name, and it uses the same ports
+    # for every job.
+    tasks = _slurm_number(environ, "SLURM_STEP_NUM_TASKS")
     hosts = expand_hosts(environ["SLURM_STEP_NODELIST"])
-    node_tasks = expand_counts(_variable(environ, "SLURM_STEP_TASKS_PER_NODE"))
+    node_tasks = expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if len(hosts) != len(node_tasks) or sum(node_tasks) != tasks:
         raise PlacementError(
             f"Slurm reports {tasks} tasks on {len(hosts)} nodes {environ['SLURM_STEP_NODELIST']},"
@@ -282,41 +262,33 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
             " srun, all in one step."
         )
     # SLURM_PROCID would count in another order under --distribution=cyclic.
-    node, local_id = _number(environ, "SLURM_NODEID"), _number(environ, "SLURM_LOCALID")
+    node = _slurm_number(environ, "SLURM_NODEID")
+    local_id = _slurm_number(environ, "SLURM_LOCALID")
     if node >= len(hosts) or local_id >= node_tasks[node]:
         raise PlacementError(
             f"Slurm makes this process task {local_id} of node {node}, but reports {tasks} tasks on"
             f" {len(hosts)} nodes. Start the workers with srun, all in one step."
         )
-    first_port = FIRST_SLURM_PORT + _number(environ, "SLURM_JOB_ID") % SLURM_PORTS
-    addresses = [
-        f"{host}:{first_port + i}"
-        for host, count in zip(hosts, node_tasks, strict=True)
-        for i in range(count)
-    ]
+    first_port = FIRST_SLURM_PORT + _slurm_number(environ, "SLURM_JOB_ID") % SLURM_PORTS
+    addresses: list[str] = []
+    for host, count in zip(hosts, node_tasks, strict=True):
+        addresses += (f"{host}:{port}" for port in range(first_port, first_port + count))
     return Cluster(check_addresses(addresses, "Slurm"), sum(node_tasks[:node]) + local_id)
 
 
-def _variable(environ: Mapping[str, str], name: str) -> str:
-    if name not in environ:
+def _slurm_number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name)
+    if text is None or not re.fullmatch(r"[0-9]+", text):
+        state = "not set" if text is None else f"'{text}', not a number"
         raise PlacementError(
-            f"this is a Slurm step, but {name} is not set. Start the workers with srun, or set"
+            f"this is a Slurm step, but {name} is {state}. Start the workers with srun, or set"
             " TF_CONFIG."
-        )
-    return environ[name]
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = _variable(environ, name)
-    if not re.fullmatch(r"[0-9]+", text):
-        raise PlacementError(
-            f"{name} is '{text}', not a number. Start the workers with srun, or set TF_CONFIG."
         )
     return int(text)
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Expand Slurm's list of nodes in its order: `n[9-10,12],gpu` is n9, n10, n12, gpu.
+    """Expand Slurm's list of nodes in its order: `n[08-10,12],gpu` is n08, n09, n10, n12, gpu.
 
     Raises:
         PlacementError: the text is not such a list.
@@ -324,30 +296,31 @@ def expand_hosts(text: str) -> list[str]:
     patterns = re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text)
     if not patterns or ",".join(patterns) != text:
         raise _not_slurm(text)
-    return [host for pattern in patterns for host in _expand_pattern(pattern)]
+    hosts: list[str] = []
+    for pattern in patterns:
+        # A pattern is text and ranges by turns, such as r[1-2]n[08-09]-ib.
+        pieces = [
+            _expand_ranges(piece[1:-1]) if piece.startswith("[") else [piece]
+            for piece in re.findall(r"[^\[\]]+|\[[^\[\]]*\]", pattern)
+        ]
+        hosts += map("".join, product(*pieces))
+    return hosts
 
 
-def _expand_pattern(pattern: str) -> list[str]:
-    names = [""]
-    for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", pattern):
-        suffixes = (
-            [literal]
-            if literal
-            else [number for span in ranges.split(",") for number in _expand_range(span)]
-        )
-        names = [name + suffix for name in names for suffix in suffixes]
-    return names
-
-
-def _expand_range(text: str) -> list[str]:
-    """Expand a range: `08-10` is 08, 09, 10."""
-    bounds = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", text)
-    if bounds is None:
-        raise _not_slurm(text)
-    low, high = bounds[1], bounds[2] or bounds[1]
-    if not 0 <= int(high) - int(low) < 65536:
-        raise _not_slurm(text)
-    return [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
+def _expand_ranges(text: str) -> list[str]:
+    """Expand the ranges of a name: `08-10,12` is 08, 09, 10, 12."""
+    numbers: list[str] = []
+    for span in text.split(","):
+        bounds = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", span)
+        if bounds is None:
+            raise _not_slurm(text)
+        low = int(bounds[1])
+        high = int(bounds[2] or low)
+        # More nodes than Slurm can have would fill the memory.
+        if not 0 <= high - low < 65536:
+            raise _not_slurm(text)
+        numbers += (str(number).zfill(len(bounds[1])) for number in range(low, high + 1))
+    return numbers
 
 
 def expand_counts(text: str) -> list[int]:
@@ -356,7 +329,7 @@ def expand_counts(text: str) -> list[int]:
     Raises:
         PlacementError: the text is not such a list.
     """
-    counts = []
+    counts: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"([0-9]{1,5})(?:\(x([0-9]{1,5})\))?", item)
         if match is None:

@@ -1,7 +1,6 @@
-"""Launches the workers of a job on this machine, shows and logs their output, and ends all of them
-when one fails.
+"""Launches the workers of a job on this machine and ends all of them when one fails. No TensorFlow.
 
-No TensorFlow. TF_CONFIG tells each worker the cluster.
+TF_CONFIG tells each worker the cluster.
 """
 
 import importlib.util
@@ -28,12 +27,9 @@ from myxtts.files import make_folder
 from myxtts.machine import usable_cores
 from myxtts.terminal import detach_stdout
 
-# The heartbeat detects a worker that hangs after 20 s; with these periods the whole job then ends
-# within a minute.
-GRACE = GracePeriods(
-    notice_s=22.0,  # the other workers notice the failure and report it by themselves
-    save_s=14.0,
-)
+# The other workers notice a failure and report it themselves, after a missing heartbeat at the
+# latest (20 s). With these periods the whole job ends within a minute.
+GRACE = GracePeriods(notice_s=22.0, save_s=14.0)
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,6 @@ class LaunchSpec:
     logs: Path
     cores_per_worker: int = 0
     gpus_per_worker: int | None = None
-
-    def log_of(self, index: int) -> Path:
-        return self.logs / f"worker-{index}.log"
 
 
 def find_program(words: Sequence[str]) -> tuple[str, ...]:
@@ -85,9 +78,8 @@ def find_program(words: Sequence[str]) -> tuple[str, ...]:
 
 def local_workers(count: int) -> tuple[str, ...]:
     """Return addresses on this machine with free ports."""
-    with (
-        ExitStack() as resources
-    ):  # all sockets are open at once, so that no port is returned twice
+    # All sockets are open at once, so that no port is returned twice.
+    with ExitStack() as resources:
         sockets = [resources.enter_context(socket.socket()) for _ in range(count)]
         for unused in sockets:
             unused.bind(("127.0.0.1", 0))
@@ -95,19 +87,32 @@ def local_workers(count: int) -> tuple[str, ...]:
 
 
 def launch(spec: LaunchSpec) -> int:
-    """Run the workers until all have ended. Ctrl-C, SIGTERM or a hangup stops them; a second Ctrl-C
-    kills them.
+    """Run the workers until all have ended.
+
+    Ctrl-C, SIGTERM or a hangup stops them; a second Ctrl-C kills them.
 
     Returns:
-        the exit code: 0 if all workers succeed; otherwise the code of the worker to blame, or 128
-            plus the number of
-        the signal that killed it; 130, 143 or 129 if the launcher was stopped.
+        the exit code: 0 if all workers succeed; otherwise the code of the first failure, or 128
+            plus the number of the signal that killed the worker; 130, 143 or 129 if the launcher
+            was stopped.
 
     Raises:
         PlacementError: there are too few cores or GPUs.
         ConfigError: the folder for the logs cannot be made.
     """
-    programs = _programs(spec)
+    cores = _divide_cores(spec)
+    gpus = _divide_gpus(spec)
+    programs = [
+        ProgramSpec(
+            name=f"worker {index}",
+            command=spec.command,
+            log=spec.logs / f"worker-{index}.log",
+            title=spec.workers[index],
+            environ={**environ, "TF_CONFIG": Cluster(spec.workers, index).tf_config()},
+            cores=pinned,
+        )
+        for index, pinned, environ in zip(spec.local, cores, gpus, strict=True)
+    ]
     make_folder(spec.logs, "--logs")
     with counted_stop_signals() as stop:
         exits = Supervisor(stop, _PrefixedOutput(), grace=GRACE).run(programs)
@@ -118,28 +123,15 @@ def launch(spec: LaunchSpec) -> int:
     ]
     if not failures:
         return stop.exit_code
-    culprit = min(failures, key=lambda exit: (_blame_rank(exit), programs.index(exit.program)))
-    print(_failure_message(culprit), file=sys.stderr)
-    return culprit.code if culprit.code > 0 else 128 - culprit.code
+    first_failure = min(failures, key=lambda exit: (_severity(exit), programs.index(exit.program)))
+    print(_failure_message(first_failure), file=sys.stderr)
+    return first_failure.code if first_failure.code > 0 else 128 - first_failure.code
 
 
-def _programs(spec: LaunchSpec) -> list[ProgramSpec]:
-    return [
-        ProgramSpec(
-            name=f"worker {index}",
-            command=spec.command,
-            log=spec.log_of(index),
-            title=spec.workers[index],
-            environ={**environ, "TF_CONFIG": Cluster(spec.workers, index).tf_config()},
-            cores=cores,
-        )
-        for index, cores, environ in zip(spec.local, _cores(spec), _gpu_environs(spec), strict=True)
-    ]
+def _severity(exit: Exit) -> int:
+    """Return 0 for a killed worker, 1 for a defect, 2 for a user's error, 3 for a lost worker.
 
-
-def _blame_rank(exit: Exit) -> int:
-    """Return 0 for a killed worker, 1 for a defect, 2 for a user-fixable error, 3 for the loss of
-    another worker.
+    The loss of another worker is the consequence of one of the former.
     """
     if exit.code != 2:
         return 0 if exit.code < 0 else 1
@@ -156,9 +148,10 @@ def _failure_message(exit: Exit) -> str:
     return f"error: {worker} {exit.process.failure_report()}"
 
 
-def _cores(spec: LaunchSpec) -> list[frozenset[int] | None]:
+def _divide_cores(spec: LaunchSpec) -> list[frozenset[int] | None]:
     """Return the cores of each worker."""
-    size, count = spec.cores_per_worker, len(spec.local)
+    size = spec.cores_per_worker
+    count = len(spec.local)
     if not size:
         return [None] * count
     cores = usable_cores()
@@ -175,9 +168,10 @@ def _cores(spec: LaunchSpec) -> list[frozenset[int] | None]:
     return [frozenset(cores[i * size : (i + 1) * size]) for i in range(count)]
 
 
-def _gpu_environs(spec: LaunchSpec) -> list[dict[str, str]]:
+def _divide_gpus(spec: LaunchSpec) -> list[dict[str, str]]:
     """Return the environment of each worker that shows it its GPUs."""
-    size, count = spec.gpus_per_worker, len(spec.local)
+    size = spec.gpus_per_worker
+    count = len(spec.local)
     if size is None:
         return [{}] * count
     gpus = visible_gpus() if size else []
@@ -191,9 +185,7 @@ def _gpu_environs(spec: LaunchSpec) -> list[dict[str, str]]:
 
 
 class _PrefixedOutput(SupervisorEvents):
-    """Prints each line with the name of its worker; prints an error that all workers report
-    once.
-    """
+    """Prints each line with the name of its worker, and an error that all report only once."""
 
     def __init__(self) -> None:
         self._errors: set[str] = set()
@@ -202,7 +194,8 @@ class _PrefixedOutput(SupervisorEvents):
         if line not in self._errors:
             try:
                 print(f"[{program.name}] {line}", flush=True)
-            except OSError as error:  # a closed terminal must not keep the workers from saving
+            # A closed terminal must not keep the workers from saving.
+            except OSError as error:
                 detach_stdout(error, "The workers go on")
         if line.startswith("error: "):
             self._errors.add(line)

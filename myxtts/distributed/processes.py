@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from io import FileIO
 from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
@@ -25,23 +26,26 @@ from myxtts.distributed.signals import StopSignals
 from myxtts.files import FULL
 
 LAST_LINES = 20
+# A reader takes at most 1 MiB of a child at a time: one that prints without end must not keep it.
 READ_BYTES = 1 << 16
 MAX_READS = 16
 POLL_S = 0.1
-NVIDIA_SMI_S = 20.0  # nvidia-smi never returns when the driver hangs
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# nvidia-smi never returns when the driver hangs.
+NVIDIA_SMI_S = 20.0
+# From linux/prctl.h.
+PR_SET_PDEATHSIG = 1
+
+Outcome = Literal["done", "stopped", "rejected", "failed"]
 
 log = logging.getLogger(__name__)
 
 
 class ChildProcess:
-    """A process in a process group of its own: its descendants end with it, and Ctrl-C reaches it
-    through its parent.
+    """A process in a process group of its own: descendants end with it, and no Ctrl-C reaches it.
 
     Args:
         command: program and arguments.
         log: receives the output, after a line with the time, the title and the command.
-        title: of this start, in the log.
         environ: added to the parent's environment.
         cores: cores to pin the process to.
 
@@ -49,7 +53,6 @@ class ChildProcess:
         code: exit code, or minus the number of the signal that killed the process; None until
             `has_ended` returns true.
         last_lines: the last lines of its output.
-        pid: process ID.
     """
 
     def __init__(
@@ -62,7 +65,9 @@ class ChildProcess:
     ):
         self.code: int | None = None
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._log, self._partial, self._log_fails = log, b"", False
+        self._log = log
+        self._log_fails = False
+        self._partial = b""
         now = datetime.now().isoformat(" ", "seconds")
         self._add_to_log(f"=== {now} {title}: {' '.join(command)}\n".encode())
         self._process = subprocess.Popen(
@@ -86,16 +91,15 @@ class ChildProcess:
         except BlockingIOError:
             return [], True
         self._add_to_log(received)
-        *complete, self._partial = (
-            self._partial + (received or b"\n" * bool(self._partial))
-        ).split(b"\n")
-        # As on a terminal, text after a carriage return replaces the line. One at the end may be
-        # that of "\r\n".
-        end = self._partial[-1:] if self._partial.endswith(b"\r") else b""
-        self._partial = self._partial.removesuffix(end).rpartition(b"\r")[2][-READ_BYTES:] + end
-        lines = [
-            line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in complete
-        ]
+        output = self._partial + received
+        if self._partial and not received:
+            output += b"\n"
+        *complete, partial = output.split(b"\n")
+        # As on a terminal, text after a carriage return replaces the line, so a progress bar takes
+        # no memory. One at the end may be that of "\r\n".
+        end = b"\r" if partial.endswith(b"\r") else b""
+        self._partial = _after_return(partial)[-READ_BYTES:] + end
+        lines = [_after_return(line).decode(errors="replace") for line in complete]
         self.last_lines.extend(lines)
         return lines, bool(received)
 
@@ -105,11 +109,11 @@ class ChildProcess:
             self._log.write(output)
         except OSError as error:
             if not self._log_fails:
-                name, self._log_fails = self._log.name, True
+                self._log_fails = True
                 remedy = "Free some disk space; the" if error.errno in FULL else "The"
                 log.error(
                     "%s cannot be written: %s. %s workers and jobs go on.",
-                    name,
+                    self._log.name,
                     error.strerror,
                     remedy,
                 )
@@ -118,7 +122,8 @@ class ChildProcess:
         """Return whether the process has ended; if so, set `code` and kill its descendants."""
         if self.code is None:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None:  # not reaped yet, so no other group can have its number
+            # Not reaped yet, so no other group can have its number.
+            if ended is not None:
                 self.kill()
         return self.code is not None
 
@@ -147,24 +152,26 @@ class ChildProcess:
         )
 
     def error_message(self) -> str:
-        """Return the message of a process with exit code 2: its output from `error: ` on, or all of
-        it.
-        """
+        """Return the output of a process with exit code 2 from `error: ` on, or all of it."""
         lines = list(self.last_lines)
         first = next((i for i, line in enumerate(lines) if line.startswith("error: ")), 0)
         return "\n".join(line.removeprefix("error: ") for line in lines[first:])
 
 
+def _after_return(line: bytes) -> bytes:
+    """Return what a terminal shows of a line: the text after the last carriage return."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
 def child_setup(parent: int, cores: frozenset[int] | None = None) -> Callable[[], None]:
-    """Return a function that a child runs before its program: die with the parent (Linux only), and
-    pin to cores.
-    """
+    """Return a function for a child: die with the parent (Linux only), and pin to cores."""
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
     def setup() -> None:
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # the parent was killed before the call
+            # The parent was killed before the call.
+            if os.getppid() != parent:
                 os._exit(1)
         if cores is not None:
             os.sched_setaffinity(0, cores)
@@ -190,15 +197,12 @@ class OutputReader:
         self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
     def lines(self, wait_s: float) -> Iterator[tuple[ChildProcess, str]]:
-        """Yield the lines that are available; wait up to `wait_s` if there are none.
-
-        One call reads at most 1 MiB of each child: one that prints without end must not keep its
-        caller for ever.
-        """
+        """Yield the lines that are available; wait up to `wait_s` if there are none."""
         if not self._selector.get_map():
             time.sleep(wait_s)
         for _ in range(MAX_READS):
-            if not (ready := self._selector.select(wait_s)):
+            ready = self._selector.select(wait_s)
+            if not ready:
                 return
             for key, _ in ready:
                 lines, has_more = key.data.read_lines()
@@ -207,46 +211,6 @@ class OutputReader:
                     self._selector.unregister(key.fileobj)
                     key.data.pipe.close()
             wait_s = 0.0
-
-
-def visible_gpus() -> list[str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, as numbers or names; without it, all GPUs of
-    the driver.
-    """
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return list(takewhile(lambda gpu: gpu not in ("", "-1"), map(str.strip, listed.split(","))))
-    output = output_of(("nvidia-smi", "--list-gpus"), NVIDIA_SMI_S) or ""
-    return [str(gpu) for gpu in range(sum(line.startswith("GPU ") for line in output.splitlines()))]
-
-
-def output_of(command: Sequence[str], timeout_s: float) -> str | None:
-    """Return what a program prints, or None if it is missing, fails or takes too long.
-
-    One that hangs in a driver cannot be killed, so it is not waited for.
-    """
-    try:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-    except OSError:
-        return None
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return None
-    return output if process.returncode == 0 else None
-
-
-def gpu_environ(gpus: Sequence[str]) -> dict[str, str]:
-    """Return the environment variable that shows a child only these GPUs, named as by
-    `visible_gpus`.
-    """
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus) or "-1"}
-
-
-Outcome = Literal["done", "stopped", "rejected", "failed"]
 
 
 @dataclass(frozen=True)
@@ -272,11 +236,7 @@ class ProgramSpec:
 
 
 class Exit(NamedTuple):
-    """How a program ended.
-
-    Attributes:
-        outcome: `stopped` on request; `rejected` with exit code 2, a user-fixable error.
-    """
+    """How a program ended: `stopped` on request, `rejected` with exit code 2, a user's mistake."""
 
     program: ProgramSpec
     process: ChildProcess
@@ -327,7 +287,6 @@ class Supervisor:
     Args:
         stop: requests to stop. The first is passed on, so that the programs can save; the second
             kills them.
-        events: callbacks.
         stop_signal: signal that passes the first request on; None sends the signal that this
             process received, or SIGTERM for a SIGHUP, at which a program would end without saving.
         grace: ends all programs once one has failed or was rejected; None lets the others run.
@@ -340,37 +299,44 @@ class Supervisor:
         stop_signal: int | None = None,
         grace: GracePeriods | None = None,
     ):
-        self._stop, self._events, self._stop_signal, self._grace = stop, events, stop_signal, grace
+        self._stop = stop
+        self._events = events
+        self._stop_signal = stop_signal
+        self._grace = grace
         self._running: dict[ChildProcess, ProgramSpec] = {}
         self._restarts: dict[str, int] = {}
         self._handled_requests = 0
-        self._failed_s: float | None = None  # when the first program failed
+        self._first_failure_s: float | None = None
         self._is_ending = False
 
     def run(self, programs: Sequence[ProgramSpec]) -> list[Exit]:
-        """Run programs until all have ended. Start none after a request to stop.
+        """Run programs until all have ended; return how, in the order of their ends.
 
-        Returns:
-            how each program ended, in the order of their ends.
+        None is started after a request to stop.
         """
         exits: list[Exit] = []
         with ExitStack() as resources:
-            self._resources, self._output = resources, resources.enter_context(OutputReader())
+            self._resources = resources
+            self._output = resources.enter_context(OutputReader())
             resources.callback(self._kill_all)
             for program in programs:
                 if not self._stop.count:
                     self._start(program, restarts=0)
             while self._running:
                 ended = [process for process in self._running if process.has_ended()]
-                self._forward_output(0.0 if ended else POLL_S)
-                exits += [exit for process in ended if (exit := self._reap(process)) is not None]
+                for process, line in self._output.lines(0.0 if ended else POLL_S):
+                    # A descendant in another group may outlive the program and still print.
+                    if process in self._running:
+                        self._events.on_line(self._running[process], line)
+                for process in ended:
+                    self._reap(process, exits)
                 self._forward_stop()
                 self._end_after_failure()
                 self._events.on_poll()
         return exits
 
     def _start(self, program: ProgramSpec, restarts: int) -> None:
-        log = self._resources.enter_context(open(program.log, "ab", buffering=0))  # noqa: SIM115 - open until all end
+        log = self._resources.enter_context(FileIO(program.log, "a"))
         process = ChildProcess(
             program.command, log, program.title or program.name, program.environ, program.cores
         )
@@ -379,26 +345,19 @@ class Supervisor:
         self._restarts[program.name] = restarts
         self._events.on_start(program, process.pid, restarts)
 
-    def _forward_output(self, wait_s: float) -> None:
-        for process, line in self._output.lines(wait_s):
-            if (
-                process in self._running
-            ):  # a descendant in another group may outlive the program and still print
-                self._events.on_line(self._running[process], line)
-
-    def _reap(self, process: ChildProcess) -> Exit | None:
-        """Remove a process that has ended; return None if its program was restarted."""
+    def _reap(self, process: ChildProcess, exits: list[Exit]) -> None:
+        """Restart the program of a process that has ended, or add its exit."""
         program = self._running.pop(process)
         exit = Exit(program, process, self._outcome(process.code or 0))
         restarts = self._restarts[program.name]
         if exit.outcome == "failed" and restarts < program.max_restarts and not self._stop.count:
             self._events.on_restart(program, process, restarts + 1)
             self._start(program, restarts + 1)
-            return None
-        if exit.outcome in ("failed", "rejected") and self._failed_s is None:
-            self._failed_s = time.monotonic()
+            return
+        if exit.outcome in ("failed", "rejected") and self._first_failure_s is None:
+            self._first_failure_s = time.monotonic()
         self._events.on_exit(exit)
-        return exit
+        exits.append(exit)
 
     def _outcome(self, code: int) -> Outcome:
         if code == 0:
@@ -408,21 +367,22 @@ class Supervisor:
         return "rejected" if code == 2 else "failed"
 
     def _forward_stop(self) -> None:
-        if self._stop.count > self._handled_requests:
-            self._handled_requests = self._stop.count
-            self._events.on_stop(self._stop)
-            if self._stop.count > 1:
-                self._kill_all()
-            else:
-                received = (
-                    signal.SIGTERM if self._stop.signal == signal.SIGHUP else self._stop.signal
-                )
-                self._signal_all(self._stop_signal or received or signal.SIGTERM)
+        if self._stop.count == self._handled_requests:
+            return
+        self._handled_requests = self._stop.count
+        self._events.on_stop(self._stop)
+        if self._stop.count > 1:
+            self._kill_all()
+            return
+        number = self._stop_signal or self._stop.signal
+        if number is None or number == signal.SIGHUP:
+            number = signal.SIGTERM
+        self._signal_all(number)
 
     def _end_after_failure(self) -> None:
-        if self._grace is None or self._failed_s is None:
+        if self._grace is None or self._first_failure_s is None:
             return
-        waited_s = time.monotonic() - self._failed_s
+        waited_s = time.monotonic() - self._first_failure_s
         if not self._is_ending and waited_s >= self._grace.notice_s:
             self._is_ending = True
             self._signal_all(signal.SIGTERM)
@@ -436,3 +396,34 @@ class Supervisor:
     def _kill_all(self) -> None:
         for process in self._running:
             process.kill()
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, or else all of the driver."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return list(takewhile(lambda gpu: gpu not in ("", "-1"), map(str.strip, listed.split(","))))
+    output = output_of(("nvidia-smi", "--list-gpus"), NVIDIA_SMI_S) or ""
+    return [str(gpu) for gpu in range(sum(line.startswith("GPU ") for line in output.splitlines()))]
+
+
+def gpu_environ(gpus: Sequence[str]) -> dict[str, str]:
+    """Return the variable that shows a child only these GPUs, named as by `visible_gpus`."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus) or "-1"}
+
+
+def output_of(command: Sequence[str], timeout_s: float) -> str | None:
+    """Return what a program prints, or None if it is missing, fails or takes too long."""
+    try:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+    except OSError:
+        return None
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    # One that hangs in a driver cannot be killed, so nobody waits for its end.
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return None
+    return output if process.returncode == 0 else None

@@ -21,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from myxtts.distributed.cluster import Cluster, is_loopback, split_address
@@ -34,6 +33,11 @@ REPORT_EVERY_S = 30.0
 # The chief sends a message every RETRY_S, so one that is silent for CHIEF_TIMEOUT_S has left.
 RETRY_S = 0.5
 CHIEF_TIMEOUT_S = 30.0
+# What a connection may take before it has introduced itself. A worker does that at once, in a few
+# hundred bytes; besides one connection of each worker MAX_PENDING may wait.
+INTRODUCTION_S = 5.0
+LINE_BYTES = 1 << 20
+MAX_PENDING = 32
 SHOWN_CHARACTERS = 1000
 MALFORMED = "malformed"
 
@@ -44,28 +48,11 @@ class UnknownPeer(Exception):
     """The other end of a connection is no worker of this job; the message is the reason."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a connection may take before it has introduced itself.
-
-    Attributes:
-        introduction_s: time from the connection to the end of the introduction; a worker introduces
-            itself at once.
-        line_bytes: length of a line.
-        connections: how many at once, besides one of each worker.
-    """
-
-    introduction_s: float = 5.0
-    line_bytes: int = 1 << 20
-    connections: int = 32
-
-
 def rendezvous(
     cluster: Cluster,
     settings: Mapping[str, str],
     timeout_s: float = START_TIMEOUT_S,
     report: Callable[[str], None] = log.info,
-    limits: Limits = Limits(),
 ) -> None:
     """Wait until all workers have started, and verify that all workers have the same settings.
 
@@ -83,9 +70,9 @@ def rendezvous(
     wait = _Wait(timeout_s, report)
     with _bind_port(cluster) as listener:
         if cluster.is_chief:
-            asyncio.run(_ChiefServer(cluster, dict(settings), limits).release_all(listener, wait))
+            asyncio.run(_ChiefServer(cluster, dict(settings)).release_all(listener, wait))
         else:
-            _join_chief(cluster, dict(settings), wait, limits)
+            _join_chief(cluster, dict(settings), wait)
 
 
 class _Wait:
@@ -140,10 +127,9 @@ class _ChiefServer:
     A pending connection has not introduced itself yet. No connection keeps another one waiting.
     """
 
-    def __init__(self, cluster: Cluster, settings: dict[str, str], limits: Limits):
+    def __init__(self, cluster: Cluster, settings: dict[str, str]):
         self._cluster = cluster
         self._settings = settings
-        self._limits = limits
         # Dictionaries keep the order of insertion, so the first pending connection is the oldest.
         self._pending: dict[asyncio.StreamReader, asyncio.StreamWriter] = {}
         self._joined: dict[int, asyncio.StreamWriter] = {}
@@ -153,9 +139,7 @@ class _ChiefServer:
 
     async def release_all(self, listener: socket.socket, wait: _Wait) -> None:
         """Wait for all other workers, and release them."""
-        server = await asyncio.start_server(
-            self._on_connection, sock=listener, limit=self._limits.line_bytes
-        )
+        server = await asyncio.start_server(self._on_connection, sock=listener, limit=LINE_BYTES)
         try:
             while missing := self._missing():
                 wait.check(missing)
@@ -184,12 +168,12 @@ class _ChiefServer:
     ) -> None:
         """Serve a connection from its introduction to its end."""
         self._pending[reader] = writer
-        if len(self._pending) > self._limits.connections + self._cluster.count:
+        if len(self._pending) > MAX_PENDING + self._cluster.count:
             oldest = next(iter(self._pending))
             del self._pending[oldest]
             oldest.set_exception(UnknownPeer("too many at once"))
         try:
-            introduction = await _next_message(reader, self._limits.introduction_s, self._limits)
+            introduction = await _next_message(reader, INTRODUCTION_S)
             if error := self._join(introduction, writer):
                 writer.write(_encode({"error": error}))
                 return
@@ -280,7 +264,7 @@ class _ChiefServer:
             )
 
 
-def _join_chief(cluster: Cluster, settings: dict[str, str], wait: _Wait, limits: Limits) -> None:
+def _join_chief(cluster: Cluster, settings: dict[str, str], wait: _Wait) -> None:
     """Introduce this worker to the chief, and wait until the chief releases it."""
     reasons: set[str] = set()
     while True:
@@ -292,7 +276,7 @@ def _join_chief(cluster: Cluster, settings: dict[str, str], wait: _Wait, limits:
             continue
         with chief:
             try:
-                asyncio.run(_wait_for_release(cluster, settings, chief, wait, limits))
+                asyncio.run(_wait_for_release(cluster, settings, chief, wait))
                 return
             # The chief has left, and may be restarted; or another program listens there.
             except UnknownPeer as peer:
@@ -305,7 +289,7 @@ def _join_chief(cluster: Cluster, settings: dict[str, str], wait: _Wait, limits:
 
 
 async def _wait_for_release(
-    cluster: Cluster, settings: dict[str, str], chief: socket.socket, wait: _Wait, limits: Limits
+    cluster: Cluster, settings: dict[str, str], chief: socket.socket, wait: _Wait
 ) -> None:
     """Introduce this worker on a connection, and wait until the chief releases it.
 
@@ -313,14 +297,14 @@ async def _wait_for_release(
         UnknownPeer: the other end is not the chief, or has left.
         PlacementError: the chief has rejected this worker, or has given up.
     """
-    reader, writer = await asyncio.open_connection(sock=chief, limit=limits.line_bytes)
+    reader, writer = await asyncio.open_connection(sock=chief, limit=LINE_BYTES)
     writer.write(
         _encode({"worker": cluster.index, "workers": cluster.workers, "settings": settings})
     )
-    timeout_s = limits.introduction_s
+    timeout_s = INTRODUCTION_S
     try:
         while True:
-            message = await _next_message(reader, timeout_s, limits)
+            message = await _next_message(reader, timeout_s)
             if "error" in message:
                 raise PlacementError(_printable(str(message["error"])))
             if "go" in message:
@@ -331,9 +315,7 @@ async def _wait_for_release(
         writer.close()
 
 
-async def _next_message(
-    reader: asyncio.StreamReader, timeout_s: float, limits: Limits
-) -> dict[str, Any]:
+async def _next_message(reader: asyncio.StreamReader, timeout_s: float) -> dict[str, Any]:
     """Return the next line of the other end, a JSON object.
 
     Raises:
@@ -344,7 +326,7 @@ async def _next_message(
     except asyncio.TimeoutError:
         raise UnknownPeer("too slow") from None
     except ValueError:
-        raise UnknownPeer(f"a line of more than {limits.line_bytes:,} bytes") from None
+        raise UnknownPeer(f"a line of more than {LINE_BYTES:,} bytes") from None
     except OSError:
         line = b""
     if not line.endswith(b"\n"):

@@ -7,23 +7,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-REPEAT_S = 0.2  # Slurm, timeout(1) and wrappers send a signal twice within milliseconds
+# Slurm, timeout(1) and wrappers send a signal twice within milliseconds.
+REPEAT_S = 0.2
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that ask a program to stop: SIGINT, SIGTERM and, unless nohup ignores it,
-    SIGHUP.
-    """
-    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *[signal.SIGHUP] * (not is_ignored)]
+    """Return SIGINT, SIGTERM and, unless nohup ignores it, SIGHUP."""
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    return signals
 
 
 class StopSignals:
-    """The signals to stop that this process has received.
+    """The requests to stop that this process has received.
 
     Attributes:
-        signal: the first signal received.
-        count: number of signals received.
+        signal: the first signal.
+        count: number of requests.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class StopSignals:
 
     @property
     def signal_name(self) -> str:
-        return signal.Signals(self.signal).name if self.signal is not None else ""
+        return "" if self.signal is None else signal.Signals(self.signal).name
 
     @property
     def exit_code(self) -> int:
@@ -40,30 +41,29 @@ class StopSignals:
         return 0 if self.signal is None else 128 + self.signal
 
     def caused(self, code: int) -> bool:
-        """Return whether the request caused a child to end with this exit code, with or without
-        saving.
-        """
-        return self.signal is not None and (
-            code in (130, 143) or -code in (self.signal, signal.SIGTERM)
-        )
+        """Return whether a child ended with this code on request, with or without saving."""
+        if self.signal is None:
+            return False
+        return code in (130, 143) or -code in (self.signal, signal.SIGTERM)
 
 
 @contextmanager
 def counted_stop_signals() -> Iterator[StopSignals]:
-    """Count the signals that ask to stop instead of ending; one that follows within REPEAT_S is the
-    same request.
-    """
-    requests, newest_s = StopSignals(), -math.inf
+    """Count the requests to stop instead of ending; REPEAT_S must pass between two of them."""
+    requests = StopSignals()
+    newest_s = -math.inf
 
     def handle(number, _frame) -> None:
         nonlocal newest_s
+        # The end of a session sends SIGHUP several times, or after a SIGTERM.
         if number == signal.SIGHUP and requests.count:
-            return  # the end of a session sends it several times, or after a SIGTERM
-        before_s, newest_s = newest_s, time.monotonic()
-        if newest_s - before_s < REPEAT_S:
             return
-        requests.signal = requests.signal or number
-        requests.count += 1
+        now_s = time.monotonic()
+        elapsed_s = now_s - newest_s
+        newest_s = now_s
+        if elapsed_s >= REPEAT_S:
+            requests.signal = requests.signal or number
+            requests.count += 1
 
     previous = {number: signal.signal(number, handle) for number in stop_signals()}
     try:
@@ -75,9 +75,7 @@ def counted_stop_signals() -> Iterator[StopSignals]:
 
 @contextmanager
 def exit_at_sigterm() -> Iterator[None]:
-    """Let a SIGTERM raise SystemExit in the main thread, so that temporary folders and children go
-    with the scope.
-    """
+    """Let a SIGTERM raise SystemExit, so that temporary folders and children go with the scope."""
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

@@ -1,5 +1,4 @@
-"""Worker group: several workers as one `tf.distribute` strategy, and the diagnosis of a lost
-worker.
+"""Several workers as one `tf.distribute` strategy, and the diagnosis of a lost worker.
 
 Worker 0 hosts TensorFlow's coordination service, which receives a heartbeat from each worker. A
 missing heartbeat or a closed connection breaks the collectives of all other workers.
@@ -20,16 +19,19 @@ from myxtts.distributed.rendezvous import rendezvous
 from myxtts.distributed.signals import counted_stop_signals
 from myxtts.errors import PlacementError, TrainingError, UserError
 
-HEARTBEAT_TIMEOUT_S = 20  # a worker without a heartbeat for this long is lost
-REGISTER_TIMEOUT_S = 60  # for CUDA and TensorFlow's server to start, after the rendezvous
+# A worker without a heartbeat for this long is lost.
+HEARTBEAT_TIMEOUT_S = 20
+# For CUDA and TensorFlow's server to start, after the rendezvous.
+REGISTER_TIMEOUT_S = 60
+# The chief may still observe the last step; a missing heartbeat shows earlier that it died.
 END_BARRIER = "end"
-END_TIMEOUT_S = (
-    86_400  # the chief may still observe the last step; the heartbeat tells sooner that it died
-)
+END_TIMEOUT_S = 86_400
 
 log = logging.getLogger(__name__)
 
-_REPORTED = re.compile(r"<<(worker \d+ .*?)>>")  # by `_report`, whichever workers passed it on
+# What TensorFlow's errors say of a lost worker. The first is the text of `_report`, whichever
+# workers passed it on.
+_REPORTED = re.compile(r"<<(worker \d+ .*?)>>")
 _TASKS = r"((?:/job:worker/replica:0/task:\d+\s*)+)"
 _NO_HEARTBEAT = re.compile(
     rf"stopped sending heartbeats\):\s*{_TASKS}|Task {_TASKS}heartbeat timeout"
@@ -52,14 +54,12 @@ class WorkerLost(TrainingError):
 def worker_group(
     cluster: Cluster, gpus: int, settings: Mapping[str, str] | None = None
 ) -> Iterator[tf.distribute.MultiWorkerMirroredStrategy]:
-    """Return the strategy over all workers, as a context.
+    """Yield the strategy over all workers; wait for the others on entry and on exit.
 
-    Waits for the other workers on entry and on exit. An error of this worker inside the context is
-    reported to the others, which end with it as the reason. A collective that fails because another
-    worker died raises `WorkerLost`.
+    An error of this worker inside the context is reported to the others, which end with it as the
+    reason. A collective that fails because another worker died raises `WorkerLost`.
 
     Args:
-        cluster: as `find_cluster` returns it.
         gpus: number of GPUs of this worker, each with a replica; 0 makes its CPU one replica. The
             same on all workers.
         settings: further values that must be the same on all workers, by their names in messages.
@@ -72,9 +72,12 @@ def worker_group(
     rendezvous(cluster, {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(settings or {})})
     try:
         strategy = worker_strategy(cluster, gpus)
-        _keep_on_machine(cluster)
+        _restrict_to_machine(cluster)
         yield strategy
-        _wait_for_the_end()
+        # There is nothing left to save, and only the chief can end its last observation sooner.
+        is_main = threading.current_thread() is threading.main_thread()
+        with counted_stop_signals() if is_main else nullcontext():
+            tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
     except BaseException as error:
         diagnosis = diagnose_lost_worker(error, cluster)
         if diagnosis is None:
@@ -85,22 +88,10 @@ def worker_group(
         raise lost from error
 
 
-def _wait_for_the_end() -> None:
-    """Wait for all workers. There is nothing left to save, and only the chief can end its last
-    observation sooner.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    with counted_stop_signals() if is_main else nullcontext():
-        tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
-
-
 def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMirroredStrategy:
     """Return the strategy over all workers, after the rendezvous. Every worker must call this.
 
     All-reduce is a ring over gRPC on CPUs, and NCCL on GPUs.
-
-    Args:
-        gpus: as in `worker_group`.
 
     Raises:
         PlacementError: TensorFlow has already started.
@@ -125,65 +116,55 @@ def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMir
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=implementations.NCCL if gpus else implementations.RING
     )
+    # TensorFlow replaces the handler by one that ignores the signal.
     sigterm_handler = signal.getsignal(signal.SIGTERM)
     strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(
-            signal.SIGTERM, sigterm_handler
-        )  # TensorFlow has replaced it by one that ignores the signal
+        signal.signal(signal.SIGTERM, sigterm_handler)
     return strategy
 
 
-def _keep_on_machine(cluster: Cluster) -> None:
-    """Let no other machine reach TensorFlow's server of this worker if the addresses of all workers
-    are local.
-    """
-    hosts_and_ports = [split_address(worker) for worker in cluster.workers]
-    if all(is_loopback(host) for host, _ in hosts_and_ports):
-        port = hosts_and_ports[cluster.index][1]
-        if not bind_to_loopback(port):
-            log.warning(
-                "workers        Other machines can reach port %d of %s, without encryption or a"
-                " password, and then run operations as this user: this system cannot restrict it to"
-                " the loopback interface. Close the port.",
-                port,
-                cluster.name(),
-            )
+def _restrict_to_machine(cluster: Cluster) -> None:
+    """Let no other machine reach TensorFlow's server if the addresses of all workers are local."""
+    if not all(is_loopback(split_address(worker)[0]) for worker in cluster.workers):
+        return
+    port = split_address(cluster.address)[1]
+    if not bind_to_loopback(port):
+        log.warning(
+            "workers        Other machines can reach port %d of %s, without encryption or a"
+            " password, and then run operations as this user: this system cannot restrict it to"
+            " the loopback interface. Close the port.",
+            port,
+            cluster.name(),
+        )
 
 
 def diagnose_lost_worker(error: BaseException, cluster: Cluster) -> str | None:
-    """Return a message that names the worker to blame for an error; None if it is this worker's own
-    error.
-
-    The class of an error of TensorFlow says nothing: a connection may break with any status of
-    gRPC.
-    """
+    """Return a message that names the lost worker; None if it is this worker's own error."""
+    # The class says nothing: a connection may break with any status of gRPC. TensorFlow fails to
+    # decode a message that has bytes of another program.
     if isinstance(error, tf.errors.OpError):
         text = error.message
-    elif isinstance(
-        error, UnicodeDecodeError
-    ):  # TensorFlow fails to decode a message that has bytes of a stranger
+    elif isinstance(error, UnicodeDecodeError):
         text = error.object.decode(errors="replace")
     else:
         return None
+    no_heartbeat = f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s"
     if match := _REPORTED.search(text):
         return match[1]
     if match := _NO_HEARTBEAT.search(text):
-        return _lost(
-            cluster, match[1] or match[2], f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s"
-        )
+        return _lost(cluster, match[1] or match[2], no_heartbeat)
     if match := _LATE_AT_BARRIER.search(text):
-        is_end = match[1] == END_BARRIER
-        deadline = (
-            f"finish within {END_TIMEOUT_S}" if is_end else f"start within {REGISTER_TIMEOUT_S}"
-        )
+        deadline = f"start within {REGISTER_TIMEOUT_S}"
+        if match[1] == END_BARRIER:
+            deadline = f"finish within {END_TIMEOUT_S}"
         return _lost(cluster, match[2], f"did not {deadline} s of the others")
-    if match := _BROKEN_CONNECTION.search(
-        text
-    ):  # the first is the innermost; the later ones only passed it on
+    # The first one is the innermost; the later ones only passed it on.
+    if match := _BROKEN_CONNECTION.search(text):
         return _lost(cluster, match[1], "is gone: its connection was lost")
-    if _NO_SERVICE.search(text):  # worker 0 hosts the service
-        return _lost(cluster, "task:0", f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s")
+    # Worker 0 hosts the service.
+    if _NO_SERVICE.search(text):
+        return _lost(cluster, "task:0", no_heartbeat)
     return None
 
 
@@ -218,9 +199,8 @@ def _report(cluster: Cluster, error: BaseException) -> None:
 def _in_one_line(error: BaseException) -> str:
     """Return an error as one line of at most 1000 characters."""
     text = str(error)
-    if isinstance(
-        error, tf.errors.OpError
-    ):  # the paragraphs before the last describe the place in the program
+    # The paragraphs before the last describe the place in the program.
+    if isinstance(error, tf.errors.OpError):
         text = error.message.rpartition("\n\n")[2].partition("\n")[0]
     kind = "" if isinstance(error, UserError) else type(error).__name__
     return ": ".join(filter(None, (kind, " ".join(text.split()))))[:1000]

@@ -10,11 +10,10 @@ import tensorflow as tf
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.config.schema import Config
+from myxtts.data.batch_plan import Position
 from myxtts.data.dataset import Corpus
 from myxtts.data.manifest import Manifest
-from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import Position
-from myxtts.data.producer import ProducedBatch
+from myxtts.data.pipeline import Pipeline, ProducedBatch
 from myxtts.evaluation.held_out import Utterance, load_held_out, load_utterances
 from myxtts.evaluation.speech import predict_mels, vocode_mels
 from myxtts.placement.replicas import make_replicas

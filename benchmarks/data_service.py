@@ -32,7 +32,7 @@ from myxtts.config.schema import Config, DataConfig
 from myxtts.errors import TrainingError
 
 if TYPE_CHECKING:  # these import TensorFlow, which takes seconds
-    from myxtts.data.readers.base import ReadBatches, Reader
+    from myxtts.data.reading import ReadBatches, Reader
 
 SERVER = Path(__file__).resolve().parents[1] / "utilities" / "data_service.py"
 REFERENCE_SAMPLES = 65_536
@@ -115,12 +115,11 @@ def open_readers(
     at an address.
     """
     from myxtts.batch import TTS_INPUTS
+    from myxtts.data.batch_plan import Position, planned_batches
     from myxtts.data.dataset import ensure_demo_corpus, load_corpora
     from myxtts.data.manifest import LengthRule
-    from myxtts.data.plan_iterator import Position, planned_batches
-    from myxtts.data.readers.files import rows_from_files
-    from myxtts.data.readers.local import LocalReader
-    from myxtts.data.readers.service import ServiceReader
+    from myxtts.data.reading import LocalReader, rows_from_files
+    from myxtts.data.service import ServiceReader
 
     data = DataConfig(
         train_data=arguments.train_data or str(ensure_demo_corpus()),

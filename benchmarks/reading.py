@@ -89,15 +89,15 @@ def measure(corpus: Path, arguments: argparse.Namespace, deterministic: bool) ->
     import tensorflow as tf
 
     from myxtts.batch import TTS_INPUTS
+    from myxtts.data import reading
+    from myxtts.data.batch_plan import Position, planned_batches
     from myxtts.data.dataset import load_corpora
-    from myxtts.data.plan_iterator import Position, planned_batches
-    from myxtts.data.readers import files
-    from myxtts.data.readers.local import LocalReader
+    from myxtts.data.reading import LocalReader
     from myxtts.tasks.length_rules import length_rule_of
 
     if deterministic:
         tf.config.experimental.enable_op_determinism()
-    files.read_pcm = partial(read_slowly, arguments.latency_ms / 1000)
+    reading.read_pcm = partial(read_slowly, arguments.latency_ms / 1000)
     settings = {
         "train_data": str(corpus),
         "text_frontend": "characters",
@@ -112,7 +112,11 @@ def measure(corpus: Path, arguments: argparse.Namespace, deterministic: bool) ->
         plan, manifest, Position(), seed=1, reference_samples=REFERENCE_SAMPLES
     )
     reader = LocalReader(
-        manifest, TTS_INPUTS, REFERENCE_SAMPLES, config.data, files.rows_from_files(manifest, True)
+        manifest,
+        TTS_INPUTS,
+        REFERENCE_SAMPLES,
+        config.data,
+        reading.rows_from_files(manifest, True),
     )
     batches, digest = reader.read(planned, "/CPU:0"), hashlib.sha256()
     next(batches)

@@ -153,9 +153,9 @@ def train(
             all replicas.
     """
     from myxtts.clock import Clock
+    from myxtts.data.batch_plan import Position
     from myxtts.data.dataset import load_corpora
     from myxtts.data.pipeline import Pipeline
-    from myxtts.data.plan_iterator import Position
     from myxtts.placement.replicas import make_replicas
     from myxtts.placement.routes import Route
     from myxtts.tasks.length_rules import length_rule_of

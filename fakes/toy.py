@@ -13,10 +13,8 @@ from myxtts.batch import TTS_FEATURES, Field, empty_batch
 from myxtts.config.schema import DataConfig
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.manifest import Manifest
-from myxtts.data.pipeline import make_reader
-from myxtts.data.producer import ProduceFunction, trace_produce
-from myxtts.data.readers.base import Reader
-from myxtts.data.readers.local import LocalReader
+from myxtts.data.pipeline import ProduceFunction, make_reader, trace_produce
+from myxtts.data.reading import LocalReader, Reader
 
 
 class Toy(keras.Model):
@@ -66,7 +64,7 @@ def shared_traces() -> Iterator[None]:
     and `read_by_one`.
     """
     with (
-        mock.patch("myxtts.data.producer.trace_produce", traced_once),
+        mock.patch("myxtts.data.pipeline.trace_produce", traced_once),
         mock.patch("myxtts.data.pipeline.make_reader", read_by_one),
     ):
         yield

@@ -9,8 +9,8 @@ versions:
 - `tf.config.experimental`: device policy and memory growth (placement, preflight), memory
   statistics and device details (preflight), `enable_op_determinism` (training.setup),
   `enable_tensor_float_32_execution` (training.setup, preflight).
-- `tf.data.experimental`: `prefetch_to_device` (data.readers.local), `service` (data.readers.service
-  and data.readers.service_server).
+- `tf.data.experimental`: `prefetch_to_device` (data.reading), `service` (data.service and
+  data.service_server).
 - `tf.distribute.experimental`: `CommunicationOptions` (distributed.worker_group).
 - `Strategy.experimental_local_results` and `experimental_distribute_values_from_function`
   (placement.replicas).

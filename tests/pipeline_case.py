@@ -13,12 +13,10 @@ import tensorflow as tf
 from fakes.toy import shared_traces
 from myxtts.batch import TTS_INPUTS
 from myxtts.config.schema import DataConfig
+from myxtts.data.batch_plan import PlannedBatch, Position, planned_batches
 from myxtts.data.features import tts_extractor
-from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
-from myxtts.data.producer import ProducedBatch
-from myxtts.data.readers.base import ReadBatches, ReadRows
-from myxtts.data.readers.local import LocalReader
+from myxtts.data.pipeline import Pipeline, ProducedBatch
+from myxtts.data.reading import LocalReader, ReadBatches, ReadRows
 from myxtts.placement.routes import Route
 from tests.feeds import producers
 from tests.fixtures import temporary_folder

@@ -11,10 +11,16 @@ from unittest import mock
 import numpy as np
 import soundfile
 
-from myxtts.data import recording
-from myxtts.data.audio_file import BLOCK_SAMPLES, read_pcm, to_pcm
-from myxtts.data.audio_header import UnusableAudio, read_header
-from myxtts.data.recording import check_recording, read_recording
+from myxtts.data import audio_file
+from myxtts.data.audio_file import (
+    BLOCK_SAMPLES,
+    UnusableAudio,
+    check_recording,
+    read_header,
+    read_pcm,
+    read_recording,
+    to_pcm,
+)
 from myxtts.errors import DataError
 from myxtts.synthesis.reference import read_reference
 from tests.fixtures import FolderCase
@@ -132,14 +138,14 @@ class BrokenFiles(FolderCase):
     def test_a_recording_of_days_is_rejected_by_its_header(self):
         path = self.sound("a.wav", 1.5, 22_050)
         with (
-            mock.patch.object(recording, "MAX_RECORDING_S", 1.0),
+            mock.patch.object(audio_file, "MAX_RECORDING_S", 1.0),
             self.assertRaisesRegex(DataError, "Split it"),
         ):
             read_recording(path, "recording", 0.1, "")
         soundfile.write(path, np.zeros(33_000), 22_050, subtype="FLOAT")
         with (
-            mock.patch.object(recording, "MAX_RECORDING_S", 1.0),
-            mock.patch.object(recording, "check_finite") as check_finite,
+            mock.patch.object(audio_file, "MAX_RECORDING_S", 1.0),
+            mock.patch.object(audio_file, "check_finite") as check_finite,
             self.assertRaisesRegex(DataError, "Split it"),
         ):
             check_recording(path, "recording", 0.1, "")

@@ -24,7 +24,7 @@ from myxtts.config.checks import check_settings
 from myxtts.config.schema import AugmentationConfig, Config
 from myxtts.data.features import asr_extractor, fewest_samples, tts_extractor, tts_features
 from myxtts.data.manifest import LengthRule
-from myxtts.data.producer import trace_produce
+from myxtts.data.pipeline import trace_produce
 from myxtts.errors import ConfigError
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies

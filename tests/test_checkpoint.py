@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from myxtts.data.plan_iterator import Position
+from myxtts.data.batch_plan import Position
 from myxtts.errors import CheckpointError
 from myxtts.training import checkpoint_files as archive
 from myxtts.training.checkpoint_files import (

@@ -19,9 +19,8 @@ import soundfile
 from fakes.toy import shared_traces
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.config.schema import DataConfig
-from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import Position, planned_batches
-from myxtts.data.producer import ProducedBatch
+from myxtts.data.batch_plan import Position, planned_batches
+from myxtts.data.pipeline import Pipeline, ProducedBatch
 from myxtts.errors import DataError
 from myxtts.placement.routes import Route
 from tests.pipeline_case import PLAIN, ROUTE, THREE_PRODUCERS, TWO_PRODUCERS, PipelineCase, host

@@ -20,7 +20,7 @@ from myxtts.config.schema import Config, TeacherConfig
 from myxtts.data.dataset import teacher_rows_of
 from myxtts.data.features import tts_extractor, vocoder_extractor
 from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Vocabulary
-from myxtts.data.producer import trace_produce
+from myxtts.data.pipeline import trace_produce
 from myxtts.data.texts import TeacherRows, Texts, read_texts, taught_rows
 from myxtts.errors import ConfigError, DataError
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, SynthesisOptions

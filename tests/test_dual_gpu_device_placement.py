@@ -22,9 +22,9 @@ from tensorflow.python.eager import context
 from myxtts.clock import Clock
 from myxtts.config.schema import DataConfig
 from myxtts.config.schema import PlacementConfig as Settings
+from myxtts.data.batch_plan import Position
 from myxtts.data.features import tts_extractor
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import Position
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device

@@ -26,11 +26,10 @@ from fakes.toy import shared_traces, traced_once
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ, frame_count
 from myxtts.batch import TTS_FEATURES, check_batch
 from myxtts.data import features
+from myxtts.data.batch_plan import Position, planned_batches
 from myxtts.data.features import tts_extractor
 from myxtts.data.feed import Feed
-from myxtts.data.pipeline import Pipeline, ReplicaFeed
-from myxtts.data.plan_iterator import Position, planned_batches
-from myxtts.data.producer import produced_batches
+from myxtts.data.pipeline import Pipeline, ReplicaFeed, produced_batches
 from myxtts.errors import PlacementError
 from myxtts.placement.audit import require_device
 from tests.feeds import TIMEOUT_S, ObservedSource, producers

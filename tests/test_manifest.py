@@ -11,7 +11,7 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.data.audio_header import UnusableAudio, read_header
+from myxtts.data.audio_file import UnusableAudio, read_header
 from myxtts.data.manifest import LengthRule, build_manifest, report_rejected
 from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import DataError

@@ -27,8 +27,7 @@ from myxtts.config.load import load as load_config
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.data.features import tts_extractor
-from myxtts.data.pipeline import Pipeline
-from myxtts.data.producer import produced_batches, trace_produce
+from myxtts.data.pipeline import Pipeline, produced_batches, trace_produce
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.gpu_memory import DriverUnavailable
@@ -116,7 +115,7 @@ def setUpModule():
     in_step.set()  # the first batches are produced before the first step
     feeds, open_feed = [], Pipeline.open_feed
     with (
-        mock.patch("myxtts.data.producer.produced_batches", produced_in_steps),
+        mock.patch("myxtts.data.pipeline.produced_batches", produced_in_steps),
         mock.patch.object(
             Pipeline, "open_feed", lambda *args: feeds.append(open_feed(*args)) or feeds[-1]
         ),

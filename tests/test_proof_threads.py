@@ -16,7 +16,7 @@ from benchmarks.proof.section import Scope
 from myxtts.batch import TTS_FEATURES
 from myxtts.commands import train
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.data.producer import Producer
+from myxtts.data.pipeline import Producer
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.routes import plan_routes

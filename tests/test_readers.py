@@ -26,16 +26,12 @@ from tensorflow.python.framework.config import disable_op_determinism
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import TTS_INPUTS, check_batch
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
-from myxtts.data.audio_file import read_pcm, resampled_length
-from myxtts.data.audio_header import read_header
+from myxtts.data.audio_file import read_header, read_pcm, resampled_length
+from myxtts.data.batch_plan import Position, planned_batches
 from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
-from myxtts.data.plan_iterator import Position, planned_batches
-from myxtts.data.readers.base import unreadable
-from myxtts.data.readers.cache import open_cache, rows_from_cache
-from myxtts.data.readers.files import rows_from_files
-from myxtts.data.readers.local import LocalReader
-from myxtts.data.readers.source import Source
+from myxtts.data.pcm_cache import open_cache, rows_from_cache
+from myxtts.data.reading import LocalReader, Source, rows_from_files, unreadable
 from myxtts.errors import DataError
 from myxtts.placement.audit import require_device
 from tests.fixtures import temporary_folder
@@ -381,7 +377,7 @@ class CacheTest(FolderCase):
             return pcm
 
         with (
-            mock.patch("myxtts.data.readers.cache.read_pcm", read_then_replace),
+            mock.patch("myxtts.data.pcm_cache.read_pcm", read_then_replace),
             self.assertLogs("myxtts.data"),
         ):
             open_cache(self.manifest, self.cache, 2)
@@ -395,7 +391,7 @@ class CacheTest(FolderCase):
             os.utime(self.manifest.paths[0], (1, next(modified_s)))
             return pcm
 
-        touched = mock.patch("myxtts.data.readers.cache.read_pcm", read_then_touch)
+        touched = mock.patch("myxtts.data.pcm_cache.read_pcm", read_then_touch)
         with (
             touched,
             self.assertLogs("myxtts.data"),
@@ -411,7 +407,7 @@ class CacheTest(FolderCase):
             reads.append(path)
             return read_pcm(path, samples)
 
-        with mock.patch("myxtts.data.readers.cache.read_pcm", count), ThreadPoolExecutor(3) as pool:
+        with mock.patch("myxtts.data.pcm_cache.read_pcm", count), ThreadPoolExecutor(3) as pool:
             caches = list(pool.map(lambda _: open_cache(self.manifest, self.cache, 2), range(3)))
         self.assertEqual(sorted(reads), sorted(self.manifest.paths))
         for cache in caches:
@@ -526,8 +522,7 @@ class WaveBatchesTest(FolderCase):
         )
         with (
             mock.patch(
-                "myxtts.data.readers.local.Source",
-                lambda *given: made.append(Source(*given)) or made[-1],
+                "myxtts.data.reading.Source", lambda *given: made.append(Source(*given)) or made[-1]
             ),
             tf.device(MODEL),
         ):
@@ -561,7 +556,7 @@ class DeterministicReadingTest(FolderCase):
             two_threads.wait()
             return read_pcm(*arguments)
 
-        with mock.patch("myxtts.data.readers.files.read_pcm", read_together):
+        with mock.patch("myxtts.data.reading.read_pcm", read_together):
             expected, batches = self.batches(manifest)
             self.assertEqual([batch for batch, _ in batches], expected)
 

@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.config.schema import TrainingConfig
-from myxtts.data.batch_plan import Plan, bucket_bounds
-from myxtts.data.plan_iterator import Position, planned_steps, steps_left
+from myxtts.data.batch_plan import Plan, Position, bucket_bounds, planned_steps, steps_left
 from myxtts.models import asr as recogniser
 from myxtts.models.build import build_asr
 from myxtts.placement.audit import require_device

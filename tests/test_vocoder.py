@@ -28,7 +28,7 @@ from myxtts.audio.spectral import inverse_short_time_spectrum, magnitude, short_
 from myxtts.batch import CONTEXT_FRAMES, VOCODER_FEATURES, check_batch, tensor_specs
 from myxtts.config.schema import Config, ModelConfig, VocoderConfig
 from myxtts.data.features import vocoder_extractor
-from myxtts.data.producer import trace_produce
+from myxtts.data.pipeline import trace_produce
 from myxtts.models.vocoder import Vocoder, log_mel_of, project
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies

@@ -30,10 +30,9 @@ from fakes.toy_models import toy_models
 from myxtts.audio.griffin_lim import griffin_lim
 from myxtts.audio.mel import log_mel
 from myxtts.config.schema import Config
+from myxtts.data.batch_plan import Position
 from myxtts.data.features import FeatureExtractor
-from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import Position
-from myxtts.data.producer import trace_produce
+from myxtts.data.pipeline import Pipeline, trace_produce
 from myxtts.models.build import build_vocoder
 from myxtts.models.ctc_decoding import greedy_decode
 from myxtts.models.ctc_loss import ctc_losses

@@ -26,11 +26,10 @@ from myxtts.batch import Field, tensor_specs
 from myxtts.clock import Clock
 from myxtts.commands import train
 from myxtts.config.schema import Config
+from myxtts.data.batch_plan import Position
 from myxtts.data.dataset import load_corpora
 from myxtts.data.hand_over import Batch
-from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import Position
-from myxtts.data.producer import Producer
+from myxtts.data.pipeline import Pipeline, Producer
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route
 from myxtts.tasks.length_rules import length_rule_of

@@ -149,7 +149,7 @@ def start_server(options: argparse.Namespace) -> AbstractContextManager[int]:
     dispatcher = (
         host_and_port(options.dispatcher, "--dispatcher") if options.kind == "worker" else None
     )
-    from myxtts.data.readers import service_server  # imports TensorFlow, which takes seconds
+    from myxtts.data import service_server  # imports TensorFlow, which takes seconds
 
     if dispatcher is None:
         return service_server.dispatcher(options.host, options.port)

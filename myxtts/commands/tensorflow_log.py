@@ -7,7 +7,7 @@ log of the libraries, and TF_ENABLE_ONEDNN_OPTS=0, which silences one of them, c
 of training.
 
 libmpg123 reports each jump into the middle of an MP3 file, where a frame may need bits of the
-frames before it. The check for truncated files makes such a jump (`myxtts.data.audio_header`):
+frames before it. The check for truncated files makes such a jump (`myxtts.data.audio_file`):
 thousands of lines for a corpus of MP3 files.
 """
 

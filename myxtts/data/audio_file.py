@@ -1,10 +1,16 @@
-"""Reads an audio file of any format as PCM at 22,050 Hz, without TensorFlow.
+"""Audio files of a corpus and single recordings: headers, and PCM at 22,050 Hz. No TensorFlow.
 
-For files that TensorFlow's operations cannot decode: FLAC, OGG, MP3, 24-bit WAV, several channels,
-other sample rates.
+Headers are read with a bounded number of reads. This module parses those of plain WAV files itself,
+since a corpus may have a million of them; libsndfile reads all others.
 """
 
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import soundfile
@@ -13,11 +19,190 @@ import soxr
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import DataError
 
-MAX_AMPLITUDE = (
-    32_768.0  # of floats in the range of 16 bits; channels of 1e38 would overflow in their mean
-)
+# body of the format chunk: PCM, mono, rate, bytes per second, bytes per frame, bits per sample
+NATIVE_FORMAT = struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)
+STREAMED_BYTES = 0xFFFFFFFF  # data length in a WAV file that was written to a pipe
+MAX_CHUNKS = 64  # real files have fewer than ten; limits the reads of a hostile one
+RATE_LIMITS_HZ = (1_000, 768_000)
+COMPRESSED = (b"OggS", b"fLaC", b"ID3\2", b"ID3\3", b"ID3\4")
+END_BYTES = 65_536  # no OGG page or MP3 frame is longer
+# Of floats in the range of 16 bits; channels of 1e38 would overflow in their mean.
+MAX_AMPLITUDE = 32_768.0
 BLOCK_SAMPLES = 65_536  # per channel: all channels of a long recording may not fit into memory
 MAX_RECORDING_S = 4 * 3600.0  # a megabyte of FLAC may hold days of silence
+
+
+class UnusableAudio(DataError):
+    """An audio file that cannot be used. `reason` names the kind of fault, `detail` is specific to
+    the file.
+    """
+
+    def __init__(self, reason: str, detail: str = ""):
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True, slots=True)
+class AudioHeader:
+    """Length and format of one file.
+
+    samples: per channel, at the sample rate of the file. native: `tf.audio.decode_wav` reads the
+    file without conversion (RIFF, PCM, 16 bit, mono, SAMPLE_RATE_HZ). floating: the samples are
+    floats, so some of them may not be finite.
+    """
+
+    samples: int
+    rate_hz: int
+    native: bool
+    floating: bool
+
+
+def read_header(path: str) -> AudioHeader:
+    """Read a header; raise UnusableAudio if the file is missing, empty, unreadable or truncated."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # a named pipe would block forever
+            raise UnusableAudio("not a file")
+        if status.st_size == 0:
+            raise UnusableAudio("empty file")
+        with open(path, "rb") as file:
+            header = _native_header(file, status.st_size)
+            if header is None:
+                _check_end(file, status.st_size)
+    except FileNotFoundError:
+        raise UnusableAudio("missing file") from None
+    except OSError as error:
+        raise UnusableAudio("unreadable", error.strerror or str(error)) from error
+    header = header or _libsndfile_header(path)
+    low_hz, high_hz = RATE_LIMITS_HZ
+    if not low_hz <= header.rate_hz <= high_hz:
+        raise UnusableAudio("unreadable", f"a sample rate of {header.rate_hz} Hz")
+    return header
+
+
+def check_finite(path: str) -> None:
+    """Read all samples; raise UnusableAudio at the first NaN or infinity."""
+    try:
+        with soundfile.SoundFile(os.fsencode(path)) as sound:
+            for position, block in enumerate(
+                sound.blocks(BLOCK_SAMPLES, dtype="float32", always_2d=True)
+            ):
+                finite = np.isfinite(block).all(axis=1)
+                if not finite.all():
+                    raise UnusableAudio(
+                        "not finite", f"sample {position * BLOCK_SAMPLES + int(finite.argmin())}"
+                    )
+    except soundfile.LibsndfileError as error:
+        raise UnusableAudio("unreadable", error.error_string) from error
+
+
+class _Chunk(NamedTuple):
+    """A RIFF chunk.
+
+    promised: length in the chunk's header.
+    available: bytes from the start of the chunk's body to the end of the file.
+    body: the first 16 bytes of the body.
+    """
+
+    name: bytes
+    promised: int
+    available: int
+    body: bytes
+
+
+def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
+    """The header of a WAV file that TensorFlow decodes; None for all other files.
+
+    Checks truncation of any WAV file, since libsndfile ignores it.
+    """
+    start = file.read(12)
+    if start[:4] != b"RIFF" or start[8:] != b"WAVE":
+        return None
+    chunks = list(_chunks(file, size))
+    sound = [chunk for chunk in chunks if chunk.name == b"data"]
+    for chunk in sound:
+        if chunk.available < chunk.promised != STREAMED_BYTES:
+            detail = (
+                f"the header promises {chunk.promised} bytes of audio, but the file has"
+                f" {chunk.available}"
+            )
+            raise UnusableAudio("truncated", detail)
+    is_native = (
+        len(sound) == 1
+        and (chunks[0].name, chunks[0].body) == (b"fmt ", NATIVE_FORMAT)
+        and chunks[0].promised in (16, 18)  # excludes 0xFFFE, the extensible format
+        and all(
+            chunk.promised % 2 == 0 for chunk in chunks
+        )  # decode_wav does not know padding bytes,
+        and chunks[-1].promised == chunks[-1].available  # or bytes after the last chunk
+    )
+    return (
+        AudioHeader(sound[0].promised // 2, SAMPLE_RATE_HZ, native=True, floating=False)
+        if is_native
+        else None
+    )
+
+
+def _chunks(file: BinaryIO, size: int) -> Iterator[_Chunk]:
+    begin = 12
+    for _ in range(MAX_CHUNKS):
+        file.seek(begin)
+        head = file.read(24)
+        if len(head) < 8:
+            return
+        promised = int.from_bytes(head[4:8], "little")
+        begin += 8
+        yield _Chunk(head[:4], promised, size - begin, head[8 : 8 + promised])
+        begin += promised + promised % 2
+
+
+def _check_end(file: BinaryIO, size: int) -> None:
+    """Reject compressed audio that ends in zeros, which decoders search to the last one: terabytes
+    of a sparse file.
+    """
+    file.seek(0)
+    if size > END_BYTES and file.read(4) in COMPRESSED:
+        file.seek(size - END_BYTES)
+        if not any(file.read(END_BYTES)):
+            raise UnusableAudio(
+                "truncated", f"the last {END_BYTES:,} bytes are zeros; copy the file again"
+            )
+
+
+def _libsndfile_header(path: str) -> AudioHeader:
+    try:
+        with soundfile.SoundFile(os.fsencode(path)) as sound:
+            samples, rate_hz = sound.frames, sound.samplerate
+            if samples / rate_hz > 1e9:  # libsndfile's value for a FLAC stream
+                raise UnusableAudio(
+                    "unreadable", "the header does not contain the length; write the file again"
+                )
+            # Of an OGG file the length is that of its last page. libvorbis crashes if it seeks with
+            # damaged codebooks.
+            if samples and not _reads_sample(sound, 0 if sound.format == "OGG" else samples - 1):
+                raise UnusableAudio(
+                    "truncated",
+                    f"the header promises {samples} samples, but not all can be decoded",
+                )
+            return AudioHeader(
+                samples, rate_hz, native=False, floating=sound.subtype in ("FLOAT", "DOUBLE")
+            )
+    except soundfile.LibsndfileError as error:
+        raise UnusableAudio("unreadable", error.error_string) from error
+    except TypeError as error:  # soundfile takes *.raw for data without a header
+        raise UnusableAudio("unreadable", "raw samples without a header") from error
+
+
+def _reads_sample(sound: soundfile.SoundFile, position: int) -> bool:
+    """Whether the sample exists: the header of a truncated FLAC or MP3 file is intact."""
+    try:
+        if (
+            position and sound.seek(position) != position
+        ):  # as in an MP3 file whose header was changed
+            return False
+        return len(sound.read(1)) == 1
+    except soundfile.LibsndfileError:
+        return False
 
 
 def resampled_length(samples, rate_hz):
@@ -118,3 +303,50 @@ def read_wave(
 ) -> np.ndarray:
     """Read a file as by `read_pcm`, but as float32 [samples] in [-1, 1]."""
     return read_pcm(path, samples, max_s).astype(np.float32) / 32768.0
+
+
+def check_recording(path: Path, role: str, min_s: float, advice: str) -> None:
+    """Check the header of a recording, and that floating-point samples are finite.
+
+    Args:
+        role: of the recording, for the message, such as "reference".
+        min_s: minimum length.
+        advice: end of the message.
+
+    Raises:
+        DataError: the recording is missing, unreadable, too short or too long.
+    """
+    try:
+        header = read_header(str(path))
+        length_s = header.samples / header.rate_hz
+        if length_s < min_s:
+            raise DataError(f"the {role} {path} has {length_s:.2f} s. {advice}")
+        if length_s > MAX_RECORDING_S:
+            raise DataError(
+                f"the {role} {path} has {length_s / 3600:,.1f} h, but may have"
+                f" {MAX_RECORDING_S / 3600:g} h. Split it."
+            )
+        if header.floating:
+            check_finite(str(path))
+    except UnusableAudio as error:
+        raise DataError(
+            f"the {role} {path} cannot be used: {str(error).rstrip('.')}. {advice}"
+        ) from error
+
+
+def read_recording(
+    path: Path, role: str, min_s: float, advice: str, max_s: float = MAX_RECORDING_S
+) -> np.ndarray:
+    """Read a recording as float32 [samples] in [-1, 1] at 22,050 Hz.
+
+    Args:
+        max_s: seconds to read, from the beginning.
+
+    Raises:
+        DataError: see `check_recording`; or the samples cannot be read.
+    """
+    check_recording(path, role, min_s, advice)
+    try:
+        return read_wave(path, max_s=max_s)
+    except DataError as error:
+        raise DataError(f"{error}. {advice}") from error

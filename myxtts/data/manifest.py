@@ -22,8 +22,7 @@ from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
 from myxtts.config.schema import MAX_SECONDS, MIN_SECONDS
-from myxtts.data.audio_file import resampled_length
-from myxtts.data.audio_header import UnusableAudio, check_finite, read_header
+from myxtts.data.audio_file import UnusableAudio, check_finite, read_header, resampled_length
 from myxtts.data.metadata_file import RejectedRow, Row, Rows, shortened
 from myxtts.errors import DataError
 from myxtts.files import file_stamp, write_whole

@@ -112,7 +112,7 @@ class TeacherRows:
         drawn voices.
 
         Args:
-            arrays: see `plan_iterator`.
+            arrays: see `batch_plan`.
             rows: utterances of the batch, without empty rows.
             reference_samples: longest stretch of a reference.
         """

@@ -11,13 +11,12 @@ import tensorflow as tf
 
 from myxtts.config.schema import Config
 from myxtts.data.audio_file import read_wave
-from myxtts.data.batch_plan import bucket_bounds
+from myxtts.data.batch_plan import Position, bucket_bounds
 from myxtts.data.dataset import DEMO_FOLDER, Corpus, load_corpora, make_plan, manifest_of
 from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.manifest import Manifest, Vocabulary, report_rejected
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import Position
 from myxtts.errors import CheckpointError, DataError
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.models.xtts import XTTS

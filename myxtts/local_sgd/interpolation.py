@@ -15,11 +15,10 @@ import numpy as np
 
 from myxtts.batch import TTS_FEATURES, first_rows
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import bucket_bounds
+from myxtts.data.batch_plan import Position, bucket_bounds
 from myxtts.data.dataset import Corpus, make_plan
 from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import Position
 from myxtts.evaluation.acoustic_metrics import align
 from myxtts.evaluation.held_out import for_evaluation
 from myxtts.local_sgd.averaging import weighted_mean

@@ -17,10 +17,9 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import empty_batch
 from myxtts.clock import Clock
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Plan
+from myxtts.data.batch_plan import Plan, Position
 from myxtts.data.hand_over import Batch
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import Position
 from myxtts.errors import TrainingError
 from myxtts.machine import available_memory_mib
 from myxtts.models.layers import parameter_count

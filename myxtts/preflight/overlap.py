@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from myxtts.clock import Clock, Interval
-from myxtts.data.plan_iterator import Position
+from myxtts.data.batch_plan import Position
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels

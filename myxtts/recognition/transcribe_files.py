@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.data.audio_file import check_recording, read_recording
 from myxtts.data.audio_folder import suffix_of
-from myxtts.data.recording import check_recording, read_recording
 from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_json
 

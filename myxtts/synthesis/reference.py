@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.data.recording import check_recording, read_recording
+from myxtts.data.audio_file import check_recording, read_recording
 
 MIN_REFERENCE_S = 0.5
 # more than the resampling filter sees, so that the cut does not change the samples before it

@@ -13,10 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.config.schema import Config
+from myxtts.data.batch_plan import Position
 from myxtts.data.hand_over import Batch
-from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import Position
-from myxtts.data.producer import ProduceFunction, trace_produce
+from myxtts.data.pipeline import Pipeline, ProduceFunction, trace_produce
 from myxtts.evaluation.in_run import open_evaluator
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas

@@ -11,10 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.clock import FIRST_STEP, MODEL, Clock, Span, Times
+from myxtts.data.batch_plan import Position
 from myxtts.data.hand_over import Batch
-from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import Position
-from myxtts.data.producer import ReplicaBatches
+from myxtts.data.pipeline import Pipeline, ReplicaBatches
 from myxtts.throughput.analysis import TracedRun
 from myxtts.throughput.isolated_stages import profile_learning_rate
 from myxtts.throughput.profiled_run import WARM_UP, ProfiledRun

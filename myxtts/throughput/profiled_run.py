@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.config.schema import Config
+from myxtts.data.batch_plan import Position
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import Position
 from myxtts.placement.routes import Placement, Route, single_route
 from myxtts.training import setup as training_setup
 from myxtts.training.diagnostics import explained_out_of_memory

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from myxtts.data.plan_iterator import Position
+from myxtts.data.batch_plan import Position
 from myxtts.errors import CheckpointError
 from myxtts.files import FULL, partial_folder_of
 from myxtts.training.checkpoint_files import (

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config, TrainingConfig
+from myxtts.data.batch_plan import Position, planned_steps
 from myxtts.data.dataset import Corpus, whole_corpus_step
 from myxtts.data.manifest import Vocabulary
-from myxtts.data.plan_iterator import Position, planned_steps
 from myxtts.errors import TrainingError
 from myxtts.models.layers import parameter_count, weight_count
 from myxtts.placement.routes import Placement

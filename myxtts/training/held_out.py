@@ -11,9 +11,9 @@ import keras
 import tensorflow as tf
 
 from myxtts.audio.vocoder import VocoderProtocol
+from myxtts.data.batch_plan import Position
 from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import Position
 from myxtts.errors import TrainingError
 from myxtts.report.metrics import TensorBoard
 from myxtts.tasks.base import Evaluator, Examples, Sampler

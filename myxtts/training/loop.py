@@ -8,7 +8,7 @@ import tensorflow as tf
 from myxtts.clock import Clock, Times
 from myxtts.data.feed import StopArrived
 from myxtts.data.hand_over import Batch
-from myxtts.data.producer import ReplicaBatches
+from myxtts.data.pipeline import ReplicaBatches
 from myxtts.errors import PlacementError, TrainingError
 from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.observer import OBSERVER, NoObserver

@@ -21,12 +21,11 @@ import tensorflow as tf
 from myxtts.audio.format import AUDIO_FORMAT, frame_count
 from myxtts.config.checks import check_xla
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Plan
+from myxtts.data.batch_plan import Plan, steps_left
 from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan_iterator import steps_left
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.layers import parameter_count

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.data.plan_iterator import PlannedStep, Position
+from myxtts.data.batch_plan import PlannedStep, Position
 from myxtts.models.loss_groups import NETWORK, LossGroup, loss_groups_of
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas

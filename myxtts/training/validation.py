@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from myxtts.batch import tensor_specs
 from myxtts.data.hand_over import Batch, compile_hand_over
-from myxtts.data.producer import ReplicaBatches
+from myxtts.data.pipeline import ReplicaBatches
 from myxtts.tasks.base import Metric
 from myxtts.training.state import TrainingState
 

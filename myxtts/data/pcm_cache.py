@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from myxtts.data.audio_file import read_pcm
 from myxtts.data.manifest import DIGEST_BYTES, Manifest
-from myxtts.data.readers.base import ReadRows
+from myxtts.data.reading import ReadRows
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, locked_file
 

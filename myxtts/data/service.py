@@ -27,21 +27,21 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import Field
 from myxtts.config.address import service_address
 from myxtts.config.schema import DataConfig
+from myxtts.data.batch_plan import PlannedBatch
 from myxtts.data.feed import Feed
 from myxtts.data.manifest import Manifest
-from myxtts.data.plan_iterator import PlannedBatch
-from myxtts.data.readers.base import (
+from myxtts.data.reading import (
     READ_ERRORS,
     Batch,
     ReadBatches,
     Waves,
     fixed_options,
     read_waves,
+    rows_from_files,
     unreadable,
     wave_columns,
     with_host_fields,
 )
-from myxtts.data.readers.files import rows_from_files
 from myxtts.errors import DataError
 
 JOB_BATCHES = (

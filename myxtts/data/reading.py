@@ -1,0 +1,407 @@
+"""Stages B and C of a batch's life: planned batches are read by tf.data and uploaded.
+
+16-bit mono WAV at 22,050 Hz is decoded by TensorFlow's operations, every other file by soundfile.
+`pcm_cache` and `service` replace parts of this.
+"""
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import count, repeat
+from pathlib import Path
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.batch import TEXT, Field
+from myxtts.config.schema import DataConfig
+from myxtts.data.audio_file import read_header, read_pcm
+from myxtts.data.batch_plan import PlannedBatch
+from myxtts.data.manifest import Manifest
+from myxtts.errors import DataError
+
+READ_ERRORS = (tf.errors.OpError, UnicodeDecodeError)
+"""What TensorFlow raises for an unreadable file: the second one where its message quotes bytes that
+are not UTF-8.
+"""
+
+Waves = dict[str, tf.Tensor]
+
+Batch = dict[str, tf.Tensor | np.ndarray]
+"""Waves and totals on a device; int32 arrays in host memory."""
+
+ReadBatches = Generator[tuple[PlannedBatch, Batch], None, None]
+
+ReadRows = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | int], tf.Tensor]
+"""(rows, starts, samples, padded) -> int16 [batch, padded]; a row of 0 samples is silence."""
+
+
+class Reader(Protocol):
+    """Stages B and C of a batch's life: reads planned batches and uploads them."""
+
+    def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
+        """Yield each planned batch as read, in order, with one pass at a time for each device.
+
+        Closing the generator before its end also ends its threads; behind its end they may wait for
+        the next pass.
+
+        Args:
+            planned: iterated once, some batches ahead.
+            device: the data device, which gets all fields but those in host memory (see
+                `Field.on_host`).
+
+        Raises:
+            DataError: a file cannot be read; raised at its batch, naming the utterance.
+            tf.errors.ResourceExhaustedError: the device is out of memory.
+        """
+        ...
+
+
+def with_host_fields(uploaded: Waves, planned: PlannedBatch, fields: dict[str, Field]) -> Batch:
+    """Return a batch of a contract: what is on the device, and the planned arrays of the fields in
+    host memory.
+    """
+    return uploaded | {
+        name: planned.arrays[name] for name, field in fields.items() if field.on_host
+    }
+
+
+def wave_columns(fields: dict[str, Field]) -> tuple[str, ...]:
+    """Name the planned arrays that locate the waves of a contract, one number for each row of a
+    batch.
+    """
+    reference = (
+        ("reference_row", "reference_start", "reference_samples")
+        if "reference_pcm" in fields
+        else ()
+    )
+    return ("row", "samples", *reference)
+
+
+def read_waves(
+    columns: dict,
+    padded_samples: tf.Tensor,
+    fields: dict[str, Field],
+    reference_samples: int,
+    read_rows: ReadRows,
+) -> Waves:
+    """Read the stretches of one batch, and of its references if the contract has them.
+
+    Args:
+        columns: the arrays of `wave_columns`.
+        padded_samples: padded length of the utterances.
+        fields: contract of the waves.
+        reference_samples: padded length of the references.
+    """
+    starts = tf.zeros_like(columns["row"])
+    waves = {"pcm": read_rows(columns["row"], starts, columns["samples"], padded_samples)}
+    if "reference_pcm" in fields:
+        waves["reference_pcm"] = read_rows(
+            columns["reference_row"],
+            columns["reference_start"],
+            columns["reference_samples"],
+            reference_samples,
+        )
+    return waves
+
+
+def fixed_options() -> tf.data.Options:
+    """Return options of a dataset whose depths and widths are all settings.
+
+    They belong behind the last transformation, too, since an upload and a data service do not pass
+    them on. With autotuning, closing an iterator waits up to a minute for the thread that tunes, if
+    that misses its cancellation (Model::OptimizeLoop in tensorflow/core/framework/model.cc).
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options
+
+
+def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> DataError:
+    """Return the error for a batch that cannot be read; it names the utterance whose file is at
+    fault.
+    """
+    if not len(planned.rows):
+        return DataError(f"a batch without utterances cannot be made: {error}.")
+    rows = np.concatenate([planned.rows, planned.arrays["reference_row"][: len(planned.rows)]])
+    where = f"epoch {planned.step.position.epoch + 1}, step {planned.step.position.step + 1}"
+    for row in rows:
+        try:
+            read_pcm(manifest.paths[row], int(manifest.samples[row]))
+            if manifest.native[row] and not read_header(manifest.paths[row]).native:
+                raise DataError(
+                    f"{manifest.paths[row]} was 16-bit mono WAV at {SAMPLE_RATE_HZ} Hz when the"
+                    " manifest was made"
+                )
+        except DataError as reason:
+            return DataError(
+                f"utterance '{manifest.ids[row]}' ({where}): {reason}. Restore the file and use"
+                " --resume, or start another run without it."
+            )
+    names = ", ".join(f"'{manifest.ids[row]}'" for row in planned.rows)
+    folder = Path(manifest.paths[rows[0]]).parent
+    return DataError(
+        f"a batch could not be read ({where}): {error}. Its utterances, in {folder}: {names}."
+    )
+
+
+NO_SIZE = -2  # tf.reshape rejects it
+
+
+def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
+    """Return what reads rows of batches from the files of a corpus.
+
+    TensorFlow decodes 16-bit mono WAV in C++, without Python. soundfile reads the other files, or
+    all of them without `native_loading`.
+    """
+    paths = tf.constant([os.fsencode(path) for path in manifest.paths])
+    lengths = tf.constant(manifest.samples)
+    native = tf.constant(manifest.native & native_loading)
+    all_native = bool(np.all(manifest.native)) and native_loading
+
+    def decode(row: tf.Tensor) -> tf.Tensor:
+        wave, rate_hz = tf.audio.decode_wav(tf.io.read_file(paths[row]))
+        unchanged = tf.reduce_all(tf.shape(wave) == [lengths[row], 1]) & (rate_hz == SAMPLE_RATE_HZ)
+        # tf.debugging.Assert is stateful and would make reading serial under enable_op_determinism;
+        # tf.reshape is not.
+        wave = tf.reshape(wave, [tf.where(unchanged, lengths[row], NO_SIZE)])
+        return tf.cast(wave * 32768.0, tf.int16)  # decode_wav divides by 32768: exact
+
+    def convert(row: tf.Tensor) -> tf.Tensor:
+        def read(path: bytes, samples: np.int32) -> np.ndarray:
+            return read_pcm(os.fsdecode(path), int(samples))
+
+        pcm = tf.numpy_function(read, [paths[row], lengths[row]], tf.int16, stateful=False)
+        return tf.ensure_shape(pcm, [None])
+
+    def read_row(row, start, samples, padded):
+        pcm = (
+            decode(row)
+            if all_native
+            else tf.cond(native[row], lambda: decode(row), lambda: convert(row))
+        )
+        return tf.pad(pcm[start : start + samples], [[0, padded - samples]])
+
+    def read_rows(rows, starts, samples, padded):
+        def read_or_silence(columns):
+            row, start, count = columns
+            return tf.cond(
+                count > 0,
+                lambda: read_row(row, start, count, padded),
+                lambda: tf.zeros([padded], tf.int16),
+            )
+
+        return tf.map_fn(
+            read_or_silence,
+            (rows, starts, samples),
+            fn_output_signature=tf.TensorSpec([None], tf.int16),
+        )
+
+    return read_rows
+
+
+Element = dict[str, Any]
+
+
+class _Elements:
+    """The elements of one iterator after another by their numbers, each once; the iterator advances
+    in order.
+    """
+
+    def __init__(self) -> None:
+        self._iterator: Iterator[Element] = iter(())
+        self._lock = Lock()
+        self._next = 0
+        self._waiting: dict[int, Element] = {}
+
+    def replace(self, iterator: Iterator[Element]) -> None:
+        """Take the elements that no one has asked for yet from another iterator."""
+        with self._lock:
+            self._iterator = iterator
+
+    def take(self, number: int) -> Element:
+        """Return an element."""
+        with self._lock:
+            while self._next <= number:
+                self._waiting[self._next] = next(self._iterator)
+                self._next += 1
+            return self._waiting.pop(number)
+
+
+class Source:
+    """A dataset without end of elements that Python makes.
+
+    It serves one pass after another, with one iterator: to make a dataset traces functions, and
+    TensorFlow keeps 3.4 kB of each iterator that comes to its end, in part on purpose
+    (tensorflow/core/framework/local_rendezvous.h).
+
+    `tf.data.Dataset.from_generator` calls Python by stateful operations. Under
+    `enable_op_determinism` these turn off all parallel calls and buffers of the pipeline
+    (tensorflow/core/grappler/optimizers/data/make_deterministic.cc). Here the operation is
+    stateless: the element depends on its number alone.
+
+    Args:
+        signature: of the elements.
+
+    Attributes:
+        dataset: the elements.
+    """
+
+    def __init__(self, signature: dict[str, tf.TensorSpec]):
+        self._elements = _Elements()
+        specs = signature.values()
+        types = [
+            np.bytes_ if spec.dtype == tf.string else spec.dtype.as_numpy_dtype for spec in specs
+        ]
+
+        def columns(number: np.ndarray) -> list:
+            element = self._elements.take(int(number))
+            return [*map(np.asarray, (element[name] for name in signature), types)]
+
+        def element_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
+            values = tf.numpy_function(
+                columns, [number], [spec.dtype for spec in specs], stateful=False
+            )
+            values = [
+                tf.ensure_shape(value, spec.shape)
+                for value, spec in zip(values, specs, strict=True)
+            ]
+            return dict(zip(signature, values, strict=True))
+
+        self.dataset = tf.data.Dataset.range(tf.int64.max).map(element_of)
+
+    def begin(self, elements: Iterator[Element]) -> None:
+        """Begin a pass.
+
+        Args:
+            elements: of the pass. Behind them it must yield others without end, which tf.data reads
+                ahead; the next pass begins behind these.
+        """
+        self._elements.replace(elements)
+
+
+COLUMNS = ("row", "samples", "reference_row", "reference_start", "reference_samples")
+TOTALS = {name: field for name, field in TEXT.items() if not field.on_host}
+PLANNED_SPEC = {
+    **{name: tf.TensorSpec([None], tf.int32) for name in COLUMNS},
+    **{name: tf.TensorSpec(field.shape, field.dtype) for name, field in TOTALS.items()},
+    "padded_samples": tf.TensorSpec([], tf.int32),
+}
+ELEMENT_SPEC = PLANNED_SPEC | {
+    # A string, since TensorFlow keeps strings on the host: it is not uploaded, and reading it waits
+    # for no device.
+    "batch_number": tf.TensorSpec([], tf.string)
+}
+SILENCE = {
+    name: np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype)
+    for name, spec in PLANNED_SPEC.items()
+}
+"""One row of no samples."""
+
+END = "end"  # in place of the number of a batch
+
+
+class LocalReader:
+    """Reads from files or from the cache, in tf.data's threads.
+
+    Args:
+        manifest: of the corpus.
+        fields: contract of the waves.
+        reference_samples: padded length of the references.
+        data: has the depths and widths of the pipeline.
+        read_rows: `rows_from_files` or `rows_from_cache`.
+
+    Attributes:
+        read_on_host: compiled function: the planned columns of a batch -> its waves.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        fields: dict[str, Field],
+        reference_samples: int,
+        data: DataConfig,
+        read_rows: ReadRows,
+    ):
+        self._manifest, self._fields = manifest, fields
+        self._data = data
+
+        def read(batch: dict) -> dict:
+            passed = {
+                name: batch[name] for name in (*(TOTALS.keys() & fields.keys()), "batch_number")
+            }
+            return passed | read_waves(
+                batch, batch["padded_samples"], fields, reference_samples, read_rows
+            )
+
+        self._idle: dict[str, list[tuple[Source, Iterator[dict]]]] = {}  # by device
+        # Before Python ends: later, the end of an iterator waits for ever for threads that want to
+        # call Python.
+        weakref.finalize(self, self._idle.clear)
+        self._passes = count()
+        # One trace for all passes.
+        self.read_on_host = tf.function(read, input_signature=[ELEMENT_SPEC], autograph=False)
+
+    def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
+        """See `Reader.read`."""
+        in_flight: deque[tuple[str, PlannedBatch]] = deque()
+        of_pass = f"{next(self._passes)}:"  # begins the number of each batch
+        end = f"{of_pass}{END}"
+
+        def elements() -> Iterator[dict]:
+            for number, batch in enumerate(planned):
+                in_flight.append((f"{of_pass}{number}", batch))
+                yield {name: batch.arrays[name] for name in PLANNED_SPEC} | {
+                    "batch_number": f"{of_pass}{number}"
+                }
+            yield from repeat(SILENCE | {"batch_number": end})
+
+        idle = self._idle.setdefault(device, [])
+        with tf.device(
+            None
+        ):  # whatever the caller's is: operations of tf.data have CPU kernels only
+            source, iterator = idle.pop() if idle else self._open(device)
+        source.begin(elements())
+        while True:
+            try:
+                waves = next(iterator)
+            except tf.errors.ResourceExhaustedError:
+                raise  # the device is out of memory: no utterance is at fault
+            except READ_ERRORS as error:
+                if not in_flight:
+                    raise
+                raise unreadable(self._manifest, in_flight[0][1], error) from error
+            found = waves.pop("batch_number").numpy().decode()
+            if found.endswith(END) and found != end:
+                continue  # read ahead behind the end of the pass before
+            if found == end and not in_flight:
+                idle.append(
+                    (source, iterator)
+                )  # for the next pass; one that is abandoned still has batches
+                return
+            number, batch = in_flight.popleft()
+            if found != number:
+                raise RuntimeError(f"tf.data returned batch {found} in place of {number}")
+            yield batch, with_host_fields(waves, batch, self._fields)
+
+    @tf.autograph.experimental.do_not_convert  # the functions of `Source`
+    def _open(self, device: str) -> tuple[Source, Iterator[dict]]:
+        source = Source(ELEMENT_SPEC)
+        dataset = source.dataset.map(
+            self.read_on_host, num_parallel_calls=self._data.num_workers, deterministic=True
+        )
+        dataset = dataset.prefetch(self._data.buffer_size)
+        options = fixed_options()
+        options.experimental_slack = False
+        options.experimental_optimization.apply_default_optimizations = (
+            False  # find nothing here, and take 0.1 s
+        )
+        # Only options may follow the upload: any other transformation silently returns to the host.
+        upload = tf.data.experimental.prefetch_to_device(
+            device, buffer_size=self._data.prefetch_buffer_size
+        )
+        return source, iter(dataset.with_options(options).apply(upload).with_options(options))

@@ -28,7 +28,8 @@ from myxtts.throughput.auto import (
     rank_placements,
 )
 from myxtts.throughput.isolated_stages import measure_stage_times
-from myxtts.throughput.stage_times import StageProfile, StageTimes
+from myxtts.throughput.model import StageTimes
+from myxtts.throughput.stage_times import StageProfile
 from myxtts.training.checkpoint_files import write_checkpoint
 from tests.fixtures import temporary_folder
 from tests.kill_points import terminate_parent

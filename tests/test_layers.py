@@ -80,7 +80,6 @@ WITHOUT_TENSORFLOW = (
     "throughput.model",
     "throughput.placements",
     "throughput.report",
-    "throughput.simulator",
     "throughput.stage_times",
     "throughput.timeline",
     "synthesis.language",

@@ -14,18 +14,23 @@ from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.routes import Route, plan_routes
-from myxtts.throughput.model import analytic_bound, ring_all_reduce_s
+from myxtts.throughput.model import (
+    STAGES,
+    QueueDepths,
+    RunResult,
+    StageTimes,
+    analytic_bound,
+    ring_all_reduce_s,
+    simulate,
+)
 from myxtts.throughput.placements import (
     MemoryBudget,
     candidate_placements,
     format_table,
     predict_all,
 )
-from myxtts.throughput.simulator import QueueDepths, RunResult, simulate
 from myxtts.throughput.stage_times import (
-    STAGES,
     StageStatistics,
-    StageTimes,
     read_profile,
     resample_steps,
     sample_stage_times,
@@ -44,6 +49,18 @@ def stages(produce_s, step_s, transfer_s=0.0, read_s=0.0) -> StageTimes:
     columns = read_s, produce_s, transfer_s, step_s
     n = max((len(column) for column in columns if np.ndim(column)), default=12)
     return StageTimes(*(np.full(n, column, float) for column in columns))
+
+
+def varied(
+    n: int, read_s, produce_s, transfer_s, step_s, variation: float = 0.0, seed: int = 0
+) -> StageTimes:
+    """Return `n` batches with these mean times, whose stages vary independently."""
+    means_s = read_s, produce_s, transfer_s, step_s
+    statistics = {
+        stage: StageStatistics(mean_s, variation)
+        for stage, mean_s in zip(STAGES, means_s, strict=True)
+    }
+    return sample_stage_times(statistics, n, seed)
 
 
 def seconds(routes, times: StageTimes, *args, **kwargs) -> float:
@@ -76,7 +93,7 @@ class SimulationTest(unittest.TestCase):
             with self.subTest(produce_s=produce_s, step_s=step_s):
                 outcome = simulate(DUAL, stages(produce_s, step_s, transfer_s=3))
                 self.assertAlmostEqual(outcome.duration_s, expected_s)
-                self.assertAlmostEqual(outcome.wait_s, expected_s - 12 * step_s)
+                self.assertAlmostEqual(outcome.utilisation, 12 * step_s / expected_s)
                 self.assertAlmostEqual(outcome.busy_s["0"], 12 * produce_s)
         self.assertAlmostEqual(seconds(SINGLE, stages(2, 1, transfer_s=3)), 36)
 
@@ -93,10 +110,7 @@ class SimulationTest(unittest.TestCase):
         deep, shallow = (simulate(DUAL, times, QueueDepths(feed=depth)) for depth in (8, 1))
         # Deep: the last batch is ready at 15, and step 6, which hands it over, could have begun at
         # 14. Of depth 1, batch 6 finds batch 5 in the feed from 7 to 8: the last is ready at 16.
-        self.assertEqual((deep.duration_s, deep.blocked_s, deep.wait_s), (15 + 4, 0, 2 + 1))
-        self.assertEqual(
-            (shallow.duration_s, shallow.blocked_s, shallow.wait_s), (16 + 4, 1, 2 + 2)
-        )
+        self.assertEqual((deep.duration_s, shallow.duration_s), (15 + 4, 16 + 4))
 
     def test_replicated_placement_shares_the_work_and_pays_the_all_reduce(self):
         self.assertAlmostEqual(
@@ -173,28 +187,18 @@ class SimulationTest(unittest.TestCase):
                     seconds(routes, stages(0, 1, read_s=4), QueueDepths(workers=1)), expected_s
                 )
 
-    def test_link_is_shared_by_the_readers_of_all_data_devices(self):
-        self.assertAlmostEqual(
-            seconds(REPLICATED, stages(0, 1, read_s=1), link_s=2), 1 + 12 * 2 + 2
-        )
-
-    def test_link_carries_one_batch_at_a_time(self):
-        self.assertAlmostEqual(
-            seconds(DUAL, stages(0, 1, read_s=1), QueueDepths(workers=8), link_s=2), 1 + 12 * 2 + 2
-        )
-
     def test_batches_beyond_the_last_step_are_left_out(self):
         outcome = simulate([Route("0", model) for model in "12345"], stages(1, 1))
         self.assertEqual((outcome.steps, outcome.batches), (2, 10))
 
     def test_utilisation_is_the_mean_busy_fraction_of_model_devices(self):
-        outcome = RunResult(10.0, 1, 2, 0.0, 0.0, {"0": 10.0, "1": 8.0, "2": 4.0}, ("1", "2"))
+        outcome = RunResult(10.0, 1, 2, {"0": 10.0, "1": 8.0, "2": 4.0}, ("1", "2"))
         self.assertAlmostEqual(outcome.utilisation, 0.6)
         self.assertAlmostEqual(outcome.batches_per_s, 0.2)
 
     def test_simulation_of_a_thousand_devices_takes_seconds(self):
         devices = [str(device) for device in range(1024)]
-        times = StageTimes.constant(20 * 1024, 0.0, 0.002, 0.0, 0.02, variation=0.25)
+        times = varied(20 * 1024, 0.0, 0.002, 0.0, 0.02, variation=0.25)
         start_s = time.process_time()
         outcome = simulate([Route(device, device) for device in devices], times)
         self.assertLess(time.process_time() - start_s, 60.0)  # 0.4 s on 2 cores
@@ -218,7 +222,7 @@ class SimulationTest(unittest.TestCase):
 class StageTimesTest(unittest.TestCase):
     def test_times_have_exactly_the_requested_mean_and_variation(self):
         for variation in (0.0, 1e-160, 1e-17, 0.25, 1.0, 3.0):
-            step_s = StageTimes.constant(60, 0.0, 0.01, 0.0, 0.02, variation).step_s
+            step_s = varied(60, 0.0, 0.01, 0.0, 0.02, variation).step_s
             with self.subTest(variation=variation):
                 self.assertAlmostEqual(step_s.mean(), 0.02)
                 self.assertAlmostEqual(step_s.std() / step_s.mean(), variation)
@@ -226,7 +230,7 @@ class StageTimesTest(unittest.TestCase):
 
     def test_stages_vary_independently_and_depend_on_the_seed_only(self):
         first, repeated, other_seed = (
-            StageTimes.constant(60, 0.01, 0.01, 0.01, 0.01, 0.5, seed) for seed in (0, 0, 1)
+            varied(60, 0.01, 0.01, 0.01, 0.01, 0.5, seed) for seed in (0, 0, 1)
         )
         np.testing.assert_array_equal(first.step_s, repeated.step_s)
         self.assertFalse(np.allclose(first.step_s, other_seed.step_s))
@@ -238,7 +242,7 @@ class StageTimesTest(unittest.TestCase):
             with self.subTest(step_s=step_s), self.assertRaises(ValueError):
                 StageTimes(ones, ones, ones, step_s)
         with self.assertRaisesRegex(ValueError, "3 times cannot"):
-            StageTimes.constant(3, 0.0, 1.0, 0.0, 1.0, variation=2.0)
+            varied(3, 0.0, 1.0, 0.0, 1.0, variation=2.0)
 
     def test_resampled_batches_keep_their_times_together(self):
         n = np.arange(5.0)
@@ -302,7 +306,7 @@ class PlannerTest(unittest.TestCase):
                 with self.subTest(
                     produce_s=produce_s, step_s=step_s, all_reduce_of_a_batch_s=of_batch_s
                 ):
-                    times = StageTimes.constant(400, 0.0, produce_s, 0.0, step_s)
+                    times = varied(400, 0.0, produce_s, 0.0, step_s)
                     best = predict_all(candidate_placements(2), times, all_reduce_s=2 * of_batch_s)[
                         0
                     ]
@@ -312,9 +316,7 @@ class PlannerTest(unittest.TestCase):
     def test_second_producer_is_chosen_where_producing_takes_longer_than_the_step(self):
         slow, fast = (
             predict_all(
-                candidate_placements(3),
-                StageTimes.constant(1200, 0.0, produce_s, 0.0, 1.0),
-                all_reduce_s=0.1,
+                candidate_placements(3), varied(1200, 0.0, produce_s, 0.0, 1.0), all_reduce_s=0.1
             )
             for produce_s in (2.0, 0.5)
         )
@@ -331,9 +333,7 @@ class PlannerTest(unittest.TestCase):
         self,
     ):
         ranked = predict_all(
-            candidate_placements(2),
-            StageTimes.constant(400, 0.0, 0.02, 0.002, 0.03),
-            observe_s=0.009,
+            candidate_placements(2), varied(400, 0.0, 0.02, 0.002, 0.03), observe_s=0.009
         )
         formulas = {prediction.candidate.name: prediction.formula for prediction in ranked}
         self.assertEqual(formulas["dual"], "max(P + V, T, C) = max(29, 2, 30) = 30 ms")
@@ -348,7 +348,7 @@ class PlannerTest(unittest.TestCase):
         self.assertEqual(third[0], "max(P, C, V) = max(20, 30, 40) = 40 ms")
 
     def test_an_observer_that_makes_no_batches_of_the_first_replica_takes_its_time_too(self):
-        times = StageTimes.constant(1200, 0.0, 0.010, 0.0, 0.022)
+        times = varied(1200, 0.0, 0.010, 0.0, 0.022)
         on_last = predict_all(
             candidate_placements(2, observer=1), times, all_reduce_s=0.0005, observe_s=0.012
         )
@@ -363,7 +363,7 @@ class PlannerTest(unittest.TestCase):
 
     def test_tie_on_equally_many_gpus_goes_to_the_smaller_step(self):
         # P = C and A = 0: except for filling the queues, both take 1 s per batch.
-        ranked = predict_all(candidate_placements(2), StageTimes.constant(4000, 0.0, 1, 0.0, 1))
+        ranked = predict_all(candidate_placements(2), varied(4000, 0.0, 1, 0.0, 1))
         self.assertEqual(
             [prediction.candidate.name for prediction in ranked[:2]], ["dual", "replicated"]
         )
@@ -371,7 +371,7 @@ class PlannerTest(unittest.TestCase):
     def test_difference_below_the_error_of_a_prediction_keeps_the_step(self):
         # A vocoder with a `small` voice as teacher: two replicas are predicted to be 5 % faster,
         # and were 3 % slower.
-        times = StageTimes.constant(400, 0.0, 0.590, 0.0, 0.527)
+        times = varied(400, 0.0, 0.590, 0.0, 0.527)
         ranked = predict_all(candidate_placements(2), times, all_reduce_s=0.010)
         self.assertEqual(
             [prediction.candidate.name for prediction in ranked[:2]], ["dual", "replicated"]
@@ -379,7 +379,7 @@ class PlannerTest(unittest.TestCase):
         self.assertAlmostEqual(ranked[1].batches_per_s / ranked[0].batches_per_s, 1.05, delta=0.01)
 
     def test_faster_ranks_first_and_a_tie_goes_to_fewer_gpus(self):
-        ranked = predict_all(candidate_placements(2), StageTimes.constant(600, 0.0, 0.0, 0.0, 1))
+        ranked = predict_all(candidate_placements(2), varied(600, 0.0, 0.0, 0.0, 1))
         self.assertEqual(
             [prediction.candidate.name for prediction in ranked[-2:]], ["single", "dual"]
         )  # both 1 batch per second
@@ -388,7 +388,7 @@ class PlannerTest(unittest.TestCase):
         self.assertEqual(rates, sorted(rates, reverse=True))
 
     def test_analytic_bound_has_a_formula_and_bounds_the_simulation(self):
-        times = StageTimes.constant(400, 0.0, 0.02, 0.002, 0.02)
+        times = varied(400, 0.0, 0.02, 0.002, 0.02)
         formulas = {
             tuple(SINGLE): "P + C = 40 ms",
             tuple(DUAL): "max(P, T, C) = max(20, 2, 20) = 20 ms",
@@ -425,7 +425,7 @@ class PlannerTest(unittest.TestCase):
         )
 
     def test_deep_queues_reach_the_bound_if_times_do_not_vary(self):
-        times = StageTimes.constant(2400, 0.0, 0.005, 0.001, 0.02)
+        times = varied(2400, 0.0, 0.005, 0.001, 0.02)
         for prediction in predict_all(candidate_placements(4), times, all_reduce_s=0.004):
             if "trains too" not in prediction.candidate.name:
                 with self.subTest(flags=prediction.candidate.flags):
@@ -472,9 +472,7 @@ class PlannerTest(unittest.TestCase):
 
     def test_table_ends_with_the_best_placement_and_its_flags(self):
         candidates = candidate_placements(4)
-        lines = format_table(
-            predict_all(candidates, StageTimes.constant(400, 0.0, 1, 0.0, 4)), candidates
-        )
+        lines = format_table(predict_all(candidates, varied(400, 0.0, 1, 0.0, 4)), candidates)
         self.assertRegex(lines[-1], "^best: replicated, .*--model-gpus 0 1 2 3")
         useful = [candidate for candidate in candidates if candidate.producers == 1]
         self.assertEqual(len(lines), 1 + len(useful) + 1)

@@ -22,10 +22,10 @@ from myxtts.config.schema import DataConfig, TrainingConfig
 from myxtts.throughput import advice, profiled_run
 from myxtts.throughput.analysis import Measurement, TracedRun, Trials, analyze
 from myxtts.throughput.isolated_stages import time_steps
+from myxtts.throughput.model import STAGES, StageTimes
 from myxtts.throughput.nvml import GpuSampler, GpuUsage
 from myxtts.throughput.profiled_run import MeasurementWindow
 from myxtts.throughput.report import analysis_to_json, report_lines
-from myxtts.throughput.stage_times import STAGES, StageTimes
 from myxtts.throughput.timeline import chrome_trace, timeline_rows
 from myxtts.training.schedule import Schedule
 from tests.tiny import Workspace, small_models, toy_models
@@ -49,7 +49,9 @@ def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **fields) -> Measur
     defaults = {
         "work": np.full(4, 10.0),
         "padded_work": np.full(4, 12.5),
-        "isolated": StageTimes.constant(4, read, produce, transfer, step),
+        "isolated": StageTimes(
+            *(np.full(4, seconds) for seconds in (read, produce, transfer, step))
+        ),
         "untraced_s": (2.0, 2.5),
         "traced": (TRACED_RUN, replace(TRACED_RUN, duration_s=2.0, busy_s=1.6)),
         "step_bucket": np.array([0, 0, 1, 1]),

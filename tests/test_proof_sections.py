@@ -13,7 +13,8 @@ from benchmarks.proof.runs import KILLED, NO_TIME, run_script
 from benchmarks.proof.section import Scope, SectionResult, write_json
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.placement.routes import plan_routes
-from myxtts.throughput.stage_times import StageProfile, StageTimes
+from myxtts.throughput.model import StageTimes
+from myxtts.throughput.stage_times import StageProfile
 
 
 def scope(gpus: int = 2, simulated: bool = False, out: str = "unused") -> Scope:
@@ -22,7 +23,9 @@ def scope(gpus: int = 2, simulated: bool = False, out: str = "unused") -> Scope:
 
 def stages(produce_s: float, step_s: float) -> StageProfile:
     return StageProfile(
-        StageTimes.constant(40, 0.0, produce_s, 0.001, step_s), np.zeros(40, int), 0.004
+        StageTimes(*(np.full(40, seconds) for seconds in (0.0, produce_s, 0.001, step_s))),
+        np.zeros(40, int),
+        0.004,
     )
 
 

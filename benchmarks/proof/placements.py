@@ -18,9 +18,9 @@ from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import UserError
 from myxtts.placement.routes import named_gpus, plan_routes
 from myxtts.throughput.auto import MEASURED_STEPS, SIMULATED_STEPS, measure_in_subprocess
+from myxtts.throughput.model import QueueDepths, StageTimes
 from myxtts.throughput.placements import Candidate, predict
-from myxtts.throughput.simulator import QueueDepths
-from myxtts.throughput.stage_times import StageProfile, StageTimes, resample_steps
+from myxtts.throughput.stage_times import StageProfile, resample_steps
 from myxtts.training.checkpoint_files import checkpoint_of, read_arrays
 
 TITLE = "Placements"
@@ -315,9 +315,8 @@ def stages_of_section_3(scope: Scope, model_size: str) -> StageProfile | None:
     )
     if times is None or times["error"]:
         return None
-    stages = StageTimes.constant(
-        MEASURED_STEPS, 0.0, times["produce_s"], times["transfer_s"], times["step_s"]
-    )
+    means_s = 0.0, times["produce_s"], times["transfer_s"], times["step_s"]
+    stages = StageTimes(*(np.full(MEASURED_STEPS, mean_s) for mean_s in means_s))
     return StageProfile(stages, np.zeros(MEASURED_STEPS, int), float("nan"))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from myxtts.commands.parser import CommandParser, bounded
 from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_whole
+from myxtts.throughput.model import STAGES, QueueDepths
 from myxtts.throughput.placements import (
     MemoryBudget,
     Prediction,
@@ -17,11 +18,9 @@ from myxtts.throughput.placements import (
     format_table,
     predict_all,
 )
-from myxtts.throughput.simulator import QueueDepths
 from myxtts.throughput.stage_times import (
     MAX_STAGE_S,
     MAX_VARIATION,
-    STAGES,
     Profile,
     StageStatistics,
     read_profile,

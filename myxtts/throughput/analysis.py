@@ -17,13 +17,8 @@ from myxtts.config.schema import DataConfig
 from myxtts.placement.routes import Route
 from myxtts.throughput.advice import candidates, flags_of
 from myxtts.throughput.assess import Assessment
-from myxtts.throughput.simulator import QueueDepths, simulate
-from myxtts.throughput.stage_times import (
-    STAGES,
-    StageTimes,
-    coefficient_of_variation,
-    read_s_per_worker,
-)
+from myxtts.throughput.model import STAGES, QueueDepths, StageTimes, simulate
+from myxtts.throughput.stage_times import coefficient_of_variation, read_s_per_worker
 
 MIN_GAIN = 0.02  # a smaller gain is not worth a restart, however quiet the machine is
 SIMULATED_PASSES = 4  # over the measured batches

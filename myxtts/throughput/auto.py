@@ -18,6 +18,7 @@ from myxtts.distributed.signals import exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.placement.routes import flags_of_gpus, named_gpus
 from myxtts.throughput.assess import SHARED_CORES
+from myxtts.throughput.model import STAGES, QueueDepths
 from myxtts.throughput.placements import (
     Prediction,
     candidate_placements,
@@ -26,8 +27,7 @@ from myxtts.throughput.placements import (
     rank,
     without_idle_producers,
 )
-from myxtts.throughput.simulator import QueueDepths
-from myxtts.throughput.stage_times import STAGES, StageProfile, resample_steps
+from myxtts.throughput.stage_times import StageProfile, resample_steps
 from myxtts.training.checkpoint_files import latest, read_metadata
 from myxtts.training.runs import RunFolder, settings_of
 

@@ -21,13 +21,14 @@ from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.report.metrics import TensorBoard
+from myxtts.throughput.model import StageTimes
 from myxtts.throughput.profiled_run import (
     MeasurementWindow,
     ProfiledRun,
     measurement_window,
     open_run,
 )
-from myxtts.throughput.stage_times import StageProfile, StageTimes
+from myxtts.throughput.stage_times import StageProfile
 from myxtts.training.held_out import make_sampler, vocoder_loader
 from myxtts.training.load_teacher import NoVoice
 from myxtts.training.runs import RunFolder

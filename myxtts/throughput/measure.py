@@ -18,6 +18,7 @@ from myxtts.throughput.isolated_stages import (
     measure_isolated,
     time_producing_without_teacher,
 )
+from myxtts.throughput.model import StageTimes
 from myxtts.throughput.nvml import GpuSampler
 from myxtts.throughput.pipeline_runs import run_traced, run_untraced
 from myxtts.throughput.profiled_run import (
@@ -27,7 +28,6 @@ from myxtts.throughput.profiled_run import (
     open_run,
 )
 from myxtts.throughput.report import DeviceMetrics
-from myxtts.throughput.stage_times import StageTimes
 from myxtts.throughput.trials import try_settings
 
 log = logging.getLogger(__name__)

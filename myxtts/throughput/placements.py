@@ -10,9 +10,15 @@ import numpy as np
 from myxtts.config.schema import ObserverPlace, PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, Route, named_data_gpus, plan_routes
-from myxtts.throughput.model import analytic_bound, ring_all_reduce_s
-from myxtts.throughput.simulator import DEFAULT_DEPTHS, QueueDepths, RunResult, simulate
-from myxtts.throughput.stage_times import StageTimes
+from myxtts.throughput.model import (
+    DEFAULT_DEPTHS,
+    QueueDepths,
+    RunResult,
+    StageTimes,
+    analytic_bound,
+    ring_all_reduce_s,
+    simulate,
+)
 
 # A smaller difference decides nothing: the predicted ratio of dual placement to two replicas was
 # off by 5.6 % in the median of 11 measured tasks (docs/experiments/placement.md).

@@ -6,7 +6,7 @@ from typing import Any
 
 from myxtts.throughput.analysis import Analysis, Recommendation
 from myxtts.throughput.assess import TARGETS, Assessment, data_busy_text
-from myxtts.throughput.stage_times import STAGES
+from myxtts.throughput.model import STAGES
 
 UNIT = "audio s/s"  # of the rates
 MAX_TRACING_OVERHEAD = 0.02  # a larger one is compared with the noise of the machine

@@ -1,95 +1,49 @@
-"""Times of the four stages of a batch: per batch, as statistics, and as a profile. No
-TensorFlow.
-"""
+"""Times of the stages as statistics and as measurements, and samples of them. No TensorFlow."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from myxtts.errors import ConfigError
+from myxtts.throughput.model import STAGES, StageTimes
 
-STAGES = ("read", "produce", "transfer", "step")
 MAX_STAGE_S = 60.0
 MAX_VARIATION = 10.0
-MIN_VARIATION = 1e-9  # below it times are equal: a float64 has no more digits for the correction
+# Below it times are equal: a float64 has no more digits for the correction.
+MIN_VARIATION = 1e-9
 
 
-@dataclass(frozen=True, eq=False)
-class StageTimes:
-    """Seconds that each batch takes in each stage, float64 [batches] each; `times["read"]` is
-    `times.read_s`.
+class StageStatistics(NamedTuple):
+    """Mean seconds of a stage, and its coefficient of variation (deviation over mean)."""
 
-    Attributes:
-        read_s: reading, decoding and uploading to the data device.
-        produce_s: computing features on the data device.
-        transfer_s: copying features to the model device; ignored where both are the same device.
-        step_s: training on the model device.
+    mean_s: float
+    variation: float = 0.0
+
+
+def sample_stage_times(
+    statistics: Mapping[str, StageStatistics], n: int, seed: int = 0
+) -> StageTimes:
+    """Return `n` batches whose stages vary independently.
+
+    Args:
+        statistics: by stage; a stage that is missing takes no time.
 
     Raises:
-        ValueError: the lengths differ, there is no batch, or a time is negative or not finite.
+        ValueError: as `gamma_times`.
     """
-
-    read_s: np.ndarray
-    produce_s: np.ndarray
-    transfer_s: np.ndarray
-    step_s: np.ndarray
-
-    def __post_init__(self):
-        for stage in STAGES:
-            times = np.asarray(self[stage], np.float64)
-            if times.shape != (len(self),) or not len(self):
-                raise ValueError(
-                    f"{stage}_s has shape {times.shape} and step_s has shape"
-                    f" {np.shape(self.step_s)}: each needs one time per batch"
-                )
-            if not np.all(np.isfinite(times) & (times >= 0)):
-                raise ValueError(f"{stage}_s contains a negative or non-finite time")
-            object.__setattr__(self, f"{stage}_s", times)
-
-    def __len__(self) -> int:
-        return len(self.step_s)
-
-    def __getitem__(self, stage: str) -> np.ndarray:
-        return getattr(self, f"{stage}_s")
-
-    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> "StageTimes":
-        """Return the results of a function of the times of each stage."""
-        return StageTimes(*(function(self[stage]) for stage in STAGES))
-
-    def mean_s(self) -> dict[str, float]:
-        """Return the mean of each stage."""
-        return {stage: float(self[stage].mean()) for stage in STAGES}
-
-    @classmethod
-    def constant(
-        cls,
-        n: int,
-        read_s: float,
-        produce_s: float,
-        transfer_s: float,
-        step_s: float,
-        variation: float = 0.0,
-        seed: int = 0,
-    ) -> "StageTimes":
-        """Return `n` batches with these mean times, each stage varied independently by
-        `gamma_times`.
-        """
-        random = np.random.default_rng(seed)
-        return cls(
-            *(
-                gamma_times(random, mean_s, variation, n)
-                for mean_s in (read_s, produce_s, transfer_s, step_s)
-            )
-        )
+    random = np.random.default_rng(seed)
+    by_stage = (statistics.get(stage, StageStatistics(0.0)) for stage in STAGES)
+    return StageTimes(
+        *(gamma_times(random, stage.mean_s, stage.variation, n) for stage in by_stage)
+    )
 
 
 def gamma_times(random: np.random.Generator, mean_s: float, variation: float, n: int) -> np.ndarray:
-    """Return `n` gamma distributed times with exactly this mean and coefficient of variation
-    (deviation over mean).
+    """Return `n` gamma distributed times with exactly this mean and coefficient of variation.
 
     The deviation of a finite sample differs from that of its distribution, so the sample is raised
     to the power that corrects the difference and then scaled.
@@ -109,11 +63,13 @@ def gamma_times(random: np.random.Generator, mean_s: float, variation: float, n:
     low, high = 0.0, 1.0
     while coefficient_of_variation(times**high) < variation:
         low, high = high, 2 * high
+    # 50 bisections leave no digit of a float64 open.
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (
-            (middle, high) if coefficient_of_variation(times**middle) < variation else (low, middle)
-        )
+        if coefficient_of_variation(times**middle) < variation:
+            low = middle
+        else:
+            high = middle
     times **= high
     return times * (mean_s / times.mean())
 
@@ -123,22 +79,16 @@ def coefficient_of_variation(times_s: np.ndarray) -> float:
     return float(times_s.std() / times_s.mean()) if times_s.any() else 0.0
 
 
-class StageStatistics(NamedTuple):
-    """Mean seconds of a stage, and its coefficient of variation."""
+def read_s_per_worker(interval_s: np.ndarray | float, num_workers: int) -> float:
+    """Return the mean seconds that one worker takes to read a batch.
 
-    mean_s: float
-    variation: float = 0.0
+    Batches arrive in bursts, since several workers read: only the mean interval says anything about
+    reading.
 
-
-def sample_stage_times(statistics: dict[str, StageStatistics], n: int) -> StageTimes:
-    """Return `n` batches whose stages vary independently; a stage without statistics takes
-    no time.
+    Args:
+        interval_s: between two batches from all workers together.
     """
-    random = np.random.default_rng(0)
-    by_stage = (statistics.get(stage, StageStatistics(0.0)) for stage in STAGES)
-    return StageTimes(
-        *(gamma_times(random, stage.mean_s, stage.variation, n) for stage in by_stage)
-    )
+    return num_workers * float(np.mean(interval_s))
 
 
 class Profile(NamedTuple):
@@ -169,7 +119,8 @@ def read_profile(path: Path) -> Profile:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{source} cannot be read: {error.strerror}. {advice}") from error
-    except ValueError as error:  # no JSON, or no UTF-8
+    # No JSON, or no UTF-8.
+    except ValueError as error:
         raise ConfigError(f"{source} is not JSON: {error}. {advice}") from error
     stages = content.get("stages") if isinstance(content, dict) else None
     if not isinstance(stages, dict) or not {"produce", "step"} <= set(stages):
@@ -188,32 +139,16 @@ def read_profile(path: Path) -> Profile:
 
 def _statistics(source: str, stage: str, figures: Any) -> StageStatistics:
     figures = figures if isinstance(figures, dict) else {}
-    mean_s, variation = figures.get("mean_s"), figures.get("variation", 0.0)
-    for key, value, limit in (
-        ("mean_s", mean_s, MAX_STAGE_S),
-        ("variation", variation, MAX_VARIATION),
-    ):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0.0 <= value <= limit
-        ):
+    mean_s = figures.get("mean_s")
+    variation = figures.get("variation", 0.0)
+    limits = (("mean_s", mean_s, MAX_STAGE_S), ("variation", variation, MAX_VARIATION))
+    for key, value, limit in limits:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0.0 <= value <= limit:
             raise ConfigError(
                 f"{source} has {value!r} for {key} of {stage}, not a number from 0 to {limit:g}."
             )
     return StageStatistics(float(mean_s), float(variation))
-
-
-def read_s_per_worker(interval_s: np.ndarray | float, num_workers: int) -> float:
-    """Return the mean seconds that one worker takes to read a batch.
-
-    Batches arrive in bursts, since several workers read: only the mean interval says anything about
-    reading.
-
-    Args:
-        interval_s: between two batches from all workers together.
-    """
-    return num_workers * float(np.mean(interval_s))
 
 
 class StageProfile(NamedTuple):
@@ -261,10 +196,9 @@ def resample_steps(times: StageTimes, buckets: np.ndarray, replicas: int, steps:
     random = np.random.default_rng(0)
     first = random.permutation(np.tile(np.arange(len(times)), -(-steps // len(times))))
     by_bucket = np.argsort(buckets, kind="stable")
-    begin, end = (
-        np.searchsorted(buckets[by_bucket], buckets[first], side)[:, None]
-        for side in ("left", "right")
-    )
+    sorted_buckets = buckets[by_bucket]
+    begin = np.searchsorted(sorted_buckets, buckets[first], "left")[:, None]
+    end = np.searchsorted(sorted_buckets, buckets[first], "right")[:, None]
     others = by_bucket[random.integers(begin, end, (len(first), replicas - 1))]
     batches = np.column_stack([first, others]).ravel()
     return times.map(lambda times_s: times_s[batches])

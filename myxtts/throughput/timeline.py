@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from myxtts.clock import Span
-from myxtts.throughput.stage_times import STAGES
+from myxtts.throughput.model import STAGES
 
 
 def timeline_rows(spans: Sequence[Span]) -> dict[str, list[Span]]:

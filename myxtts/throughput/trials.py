@@ -8,8 +8,8 @@ from myxtts.data.hand_over import Batch
 from myxtts.throughput.advice import candidates
 from myxtts.throughput.analysis import Trials
 from myxtts.throughput.isolated_stages import SampleBatches, time_reading, time_step
+from myxtts.throughput.model import StageTimes
 from myxtts.throughput.profiled_run import MeasurementWindow, ProfiledRun
-from myxtts.throughput.stage_times import StageTimes
 from myxtts.training.setup import make_step
 
 # a stage is tried with other settings if it takes this fraction of the slowest stage's time

@@ -15,7 +15,7 @@ from statistics import median
 
 from myxtts.commands.parser import bounded
 from myxtts.errors import ConfigError
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 
 RUNS = Path("runs")
 DUAL = ("--simulate-gpus", "2", "--data-gpu", "0", "--model-gpu", "1")

@@ -25,7 +25,7 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.errors import TrainingError
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/asr_voice.yaml"

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.errors import TrainingError
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 
 TARGET_GAIN = 1.8  # of two workers
 LOG_EVERY = 20

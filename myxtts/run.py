@@ -17,10 +17,8 @@ from myxtts.evaluation.in_run import open_evaluator
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.local_sgd.sync_folder import owes_sync
 from myxtts.placement.devices import describe_threads
-from myxtts.report.page_thread import PageThread
-from myxtts.report.reporter import time_line
-from myxtts.report.run_log import RunLog
-from myxtts.report.run_page import RunPage
+from myxtts.report.page import PageThread, RunPage
+from myxtts.report.reporter import RunLog, time_line
 from myxtts.tasks.registry import task_of
 from myxtts.throughput.assess import assess_run
 from myxtts.training import loop

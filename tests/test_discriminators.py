@@ -25,7 +25,7 @@ from myxtts.models.discriminators import (
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 from myxtts.synthesis.export import vocoder_export, write_export
 from myxtts.tasks.vocoder import VocoderTask
 from myxtts.training.checkpoint_files import read_metadata

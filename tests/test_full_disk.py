@@ -19,9 +19,7 @@ import tensorflow as tf
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.wav import write_wav
 from myxtts.files import going_on_if_full
-from myxtts.report.metrics import TensorBoard
-from myxtts.report.reporter import Reporter
-from myxtts.report.run_log import RunLog
+from myxtts.report.reporter import Reporter, RunLog, TensorBoard
 from myxtts.training.report_hooks import RecordMetrics
 from tests.fixtures import temporary_folder
 

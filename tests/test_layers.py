@@ -59,8 +59,6 @@ WITHOUT_TENSORFLOW = (
     "distributed.launcher",
     "placement.routes",
     "placement.gpu_memory",
-    "report.run_page",
-    "report.page_thread",
     "report.page",
     "audio.format",
     "text",

@@ -23,8 +23,7 @@ from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.report import ColumnScore
 from myxtts.evaluation.tts_score import evaluate_tts
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE
-from myxtts.report.metrics import MetricsFile
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import MetricsFile, read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, read_best, read_metadata
 from myxtts.training.checkpoints import Checkpoints
 from myxtts.training.observer import Observer, ObserverFailed
@@ -60,7 +59,7 @@ from unittest import mock
 from fakes.toy_models import toy_models
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 
 metrics = Path(sys.argv[sys.argv.index("--runs-dir") + 1]) / "data/worker-1/metrics.jsonl"
 

@@ -18,7 +18,7 @@ from myxtts.models.build import build_asr
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step

@@ -10,7 +10,7 @@ import sys
 import unittest
 from pathlib import Path
 
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 from myxtts.training.checkpoint_files import latest, read_metadata
 from tests.fixtures import DUAL, REVERSED, SINGLE, entered, signal_at
 from tests.kill_points import KillPoints, RealKillPoints

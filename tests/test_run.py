@@ -24,9 +24,8 @@ from myxtts.data.pipeline import ReplicaFeed
 from myxtts.errors import CheckpointError, ConfigError, TrainingError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import plan_routes
-from myxtts.report.metrics import MetricsFile
-from myxtts.report.metrics_reader import read_metrics
-from myxtts.report.page.samples import sound_file
+from myxtts.report.metrics import MetricsFile, read_metrics
+from myxtts.report.samples import sound_file
 from myxtts.training.checkpoint_files import (
     latest,
     list_checkpoints,

@@ -8,7 +8,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 from myxtts.commands.console import report_errors
 from myxtts.errors import DataError
-from myxtts.report.run_log import RunLog
+from myxtts.report.reporter import RunLog
 from myxtts.terminal import printable
 from tests.fixtures import FolderCase, temporary_folder
 

@@ -19,7 +19,7 @@ from myxtts.config.checks import check_settings
 from myxtts.config.schema import Config, LocalSGDConfig, TrainingConfig
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.sync import TAKEOVER_S, OuterOptimizer, SyncGroup, WeightSync
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 from myxtts.training.checkpoint_files import latest, read_metadata
 from myxtts.training.state import TrainingState
 from tests.fixtures import temporary_folder

@@ -16,7 +16,7 @@ from myxtts.data.features import FeatureExtractor, tts_extractor, vocoder_extrac
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import ConfigError
 from myxtts.models.vocoder import Vocoder, fluctuation
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_arrays, read_metadata
 from myxtts.training.load_teacher import NoVoice

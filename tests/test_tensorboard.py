@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from myxtts.report.metrics import TensorBoard
+from myxtts.report.reporter import TensorBoard
 from tests.robustness.heap import bytes_in_use
 
 CALLS = 500

@@ -33,7 +33,7 @@ from myxtts.models.vocoder import Vocoder, log_mel_of, project
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 from myxtts.tasks.base import Examples
 from myxtts.tasks.vocoder_samples import VocoderSampler
 from myxtts.training.diagnostics import long_segments

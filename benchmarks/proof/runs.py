@@ -16,7 +16,7 @@ from benchmarks.proof.section import Scope
 from fakes.toy_models import toy_models
 from myxtts.commands.console import report_errors
 from myxtts.distributed.processes import ChildProcess, OutputReader
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {

@@ -12,7 +12,7 @@ import tensorflow as tf
 from myxtts.evaluation.report import ScoreWeights, write_table
 from myxtts.files import going_on_if_full
 from myxtts.models.loss_groups import network_variables
-from myxtts.report.page.samples import EVALUATION_FOLDER
+from myxtts.report.samples import EVALUATION_FOLDER
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import checkpoint_of
 from myxtts.training.held_out import LoadVocoder

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from myxtts.errors import ConfigError
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.files import write_json, write_whole
-from myxtts.report.page.samples import EVALUATION_FOLDER, SCORES
+from myxtts.report.samples import EVALUATION_FOLDER, SCORES
 from myxtts.training.observation import Pace
 
 Metric = dict[str, float | None]  # by column; None where it does not apply or nothing was measured

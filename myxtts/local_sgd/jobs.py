@@ -54,7 +54,7 @@ from myxtts.local_sgd.progress import Display, format_table, read_progress, tabl
 from myxtts.local_sgd.shards import CorpusShards, split_corpus
 from myxtts.local_sgd.sync_folder import newest_average, owes_sync, sync_folders
 from myxtts.machine import usable_cores
-from myxtts.report.page.jobs import JobsPage
+from myxtts.report.overview import JobsPage
 from myxtts.training.checkpoint_files import latest, read_metadata, step_of
 from myxtts.training.runs import LOCK, RunFolder
 from myxtts.training.schedule import observations_of

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from myxtts.clock import format_duration
 from myxtts.local_sgd.job_settings import WARMSTART
 from myxtts.local_sgd.launcher_state import LauncherState, require_state, running_launcher
-from myxtts.report.metrics_reader import read_last_report
+from myxtts.report.metrics import read_last_report
 from myxtts.terminal import detach_stdout
 from myxtts.training.checkpoint_files import latest, step_of
 

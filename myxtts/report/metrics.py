@@ -1,34 +1,111 @@
-"""Metrics of a run, written to metrics.jsonl and TensorBoard."""
+"""metrics.jsonl: its one reader and its writer, and the scores of a validation in words.
 
-import errno
+A power cut, a full disk or a broken disk may leave NULs, half a line or other bytes. Curves are no
+reason to stop a run or a page, so such lines are skipped everywhere, and a run that resumes drops
+and counts them.
+"""
+
 import json
 import logging
 import math
 import os
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import numpy as np
-import tensorflow as tf
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from myxtts.files import name_in_errors, write_whole
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.files import FULL, name_in_errors, write_whole
-from myxtts.report.metrics_reader import merge_lines, read_lines
+MAX_STEP = 2**53  # beyond it a float64 skips whole numbers
+TAIL_BYTES = 1 << 16  # several hundred lines
+TEXTS = ("bottleneck",)  # the metrics that are words
 
 log = logging.getLogger(__name__)
-REFUSALS = (
-    errno.EIO,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOTDIR,
-    errno.EISDIR,
-)  # beside a full disk
+
+
+def parse_report(line: bytes) -> dict[str, Any] | None:
+    """Return the report in a line; None for a damaged line, which is anything but what
+    `MetricsFile` writes.
+
+    A report is a JSON object: `step` is a whole number of at least 0, the metrics in TEXTS are
+    text, and all others are finite numbers, or null for numbers that were not finite.
+    """
+    try:
+        report = json.loads(line, parse_constant=_reject)
+    except (ValueError, RecursionError):  # no UTF-8, no JSON, NaN, or nested too deeply
+        return None
+    if not isinstance(report, dict) or not _is_step(report.get("step")):
+        return None
+    return report if all(_is_value(name, value) for name, value in report.items()) else None
+
+
+def read_lines(path: Path) -> list[dict[str, Any] | None]:
+    """Return the report in each line of a metrics.jsonl, None for damaged ones; no lines if there
+    is no file.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return [parse_report(line) for line in lines if line]
+
+
+def merge_lines(lines: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """Return one report for each step, in the order of the steps, from the lines of a
+    metrics.jsonl.
+
+    Several lines of a step are one report; a later line wins, as that of an observation which a
+    resumed run repeats. Damaged lines (None) are left out.
+    """
+    reports: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if line is not None:
+            reports.setdefault(line["step"], {}).update(line)
+    return [reports[step] for step in sorted(reports)]
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the reports in a metrics.jsonl, one a step; none if there is no file."""
+    return merge_lines(read_lines(path))
+
+
+def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:
+    """Return the newest complete line of a metrics.jsonl that has a key; empty if there is none.
+
+    Reads the end of the file alone, so the metrics of the step in other lines are not merged.
+    """
+    try:
+        with open(metrics, "rb") as file:
+            end, length = os.fstat(file.fileno()).st_size, TAIL_BYTES
+            while True:
+                start = max(end - length, 0)
+                file.seek(start)
+                for line in reversed(file.read(end - start).split(b"\n")):
+                    # The last line, or the first line of the tail, may be incomplete.
+                    if key.encode() in line and key in (report := parse_report(line) or {}):
+                        return report
+                if not start:
+                    return {}
+                length *= 8
+    except FileNotFoundError:
+        return {}
+
+
+def _reject(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_STEP
+
+
+def _is_value(name: str, value: Any) -> bool:
+    if value is None:
+        return True
+    if name in TEXTS:
+        return isinstance(value, str)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 class MetricsFile:
@@ -73,63 +150,18 @@ def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
     return {n: v if isinstance(v, str) or math.isfinite(v) else None for n, v in metrics.items()}
 
 
-@contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Raise what a disk refuses as an OSError that names the folder.
-
-    TensorFlow has one class for a full disk and for full memory, and an unknown error for a fault.
-    """
-    try:
-        yield
-    except tf.errors.OpError as error:
-        for number in (*FULL, *REFUSALS):
-            if os.strerror(number) in (error.message or ""):
-                raise OSError(number, os.strerror(number), str(folder)) from error
-        raise
-
-
-class TensorBoard:
-    """Scalars, pictures and sounds under runs/<name>/tensorboard. The methods raise OSError if the
-    disk refuses.
-
-    Each gives TensorFlow its step as a NumPy number: of each Python number it keeps a tensor, 600
-    bytes, for ever.
-    """
-
-    def __init__(self, folder: Path):
-        self._folder = folder
-        with disk_errors(folder):
-            self._writer = tf.summary.create_file_writer(str(folder))
-
-    def scalars(self, step: int, values: dict[str, float | str]) -> None:
-        """Write the numbers among the values, as one event, which takes a tenth of the time of one
-        for each.
-        """
-        numbers = (
-            scalar_pb(name, value) for name, value in values.items() if not isinstance(value, str)
-        )
-        summary = Summary(value=[number.value[0] for number in numbers]).SerializeToString()
-        with disk_errors(self._folder), tf.device("/CPU:0"), self._writer.as_default():
-            tf.summary.experimental.write_raw_pb(summary, np.int64(step))
-
-    def picture(self, step: int, name: str, image: np.ndarray) -> None:
-        """Write an image, uint8 [height, width, 3]."""
-        with (
-            disk_errors(self._folder),
-            tf.device("/CPU:0"),
-            self._writer.as_default(np.int64(step)),
-        ):
-            tf.summary.image(name, image[None])
-
-    def sound(self, step: int, name: str, wave: np.ndarray) -> None:
-        """Write a sound, float32 [samples] in [-1, 1]."""
-        with (
-            disk_errors(self._folder),
-            tf.device("/CPU:0"),
-            self._writer.as_default(np.int64(step)),
-        ):
-            tf.summary.audio(name, wave[None, :, None], SAMPLE_RATE_HZ)
-
-    def close(self) -> None:
-        with disk_errors(self._folder):
-            self._writer.close()
+def validation_scores(metrics: Mapping[str, Any]) -> list[str]:
+    """Return what a validation measured beside the losses, such as `character error rate 1.2 %`."""
+    measured = {
+        name.removeprefix("validation_").replace("_", " "): value
+        for name, value in metrics.items()
+        if name.startswith("validation_") and value is not None
+    }
+    rates = [
+        f"{name} {100 * value:.1f} %" for name, value in measured.items() if name.endswith(" rate")
+    ]
+    return rates + [
+        f"{name.removesuffix(' db')} {value:.2f} dB"
+        for name, value in measured.items()
+        if name.endswith(" db")
+    ]

@@ -14,7 +14,7 @@ from myxtts.data.features import FeatureExtractor, LoadFrozen, asr_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.models import asr
 from myxtts.models.build import build_asr
-from myxtts.report.metrics import TensorBoard
+from myxtts.report.reporter import TensorBoard
 from myxtts.tasks.asr_samples import ASRSampler, ErrorRateMetric
 from myxtts.tasks.base import KEPT_ARRAYS, Examples, Metric, dimensions, kept_bytes
 

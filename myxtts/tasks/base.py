@@ -12,7 +12,7 @@ from myxtts.batch import Field, first_rows
 from myxtts.config.schema import Config
 from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary
-from myxtts.report.metrics import TensorBoard
+from myxtts.report.reporter import TensorBoard
 
 # Arrays of its own size that a block keeps for its gradient. Measured: 16.8 MiB a row of 4 s
 # (`normal`) and 5.2 MiB a row of 3 s (`tiny`), where this number gives 16.2 and 3.4.

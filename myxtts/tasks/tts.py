@@ -13,7 +13,7 @@ from myxtts.data.features import FeatureExtractor, LoadFrozen, tts_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.models import xtts
 from myxtts.models.build import build_xtts
-from myxtts.report.metrics import TensorBoard
+from myxtts.report.reporter import TensorBoard
 from myxtts.tasks.alignment_choice import choose_alignment_search
 from myxtts.tasks.base import KEPT_ARRAYS, Examples, dimensions, kept_bytes
 from myxtts.tasks.tts_samples import TTSSampler, synthesis_options

@@ -14,9 +14,9 @@ from myxtts.config.schema import ModelConfig
 from myxtts.data.audio_file import read_wave
 from myxtts.files import going_on_if_full, numbered_name, replaced_folder
 from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions
-from myxtts.report.metrics import TensorBoard
-from myxtts.report.page.samples import sound_file
 from myxtts.report.plots import mel_and_alignment, png_bytes
+from myxtts.report.reporter import TensorBoard
+from myxtts.report.samples import sound_file
 from myxtts.tasks.base import Examples
 
 

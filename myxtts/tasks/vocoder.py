@@ -14,7 +14,7 @@ from myxtts.data.manifest import Vocabulary
 from myxtts.models import vocoder
 from myxtts.models.build import build_vocoder
 from myxtts.models.discriminators import AdversarialSettings, hidden_values
-from myxtts.report.metrics import TensorBoard
+from myxtts.report.reporter import TensorBoard
 from myxtts.tasks.base import KEPT_ARRAYS, Examples, Metric, dimensions, kept_bytes
 from myxtts.tasks.vocoder_samples import LogMelError, VocoderSampler
 

@@ -16,9 +16,9 @@ from myxtts.audio.wav import write_wav
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES
 from myxtts.files import going_on_if_full, numbered_name, replaced_folder
 from myxtts.models.vocoder import log_mel_of
-from myxtts.report.metrics import TensorBoard
-from myxtts.report.page.samples import sound_file
 from myxtts.report.plots import mels, png_bytes
+from myxtts.report.reporter import TensorBoard
+from myxtts.report.samples import sound_file
 from myxtts.tasks.base import Examples
 
 SEED = (0, 0)  # of the vocoder's noise and of Griffin-Lim's phases

@@ -20,7 +20,7 @@ from myxtts.evaluation.in_run import open_evaluator
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
-from myxtts.report.metrics import TensorBoard
+from myxtts.report.reporter import TensorBoard
 from myxtts.throughput.model import StageTimes
 from myxtts.throughput.profiled_run import (
     MeasurementWindow,

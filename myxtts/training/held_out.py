@@ -15,7 +15,7 @@ from myxtts.data.batch_plan import Position
 from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.pipeline import Pipeline
 from myxtts.errors import TrainingError
-from myxtts.report.metrics import TensorBoard
+from myxtts.report.reporter import TensorBoard
 from myxtts.tasks.base import Evaluator, Examples, Sampler
 from myxtts.tasks.registry import task_of
 from myxtts.training.load_vocoder import load_vocoder

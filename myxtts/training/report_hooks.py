@@ -8,7 +8,7 @@ from pathlib import Path
 from myxtts.clock import Span, Timeline
 from myxtts.files import going_on_if_full
 from myxtts.report.metrics import MetricsFile
-from myxtts.report.page_thread import PageThread
+from myxtts.report.page import PageThread
 from myxtts.report.reporter import Reporter
 from myxtts.training.hooks import StepEnd
 from myxtts.training.observation import Pace

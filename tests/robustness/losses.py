@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 COMMON = (

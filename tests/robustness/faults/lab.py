@@ -11,7 +11,7 @@ import numpy as np
 import soundfile
 
 from myxtts.clock import NOTHING
-from myxtts.report.metrics_reader import read_metrics
+from myxtts.report.metrics import read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, step_of
 from tests.robustness.faults.children import Child, Prepare
 

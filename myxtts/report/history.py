@@ -1,6 +1,4 @@
-"""The metrics of a run for plots: read as they are written, and kept in few points with their
-extremes.
-"""
+"""The metrics of a run for plots: read while they are written, and kept in few points."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,18 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from myxtts.report.metrics_reader import parse_report
+from myxtts.report.metrics import parse_report
 
 POINTS = 240  # a curve has so many points at least, and twice as many at most
 
 
 class Point(NamedTuple):
-    """Values of some neighbouring reports, of the steps `first` to `last`."""
+    """Values of neighbouring reports up to `step`, with five digits."""
 
-    first: int
-    last: int
-    low: float
+    step: int
     mean: float
+    low: float
     high: float
 
 
@@ -33,24 +30,23 @@ class Series:
 
     Attributes:
         newest, least: (step, value); None before the first value.
-        before_newest: step of the value before the newest; None before the second value.
         since_least: number of values since the least one.
         not_finite: (step of the newest, number) of reports without a finite value.
     """
 
     def __init__(self) -> None:
-        # Rows of first, last, low, sum, high and count: 23 kB. Lists of 50 metrics took 3 to 7 MB,
-        # in small pieces.
-        self._rows = np.zeros((2 * POINTS, 6))
+        # Rows of step, low, sum, high and count, 20 kB. Lists of 50 metrics took 3 to 7 MB in small
+        # pieces.
+        self._rows = np.zeros((2 * POINTS, 5))
         self._length = 0
-        self._row: list[float] = []  # the newest, which is not full
+        # The newest row is a list, since it changes with each value.
+        self._row: list[float] = []
         self._per_point = 1
+        self._last_step = -1
         self.newest: tuple[int, float] | None = None
         self.least: tuple[int, float] | None = None
-        self.before_newest: int | None = None
         self.since_least = 0
         self.not_finite: tuple[int, int] = (0, 0)
-        self._last_step = -1
 
     def add(self, step: int, value: float | None) -> None:
         """Add the value of a step; None stands for one that is not finite.
@@ -62,30 +58,27 @@ class Series:
             return
         self._last_step = step
         if value is None:
-            self.not_finite = step, self.not_finite[1] + 1
+            self.not_finite = (step, self.not_finite[1] + 1)
             return
-        self.before_newest = self.newest[0] if self.newest else None
-        self.newest = step, value
+        self.newest = (step, value)
         self.since_least += 1
         if self.least is None or value < self.least[1]:
-            self.least, self.since_least = (step, value), 0
+            self.least = (step, value)
+            self.since_least = 0
         row = self._row
-        if not row or row[5] >= self._per_point:
+        if not row or row[4] >= self._per_point:
             self._begin_row(step, value)
             return
-        row[1] = step
-        row[2] = min(row[2], value)
-        row[3] += value
-        row[4] = max(row[4], value)
-        row[5] += 1
+        row[0] = step
+        row[1] = min(row[1], value)
+        row[2] += value
+        row[3] = max(row[3], value)
+        row[4] += 1
 
     @property
     def points(self) -> list[Point]:
         rows = [*self._rows[: self._length].tolist(), *filter(None, [self._row])]
-        return [
-            Point(int(first), int(last), low, total / count, high)
-            for first, last, low, total, high, count in rows
-        ]
+        return [_point(*row) for row in rows]
 
     def _begin_row(self, step: int, value: float) -> None:
         if self._row:
@@ -93,23 +86,31 @@ class Series:
             self._length += 1
         if self._length == 2 * POINTS:
             self._join_neighbours()
-        self._row = [step, step, value, value, value, 1]
+        self._row = [step, value, value, value, 1]
 
     def _join_neighbours(self) -> None:
-        left, right = self._rows[::2], self._rows[1::2]
-        first, _, low, total, high, count = left.T
-        _, last, right_low, right_total, right_high, right_count = right.T
+        _, low, total, high, count = self._rows[::2].T
+        step, next_low, next_total, next_high, next_count = self._rows[1::2].T
         with np.errstate(over="ignore"):  # values may be as large as a float64 can be
-            columns = (
-                first,
-                last,
-                np.minimum(low, right_low),
-                total + right_total,
-                np.maximum(high, right_high),
-            )
-        self._rows[:POINTS] = np.stack([*columns, count + right_count], axis=1)
+            total = total + next_total
+        low = np.minimum(low, next_low)
+        high = np.maximum(high, next_high)
+        self._rows[:POINTS] = np.stack([step, low, total, high, count + next_count], axis=1)
         self._length = POINTS
         self._per_point *= 2
+
+
+def _point(step: float, low: float, total: float, high: float, count: float) -> Point:
+    if low == high:
+        value = _rounded(low)
+        return Point(int(step), value, value, value)
+    # A sum of large values may be infinite, for which JSON has no word; their mean is not.
+    mean = min(max(total / count, low), high)
+    return Point(int(step), _rounded(mean), _rounded(low), _rounded(high))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 class History:
@@ -120,6 +121,7 @@ class History:
     Attributes:
         series: by metric.
         newest: of the reports with a loss; empty before the first.
+        interval_steps: steps between the two newest reports with a loss.
         step: of the newest report of any kind.
         seconds: total of the run's steps by what they went to; see `_sum_up`.
     """
@@ -130,20 +132,19 @@ class History:
 
     def _reset(self) -> None:
         self._offset = 0
-        self._last = b""  # the line that ends at the offset
+        # The line that ends at the offset: where it is another one, the file was replaced.
+        self._last = b""
         self.series: dict[str, Series] = {}
         self.newest: dict[str, Any] = {}
+        self.interval_steps = 0
         self.step = 0
-        self.seconds: dict[str, float] = {}
-        self._first_step = 0  # of a report with a loss
+        self.seconds = {"step": 0.0, "wait": 0.0, "pause": 0.0}
 
     def update(self) -> None:
-        """Read the lines that were written since the last call; one that is not complete yet is
-        left for the next.
-        """
+        """Read the lines since the last call; an incomplete one is left for the next."""
         with suppress(FileNotFoundError), open(self._path, "rb") as file:
             file.seek(max(self._offset - len(self._last), 0))
-            if file.read(len(self._last)) != self._last:  # it was replaced
+            if file.read(len(self._last)) != self._last:
                 self._reset()
                 file.seek(0)
             for line in file:
@@ -165,27 +166,20 @@ class History:
         self.step = max(self.step, step)
 
     def _sum_up(self, report: Mapping[str, Any]) -> None:
-        """Add the times of an interval: its steps without waits, waits and pauses, and those of the
-        producer.
-
-        The first interval has as many steps as the second: a job may begin at the step of a warm
-        start. Before there is a second, it has all steps.
-        """
-        parts = {
-            name: report.get(f"{name}_s")
-            for name in ("step", "wait", "pause", "read", "produce", "blocked")
-        }
-        if parts["step"] is not None and parts["wait"] is not None:
-            parts["step"] -= parts["wait"]
-            self.series.setdefault("busy_s", Series()).add(report["step"], parts["step"])
+        """Add the times of an interval: its steps without waits, waits, and pauses."""
+        seconds = {name: report.get(f"{name}_s") or 0.0 for name in self.seconds}
+        seconds["step"] -= seconds["wait"]
+        if report.get("step_s") is not None:
+            self.series.setdefault("busy_s", Series()).add(report["step"], seconds["step"])
         steps = report["step"] - self.newest.get("step", 0)
-        if self._first_step and self._first_step == self.newest.get("step"):
-            self.seconds = {
-                name: seconds * steps / self._first_step for name, seconds in self.seconds.items()
-            }
-        for name, seconds in parts.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + steps * (seconds or 0.0)
-        self._first_step = self._first_step or report["step"]
+        # A job may begin at the step of a warm start, so the first interval has as many steps as
+        # the second. Before there is a second, it has all steps.
+        if self.interval_steps and self.interval_steps == self.newest["step"]:
+            for name in self.seconds:
+                self.seconds[name] *= steps / self.interval_steps
+        for name in self.seconds:
+            self.seconds[name] += steps * seconds[name]
+        self.interval_steps = steps
 
     def points(self, name: str) -> list[Point]:
         """Return the points of a metric; none if there is no such metric."""
@@ -193,11 +187,10 @@ class History:
 
     @property
     def losses(self) -> list[str]:
-        """Names of the parts of the loss: the metrics of training that validation measures, too, or
+        """Names of the parts of the loss: the metrics of training that validation also measures, or
         that stand first.
-
-        A report begins with the epoch and the losses, and the gradient's norm follows them.
         """
+        # A report begins with the epoch and the losses, and the gradient's norm follows them.
         names = list(self.newest)
         end = names.index("gradient_norm") if "gradient_norm" in names else 0
         first = [name for name in names[:end] if name not in ("step", "epoch", "loss")]

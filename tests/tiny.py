@@ -277,7 +277,7 @@ def whole_run() -> WholeRun:
     flags += " --validate-every 4 --sample-every 4 --checkpoint-every 5 --keep-checkpoints 2"
     flags = tuple(flags.split())
     with mock.patch(
-        "myxtts.report.reporter.LEAST_SHOWN_S", 0.0
+        "myxtts.report.reporter.MIN_SHOWN_PAUSE_S", 0.0
     ):  # on a fast machine, some pauses are not worth a word
         return WholeRun(workspace, flags, workspace.train("whole", *flags))
 

@@ -1,9 +1,10 @@
-"""Plots of mels, alignments and timelines, as images."""
+"""Plots of mels, alignments, spectrograms and F0, as images uint8 [height, width, 3]."""
 
 import io
 import textwrap
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -11,44 +12,31 @@ from PIL import Image
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 
 FRAME_S = HOP_SAMPLES / SAMPLE_RATE_HZ
+MEL_LIMITS = (-11.5, 1.0)  # of the colours: silence, and loud speech
 
 
 def mel_and_alignment(
     recorded: np.ndarray, synthesized: np.ndarray, path: np.ndarray, title: str
 ) -> np.ndarray:
-    """Draw the recorded mel, the synthesized mel and the alignment of the recording below each
-    other.
+    """Draw the recorded mel, the synthesized mel and the alignment of the recording.
 
     Args:
         recorded, synthesized: float32 [frames, 80] log-mels.
         path: int32 [frames of the recording], token of each frame.
-
-    Returns:
-        uint8 [height, width, 3].
     """
-    figure = Figure(figsize=(9, 8), dpi=80, layout="constrained")
-    axes = figure.subplots(3, 1)
-    longest_s = max(len(recorded), len(synthesized)) * FRAME_S
-    for axis, mel, name in ((axes[0], recorded, "recorded"), (axes[1], synthesized, "synthesized")):
-        extent = (0, len(mel) * FRAME_S, 0, mel.shape[1])
-        axis.imshow(mel.T, origin="lower", aspect="auto", extent=extent, vmin=-11.5, vmax=1.0)
-        axis.set(xlim=(0, longest_s), ylabel="mel band", title=name)
+    figure, axes = _figure(3, 8)
+    _draw_rows(axes[0], recorded, "recorded", MEL_BANDS, "mel band", MEL_LIMITS)
+    _draw_rows(axes[1], synthesized, "synthesized", MEL_BANDS, "mel band", MEL_LIMITS)
     axes[2].step(np.arange(len(path)) * FRAME_S, path, where="post")
-    axes[2].set(xlim=(0, longest_s), xlabel="s", ylabel="token", title="alignment of the recording")
-    _set_title(figure, title)
-    return _render(figure)
+    axes[2].set(xlabel="s", ylabel="token", title="alignment of the recording")
+    for axis in axes:
+        axis.set(xlim=(0, max(len(recorded), len(synthesized)) * FRAME_S))
+    return _render(figure, title)
 
 
 def mels(log_mels: dict[str, np.ndarray], title: str) -> np.ndarray:
-    """Draw log-mels below each other.
-
-    Args:
-        log_mels: name -> float32 [frames, 80].
-
-    Returns:
-        uint8 [height, width, 3].
-    """
-    return _below_each_other(log_mels, title, MEL_BANDS, "mel band", (-11.5, 1.0))
+    """Draw log-mels below each other: name -> float32 [frames, 80]."""
+    return _below_each_other(log_mels, title, MEL_BANDS, "mel band", MEL_LIMITS)
 
 
 def spectra(levels_db: dict[str, np.ndarray], title: str) -> np.ndarray:
@@ -56,31 +44,10 @@ def spectra(levels_db: dict[str, np.ndarray], title: str) -> np.ndarray:
 
     Args:
         levels_db: name -> float [frames, bins], from 0 Hz to half the sample rate.
-
-    Returns:
-        uint8 [height, width, 3].
     """
     loudest = max(levels.max() for levels in levels_db.values())
-    return _below_each_other(
-        levels_db, title, SAMPLE_RATE_HZ / 2000, "kHz", (loudest - 80.0, loudest)
-    )
-
-
-def _below_each_other(
-    images: dict[str, np.ndarray], title: str, height: float, unit: str, limits: tuple[float, float]
-) -> np.ndarray:
-    """Draw images over time, float [frames, rows] each, whose rows are 0 to `height` of a unit."""
-    figure = Figure(figsize=(9, 2.7 * len(images)), dpi=80, layout="constrained")
-    axes = figure.subplots(len(images), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, (name, image) in zip(axes, images.items(), strict=True):
-        extent = (0, len(image) * FRAME_S, 0, height)
-        axis.imshow(
-            image.T, origin="lower", aspect="auto", extent=extent, vmin=limits[0], vmax=limits[1]
-        )
-        axis.set(ylabel=unit, title=name)
-    axes[-1].set(xlabel="s")
-    _set_title(figure, title)
-    return _render(figure)
+    limits = (loudest - 80.0, loudest)
+    return _below_each_other(levels_db, title, SAMPLE_RATE_HZ / 2000, "kHz", limits)
 
 
 def mel_and_posteriors(
@@ -91,51 +58,27 @@ def mel_and_posteriors(
     Args:
         mel: float32 [frames, 80] log-mel.
         posteriors: name of a symbol -> its probabilities, float [steps].
-
-    Returns:
-        uint8 [height, width, 3].
     """
-    figure = Figure(figsize=(9, 7), dpi=80, layout="constrained")
-    axes = figure.subplots(2, 1)
-    seconds = len(mel) * FRAME_S
-    axes[0].imshow(
-        mel.T,
-        origin="lower",
-        aspect="auto",
-        extent=(0, seconds, 0, mel.shape[1]),
-        vmin=-11.5,
-        vmax=1.0,
-    )
-    axes[0].set(ylabel="mel band", title="mel")
-    extent = (0, seconds, len(posteriors) - 0.5, -0.5)
-    axes[1].imshow(
-        np.array(list(posteriors.values())), aspect="auto", extent=extent, vmin=0.0, vmax=1.0
-    )
+    figure, axes = _figure(2, 7)
+    _draw_rows(axes[0], mel, "mel", MEL_BANDS, "mel band", MEL_LIMITS)
+    # The first symbol is at the top.
+    extent = (0, len(mel) * FRAME_S, len(posteriors) - 0.5, -0.5)
+    rows = np.array(list(posteriors.values()))
+    axes[1].imshow(rows, aspect="auto", extent=extent, vmin=0.0, vmax=1.0)
     axes[1].set(xlabel="s", title="probability of each symbol")
     axes[1].set_yticks(range(len(posteriors)), list(posteriors))
-    _set_title(figure, title)
-    return _render(figure)
+    return _render(figure, title)
 
 
 def f0_curves(f0_hz: dict[str, np.ndarray], title: str) -> np.ndarray:
-    """Draw F0 of several sounds over time, with gaps where it is NaN.
-
-    Args:
-        f0_hz: name -> float [frames].
-
-    Returns:
-        uint8 [height, width, 3].
-    """
-    figure = Figure(figsize=(9, 3), dpi=80, layout="constrained")
-    axis = figure.subplots()
+    """Draw F0 of several sounds over time, with gaps where it is NaN: name -> float [frames]."""
+    figure, (axis,) = _figure(1, 3)
     for name, values in f0_hz.items():
-        axis.plot(
-            (np.arange(len(values)) + 0.5) * FRAME_S, values, label=name, marker=".", markersize=3
-        )
+        times_s = (np.arange(len(values)) + 0.5) * FRAME_S
+        axis.plot(times_s, values, label=name, marker=".", markersize=3)
     axis.set(xlabel="s", ylabel="F0, Hz")
     axis.legend()
-    _set_title(figure, title)
-    return _render(figure)
+    return _render(figure, title)
 
 
 def png_bytes(image: np.ndarray) -> bytes:
@@ -145,14 +88,35 @@ def png_bytes(image: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def _set_title(figure: Figure, title: str) -> None:
+def _figure(rows: int, height: float, share_x: bool = False) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(9, height), dpi=80, layout="constrained")
+    return figure, list(figure.subplots(rows, 1, sharex=share_x, squeeze=False)[:, 0])
+
+
+def _draw_rows(
+    axis: Axes, image: np.ndarray, name: str, height: float, unit: str, limits: tuple[float, float]
+) -> None:
+    """Draw an image over time, float [frames, rows], whose rows are 0 to `height` of a unit."""
+    extent = (0, len(image) * FRAME_S, 0, height)
+    low, high = limits
+    axis.imshow(image.T, origin="lower", aspect="auto", extent=extent, vmin=low, vmax=high)
+    axis.set(ylabel=unit, title=name)
+
+
+def _below_each_other(
+    images: dict[str, np.ndarray], title: str, height: float, unit: str, limits: tuple[float, float]
+) -> np.ndarray:
+    figure, axes = _figure(len(images), 2.7 * len(images), share_x=True)
+    for axis, (name, image) in zip(axes, images.items(), strict=True):
+        _draw_rows(axis, image, name, height, unit, limits)
+    axes[-1].set(xlabel="s")
+    return _render(figure, title)
+
+
+def _render(figure: Figure, title: str) -> np.ndarray:
     # matplotlib's own wrapping and parsing would read text between two dollars as a formula.
-    figure.suptitle(
-        textwrap.fill(title, 110, max_lines=3, placeholder=" …"), fontsize=9, parse_math=False
-    )
-
-
-def _render(figure: Figure) -> np.ndarray:
+    lines = textwrap.fill(title, 110, max_lines=3, placeholder=" …")
+    figure.suptitle(lines, fontsize=9, parse_math=False)
     canvas = FigureCanvasAgg(figure)  # not pyplot, which keeps every figure in a global list
     canvas.draw()
     image = np.asarray(canvas.buffer_rgba())[:, :, :3].copy()

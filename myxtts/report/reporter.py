@@ -23,7 +23,7 @@ from myxtts.files import FULL, going_on_if_full
 from myxtts.report.metrics import MetricsFile, validation_scores
 
 PACKAGE = logging.getLogger("myxtts")
-LEAST_SHOWN_S = 0.05  # a shorter pause is left out of the summary
+MIN_SHOWN_PAUSE_S = 0.05  # a shorter pause is left out of the summary
 # What a disk refuses besides being full.
 REFUSALS = (errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
 
@@ -68,44 +68,52 @@ class Reporter:
         self._bar.update(max(step - self._bar.n, 0))
         if "loss" in metrics:
             log.info("%s", console_line(step, metrics))
-        self._show_validation(step, metrics)
-
-    def _show_validation(self, step: int, metrics: dict[str, Any]) -> None:
         if "validation_loss" in metrics:
-            figures = [
-                f"validation loss {metrics['validation_loss']:.3f}",
-                *validation_scores(metrics),
-            ]
-            log.info("step %6d | %s", step, " | ".join(figures))
+            loss = f"validation loss {metrics['validation_loss']:.3f}"
+            log.info("step %6d | %s", step, " | ".join([loss, *validation_scores(metrics)]))
 
 
 def console_line(step: int, metrics: dict[str, Any]) -> str:
-    """Return `step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | pause 3.1 % | 12 min left |
-    feed keeps up`.
+    """Return the line of a report on the console.
+
+    `step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | pause 3.1 % | 12 min left | feed keeps
+    up`
     """
-    further = [
-        name for name in metrics if name.startswith("loss_")
-    ]  # of groups such as discriminators
-    losses = " | ".join(
-        f"{name.replace('_', ' ')} {metrics[name]:.3f}" for name in ("loss", *further)
-    )
-    skipped = (
-        f" | {metrics['skipped_updates']:.0f} updates skipped"
-        if metrics.get("skipped_updates")
-        else ""
-    )
+    # A group of variables with a loss of its own, such as the discriminators, has loss_GROUP.
+    losses = ["loss", *(name for name in metrics if name.startswith("loss_"))]
     wait_share = 1.0 - metrics["accelerator_utilisation"]
     pause_share = metrics["pause_s"] / max(metrics["step_s"] + metrics["pause_s"], 1e-9)
-    return (
-        f"step {step:6d} | {losses} | {metrics['steps_per_s']:.1f} steps/s | "
-        f"wait {100 * wait_share:.1f} % | pause {100 * pause_share:.1f} % | "
-        f"{format_duration(metrics['remaining_s'])} left | {console_bottleneck(metrics)}{skipped}"
-    )
+    parts = [
+        f"step {step:6d}",
+        *(f"{name.replace('_', ' ')} {metrics[name]:.3f}" for name in losses),
+        f"{metrics['steps_per_s']:.1f} steps/s",
+        f"wait {100 * wait_share:.1f} %",
+        f"pause {100 * pause_share:.1f} %",
+        f"{format_duration(metrics['remaining_s'])} left",
+        console_bottleneck(metrics),
+    ]
+    if metrics.get("skipped_updates"):
+        parts.append(f"{metrics['skipped_updates']:.0f} updates skipped")
+    return " | ".join(parts)
+
+
+def console_bottleneck(metrics: dict[str, Any]) -> str:
+    """Return `feed keeps up`, or the stage that the model waits for, with its share.
+
+    `bottleneck read, 71 % of making a batch`
+    """
+    stage = metrics["bottleneck"]
+    if stage == "step":
+        return "feed keeps up"
+    making_s = metrics["read_s"] + metrics["produce_s"]
+    share = metrics[f"{stage}_s"] / making_s if making_s else 1.0
+    return f"bottleneck {stage}, {100 * share:.0f} % of making a batch"
 
 
 def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) -> str:
-    """Return where the time of a run went: `8.9 min: start and first step 21 s, training 8.2 min,
-    …, pauses 17 s (…)`.
+    """Return where the time of a run went.
+
+    `8.9 min: start and first step 21 s, training 8.2 min, …, pauses 17 s (…)`
 
     Args:
         elapsed_s: from the start of the program.
@@ -115,29 +123,16 @@ def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) 
     pauses = {
         kind: seconds
         for kind, seconds in pauses_s.items()
-        if kind != FIRST_STEP and seconds >= LEAST_SHOWN_S
+        if kind != FIRST_STEP and seconds >= MIN_SHOWN_PAUSE_S
     }
     start_s = elapsed_s - total.busy_s - sum(pauses_s.values()) + pauses_s.get(FIRST_STEP, 0.0)
-    kinds = ", ".join(f"{kind} {format_duration(seconds)}" for kind, seconds in pauses.items())
-    return (
+    line = (
         f"{format_duration(elapsed_s)}: start and first step {format_duration(start_s)}, training"
         f" {format_duration(total.busy_s - total.wait_s)}, waiting for batches"
         f" {format_duration(total.wait_s)}, pauses {format_duration(sum(pauses.values()))}"
-        + f" ({kinds})"
-        * bool(kinds)
     )
-
-
-def console_bottleneck(metrics: dict[str, Any]) -> str:
-    """Return `feed keeps up`, or the stage that the model waits for: `bottleneck read, 71 % of
-    making a batch`.
-    """
-    stage = metrics["bottleneck"]
-    if stage == "step":
-        return "feed keeps up"
-    making_s = sum(metrics[f"{name}_s"] for name in ("read", "produce"))
-    share = metrics[f"{stage}_s"] / making_s if making_s else 1.0
-    return f"bottleneck {stage}, {100 * share:.0f} % of making a batch"
+    kinds = ", ".join(f"{kind} {format_duration(seconds)}" for kind, seconds in pauses.items())
+    return f"{line} ({kinds})" if kinds else line
 
 
 @contextmanager
@@ -156,11 +151,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 class TensorBoard:
-    """Scalars, pictures and sounds under runs/<name>/tensorboard. The methods raise OSError if the
-    disk refuses.
+    """Scalars, pictures and sounds under runs/<name>/tensorboard.
 
-    Each gives TensorFlow its step as a NumPy number: of each Python number it keeps a tensor, 600
-    bytes, for ever.
+    The methods raise OSError if the disk refuses. Each gives TensorFlow its step as a NumPy number:
+    of each Python number it keeps a tensor, 600 bytes, for ever.
     """
 
     def __init__(self, folder: Path):
@@ -169,33 +163,33 @@ class TensorBoard:
             self._writer = tf.summary.create_file_writer(str(folder))
 
     def scalars(self, step: int, values: dict[str, float | str]) -> None:
-        """Write the numbers among the values, as one event, which takes a tenth of the time of one
-        for each.
-        """
+        """Write the numbers among the values."""
+        # One event for all takes a tenth of the time of one for each.
         numbers = (
             scalar_pb(name, value) for name, value in values.items() if not isinstance(value, str)
         )
         summary = Summary(value=[number.value[0] for number in numbers]).SerializeToString()
-        with disk_errors(self._folder), tf.device("/CPU:0"), self._writer.as_default():
+        with self._events(step):
             tf.summary.experimental.write_raw_pb(summary, np.int64(step))
 
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
         """Write an image, uint8 [height, width, 3]."""
-        with (
-            disk_errors(self._folder),
-            tf.device("/CPU:0"),
-            self._writer.as_default(np.int64(step)),
-        ):
+        with self._events(step):
             tf.summary.image(name, image[None])
 
     def sound(self, step: int, name: str, wave: np.ndarray) -> None:
         """Write a sound, float32 [samples] in [-1, 1]."""
+        with self._events(step):
+            tf.summary.audio(name, wave[None, :, None], SAMPLE_RATE_HZ)
+
+    @contextmanager
+    def _events(self, step: int) -> Iterator[None]:
         with (
             disk_errors(self._folder),
             tf.device("/CPU:0"),
             self._writer.as_default(np.int64(step)),
         ):
-            tf.summary.audio(name, wave[None, :, None], SAMPLE_RATE_HZ)
+            yield
 
     def close(self) -> None:
         with disk_errors(self._folder):
@@ -203,16 +197,15 @@ class TensorBoard:
 
 
 class RunLog(MemoryHandler):
-    """Appends the lines of the package's log to a file; a context manager.
+    """Appends the lines of the package's log to log.txt; a context manager.
 
     Keeps lines in memory until `open` names the file. The error that ends the scope becomes the
     last line.
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            capacity=1, flushLevel=logging.NOTSET
-        )  # passes each line on at once, if there is a file
+        # Each line is passed on at once, if there is a file.
+        super().__init__(capacity=1, flushLevel=logging.NOTSET)
 
     def __enter__(self) -> "RunLog":
         PACKAGE.addHandler(self)
@@ -233,12 +226,11 @@ class RunLog(MemoryHandler):
                 self.target.close()
 
     def open(self, path: Path) -> None:
-        """Write the lines so far, and from now on each line at once; the folder of the file must
-        exist.
+        """Write the lines so far, and from now on each line at once, to a file in a folder that
+        exists.
         """
-        file = _LogFile(
-            path, encoding="utf-8", errors="backslashreplace"
-        )  # names of files need not be UTF-8
+        # Names of files need not be UTF-8.
+        file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
         file.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self.setTarget(file)
         self.flush()
@@ -246,7 +238,6 @@ class RunLog(MemoryHandler):
 
 class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        if not isinstance(
-            sys.exc_info()[1], OSError
-        ):  # a full disk must not fill the console with tracebacks
+        # A full disk must not fill the console with tracebacks.
+        if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)

@@ -108,7 +108,7 @@ def processor_seconds(
 def ctc(options: argparse.Namespace) -> None:
     import tensorflow as tf
 
-    from myxtts.models.ctc_loss import ctc_losses, ctc_losses_by_recursion
+    from myxtts.models.ctc import ctc_losses, ctc_losses_by_recursion
 
     def dense(logits, frames, labels, count):
         return tf.nn.ctc_loss(labels, tf.transpose(logits, [1, 0, 2]), count, frames, blank_index=0)

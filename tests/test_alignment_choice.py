@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from myxtts.errors import ConfigError
 from myxtts.models.alignment import search_by_frames
-from myxtts.placement import xla
-from myxtts.placement.audit import audit
-from myxtts.placement.kernels import has_gpu_kernels
+from myxtts.placement import devices
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.tasks import alignment_choice
 from myxtts.tasks.alignment_choice import HOST, choose_alignment_search
 from tests.tiny import Workspace, alignment_rows
@@ -39,10 +38,10 @@ def without_xla():
             None, None, f"{NO_PTXAS}\nAs a fallback you can enable JIT compilation"
         )
 
-    xla.xla_failure.cache_clear()
-    with mock.patch.object(xla, "_loop", fail):
+    devices.xla_failure.cache_clear()
+    with mock.patch.object(devices, "_loop", fail):
         yield
-    xla.xla_failure.cache_clear()
+    devices.xla_failure.cache_clear()
 
 
 def failing_on(*devices: str):
@@ -125,21 +124,21 @@ class Choice(unittest.TestCase):
 
 class Probe(unittest.TestCase):
     def test_a_cpu_compiles_a_step(self):
-        self.assertIsNone(xla.xla_failure(MODEL, whole_step=True))
+        self.assertIsNone(devices.xla_failure(MODEL, whole_step=True))
 
     def test_the_reason_is_tensorflows_error_in_one_line(self):
         with without_xla():
-            self.assertEqual(xla.xla_failure(MODEL), REASON)
+            self.assertEqual(devices.xla_failure(MODEL), REASON)
 
     def test_an_operation_that_xla_cannot_compile_is_a_failure(self):
-        xla.xla_failure.cache_clear()
+        devices.xla_failure.cache_clear()
         with mock.patch.object(
-            xla, "_loop", lambda x: tf.py_function(lambda x: x, [x], tf.float32)
+            devices, "_loop", lambda x: tf.py_function(lambda x: x, [x], tf.float32)
         ):
             self.assertIn(
-                "InvalidArgumentError: Detected unsupported operations", xla.xla_failure(MODEL)
+                "InvalidArgumentError: Detected unsupported operations", devices.xla_failure(MODEL)
             )
-        xla.xla_failure.cache_clear()
+        devices.xla_failure.cache_clear()
 
 
 class Program(unittest.TestCase):

@@ -19,9 +19,8 @@ from myxtts.models.asr import (
     encoder_block,
 )
 from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import audit
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.placement.copies import find_copies
-from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.text.ctc_feasibility import subsampled_length
 from tests.tiny import SYMBOLS, features, on_device, rows_of
 from tests.two_devices import MODEL

@@ -22,7 +22,7 @@ from myxtts.data.audio_file import (
     to_pcm,
 )
 from myxtts.errors import DataError
-from myxtts.synthesis.reference import read_reference
+from myxtts.synthesis.inputs import read_reference
 from tests.fixtures import FolderCase
 
 FORMATS = {  # name: (format, subtype, rate in Hz)

@@ -12,8 +12,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.data.features import tts_extractor
 from myxtts.errors import PlacementError
-from myxtts.placement.audit import Audit, audit, require_device
-from myxtts.placement.kernels import has_gpu_kernels
+from myxtts.placement.audit import Audit, audit, has_gpu_kernels, require_device
 from myxtts.synthesis.export import synthesis_module
 from myxtts.training.step import Step
 from tests.long import long

@@ -9,11 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from fakes.gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
-from myxtts.models import ctc_loss
-from myxtts.models.ctc_decoding import beam_search_decode, decoded_texts, greedy_decode
-from myxtts.placement.audit import audit
+from myxtts.models import ctc
+from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.placement.copies import find_copies
-from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.text.ctc_feasibility import frames_needed, subsampled_length
 from myxtts.text.symbols import SymbolTable
 from tests.two_devices import MODEL
@@ -106,8 +105,8 @@ def losses_and_gradient(function, logits, *rest):
 class Loss(unittest.TestCase):
     def test_recursion_equals_the_kernel(self):
         rows = long_rows(30, 1, 17, frames=60)
-        losses, gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
-        again, again_gradient = losses_and_gradient(ctc_loss.ctc_losses_by_recursion, *rows)
+        losses, gradient = losses_and_gradient(ctc.ctc_losses, *rows)
+        again, again_gradient = losses_and_gradient(ctc.ctc_losses_by_recursion, *rows)
         np.testing.assert_allclose(again, losses, rtol=1e-5)
         np.testing.assert_allclose(again_gradient, gradient, atol=1e-3)
         self.assertTrue(np.all(again_gradient[0, 40:] == 0.0))
@@ -117,21 +116,21 @@ class Loss(unittest.TestCase):
         path ab: 1/16.
         """
         labels, count = tf.constant([[3, 0], [3, 2]]), tf.constant([1, 2])
-        losses = ctc_loss.ctc_losses_by_recursion(
+        losses = ctc.ctc_losses_by_recursion(
             tf.zeros([2, 2, 4]), tf.constant([2, 2]), labels, count
         )
         np.testing.assert_allclose(losses, -np.log([3 / 16, 1 / 16]), rtol=1e-6)
 
     def test_rows_with_more_labels_than_cudnn_takes_are_computed_on_a_gpu(self):
         rows = long_rows(256, 0, 255, 260)
-        losses, gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
+        losses, gradient = losses_and_gradient(ctc.ctc_losses, *rows)
         with (
             self.assertRaisesRegex(tf.errors.InvalidArgumentError, "cuDNN CTCLoss launch failure"),
             cudnn_ctc_loss(),
         ):
-            losses_and_gradient(ctc_loss.ctc_losses, *rows)
+            losses_and_gradient(ctc.ctc_losses, *rows)
         with on_emulated_gpu(), cudnn_ctc_loss():
-            on_gpu, on_gpu_gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
+            on_gpu, on_gpu_gradient = losses_and_gradient(ctc.ctc_losses, *rows)
         np.testing.assert_allclose(on_gpu, losses, rtol=1e-5)
         # The kernel's gradient is the one that is off: docs/experiments/asr.md.
         np.testing.assert_allclose(on_gpu_gradient, gradient, atol=0.01)
@@ -141,9 +140,9 @@ class Loss(unittest.TestCase):
 
     def test_gradient_behind_the_end_of_a_row_is_zero_whatever_the_kernel_leaves_there(self):
         rows = long_rows(5, 0, 1, frames=60)
-        losses, gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
+        losses, gradient = losses_and_gradient(ctc.ctc_losses, *rows)
         with cudnn_ctc_loss(garbage=np.nan):
-            again, again_gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
+            again, again_gradient = losses_and_gradient(ctc.ctc_losses, *rows)
         np.testing.assert_array_equal(again, losses)
         np.testing.assert_array_equal(again_gradient, gradient)
         self.assertTrue(
@@ -159,7 +158,7 @@ class Loss(unittest.TestCase):
         def gradient(*rows):
             with tf.device("/GPU:0"), tf.GradientTape() as tape:
                 tape.watch(rows[0])
-                losses = ctc_loss.ctc_losses(*rows)
+                losses = ctc.ctc_losses(*rows)
             return losses, tf.convert_to_tensor(tape.gradient(losses, rows[0]))
 
         integers = tf.TensorSpec([None], tf.int32)

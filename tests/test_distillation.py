@@ -24,9 +24,8 @@ from myxtts.data.pipeline import trace_produce
 from myxtts.data.texts import TeacherRows, Texts, read_texts, taught_rows
 from myxtts.errors import ConfigError, DataError
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, SynthesisOptions
-from myxtts.placement.audit import audit
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.placement.copies import find_copies
-from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.tasks.alignment_choice import search_of
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_arrays, read_metadata

@@ -11,7 +11,7 @@ from tests.two_devices import GPUS
 import tensorflow as tf
 
 from myxtts.config.schema import PlacementConfig
-from myxtts.placement import xla
+from myxtts.placement import devices
 from myxtts.placement.gpu_memory import DriverUnavailable, GpuMemory
 from myxtts.preflight import gpu_software, nvidia, prerequisites
 from myxtts.preflight.prerequisites import check_driver
@@ -93,10 +93,10 @@ class GpuSoftware(unittest.TestCase):
         ):
             for device in ("/GPU:1", "/job:worker/replica:0/task:0/device:GPU:0"):
                 self.assertRegex(
-                    xla.xla_failure.__wrapped__(device), "no code for compute capability 12.0$"
+                    devices.xla_failure.__wrapped__(device), "no code for compute capability 12.0$"
                 )
             with self.assertRaisesRegex(AssertionError, "it was tried"):
-                xla.xla_failure.__wrapped__("/CPU:0")
+                devices.xla_failure.__wrapped__("/CPU:0")
 
     def test_versions_of_cudnn_that_fail_with_xla_are_a_warning(self):
         for version, status in (

@@ -80,7 +80,7 @@ WITHOUT_TENSORFLOW = (
     "throughput.report",
     "throughput.stage_times",
     "throughput.timeline",
-    "synthesis.language",
+    "synthesis.inputs",
     "local_sgd.fork",
     "local_sgd.jobs",
     "local_sgd.launcher_state",

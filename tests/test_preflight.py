@@ -30,8 +30,8 @@ from myxtts.data.features import tts_extractor
 from myxtts.data.pipeline import Pipeline, produced_batches, trace_produce
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
+from myxtts.placement.audit import has_gpu_kernels
 from myxtts.placement.gpu_memory import DriverUnavailable
-from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.preflight import nvidia, transfer
 from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
 from myxtts.preflight.corpus import check_corpus, ignored_characters

@@ -35,7 +35,7 @@ from myxtts.commands.console import report_errors, sound_on_stdout
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.synthesis.concatenation import FADE_S, PAUSES_S, fade_ends, pause_between
-from myxtts.synthesis.language import choose_language
+from myxtts.synthesis.inputs import choose_language
 from myxtts.synthesis.speech_file import sound_file, write_speech
 from myxtts.synthesis.synthesizer import BATCH_CHUNKS, Synthesizer
 from myxtts.synthesis.wav_stream import HEADER_BYTES, UNKNOWN, WavStream, wav_header, wav_stream

@@ -24,17 +24,17 @@ from myxtts.commands import transcribe
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.evaluation.asr_score import Transcript, error_rates_by, evaluate_asr
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.recognition.audio_chunks import (
+from myxtts.recognition.transcribe_files import write_transcripts
+from myxtts.recognition.transcriber import (
     BATCH_S,
     BUCKETS_S,
     MAX_CHUNK_S,
+    Transcriber,
     bucket_batches,
     group_waves,
     quietest_point,
     split_wave,
 )
-from myxtts.recognition.transcribe_files import write_transcripts
-from myxtts.recognition.transcriber import Transcriber
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.runs import select_checkpoint
 from tests.fixtures import reported, temporary_folder
@@ -127,7 +127,7 @@ class TranscriberTest(RecogniserCase):
     def test_padding_changes_no_text(self):
         texts = set()
         for seconds in (2.0, 3.0, MAX_CHUNK_S):
-            with mock.patch("myxtts.recognition.audio_chunks.BUCKETS_S", (seconds,)):
+            with mock.patch("myxtts.recognition.transcriber.BUCKETS_S", (seconds,)):
                 texts.update(self.transcribe(noise(2.0)))
         self.assertEqual(len(texts), 1)
 

@@ -20,9 +20,9 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.models.alignment import search_by_frames
 from myxtts.placement import devices
+from myxtts.placement.audit import has_gpu_kernels
 from myxtts.placement.copies import find_copies
-from myxtts.placement.kernels import has_gpu_kernels
-from myxtts.placement.xla import xla_failure
+from myxtts.placement.devices import xla_failure
 from myxtts.tasks.alignment_choice import compiled_search, search_of
 from myxtts.throughput.isolated_stages import Batch, measure_isolated, time_step
 from myxtts.throughput.pipeline_runs import run_untraced

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from myxtts.batch import ASR_FEATURES
-from myxtts.models.ctc_loss import ctc_labels, ctc_losses
+from myxtts.models.ctc import ctc_labels, ctc_losses
 from myxtts.models.layers import CompositeLayer, Dense, SeededDropout, length_mask
 from myxtts.models.lmu import LegendreMemory
 from myxtts.models.xtts import MEL_MEAN, MEL_STD

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from myxtts import tf_internals
-from myxtts.placement.audit import gpu_variants
-from myxtts.placement.kernels import GPU, attribute, find_kernel
+from myxtts.placement.audit import GPU, attribute, find_kernel, gpu_variants
 from myxtts.portable_ops import runs_on_host
 
 PACKAGE = str(Path(__file__).parents[1])
@@ -68,7 +67,7 @@ def find_copies(function) -> list[Copy]:
     results of the function itself are in host memory.
 
     Logical CPU devices take the place of GPUs, but not for operations within `host.on_host`. Needs
-    `kernels.has_gpu_kernels`.
+    `audit.has_gpu_kernels`.
     """
     graph = _Graph(function)
     copies: dict[tuple[Output, bool], str] = {}

@@ -7,8 +7,8 @@ from packaging.version import Version
 
 from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
+from myxtts.placement.devices import UNSUPPORTED_CAPABILITY
 from myxtts.placement.routes import plan_routes
-from myxtts.placement.xla import UNSUPPORTED_CAPABILITY
 from myxtts.preflight import nvidia
 from myxtts.preflight.checks import Check, recommended, required
 

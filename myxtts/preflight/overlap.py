@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from myxtts.clock import Clock, Interval
 from myxtts.data.batch_plan import Position
-from myxtts.placement.audit import audit
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.placement.copies import find_copies
-from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.model import Trial, initial_rates, take_step
 from myxtts.training import loop

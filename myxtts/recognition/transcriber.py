@@ -10,11 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import PAD_SAMPLES, SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.format import HOP_SAMPLES, PAD_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.audio.mel import log_mel
 from myxtts.errors import DataError
-from myxtts.models.ctc_decoding import beam_search_decode, decoded_texts, greedy_decode
-from myxtts.recognition.audio_chunks import bucket_batches, group_waves, split_wave
+from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
 from myxtts.text.frontend import symbols_of
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
@@ -156,3 +155,63 @@ class Transcriber(NetworkTranscriber):
         network = load_model(self.checkpoint, metadata, device, task="asr")
         super().__init__(run, metadata, network, device, beam_width)
         log.info("transcriber    %s, step %d", run, metadata["step"])
+
+
+MAX_CHUNK_S = 20.0
+# Chunks are padded to one of these lengths.
+BUCKETS_S = (2.5, 5.0, 10.0, MAX_CHUNK_S)
+BATCH_S = 80.0  # padded seconds of a batch
+# Length over which the power of a pause is averaged.
+PAUSE_S = 0.2
+
+
+def split_wave(wave: np.ndarray) -> list[np.ndarray]:
+    """Split a wave into chunks of up to 20 s, at the quietest point of the middle third.
+
+    A wave of up to 20 s is one chunk; the chunks of a longer one have at least 6.6 s.
+    """
+    if len(wave) <= MAX_CHUNK_S * SAMPLE_RATE_HZ:
+        return [wave]
+    third = len(wave) // 3
+    point = third + quietest_point(wave[third : 2 * third])
+    return split_wave(wave[:point]) + split_wave(wave[point:])
+
+
+def quietest_point(wave: np.ndarray) -> int:
+    """Return the middle sample of the 0.2 s with the least power."""
+    frames = wave[: len(wave) // HOP_SAMPLES * HOP_SAMPLES].reshape(-1, HOP_SAMPLES)
+    pause = round(PAUSE_S * SAMPLE_RATE_HZ / HOP_SAMPLES)
+    power = np.convolve(np.square(frames).mean(axis=1), np.ones(pause), "valid")
+    minima = np.flatnonzero(power == power.min())
+    return (2 * int(minima[len(minima) // 2]) + pause) * HOP_SAMPLES // 2
+
+
+def bucket_batches(lengths: Sequence[int]) -> Iterator[tuple[np.ndarray, int]]:
+    """Batch chunks of similar lengths.
+
+    Args:
+        lengths: samples of each chunk, at most 20 s.
+
+    Yields:
+        The indices of the chunks of a batch, int [rows], and the number of samples to pad them to.
+    """
+    bounds = [round(seconds * SAMPLE_RATE_HZ) for seconds in BUCKETS_S]
+    bucket = np.searchsorted(bounds, lengths)
+    for number, padded in enumerate(bounds):
+        indices = np.flatnonzero(bucket == number)
+        rows = round(BATCH_S / BUCKETS_S[number])
+        yield from (
+            (indices[first : first + rows], padded) for first in range(0, len(indices), rows)
+        )
+
+
+def group_waves(waves: Iterable[np.ndarray], max_samples: int) -> Iterator[list[np.ndarray]]:
+    """Group consecutive waves of at most `max_samples` in total; longer waves stand alone."""
+    group: list[np.ndarray] = []
+    for wave in waves:
+        if group and sum(map(len, group)) + len(wave) > max_samples:
+            yield group
+            group = []
+        group.append(wave)
+    if group:
+        yield group

@@ -18,8 +18,7 @@ import soundfile
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import check_writable, partial_file_of
-from myxtts.synthesis.language import choose_language
-from myxtts.synthesis.reference import check_reference
+from myxtts.synthesis.inputs import check_reference, choose_language
 from myxtts.synthesis.wav_stream import wav_stream
 from myxtts.text.sentences import empty_text_message, split_text
 from myxtts.training.checkpoint_files import read_metadata

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from myxtts.errors import ConfigError
 from myxtts.models.alignment import search_by_blocks, search_by_frames
-from myxtts.placement.xla import xla_failure
+from myxtts.placement.devices import xla_failure
 
 HOST = "/CPU:0"
 REPEATS = 5

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from myxtts.batch import ASR_FEATURES, tensor_specs
 from myxtts.files import going_on_if_full, numbered_name, replaced_folder
-from myxtts.models.ctc_decoding import decoded_texts, greedy_decode
+from myxtts.models.ctc import decoded_texts, greedy_decode
 from myxtts.report.plots import mel_and_posteriors, png_bytes
 from myxtts.report.reporter import TensorBoard
 from myxtts.tasks.base import Examples

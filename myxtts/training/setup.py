@@ -30,9 +30,9 @@ from myxtts.distributed.cluster import Cluster
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.layers import parameter_count
 from myxtts.placement import devices
+from myxtts.placement.devices import xla_failure
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement, Route, named_gpus, plan_routes
-from myxtts.placement.xla import xla_failure
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training import schedule

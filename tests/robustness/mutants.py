@@ -94,7 +94,7 @@ TESTS = {
     "training/validation.py": ("test_step", "test_run.CompleteRun", RESUME),
     "training/checkpoint.py": ("test_checkpoint", "test_sync", RESUME),
     "models/alignment.py": ("test_alignment", "test_model"),
-    "models/ctc_decoding.py": ("test_ctc", "test_transcribe", "test_asr"),
+    "models/ctc.py": ("test_ctc", "test_transcribe", "test_asr"),
     "models/layers.py": ("test_model", "test_flow"),
     "local_sgd/averaging.py": ("test_merge", "test_sync"),
     "local_sgd/merge.py": ("test_merge",),

@@ -1,4 +1,4 @@
-"""Reference recordings of the speaker to imitate."""
+"""What a synthesis is given: recordings of the speaker to imitate, and a language."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.data.recording import check_recording, read_recording
+from myxtts.data.audio_file import check_recording, read_recording
 from myxtts.errors import DataError
 from myxtts.text.languages import canonical_code
 
 MIN_REFERENCE_S = 0.5
-# more than the resampling filter sees, so that the cut does not change the samples before it
+# More than the resampling filter sees, so that the cut does not change the samples before it.
 FILTER_S = 1.0
 _ADVICE = (
     f"Give audio files of the speaker with --reference, each with at least {MIN_REFERENCE_S} s of"

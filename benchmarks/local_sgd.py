@@ -200,7 +200,7 @@ def measure(cases: dict[str, list[Path]]) -> dict:
     from myxtts.evaluation.held_out import load_held_out
     from myxtts.local_sgd.averaging import normalised
     from myxtts.local_sgd.interpolation import make_evaluator
-    from myxtts.local_sgd.merge_inputs import merge_weights, read_input
+    from myxtts.local_sgd.merge import merge_weights, read_input
     from myxtts.placement import devices
 
     placement = devices.configure_default()

@@ -14,8 +14,8 @@ from myxtts.data.dataset import DEMO_FOLDER
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.errors import ConfigError
 from myxtts.evaluation.in_run import open_evaluator
+from myxtts.local_sgd.averaging import owes_sync
 from myxtts.local_sgd.sync import WeightSync
-from myxtts.local_sgd.sync_folder import owes_sync
 from myxtts.placement.devices import describe_threads
 from myxtts.report.page import PageThread, RunPage
 from myxtts.report.reporter import RunLog, time_line

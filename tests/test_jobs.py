@@ -39,11 +39,16 @@ from myxtts.local_sgd.job_settings import (
     sync_interval,
     updated,
 )
-from myxtts.local_sgd.jobs import job_devices
-from myxtts.local_sgd.launcher_state import ImmutableSettings, announced, new_state, read_state
-from myxtts.local_sgd.merge_inputs import TASK_SETTINGS
-from myxtts.local_sgd.progress import read_progress
+from myxtts.local_sgd.launcher import job_devices
+from myxtts.local_sgd.merge import TASK_SETTINGS
 from myxtts.local_sgd.shards import CorpusShards
+from myxtts.local_sgd.status import (
+    ImmutableSettings,
+    announced,
+    new_state,
+    read_progress,
+    read_state,
+)
 from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
 from myxtts.training.runs import RunFolder, with_inherited_settings
 from tests.feeds import wait_until
@@ -512,7 +517,7 @@ class StopTest(Case):
         for content in (b"", b"0\n", b"-1\n", b"7", b"\xff\n", b"1" * 40):
             with announced(self.run_folder), mock.patch("os.kill") as sent:
                 (self.run_folder / "launcher.pid").write_bytes(content)
-                with mock.patch("myxtts.local_sgd.launcher_state.WRITE_S", 0.02):
+                with mock.patch("myxtts.local_sgd.status.WRITE_S", 0.02):
                     code, _, err = self.launch("--stop")
             self.assertEqual((code, sent.call_count), (2, 0), content)
             self.assertIn("launcher.pid is damaged", err)
@@ -706,7 +711,7 @@ class SettingsTest(Case):
             )
             with self.assertRaisesRegex(PlacementError, "sees GPUs 0 to 2"):
                 job_devices((0, 3), 0)
-        with mock.patch("myxtts.local_sgd.jobs.usable_cores", lambda: [1, 2, 5, 6, 7]):
+        with mock.patch("myxtts.local_sgd.launcher.usable_cores", lambda: [1, 2, 5, 6, 7]):
             self.assertEqual([device.cores for device in job_devices((1, 0), 2)], [{5, 6}, {1, 2}])
             self.assertEqual([device.cores for device in job_devices((0, 1), 6)], [None, None])
 

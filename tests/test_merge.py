@@ -31,9 +31,14 @@ from myxtts.local_sgd.interpolation import (
     distortion_db,
     measure_interpolation,
 )
-from myxtts.local_sgd.layer_distance import layer_distances, layer_table
-from myxtts.local_sgd.merge import CorpusOverrides, merge, read_held_out
-from myxtts.local_sgd.merge_inputs import read_input
+from myxtts.local_sgd.merge import (
+    CorpusOverrides,
+    layer_distances,
+    layer_table,
+    merge,
+    read_held_out,
+    read_input,
+)
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.training.checkpoint_files import (
     digest_of,

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from myxtts.local_sgd.progress import Display, read_last_report, read_progress, table_rows
+from myxtts.local_sgd.status import Display, read_last_report, read_progress, table_rows
 
 
 class Terminal(io.StringIO):

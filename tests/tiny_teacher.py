@@ -10,7 +10,7 @@ from fakes.toy import traced_once
 from myxtts.data.dataset import load_corpora
 from myxtts.data.features import FeatureExtractor
 from myxtts.local_sgd.interpolation import Coefficients, Measurement, make_evaluator
-from myxtts.local_sgd.merge_inputs import read_input
+from myxtts.local_sgd.merge import read_input
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.training.warm_start import inherited_vocabulary
 from tests.tiny import build_model, replicas_on, small_models

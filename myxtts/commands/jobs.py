@@ -18,7 +18,7 @@ from myxtts.config.scripts import command_line
 from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import ConfigError
 from myxtts.local_sgd.job_settings import check_job_settings, check_launcher_settings, sync_interval
-from myxtts.local_sgd.jobs import (
+from myxtts.local_sgd.launcher import (
     JobDevice,
     JobSpec,
     JobsSpec,
@@ -26,8 +26,7 @@ from myxtts.local_sgd.jobs import (
     previous_state,
     train_jobs,
 )
-from myxtts.local_sgd.launcher_state import LauncherState, stop_launcher
-from myxtts.local_sgd.progress import Display, status_report
+from myxtts.local_sgd.status import Display, LauncherState, status_report, stop_launcher
 from myxtts.placement.routes import hidden_gpus_warning
 from myxtts.training.runs import with_inherited_settings
 

@@ -22,7 +22,7 @@ from myxtts.data.pipeline import Pipeline
 from myxtts.evaluation.acoustic_metrics import align
 from myxtts.evaluation.held_out import for_evaluation
 from myxtts.local_sgd.averaging import weighted_mean
-from myxtts.local_sgd.merge_inputs import MergeInput
+from myxtts.local_sgd.merge import MergeInput
 from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions
 from myxtts.placement import devices
 from myxtts.placement.routes import Route

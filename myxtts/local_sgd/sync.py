@@ -27,8 +27,13 @@ import tensorflow as tf
 
 from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.local_sgd.averaging import normalised, weighted_mean
-from myxtts.local_sgd.sync_folder import newest_average, sync_folders, sync_step
+from myxtts.local_sgd.averaging import (
+    newest_average,
+    normalised,
+    sync_folders,
+    sync_step,
+    weighted_mean,
+)
 from myxtts.training.checkpoint_files import (
     groups_of,
     opened_arrays,

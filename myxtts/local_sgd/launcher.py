@@ -39,23 +39,36 @@ from myxtts.distributed.processes import (
 from myxtts.distributed.signals import StopSignals, counted_stop_signals
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import locked_file, make_folder, write_whole
-from myxtts.local_sgd.fork import fork
+from myxtts.local_sgd.averaging import newest_average, owes_sync, sync_folders
 from myxtts.local_sgd.job_settings import SHARD_SETTINGS, WARMSTART, job_config, warmstart_config
-from myxtts.local_sgd.launcher_state import (
+from myxtts.local_sgd.shards import CorpusShards, split_corpus
+from myxtts.local_sgd.status import (
+    Display,
     ImmutableSettings,
     LauncherState,
     MergeResult,
     ProcessState,
     announced,
+    format_table,
     new_state,
+    read_progress,
     read_state,
+    table_rows,
 )
-from myxtts.local_sgd.progress import Display, format_table, read_progress, table_rows
-from myxtts.local_sgd.shards import CorpusShards, split_corpus
-from myxtts.local_sgd.sync_folder import newest_average, owes_sync, sync_folders
 from myxtts.machine import usable_cores
 from myxtts.report.overview import JobsPage
-from myxtts.training.checkpoint_files import latest, read_metadata, step_of
+from myxtts.training.checkpoint_files import (
+    checkpoint_of,
+    digest_of,
+    groups_of,
+    latest,
+    opened_arrays,
+    put_back_former,
+    read_arrays,
+    read_metadata,
+    step_of,
+    write_checkpoint,
+)
 from myxtts.training.runs import LOCK, RunFolder
 from myxtts.training.schedule import observations_of
 
@@ -551,3 +564,60 @@ class _JobEvents(SupervisorEvents):
             self._state.write(self._folder)
         except OSError as error:
             log.error("%s cannot be written: %s. The jobs go on.", error.filename, error.strerror)
+
+
+MERGE_KEYS = (
+    "merge_inputs",
+    "kept_input",
+)  # metadata of a merged checkpoint, which a fork does not inherit
+
+
+def fork(start: Path, run: Path, config: Config) -> Path:
+    """Start a run from the weights, optimizer and step of a checkpoint, at the beginning of the
+    run's own corpus.
+
+    Does nothing if the run already has a checkpoint.
+
+    Args:
+        start: a checkpoint whose vocabulary has all symbols, languages and speakers of the run's
+            corpus.
+        run: folder of the new run, which `--resume` then trains.
+        config: of the new run.
+
+    Returns:
+        the newest checkpoint of the run.
+
+    Raises:
+        CheckpointError: `start` is damaged.
+    """
+    checkpoints = run / "checkpoints"
+    put_back_former(checkpoints)
+    if newest := latest(checkpoints):
+        return newest
+    metadata = read_metadata(start)
+    with opened_arrays(start, "model") as weights:
+        digest = digest_of(weights)
+    changed = {
+        "settings": config.model_dump(mode="json"),
+        "corpus": None,
+        "position": [0, 0, []],
+        "audio_s": 0.0,
+        "audio_s_since_sync": 0.0,
+        "best": None,
+        "observing": [],  # the warm start's own
+        "provisional": False,
+        "ancestor": {
+            "run": str(start.parents[1]),
+            "step": metadata["step"],
+            "weights": digest,
+            **{name: len(metadata[name]) for name in ("symbols", "languages", "speakers")},
+        },
+    }
+    inherited = {name: value for name, value in metadata.items() if name not in MERGE_KEYS}
+    target = checkpoint_of(checkpoints, metadata["step"])
+    write_checkpoint(
+        target,
+        ((group, read_arrays(start, group).items()) for group in groups_of(start)),
+        inherited | changed,
+    )
+    return target

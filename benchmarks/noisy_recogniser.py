@@ -42,9 +42,9 @@ from benchmarks._timed_runs import (
 )
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
+from myxtts.config.flags import SETTINGS
 from myxtts.config.load import load
 from myxtts.config.schema import AugmentationConfig
-from myxtts.config.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG, AUGMENTATION = "configs/asr_voice.yaml", Path("configs/asr_noisy.yaml")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section
+from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "generated"

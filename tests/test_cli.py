@@ -22,9 +22,9 @@ from myxtts import files
 from myxtts.commands import main, train
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded, setting_help
+from myxtts.config.flags import SECTIONS, SETTINGS
 from myxtts.config.load import load
 from myxtts.config.schema import Config
-from myxtts.config.settings import SECTIONS, SETTINGS
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import write_whole
 from tests.fixtures import temporary_folder

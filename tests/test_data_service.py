@@ -21,12 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import ASR_INPUTS, TTS_INPUTS, check_batch
-from myxtts.config.address import service_address
 from myxtts.config.schema import DataConfig
 from myxtts.data import service
 from myxtts.data.batch_plan import Position, planned_batches
 from myxtts.data.reading import LocalReader, rows_from_files
-from myxtts.data.service import ServiceReader, _Job
+from myxtts.data.service import ServiceReader, _Job, service_address
 from myxtts.data.service_server import dispatcher, worker
 from myxtts.distributed.cluster import is_loopback, listening_sockets
 from myxtts.errors import ConfigError, DataError

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from myxtts.commands import train
-from myxtts.config.effects import is_off, values_of, without_useless
+from myxtts.config.checks import reset_inactive, turns_off
+from myxtts.config.flags import SETTINGS, Setting, values_of
 from myxtts.config.load import dump, load
 from myxtts.config.needs import SET, UNSET, Needs, needs
 from myxtts.config.schema import ASRConfig, Config, DataConfig, ModelConfig
-from myxtts.config.settings import SETTINGS, Setting
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.runs import check_same_settings
 from tests.fixtures import temporary_folder
@@ -111,7 +111,7 @@ class EffectsTest(unittest.TestCase):
                 self.assertIn(f"but it has an effect only {setting.needs.text}, and --", error)
                 load(
                     None,
-                    {setting.name: setting.default} if is_off(setting, setting.default) else {},
+                    {setting.name: setting.default} if turns_off(setting, setting.default) else {},
                 )
 
     def test_the_flags_of_other_tasks_and_of_other_ways_are_rejected(self):
@@ -184,7 +184,7 @@ class EffectsTest(unittest.TestCase):
             asr=ASRConfig(encoder="gru"),
         )
         self.assertEqual(
-            without_useless(config),
+            reset_inactive(config),
             Config(model=ModelConfig(task="asr", dropout=0.2), asr=ASRConfig(encoder="gru")),
         )
 

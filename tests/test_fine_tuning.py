@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import TTS_FEATURES, empty_batch
+from myxtts.config.flags import SETTINGS
 from myxtts.config.load import load
-from myxtts.config.settings import SETTINGS
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.tasks.registry import TASKS

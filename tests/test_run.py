@@ -17,9 +17,8 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from myxtts.commands import train
-from myxtts.config.effects import values_of
+from myxtts.config.flags import SETTINGS, values_of
 from myxtts.config.load import load
-from myxtts.config.settings import SETTINGS
 from myxtts.data.pipeline import ReplicaFeed
 from myxtts.errors import CheckpointError, ConfigError, TrainingError
 from myxtts.models.xtts import XTTS

@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, bounded, read_settings, settings_parser
+from myxtts.config.names import command_line
 from myxtts.config.schema import Config
-from myxtts.config.scripts import command_line
 from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import ConfigError
 from myxtts.local_sgd.job_settings import check_job_settings, check_launcher_settings, sync_interval

@@ -12,11 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from myxtts.config.config_files import config_of_run, describe_missing_run, is_misspelt
-from myxtts.config.load import load, shown
-from myxtts.config.names import advice_on_flag
+from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section
+from myxtts.config.load import config_of_run, format_value, has_similar_run, load, missing_run_error
+from myxtts.config.names import advice_on_flag, nearest
 from myxtts.config.schema import Config
-from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section, nearest
 from myxtts.errors import ConfigError
 
 RESUMING = (
@@ -89,10 +88,11 @@ class CommandParser(argparse.ArgumentParser):
         for word in words:
             if _FLAG.fullmatch(word):
                 flag = word.partition("=")[0]
-                lines.append(f"{shown(flag)} is not a flag{self._advice(flag)}")
+                lines.append(f"{format_value(flag)} is not a flag{self._advice(flag)}")
         if lines:
             return "\n".join(dict.fromkeys(lines))
-        return f"{shown(words[0])} is neither a flag nor the value of one. --help lists the flags."
+        value = format_value(words[0])
+        return f"{value} is neither a flag nor the value of one. --help lists the flags."
 
     def _advice(self, flag: str) -> str:
         """Return what follows "… is not a flag"."""
@@ -125,7 +125,7 @@ def bounded(
             value = math.nan
         if not low <= value <= high:
             raise argparse.ArgumentTypeError(
-                f"is {shown(text)}, but must be a {_NOUNS[kind]} {bounds}."
+                f"is {format_value(text)}, but must be a {_NOUNS[kind]} {bounds}."
             )
         return value
 
@@ -224,8 +224,8 @@ def read_settings(
     if path is None and overrides.get("resume") and "train_data" not in overrides:
         place = {name: overrides.get(name, SETTINGS[name].default) for name in ("run", "runs_dir")}
         path = config_of_run(**place)
-        if path is None and (not set(overrides) - {*place, "resume"} or is_misspelt(**place)):
-            raise ConfigError(describe_missing_run(**place))
+        if path is None and (not set(overrides) - {*place, "resume"} or has_similar_run(**place)):
+            raise ConfigError(missing_run_error(**place))
         overrides = {"stop_at_step": None} | overrides | place  # an early stop is that of one start
     return load(path, overrides, own), options
 

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import CommandParser, bounded
-from myxtts.config.address import host_and_port, is_host
+from myxtts.distributed.cluster import host_and_port, is_host
 from myxtts.distributed.processes import child_setup
 from myxtts.errors import ConfigError
 

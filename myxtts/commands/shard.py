@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, add_setting_flags, bounded, read_settings
+from myxtts.config.flags import SETTINGS
+from myxtts.config.names import command_line
 from myxtts.config.schema import Config
-from myxtts.config.scripts import command_line
-from myxtts.config.settings import SETTINGS
 from myxtts.files import make_folder
 from myxtts.local_sgd.job_settings import updated
 from myxtts.local_sgd.shards import split_corpus

@@ -1,8 +1,16 @@
 """Rules that involve several settings; the schema bounds each setting alone, and says which others
 it needs.
+
+A setting without what it needs is inactive. To give it is an error, with two exceptions: a flag may
+replace what makes a setting of a file active, and the config.yaml of a run may have been written by
+a version that did not know what a setting needs. Both are reset to their defaults.
 """
 
-from myxtts.config.address import service_address
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from myxtts.config.flags import SETTINGS, Setting, values_of, with_values
+from myxtts.config.needs import flag_of
 from myxtts.config.schema import (
     AugmentationConfig,
     Config,
@@ -78,7 +86,6 @@ def _check_data(data: DataConfig) -> None:
         )
     if data.data_service is None:
         return
-    service_address(data.data_service)
     if data.cache_dataset or not data.use_tf_native_loading:
         flag = "--cache-dataset" if data.cache_dataset else "--no-use-tf-native-loading"
         raise ConfigError(
@@ -139,3 +146,44 @@ def _check_local_sgd(local_sgd: LocalSGDConfig, training: TrainingConfig) -> Non
             f"job is {local_sgd.job}, but the {local_sgd.jobs} jobs are numbered from 0. Give a"
             " smaller --job, or more --jobs."
         )
+
+
+def inactive_settings(values: Mapping[str, Any]) -> Iterator[Setting]:
+    """Yield the settings that have no effect with the values of all settings, by name."""
+    return (setting for setting in SETTINGS.values() if not setting.needs.is_met(values))
+
+
+def turns_off(setting: Setting, value: Any) -> bool:
+    """Whether a flag only turns off what is off by default: `--vtlp 0` is no mistake anywhere."""
+    return value == setting.default and not value
+
+
+def inactive_setting_error(
+    setting: Setting, where: str, shown_value: str, values: Mapping[str, Any]
+) -> str:
+    """Return the message about a setting that has no effect.
+
+    Args:
+        where: place of the setting: a flag, or a file and line.
+        shown_value: the value as messages show it.
+        values: of all settings, by name.
+    """
+    found = " and ".join(_state(name, values[name]) for name in setting.needs.unmet(values))
+    return (
+        f"{where} is {shown_value}, but it has an effect only {setting.needs.text}, and {found}. "
+        "Leave it out, or change what it needs."
+    )
+
+
+def _state(name: str, value: Any) -> str:
+    if value is None or value == ():
+        return f"{flag_of(name)} is not given"
+    if isinstance(value, bool):
+        return f"{flag_of(name)} is {'on' if value else 'off'}"
+    return f"{flag_of(name)} is {value or 0}"
+
+
+def reset_inactive(config: Config) -> Config:
+    """Return the settings to compare or to write, with the default of each that has no effect."""
+    defaults = {setting.name: setting.default for setting in inactive_settings(values_of(config))}
+    return with_values(config, defaults)

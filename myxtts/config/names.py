@@ -1,22 +1,60 @@
-"""What to use instead of an unknown name that MyXTTS had, or that another trainer has.
+"""Names that a user types: the nearest one, what replaces an unknown one, and scripts of commands.
 
-The names are in two tables beside this module. `former_names.yaml` has each setting, flag, section
-and value that was renamed or removed, so that an old command line says what to change.
-`foreign_names.yaml` has the flags and settings that docs/guides/coming_from.md translates. Both are
-read only for a message.
+The names that are unknown but have an answer are in two tables beside this module.
+`former_names.yaml` has each setting, flag, section and value that was renamed or removed, so that
+an old command line says what to change. `foreign_names.yaml` has the flags and settings of other
+trainers that docs/guides/coming_from.md translates. Both are read only for a message.
 """
 
+import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from myxtts.config.settings import SETTINGS, Setting
+from myxtts.config.flags import SETTINGS, Setting
+
+SCRIPTS = {
+    "train": "train_main.py",
+    "preflight": "validate_dual_gpu_pipeline.py",
+    "profile": "utilities/dual_gpu_bottleneck_profiler.py",
+    "plan": "utilities/plan_placement.py",
+    "synthesize": "utilities/synthesize.py",
+    "evaluate": "utilities/evaluate.py",
+    "transcribe": "utilities/transcribe.py",
+    "export": "utilities/export_model.py",
+    "launch": "utilities/launch_workers.py",
+    "jobs": "utilities/train_independent.py",
+    "merge": "utilities/merge_checkpoints.py",
+    "shard": "utilities/split_dataset.py",
+    "corpus": "utilities/make_demo_corpus.py",
+    "serve-data": "utilities/data_service.py",
+    "check-distributed": "utilities/check_distributed.py",
+}
+"""Scripts of a checkout, by the name of their command."""
 
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*")
+
+
+def command_line(command: str) -> str:
+    """Return what a user types to run a command: its script in a checkout, else `myxtts NAME`."""
+    script = SCRIPTS[command]
+    has_script = (Path(__file__).parents[2] / script).is_file()
+    return f"python {script}" if has_script else f"myxtts {command}"
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """Return the word of `words` that is closest to `word`, or None if none is close."""
+    return next(iter(difflib.get_close_matches(word.lower(), words, n=1)), None)
+
+
+def join_names(names: Sequence[str], limit: int = 16) -> str:
+    """Return the first names for a message, with a mark if there are more."""
+    ellipsis = ["…"] if len(names) > limit else []
+    return ", ".join([*names[:limit], *ellipsis])
 
 
 @cache
@@ -28,7 +66,8 @@ def former_names() -> dict[str, Any]:
 @cache
 def foreign_names() -> dict[str, str]:
     """Return what to use instead of each flag or setting of another trainer."""
-    return _table("foreign_names.yaml")
+    table = _table("foreign_names.yaml")
+    return {name: text for text, names in table.items() for name in names.split()}
 
 
 def _table(name: str) -> Any:

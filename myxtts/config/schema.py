@@ -148,7 +148,7 @@ class DataConfig(Section):
     """Batches read and decoded in parallel for each data device."""
     use_tf_native_loading: Annotated[bool, needs(cache_dataset=UNSET)] = True
     """Decode 16-bit WAV with TensorFlow operations; if off, read all files with soundfile."""
-    data_service: str | None = None
+    data_service: Annotated[str, Field(pattern=r"^grpc://[\w.-]+:\d{1,5}$")] | None = None
     """Address of a tf.data service that reads and decodes instead of this process:
     grpc://HOST:PORT.
     """

@@ -25,7 +25,6 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import Field
-from myxtts.config.address import service_address
 from myxtts.config.schema import DataConfig
 from myxtts.data.batch_plan import PlannedBatch
 from myxtts.data.feed import Feed
@@ -42,6 +41,7 @@ from myxtts.data.reading import (
     wave_columns,
     with_host_fields,
 )
+from myxtts.distributed.cluster import host_and_port
 from myxtts.errors import DataError
 
 JOB_BATCHES = (
@@ -54,6 +54,11 @@ CONNECT_S = 5.0
 CLOSE_S = 2.0
 
 log = logging.getLogger(__name__)
+
+
+def service_address(text: str) -> tuple[str, int]:
+    """Return host and port of the setting `data_service`: grpc://HOST:PORT."""
+    return host_and_port(text, "data_service", "grpc://")
 
 
 class ServiceReader:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from myxtts.config.address import parse_address
 from myxtts.errors import ConfigError, PlacementError
 
 # Ports end below 32,768, where Linux begins to assign ports to outgoing connections.
@@ -24,6 +23,10 @@ _FORMAT = (
     'Its format is {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index":'
     " 0}}."
 )
+
+# Labels of host names as in RFC 1035, section 2.3.4; IPv4 addresses have the same form.
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,38 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
     elif "SLURM_STEP_NODELIST" in environ:
         cluster = _from_slurm(environ)
     return cluster if cluster is not None and cluster.count > 1 else None
+
+
+def is_host(text: str) -> bool:
+    """Return whether a text can be a host name or an IPv4 address."""
+    return bool(_HOST.fullmatch(text))
+
+
+def parse_address(text: str) -> tuple[str, int] | None:
+    """Return host and port of `HOST:PORT`; None for any other text."""
+    host, _, port = text.rpartition(":")
+    if not is_host(host) or not _PORT.fullmatch(port) or not 1 <= int(port) <= 65535:
+        return None
+    return host, int(port)
+
+
+def host_and_port(text: str, name: str, scheme: str = "") -> tuple[str, int]:
+    """Split `HOST:PORT`; the host is a name or an IPv4 address.
+
+    Args:
+        name: the flag or setting, for the message.
+        scheme: prefix before the host, such as grpc://.
+
+    Raises:
+        ConfigError: the text has another form.
+    """
+    address = parse_address(text.removeprefix(scheme)) if text.startswith(scheme) else None
+    if address is None:
+        raise ConfigError(
+            f"{name} is {text[:80]!r}, but must be {scheme}HOST:PORT, such as"
+            f" {scheme}127.0.0.1:5050, with a host name or IPv4 address and a port from 1 to 65535."
+        )
+    return address
 
 
 def split_address(address: str) -> tuple[str, int]:

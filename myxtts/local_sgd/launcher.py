@@ -23,10 +23,10 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from myxtts.config.effects import without_useless
-from myxtts.config.load import dump, load, shown
+from myxtts.config.checks import reset_inactive
+from myxtts.config.load import dump, format_value, load
+from myxtts.config.names import command_line
 from myxtts.config.schema import Config
-from myxtts.config.scripts import command_line
 from myxtts.distributed.processes import (
     ChildProcess,
     Exit,
@@ -293,8 +293,9 @@ def _restore_state(spec: JobsSpec) -> LauncherState:
     if difference and spec.newest_checkpoint(WARMSTART) is not None:
         name, old, new = difference
         raise ConfigError(
-            f"{name} is {shown(new)}, but the jobs in {spec.folder} were started with {shown(old)},"
-            " which cannot change. Set it to that, or start another run with --run."
+            f"{name} is {format_value(new)}, but the jobs in {spec.folder} were started with"
+            f" {format_value(old)}, which cannot change. Set it to that, or start another run with"
+            " --run."
         )
     if previous is not None and not difference:
         state.shards, state.merge = previous.shards, previous.merge
@@ -317,7 +318,7 @@ def _write_configs(spec: JobsSpec, shards: CorpusShards) -> dict[str, Config]:
     for index, job in enumerate(spec.jobs):
         configs[job.name] = job_config(job.config, spec.folder, shards, job.name, index, local_sgd)
     for name, config in configs.items():
-        write_whole(spec.config_file(name), dump(without_useless(config)).encode())
+        write_whole(spec.config_file(name), dump(reset_inactive(config)).encode())
         configs[name] = load(
             spec.config_file(name)
         )  # rejects invalid settings before any run starts

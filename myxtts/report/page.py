@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from myxtts.clock import MODEL, Span, Timeline
-from myxtts.config.settings import SETTINGS
+from myxtts.config.flags import SETTINGS
 from myxtts.files import FULL, write_whole
 from myxtts.report.answers import how_long, is_learning, is_starving
 from myxtts.report.history import History

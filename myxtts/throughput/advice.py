@@ -5,9 +5,9 @@ its batches.
 import logging
 from typing import Any
 
+from myxtts.config.flags import SETTINGS
+from myxtts.config.names import command_line
 from myxtts.config.schema import DataConfig
-from myxtts.config.scripts import command_line
-from myxtts.config.settings import SETTINGS
 from myxtts.machine import core_count
 
 log = logging.getLogger(__name__)

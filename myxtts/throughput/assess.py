@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from myxtts.clock import NO_WAIT, Interval, format_duration
-from myxtts.config.scripts import command_line
+from myxtts.config.names import command_line
 from myxtts.placement.routes import Placement, Route
 from myxtts.throughput.model import analytic_bound, ring_all_reduce_s
 

@@ -30,12 +30,11 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from myxtts.audio.format import AUDIO_FORMAT, UNRECORDED_FORMAT
-from myxtts.config.config_files import SHIPPED, listed
-from myxtts.config.effects import values_of, without_effect, without_useless
-from myxtts.config.load import load
+from myxtts.config.checks import inactive_settings, reset_inactive
+from myxtts.config.flags import values_of
+from myxtts.config.load import SHIPPED, load
+from myxtts.config.names import command_line, join_names, nearest
 from myxtts.config.schema import Config, ModelConfig
-from myxtts.config.scripts import command_line
-from myxtts.config.settings import nearest
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.files import (
@@ -80,7 +79,7 @@ def inherit_settings(config: Config, checkpoint: Path) -> Config:
     Raises:
         ConfigError: the configuration names another value of such a setting.
     """
-    fixed = without_useless(settings_of(checkpoint, read_metadata(checkpoint)))
+    fixed = reset_inactive(settings_of(checkpoint, read_metadata(checkpoint)))
     resumes = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
     verb, advice = (
         ("resumes", "start another run with --run")
@@ -244,7 +243,7 @@ def check_same_settings(checkpoint: Path, saved: Config, requested: Config) -> N
     useless = {
         setting.name
         for config in (saved, requested)
-        for setting in without_effect(values_of(config))
+        for setting in inactive_settings(values_of(config))
     }
     for section, names in FIXED.items():
         for name in names:
@@ -342,7 +341,7 @@ def _listed(name: str, folder: Path, runs: list[str]) -> Iterator[str]:
     if near:
         yield f"Did you mean {folder / near}?"
     if runs:
-        yield f"Runs in {folder}: {listed(runs, MAX_LISTED)}."
+        yield f"Runs in {folder}: {join_names(runs, MAX_LISTED)}."
 
 
 def _runs_in(folder: Path) -> list[str]:

@@ -1,8 +1,11 @@
-"""The schema as a flat table, for flags, error messages and the documentation."""
+"""The schema as a flat table: the flag of each setting, its form in words, and its marks.
 
-import difflib
+Command lines, error messages and the documentation are made from this table. The name of a setting
+is unique, so a flag does not name the section.
+"""
+
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -23,8 +26,11 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. `kind` is the type of the value, or of each item where `many` values make a
-    list.
+    """One setting of the schema.
+
+    Attributes:
+        kind: type of the value, or of each item where `many` values make a list.
+        allowed: the allowed values in words, to follow "must be".
     """
 
     section: str
@@ -33,7 +39,7 @@ class Setting:
     many: bool
     choices: tuple[str, ...]
     nullable: bool
-    allowed: str  # in words, to follow "must be"
+    allowed: str
     default: Any
     description: str
     needs: Needs
@@ -57,7 +63,8 @@ def _bounds(form: dict[str, Any]) -> str:
 
 def _allowed(form: dict[str, Any]) -> str:
     """Describe the values that a JSON schema allows."""
-    if "anyOf" in form:  # first the form of the value, then words that stand for one: null, auto
+    if "anyOf" in form:
+        # The form of the value comes first, then words that stand for one: null, auto.
         return ", or ".join(map(_allowed, form["anyOf"]))
     if "const" in form:
         return form["const"]
@@ -71,17 +78,17 @@ def _allowed(form: dict[str, Any]) -> str:
         return f"text that matches {form['pattern']}" if "pattern" in form else "text"
     if form["type"] == "array":
         item = form["items"]
-        return (
-            f"a list, each item {_allowed(item)}"
-            if "enum" in item
-            else f"a list of {_NOUNS[item['type']]}s{_bounds(item)}"
-        )
+        if "enum" in item:
+            return f"a list, each item {_allowed(item)}"
+        return f"a list of {_NOUNS[item['type']]}s{_bounds(item)}"
     return f"a {_NOUNS[form['type']]}{_bounds(form)}"
 
 
-def _setting(section: str, name: str, form: dict[str, Any], default: Any, needs: Needs) -> Setting:
+def _setting(section: str, name: str, form: dict[str, Any], schema: type[Section]) -> Setting:
+    field = schema.model_fields[name]
     value = form["anyOf"][0] if "anyOf" in form else form
     item = value.get("items", value)
+    own_needs = (part for part in field.metadata if isinstance(part, Needs))
     return Setting(
         section=section,
         name=name,
@@ -90,16 +97,16 @@ def _setting(section: str, name: str, form: dict[str, Any], default: Any, needs:
         choices=tuple(map(str, item.get("enum", ()))),
         nullable={"type": "null"} in form.get("anyOf", ()),
         allowed=_allowed(form),
-        default=default,
+        default=field.default,
         description=" ".join(form["description"].split()),
-        needs=needs,
+        needs=reduce(and_, own_needs, schema.all_need),
     )
 
 
-def _needs(schema: type[Section], name: str) -> Needs:
-    """Return what a setting and its section need."""
-    of_setting = (part for part in schema.model_fields[name].metadata if isinstance(part, Needs))
-    return reduce(and_, of_setting, schema.all_need)
+def _settings() -> Iterator[Setting]:
+    for section, schema in _SCHEMAS.items():
+        for name, form in schema.model_json_schema()["properties"].items():
+            yield _setting(section, name, form, schema)
 
 
 _SCHEMAS: dict[str, type[Section]] = {name: type(section) for name, section in Config()}
@@ -109,11 +116,7 @@ SECTIONS: dict[str, str] = {
 }
 """Description of each section, by its name."""
 
-SETTINGS: dict[str, Setting] = {
-    name: _setting(section, name, form, schema.model_fields[name].default, _needs(schema, name))
-    for section, schema in _SCHEMAS.items()
-    for name, form in schema.model_json_schema()["properties"].items()
-}
+SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _settings()}
 """Every setting by its name, in the order of the schema."""
 
 
@@ -122,6 +125,20 @@ def in_section(section: str) -> list[Setting]:
     return [setting for setting in SETTINGS.values() if setting.section == section]
 
 
-def nearest(word: str, words: Iterable[str]) -> str | None:
-    """Return the word of `words` that is closest to `word`, or None if none is close."""
-    return next(iter(difflib.get_close_matches(word.lower(), words, n=1)), None)
+def values_of(config: Config) -> dict[str, Any]:
+    """Return the value of each setting by its name."""
+    return {
+        name: getattr(getattr(config, setting.section), name) for name, setting in SETTINGS.items()
+    }
+
+
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return the settings with other values of some, by name; nothing is checked."""
+    changes: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        changes.setdefault(SETTINGS[name].section, {})[name] = value
+    sections = {
+        section: getattr(config, section).model_copy(update=change)
+        for section, change in changes.items()
+    }
+    return config.model_copy(update=sections)

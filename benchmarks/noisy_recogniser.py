@@ -9,7 +9,7 @@ rates in noise.
 Both have the settings of configs/asr_voice.yaml, a tiny recogniser of one espeak-ng voice; one has
 the augmentation of configs/asr_noisy.yaml in addition. They are measured on the held-out sentences
 as they are, in noise, and in rooms. These noises and rooms are fixed, and of other kinds than those
-of training (myxtts/evaluation/noise.py). P and C are the times in which a batch is produced and a
+of training (myxtts/evaluation/asr.py). P and C are the times in which a batch is produced and a
 step is taken, each stage alone on all cores.
 
 Existing results are reused: the corpus under data/, and the runs under runs/, which continue where

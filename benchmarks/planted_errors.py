@@ -43,8 +43,8 @@ def main() -> int:
     )
     options = parser.parse_args()
     from myxtts.audio.griffin_lim import GriffinLim  # imports TensorFlow
-    from myxtts.evaluation.acoustic_metrics import utterance_metrics
-    from myxtts.evaluation.planted_errors import plant_errors, random_word
+    from myxtts.evaluation.boundaries import plant_errors, random_word
+    from myxtts.evaluation.metrics import utterance_metrics
     from myxtts.evaluation.speech import acoustic_features, vocode_mels
 
     texts = load_grammar("en").draw(options.sentences, random.Random(0))

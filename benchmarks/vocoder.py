@@ -42,7 +42,7 @@ from benchmarks._timed_runs import (
 )
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.evaluation.report import METRICS
+from myxtts.evaluation.table import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/vocoder.yaml"

@@ -17,12 +17,12 @@ from myxtts.evaluation.boundaries import (
     Boundary,
     Phoneme,
     aligned_s,
+    alignment_metrics,
     boundaries,
     boundary_metrics,
     phoneme_class,
     read_alignments,
 )
-from myxtts.evaluation.boundary_score import alignment_metrics
 from myxtts.text.symbols import SymbolTable
 from tests.tiny import utterance
 

@@ -13,17 +13,20 @@ from tests.two_devices import MODEL
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.evaluation.acoustic_metrics import MCD_FACTOR
-from myxtts.evaluation.copy_metrics import (
+from myxtts.evaluation.metrics import (
+    MAX_PESQ_S,
+    MCD_FACTOR,
+    PACKAGES,
     CopyMetrics,
     frame_distortion_db,
     in_16_bits,
+    installed_scores,
     log_mel_error_db,
     mean_copy_metrics,
-    measure_copies,
-    waves_in_16_bits,
+    pesq_wb,
+    stoi,
 )
-from myxtts.evaluation.perceptual import MAX_PESQ_S, PACKAGES, installed_scores, pesq_wb, stoi
+from myxtts.evaluation.speech import measure_copies, waves_in_16_bits
 
 ROOT = Path(__file__).parents[1]
 
@@ -113,7 +116,7 @@ class CopyMetricsTest(unittest.TestCase):
         self.assertIsNotNone(pesq_wb(*[np.tile(period, 46)] * 2))
 
     def test_without_the_packages_everything_else_is_measured(self):
-        with mock.patch("myxtts.evaluation.perceptual.find_spec", return_value=None):
+        with mock.patch("myxtts.evaluation.metrics.find_spec", return_value=None):
             (metrics,) = measure([self.wave], [self.wave])
         self.assertEqual((metrics.scores, metrics.mcd_db), ({}, 0.0))
 

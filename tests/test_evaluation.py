@@ -23,7 +23,10 @@ from myxtts.audio.mel import SILENCE
 from myxtts.commands import evaluate
 from myxtts.config.schema import ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError
-from myxtts.evaluation.acoustic_metrics import (
+from myxtts.evaluation.boundaries import Phoneme, plant_errors, planted_errors_note, word_spans
+from myxtts.evaluation.evaluate import evaluate_run
+from myxtts.evaluation.held_out import load_held_out
+from myxtts.evaluation.metrics import (
     MCD_FACTOR,
     MIN_UNMATCHED_S,
     AcousticFeatures,
@@ -33,22 +36,19 @@ from myxtts.evaluation.acoustic_metrics import (
     utterance_metrics,
     warping_path,
 )
-from myxtts.evaluation.boundaries import Phoneme, word_spans
-from myxtts.evaluation.evaluate import evaluate_run
-from myxtts.evaluation.held_out import load_held_out
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.planted_errors import plant_errors, planted_errors_note
-from myxtts.evaluation.report import METRICS, ColumnScore, Metrics, metrics_by_group, output_folder
-from myxtts.evaluation.speakers import SpeakerClassifier, speaker_embedding
 from myxtts.evaluation.speech import acoustic_features, vocode_mels
-from myxtts.evaluation.tts_score import (
+from myxtts.evaluation.table import METRICS, ColumnScore, Metrics, metrics_by_group, output_folder
+from myxtts.evaluation.tts import (
     COPY_METRICS,
     Column,
+    SpeakerClassifier,
     column_metrics,
     override,
     score_in_run,
     score_tts,
     shuffle_texts,
+    speaker_embedding,
 )
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.tasks.tts_samples import synthesis_options
@@ -60,7 +60,7 @@ from tests.fixtures import temporary_folder, working_in
 from tests.tiny import SECONDS, arrays_of, cached_network, cached_networks, utterance, whole_run
 from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers
 
-TTS_SCORE = "myxtts.evaluation.tts_score"
+TTS_SCORE = "myxtts.evaluation.tts"
 TRACE = "tensorflow.python.framework.func_graph.func_graph_from_py_func"
 
 
@@ -371,8 +371,8 @@ class CompleteEvaluation(unittest.TestCase):
     def measure(cls, run: Path | None = None, plots: Path | None = None, **options) -> ColumnScore:
         run, plots = run or cls.run_folder, plots or cls.plots
         with (
-            cached_networks("myxtts.evaluation.tts_score"),
-            cached_transcribers("myxtts.evaluation.tts_score"),
+            cached_networks("myxtts.evaluation.tts"),
+            cached_transcribers("myxtts.evaluation.tts"),
             contextlib.redirect_stdout(io.StringIO()),
         ):
             evaluation_options = EvaluationOptions(**{"ode_steps": 1, **options})
@@ -416,7 +416,7 @@ class CompleteEvaluation(unittest.TestCase):
     def test_a_tts_run_as_recogniser_is_rejected(self):
         options = EvaluationOptions(asr_run=self.run_folder)
         with (
-            cached_networks("myxtts.evaluation.tts_score"),
+            cached_networks("myxtts.evaluation.tts"),
             self.assertRaisesRegex(CheckpointError, "Give a run that was trained with --task asr"),
         ):
             score_tts(
@@ -433,7 +433,7 @@ class CompleteEvaluation(unittest.TestCase):
         foreign = replace(transcriber.vocabulary, languages=("ka",))
         with (
             mock.patch.object(transcriber, "vocabulary", foreign),
-            mock.patch("myxtts.evaluation.tts_score.synthesize_columns") as synthesis,
+            mock.patch("myxtts.evaluation.tts.synthesize_columns") as synthesis,
             self.assertRaisesRegex(
                 DataError, "the text has language 'en', but .*asr was trained on ka"
             ),
@@ -444,7 +444,7 @@ class CompleteEvaluation(unittest.TestCase):
     def test_an_asr_run_is_measured_by_error_rates(self):
         run, file = asr_run().folder, self.plots.with_name("rates.json")
         with (
-            cached_transcribers("myxtts.evaluation.asr_score"),
+            cached_transcribers("myxtts.evaluation.asr"),
             mock.patch(
                 "myxtts.placement.devices.configure"
             ),  # this process has configured its devices

@@ -20,8 +20,8 @@ from myxtts.audio.format import HOP_SAMPLES
 from myxtts.errors import DataError
 from myxtts.evaluation.evaluate import EVALUATORS, TaskEvaluators, evaluate_run
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.report import ColumnScore
-from myxtts.evaluation.tts_score import evaluate_tts
+from myxtts.evaluation.table import ColumnScore
+from myxtts.evaluation.tts import evaluate_tts
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE
 from myxtts.report.metrics import MetricsFile, read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, read_best, read_metadata

@@ -22,7 +22,7 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands import transcribe
 from myxtts.errors import CheckpointError, ConfigError, DataError
-from myxtts.evaluation.asr_score import Transcript, error_rates_by, evaluate_asr
+from myxtts.evaluation.asr import Transcript, error_rates_by, evaluate_asr
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.recognition.transcribe_files import write_transcripts
 from myxtts.recognition.transcriber import (
@@ -200,7 +200,7 @@ class CommandTest(RecogniserCase):
         out = io.StringIO()
         with (
             mock.patch("myxtts.placement.devices.configure"),  # this process has its devices
-            cached_transcribers("myxtts.recognition.transcriber", "myxtts.evaluation.asr_score"),
+            cached_transcribers("myxtts.recognition.transcriber", "myxtts.evaluation.asr"),
             contextlib.redirect_stdout(out),
         ):
             code, message = reported(
@@ -296,7 +296,7 @@ class CommandTest(RecogniserCase):
         file = self.workspace.folder / "held_out.json"
         with (
             mock.patch("myxtts.placement.devices.configure"),
-            cached_transcribers("myxtts.evaluation.asr_score"),
+            cached_transcribers("myxtts.evaluation.asr"),
             contextlib.redirect_stdout(io.StringIO()) as output,
         ):
             options = EvaluationOptions(json_file=file, noise_snr_db=(0.0,), rt60=(0.3,))

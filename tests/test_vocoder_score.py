@@ -21,10 +21,10 @@ from myxtts.commands import evaluate
 from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.errors import ConfigError, DataError
-from myxtts.evaluation.copy_metrics import CopyMetrics, score_notes, with_common_scores
 from myxtts.evaluation.evaluate import evaluate_run
+from myxtts.evaluation.metrics import CopyMetrics, score_notes, with_common_scores
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.vocoder_score import medians, metrics_of_rows, quartiles
+from myxtts.evaluation.vocoder import medians, metrics_of_rows, quartiles
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training.setup import run_metadata
@@ -197,7 +197,7 @@ class SummaryTest(unittest.TestCase):
         )
 
     def test_a_note_has_the_command_that_installs_what_is_missing(self):
-        with mock.patch("myxtts.evaluation.perceptual.find_spec", return_value=None):
+        with mock.patch("myxtts.evaluation.metrics.find_spec", return_value=None):
             self.assertEqual(
                 score_notes([]), ["to measure PESQ-WB and STOI, install: pip install pesq pystoi"]
             )

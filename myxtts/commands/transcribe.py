@@ -82,7 +82,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 
     # Reports mistakes before TensorFlow is imported, which takes seconds.
     read_corpus(corpus, "en", audio_root, columns=columns)
-    from myxtts.evaluation.asr_score import evaluate_asr
+    from myxtts.evaluation.asr import evaluate_asr
     from myxtts.evaluation.options import EvaluationOptions
 
     run, checkpoint = options.pop("run"), options.pop("checkpoint")

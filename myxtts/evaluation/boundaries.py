@@ -3,16 +3,23 @@ No TensorFlow.
 """
 
 import json
+import random
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.errors import DataError
+from myxtts.evaluation.held_out import Utterance
+from myxtts.evaluation.metrics import AcousticFeatures, utterance_metrics
+from myxtts.evaluation.speech import acoustic_features
+from myxtts.evaluation.table import Metrics
 from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH
+from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 
 TOLERANCE_MS = 20.0
 # Persian vowels have it in the phonemes of the text, but not in the synthesizer's events
@@ -223,3 +230,116 @@ def _boundaries(sounds: Sequence[Phoneme], tokens: Sequence[tuple[int, int]]) ->
                 "silence", classes[index + 1], right.start_s, tokens[index + 1][0], False
             )
     yield Boundary(classes[-1], "silence", sounds[-1].end_s, tokens[-1][1], True)
+
+
+def alignments_of(folder: Path) -> dict[str, list[Phoneme]]:
+    """Return the phoneme times that a corpus provides; empty if it has no alignments.jsonl."""
+    file = folder / "alignments.jsonl"
+    return read_alignments(file) if file.exists() else {}
+
+
+def alignment_metrics(
+    utterances: Sequence[Utterance], alignments: dict[str, list[Phoneme]], symbols: SymbolTable
+) -> tuple[Metrics, str]:
+    """Return the errors of the model's alignment against reliable times of the synthesizer, and a
+    note.
+    """
+    if not alignments:
+        return {}, "phoneme boundaries are left out: the corpus has no alignments.jsonl"
+    errors_ms: dict[str, list[float]] = defaultdict(list)
+    unreliable, different = 0, 0
+    for utterance in utterances:
+        true_boundaries = boundaries(
+            token_symbols(utterance, symbols), alignments.get(Path(utterance.id).stem, ())
+        )
+        different += true_boundaries is None
+        for boundary in true_boundaries or ():
+            unreliable += not boundary.is_reliable
+            if boundary.is_reliable:
+                error_ms = 1000.0 * (aligned_s(utterance.path, boundary) - boundary.true_s)
+                errors_ms["boundary"].append(error_ms)
+                errors_ms[f"boundary_{boundary.kind}"].append(error_ms)
+    metrics: Metrics = {}
+    for prefix, errors in errors_ms.items():
+        metrics |= {
+            key: {"synthesized": value} for key, value in boundary_metrics(prefix, errors).items()
+        }
+    counts = Counter(
+        {prefix.removeprefix("boundary_"): len(errors) for prefix, errors in errors_ms.items()}
+    )
+    note = (
+        f"{counts.pop('boundary', 0)} phoneme boundaries"
+        f" ({', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}), without"
+        f" {unreliable} whose true times are unreliable, and without {different} recordings whose"
+        " text and phonemes differ"
+    )
+    return metrics, note
+
+
+def token_symbols(utterance: Utterance, symbols: SymbolTable) -> list[str]:
+    """Return the symbol of each token, "" for the begin and end tokens."""
+    inner = (symbols.symbols[token - FIRST_SYMBOL_ID] for token in utterance.tokens[1:-1])
+    return ["", *inner, ""]
+
+
+def plant_errors(
+    waves: Sequence[np.ndarray], alignments: Sequence[Sequence[Phoneme]]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return each wave without one random word, and each wave with that word said twice.
+
+    Args:
+        waves: float32 [samples] each.
+        alignments: the phonemes of each wave, with at least one word.
+    """
+    deleted, inserted = [], []
+    for number, (wave, phonemes) in enumerate(zip(waves, alignments, strict=True)):
+        start, end = (round(s * SAMPLE_RATE_HZ) for s in random_word(number, word_spans(phonemes)))
+        deleted.append(np.concatenate([wave[:start], wave[end:]]))
+        inserted.append(np.concatenate([wave[:end], wave[start:]]))
+    return deleted, inserted
+
+
+def random_word(number: int, spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the span of a word of utterance `number`, always the same one."""
+    return random.Random(number).choice(spans)
+
+
+def planted_errors_note(
+    utterances: Sequence[Utterance],
+    recorded: Sequence[AcousticFeatures],
+    copies: Sequence[np.ndarray],
+    alignments: Mapping[str, list[Phoneme]],
+    device: str,
+) -> str:
+    """Return a note on how many words deleted from copy synthesis, or inserted into it, are
+    detected.
+    """
+    phonemes = [alignments.get(Path(utterance.id).stem, []) for utterance in utterances]
+    rows = [
+        row
+        for row, (copy, spans) in enumerate(zip(copies, map(word_spans, phonemes), strict=True))
+        if spans
+        and len(copy) - SAMPLE_RATE_HZ * max(end_s - start_s for start_s, end_s in spans)
+        > FFT_SAMPLES
+    ]
+    if not rows:
+        return (
+            "the detection of deletions and insertions is not tested: no alignments.jsonl has the"
+            " times of words, or nothing is left without one word"
+        )
+    deleted, inserted = (
+        acoustic_features(waves, device)
+        for waves in plant_errors([copies[row] for row in rows], [phonemes[row] for row in rows])
+    )
+    deletions, insertions = (
+        [
+            utterance_metrics(recorded[row], features)
+            for row, features in zip(rows, column, strict=True)
+        ]
+        for column in (deleted, inserted)
+    )
+    return (
+        f"detected are {sum(metrics.has_deletion for metrics in deletions)} of {len(rows)} copies"
+        f" with a word deleted, and {sum(metrics.has_insertion for metrics in insertions)} of"
+        f" {len(rows)} with a word inserted"
+    )

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import keras
 
-from myxtts.evaluation import asr_score, tts_score, vocoder_score
+from myxtts.evaluation import asr, tts, vocoder
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.report import ScoreWeights
+from myxtts.evaluation.table import ScoreWeights
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder
@@ -30,9 +30,9 @@ class TaskEvaluators(NamedTuple):
 
 
 EVALUATORS = {
-    "tts": TaskEvaluators(tts_score.evaluate_tts, tts_score.score_in_run),
-    "asr": TaskEvaluators(asr_score.evaluate_asr, asr_score.score_in_run),
-    "vocoder": TaskEvaluators(vocoder_score.evaluate_vocoder, vocoder_score.score_in_run),
+    "tts": TaskEvaluators(tts.evaluate_tts, tts.score_in_run),
+    "asr": TaskEvaluators(asr.evaluate_asr, asr.score_in_run),
+    "vocoder": TaskEvaluators(vocoder.evaluate_vocoder, vocoder.score_in_run),
 }
 
 

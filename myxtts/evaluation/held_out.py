@@ -18,13 +18,16 @@ from myxtts.data.manifest import Manifest, Vocabulary, report_rejected
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pipeline import Pipeline
 from myxtts.errors import CheckpointError, DataError
-from myxtts.evaluation.options import EvaluationOptions
+from myxtts.evaluation.options import EvaluationOptions, check_options
+from myxtts.evaluation.table import output_folder
+from myxtts.files import check_writable, make_folder
 from myxtts.models.xtts import XTTS
+from myxtts.placement import devices
 from myxtts.placement.routes import Route
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.runs import check_same_corpus, settings_of
+from myxtts.training.runs import check_same_corpus, select_checkpoint, settings_of
 from myxtts.training.setup import run_metadata
 from myxtts.training.warm_start import inherited_vocabulary
 
@@ -262,3 +265,26 @@ def rows_of_each_speaker(manifest: Manifest, rows: np.ndarray, count: int) -> np
 def evenly_spaced(rows: np.ndarray, count: int) -> np.ndarray:
     """Return at most `count` evenly spaced rows: a corpus may be sorted by language."""
     return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)]
+
+
+class Target(NamedTuple):
+    """What is measured, where, and the folder for files of the evaluation."""
+
+    checkpoint: Path
+    folder: Path
+    route: Route
+
+
+def open_target(run: Path, checkpoint: str | None, task: str, options: EvaluationOptions) -> Target:
+    """Select the checkpoint of a run of this task, make the folder of the outputs, and configure
+    GPU 0 or else the CPU.
+
+    Raises:
+        UserError: the run, an output or an option cannot be used.
+    """
+    check_options(run, task, options)
+    selected = select_checkpoint(run, checkpoint)
+    check_writable("--json", options.json_file)
+    folder = output_folder(run, selected, options)
+    make_folder(folder, "--out")
+    return Target(selected, folder, devices.configure_default().routes[0])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from myxtts.evaluation.report import ScoreWeights, write_table
+from myxtts.evaluation.table import ScoreWeights, write_table
 from myxtts.files import going_on_if_full
 from myxtts.models.loss_groups import network_variables
 from myxtts.report.samples import EVALUATION_FOLDER

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +11,13 @@ from myxtts.audio.format import HOP_SAMPLES
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.audio.vocoder import VocoderProtocol, vocode
-from myxtts.evaluation.acoustic_metrics import AcousticFeatures
+from myxtts.evaluation.metrics import (
+    AcousticFeatures,
+    CopyMetrics,
+    PerceptualScores,
+    copy_metrics,
+    in_16_bits,
+)
 from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.portable_ops import function_per_device_type
 from myxtts.text.frontend import symbols_of
@@ -121,3 +127,44 @@ def _pad(arrays: Sequence[np.ndarray], padding: float) -> tuple[tf.Tensor, tf.Te
     for row, array in zip(batch, arrays, strict=True):
         row[: len(array)] = array
     return tf.constant(batch), tf.constant(lengths)
+
+
+class Waves(NamedTuple):
+    """Waves as 16-bit files keep them, float32 [samples] each, and their features."""
+
+    waves: list[np.ndarray]
+    features: list[AcousticFeatures]
+
+
+def waves_in_16_bits(waves: Sequence[np.ndarray], device: str, pace: Pace = no_pace) -> Waves:
+    """Round waves to 16 bits, and compute their features on a device.
+
+    Args:
+        waves: float32 [samples] in [-1, 1] at 22,050 Hz; at least 385 samples.
+    """
+    rounded = [in_16_bits(wave) for wave in waves]
+    return Waves(rounded, acoustic_features(rounded, device, pace))
+
+
+def measure_copies(
+    recordings: Waves,
+    copies: Sequence[np.ndarray],
+    device: str,
+    perceptual: PerceptualScores,
+    pace: Pace = no_pace,
+) -> list[CopyMetrics]:
+    """Measure the copy of each recording. Both are compared as 16-bit samples, as in a WAV file.
+
+    Args:
+        copies: float32 [samples] in [-1, 1] at 22,050 Hz, as long as the recordings.
+        device: computes mels and F0.
+        perceptual: scores to measure, too.
+    """
+    copied = waves_in_16_bits(copies, device, pace)
+    metrics = []
+    for waves_and_features in zip(
+        recordings.waves, copied.waves, recordings.features, copied.features, strict=True
+    ):
+        pace()
+        metrics.append(copy_metrics(*waves_and_features, perceptual))
+    return metrics

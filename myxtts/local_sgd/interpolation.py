@@ -19,8 +19,8 @@ from myxtts.data.batch_plan import Position, bucket_bounds
 from myxtts.data.dataset import Corpus, make_plan
 from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline
-from myxtts.evaluation.acoustic_metrics import align
 from myxtts.evaluation.held_out import for_evaluation
+from myxtts.evaluation.metrics import align
 from myxtts.local_sgd.averaging import weighted_mean
 from myxtts.local_sgd.merge import MergeInput
 from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions

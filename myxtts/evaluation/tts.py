@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,21 +17,8 @@ from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.config.schema import Config
 from myxtts.data.dataset import corpus_folder
-from myxtts.evaluation.acoustic_metrics import (
-    AcousticFeatures,
-    UtteranceMetrics,
-    corpus_metrics,
-    utterance_metrics,
-)
-from myxtts.evaluation.boundary_score import alignment_metrics, alignments_of
-from myxtts.evaluation.copy_metrics import (
-    CopyMetrics,
-    copy_metrics,
-    mean_copy_metrics,
-    score_notes,
-    with_common_scores,
-    without_perceptual,
-)
+from myxtts.data.manifest import Manifest
+from myxtts.evaluation.boundaries import alignment_metrics, alignments_of, planted_errors_note
 from myxtts.evaluation.held_out import (
     HeldOut,
     Utterance,
@@ -40,12 +28,34 @@ from myxtts.evaluation.held_out import (
     load_held_out,
     load_other_corpus,
     load_utterances,
+    open_target,
+    read_row,
+    rows_of_each_speaker,
+)
+from myxtts.evaluation.metrics import (
+    AcousticFeatures,
+    CopyMetrics,
+    PerceptualScores,
+    UtteranceMetrics,
+    copy_metrics,
+    corpus_metrics,
+    installed_scores,
+    mean_copy_metrics,
+    mel_cepstrum,
+    score_notes,
+    utterance_metrics,
+    with_common_scores,
+    without_perceptual,
 )
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.perceptual import PerceptualScores, installed_scores
-from myxtts.evaluation.pictures import write_plots
-from myxtts.evaluation.planted_errors import planted_errors_note
-from myxtts.evaluation.report import (
+from myxtts.evaluation.speech import (
+    BATCH_UTTERANCES,
+    acoustic_features,
+    log_mels,
+    predict_mels,
+    vocode_mels,
+)
+from myxtts.evaluation.table import (
     ColumnScore,
     Metric,
     Metrics,
@@ -53,12 +63,11 @@ from myxtts.evaluation.report import (
     metrics_by_group,
     print_score,
 )
-from myxtts.evaluation.speaker_accuracy import speaker_accuracy
-from myxtts.evaluation.speech import BATCH_UTTERANCES, acoustic_features, predict_mels, vocode_mels
-from myxtts.evaluation.target import open_target
+from myxtts.files import numbered_name
 from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.placement.routes import Route
 from myxtts.recognition.transcriber import Transcriber
+from myxtts.report.plots import f0_curves, mel_and_alignment, png_bytes
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.checkpoint_files import read_metadata
@@ -506,3 +515,126 @@ def recogniser_notes(
         "its error rates are optimistic if it was trained on the same corpus or on speech of"
         " the same synthesizer: compare TTS runs only with the same recogniser",
     ]
+
+
+RECORDINGS_PER_SPEAKER = 20  # for its centroid
+
+
+def speaker_accuracy(
+    training: Manifest,
+    measured: Manifest,
+    utterances: Sequence[Utterance],
+    features: Mapping[str, Sequence[AcousticFeatures]],
+    device: str,
+) -> tuple[Metrics, str]:
+    """Return the fraction of utterances that are classified as their speaker, and a note; needs
+    several speakers.
+
+    Args:
+        training: has the recordings of the speakers seen in training.
+        measured: has the recordings of the other speakers; those of `utterances` are left out.
+        features: of `utterances` by column, with the column "recorded".
+    """
+    unseen = ~np.isin(measured.speaker, training.speaker)
+    unseen &= ~np.isin(measured.ids, [utterance.id for utterance in utterances])
+    seen_rows = rows_of_each_speaker(training, np.arange(len(training)), RECORDINGS_PER_SPEAKER)
+    unseen_rows = rows_of_each_speaker(measured, np.flatnonzero(unseen), RECORDINGS_PER_SPEAKER)
+    unseen_speakers = measured.speaker[unseen_rows]
+    speakers = np.concatenate([training.speaker[seen_rows], unseen_speakers])
+    count = len(np.unique(speakers))
+    if count < 2:
+        return {}, "speaker accuracy is left out: there is only one speaker"
+    # One after the other: the recordings of 2,000 speakers would take 20 GB.
+    waves = chain(
+        (read_row(training, row) for row in seen_rows.tolist()),
+        (read_row(measured, row) for row in unseen_rows.tolist()),
+    )
+    classifier = SpeakerClassifier(
+        np.stack([*map(speaker_embedding, log_mels(waves, device))]), speakers
+    )
+    metrics: Metrics = {}
+    groups = []
+    for group, members in (
+        ("seen", np.unique(training.speaker)),
+        ("unseen", np.unique(unseen_speakers)),
+    ):
+        rows = [row for row, utterance in enumerate(utterances) if utterance.speaker in members]
+        if rows:
+            targets = [utterances[row].speaker for row in rows]
+            accuracy: dict[str, float] = {
+                column: classifier.accuracy([column_features[row].mel for row in rows], targets)
+                for column, column_features in features.items()
+            }
+            recorded = accuracy.pop("recorded")
+            groups.append(
+                f"{len(rows)} utterances of {group} speakers ({recorded:.0%} of their recordings)"
+            )
+            metrics[f"speaker_accuracy_{group}"] = {**accuracy}
+    if not groups:
+        return (
+            {},
+            "speaker accuracy is left out: there are no other recordings of the utterances'"
+            " speakers",
+        )
+    note = (
+        f"speaker accuracy is among {count} speakers (chance {1 / count:.1%}), for"
+        f" {' and '.join(groups)}"
+    )
+    return metrics, note
+
+
+COEFFICIENTS = 19
+
+
+def speaker_embedding(log_mel: np.ndarray) -> np.ndarray:
+    """Return the mean and standard deviation over frames of cepstra 1 to 19: [T, 80] -> [38]."""
+    coefficients = mel_cepstrum(log_mel, 1, COEFFICIENTS)
+    return np.concatenate([coefficients.mean(axis=0), coefficients.std(axis=0)])
+
+
+class SpeakerClassifier:
+    """Classifies speech by the nearest centroid of its speakers' recordings.
+
+    Args:
+        embeddings: [U, 38], of recordings.
+        speakers: int [U], speaker of each recording.
+    """
+
+    def __init__(self, embeddings: np.ndarray, speakers: np.ndarray):
+        self._scale = np.maximum(embeddings.std(axis=0), 1e-6)
+        self._speakers = np.unique(speakers)
+        centroids = np.stack(
+            [embeddings[speakers == speaker].mean(axis=0) for speaker in self._speakers]
+        )
+        self._centroids = centroids / self._scale
+
+    def predict(self, log_mel: np.ndarray) -> int:
+        distances = np.linalg.norm(
+            self._centroids - speaker_embedding(log_mel) / self._scale, axis=1
+        )
+        return int(self._speakers[distances.argmin()])
+
+    def accuracy(self, log_mels: Sequence[np.ndarray], speakers: Sequence[int]) -> float:
+        """Return the fraction of utterances whose speaker is predicted."""
+        pairs = zip(log_mels, speakers, strict=True)
+        return float(np.mean([self.predict(log_mel) == speaker for log_mel, speaker in pairs]))
+
+
+def write_plots(
+    folder: Path,
+    utterances: Sequence[Utterance],
+    recorded: Sequence[AcousticFeatures],
+    synthesized: Sequence[AcousticFeatures],
+) -> None:
+    """Write `<number>-<id>-mel.png` and `<number>-<id>-f0.png` for each utterance; the folder is
+    made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (utterance, recording, synthesis) in enumerate(
+        zip(utterances, recorded, synthesized, strict=True), 1
+    ):
+        name = numbered_name(number, utterance.id)
+        picture = mel_and_alignment(recording.mel, synthesis.mel, utterance.path, utterance.text)
+        (folder / f"{name}-mel.png").write_bytes(png_bytes(picture))
+        curves = {"recorded": recording.voiced_f0_hz, "synthesized": synthesis.voiced_f0_hz}
+        (folder / f"{name}-f0.png").write_bytes(png_bytes(f0_curves(curves, utterance.text)))

@@ -4,14 +4,33 @@ extra words.
 No TensorFlow.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TypeVar
 
 import librosa
 import numpy as np
+import soxr
 
 from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ, TOP_DB
+from myxtts.data.audio_file import to_pcm
+from myxtts.evaluation.table import METRICS, Metrics
 
+PACKAGES = {"pesq_wb": "pesq", "stoi": "pystoi"}  # by score
+PESQ_RATE_HZ = 16_000
+MIN_PESQ_S = 0.25
+# The package has room for 50 stretches of speech; each takes 0.4 s or more with its pause. The 51st
+# crashes Python.
+MAX_PESQ_S = 20.0
+MIN_STOI_S = 30 * 128 / 10_000  # its 30 frames, without silent ones
+NEEDS = {
+    "pesq_wb": (
+        f"needs {MIN_PESQ_S:g} to {MAX_PESQ_S:g} s with speech, and a copy that is not silent"
+    ),
+    "stoi": f"needs {MIN_STOI_S:.1f} s of speech, pauses not counted",
+}
 CEPSTRA = 13
 MCD_FACTOR = 10.0 * np.sqrt(2.0) / np.log(10.0)  # from the distance of two mel cepstra to decibels
 DURATION_BOUNDS = 0.95, 1.05
@@ -21,6 +40,64 @@ UNRELATED_DB = (
 MIN_UNMATCHED_S = (
     0.05  # docs/experiments/evaluation_metrics.md lists what this threshold finds and misses
 )
+
+
+def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:
+    """Return the wideband PESQ (ITU-T P.862.2) of a copy, from 1.0 to 4.64, by the package `pesq`.
+
+    Both waves are resampled to 16 kHz by soxr.
+
+    Args:
+        recording, copy: float32 [samples] in [-1, 1] at 22,050 Hz, of the same length.
+
+    Returns:
+        None for waves that PESQ is not defined for: see NEEDS.
+    """
+    from pesq import BufferTooShortError, NoUtterancesError, pesq
+
+    if len(recording) > MAX_PESQ_S * SAMPLE_RATE_HZ or not (recording.any() and copy.any()):
+        return None
+    waves = (soxr.resample(wave, SAMPLE_RATE_HZ, PESQ_RATE_HZ) for wave in (recording, copy))
+    try:
+        return float(pesq(PESQ_RATE_HZ, *waves, "wb"))
+    except (BufferTooShortError, NoUtterancesError):
+        return None
+
+
+def stoi(recording: np.ndarray, copy: np.ndarray) -> float | None:
+    """Return the short-time objective intelligibility (Taal et al. 2011) of a copy, up to 1, by the
+    package `pystoi`.
+
+    The package resamples both waves to 10 kHz and leaves out frames 40 dB below the loudest frame
+    of the recording.
+
+    Args:
+        recording, copy: as for `pesq_wb`.
+
+    Returns:
+        None for recordings that are too short: see NEEDS.
+    """
+    import pystoi
+
+    if len(recording) < MIN_STOI_S * SAMPLE_RATE_HZ or not recording.any():
+        return None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Not enough STFT frames", RuntimeWarning)
+        try:
+            return float(pystoi.stoi(recording, copy, SAMPLE_RATE_HZ))
+        except RuntimeWarning:
+            return None
+
+
+PerceptualScores = dict[str, Callable[[np.ndarray, np.ndarray], float | None]]
+"""By the keys of PACKAGES."""
+
+SCORES: PerceptualScores = {"pesq_wb": pesq_wb, "stoi": stoi}
+
+
+def installed_scores() -> PerceptualScores:
+    """Return the scores of PACKAGES whose package is installed, by key."""
+    return {name: score for name, score in SCORES.items() if find_spec(PACKAGES[name])}
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,3 +274,133 @@ def corpus_metrics(utterances: Sequence[UtteranceMetrics]) -> dict[str, float | 
         "utterances_with_deletions": sum(metrics.has_deletion for metrics in utterances),
         "utterances_with_insertions": sum(metrics.has_insertion for metrics in utterances),
     }
+
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, eq=False)
+class CopyMetrics:
+    """Metrics of a copy of a recording of T frames.
+
+    Attributes:
+        mel_error_db: see `log_mel_error_db`.
+        mcd_db: mean mel-cepstral distortion of the frames; nothing is warped.
+        log_f0_errors: float [frames voiced in both], natural logarithm of F0 of the copy over F0 of
+            the recording.
+        voicing_errors: bool [T], whether the frame is voiced in one of them only.
+        scores: `pesq_wb` and `stoi`, without those whose package is missing or that are not defined
+            for this recording.
+    """
+
+    mel_error_db: float
+    mcd_db: float
+    log_f0_errors: np.ndarray
+    voicing_errors: np.ndarray
+    scores: dict[str, float]
+
+
+def log_mel_error_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> float:
+    """Return the mean absolute difference of two log-mels, [T, 80] each, in dB: over all bands of
+    the loud frames.
+    """
+    loud = loud_frames(recorded_mel)
+    return float(DECIBELS_PER_NEPER * np.abs(recorded_mel[loud] - copied_mel[loud]).mean())
+
+
+def frame_distortion_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> np.ndarray:
+    """Return the mel-cepstral distortion (Kubichek 1993, without c0) of each frame, [T, 80] twice
+    -> [T].
+    """
+    return MCD_FACTOR * np.linalg.norm(
+        mel_cepstrum(recorded_mel) - mel_cepstrum(copied_mel), axis=1
+    )
+
+
+def copy_metrics(
+    recording: np.ndarray,
+    copy: np.ndarray,
+    recorded: AcousticFeatures,
+    copied: AcousticFeatures,
+    perceptual: PerceptualScores,
+) -> CopyMetrics:
+    """Compare two waves, float32 [samples], and their features of as many frames."""
+    recording, frames = recording[: len(copy)], np.arange(len(recorded.mel))
+    scores = {name: score(recording, copy) for name, score in perceptual.items()}
+    return CopyMetrics(
+        log_mel_error_db(recorded.mel, copied.mel),
+        float(frame_distortion_db(recorded.mel, copied.mel).mean()),
+        *pitch_errors(recorded, copied, frames, frames),
+        scores={name: score for name, score in scores.items() if score is not None},
+    )
+
+
+def mean_copy_metrics(utterances: Sequence[CopyMetrics]) -> dict[str, float | None]:
+    """Return means over utterances; F0 and voicing errors are over all frames. None where nothing
+    was measured.
+    """
+    f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
+    return {
+        **{score: mean_of_scores(utterances, score) for score in PACKAGES},
+        "log_mel_error": float(np.mean([metrics.mel_error_db for metrics in utterances])),
+        "mel_cepstral_distortion": float(np.mean([metrics.mcd_db for metrics in utterances])),
+        "log_f0_rmse": root_mean_square(f0_errors),
+        "voicing_error": float(
+            np.concatenate([metrics.voicing_errors for metrics in utterances]).mean()
+        ),
+    }
+
+
+def with_common_scores(
+    columns: Mapping[Key, Sequence[CopyMetrics]],
+) -> dict[Key, list[CopyMetrics]]:
+    """Return the metrics of the same utterances, without the scores of an utterance that some
+    column lacks.
+    """
+    common = [
+        set.intersection(*(set(copy.scores) for copy in copies))
+        for copies in zip(*columns.values(), strict=True)
+    ]
+    return {
+        column: [
+            replace(copy, scores={name: copy.scores[name] for name in names})
+            for copy, names in zip(copies, common, strict=True)
+        ]
+        for column, copies in columns.items()
+    }
+
+
+def without_perceptual(metrics: Metrics) -> Metrics:
+    """Return metrics without those that were not asked for, of PACKAGES."""
+    return {key: metric for key, metric in metrics.items() if key not in PACKAGES}
+
+
+def score_notes(utterances: Sequence[CopyMetrics]) -> list[str]:
+    """Return notes on the scores that are missing, and on the utterances that a score
+    leaves out.
+    """
+    installed, notes = installed_scores(), []
+    if missing := [score for score in PACKAGES if score not in installed]:
+        names = " and ".join(METRICS[score].label for score in missing)
+        notes.append(
+            f"to measure {names}, install: pip install"
+            f" {' '.join(PACKAGES[score] for score in missing)}"
+        )
+    for score in installed:
+        count = sum(score not in metrics.scores for metrics in utterances)
+        if count:
+            name = METRICS[score].label
+            notes.append(
+                f"{name} is without {count} of {len(utterances)} utterances: it {NEEDS[score]}"
+            )
+    return notes
+
+
+def mean_of_scores(utterances: Sequence[CopyMetrics], score: str) -> float | None:
+    values = [metrics.scores[score] for metrics in utterances if score in metrics.scores]
+    return float(np.mean(values)) if values else None
+
+
+def in_16_bits(wave: np.ndarray) -> np.ndarray:
+    """Return a wave as a 16-bit file keeps it, float32 [samples]."""
+    return to_pcm(wave).astype(np.float32) / 32768.0

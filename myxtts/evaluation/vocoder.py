@@ -11,28 +11,44 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import keras
+import librosa
 import numpy as np
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.format import (
+    DECIBELS_PER_NEPER,
+    FFT_SAMPLES,
+    HOP_SAMPLES,
+    SAMPLE_RATE_HZ,
+    frame_count,
+)
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.audio.wav import write_wav
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.data.metadata_file import DEFAULT_SPEAKER
-from myxtts.evaluation.copy_metrics import (
+from myxtts.evaluation.held_out import (
+    evenly_spaced,
+    load_held_out,
+    load_other_corpus,
+    open_target,
+    read_row,
+)
+from myxtts.evaluation.metrics import (
     CopyMetrics,
+    installed_scores,
     mean_copy_metrics,
-    measure_copies,
     score_notes,
-    waves_in_16_bits,
     with_common_scores,
     without_perceptual,
 )
-from myxtts.evaluation.held_out import evenly_spaced, load_held_out, load_other_corpus, read_row
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.perceptual import installed_scores
-from myxtts.evaluation.pictures import write_spectra
-from myxtts.evaluation.report import (
+from myxtts.evaluation.speech import (
+    acoustic_features,
+    measure_copies,
+    vocode_mels,
+    waves_in_16_bits,
+)
+from myxtts.evaluation.table import (
     COLUMNS,
     ColumnScore,
     Metric,
@@ -41,10 +57,9 @@ from myxtts.evaluation.report import (
     metrics_by_group,
     print_score,
 )
-from myxtts.evaluation.speech import acoustic_features, vocode_mels
-from myxtts.evaluation.target import open_target
 from myxtts.files import numbered_name
 from myxtts.machine import core_count
+from myxtts.report.plots import png_bytes, spectra
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder
 from myxtts.training.load_vocoder import TrainedVocoder
@@ -421,3 +436,16 @@ def write_example(
     write_spectra(
         folder / f"{name}.png", {COLUMNS[column]: waves[column] for column in PICTURED}, name
     )
+
+
+def write_spectra(file: Path, waves: Mapping[str, np.ndarray], title: str) -> None:
+    """Draw the spectrograms of waves, float32 [samples] each, into a PNG file."""
+    file.write_bytes(
+        png_bytes(spectra({name: level_db(wave) for name, wave in waves.items()}, title))
+    )
+
+
+def level_db(wave: np.ndarray) -> np.ndarray:
+    """Return the level of each bin of the STFT, float32 [frames, 513], at least -200 dB."""
+    magnitude = np.abs(librosa.stft(wave, n_fft=FFT_SAMPLES, hop_length=HOP_SAMPLES))
+    return DECIBELS_PER_NEPER * np.log(np.maximum(magnitude.T, 1e-10))

@@ -1,14 +1,17 @@
-"""Independent jobs in one command: shard the corpus, warm start, train one run on each GPU, merge.
+"""Independent jobs in one command: shard the corpus, warm start, train a run on each GPU, merge.
+
 No TensorFlow.
 
-runs/NAME/
-    launcher.json                 state of the launcher and its processes launcher.pid
-    its PID; locked while it runs shards/                       the corpus, one shard for each job
-    warmstart.yaml  warmstart/    the warm start: a run gpu0.yaml  gpu0/  …           the jobs: one
-    run each, which continue from the newest checkpoint of the warm start sync/
-    checkpoints that the jobs exchange if they synchronize logs/
-    warmstart_training.log, gpu0_training.log, …, merge.log merged/                       the
-    result: a run report.html                   the jobs beside each other
+    runs/NAME/
+        launcher.json                 state of the launcher and its processes
+        launcher.pid                  its PID; locked while it runs
+        shards/                       the corpus, one shard for each job
+        warmstart.yaml  warmstart/    the warm start: a run
+        gpu0.yaml  gpu0/  …           the jobs: runs that continue from its newest checkpoint
+        sync/                         checkpoints that the jobs exchange if they synchronize
+        logs/                         warmstart_training.log, gpu0_training.log, …, merge.log
+        merged/                       the result: a run
+        report.html                   the jobs next to each other
 
 Each stage determines from the files what is done, so that a launcher that was killed can continue.
 """
@@ -72,9 +75,12 @@ from myxtts.training.checkpoint_files import (
 from myxtts.training.runs import LOCK, RunFolder
 from myxtts.training.schedule import observations_of
 
-log = logging.getLogger(__name__)
+# Name of the folder of the split corpus.
+SHARDS = "shards"
+# Metadata of a merged checkpoint, which a fork does not inherit.
+MERGE_KEYS = ("merge_inputs", "kept_input")
 
-SHARDS = "shards"  # name of the folder of the split corpus
+log = logging.getLogger(__name__)
 
 
 class JobDevice(NamedTuple):
@@ -138,9 +144,7 @@ class JobsSpec:
 
     @property
     def shared_device(self) -> JobDevice:
-        """Device of programs that run alone: the first GPU, or the whole CPU if GPUs are
-        simulated.
-        """
+        """Device of programs that run alone: the first GPU, or the whole CPU if simulated."""
         return self.jobs[0].device._replace(cores=None)
 
     @property
@@ -152,8 +156,9 @@ class JobsSpec:
         return Path(self.config.local_sgd.sync_dir or self.folder / "sync")
 
     def immutable(self) -> ImmutableSettings:
-        sections = self.config.model_dump(mode="json").values()
-        values = {name: value for section in sections for name, value in section.items()}
+        values: dict = {}
+        for section in self.config.model_dump(mode="json").values():
+            values |= section
         return ImmutableSettings(
             gpus=list(self.gpus),
             warmstart_steps=self.warmstart_steps,
@@ -170,6 +175,23 @@ class JobsSpec:
     def newest_checkpoint(self, name: str) -> Path | None:
         return latest(self.folder / name / "checkpoints")
 
+    def is_done(self, name: str) -> bool:
+        """Return whether a run has all its steps and syncs."""
+        newest = self.newest_checkpoint(name)
+        if newest is None:
+            return False
+        if name == WARMSTART:
+            return step_of(newest) >= self.warmstart_steps
+        has_pending_sync = owes_sync(self.sync_every, read_metadata(newest)["audio_s_since_sync"])
+        return step_of(newest) >= self.total_steps and not has_pending_sync
+
+    def has_work(self, name: str) -> bool:
+        """Return whether a run lacks steps, a sync or an observation, which it repeats."""
+        newest = self.newest_checkpoint(name)
+        if newest is None or not self.is_done(name):
+            return True
+        return bool(observations_of(read_metadata(newest)))
+
 
 def job_devices(gpus: Sequence[int], simulated: int, resumed: str | None = None) -> list[JobDevice]:
     """Return the device of each job.
@@ -185,11 +207,9 @@ def job_devices(gpus: Sequence[int], simulated: int, resumed: str | None = None)
     """
     existing = [str(gpu) for gpu in range(simulated)] if simulated else visible_gpus()
     numbers = " ".join(map(str, gpus))
-    requested = (
-        f"--gpus {numbers} was given"
-        if resumed is None
-        else f"run '{resumed}' has jobs on GPUs {numbers}"
-    )
+    requested = f"--gpus {numbers} was given"
+    if resumed is not None:
+        requested = f"run '{resumed}' has jobs on GPUs {numbers}"
     if len(gpus) < 2 or len(set(gpus)) < len(gpus):
         raise PlacementError(
             f"{requested}, but each job needs its own GPU, and a merge needs at least two jobs."
@@ -219,14 +239,11 @@ def previous_state(folder: Path, resume: bool) -> LauncherState | None:
         ConfigError: the folder holds a run and `resume` is false, or the run cannot be resumed.
     """
     state = read_state(folder)
-    existing = [
-        path
-        for path in (folder / name for name in ("config.yaml", "checkpoints", WARMSTART))
-        if path.exists()
-    ]
-    if state is None and existing:
+    paths = (folder / name for name in ("config.yaml", "checkpoints", WARMSTART))
+    existing = next((path for path in paths if path.exists()), None)
+    if state is None and existing is not None:
         raise ConfigError(
-            f"independent jobs '{folder.name}' cannot be started: {existing[0]} belongs to"
+            f"independent jobs '{folder.name}' cannot be started: {existing} belongs to"
             " something else. Give another name with --run."
         )
     if state is not None and not resume and state.shards is not None:
@@ -242,9 +259,9 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
 
     Returns:
         the exit code: 0 if the merge has all jobs and is no worse than the best of them; 1 if it is
-            worse, if a job
-        missed syncs, or if the warm start, a job or the merge failed; 2 if a run rejected its
-        settings and nothing could be merged; 130 or 143 when stopped, after checkpoints.
+            worse, if a job missed syncs, or if the warm start, a job or the merge failed; 2 if a
+            run rejected its settings and nothing could be merged; 130 or 143 when stopped, after
+            checkpoints.
 
     Raises:
         UserError: the user can fix it.
@@ -253,9 +270,8 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
     with RunFolder(spec.folder).locked(), announced(spec.folder):
         state = _restore_state(spec)
         if state.shards is None:
-            shutil.rmtree(
-                spec.folder / SHARDS, ignore_errors=True
-            )  # those of another number of jobs
+            # Those of another number of jobs may be there.
+            shutil.rmtree(spec.folder / SHARDS, ignore_errors=True)
             state.shards = split_corpus(spec.config, spec.folder / SHARDS, len(spec.jobs))
         display.print(state.shards.table)
         for job in spec.jobs:
@@ -264,7 +280,7 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
             )
         configs = _write_configs(spec, state.shards)
         state.processes = {
-            name: ProcessState(state="pending" if _has_work(spec, name) else "done")
+            name: ProcessState(state="pending" if spec.has_work(name) else "done")
             for name in configs
         }
         state.write(spec.folder)
@@ -272,13 +288,13 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
             code = _Launcher(spec, state, state.shards, stop, display).run(configs)
         state.write(spec.folder)
         display.print(f"report: {JobsPage(spec.folder).write()}")
-        if stop.count:
-            display.print(
-                f"stopped by {stop.signal_name} in stage {state.stage}; resume with the same"
-                " command and --resume"
-            )
-            return stop.exit_code
-        return code
+        if not stop.count:
+            return code
+        display.print(
+            f"stopped by {stop.signal_name} in stage {state.stage}; resume with the same"
+            " command and --resume"
+        )
+        return stop.exit_code
 
 
 def _restore_state(spec: JobsSpec) -> LauncherState:
@@ -298,11 +314,10 @@ def _restore_state(spec: JobsSpec) -> LauncherState:
             " --run."
         )
     if previous is not None and not difference:
-        state.shards, state.merge = previous.shards, previous.merge
-        if state.shards is not None:
-            state.shards = state.shards.in_folder(
-                spec.folder / SHARDS
-            )  # the run may have been moved
+        state.merge = previous.merge
+        # The run may have been moved.
+        if previous.shards is not None:
+            state.shards = previous.shards.in_folder(spec.folder / SHARDS)
     state.write(spec.folder)
     return state
 
@@ -319,34 +334,13 @@ def _write_configs(spec: JobsSpec, shards: CorpusShards) -> dict[str, Config]:
         configs[job.name] = job_config(job.config, spec.folder, shards, job.name, index, local_sgd)
     for name, config in configs.items():
         write_whole(spec.config_file(name), dump(reset_inactive(config)).encode())
-        configs[name] = load(
-            spec.config_file(name)
-        )  # rejects invalid settings before any run starts
+        # This rejects invalid settings before any run starts.
+        configs[name] = load(spec.config_file(name))
     return configs
 
 
-def _is_done(spec: JobsSpec, name: str) -> bool:
-    newest = spec.newest_checkpoint(name)
-    if newest is None:
-        return False
-    if name == WARMSTART:
-        return step_of(newest) >= spec.warmstart_steps
-    is_owing = owes_sync(spec.sync_every, read_metadata(newest)["audio_s_since_sync"])
-    return step_of(newest) >= spec.total_steps and not is_owing
-
-
-def _has_work(spec: JobsSpec, name: str) -> bool:
-    """Return whether a run lacks steps, a sync, or results of an observation, which it repeats when
-    it resumes.
-    """
-    newest = spec.newest_checkpoint(name)
-    return (
-        newest is None or not _is_done(spec, name) or bool(observations_of(read_metadata(newest)))
-    )
-
-
-class _Launcher:
-    """Runs warm start, jobs and merge."""
+class _Launcher(SupervisorEvents):
+    """Runs warm start, jobs and merge; writes the state of each program, and shows it."""
 
     def __init__(
         self,
@@ -356,129 +350,127 @@ class _Launcher:
         stop: StopSignals,
         display: Display,
     ):
-        self._spec, self._state, self._shards, self._stop, self._display = (
-            spec,
-            state,
-            shards,
-            stop,
-            display,
-        )
+        self._spec = spec
+        self._state = state
+        self._shards = shards
+        self._stop = stop
+        self._display = display
+        self._page = JobsPage(spec.folder)
+        # Of a merge the output is shown, of trainings a table of their progress.
+        self._shows_output = False
 
     def run(self, configs: dict[str, Config]) -> int:
         """Return the exit code; meaningless after a request to stop."""
-        spec, state = self._spec, self._state
-        state.stage = "warmstart"
-        checkpoint, code = self._warm_start()
-        if checkpoint is None:
-            return code
-        state.stage = "jobs"
-        exits = self._train(checkpoint, configs)
+        spec = self._spec
+        self._state.stage = "warmstart"
+        exits = []
+        if spec.has_work(WARMSTART):
+            exits = self._supervise([self._training(WARMSTART, spec.shared_device)])
+        warm_start = spec.newest_checkpoint(WARMSTART)
+        if warm_start is None or not spec.is_done(WARMSTART):
+            return 2 if any(exit.code == 2 for exit in exits) else 1
+        self._state.stage = "jobs"
+        exits = self._train(warm_start, configs)
         if self._stop.count:
             return 0
-        done = [name for name in spec.names if _is_done(spec, name)]
-        failed = [name for name in spec.names if name not in done]
-        missed = self._missed_syncs()
-        self._report_missing(failed, missed)
+        done = [name for name in spec.names if spec.is_done(name)]
+        is_complete = self._report_missing(done)
         if len(done) < 2:
             single = f"; only {done[0]} has finished: {spec.folder / done[0]}" if done else ""
             self._error(f"there is nothing to merge{single}")
             return 2 if not done and any(exit.code == 2 for exit in exits) else 1
-        state.stage = "merge"
+        self._state.stage = "merge"
         code = self._merge(done)
-        if not failed and state.merge is not None:
-            state.stage = "done"
-        return code or (1 if failed or missed else 0)
+        if len(done) == len(spec.jobs) and self._state.merge is not None:
+            self._state.stage = "done"
+        return code or (0 if is_complete else 1)
 
-    def _warm_start(self) -> tuple[Path | None, int]:
-        """Return the checkpoint that all jobs start from, or None and an exit code."""
-        exits = []
-        if _has_work(self._spec, WARMSTART):
-            exits = self._supervise([self._training(WARMSTART, self._spec.shared_device)])
-        if not _is_done(self._spec, WARMSTART):
-            return None, 2 if any(exit.code == 2 for exit in exits) else 1
-        return self._spec.newest_checkpoint(WARMSTART), 0
-
-    def _train(self, checkpoint: Path, configs: dict[str, Config]) -> list[Exit]:
+    def _train(self, warm_start: Path, configs: dict[str, Config]) -> list[Exit]:
         spec = self._spec
-        if spec.sync_every and not any(map(spec.newest_checkpoint, spec.names)):
-            _check_unused(spec.sync_dir)
+        # The weights of another run would be averaged with those of new jobs.
+        is_new = not any(map(spec.newest_checkpoint, spec.names))
+        folders = sync_folders(spec.sync_dir) if spec.sync_every and is_new else []
+        if folders:
+            raise ConfigError(
+                f"--sync-dir {spec.sync_dir} was given to new jobs, but {folders[-1]} belongs to"
+                " others. Give an empty folder."
+            )
         for name in spec.names:
-            fork(checkpoint, spec.folder / name, configs[name])
+            fork(warm_start, spec.folder / name, configs[name])
         exits = self._supervise(
-            [self._training(job.name, job.device) for job in spec.jobs if _has_work(spec, job.name)]
+            [self._training(job.name, job.device) for job in spec.jobs if spec.has_work(job.name)]
         )
         self._display.show_table(format_table(table_rows(spec.folder, self._state)))
         return exits
 
-    def _supervise(self, programs: Sequence[ProgramSpec], show_output: bool = False) -> list[Exit]:
-        events = _JobEvents(self._spec.folder, self._state, self._display, show_output)
-        return Supervisor(self._stop, events, stop_signal=signal.SIGTERM).run(programs)
+    def _supervise(self, programs: Sequence[ProgramSpec]) -> list[Exit]:
+        return Supervisor(self._stop, self, stop_signal=signal.SIGTERM).run(programs)
 
     def _training(self, name: str, device: JobDevice) -> ProgramSpec:
+        spec = self._spec
         return ProgramSpec(
             name=name,
-            command=(
-                *self._spec.trainer,
-                "--config",
-                str(self._spec.config_file(name)),
-                "--resume",
-            ),
-            log=self._spec.log_file(name),
+            command=(*spec.trainer, "--config", str(spec.config_file(name)), "--resume"),
+            log=spec.log_file(name),
             environ=device.environ,
             cores=device.cores,
-            max_restarts=self._spec.max_restarts,
+            max_restarts=spec.max_restarts,
         )
 
-    def _missed_syncs(self) -> dict[str, int]:
-        """Return how many syncs each job missed, for the jobs that missed any."""
-        average = newest_average(self._spec.sync_dir) if self._spec.sync_every else None
-        counts = read_metadata(average)["missed_syncs"] if average else {}
-        return {self._spec.jobs[int(index)].name: count for index, count in counts.items()}
-
-    def _report_missing(self, failed: Sequence[str], missed: dict[str, int]) -> None:
+    def _report_missing(self, done: Sequence[str]) -> bool:
+        """Report the jobs and the syncs that the merge lacks; return whether there are none."""
         spec = self._spec
-        for name in failed:
-            step, shard = read_progress(spec.folder / name).step, spec.names.index(name)
+        for shard, name in enumerate(spec.names):
+            if name not in done:
+                self._error(
+                    f"the merge lacks {name}, which failed at step"
+                    f" {read_progress(spec.folder / name).step} of {spec.total_steps}, and with it"
+                    f" shard {shard} of the corpus ({self._shards.describe(shard)}). Resume it with"
+                    " the same command and --resume."
+                )
+        average = newest_average(spec.sync_dir) if spec.sync_every else None
+        missed_syncs = read_metadata(average)["missed_syncs"] if average else {}
+        for index, syncs in missed_syncs.items():
             self._error(
-                f"the merge lacks {name}, which failed at step {step} of {spec.total_steps}, and"
-                f" with it shard {shard} of the corpus ({self._shards.describe(shard)}). Resume it"
-                " with the same command and --resume."
+                f"{spec.names[int(index)]} missed {syncs} syncs because it was late or failed: its"
+                " updates for them are not in the result. Raise --sync-timeout to wait longer."
             )
-        for name, syncs in missed.items():
-            self._error(
-                f"{name} missed {syncs} syncs because it was late or failed: its updates for them"
-                " are not in the result. Raise --sync-timeout to wait longer."
-            )
+        return len(done) == len(spec.jobs) and not missed_syncs
 
     def _merge(self, names: Sequence[str]) -> int:
         """Merge the newest checkpoints of these jobs; return the exit code."""
-        spec, state, shards = self._spec, self._state, self._shards
+        spec = self._spec
+        state = self._state
+        merged = spec.folder / "merged"
         checkpoints = [path for path in map(spec.newest_checkpoint, names) if path]
-        job_steps, merged = (
-            dict(zip(names, map(step_of, checkpoints), strict=True)),
-            spec.folder / "merged",
-        )
+        job_steps = dict(zip(names, map(step_of, checkpoints), strict=True))
         if state.merge is not None and state.merge.job_steps == job_steps and merged.exists():
             self._display.print(f"nothing to do: {state.merge.describe(merged)}")
             return state.merge.exit_code
         state.merge = None
-        self._rename_earlier(merged)
+        self._rename_previous(merged)
         command = [*spec.merger, "--checkpoints", *map(str, checkpoints), "--output", str(merged)]
-        command += ["--train-data", str(shards.train), "--audio-root", str(shards.audio_root)]
-        command += ["--val-data", str(shards.held_out)] if shards.held_out else []
-        device, log = spec.shared_device, spec.folder / "logs" / "merge.log"
+        command += ["--train-data", str(self._shards.train)]
+        command += ["--audio-root", str(self._shards.audio_root)]
+        if self._shards.held_out:
+            command += ["--val-data", str(self._shards.held_out)]
         program = ProgramSpec(
-            "merge", tuple(command), log, environ=device.environ, cores=device.cores
+            name="merge",
+            command=tuple(command),
+            log=spec.folder / "logs" / "merge.log",
+            environ=spec.shared_device.environ,
+            cores=spec.shared_device.cores,
         )
-        code = next((exit.code for exit in self._supervise([program], show_output=True)), 1)
+        self._shows_output = True
+        code = next((exit.code for exit in self._supervise([program])), 1)
         if code in (0, 1) and merged.exists():
             state.merge = MergeResult(job_steps=job_steps, exit_code=code)
             self._display.print(state.merge.describe(merged))
             return code
         return 2 if code == 2 else 1
 
-    def _rename_earlier(self, merged: Path) -> None:
-        """Rename an earlier result, which may have been trained further."""
+    def _rename_previous(self, merged: Path) -> None:
+        """Rename a previous result, which may have been trained further."""
         if merged.exists():
             names = (merged.with_name(f"{merged.name}-{number}") for number in count(1))
             target = next(path for path in names if not path.exists())
@@ -495,39 +487,11 @@ class _Launcher:
     def _error(self, message: str) -> None:
         self._display.print(f"error: {message}", error=True)
 
-
-def _check_unused(sync_dir: Path) -> None:
-    """Raise ConfigError if jobs of another run have synchronized in a folder: their weights would
-    be averaged.
-    """
-    if folders := sync_folders(sync_dir):
-        raise ConfigError(
-            f"--sync-dir {sync_dir} was given to new jobs, but {folders[-1]} belongs to others."
-            " Give an empty folder."
-        )
-
-
-class _JobEvents(SupervisorEvents):
-    """Writes the state of each program to the launcher's state file, and shows it.
-
-    Args:
-        show_output: show the output of the programs instead of a table of their progress.
-    """
-
-    def __init__(self, folder: Path, state: LauncherState, display: Display, show_output: bool):
-        self._folder, self._state, self._display, self._show_output = (
-            folder,
-            state,
-            display,
-            show_output,
-        )
-        self._page = JobsPage(folder)
-
     def on_start(self, program: ProgramSpec, pid: int, restarts: int) -> None:
-        self._write(program.name, ProcessState(state="running", pid=pid, restarts=restarts))
+        self._set_process(program.name, ProcessState(state="running", pid=pid, restarts=restarts))
 
     def on_line(self, program: ProgramSpec, line: str) -> None:
-        if self._show_output:
+        if self._shows_output:
             self._display.print(line)
 
     def on_restart(self, program: ProgramSpec, process: ChildProcess, restarts: int) -> None:
@@ -537,45 +501,39 @@ class _JobEvents(SupervisorEvents):
         )
 
     def on_exit(self, exit: Exit) -> None:
-        name, process = exit.program.name, exit.process
-        if exit.outcome in ("rejected", "failed") and not self._show_output:
-            text = (
-                process.error_message() if exit.outcome == "rejected" else process.failure_report()
-            )
-            self._display.print(f"error: {name}: {text}", error=True)
-        self._write(name, self._state.processes[name].model_copy(update={"state": exit.outcome}))
+        name = exit.program.name
+        if not self._shows_output:
+            if exit.outcome == "rejected":
+                self._error(f"{name}: {exit.process.error_message()}")
+            elif exit.outcome == "failed":
+                self._error(f"{name}: {exit.process.failure_report()}")
+        process = self._state.processes[name].model_copy(update={"state": exit.outcome})
+        self._set_process(name, process)
 
     def on_stop(self, stop: StopSignals) -> None:
-        consequence = (
-            "all runs are killed"
-            if stop.count > 1
-            else "all runs write a checkpoint and end; a second Ctrl-C kills them"
-        )
+        consequence = "all runs write a checkpoint and end; a second Ctrl-C kills them"
+        if stop.count > 1:
+            consequence = "all runs are killed"
         self._display.print(f"{stop.signal_name}: {consequence}")
 
     def on_poll(self) -> None:
-        if self._display.is_due() and not self._show_output:
-            with suppress(OSError):  # of a file system that fails: the jobs go on
-                self._display.show_table(format_table(table_rows(self._folder, self._state)))
+        if self._display.is_due() and not self._shows_output:
+            # The jobs go on if the file system fails.
+            with suppress(OSError):
+                rows = table_rows(self._spec.folder, self._state)
+                self._display.show_table(format_table(rows))
         self._page.refresh()
 
-    def _write(self, name: str, process: ProcessState) -> None:
+    def _set_process(self, name: str, process: ProcessState) -> None:
         self._state.processes[name] = process
         try:
-            self._state.write(self._folder)
+            self._state.write(self._spec.folder)
         except OSError as error:
             log.error("%s cannot be written: %s. The jobs go on.", error.filename, error.strerror)
 
 
-MERGE_KEYS = (
-    "merge_inputs",
-    "kept_input",
-)  # metadata of a merged checkpoint, which a fork does not inherit
-
-
-def fork(start: Path, run: Path, config: Config) -> Path:
-    """Start a run from the weights, optimizer and step of a checkpoint, at the beginning of the
-    run's own corpus.
+def fork(start: Path, run: Path, config: Config) -> None:
+    """Start a run from a checkpoint's weights, optimizer and step, at the start of its own corpus.
 
     Does nothing if the run already has a checkpoint.
 
@@ -585,16 +543,13 @@ def fork(start: Path, run: Path, config: Config) -> Path:
         run: folder of the new run, which `--resume` then trains.
         config: of the new run.
 
-    Returns:
-        the newest checkpoint of the run.
-
     Raises:
         CheckpointError: `start` is damaged.
     """
     checkpoints = run / "checkpoints"
     put_back_former(checkpoints)
-    if newest := latest(checkpoints):
-        return newest
+    if latest(checkpoints):
+        return
     metadata = read_metadata(start)
     with opened_arrays(start, "model") as weights:
         digest = digest_of(weights)
@@ -605,7 +560,8 @@ def fork(start: Path, run: Path, config: Config) -> Path:
         "audio_s": 0.0,
         "audio_s_since_sync": 0.0,
         "best": None,
-        "observing": [],  # the warm start's own
+        # Those of the warm start are its own.
+        "observing": [],
         "provisional": False,
         "ancestor": {
             "run": str(start.parents[1]),
@@ -615,10 +571,8 @@ def fork(start: Path, run: Path, config: Config) -> Path:
         },
     }
     inherited = {name: value for name, value in metadata.items() if name not in MERGE_KEYS}
-    target = checkpoint_of(checkpoints, metadata["step"])
     write_checkpoint(
-        target,
+        checkpoint_of(checkpoints, metadata["step"]),
         ((group, read_arrays(start, group).items()) for group in groups_of(start)),
         inherited | changed,
     )
-    return target

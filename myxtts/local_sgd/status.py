@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -27,24 +27,22 @@ from myxtts.report.metrics import read_last_report
 from myxtts.terminal import detach_stdout
 from myxtts.training.checkpoint_files import latest, step_of
 
-FILE = "launcher.json"
+STATE_FILE = "launcher.json"
 PID_FILE = "launcher.pid"
-POLL_S = 0.01
-WRITE_S = 2.0  # within which a launcher that has the lock writes its PID
+REDRAW_S = 1.0
+HEADINGS = ("job", "state", "step", "loss", "steps/s", "ETA", "restarts")
 
 
 class ProcessState(BaseModel):
-    """A process of the launcher.
+    """A process of the launcher, when the file was written.
 
     Attributes:
-        state: when the file was written. `rejected` means exit code 2; `dead` is a process that
-            ended together with a launcher that was killed.
+        state: `rejected` means exit code 2; `dead` is a process that ended together with a launcher
+            that was killed.
         restarts: how often the process was restarted.
     """
 
-    model_config = ConfigDict(
-        extra="ignore", strict=True
-    )  # the files of earlier versions have start times
+    model_config = ConfigDict(strict=True)
 
     state: Literal["pending", "running", "done", "stopped", "rejected", "failed", "dead"] = (
         "pending"
@@ -58,7 +56,6 @@ class ImmutableSettings(BaseModel):
 
     Attributes:
         gpus: GPU index of each job.
-        warmstart_steps: length of the warm start.
         sync_every: steps between two syncs; 0 only merges at the end.
         corpus: settings that the shards depend on.
     """
@@ -71,21 +68,13 @@ class ImmutableSettings(BaseModel):
     corpus: dict[str, Any]
 
     def first_difference(self, other: "ImmutableSettings") -> tuple[str, Any, Any] | None:
-        """Return the name, the value here and the value in `other` of the first setting that
-        differs.
-        """
-        here, there = (
-            {**settings.model_dump(exclude={"corpus"}), **settings.corpus}
-            for settings in (self, other)
-        )
-        return next(
-            (
-                (name, here.get(name), value)
-                for name, value in there.items()
-                if here.get(name) != value
-            ),
-            None,
-        )
+        """Return name, value here and value in `other` of the first setting that differs."""
+        here = {**self.model_dump(exclude={"corpus"}), **self.corpus}
+        there = {**other.model_dump(exclude={"corpus"}), **other.corpus}
+        for name, value in there.items():
+            if here.get(name) != value:
+                return name, here.get(name), value
+        return None
 
 
 class MergeResult(BaseModel):
@@ -111,7 +100,7 @@ class MergeResult(BaseModel):
 
 
 class LauncherState(BaseModel):
-    """Content of the file.
+    """Content of launcher.json.
 
     Attributes:
         host: machine of the launcher.
@@ -121,9 +110,7 @@ class LauncherState(BaseModel):
         processes: warm start, jobs and merge by name.
     """
 
-    model_config = ConfigDict(
-        extra="ignore", strict=True
-    )  # the files of earlier versions have the launcher's PID
+    model_config = ConfigDict(strict=True)
 
     host: str
     stage: Literal["shards", "warmstart", "jobs", "merge", "done"] = "shards"
@@ -134,7 +121,12 @@ class LauncherState(BaseModel):
     merge: MergeResult | None = None
 
     def write(self, folder: Path) -> None:
-        write_whole(folder / FILE, (self.model_dump_json(indent=1) + "\n").encode())
+        write_whole(folder / STATE_FILE, (self.model_dump_json(indent=1) + "\n").encode())
+
+
+def new_state(total_steps: int, immutable: ImmutableSettings) -> LauncherState:
+    """Return the initial state of a launcher on this machine."""
+    return LauncherState(host=socket.gethostname(), immutable=immutable, total_steps=total_steps)
 
 
 def read_state(folder: Path) -> LauncherState | None:
@@ -143,7 +135,7 @@ def read_state(folder: Path) -> LauncherState | None:
     Raises:
         ConfigError: the file is damaged.
     """
-    path = folder / FILE
+    path = folder / STATE_FILE
     try:
         return LauncherState.model_validate_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -157,7 +149,7 @@ def read_state(folder: Path) -> LauncherState | None:
         ) from error
 
 
-def require_state(folder: Path) -> LauncherState:
+def _require_state(folder: Path) -> LauncherState:
     """Read the state of a run's launcher. Raises ConfigError if there is none."""
     state = read_state(folder)
     if state is None:
@@ -167,54 +159,40 @@ def require_state(folder: Path) -> LauncherState:
     return state
 
 
-def new_state(total_steps: int, immutable: ImmutableSettings) -> LauncherState:
-    """Return the initial state of a launcher on this machine."""
-    return LauncherState(host=socket.gethostname(), immutable=immutable, total_steps=total_steps)
-
-
 @contextmanager
 def announced(folder: Path) -> Iterator[None]:
-    """Let other terminals find this process as the launcher of a run, for the scope; the run must
-    be locked.
+    """Let `stop_launcher` find this process for the scope; the run must be locked.
 
-    The PID is in a file that this process locks. The file is emptied before it is locked, so a
-    locked file never has the PID of an earlier launcher, which may belong to another process by
-    now.
+    This process locks the file of its PID, since the PID of a killed launcher may belong to another
+    process by now. The file is emptied before it is locked, so a locked file has no earlier PID.
     """
     with open(folder / PID_FILE, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # `running_launcher` may hold a shared lock for a moment
+        # `_running_launcher` may hold a shared lock for a moment.
+        fcntl.flock(file, fcntl.LOCK_EX)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
 
 
-def running_launcher(folder: Path) -> int | None:
+def _running_launcher(folder: Path) -> int | None:
     """Return the PID of the launcher that runs in a folder on this machine; None if there is none.
 
     Raises:
         ConfigError: a launcher runs, but the file does not have its PID.
     """
-    path, deadline_s = folder / PID_FILE, time.monotonic() + WRITE_S
+    path = folder / PID_FILE
     with suppress(FileNotFoundError), open(path, "rb") as file:
-        while not _is_free(file):
-            file.seek(0)
-            if pid := re.fullmatch(rb"([1-9][0-9]{0,9})\n", file.read(32)):
-                return int(pid[1])
-            if time.monotonic() > deadline_s:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = re.fullmatch(rb"([1-9][0-9]{0,9})\n", file.read(32))
+            if pid is None:
                 raise ConfigError(
                     f"{path} is damaged: a launcher locks it, but its PID is not there. Press"
                     " Ctrl-C where it runs."
-                )
-            time.sleep(POLL_S)
+                ) from None
+            return int(pid[1])
     return None
-
-
-def _is_free(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def stop_launcher(folder: Path) -> str:
@@ -223,33 +201,60 @@ def stop_launcher(folder: Path) -> str:
     Raises:
         ConfigError: there is no such run, or this process cannot stop its launcher.
     """
-    state = require_state(folder)
+    state = _require_state(folder)
     if state.host != socket.gethostname():
         raise ConfigError(
             f"the launcher of {folder} cannot be stopped here: it runs on {state.host}. Stop it"
             " there."
         )
-    pid = running_launcher(folder)
+    pid = _running_launcher(folder)
     if pid is None:
         return f"no launcher of {folder} is running; it ended in stage {state.stage}"
     try:
-        with suppress(ProcessLookupError):  # it has just ended
+        # It may have just ended.
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     except PermissionError as error:
         raise ConfigError(
             f"the launcher of {folder} (process {pid}) cannot be stopped: another user started it."
             " Ask them."
         ) from error
+    # The lock is free once the launcher has ended.
     with open(folder / PID_FILE) as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # free once the launcher has ended
+        fcntl.flock(file, fcntl.LOCK_SH)
     return (
         f"stopped the launcher of {folder} (process {pid}); resume with the same command and"
         " --resume"
     )
 
 
-REDRAW_S = 1.0
-HEADINGS = ("job", "state", "step", "loss", "steps/s", "ETA", "restarts")
+def status_report(folder: Path) -> str:
+    """Describe the state of a run's launcher and jobs, for another terminal.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    state = _require_state(folder)
+    if state.host != socket.gethostname():
+        launcher = f"started on {state.host}; check there whether it is running"
+    elif pid := _running_launcher(folder):
+        launcher = f"running (process {pid})"
+    else:
+        launcher = "not running" if state.stage == "done" else "not running; resume with --resume"
+        # They ran when the launcher was killed, and died with it.
+        for process in state.processes.values():
+            if process.state == "running":
+                process.state = "dead"
+    lines = [
+        f"run            {folder}",
+        f"stage          {state.stage}",
+        f"launcher       {launcher}",
+    ]
+    if state.processes:
+        lines += format_table(table_rows(folder, state))
+    if state.merge is not None:
+        lines.append(f"result         {state.merge.describe(folder / 'merged')}")
+    return "\n".join(lines)
 
 
 class Progress(NamedTuple):
@@ -285,61 +290,21 @@ def table_rows(folder: Path, state: LauncherState) -> list[tuple[str, ...]]:
         eta = "-"
         if process.state == "running" and progress.remaining_s is not None:
             eta = format_duration(progress.remaining_s)
-        rows.append(
-            (
-                name,
-                process.state,
-                f"{progress.step} of {total}",
-                "-" if progress.loss is None else f"{progress.loss:.3f}",
-                "-" if progress.steps_per_s is None else f"{progress.steps_per_s:.2f}",
-                eta,
-                str(process.restarts),
-            )
-        )
+        loss = "-" if progress.loss is None else f"{progress.loss:.3f}"
+        speed = "-" if progress.steps_per_s is None else f"{progress.steps_per_s:.2f}"
+        steps = f"{progress.step} of {total}"
+        rows.append((name, process.state, steps, loss, speed, eta, str(process.restarts)))
     return rows
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table with headings: words on the left, numbers right-aligned."""
+    """Return the lines of a table with headings: two columns of words, and numbers on the right."""
     lines = [HEADINGS, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    name, state, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
     return [
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
+        "  ".join([line[0].ljust(name), line[1].ljust(state), *map(str.rjust, line[2:], widths)])
         for line in lines
     ]
-
-
-def status_report(folder: Path) -> str:
-    """Describe the state of a run's launcher and jobs, for another terminal.
-
-    Raises:
-        ConfigError: there is no such run.
-    """
-    state = require_state(folder)
-    if state.host != socket.gethostname():
-        launcher = f"started on {state.host}; check there whether it is running"
-    else:
-        pid = running_launcher(folder)
-        if pid is not None:
-            launcher = f"running (process {pid})"
-        else:
-            launcher = "not running" + ("" if state.stage == "done" else "; resume with --resume")
-            for process in state.processes.values():
-                if process.state == "running":  # when the launcher was killed
-                    process.state = "dead"
-    lines = [
-        f"run            {folder}",
-        f"stage          {state.stage}",
-        f"launcher       {launcher}",
-    ]
-    if state.processes:
-        lines += format_table(table_rows(folder, state))
-    if state.merge is not None:
-        lines.append(f"result         {state.merge.describe(folder / 'merged')}")
-    return "\n".join(lines)
 
 
 class Display:
@@ -351,14 +316,21 @@ class Display:
     """
 
     def __init__(self, every_s: float, clock_s: Callable[[], float] = time.monotonic):
-        self._in_place = sys.stdout is not None and sys.stdout.isatty()  # None: `>&-` in a shell
+        # `>&-` in a shell leaves no stdout.
+        self._in_place = sys.stdout is not None and sys.stdout.isatty()
         self._every_s = REDRAW_S if self._in_place else every_s
-        self._clock_s, self._shown_s, self._drawn_lines = clock_s, clock_s(), 0
+        self._clock_s = clock_s
+        self._shown_s = clock_s()
+        self._drawn_lines = 0
 
     def print(self, line: str, error: bool = False) -> None:
         """Print a line that stays; an error goes to stderr."""
         self._erase_table()
-        _print(line, error)
+        if error:
+            with suppress(OSError):
+                print(line, flush=True, file=sys.stderr)
+        else:
+            self._write(f"{line}\n")
 
     def is_due(self) -> bool:
         """Return whether it is time for the next table."""
@@ -366,28 +338,23 @@ class Display:
 
     def show_table(self, lines: Sequence[str]) -> None:
         self._shown_s = self._clock_s()
-        if self._in_place:
-            columns, rows = shutil.get_terminal_size()
-            lines = [
-                line[: columns - 1] for line in lines[: rows - 1]
-            ]  # wrapped or scrolled lines cannot be erased
         self._erase_table()
-        _print("\n".join(lines))
-        self._drawn_lines = len(lines) if self._in_place else 0
+        if self._in_place:
+            # Wrapped or scrolled lines cannot be erased.
+            columns, rows = shutil.get_terminal_size()
+            lines = [line[: columns - 1] for line in lines[: rows - 1]]
+            self._drawn_lines = len(lines)
+        self._write("".join(f"{line}\n" for line in lines))
 
     def _erase_table(self) -> None:
         if self._drawn_lines:
-            _print(f"\x1b[{self._drawn_lines}F\x1b[J", end="")
+            self._write(f"\x1b[{self._drawn_lines}F\x1b[J")
             self._drawn_lines = 0
 
-
-def _print(text: str, error: bool = False, end: str = "\n") -> None:
-    """Print a text; a closed terminal must not keep the jobs from saving."""
-    if error:
-        with suppress(OSError):
-            print(text, flush=True, file=sys.stderr)
-        return
-    try:
-        print(text, flush=True, end=end)
-    except OSError as reason:
-        detach_stdout(reason, "The jobs go on")
+    @staticmethod
+    def _write(text: str) -> None:
+        """Write a text; a closed terminal must not keep the jobs from saving."""
+        try:
+            print(text, end="", flush=True)
+        except OSError as reason:
+            detach_stdout(reason, "The jobs go on")

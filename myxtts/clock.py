@@ -11,8 +11,8 @@ from typing import NamedTuple
 FIRST_STEP = "first step"
 # Below this wait share, batches come as fast as the model takes them.
 NO_WAIT = 0.05
-# of the producer's time; taking a batch that is ready costs up to a tenth of it on small batches
-STARVED = 0.2
+# Of the producer's time. To get a batch that is ready costs up to a tenth of it on small batches.
+READ_BOUND_SHARE = 0.2
 # Lane of the spans of the main thread.
 MODEL = "model"
 # Shorter waits, and what the main thread does between steps, are not recorded.
@@ -82,7 +82,7 @@ class Interval(NamedTuple):
 
     Attributes:
         busy_s: of steps, with the waits for their batches and without pauses.
-        wait_s: the model device had nothing to do, for want of a batch.
+        wait_s: the model device was idle, waiting for a batch.
         read_s, produce_s: the producer's time for the batches of these steps. Reading runs ahead of
             the producer, so `read_s` is only the time that the producer waited for samples.
         blocked_s: the producer was blocked on a full queue.
@@ -114,7 +114,9 @@ class Interval(NamedTuple):
         """
         if self.wait_share < NO_WAIT:
             return "step"
-        return "read" if self.read_s > STARVED * (self.read_s + self.produce_s) else "produce"
+        return (
+            "read" if self.read_s > READ_BOUND_SHARE * (self.read_s + self.produce_s) else "produce"
+        )
 
     def metrics(self) -> dict[str, float | str]:
         """Return means over the interval, by their names in metrics.jsonl."""
@@ -136,7 +138,7 @@ class Interval(NamedTuple):
         }
 
 
-NOTHING = Interval(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+EMPTY_INTERVAL = Interval(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def _sum(*intervals: Interval) -> Interval:
@@ -178,7 +180,7 @@ class Clock:
         self._last_s: dict[str, float] = {}
         # Usually more than a feed runs ahead.
         self._pauses: deque[tuple[float, float]] = deque(maxlen=64)
-        self._reported = NOTHING
+        self._reported = EMPTY_INTERVAL
         self.pauses_s: defaultdict[str, float] = defaultdict(float)
         self._restart()
 
@@ -308,11 +310,15 @@ class Clock:
 
 def format_duration(seconds: float) -> str:
     """Return seconds in the unit that suits them: `9.9 s`, `12 min`, `1.7 h`, `3.0 days`."""
-    # Seconds in one, least seconds to show it.
-    units = {"days": (86400, 172800), "h": (3600, 5400), "min": (60, 90)}
-    unit, size_s = next(
-        ((unit, size_s) for unit, (size_s, least_s) in units.items() if seconds >= least_s),
-        ("s", 1),
-    )
-    count = seconds / size_s
+    unit = "s"
+    count = seconds
+    # The larger unit from 90 s, 90 min and 2 days on.
+    for larger, size_s, shown_from_s in (
+        ("min", 60, 90),
+        ("h", 3600, 5400),
+        ("days", 86400, 172800),
+    ):
+        if seconds >= shown_from_s:
+            unit = larger
+            count = seconds / size_s
     return f"{count:.1f} {unit}" if count < 9.95 else f"{count:.0f} {unit}"

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def name_in_errors(path: Path) -> Iterator[None]:
+def attach_path_to_errors(path: Path) -> Iterator[None]:
     """Make an OSError of the scope name `path`; errors of `write` and `fsync` name no file."""
     try:
         yield
@@ -37,7 +37,7 @@ def name_in_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def going_on_if_full(what: str) -> Iterator[None]:
+def tolerate_full_disk(what: str) -> Iterator[None]:
     """Log that the disk is full, where the files of the scope are not worth the end of a run.
 
     Args:
@@ -91,11 +91,10 @@ def decode_text(read: Callable[[], bytes], source: str) -> str:
     try:
         return read().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = (
-            error.strerror
-            if isinstance(error, OSError)
-            else f"it is not UTF-8 at byte {error.start}"
-        )
+        if isinstance(error, OSError):
+            reason = error.strerror
+        else:
+            reason = f"it is not UTF-8 at byte {error.start}"
         raise DataError(
             f"the text in {source} cannot be read: {reason}. Give a text in UTF-8."
         ) from error
@@ -145,7 +144,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
     """
     partial = partial_file_of(path)
     try:
-        with name_in_errors(path):
+        with attach_path_to_errors(path):
             with open(partial, "wb") as file:
                 yield file
                 file.flush()
@@ -207,11 +206,7 @@ def check_writable(flag: str, path: Path | None) -> None:
     fault = ""
     if path.is_dir():
         fault = "that is a folder"
-    elif (
-        (path.exists() and not path.is_file())
-        or folder == Path("/dev")
-        or folder.is_relative_to("/proc")
-    ):
+    elif path.exists() and not path.is_file():
         fault = "that is a pipe or a device"
     elif not folder.is_dir():
         fault = f"there is no folder {path.parent}"
@@ -262,7 +257,7 @@ def locked_file(path: Path, wait: bool = True) -> Iterator[BinaryIO]:
     mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     while True:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            with name_in_errors(path):
+            with attach_path_to_errors(path):
                 fcntl.flock(file, mode)
             if _has_name(file, path):
                 yield file
@@ -280,7 +275,7 @@ def fsync_folder(folder: Path) -> None:
     """Flush a folder's entries (names, renames) to the disk, against a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with name_in_errors(folder):
+        with attach_path_to_errors(folder):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

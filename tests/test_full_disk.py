@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.wav import write_wav
-from myxtts.files import going_on_if_full
+from myxtts.files import tolerate_full_disk
 from myxtts.report.reporter import Reporter, RunLog, TensorBoard
 from myxtts.training.report_hooks import RecordMetrics
 from tests.fixtures import temporary_folder
@@ -99,7 +99,7 @@ class FullDiskTest(unittest.TestCase):
             )
 
     def test_only_a_full_disk_lets_a_run_go_on(self):
-        with self.assertRaises(PermissionError), going_on_if_full("the samples"):
+        with self.assertRaises(PermissionError), tolerate_full_disk("the samples"):
             raise PermissionError(errno.EACCES, "Permission denied", "a.png")
 
     def test_a_sound_on_a_full_disk_is_an_error_that_names_the_file(self):

@@ -18,13 +18,16 @@ from benchmarks.proof.runs import (
     run_script,
 )
 from benchmarks.proof.section import Figure, Scope, SectionResult
-from myxtts.clock import NOTHING
+from myxtts.clock import EMPTY_INTERVAL
 
 TITLE = "The whole"
 GPU_TESTS = ("tests.test_dual_gpu_device_placement", "tests.test_intelligent_gpu_pipeline")
 REMARKS = ("\u274c", "\u26a0")  # the marks of a failed check and of a warning
 STEP_LINE = re.compile(r"step +(\d+) \|")
-OF_INTERVALS = {*NOTHING.metrics(), "remaining_s"}  # a resumed run counts the steps since its start
+OF_INTERVALS = {
+    *EMPTY_INTERVAL.metrics(),
+    "remaining_s",
+}  # a resumed run counts the steps since its start
 
 
 class Length(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.files import name_in_errors
+from myxtts.files import attach_path_to_errors
 
 
 def write_wav(path: Path, wave: np.ndarray) -> None:
@@ -18,5 +18,5 @@ def write_wav(path: Path, wave: np.ndarray) -> None:
     """
     content = io.BytesIO()
     soundfile.write(content, wave, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
-    with name_in_errors(path):
+    with attach_path_to_errors(path):
         path.write_bytes(content.getvalue())

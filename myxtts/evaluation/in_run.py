@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from myxtts.evaluation.table import ScoreWeights, write_table
-from myxtts.files import going_on_if_full
+from myxtts.files import tolerate_full_disk
 from myxtts.models.loss_groups import network_variables
 from myxtts.report.samples import EVALUATION_FOLDER
 from myxtts.tasks.registry import task_of
@@ -43,7 +43,7 @@ class InRunEvaluator:
         self._snapshot.take()
         checkpoint = checkpoint_of(self._folder.checkpoints, step).name
         score = self._score(checkpoint, pace or no_pace)
-        with going_on_if_full(f"the scores of step {step}"):
+        with tolerate_full_disk(f"the scores of step {step}"):
             folder = self._folder.path / EVALUATION_FOLDER / checkpoint
             folder.mkdir(parents=True, exist_ok=True)
             write_table(score, folder)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from myxtts.files import name_in_errors, write_whole
+from myxtts.files import attach_path_to_errors, write_whole
 
 MAX_STEP = 2**53  # beyond it a float64 skips whole numbers
 TAIL_BYTES = 1 << 16  # several hundred lines
@@ -137,12 +137,12 @@ class MetricsFile:
         as in JSON.
         """
         # What a full disk refuses stays in the buffer, and follows with a later line.
-        with name_in_errors(self._path), self._lock:
+        with attach_path_to_errors(self._path), self._lock:
             self._file.write(json.dumps(_finite(metrics)) + "\n")
             self._file.flush()
 
     def close(self) -> None:
-        with name_in_errors(self._path):
+        with attach_path_to_errors(self._path):
             self._file.close()
 
 

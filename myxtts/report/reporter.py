@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.clock import FIRST_STEP, Interval, format_duration
-from myxtts.files import FULL, going_on_if_full
+from myxtts.files import FULL, tolerate_full_disk
 from myxtts.report.metrics import MetricsFile, validation_scores
 
 PACKAGE = logging.getLogger("myxtts")
@@ -53,7 +53,7 @@ class Reporter:
     def __exit__(self, *_) -> None:
         self._bar.close()
         for file in (self._file, self.tensorboard):
-            with going_on_if_full("the last metrics"):
+            with tolerate_full_disk("the last metrics"):
                 file.close()
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
@@ -61,9 +61,9 @@ class Reporter:
 
         Any thread may call it. An observation during training ends after later steps were reported.
         """
-        with going_on_if_full(f"the metrics of step {step}"):
+        with tolerate_full_disk(f"the metrics of step {step}"):
             self._file.write({"step": step, **metrics})
-        with going_on_if_full(f"the scalars of step {step}"):
+        with tolerate_full_disk(f"the scalars of step {step}"):
             self.tensorboard.scalars(step, metrics)
         self._bar.update(max(step - self._bar.n, 0))
         if "loss" in metrics:

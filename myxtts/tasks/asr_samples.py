@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import ASR_FEATURES, tensor_specs
-from myxtts.files import going_on_if_full, numbered_name, replaced_folder
+from myxtts.files import numbered_name, replaced_folder, tolerate_full_disk
 from myxtts.models.ctc import decoded_texts, greedy_decode
 from myxtts.report.plots import mel_and_posteriors, png_bytes
 from myxtts.report.reporter import TensorBoard
@@ -98,7 +98,7 @@ class ASRSampler:
             positions.numpy(),
         )
         samples = replaced_folder(self._folder / f"step-{step:06d}")
-        with going_on_if_full(f"the samples of step {step}"), samples as folder:
+        with tolerate_full_disk(f"the samples of step {step}"), samples as folder:
             (folder / "transcripts.txt").write_text("\n".join(lines), encoding="utf-8")
             for number, (mel, frames, posterior, positions) in enumerate(
                 zip(*columns, strict=True)

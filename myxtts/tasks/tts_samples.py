@@ -12,7 +12,7 @@ from myxtts.audio.wav import write_wav
 from myxtts.batch import TAUGHT_TTS_FEATURES
 from myxtts.config.schema import ModelConfig
 from myxtts.data.audio_file import read_wave
-from myxtts.files import going_on_if_full, numbered_name, replaced_folder
+from myxtts.files import numbered_name, replaced_folder, tolerate_full_disk
 from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions
 from myxtts.report.plots import mel_and_alignment, png_bytes
 from myxtts.report.reporter import TensorBoard
@@ -78,7 +78,7 @@ class TTSSampler:
             kind: vocode(by, mels, frames) for kind, by in self._synthesized_by.items()
         }
         samples = replaced_folder(self._folder / f"step-{step:06d}")
-        with going_on_if_full(f"the samples of step {step}"), samples as folder:
+        with tolerate_full_disk(f"the samples of step {step}"), samples as folder:
             for row, (utterance, recording) in enumerate(zip(synthesized, recorded, strict=True)):
                 identity, text, mel, length = utterance
                 recorded_mel, recorded_length, path = recording

@@ -14,7 +14,7 @@ from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
 from myxtts.audio.wav import write_wav
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES
-from myxtts.files import going_on_if_full, numbered_name, replaced_folder
+from myxtts.files import numbered_name, replaced_folder, tolerate_full_disk
 from myxtts.models.vocoder import log_mel_of
 from myxtts.report.plots import mels, png_bytes
 from myxtts.report.reporter import TensorBoard
@@ -88,7 +88,7 @@ class VocoderSampler:
 
     def __call__(self, step: int) -> None:
         samples = replaced_folder(self._folder / f"step-{step:06d}")
-        with going_on_if_full(f"the samples of step {step}"), samples as folder:
+        with tolerate_full_disk(f"the samples of step {step}"), samples as folder:
             rows = zip(self._names, self._recordings, self._mels, self._griffin_lim, strict=True)
             for name, recording, mel, griffin_lim in rows:
                 vocoded = self._network.synthesize(mel[None], self._seed).numpy()[0]

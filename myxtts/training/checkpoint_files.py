@@ -28,7 +28,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from myxtts.errors import CheckpointError
-from myxtts.files import fsync_folder, json_bytes, name_in_errors, partial_folder_of, write_whole
+from myxtts.files import (
+    attach_path_to_errors,
+    fsync_folder,
+    json_bytes,
+    partial_folder_of,
+    write_whole,
+)
 from myxtts.training.checkpoint_metadata import Metadata, check_types, describe_types
 
 FORMAT = 7
@@ -390,7 +396,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
         contents[name] = array
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    with name_in_errors(path), open(path, "wb") as file:
+    with attach_path_to_errors(path), open(path, "wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for array in contents.values():
             file.write(_bytes_of(array))

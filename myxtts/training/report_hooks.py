@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from myxtts.clock import Span, Timeline
-from myxtts.files import going_on_if_full
+from myxtts.files import tolerate_full_disk
 from myxtts.report.metrics import MetricsFile
 from myxtts.report.page import PageThread
 from myxtts.report.reporter import Reporter
@@ -49,14 +49,14 @@ class RecordMetrics:
         return self
 
     def __exit__(self, *_) -> None:
-        with going_on_if_full("the last metrics"):
+        with tolerate_full_disk("the last metrics"):
             self._file.close()
 
     def is_due(self, end: StepEnd) -> bool:
         return bool(end.metrics)
 
     def __call__(self, end: StepEnd) -> None:
-        with going_on_if_full(f"the metrics of step {end.step}"):
+        with tolerate_full_disk(f"the metrics of step {end.step}"):
             self._file.write({"step": end.step, **end.metrics})
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import soundfile
 
-from myxtts.clock import NOTHING
+from myxtts.clock import EMPTY_INTERVAL
 from myxtts.report.metrics import read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, step_of
 from tests.robustness.faults.children import Child, Prepare
@@ -21,7 +21,7 @@ STEPS, STEPS_PER_EPOCH, CHECKPOINT_EVERY = 12, 3, 3
 REFERENCE = "reference"
 LIMIT_S = 240.0  # of one program; an undisturbed run takes seconds
 TIMES = {
-    *NOTHING.metrics(),
+    *EMPTY_INTERVAL.metrics(),
     "remaining_s",
 }  # in a line of metrics.jsonl: what differs between two equal runs
 SMALLEST = (

@@ -1,6 +1,4 @@
-"""What log-mel spectrograms are compared with: librosa's in float64, and those of a transform in
-float32.
-"""
+"""Log-mel spectrograms to compare with: librosa's in float64, and a transform in float32."""
 
 import librosa
 import numpy as np

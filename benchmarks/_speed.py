@@ -54,9 +54,7 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
 def step_speed(
     config: Config, corpus: Corpus, metadata: dict, placement: Placement, run: Path, steps: int
 ) -> dict[str, float]:
-    """Return time and matrix products of the training step, repeated on one batch of medium
-    length.
-    """
+    """Return time and matrix products of the training step on one batch of medium length."""
     training = config.training.model_copy(update={"gradient_accumulation": 1})
     config = config.model_copy(update={"training": training})
     state = build_state(config, vocabulary_of(metadata), make_replicas(placement.routes))
@@ -96,9 +94,7 @@ def synthesis_speed(
     utterances: int,
     iterations: int,
 ) -> dict[str, float]:
-    """Return the seconds of computation per second of speech, from text to wave, after one warm-up
-    pass.
-    """
+    """Return the seconds of computation per second of speech, after one warm-up pass."""
     network = load_model(checkpoint, metadata, route.model, task="tts")
     loaded = load_utterances(network, held_out, config, route, run, utterances).utterances
     options = synthesis_options(config.model)

@@ -1,6 +1,4 @@
-"""Training runs that take a given time, for benchmarks: started by the commands that a user types,
-and resumable.
-"""
+"""Training runs that take a given time, started by the commands that a user types; resumable."""
 
 import argparse
 import json
@@ -115,9 +113,7 @@ def absolute(path: str) -> Path:
 
 
 def check_unused_flags(runs: Iterable[Path], flags: Sequence[str]) -> None:
-    """Raise ConfigError if training flags are given for an existing run, which keeps its own
-    settings.
-    """
+    """Raise ConfigError if training flags are given for an existing run, which has its own."""
     existing = [run.name for run in runs if settings_of(run).exists()]
     if flags and existing:
         raise ConfigError(
@@ -172,9 +168,7 @@ def metrics_of(run: Path) -> list[dict]:
 
 
 def training_figures(run: Path) -> dict[str, float]:
-    """Return the run's times from its own reports, which exclude the first step, because it is
-    traced.
-    """
+    """Return the run's times from its own reports, without the first step, which is traced."""
     reports = metrics_of(run)
     if not reports or reports[-1]["step"] < 2:
         raise ConfigError(
@@ -194,9 +188,7 @@ def training_figures(run: Path) -> dict[str, float]:
 
 
 def print_table(goals: dict[str, Target], figures: Sequence[dict]) -> None:
-    """Print the median of each figure over the runs, with the values of the runs, and whether it
-    reaches its target.
-    """
+    """Print the median of each figure over the runs, with their values and the target."""
     print("\n| figure | target | result | target reached |\n|---|---|---|---|")
     for key, target in goals.items():
         values = [run[key] for run in figures if key in run]

@@ -88,9 +88,8 @@ def implementations(tf) -> dict[str, Callable]:
 
     def by_blocks(frames):
         def search(*arguments):
-            with mock.patch.object(
-                alignment, "BLOCK_FRAMES", frames
-            ):  # read while the function is traced
+            # Read while the function is traced.
+            with mock.patch.object(alignment, "BLOCK_FRAMES", frames):
                 return alignment.search_by_blocks(*arguments)
 
         return tf.function(search, jit_compile=True, autograph=False)
@@ -116,9 +115,7 @@ def implementations(tf) -> dict[str, Callable]:
 
 
 def random_rows(tf, rows: int, frames: int, tokens: int, seed: int) -> tuple:
-    """Return scores as a half-trained model has them, with tokens and frames of each row; the first
-    row is full.
-    """
+    """Return scores as of a half-trained model, with tokens and frames; the first row is full."""
     random = np.random.default_rng(seed)
     frame_count = random.integers(frames * 3 // 4, frames + 1, rows).astype(np.int32)
     token_count = np.minimum(
@@ -171,9 +168,7 @@ def launches(search, arguments: tuple) -> str:
 
 
 def counted(bodies: dict, name: str, frames: int) -> np.ndarray:
-    """Return int [3] of a computation: iterations, kernels and host reads; an unknown loop runs
-    once for each frame.
-    """
+    """Return iterations, kernels and host reads; an unknown loop runs once for each frame."""
     total = np.zeros(3, int)
     for operation, rest in bodies[name]:
         if operation == "while":
@@ -189,9 +184,7 @@ def counted(bodies: dict, name: str, frames: int) -> np.ndarray:
 
 
 def other_order(tf) -> str:
-    """Count the paths that differ if the scores are summed from the end, as in scans that join
-    blocks of frames.
-    """
+    """Count the paths that differ if scores are summed from the end, as scans in blocks do."""
     from myxtts.models.alignment import search_by_frames
 
     search = tf.function(search_by_frames, jit_compile=True)
@@ -207,9 +200,7 @@ def other_order(tf) -> str:
 
 
 def former_search(tf, score, token_count, frames):
-    """The search as it was: one loop over the frames counts down, so that XLA does not know its
-    iterations.
-    """
+    """The former search: a loop over the frames counts down; XLA does not know its iterations."""
     impossible = -1e9
     batch, padded_frames, tokens = tf.unstack(tf.shape(score))
     token = tf.range(tokens)[None, :]
@@ -264,9 +255,7 @@ def numpy_search(score, token_count, frames):
 
 
 def numba_search():
-    """Return a search that numba compiles, row by row; it comes with librosa and does not hold
-    Python's lock.
-    """
+    """Return a search that numba compiles, row by row, without Python's lock."""
     import numba
 
     @numba.njit(nogil=True)

@@ -111,9 +111,7 @@ def parse() -> argparse.Namespace:
 def open_readers(
     arguments: argparse.Namespace,
 ) -> "tuple[Callable[[], ReadBatches], Callable[[str], ReadBatches]]":
-    """Return two functions that read TTS batches endlessly: in this process, and from the service
-    at an address.
-    """
+    """Return two functions that read TTS batches endlessly: in this process, and by the service."""
     from myxtts.batch import TTS_INPUTS
     from myxtts.data.batch_plan import Position, planned_batches
     from myxtts.data.dataset import ensure_demo_corpus, load_corpora

@@ -171,13 +171,16 @@ def main() -> int:
     kind = KINDS[options.kind]
     name = options.name or f"distillation-{kind.name}"
     taught = f"-teacher-{options.teacher_minutes:g}min"
+    length = f"{options.minutes:g}min"
+    length = f"{options.minutes:g}min"
     if options.teacher_utterances or options.sentences != SENTENCES:
         taught += f"-{options.teacher_utterances}-{options.sentences}"
     teacher, asr = RUNS / f"{name}{taught}", RUNS / f"{name}-asr"
+    teachers = dict.fromkeys(WAYS, "") | {"with": taught}
+    teachers = dict.fromkeys(WAYS, "") | {"with": taught}
     students = {
         (minutes, way): [
-            RUNS
-            / f"{name}-{minutes}-{way}{taught if way == 'with' else ''}-{options.minutes:g}min-seed{seed}"
+            RUNS / f"{name}-{minutes}-{way}{teachers[way]}-{length}-seed{seed}"
             for seed in options.seeds
         ]
         for minutes in options.recordings
@@ -257,9 +260,8 @@ def train(
     large = ("--train-data", str(heard), "--model-size", "small", "--learning-rate", "1e-3")
     train_for(teacher, options.teacher_minutes, PROBE_STEPS, (*common, *large))
     if settings_of(asr).exists():
-        run_script(
-            "train_main.py", "--resume", "--run", asr.name
-        )  # ends at once if all steps are done
+        # Ends at once if all steps are done.
+        run_script("train_main.py", "--resume", "--run", asr.name)
     else:
         flags = (
             "--config",

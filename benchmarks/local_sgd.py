@@ -98,9 +98,7 @@ class Bench:
         )
 
     def from_different_starts(self, name: str) -> list[Path]:
-        """Train two jobs with different initial weights, each on one shard and one half of the
-        machine.
-        """
+        """Train two jobs with different initial weights, each on a shard and half the machine."""
         shards = self.folder / name
         split = f"--input {self.corpus} --out {shards} --seed {self.seed}"
         self.run("utilities/split_dataset.py", *split.split())
@@ -194,9 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(cases: dict[str, list[Path]]) -> dict:
-    """Measure the mean of each case's checkpoints, weighted by audio, on the same held-out
-    utterances.
-    """
+    """Measure the mean of each case's checkpoints on the same held-out utterances, by audio."""
     from myxtts.evaluation.held_out import load_held_out
     from myxtts.local_sgd.averaging import normalised
     from myxtts.local_sgd.interpolation import make_evaluator

@@ -30,10 +30,8 @@ from myxtts.commands.parser import bounded
 from myxtts.data.audio_file import read_wave
 from myxtts.errors import DataError
 
-CTC_SHAPES = (
-    (16, 215, 60, 60),
-    (8, 818, 310, 60),
-)  # rows, frames, labels, symbols: 5 s, and 19 s of fast speech
+# rows, frames, labels, symbols: 5 s, and 19 s of fast speech.
+CTC_SHAPES = ((16, 215, 60, 60), (8, 818, 310, 60))
 # Nominal rates in 1e12 operations/s (NVIDIA's data sheets, without sparsity): float32, float64,
 # TF32; and GB/s.
 GPUS = {
@@ -88,9 +86,7 @@ def recordings(folder: Path, count: int) -> list[np.ndarray]:
 def processor_seconds(
     alternatives: dict[str, Callable[[], object]], repeats: int
 ) -> dict[str, float]:
-    """Return the least processor time of each alternative; they take turns, after a call that does
-    not count.
-    """
+    """Return the least processor time of each alternative; they take turns, after a warm-up."""
     for run in alternatives.values():
         run()
     best = dict.fromkeys(alternatives, np.inf)

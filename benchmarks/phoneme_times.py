@@ -99,9 +99,7 @@ def offsets(wave: np.ndarray, phonemes: list[Phoneme]) -> Iterator[tuple[tuple[s
 
 
 def silence_edge_ms(wave: np.ndarray, time_s: float, at_end: bool) -> float | None:
-    """Return where the longest run of zeros around a time ends or begins; None if no sample
-    is 0.
-    """
+    """Return where the longest run of zeros around a time ends or begins; None without zeros."""
     begin = max(round(time_s * SAMPLE_RATE_HZ) - SEARCH_MS * MILLISECOND, 0)
     part = wave[begin : begin + 2 * SEARCH_MS * MILLISECOND]
     changes = np.flatnonzero(np.diff(np.concatenate([[False], part == 0, [False]]).astype(int)))
@@ -113,12 +111,9 @@ def silence_edge_ms(wave: np.ndarray, time_s: float, at_end: bool) -> float | No
 
 
 def largest_change_ms(spectra: np.ndarray, time_s: float) -> float | None:
-    """Return where the spectrum changes most around a time; None too close to an end of the
-    wave.
-    """
-    positions = np.arange(-SEARCH_MS, SEARCH_MS + 1) + round(
-        time_s * SAMPLE_RATE_HZ / MILLISECOND
-    )  # rows
+    """Return where the spectrum changes most around a time; None close to an end of the wave."""
+    # rows.
+    positions = np.arange(-SEARCH_MS, SEARCH_MS + 1) + round(time_s * SAMPLE_RATE_HZ / MILLISECOND)
     if positions[0] < WINDOW_OFFSET_MS or positions[-1] >= len(spectra) - WINDOW_OFFSET_MS:
         return None
     change = np.linalg.norm(

@@ -113,9 +113,10 @@ def differences(config: Config, models: Sequence[str], steps: int) -> tuple[floa
     several = train(config, models, steps, together=True)
     single = train(config, models, steps, together=False)
     weights, averages, losses = (
+        # Keeps NaN.
         float(
             np.max([np.abs(value - expected).max() for value, expected in zip(*pair, strict=True)])
-        )  # keeps NaN
+        )
         for pair in zip(several, single, strict=True)
     )
     return weights, averages, losses

@@ -103,9 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def train(task: str, workers: int, steps: int, batch_size: int, core: int | None = None) -> dict:
-    """Train, on one core if given; return the number of parameters and the figures of all reports
-    except the first.
-    """
+    """Train, on one core if given; return parameters and figures of all reports but the first."""
     with tempfile.TemporaryDirectory() as folder:
         flags = (
             f"--task {task} --model-size tiny --text-frontend characters --run run --runs-dir"
@@ -134,9 +132,7 @@ def train(task: str, workers: int, steps: int, batch_size: int, core: int | None
 
 
 def all_reduce_s(workers: int, size_bytes: int) -> float:
-    """Return the seconds of an all-reduce of this size, interpolated between the sizes of
-    check_distributed.py.
-    """
+    """Return the seconds of an all-reduce, interpolated between sizes of check_distributed.py."""
     printed = launched(workers, "utilities/check_distributed.py", "--gpus-per-worker", "0")
     rows = re.findall(r"([0-9,]+) +([0-9.]+) ms +[0-9.]+", printed)
     points = sorted((int(size.replace(",", "")), float(ms) / 1e3) for size, ms in rows)

@@ -181,9 +181,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure_row(row: Row, folder: Path, repeats: int) -> tuple[Stages, dict[str, list[Throughput]]]:
-    """Return the stages, and what the runs of each placement, two runs at once and a run on both
-    cores reached.
-    """
+    """Return the stages, and what each placement, two runs at once and both cores reached."""
     flags = (*row.flags, "--train-data", str(CORPUS), *SIMULATED, *COMMON)
     if row.teacher:
         flags = (*flags, "--teacher", str(untrained(row.teacher, folder)))
@@ -269,9 +267,7 @@ def throughput(
 
 @contextmanager
 def processor_time_at_steps() -> Iterator[list[float]]:
-    """Yield a list that receives the processor seconds of this process, all threads, at the start
-    of each step.
-    """
+    """Yield a list that receives the processor seconds of all threads at the start of each step."""
     from myxtts.training.step import Step
 
     at_steps_s: list[float] = []
@@ -288,9 +284,7 @@ def processor_time_at_steps() -> Iterator[list[float]]:
 
 
 def measure_stages(flags: Sequence[str], steps: int) -> Stages:
-    """Measure the stages of a row alone, each on one core, and predict all placements on two
-    devices.
-    """
+    """Measure the stages of a row alone, each on a core; predict placements on two devices."""
     run_functions_in_one_thread()
     from myxtts.throughput import isolated_stages as isolated
     from myxtts.throughput.auto import rank_placements
@@ -314,10 +308,8 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
         StageProfile(times, window.measured_buckets, all_reduce_s), 2, config
     )
     mean_s, measured = times.mean_s(), len(times)
-    warm_up = (
-        sum(map(len, waves.values())),
-        len(features),
-    )  # batches and steps that the processor time has in addition
+    # Batches and steps that the processor time has in addition.
+    warm_up = (sum(map(len, waves.values())), len(features))
     return Stages(
         produce_s=mean_s["produce"],
         produce_cpu_s=produce_cpu_s[0] / (measured + warm_up[0]),
@@ -333,9 +325,7 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
 
 @contextmanager
 def processor_time() -> Iterator[list[float]]:
-    """Yield a list that has the processor seconds of the scope, all threads, when the scope has
-    ended.
-    """
+    """Yield a list that has the processor seconds of the scope, all threads, at its end."""
     started_s, seconds = time.process_time(), []
     yield seconds
     seconds.append(time.process_time() - started_s)

@@ -182,9 +182,7 @@ def make_corpora(corpus: Corpus, options: argparse.Namespace) -> None:
 
 
 def scores_of(run: Path, corpus: Corpus) -> dict[str, dict]:
-    """Return the metrics of the held-out utterances and, with several speakers, of others, by what
-    the table says.
-    """
+    """Return the metrics of held-out utterances, and of unseen speakers if there are any."""
     if not corpus.unseen:
         return groups_of(evaluate(run), "")
     seen, unseen = evaluate(run), evaluate(run, "--data", str(corpus.unseen))
@@ -203,18 +201,15 @@ def evaluate(run: Path, *flags: str) -> dict:
 
 
 def print_figures(figures: Sequence[dict], minutes: float, many: bool) -> None:
-    """Print the scores, each the median over the runs with the values of the runs, and the figures
-    of training.
-    """
+    """Print the scores, medians over the runs with their values, and the figures of training."""
     print(f"\n{', '.join(run['run'] for run in figures)}\n")
     print(
         "| score | target | neural | Griffin-Lim | recordings | target reached"
         " |\n|---|---|---|---|---|---|"
     )
     for group in figures[0]["scores"]:
-        keys = (
-            SCORES[:1] if "," in group else (*SCORES, "real_time_factor")
-        )  # a language has its PESQ only
+        # A language has its PESQ only.
+        keys = SCORES[:1] if "," in group else (*SCORES, "real_time_factor")
         for key in keys:
             print(
                 score_row(group, key, [run["scores"][group][key] for run in figures], minutes, many)
@@ -253,9 +248,7 @@ def score_row(group: str, key: str, metrics: Sequence[dict], minutes: float, man
 
 
 def limit_of(group: str, key: str, minutes: float, many: bool) -> float | None:
-    """Return the lowest PESQ or the highest real-time factor that is asked for; None without a
-    target of its own.
-    """
+    """Return the lowest PESQ or highest real-time factor asked for; None without a target."""
     if key == "real_time_factor":
         return 0.02
     if key != "pesq_wb" or "," in group:  # a language

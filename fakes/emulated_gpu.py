@@ -87,9 +87,7 @@ class Workload:
         is_single: bool = False,
         producers: int = 1,
     ) -> "Workload":
-        """Return a workload whose launches take 20 % of a step and of a batch, and a call
-        0.5 ms.
-        """
+        """Return a workload whose launches take 20 % of a step and a batch, and a call 0.5 ms."""
         return cls(
             produce_s=produce_ms / 1e3,
             step_s=step_ms / 1e3,
@@ -253,9 +251,7 @@ class VirtualQueue(HoldingQueue):
 
 
 class ObserverQueue(queue.Queue):
-    """A queue between the loop and the observer, whose threads wait in virtual time until it is
-    stopped.
-    """
+    """A queue between loop and observer, whose threads wait in virtual time until it is stopped."""
 
     def __init__(self, maxsize: int, time: VirtualTime):
         super().__init__(maxsize)
@@ -275,9 +271,7 @@ class Gpu:
         self._sent_s = self._received_s = 0.0
 
     def launch(self, seconds: float, launch_s: float = 0.0) -> None:
-        """Queue kernels that take `seconds`, one after the other from now on, the last one after
-        `launch_s`.
-        """
+        """Queue kernels that take `seconds` from now on, the last one after `launch_s`."""
         done_s = self._kernels[-1][2] if self._kernels else 0.0
         for number in range(1, KERNELS + 1):
             launched_s = self._time.now() + launch_s * number / KERNELS
@@ -295,9 +289,7 @@ class Gpu:
         )
 
     def send(self, receiver: "Gpu", seconds: float) -> float:
-        """Queue a copy to a device, and return when it will be done. On one device there is nothing
-        to copy.
-        """
+        """Queue a copy to a device; return its end. On one device there is nothing to copy."""
         if receiver is self:
             return self._time.now()
         self._sent_s = (
@@ -337,9 +329,7 @@ class Machine(NamedTuple):
         return cls(workload, time, data, data if workload.is_single else models)
 
     def launch_step(self) -> None:
-        """Launch the kernels of a step on all replicas, each by a thread of its own, and their
-        all-reduce.
-        """
+        """Launch a step on all replicas, each by its own thread, and their all-reduce."""
         workload = self.workload
         for model in self.models:
             model.launch(workload.step_s, workload.launch_s)
@@ -352,9 +342,7 @@ class Machine(NamedTuple):
     def produced(
         self, data: Gpu, hand_over: Callable[[Gpu], None] = lambda model: None
     ) -> Iterator[tuple]:
-        """Make the batches of one step after another, as `Producer.replica_batches`; the features
-        are the device.
-        """
+        """Make the batches of step after step, as a Producer; the features are the device."""
         time, workload = self.time, self.workload
         step = SimpleNamespace(
             audio_s=1.0, padded_s=1.0, bucket=0, position=SimpleNamespace(epoch=0)
@@ -428,9 +416,7 @@ class EmulatedState:
 
 
 class Validations:
-    """The validations of an emulated run: a hook of the loop, and an observer if they run during
-    training.
-    """
+    """The validations of an emulated run: a hook, and an observer if they run during training."""
 
     pause_kind = "validation"
 
@@ -513,9 +499,7 @@ def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None)
 def open_feed(
     stack: ExitStack, machine: Machine, producers: Sequence[Iterator[tuple]]
 ) -> ReplicaFeed:
-    """Return a feed of the batches of a machine's producers that had time to fill up; `stack`
-    closes it.
-    """
+    """Return a feed of a machine's producers that had time to fill up; `stack` closes it."""
     with mock.patch(
         "myxtts.data.feed.HoldingQueue", lambda depth: VirtualQueue(depth, machine.time)
     ):
@@ -551,9 +535,7 @@ class Advice(logging.Handler):
 
 
 def train_as_formerly(workload: Workload, steps: int = 400) -> Outcome:
-    """Train as up to version 0.1: the producer hands over by eager copies, and scalars are made on
-    the model device.
-    """
+    """Train as up to version 0.1: eager copies hand over; scalars are made on the model GPU."""
     machine = Machine.of(workload)
     time, clock = machine.time, Clock(machine.time.now)
 

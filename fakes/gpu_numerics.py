@@ -19,9 +19,7 @@ def on_emulated_gpu() -> Iterator[None]:
 
 @contextmanager
 def cudnn_ctc_loss(garbage: float = np.nan) -> Iterator[None]:
-    """Give `tf.nn.ctc_loss` cuDNN's limits: below 256 labels a row, and `garbage` as the gradient
-    behind its end.
-    """
+    """Give `tf.nn.ctc_loss` cuDNN's limits: 255 labels, `garbage` as gradient behind its end."""
     with mock.patch.object(tf.nn, "ctc_loss", _cudnn_ctc_loss(tf.nn.ctc_loss, garbage)):
         yield
 
@@ -47,9 +45,7 @@ def _cudnn_ctc_loss(kernel, garbage):
 
 @contextmanager
 def tf32_products() -> Iterator[None]:
-    """Round the float32 factors of `tf.matmul` to TF32, as GPUs since Ampere do; other types are
-    not rounded.
-    """
+    """Round the float32 factors of `tf.matmul` to TF32, as GPUs since Ampere do."""
     product = tf.matmul
 
     def rounded_product(a, b, **transposed):

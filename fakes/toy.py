@@ -60,9 +60,7 @@ def build_toy(
 
 @contextmanager
 def shared_traces() -> Iterator[None]:
-    """Let runs share the functions of producers and readers inside the context: see `traced_once`
-    and `read_by_one`.
-    """
+    """Let runs share the functions of producers and readers: `traced_once`, `read_by_one`."""
     with (
         mock.patch("myxtts.data.pipeline.trace_produce", traced_once),
         mock.patch("myxtts.data.pipeline.make_reader", read_by_one),
@@ -71,9 +69,7 @@ def shared_traces() -> Iterator[None]:
 
 
 def traced_once(device: str, extractor: FeatureExtractor) -> ProduceFunction:
-    """Return `trace_produce` of the device and the extractor, cached unless a frozen network is
-    part of it.
-    """
+    """Return `trace_produce`, cached unless the extractor has a frozen network."""
     if extractor.load_frozen is not None:
         return trace_produce(device, extractor)
     produce = partial(extractor.produce)

@@ -42,9 +42,7 @@ def producers() -> list[threading.Thread]:
 
 
 class ObservedSource:
-    """The numbers from 0, endless or up to `count`, with how many were made and which thread closed
-    them.
-    """
+    """The numbers from 0, endless or to `count`; it knows which thread closed it."""
 
     def __init__(self, count: int | None = None):
         self.made, self.closed_in, self.changed = 0, None, threading.Condition()

@@ -1,6 +1,4 @@
-"""Folders, contexts, clocks, processes and signals that several test modules share. No
-TensorFlow.
-"""
+"""Folders, contexts, clocks, processes and signals that test modules share. No TensorFlow."""
 
 import contextlib
 import io
@@ -57,9 +55,7 @@ class FolderCase(unittest.TestCase):
 
 
 def entered(add_cleanup: Callable, context: contextlib.AbstractContextManager):
-    """Enter a context until the cleanup, and return its value; unittest's `enterContext` needs
-    Python 3.11.
-    """
+    """Enter a context until the cleanup; return its value. `enterContext` needs Python 3.11."""
     value = context.__enter__()
     add_cleanup(context.__exit__, None, None, None)
     return value
@@ -148,8 +144,7 @@ def reported(program: Callable[[], int]) -> tuple[int, str]:
     with (
         contextlib.redirect_stderr(stderr),
         mock.patch("myxtts.commands.console.log_to_console"),
-        mock.patch.object(
-            logging.getLogger("myxtts"), "handlers", []
-        ),  # those of earlier runs in this process
+        # Those of earlier runs in this process.
+        mock.patch.object(logging.getLogger("myxtts"), "handlers", []),
     ):
         return report_errors(program), stderr.getvalue()

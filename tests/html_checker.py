@@ -8,9 +8,7 @@ CLOSED_BY_OTHERS = {"tr", "td", "th", "li"}  # their end tags may be left out
 
 
 class Checker(html.parser.HTMLParser):
-    """Fails a test where a page is malformed, refers to the network, or has a picture without a
-    text.
-    """
+    """Fails where a page is malformed, refers to the network, or has a picture without a text."""
 
     def __init__(self, test: unittest.TestCase, page: str):
         super().__init__()

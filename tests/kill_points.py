@@ -55,9 +55,7 @@ class KillPoints:
 
     @contextlib.contextmanager
     def active(self) -> Iterator["KillPoints"]:
-        """Watch the calls of all threads in the scope. Nothing is flushed, which takes most of the
-        time of a test.
-        """
+        """Watch the calls of all threads in the scope, without flushing, which takes most time."""
         with contextlib.ExitStack() as patches:
             for name in CHANGING:
                 patches.enter_context(

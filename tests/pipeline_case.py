@@ -35,9 +35,7 @@ def host(produced: ProducedBatch) -> dict[str, np.ndarray]:
 
 
 class PipelineCase(unittest.TestCase):
-    """A corpus of 13 sinusoids by three speakers: two buckets, batches of three, two batches per
-    step.
-    """
+    """A corpus of 13 sinusoids by three speakers: two buckets, batches of 3, two batches a step."""
 
     SETTINGS = DataConfig(batch_size=3, buckets=2, reference_seconds=0.5)
     SECONDS = tuple(0.3 + 0.05 * i for i in range(13))

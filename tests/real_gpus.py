@@ -1,6 +1,4 @@
-"""Import this module before `tests.two_devices` to test on real GPUs where there are any;
-TEST_GPUS=0 prevents it.
-"""
+"""Import this before `tests.two_devices` to test on real GPUs, unless TEST_GPUS=0."""
 
 import os
 

@@ -36,14 +36,11 @@ ROOT = Path(__file__).parents[1]
 TIMES = Path(__file__).with_name("times.json")  # seconds of each module, as --times measured them
 SLOWEST_TESTS = 30  # how many --times lists
 LAST_LINES = 100  # how many are shown of what a process printed before it died
-LIMIT_S = (
-    7200.0 if LONG else 1200.0
-)  # of a module; the slowest one takes 71 s on idle cores, 210 s on busy ones
+# Of a module; the slowest one takes 71 s on idle cores, 210 s on busy ones.
+LIMIT_S = 7200.0 if LONG else 1200.0
 END_S = 10.0  # from the SIGINT of a process to its SIGKILL
-SHARED_RUNS = (
-    "whole_run",
-    "vocoder_run",
-)  # of tests.tiny and tests.tiny_vocoder: a process trains each once, in 20 s
+# Of tests.tiny and tests.tiny_vocoder: a process trains each once, in 20 s.
+SHARED_RUNS = ("whole_run", "vocoder_run")
 FAILED = ("failures", "errors", "unexpectedSuccesses")
 COUNTS = (*FAILED, "skipped", "expectedFailures")
 
@@ -74,9 +71,8 @@ def main() -> int:
         return work(modules)
     if options.quick:
         modules = [module for module in modules if not imports_tensorflow(f"tests.{module}")]
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a background job of a shell ignores it, and so would tests
+    # A background job of a shell ignores it, and so would tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     start, suite = time.perf_counter(), Suite(modules, options.quick)
     try:
@@ -113,9 +109,8 @@ class Suite:
 
     def _run_group(self, modules: list[str], jobs: int, gpus: str) -> None:
         times = json.loads(TIMES.read_text())
-        self._waiting = sorted(
-            modules, key=lambda module: times.get(module, float("inf"))
-        )  # the slowest comes last
+        # The slowest comes last.
+        self._waiting = sorted(modules, key=lambda module: times.get(module, float("inf")))
         self._owners = {}
         arguments = (modules, os.environ | {"TEST_GPUS": gpus})
         threads = [
@@ -243,12 +238,9 @@ class Suite:
 
 
 def _report_of(process: subprocess.Popen) -> str:
-    """Return the report on the module of a process; nothing if it dies. It is aborted after
-    LIMIT_S.
-    """
-    abort = threading.Timer(
-        LIMIT_S, process.send_signal, (signal.SIGABRT,)
-    )  # faulthandler shows where it hangs
+    """Return the report on the module of a process; "" if it dies. It is aborted after LIMIT_S."""
+    # Faulthandler shows where it hangs.
+    abort = threading.Timer(LIMIT_S, process.send_signal, (signal.SIGABRT,))
     abort.daemon = True
     abort.start()
     try:
@@ -272,9 +264,7 @@ def _death(code: int, log: IO[str]) -> dict:
 
 
 def work(modules: list[str]) -> int:
-    """Run the modules that standard input names, one in a line, and report each in a line
-    of JSON.
-    """
+    """Run the modules that lines of stdin name, and report each in a line of JSON."""
     reports = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what tests print
     faulthandler.enable()
@@ -347,9 +337,7 @@ def _cpu_s() -> float:
 
 
 def gpu_modules(modules: list[str]) -> list[str]:
-    """Return the modules that use real GPUs, which need a process of their own: all others simulate
-    them.
-    """
+    """Return the modules that use real GPUs, in a process of their own: others simulate them."""
     if os.environ.get("TEST_GPUS") == "0" or not visible_gpus():
         return []
     return [
@@ -362,9 +350,7 @@ def _source(module: str) -> str:
 
 
 def imports_tensorflow(module: str) -> bool:
-    """Return whether the import of a module imports TensorFlow, directly or through modules of the
-    project.
-    """
+    """Return whether the import of a module imports TensorFlow, directly or through others."""
     seen, names = set(), [module]
     while names:
         name = names.pop()

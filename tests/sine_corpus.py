@@ -1,6 +1,4 @@
-"""Signals, and corpora of sinusoids. Every utterance has its own pitch, which shows which utterance
-was read.
-"""
+"""Signals and corpora of sinusoids. Its pitch shows which utterance was read."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,9 +25,7 @@ def sine(
 
 
 def frequency(wave: np.ndarray) -> float:
-    """Return the frequency in Hz of the strongest bin in the Fourier transform of a wave at 22,050
-    Hz.
-    """
+    """Return the frequency in Hz of the strongest bin of the spectrum of a wave at 22,050 Hz."""
     return float(np.abs(np.fft.rfft(wave)).argmax() * SAMPLE_RATE_HZ / len(wave))
 
 
@@ -48,9 +44,7 @@ def write_sound(
 def write_corpus(
     folder: Path, seconds: Sequence[float], speakers: int = 2, suffixes: Sequence[str] = (".wav",)
 ) -> Manifest:
-    """Write sinusoids: utterance `u<i>` has `pitch_of(i)` Hz, 1 to 8 letters and speaker i modulo
-    `speakers`.
-    """
+    """Write sinusoids: utterance `u<i>` has `pitch_of(i)` Hz, speaker i modulo `speakers`."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["path,text,speaker"]
     for i, length_s in enumerate(seconds):
@@ -88,9 +82,7 @@ def noise(samples: int, level: float) -> np.ndarray:
 
 
 def vowels(seconds: float = 1.5) -> np.ndarray:
-    """Return a vowel that goes from 100 to 140 Hz and back while its timbre changes, and some
-    noise; float32.
-    """
+    """Return a vowel from 100 to 140 Hz and back whose timbre changes, with noise; float32."""
     position = np.arange(round(seconds * SAMPLE_RATE_HZ)) / (seconds * SAMPLE_RATE_HZ)
     phase = 2 * np.pi * np.cumsum(100 + 40 * np.sin(np.pi * position)) / SAMPLE_RATE_HZ
     wave = sum(
@@ -100,9 +92,7 @@ def vowels(seconds: float = 1.5) -> np.ndarray:
 
 
 def tones(seed: int = 0, padded: int = 10_240) -> dict[str, np.ndarray]:
-    """Return TTS_INPUTS with three tones of 200 Hz and a row without an utterance; references have
-    300 Hz.
-    """
+    """Return TTS_INPUTS with three tones of 200 Hz and an empty row; references have 300 Hz."""
     target, reference = (np.zeros((4, samples), np.int16) for samples in (padded, 5_120))
     for wave, hz in ((target, 200.0), (reference, 300.0)):
         wave[:3] = 32_768 * sine(hz, wave.shape[1] / 22_050)
@@ -122,9 +112,7 @@ def tones(seed: int = 0, padded: int = 10_240) -> dict[str, np.ndarray]:
 
 
 def signals() -> dict[str, np.ndarray]:
-    """Return signals of half a second. Loud tones are the hardest, since some bands stay at the
-    floor.
-    """
+    """Return signals of half a second. Loud tones are hardest: some bands stay at the floor."""
     random, tone = np.random.default_rng(0), sine(300, 0.5, level=1.0)
     middle = np.zeros(len(tone))
     middle[4_000:8_000] = 1.0

@@ -25,9 +25,7 @@ SHAPES = ((1, 1), (6, 6), (9, 4), (40, 13), (57, 57))  # frames and tokens
 
 
 def reference_path(score):
-    """Return the best monotonic path through float [frames, tokens], by dynamic programming in
-    float64.
-    """
+    """Return the best monotonic path through float [frames, tokens], by float64 programming."""
     frames, tokens = score.shape
     best = np.full((frames, tokens), -np.inf)
     best[0, 0] = score[0, 0]
@@ -66,9 +64,8 @@ class Path(unittest.TestCase):
             np.testing.assert_array_equal(path[15], -1)
 
     def test_searching_by_blocks_finds_the_same_path_bit_for_bit(self):
-        for seed, shape in enumerate(
-            (*SHAPES, (8, 3), (9, 3), (10, 3), (90, 40))
-        ):  # blocks have 8 frames
+        # Blocks have 8 frames.
+        for seed, shape in enumerate((*SHAPES, (8, 3), (9, 3), (10, 3), (90, 40))):
             with self.subTest(shape=shape):
                 rows = alignment_rows(seed, *shape, ties=seed % 2 == 0)
                 np.testing.assert_array_equal(
@@ -85,9 +82,7 @@ class Path(unittest.TestCase):
                     )
 
     def test_xla_knows_how_often_each_loop_runs(self):
-        """Otherwise a GPU returns a loop's condition to the host in each iteration. XLA tries up to
-        128 of any loop.
-        """
+        """Otherwise each iteration waits for the host. XLA tries up to 128 of any loop."""
         for function, loops in ((search_by_frames, [149, 150]), (search_by_blocks, [8, 19])):
             with self.subTest(function=function.__name__):
                 arguments = [tf.constant(rows) for rows in alignment_rows(0, 150, 4)]
@@ -148,9 +143,7 @@ class Score(unittest.TestCase):
         np.testing.assert_allclose(score, expected, atol=1e-6)
 
     def test_a_pause_that_fits_no_token_does_not_displace_words(self):
-        """Tokens: space, p, vowel, comma, n. The comma was aligned with speech before; p is silent
-        at its closure.
-        """
+        """Tokens: space, p, vowel, comma, n. The comma was aligned with speech; p has a closure."""
         frames = {
             "space": (-0.5, 2),
             "p": (-2.4, 2),

@@ -165,9 +165,7 @@ class EmptyRows(unittest.TestCase):
 
 class Loss(unittest.TestCase):
     def test_loss_sums_over_all_paths(self):
-        """Two frames, 4 equally likely symbols: `a` has the paths a-, -a, aa: 3/16; `ab` has the
-        path ab: 1/16.
-        """
+        """Two frames, 4 equal symbols: `a` has the paths a-, -a, aa: 3/16; `ab` has ab: 1/16."""
         logits, frames = tf.zeros([2, 2, 4]), tf.constant([2, 2])
         losses = ctc_losses(logits, frames, tf.constant([[3, 0], [3, 2]]), tf.constant([1, 2]))
         np.testing.assert_allclose(losses, -np.log([3 / 16, 1 / 16]), rtol=1e-6)

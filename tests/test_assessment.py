@@ -1,6 +1,4 @@
-"""The grade of a placement: utilisation of both devices, and throughput compared with other
-placements, by hand.
-"""
+"""The grade of a placement: utilisation of devices, and throughput of others, by hand."""
 
 import unittest
 from dataclasses import replace
@@ -94,10 +92,8 @@ class AssessmentTest(unittest.TestCase):
         for stage_s in ((28.0, 2.0, 20.0), (20.0, 28.0, 20.0)):
             (change,) = replace(slow, mean_s=stages(*stage_s), all_reduce_s=20.0).recommended
             self.assertIn("a larger --model-size", change)
-        for stage_s in (
-            (18.0, 18.0, 20.0),
-            (20.1, 0.0, 20.0),
-        ):  # a transfer overlaps; 0.5 % is no difference
+        # A transfer overlaps; 0.5 % is no difference.
+        for stage_s in ((18.0, 18.0, 20.0), (20.1, 0.0, 20.0)):
             equal = replace(EQUAL, mean_s=stages(*stage_s), all_reduce_s=20.0)
             self.assertEqual(equal.recommended, [])
 
@@ -200,9 +196,8 @@ class RunTest(unittest.TestCase):
     def test_single_run_knows_its_producer_only_on_the_cpu(self):
         self.assertIn("one GPU does not time its producer", run(placement(ONE)).line)
         assessed = run(placement(ONE, gpus=0))
-        self.assertEqual(
-            assessed.mean_s, stages(10.0, 0.0, 15.0)
-        )  # the device did one after the other
+        # The device did one after the other.
+        self.assertEqual(assessed.mean_s, stages(10.0, 0.0, 15.0))
         self.assertAlmostEqual(assessed.gains["dual"], 25 / 15)
 
     def test_starved_producer_takes_as_long_to_read_as_for_the_rest_of_its_time(self):
@@ -212,9 +207,8 @@ class RunTest(unittest.TestCase):
 
     def test_producers_that_take_turns_have_their_mean_time_in_the_clock(self):
         turns = PlacementConfig(data_gpus=(0, 1), model_gpu=2)
-        assessed = run(
-            placement(turns, gpus=3)
-        )  # 10 s a step and producer: each makes every other batch in 20 s
+        # 10 s a step and producer: each makes every other batch in 20 s.
+        assessed = run(placement(turns, gpus=3))
         self.assertEqual(
             (assessed.gpus, assessed.data_busy, assessed.mean_s["produce"]), ((0, 1, 2), 0.4, 20.0)
         )

@@ -1,6 +1,4 @@
-"""The audit finds no operation without a GPU kernel in this project, and finds planted ones
-anywhere.
-"""
+"""The audit finds no operation without a GPU kernel here, and finds planted ones anywhere."""
 
 import unittest
 
@@ -57,9 +55,8 @@ class ProjectTest(unittest.TestCase):
     def assert_clean(self, function, least: int):
         result = audit(function)
         self.assertEqual(result.host_only, ())
-        self.assertGreater(
-            result.operations, least
-        )  # fewer if the audit had skipped called functions
+        # Fewer if the audit had skipped called functions.
+        self.assertGreater(result.operations, least)
 
     def test_producer_passes_the_audit(self):
         for vtlp in (0.0, 0.1):
@@ -194,9 +191,8 @@ class PlantedOperationTest(unittest.TestCase):
         self.assertEqual(
             missing_kernels(lambda x: tf.matmul(product(x), x), WHOLE), [("MatMul", "GPU kernel")]
         )
-        plain = tf.function(
-            lambda x: tf.matmul(x, x)
-        )  # compiled if its caller is, but not by itself
+        # Compiled if its caller is, but not by itself.
+        plain = tf.function(lambda x: tf.matmul(x, x))
         self.assertEqual(missing_kernels(lambda x: plain(x) + 1, WHOLE, xla=True), [])
         self.assertEqual(missing_kernels(lambda x: plain(x) + 1, WHOLE), [("MatMul", "GPU kernel")])
         self.assertEqual(missing_kernels(length, TEXTS, xla=True), [("StringLength", "XLA kernel")])

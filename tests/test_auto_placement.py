@@ -39,9 +39,7 @@ from tests.tiny import Workspace, toy_models
 def profile(
     read_ms: float, produce_ms: float, transfer_ms: float, step_ms, all_reduce_ms: float = 0.0
 ) -> StageProfile:
-    """Return a profile of 20 batches; if `step_ms` is a list, batches with equal values share a
-    bucket.
-    """
+    """Return a profile of 20 batches; batches with equal `step_ms` of a list share a bucket."""
     columns_ms = read_ms, produce_ms, transfer_ms, step_ms
     times = StageTimes(*(np.resize(column_ms, 20) / 1e3 for column_ms in columns_ms))
     _, bucket = np.unique(times.step_s, return_inverse=True)
@@ -93,18 +91,16 @@ class RankPlacementsTest(unittest.TestCase):
         self.assertAlmostEqual(best.batches_per_s, 1 / 0.025, delta=0.2)
 
     def test_each_gpu_that_makes_batches_has_its_own_readers(self):
-        best = self.best(
-            60, 5, 1, 20, 0
-        )  # the interval between batches from all readers of one data GPU
+        # The interval between batches from all readers of one data GPU.
+        best = self.best(60, 5, 1, 20, 0)
         self.assertEqual(best.candidate.name, "replicated")
         self.assertAlmostEqual(best.batches_per_s, 2 / 0.060, delta=0.2)
 
     def test_replicas_train_on_batches_of_the_same_bucket_in_a_step(self):
         best = self.best(0, 0, 0, [10, 30])
         self.assertEqual(best.candidate.flags, "--model-gpus 0 1")
-        self.assertAlmostEqual(
-            best.batches_per_s, 2 / 0.020, delta=0.2
-        )  # drawn independently: 2 / 0.025
+        # Drawn independently: 2 / 0.025.
+        self.assertAlmostEqual(best.batches_per_s, 2 / 0.020, delta=0.2)
 
     def test_two_producers_win_if_producing_takes_twice_as_long_as_the_step(self):
         best = self.best(1, 40, 2, 20, 4, gpus=3)
@@ -228,9 +224,8 @@ class MeasureTest(unittest.TestCase):
         self.assertGreater(measured.evaluation_s, 0.0)
 
     def test_user_error_in_the_measuring_process_is_raised(self):
-        measure = partial(
-            read_corpus, Path("nowhere")
-        )  # without TensorFlow, whose import takes 5 s
+        # Without TensorFlow, whose import takes 5 s.
+        measure = partial(read_corpus, Path("nowhere"))
         with self.assertRaisesRegex(DataError, "nowhere"):
             measure_in_subprocess(measure, Config())
 

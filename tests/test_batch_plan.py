@@ -262,9 +262,8 @@ class Shapes(unittest.TestCase):
         plan = Plan(
             samples, samples, samples * 0, bounds=np.array([256, 512]), batch_size=2, seed=0
         )
-        self.assertAlmostEqual(
-            plan.padding, 1 - 1024 / (2 * 256 + 2 * 512)
-        )  # one row of the last batch is empty
+        # One row of the last batch is empty.
+        self.assertAlmostEqual(plan.padding, 1 - 1024 / (2 * 256 + 2 * 512))
         plan = Plan(
             samples, samples, samples * 0, bounds=np.array([512]), batch_size=2, replicas=2, seed=0
         )
@@ -291,9 +290,8 @@ class References(unittest.TestCase):
             epoch = plan.epoch(number)
             pairs[epoch.order, epoch.references] += 1
         others = pairs[~np.eye(5, dtype=bool)]
-        self.assertTrue(
-            np.all((others > 60) & (others < 140)), pairs
-        )  # 100 expected, standard deviation 9
+        # 100 expected, standard deviation 9.
+        self.assertTrue(np.all((others > 60) & (others < 140)), pairs)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""The chaos test draws the same cases again, injects what it says, and notices what a program does
-wrong.
-"""
+"""The chaos test draws the same cases again, injects them, and notices wrong behaviour."""
 
 import contextlib
 import errno
@@ -49,9 +47,7 @@ os.replace(root / "first", root / "third")
 
 
 class InProcess:
-    """Runs programs in this process, as `children.Forks` runs them in forks; without faults of
-    system calls.
-    """
+    """Runs programs in this process instead of forks, without faults of system calls."""
 
     def start(self, command, folder, name, prepare, **keywords):
         assert not prepare and not keywords, "faults need a process of their own"

@@ -160,9 +160,8 @@ class ClusterResultTest(unittest.TestCase):
                 [check.name for check in cluster_checks(result) if check.status == "failed"], [name]
             )
         self.assertFalse(GOOD._replace(weight_differences=(float("nan"), 0.0)).passed)
-        self.assertFalse(
-            GOOD._replace(largest_update=0.0).passed
-        )  # unchanged weights would be equal too
+        # Unchanged weights would be equal too.
+        self.assertFalse(GOOD._replace(largest_update=0.0).passed)
 
     def test_speed_is_for_the_size_of_the_tensor(self):
         self.assertEqual(GOOD.all_reduce_times[0].bytes_per_s, (1 << 20) / 0.002)

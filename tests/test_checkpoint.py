@@ -157,9 +157,8 @@ class Retention(Case):
         checkpoints = self.checkpoints(keep=1)
         self.save_steps(checkpoints, 10)
         with (
-            mock.patch(
-                "os.access", lambda path, _: path.name != "step-000010"
-            ),  # root may write everywhere
+            # Root may write everywhere.
+            mock.patch("os.access", lambda path, _: path.name != "step-000010"),
             self.assertLogs("myxtts.training", "WARNING") as logs,
         ):
             self.save_steps(checkpoints, 20, 30)
@@ -204,9 +203,7 @@ class Retention(Case):
 
     def test_what_only_an_observation_asked_for_goes_also_after_a_restart(self):
         def observe(loss):
-            """Save steps 10 and 20, the second for an observation; a new process records its
-            result, and saves 30.
-            """
+            """Save steps 10 and 20; a new process records the observation of 20, and saves 30."""
             before = self.checkpoints(keep=2)
             self.save_steps(before, 10)
             before.add_provisional(20)
@@ -219,9 +216,8 @@ class Retention(Case):
 
         self.assertEqual(observe(loss=None), [10, 30])
         shutil.rmtree(self.folder)
-        self.assertEqual(
-            observe(loss=0.5), [20, 30]
-        )  # the best, as if the validation had asked for it
+        # The best, as if the validation had asked for it.
+        self.assertEqual(observe(loss=0.5), [20, 30])
         self.save_steps(self.checkpoints(keep=2), 40, loss=0.4)
         self.assertEqual(self.steps(), [30, 40])
 

@@ -1,6 +1,4 @@
-"""Checkpoints are written whole or not at all, and damaged ones are rejected by name. No
-TensorFlow.
-"""
+"""Checkpoints are written whole or not at all; damaged ones are rejected by name."""
 
 import itertools
 import json
@@ -86,9 +84,7 @@ class Case(unittest.TestCase):
         return False
 
     def restarted(self):
-        """Return the value of each checkpoint by its step, as the next start of the run
-        finds them.
-        """
+        """Return the value of each checkpoint by its step, as the next start finds them."""
         put_back_former(self.folder)
         newest = latest(self.folder)
         remove_remains(self.folder)

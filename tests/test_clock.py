@@ -150,15 +150,10 @@ class ClockTest(unittest.TestCase):
 
     def test_bottleneck_is_the_stage_that_the_others_wait_for(self):
         cases = {
-            "step": {
-                "wait_s": 0.04,
-                "read_s": 0.9,
-            },  # the model hardly waits, regardless of the producer
-            "read": {
-                "wait_s": 0.06,
-                "read_s": 0.3,
-                "produce_s": 0.7,
-            },  # producing takes longer, but has to wait
+            # The model hardly waits, regardless of the producer.
+            "step": {"wait_s": 0.04, "read_s": 0.9},
+            # Producing takes longer, but has to wait.
+            "read": {"wait_s": 0.06, "read_s": 0.3, "produce_s": 0.7},
             "produce": {"wait_s": 0.06, "read_s": 0.1, "produce_s": 0.9},
         }
         nothing = Interval(1, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0)

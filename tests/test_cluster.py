@@ -105,9 +105,8 @@ class KubernetesTest(unittest.TestCase):
                     f"$({index_variable['name']})", str(index)
                 )
             }
-            hosts = [
-                f"{name}-{i}.{pod['subdomain']}:2222" for i in range(count)
-            ]  # as Kubernetes names the pods
+            # As Kubernetes names the pods.
+            hosts = [f"{name}-{i}.{pod['subdomain']}:2222" for i in range(count)]
             self.assertEqual(find_cluster(environ), Cluster(tuple(hosts), index))
         self.assertEqual(pod["subdomain"], service["metadata"]["name"])
         train.parse(pod["containers"][0]["command"][2:])
@@ -115,26 +114,16 @@ class KubernetesTest(unittest.TestCase):
 
 class SlurmTest(unittest.TestCase):
     def test_each_task_of_a_step_has_a_host_and_a_port(self):
-        workers = (
-            "n2:30234",
-            "n2:30235",
-            "n9:30234",
-            "n9:30235",
-            "n10:30234",
-        )  # 15000 + 31234 % 16000
+        # 15000 + 31234 % 16000.
+        workers = ("n2:30234", "n2:30235", "n9:30234", "n9:30235", "n10:30234")
         self.assertEqual(find_cluster(SLURM), Cluster(workers, 4))
         self.assertEqual(
             find_cluster({**SLURM, "SLURM_NODEID": "1", "SLURM_LOCALID": "1"}), Cluster(workers, 3)
         )
 
     def test_every_task_has_its_own_index_under_any_distribution(self):
-        positions = [
-            (0, 0),
-            (1, 0),
-            (2, 0),
-            (0, 1),
-            (1, 1),
-        ]  # the order of SLURM_PROCID under the cyclic distribution
+        # The order of SLURM_PROCID under the cyclic distribution.
+        positions = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]
         tasks = [
             {"SLURM_NODEID": str(node), "SLURM_LOCALID": str(local_id)}
             for node, local_id in positions

@@ -484,9 +484,7 @@ class SchemaTest(unittest.TestCase):
             self.assertEqual((config.data.batch_size, *limits), expected)
 
     def test_every_setting_is_read_outside_config(self):
-        """A setting counts as read in `data.batch_size`, `….data.batch_size` or
-        `settings.batch_size`.
-        """
+        """A setting is read in `data.batch_size`, `x.data.batch_size` or `settings.batch_size`."""
         read: set[tuple[str, str]] = set()
         for path in (ROOT / "myxtts").rglob("*.py"):
             if Path(schema.__file__).parent not in path.parents:

@@ -1,6 +1,4 @@
-"""Copies between host and GPU memory are found where a GPU would make them, once for each
-tensor.
-"""
+"""Copies between host and GPU memory are found where a GPU makes them, once for each tensor."""
 
 import unittest
 from contextlib import nullcontext

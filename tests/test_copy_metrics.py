@@ -58,18 +58,16 @@ class CopyMetricsTest(unittest.TestCase):
             "voicing_error": 0.0,
         }
         self.assertEqual(self.same, self.same | best)
-        self.assertAlmostEqual(
-            self.same["pesq_wb"], 4.644, places=3
-        )  # the highest value of P.862.2
+        # The highest value of P.862.2.
+        self.assertAlmostEqual(self.same["pesq_wb"], 4.644, places=3)
         self.assertAlmostEqual(self.same["stoi"], 1.0, places=6)
 
     def test_double_amplitude_is_an_error_of_6_db_and_no_distortion(self):
         self.assertAlmostEqual(self.louder["log_mel_error"], 20 * np.log10(2), delta=0.01)
         self.assertAlmostEqual(self.louder["mel_cepstral_distortion"], 0.0, delta=0.01)
         self.assertAlmostEqual(self.louder["log_f0_rmse"], 0.0, delta=1e-3)
-        self.assertAlmostEqual(
-            self.louder["pesq_wb"], self.same["pesq_wb"], delta=0.02
-        )  # it equalizes levels
+        # It equalizes levels.
+        self.assertAlmostEqual(self.louder["pesq_wb"], self.same["pesq_wb"], delta=0.02)
 
     def test_noise_makes_every_score_worse(self):
         for score in ("pesq_wb", "stoi"):

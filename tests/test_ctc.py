@@ -1,6 +1,4 @@
-"""CTC: feasible pairs of labels and frames, the loss on a CPU and a GPU, greedy and beam search
-decoding.
-"""
+"""CTC: feasible labels, the loss on CPU and GPU, greedy and beam search decoding."""
 
 import unittest
 from itertools import groupby
@@ -37,9 +35,7 @@ def decoded(decode, logits, frames, **options):
 
 
 def loss_of(labels, frames):
-    """Return the CTC loss; infinite where the labels do not fit, also where TensorFlow raises an
-    error.
-    """
+    """Return the CTC loss; infinite where labels do not fit or TensorFlow raises an error."""
     sparse = tf.sparse.from_dense(np.array([labels], np.int32))
     try:
         return tf.nn.ctc_loss(sparse, tf.zeros([9, 1, 6]), None, [frames], blank_index=0).numpy()[0]
@@ -78,9 +74,7 @@ class Feasibility(unittest.TestCase):
 
 
 def long_rows(*counts, frames=340, symbols=20):
-    """Return logits, frames, labels and counts of random rows: the first has fewer frames than are
-    padded.
-    """
+    """Return random logits, frames, labels and counts: the first row has fewer frames."""
     rng, rows = np.random.default_rng(0), len(counts)
     labels = rng.integers(1, symbols, (rows, max(counts)))
     labels[np.arange(max(counts)) >= np.array(counts)[:, None]] = BLANK
@@ -112,9 +106,7 @@ class Loss(unittest.TestCase):
         self.assertTrue(np.all(again_gradient[0, 40:] == 0.0))
 
     def test_recursion_sums_over_all_paths(self):
-        """Two frames, 4 equally likely symbols: `a` has the paths a-, -a, aa: 3/16; `ab` has the
-        path ab: 1/16.
-        """
+        """Two frames, 4 equal symbols: `a` has the paths a-, -a, aa: 3/16; `ab` has ab: 1/16."""
         labels, count = tf.constant([[3, 0], [3, 2]]), tf.constant([1, 2])
         losses = ctc.ctc_losses_by_recursion(
             tf.zeros([2, 2, 4]), tf.constant([2, 2]), labels, count
@@ -134,9 +126,8 @@ class Loss(unittest.TestCase):
         np.testing.assert_allclose(on_gpu, losses, rtol=1e-5)
         # The kernel's gradient is the one that is off: docs/experiments/asr.md.
         np.testing.assert_allclose(on_gpu_gradient, gradient, atol=0.01)
-        np.testing.assert_array_equal(
-            on_gpu_gradient[1:3], gradient[1:3]
-        )  # these rows the kernel takes
+        # These rows the kernel takes.
+        np.testing.assert_array_equal(on_gpu_gradient[1:3], gradient[1:3])
 
     def test_gradient_behind_the_end_of_a_row_is_zero_whatever_the_kernel_leaves_there(self):
         rows = long_rows(5, 0, 1, frames=60)
@@ -171,9 +162,8 @@ class Loss(unittest.TestCase):
         function = tf.function(gradient).get_concrete_function(*specs)
         self.assertEqual(audit(function).host_only, ())
         to_host = [copy for copy in find_copies(function) if copy.to_host]
-        self.assertLessEqual(
-            len([copy for copy in to_host if "cond/" not in copy.tensor]), 1
-        )  # TensorFlow's own
+        # TensorFlow's own.
+        self.assertLessEqual(len([copy for copy in to_host if "cond/" not in copy.tensor]), 1)
         self.assertEqual({copy.consumer for copy in to_host if copy.in_loop}, {"LoopCond"})
 
 
@@ -224,9 +214,7 @@ class Beam(unittest.TestCase):
         )
 
     def test_probabilities_of_all_paths_of_a_text_are_added(self):
-        """Two frames with P(blank) = 0.6 and P(a) = 0.4: silence has 0.36, `a` 0.64 by three paths
-        (Graves 2012).
-        """
+        """Two frames, P(blank) = 0.6, P(a) = 0.4: silence 0.36, `a` 0.64 (Graves 2012)."""
         probability = np.full([1, 2, 6], 1e-9, np.float32)
         probability[..., [0, 3]] = 0.6, 0.4
         logits, frames = tf.constant(np.log(probability)), tf.constant([2])

@@ -1,6 +1,4 @@
-"""Files that are damaged after the manifest was made, and unusual corpora, through the data
-path.
-"""
+"""Files damaged after the manifest was made, and unusual corpora, through the data path."""
 
 import os
 import shutil
@@ -165,9 +163,8 @@ class UnusualCorpusTest(unittest.TestCase):
                 planned.rows, batch["frames"].numpy(), mel, strict=False
             ):
                 self.assertEqual(frames, round(seconds[row] * SAMPLE_RATE_HZ) // HOP_SAMPLES)
-                self.assertGreater(
-                    spectrogram[:frames].max(axis=1).min(), -3.0
-                )  # the tone is audible in every frame
+                # The tone is audible in every frame.
+                self.assertGreater(spectrogram[:frames].max(axis=1).min(), -3.0)
         return delivered
 
     def test_a_single_utterance_is_its_own_reference(self):
@@ -180,12 +177,12 @@ class UnusualCorpusTest(unittest.TestCase):
         delivered = self.delivered(
             [0.06, 0.3, 20.0, 0.31], speakers=2, batch_seconds=1.0, reference_seconds=30.0
         )
-        self.assertEqual(
-            {d.features["reference"].shape[1] for d in delivered}, {2583}
-        )  # 30 s in whole frames
+        # 30 s in whole frames.
+        self.assertEqual({d.features["reference"].shape[1] for d in delivered}, {2583})
+        # 20 s.
         self.assertEqual(
             max(int(d.features["reference_frames"].numpy().max()) for d in delivered), 1722
-        )  # 20 s
+        )
 
     def test_paths_with_spaces_and_letters_of_any_script_are_read(self):
         self.delivered(

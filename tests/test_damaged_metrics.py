@@ -1,6 +1,4 @@
-"""Damaged lines of metrics.jsonl stop neither a run nor a page: they are dropped, and a run says
-how many.
-"""
+"""Damaged lines of metrics.jsonl are dropped, and a run says how many."""
 
 import json
 import unittest

@@ -213,9 +213,7 @@ class OrderTest(ServiceCase):
 
 
 class LossTest(ServiceCase):
-    """A request to a lost server ends only when a new server takes its address, so each test starts
-    one.
-    """
+    """A request to a lost server ends when a new one takes its address, so each test has one."""
 
     def test_without_workers_this_machine_reads_the_batches_with_a_warning(self):
         servers, address = self.servers(workers=0)
@@ -315,9 +313,8 @@ class JobTest(unittest.TestCase):
         job = self.job(range(8))
         self.assertEqual(job.take(0, 60.0)["pcm"], 0)
         job._thread.join(0.1)
-        self.assertLessEqual(
-            len(self.requested), 4
-        )  # one taken, two ready, and one requested before
+        # One taken, two ready, and one requested before.
+        self.assertLessEqual(len(self.requested), 4)
         self.assertEqual([job.take(place, 60.0)["pcm"] for place in range(1, 8)], list(range(1, 8)))
 
     def test_an_error_ends_the_job_after_the_batches_before_it(self):
@@ -329,9 +326,7 @@ class JobTest(unittest.TestCase):
         self.assertIsInstance(job.error, tf.errors.NotFoundError)
 
     def test_batches_of_another_job_are_rejected(self):
-        """A restarted dispatcher may send them to a client that still waits for batches of the old
-        one.
-        """
+        """A restarted dispatcher may send them to a client that waits for batches of the old."""
         job = self.job([0, (1, 1), 2])  # the second belongs to the next job
         self.assertEqual(self.taken(job), [0] + [None] * 7)
         self.assertIn("restarted", str(job.error))
@@ -425,9 +420,8 @@ class ProgramTest(ServiceCase):
         self.assert_same(received, self.corpus.read_here(8))
 
         victim.wait()
-        with worker(
-            *service_address(f"grpc://{address}"), "127.0.0.1", ports[2]
-        ):  # ends the requests to the killed worker
+        # Ends the requests to the killed worker.
+        with worker(*service_address(f"grpc://{address}"), "127.0.0.1", ports[2]):
             self.assert_no_thread()
         for program, number, code in ((reader, signal.SIGINT, 130), (dealer, signal.SIGTERM, 143)):
             program.send_signal(number)

@@ -81,9 +81,7 @@ class FakeConfig:
         setattr(self, name, value)
 
     def logical_gpus(self) -> dict[str, tuple[str, int | None]]:
-        """Return (physical GPU, limit) of each logical GPU: visible GPUs by physical index, in the
-        order of limits.
-        """
+        """Return (physical GPU, limit) of each logical GPU, by GPU and order of limits."""
         if len({self.growth.get(gpu, False) for gpu in self.visible}) > 1:
             raise ValueError("Memory growth cannot differ between GPU devices")
         parts = [
@@ -113,9 +111,7 @@ class ThreadsTest(unittest.TestCase):
     def pools(
         self, cores: int, pinned: bool = False, names: tuple[str, ...] = (), **options
     ) -> list[object]:
-        """Configure devices on a machine with these cores; return the sizes of the intra-op and
-        inter-op pool.
-        """
+        """Configure devices on a machine with these cores; return the sizes of both pools."""
         fake = FakeConfig(names)
         settings = {
             name: options.pop(name)
@@ -451,9 +447,7 @@ for check in check_placement(Config.model_validate_json(sys.argv[1])):
     GPUS, "TensorFlow sees no GPU here, or TEST_GPUS=0 hides it: nothing real to configure"
 )
 class HardwareTest(unittest.TestCase):
-    """TensorFlow itself has the devices of a placement, and computes on them; each placement needs
-    a process.
-    """
+    """TensorFlow has the devices of a placement and computes on them, in a process for each."""
 
     def assert_configured(self, **settings):
         config = json.dumps({"placement": settings})

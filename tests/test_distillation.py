@@ -268,9 +268,8 @@ class TaughtFeatures(unittest.TestCase):
         rest = produced(DATA, replace(self.extractor, load_frozen=lambda _: NoVoice()), self.batch)
         check_batch(rest, TAUGHT_TTS_FEATURES, "test")
         for name, value in rest.items():
-            rows = slice(
-                2 if name in ("mel", "f0_hz") else 0 if name == "path" else None
-            )  # recordings
+            # recordings.
+            rows = slice(2 if name in ("mel", "f0_hz") else 0 if name == "path" else None)
             np.testing.assert_array_equal(
                 np.atleast_1d(value)[rows], np.atleast_1d(self.taught[name])[rows], name
             )

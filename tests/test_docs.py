@@ -27,12 +27,8 @@ DOCS = ROOT / "docs"
 WRITTEN = sorted(set(DOCS.rglob("*.md")) - set(generate.PAGES))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
 COMING_FROM = DOCS / "guides" / "coming_from.md"
-FOREIGN_FLAGS = {
-    "--logdir",
-    "--no-deps",
-    "--wheel-dir",
-    "--times",
-}  # of tensorboard, pip and tests.run
+# Of tensorboard, pip and tests.run.
+FOREIGN_FLAGS = {"--logdir", "--no-deps", "--wheel-dir", "--times"}
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
@@ -44,9 +40,8 @@ COMMAND = re.compile(
     rf"^(?:\w+=\S+ )?(?:python3? +({SCRIPT})|(?:python3? -m |bin/)?myxtts ([a-z-]+))(.*)$",
     re.MULTILINE,
 )
-ABSOLUTE_PATH = re.compile(
-    r"(?<![\w.:/>])/(?!corpora/)[A-Za-z]\w*/\w|\b[A-Z]:\\|file:/"
-)  # /corpora/ is the example
+# /corpora/ is the example.
+ABSOLUTE_PATH = re.compile(r"(?<![\w.:/>])/(?!corpora/)[A-Za-z]\w*/\w|\b[A-Z]:\\|file:/")
 
 
 def setting_flags() -> set[str]:
@@ -102,9 +97,7 @@ def programs() -> list[str]:
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Return (script or command, arguments) of each command line in the code blocks of a page, also
-    after `--`.
-    """
+    """Return (program, arguments) of each command line in code blocks, also after `--`."""
     for block in FENCED.findall(text.replace("\\\n", " ")):
         for script, name, rest in COMMAND.findall(block):
             arguments, launched = shlex.split(rest, comments=True), []
@@ -123,9 +116,7 @@ of_any_run = mock.patch(
 
 
 def with_shipped_files(arguments: list[str]) -> list[str]:
-    """Return the arguments with --config paths under ROOT for files of the project; drop other
-    --config files.
-    """
+    """Return the arguments with --config paths of the project under ROOT, without other ones."""
     if "--config" not in arguments:
         return arguments
     at = arguments.index("--config")
@@ -135,9 +126,7 @@ def with_shipped_files(arguments: list[str]) -> list[str]:
 
 
 def foreign_rows(text: str) -> Iterator[tuple[str, str]]:
-    """Return (what another trainer has, what we have) of each row of the tables in the page for its
-    users.
-    """
+    """Return (name elsewhere, name here) of each row of the tables for users of other trainers."""
     for line in re.findall(r"^\| (?!-)(.+) \|$", text, re.MULTILINE):
         theirs, _, ours = line.partition(" | ")
         yield theirs, ours
@@ -278,9 +267,7 @@ class FlagTest(unittest.TestCase):
 
 
 class ForeignFlagTest(unittest.TestCase):
-    """The page for users of other trainers: their names on the left of each table, ours on the
-    right.
-    """
+    """The page for users of other trainers: their names on the left of a table, ours right."""
 
     def setUp(self):
         self.rows = list(foreign_rows(COMING_FROM.read_text(encoding="utf-8")))

@@ -71,9 +71,7 @@ def device_of(value) -> str:
 
 @contextmanager
 def placed_functions():
-    """Yield a list that collects, for each function that TensorFlow instantiates, its operations
-    and their devices.
-    """
+    """Yield a list of operations and devices of each function that TensorFlow makes."""
     functions = []
     context.context().enable_run_metadata()
     try:
@@ -88,9 +86,7 @@ def placed_functions():
 
 
 class RouteOfAStepTest(unittest.TestCase):
-    """A step of the real pipeline, model and optimizer: the network on a route, a toy model on the
-    opposite route.
-    """
+    """A step of the real pipeline, model and optimizer; a toy on the opposite route."""
 
     @classmethod
     def setUpClass(cls):
@@ -98,9 +94,7 @@ class RouteOfAStepTest(unittest.TestCase):
         cls.manifest = write_corpus(folder, SECONDS)
 
     def step(self, model, route, accumulation):
-        """Take a full step; return (state, gradient sums, its first and the next microbatch,
-        outcome, functions).
-        """
+        """Take a full step; return state, sums, two microbatches, outcome and functions."""
         corpus = planned_corpus(self.manifest, READING, accumulation=accumulation)
         state = training_state(model, device=route.model)
         step = Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
@@ -123,9 +117,7 @@ class RouteOfAStepTest(unittest.TestCase):
         self.assertEqual({device_of(value) for value in values}, {device})
 
     def assert_on_route(self, model, route, accumulation, operations):
-        """Check the devices of some operations of the step. Only the step has the last
-        operation.
-        """
+        """Check the devices of some operations of the step. Only a step has the last operation."""
         state, sums, microbatches, outcome, functions = self.step(model, route, accumulation)
         self.assertEqual(bool(sums), accumulation > 1)
         self.assert_on(route.model, [outcome, *sums])
@@ -202,9 +194,7 @@ class MisplacedValueTest(unittest.TestCase):
             require_device(MODEL, [("mel", misplaced["mel"])] * 10)
 
     def test_the_devices_of_a_worker_are_those_of_its_process(self):
-        """tf.data's tensors are on a device of the job `localhost`, and the routes of a worker name
-        another job.
-        """
+        """tf.data's tensors are on a device of the job `localhost`; a worker's routes differ."""
         worker = "/job:worker/replica:0/task:1/device:"
         batch = on_device(features([(5, 13)]))
         require_device(worker + MODEL[1:], batch.items())

@@ -1,6 +1,4 @@
-"""Settings that have no effect in a run: what was given is an error, and what a run has recorded is
-none.
-"""
+"""Settings without effect in a run: an error where given, none where a run has recorded them."""
 
 import unittest
 from pathlib import Path

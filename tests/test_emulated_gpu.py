@@ -60,9 +60,7 @@ class HandOverTest(unittest.TestCase):
                 self.assertLessEqual(step_s, 1.05 * max(3 * produce_ms, C_MS) / 1e3)
 
     def test_two_producers_halve_the_time_of_producing_however_fast_they_are_launched(self):
-        """Even if a whole batch is launched at once, for which a copy from the same device would
-        wait.
-        """
+        """Even if a whole batch is launched at once, for which a copy of its device would wait."""
         for produce_ms in (150.0, 200.0, 300.0):
             launched = Workload.of_ms(produce_ms, C_MS, 5.0, producers=2)
             for launch_s in (launched.produce_launch_s, 0.0):
@@ -97,22 +95,18 @@ class HandOverTest(unittest.TestCase):
 
     def test_a_transfer_longer_than_the_step_sets_the_rate(self):
         self.assertAlmostEqual(outcome(30.0, 130.0).step_s, 0.130, delta=0.003)
-        self.assertAlmostEqual(
-            outcome(10.0, 50.0, 3).step_s, 0.150, delta=0.003
-        )  # one stream sends all three
+        # One stream sends all three.
+        self.assertAlmostEqual(outcome(10.0, 50.0, 3).step_s, 0.150, delta=0.003)
 
     def test_wait_is_a_lower_bound_where_batches_are_launched_faster_than_steps(self):
-        """The copy then waits for the next batch on the data device, and with it the call of the
-        step.
-        """
+        """The copy waits for the next batch on the data device, and the call of the step for it."""
         for produce_ms in (30.0, 102.0, 150.0):
             fast = replace(Workload.of_ms(produce_ms, C_MS, 5.0), produce_launch_s=0.0)
             run = train(fast, STEPS)
             self.assertLessEqual(run.step_s, 1.02 * fast.ideal_s)
             self.assertLessEqual(run.wait_share, run.idle_share + 0.001)
-        self.assertLess(
-            run.wait_share, run.idle_share - 0.3
-        )  # known: docs/guides/profiling.md says so
+        # known: docs/guides/profiling.md says so.
+        self.assertLess(run.wait_share, run.idle_share - 0.3)
 
     def test_the_former_hand_over_called_a_busy_device_starved(self):
         run = train_as_formerly(Workload.of_ms(30.0, C_MS, 5.0), STEPS)
@@ -123,9 +117,7 @@ class HandOverTest(unittest.TestCase):
 
 
 class ObserverTest(unittest.TestCase):
-    """Every 100 steps a snapshot is copied in 10 ms, and validated on the data device in 20 batches
-    of 40 ms.
-    """
+    """Every 100 steps a snapshot is copied (10 ms) and validated in 20 batches of 40 ms."""
 
     def validated(self, produce_ms: float, place: str) -> Outcome:
         return train(
@@ -141,9 +133,7 @@ class ObserverTest(unittest.TestCase):
         self.assertGreater(self.validated(30.0, "model").pause_share, 0.05)
 
     def test_producers_without_time_to_spare_go_first(self):
-        """The observer gets no time, so training waits for it when it is due again, but never for a
-        batch.
-        """
+        """The observer gets no time, so training waits when it is due again, never for a batch."""
         run = self.validated(98.0, "data")
         self.assertLessEqual(run.wait_share, 0.01)
         self.assertLessEqual(run.step_s, 1.02 * C_MS / 1e3)

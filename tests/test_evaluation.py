@@ -117,9 +117,8 @@ class DistortionTest(unittest.TestCase):
         self.assertAlmostEqual(
             MCD_FACTOR * np.linalg.norm(difference, axis=1).mean(), 3.0709, places=3
         )
-        self.assertLessEqual(
-            utterance_metrics(sound, rippled).mcd_db, 3.0710
-        )  # warping can only reduce it
+        # Warping can only reduce it.
+        self.assertLessEqual(utterance_metrics(sound, rippled).mcd_db, 3.0710)
 
     def test_distortion_over_all_coefficients_is_the_rms_difference_in_decibels(self):
         x, y = np.random.default_rng(0).normal(0, 1, (2, 1, 80))
@@ -319,9 +318,7 @@ class ColumnScoreTest(unittest.TestCase):
 
 
 class ColumnMetricsTest(unittest.TestCase):
-    """Two utterances in two languages; the second one is transcribed with one wrong letter
-    of four.
-    """
+    """Two utterances in two languages; the second is transcribed with a wrong letter of four."""
 
     @classmethod
     def setUpClass(cls):
@@ -445,9 +442,8 @@ class CompleteEvaluation(unittest.TestCase):
         run, file = asr_run().folder, self.plots.with_name("rates.json")
         with (
             cached_transcribers("myxtts.evaluation.asr"),
-            mock.patch(
-                "myxtts.placement.devices.configure"
-            ),  # this process has configured its devices
+            # This process has configured its devices.
+            mock.patch("myxtts.placement.devices.configure"),
             contextlib.redirect_stdout(io.StringIO()) as output,
         ):
             evaluate.main(["--run", str(run), "--json", str(file), "--utterances", "2"])
@@ -524,9 +520,8 @@ class CompleteEvaluation(unittest.TestCase):
             score = pool.submit(
                 score_weights, self.checkpoint.name, lambda: batches.append(None)
             ).result()
-        self.assertGreater(
-            len(batches), 3 * len(score.columns)
-        )  # each synthesis, wave and comparison
+        # Each synthesis, wave and comparison.
+        self.assertGreater(len(batches), 3 * len(score.columns))
         self.assertEqual(score.columns, ("synthesized", "copy_synthesis"))
         for key, metric in score.metrics.items():
             for column in score.columns:

@@ -1,6 +1,4 @@
-"""An exported run has the outputs of the original in a process with TensorFlow and without this
-package.
-"""
+"""An exported run has the outputs of the original, with and without this package."""
 
 import contextlib
 import io
@@ -60,13 +58,15 @@ synthesizer, *vocoders = [tf.saved_model.load(folder) for folder in (voice, voco
 inputs = dict(np.load(inputs))
 wave = tf.constant(inputs.pop("reference_wave"))
 reference = synthesizer.signatures["reference"](wave=wave)
-speech = synthesizer.signatures["serving_default"](**{name: tf.constant(value) for name, value in inputs.items()})
+tensors = {name: tf.constant(value) for name, value in inputs.items()}
+speech = synthesizer.signatures["serving_default"](**tensors)
 outputs = reference | speech
 for name, vocoder in zip(("vocoder", "griffin_lim"), vocoders):
-    mels = {"mel": speech["mel"], "frames": speech["samples"] // 256, "seed": tf.constant(inputs["seed"])}
+    mels = {"mel": speech["mel"], "frames": speech["samples"] // 256, "seed": tensors["seed"]}
     vocoded = vocoder.signatures["serving_default"](**mels)
     outputs |= {f"{name}_{key}": value for key, value in vocoded.items()}
-outputs |= {f"vocoder_{key}": value for key, value in vocoders[0].signatures["log_mel"](wave=wave).items()}
+log_mel = vocoders[0].signatures["log_mel"](wave=wave)
+outputs |= {f"vocoder_{key}": value for key, value in log_mel.items()}
 np.savez(out, **{name: value.numpy() for name, value in outputs.items()})
 """
 
@@ -272,9 +272,8 @@ class Exported(unittest.TestCase):
         stderr = io.StringIO()
         argv = ["--run", str(cls.run_folder), *flags]
         with (
-            mock.patch.object(
-                export.devices, "configure"
-            ),  # this process has configured its devices
+            # This process has configured its devices.
+            mock.patch.object(export.devices, "configure"),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(stderr),
         ):
@@ -336,9 +335,8 @@ class Exported(unittest.TestCase):
 
         with (
             cached_networks("myxtts.synthesis.export"),
-            mock.patch.object(
-                export, "synthesis_module", return_value=StubModule()
-            ),  # quick to save
+            # Quick to save.
+            mock.patch.object(export, "synthesis_module", return_value=StubModule()),
             mock.patch.object(export, "write_json", side_effect=full),
         ):
             self.assertEqual(self.program("--out", str(self.folder / "full"))[0], 2)

@@ -29,9 +29,8 @@ class FeedTest(unittest.TestCase):
                     self.assertEqual(next(feed), taken)
 
     def test_the_next_item_is_produced_while_the_consumer_uses_the_current_one(self):
-        barrier = threading.Barrier(
-            2, timeout=TIMEOUT_S
-        )  # breaks unless both stages run at the same time
+        # Breaks unless both stages run at the same time.
+        barrier = threading.Barrier(2, timeout=TIMEOUT_S)
 
         def emulated_producer():
             yield 0

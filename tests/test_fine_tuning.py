@@ -46,9 +46,8 @@ from tests.tiny import (
 from tests.two_devices import MODEL
 
 ROOT = Path(__file__).parents[1]
-LETTERS = tuple(
-    "abcdefghijklmnop"[: SYMBOLS - 3]
-)  # the symbols of `build_model` without the 3 special ids
+# The symbols of `build_model` without the 3 special ids.
+LETTERS = tuple("abcdefghijklmnop"[: SYMBOLS - 3])
 
 
 class ComponentModel(keras.Model):
@@ -101,9 +100,7 @@ tuned: Finished
 
 
 def setUpModule():
-    """A run `base` of a model with two tables, and a run `tuned` of it on another language with
-    other letters.
-    """
+    """A run `base` with two tables, and a run `tuned` on another language with other letters."""
     global workspace, tuned
     models = mock.patch("myxtts.tasks.tts.build_xtts", build_component_model)
     models.start()
@@ -156,9 +153,8 @@ class Started(Runs):
             " 1 language kept, 1 new (ka)\n",
             tuned.out,
         )
-        self.assertIn(
-            "2 speakers, 13 symbols, languages en ka\n", tuned.out
-        )  # 10 symbols and 3 special ids
+        # 10 symbols and 3 special ids.
+        self.assertIn("2 speakers, 13 symbols, languages en ka\n", tuned.out)
         metadata = read_metadata(latest(self.workspace.run_dir("tuned") / "checkpoints"))
         self.assertEqual(
             (metadata["symbols"], metadata["languages"]), ([*"abcdefgh", "ა", "ბ"], ["en", "ka"])
@@ -237,14 +233,16 @@ class Started(Runs):
 class Frozen(Runs):
     def test_frozen_components_keep_every_bit_and_have_no_moments(self):
         flags = (
-            "--freeze",
-            "decoder",
-            "--weight-decay",
-            "0.5",
-            "--gradient-accumulation",
-            "2",
-            "--batch-size",
-            "2",
+            *[
+                "--freeze",
+                "decoder",
+                "--weight-decay",
+                "0.5",
+                "--gradient-accumulation",
+                "2",
+                "--batch-size",
+                "2",
+            ],
         )
         self.assertEqual(tune("frozen", *flags).code, 0)
         arrays = dict(arrays_of(latest(self.workspace.run_dir("frozen") / "checkpoints")))
@@ -252,9 +250,8 @@ class Frozen(Runs):
         for name, array in start.items():
             for group in ("model", "averages"):
                 weights = arrays[f"{group}/{name}"][: len(array)]
-                unused = (
-                    "language" in name
-                )  # the new corpus has no English, and embeddings do not decay
+                # The new corpus has no English, and embeddings do not decay.
+                unused = "language" in name
                 self.assertEqual(
                     (weights == array).all(), "decoder" in name or unused, f"{group} {name}"
                 )
@@ -453,9 +450,8 @@ class Network(unittest.TestCase):
     def test_loads_all_weights_and_matches_rows_by_name(self):
         model = self.model
         base = self.pretrained_of(model, LETTERS, ["ka", "en"])
-        new = vocabulary(
-            [*LETTERS[::-1][:-1], "z"], ["en", "fa"]
-        )  # `a` is missing, all others have moved
+        # `a` is missing, all others have moved.
+        new = vocabulary([*LETTERS[::-1][:-1], "z"], ["en", "fa"])
         symbols, languages = model.symbol_embedding.embeddings, model.language_embedding.embeddings
         fresh = symbols.numpy()
         load_pretrained(base, model, new)

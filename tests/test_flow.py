@@ -81,9 +81,7 @@ class Flow(unittest.TestCase):
             np.testing.assert_allclose(result, data, atol=1e-5)
 
     def test_integration_turns_noise_into_the_distribution_of_the_data(self):
-        """Data is -1 with probability 1/4 or 3 with 3/4, so E[data | x_t] is known by Bayes'
-        theorem.
-        """
+        """Data is -1 (1/4) or 3 (3/4), so E[data | x_t] is known by Bayes' theorem."""
 
         def estimate(x, time):
             noise_left = tf.maximum(1.0 - time[0], 1e-3)

@@ -1,6 +1,4 @@
-"""A full disk ends no run for the sake of metrics, samples and logs, and is never taken for full
-memory.
-"""
+"""A full disk ends no run for metrics, samples and logs, and is not taken for full memory."""
 
 import contextlib
 import errno

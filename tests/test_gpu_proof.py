@@ -1,6 +1,4 @@
-"""The proof for machines with GPUs: all sections on two simulated GPUs, and sections that fail,
-hang or are killed.
-"""
+"""The proof for machines with GPUs: all sections on simulated GPUs; sections that fail or hang."""
 
 import contextlib
 import dataclasses
@@ -40,7 +38,8 @@ ROOT = Path(__file__).parents[1]
 SECTIONS = {
     "proof_good": (
         """
-        return SectionResult("Good", ["a line"], [Figure("1 + 1", "2", "2", "met")], {"infinite": float("inf")})
+        figures = [Figure("1 + 1", "2", "2", "met")]
+        return SectionResult("Good", ["a line"], figures, {"infinite": float("inf")})
     """
     ),
     "proof_unmet": (
@@ -233,9 +232,7 @@ class CommandLineTest(unittest.TestCase):
 
 
 class SimulatedTest(unittest.TestCase):
-    """The program on two simulated GPUs, in one process of its own; `make test-long` runs
-    it whole.
-    """
+    """The program on two simulated GPUs, in its own process; `make test-long` runs it whole."""
 
     # 4, 6 and 7 train whole runs, and take half of the time.
     SECTIONS = tuple(
@@ -556,10 +553,18 @@ class VerdictsTest(unittest.TestCase):
 
     def test_the_stages_of_a_gpu_have_verdicts(self):
         activity = trace.Activity(900.0, {"to_host": 1.0}, 0.7, 0)
+        # fmt: skip.
         good = stages.StageFigures(
-            *("tts", "big"), step_s=0.1, half_step_s=0.09, transfer_s=0.01, produce_s=0.01, peak_mib=900.0,
-            forecast_mib=600.0, activity=activity, copies_to_host=0,
-        )  # fmt: skip
+            *("tts", "big"),
+            step_s=0.1,
+            half_step_s=0.09,
+            transfer_s=0.01,
+            produce_s=0.01,
+            peak_mib=900.0,
+            forecast_mib=600.0,
+            activity=activity,
+            copies_to_host=0,
+        )
         bad = dataclasses.replace(
             good,
             transfer_s=0.2,

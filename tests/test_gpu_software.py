@@ -21,13 +21,8 @@ from tests.run import ROOT
 class GpuSoftware(unittest.TestCase):
     """Whether TensorFlow and its libraries suit made-up GPUs."""
 
-    BUILT = (
-        "sm_60",
-        "sm_70",
-        "sm_80",
-        "sm_89",
-        "compute_90",
-    )  # tf.sysconfig.get_build_info() of TensorFlow 2.21
+    # tf.sysconfig.get_build_info() of TensorFlow 2.21.
+    BUILT = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
 
     def test_without_gpus_nothing_is_checked(self):
         for settings in (

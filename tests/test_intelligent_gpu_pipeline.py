@@ -199,9 +199,8 @@ class PipelineTest(PipelineCase):
         for pipeline in (plain, warped, warped):
             with pipeline.open_feed(BEGINNING, 1) as feed:
                 deliveries.append([produced_batch for (produced_batch,) in feed])
-        self.assert_same(
-            deliveries[0], self.first_epoch
-        )  # only the extractor applies VTLP, not the setting
+        # Only the extractor applies VTLP, not the setting.
+        self.assert_same(deliveries[0], self.first_epoch)
         self.assert_same(deliveries[1], deliveries[2])
         for produced_batch, plain in zip(deliveries[1], self.first_epoch, strict=True):
             batch, expected = host(produced_batch), host(plain)
@@ -286,9 +285,8 @@ class PipelineTest(PipelineCase):
         batches = produced_batches(self.silent(planned), DATA, PLAIN, watched)
         with Feed(batches, depth=2) as feed:
             next(feed)
-            self.assertTrue(
-                enough.wait(TIMEOUT_S)
-            )  # this one, two in the feed, and one in production
+            # This one, two in the feed, and one in production.
+            self.assertTrue(enough.wait(TIMEOUT_S))
         self.assertTrue(all(device.endswith(DATA[1:]) for device in produced), produced)
 
     def test_the_data_device_is_waited_for_only_if_asked(self):
@@ -333,9 +331,8 @@ class PipelineTest(PipelineCase):
         for device, extractor in ((DATA, tts_extractor(0.2)), (MODEL, PLAIN)):
             operations = traced_once(device, extractor).graph.get_operations()
             self.assertIn("RFFT", {operation.type for operation in operations})
-            at = {
-                op.device for op in operations if op.type not in ("Placeholder", "Identity")
-            }  # arguments, results
+            # arguments, results.
+            at = {op.device for op in operations if op.type not in ("Placeholder", "Identity")}
             self.assertEqual(at, {f"/device:{device[1:]}"})
 
     def test_a_batch_on_the_wrong_device_is_rejected(self):
@@ -411,9 +408,8 @@ class SlowFilesTest(PipelineCase):
                     reader.read((planned[number % len(planned)] for number in source), DATA)
                 ) as pairs:
                     next(pairs)
-                    ahead = (
-                        2 + host_batches + uploaded
-                    )  # with the one that was taken and the one being read
+                    # With the one that was taken and the one being read.
+                    ahead = 2 + host_batches + uploaded
                     self.assertTrue(source.wait_for(ahead))
                     self.assertFalse(source.wait_for(ahead + 1, timeout_s=0.05))
 
@@ -428,9 +424,7 @@ class SlowFilesTest(PipelineCase):
 
 
 class ReferenceTest(PipelineCase):
-    """References of a quarter of a second from utterances of half a second and more, at random
-    positions.
-    """
+    """References of a quarter of a second from longer utterances, at random positions."""
 
     SECONDS = tuple(0.6 + 0.01 * i for i in range(9))
 

@@ -1,6 +1,4 @@
-"""Launching independent jobs: with instant programs in place of training, and once with real
-training.
-"""
+"""Launching independent jobs: with instant programs as training, and once with training."""
 
 import contextlib
 import io
@@ -61,7 +59,7 @@ from tests.two_devices import SIMULATED
 ROOT = Path(__file__).parents[1]
 TRAINER = """
 # A run whose only weight is its step. A file beside its settings injects a fault, once or always.
-# It reads its settings without their schema, whose import takes more processor time than all else here.
+# It reads its settings without their schema, whose import takes longest here.
 import json, os, signal, sys, time
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,13 +83,15 @@ def save():
     state = {"settings": values, "symbols": [], "languages": [], "speakers": [], "best": None}
     if "unobserved" == os.environ.get("FAKE"):
         state["observing"] = [[int(weight), ["validation"]]]
-    state |= {"step": int(weight), "start": "first", "audio_s_since_sync": float("unmerged" == os.environ.get("FAKE"))}
+    audio_s = float(os.environ.get("FAKE") == "unmerged")
+    state |= {"step": int(weight), "start": "first", "audio_s_since_sync": audio_s}
     target = checkpoint_of(folder / "checkpoints", int(weight))
     if not target.exists():
         write_checkpoint(target, [("model", [("w", np.array(weight))])], state)
 
 folder.mkdir(exist_ok=True)
-seen = {"gpus": os.environ["CUDA_VISIBLE_DEVICES"], "cores": sorted(os.sched_getaffinity(0)), "resume": resume}
+gpus, cores = os.environ["CUDA_VISIBLE_DEVICES"], sorted(os.sched_getaffinity(0))
+seen = {"gpus": gpus, "cores": cores, "resume": resume}
 (folder / "seen.json").write_text(json.dumps(seen))
 total = training.max_steps if training.stop_at_step is None else training.stop_at_step
 while True:
@@ -100,7 +100,7 @@ while True:
             faults.unlink()
         print("fault", flush=True)
         if fault["kind"] == "refuse":
-            print("error: the fault was requested,", "and is two lines long", sep="\\n", file=sys.stderr)
+            print("error: the fault was requested,\\nand is two lines long", file=sys.stderr)
             sys.exit(2)
         if fault["kind"] == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -112,7 +112,8 @@ while True:
         sys.exit(143 if signals else 0)
     weight += 1.0
     with open(folder / "metrics.jsonl", "a") as file:
-        report = {"step": int(weight), "loss": 1.0 / weight, "steps_per_s": 2.0, "remaining_s": (6.0 - weight) / 2.0}
+        report = {"step": int(weight), "loss": 1.0 / weight, "steps_per_s": 2.0}
+        report["remaining_s"] = (6.0 - weight) / 2.0
         file.write(json.dumps(report) + "\\n")
     if weight % 2 == 0:
         save()
@@ -242,9 +243,8 @@ class JobsTest(Case):
         self.assertEqual(
             [config.training.stop_at_step for config in runs.values()], [2, None, None]
         )
-        self.assertEqual(
-            [config.local_sgd for config in runs.values()], [LocalSGDConfig()] * 3
-        )  # no syncs
+        # No syncs.
+        self.assertEqual([config.local_sgd for config in runs.values()], [LocalSGDConfig()] * 3)
         self.assertEqual(
             [Path(config.data.train_data).name for config in runs.values()],
             ["train.csv", "shard-0.csv", "shard-1.csv"],
@@ -260,9 +260,8 @@ class JobsTest(Case):
         forked = read_metadata(self.run_folder / "gpu1/checkpoints/step-000002")
         self.assertEqual((forked["settings"]["run"]["run"], forked["start"]), ("gpu1", "first"))
         arguments = self.read("merged/arguments.json")
-        self.assertEqual(
-            parse(arguments).val_data, runs["warmstart"].data.val_data
-        )  # the flags of `myxtts merge`
+        # The flags of `myxtts merge`
+        self.assertEqual(parse(arguments).val_data, runs["warmstart"].data.val_data)
         self.assertEqual(
             arguments[:5],
             [
@@ -490,9 +489,8 @@ class StopTest(Case):
         signals = []
         with (
             ExitStack() as running,
-            mock.patch.object(
-                os, "pidfd_open", side_effect=AttributeError, create=True
-            ),  # Linux alone has it
+            # Linux alone has it.
+            mock.patch.object(os, "pidfd_open", side_effect=AttributeError, create=True),
             mock.patch("os.kill", lambda *signal: (signals.append(signal), running.close())),
         ):
             running.enter_context(announced(self.run_folder))
@@ -504,10 +502,8 @@ class StopTest(Case):
     def test_stop_does_not_signal_a_process_with_the_pid_of_a_killed_launcher(self):
         self.write_state()
         (self.run_folder / "launcher.pid").write_text(f"{os.getpid()}\n")
-        with (
-            RunFolder(self.run_folder).locked(),
-            mock.patch("os.kill") as sent,
-        ):  # by a run that is no launcher
+        # By a run that is no launcher.
+        with RunFolder(self.run_folder).locked(), mock.patch("os.kill") as sent:
             code, out, _ = self.launch("--stop")
         self.assertEqual((code, sent.call_count), (0, 0))
         self.assertIn("no launcher", out)
@@ -541,9 +537,8 @@ class SettingsTest(Case):
         self.assertEqual([config.data.num_workers for config in configs], [2, 7])
         self.assertEqual([config.training.warmup_steps for config in configs], [3, 3])
         for section, name in (pair for settings in TASK_SETTINGS.values() for pair in settings):
-            self.assertIn(
-                name, SHARED_SETTINGS[section]
-            )  # or the merge would refuse the jobs after all training
+            # Or the merge would refuse the jobs after all training.
+            self.assertIn(name, SHARED_SETTINGS[section])
         gpu_config.write_text("defaults: [own]\nlocal_sgd: {sync_every: 7}\n")
         code, _, err = self.launch("--config", str(path), "--resume")
         self.assertEqual(code, 2)

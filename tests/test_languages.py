@@ -1,6 +1,4 @@
-"""The languages of a corpus: their scripts, the spelling of their codes, and what is rejected
-before audio is read.
-"""
+"""The languages of a corpus: scripts, the spelling of codes, and early rejections."""
 
 import logging
 import unittest

@@ -31,9 +31,7 @@ class LauncherTest(unittest.TestCase):
         self.folder = temporary_folder(self.addCleanup)
 
     def command(self, source: str, *flags: str) -> list[str]:
-        """Return a command that launches workers with this source, in which `index` is the worker's
-        index.
-        """
+        """Return a command that launches workers of this source, which has `index`."""
         program = self.folder / "program.py"
         program.write_text(INDEX + source)
         flags = flags or ("--workers", "2")
@@ -130,9 +128,8 @@ class LauncherTest(unittest.TestCase):
     def test_ctrl_c_sigterm_and_a_closed_session_let_all_workers_save(self):
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
             with self.subTest(signal=number), self.started(SAVES) as launcher:
-                for _ in range(
-                    2 if number == signal.SIGHUP else 1
-                ):  # a shell and the kernel each send one
+                # A shell and the kernel each send one.
+                for _ in range(2 if number == signal.SIGHUP else 1):
                     launcher.send_signal(number)
                 output, _ = launcher.communicate(timeout=DEADLINE_S)
                 self.assertEqual(launcher.returncode, code)
@@ -208,13 +205,10 @@ class LauncherTest(unittest.TestCase):
         self.assertTrue(all(ends(pid) for pid in self.pids))
 
     def started(self, source: str, *prefix: str) -> subprocess.Popen:
-        """Start a launcher; return it once its workers have run this source, printed their PIDs,
-        and sleep.
-        """
+        """Start a launcher; return it when its workers have run this source and sleep."""
         command = [*prefix, *self.command(source + "\nprint('pid', os.getpid())\ntime.sleep(600)")]
-        heed_hangup = partial(
-            signal.signal, signal.SIGHUP, signal.SIG_DFL
-        )  # these tests may run under nohup
+        # These tests may run under nohup.
+        heed_hangup = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
         launcher = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

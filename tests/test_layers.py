@@ -1,6 +1,4 @@
-"""Modules import only from lower layers, and modules that must start fast do not import
-TensorFlow.
-"""
+"""Modules import only from lower layers, and fast ones do not import TensorFlow."""
 
 import ast
 import re
@@ -35,11 +33,8 @@ ROWS = (
     ("__main__",),
 )
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
-PYPI_NAMES = {
-    "PIL": "pillow",
-    "pynvml": "nvidia-ml-py",
-    "yaml": "pyyaml",
-}  # of packages imported by other names
+# Of packages imported by other names.
+PYPI_NAMES = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
 PROOF_TEST = re.compile(r"test_(gpu_proof|proof_\w+)\.py")
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
 WITHOUT_TENSORFLOW = (
@@ -215,9 +210,7 @@ def _unit(path: Path) -> str:
 
 
 def _entry(name: str) -> str:
-    """Return the longest entry of ROWS that is a prefix of a dotted name under myxtts, else its
-    first part.
-    """
+    """Return the longest entry of ROWS that is a prefix of a name, else its first part."""
     parts = name.split(".")
     prefixes = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
     return next((prefix for prefix in prefixes if prefix in HEIGHT), parts[0])
@@ -249,9 +242,7 @@ def _imported_names(path: Path) -> Iterator[str]:
 
 
 def _imports(tree: ast.AST, parents: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Yield (line, unit) of each import from this repository, at any depth of a module in
-    `parents`.
-    """
+    """Yield (line, unit) of each import from this repository by a module in `parents`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -153,9 +153,7 @@ class Memory(unittest.TestCase):
             self.assertGreater(np.abs(before[0, 25:] - after[0, 25:]).max(axis=1).min(), 0.01)
 
     def test_gradient_equals_the_backward_memory(self):
-        """With order 1 the gradient with respect to the signal is a convolution in the opposite
-        direction.
-        """
+        """With order 1 the gradient by the signal is a convolution in the other direction."""
         u, weight = tf.constant(noise(2, 50, 2)), noise(2, 50, 2, seed=1)
         for block_frames in (13, 100):
             with mock.patch.object(lmu, "BLOCK_FRAMES", block_frames), tf.GradientTape() as tape:
@@ -178,9 +176,7 @@ class Memory(unittest.TestCase):
 
 class DelayLine(unittest.TestCase):
     def test_a_delayed_signal_is_decoded_from_the_memory(self):
-        """Noise up to 4 cycles per window, which is half of what 16 coefficients can represent at
-        best.
-        """
+        """Noise up to 4 cycles a window, half of what 16 coefficients can represent at best."""
         frames, order, window = 2000, 16, 64.0
         spectrum = np.fft.rfft(noise(frames))
         spectrum[int(frames * 4 / window) :] = 0.0

@@ -1,6 +1,4 @@
-"""The order of hooks, reports and checkpoints between steps, with a state and a step that only
-count.
-"""
+"""The order of hooks, reports and checkpoints, with a state and a step that only count."""
 
 import contextlib
 import signal
@@ -91,9 +89,7 @@ class CountingFeed:
 
 
 class CountingStep:
-    """A step whose outcome is its number. It hands over batches as they are, and records
-    all calls.
-    """
+    """A step whose outcome is its number, which hands over batches and records all calls."""
 
     def __init__(self):
         self.calls = []
@@ -323,9 +319,7 @@ class LoopTest(unittest.TestCase):
         )
         self.assertEqual((provisional, self.state.pending_observations), ([4, 8], ()))
 
-    def test_an_error_of_the_observer_ends_the_run_after_a_checkpoint_and_leaves_the_observation_to_repeat(
-        self,
-    ):
+    def test_an_error_of_the_observer_ends_the_run_and_leaves_the_observation_to_repeat(self):
         for error in (DataError("held-out file"), ObserverFailed("defect")):
             self.setUp()
             observer = DelayedObserver(self.state, 2, self.calls, error)
@@ -338,9 +332,7 @@ class LoopTest(unittest.TestCase):
             self.assertEqual(self.calls, [("snapshot", 3), ("save", 3), ("save", 5)])
             self.assertEqual(self.state.pending_observations, (Observation(3, (VALIDATION,)),))
 
-    def test_workers_look_for_a_request_to_stop_after_the_same_steps_whatever_the_observer_of_the_chief_does(
-        self,
-    ):
+    def test_workers_look_for_a_stop_after_the_same_steps_whatever_the_chief_observes(self):
         class AskingObserver(DelayedObserver):
             def wait(self, is_stopped, due_step=None):
                 return not any(is_stopped() for _ in range(5)) and super().wait(
@@ -493,9 +485,8 @@ class LoopTest(unittest.TestCase):
                 (5, 5, 5),
             ],
         )
-        self.assertEqual(
-            (clock.total().wait_s, clock.total().busy_s), (2.0, 7.0)
-        )  # the first step is not counted
+        # The first step is not counted.
+        self.assertEqual((clock.total().wait_s, clock.total().busy_s), (2.0, 7.0))
 
 
 if __name__ == "__main__":

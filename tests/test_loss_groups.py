@@ -256,9 +256,7 @@ class Checkpoints(unittest.TestCase):
             self.assertAlmostEqual(float(groups[group][name]), mean, 6)
 
     def synced(self, name: str, **options) -> Job:
-        """Return the first of two synced jobs: 1 and 3 were added to their weights, and set in
-        their optimizers.
-        """
+        """Return the first of two synced jobs: 1 and 3 were added to their weights."""
 
         def build(seed):
             with replicas_on(MODEL).scope():
@@ -283,9 +281,8 @@ class Checkpoints(unittest.TestCase):
 
     def test_the_outer_optimizer_moves_every_group(self):
         job = self.synced("outer", outer_optimizer=OuterOptimizer(learning_rate=0.5, momentum=0.5))
-        np.testing.assert_allclose(
-            job.weights, [A + 1.5, B + 1.5]
-        )  # see the same test in test_sync.py
+        # See the same test in test_sync.py.
+        np.testing.assert_allclose(job.weights, [A + 1.5, B + 1.5])
 
 
 if __name__ == "__main__":

@@ -61,9 +61,7 @@ class CoresTest(unittest.TestCase):
         return temporary_folder(self.addCleanup)
 
     def quota(self, cgroup: str, **limits: str) -> float:
-        """Return the quota in a container with this line in /proc/self/cgroup; limits by cgroup,
-        with _ for /.
-        """
+        """Return the quota in a container with this line in /proc/self/cgroup, _ for /."""
         root = self.folder()
         groups = root / "sys/fs/cgroup"
         (groups / "pods" / "a").mkdir(parents=True)

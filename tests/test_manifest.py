@@ -255,9 +255,8 @@ class RejectedRows(CorpusCase):
         self.add("fast.wav").write_bytes(riff(pcm_format(rate_hz=2**31 - 1), DATA))
         self.sound("stream.flac")
         content = bytearray((self.folder / "stream.flac").read_bytes())
-        content[21:26] = bytes(
-            [content[21] & 0xF0, 0, 0, 0, 0]
-        )  # 36 bits of STREAMINFO: unknown length
+        # 36 bits of STREAMINFO: unknown length.
+        content[21:26] = bytes([content[21] & 0xF0, 0, 0, 0, 0])
         (self.folder / "stream.flac").write_bytes(content)
         names = ("two.wav", "slow.wav", "fast.wav", "stream.flac")
         self.assert_rejected(*((name, "unreadable") for name in names), max_seconds=1e99)

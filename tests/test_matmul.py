@@ -1,6 +1,4 @@
-"""Features, targets and alignments keep the precision of float32 where a GPU rounds products to
-TF32.
-"""
+"""Features, targets and alignments keep float32's precision where products round to TF32."""
 
 import unittest
 from unittest import mock
@@ -32,9 +30,7 @@ def normal(*shape):
 
 
 def float32_products(function, *specs) -> tuple[int, int]:
-    """Return how many products a function traced for a GPU has, and how many of them may be rounded
-    to TF32.
-    """
+    """Return how many products a function traced for a GPU has, and how many may be rounded."""
 
     def on_gpu(*arguments):
         with tf.device("/GPU:0"):
@@ -47,9 +43,7 @@ def float32_products(function, *specs) -> tuple[int, int]:
 
 class TF32(unittest.TestCase):
     def assert_kept(self, function, *arguments, atol, lost):
-        """Check that rounding would change the result by more than `lost`, and changes it by less
-        than `atol`.
-        """
+        """Check that rounding would change the result by more than `lost`, but changes < `atol`."""
         expected = function(*arguments)
         with tf32_products():
             rounded = function(*arguments)
@@ -127,10 +121,8 @@ class CPU(unittest.TestCase):
         product = function_per_device_type(tf.TensorSpec([1, 2]), tf.TensorSpec([2, 1]))(
             float32_matmul
         )
-        row, column = (
-            tf.constant([[1.0, -1.0]]),
-            tf.constant([[1.0 + 2.0**-12], [1.0]]),
-        )  # in TF32, 1 + 2^-12 is 1
+        # In TF32, 1 + 2^-12 is 1.
+        row, column = (tf.constant([[1.0, -1.0]]), tf.constant([[1.0 + 2.0**-12], [1.0]]))
         with tf32_products():
             products = [product(row, column)]
             with on_emulated_gpu():

@@ -37,9 +37,8 @@ class LogMelTest(unittest.TestCase):
         self.assertAlmostEqual(SILENCE, np.log(1e-5))
         mel = log_mel(np.zeros((1, 2_560), np.float32))
         self.assertEqual(mel.shape, (1, 10, 80))
-        np.testing.assert_allclose(
-            mel, SILENCE, rtol=2e-7
-        )  # a unit in the last place of the logarithm
+        # A unit in the last place of the logarithm.
+        np.testing.assert_allclose(mel, SILENCE, rtol=2e-7)
 
     def test_a_sinusoid_is_loudest_in_the_band_around_its_frequency(self):
         centres = librosa.mel_frequencies(MEL_BANDS + 2, fmin=0.0, fmax=8_000.0)[1:-1]
@@ -94,9 +93,7 @@ class LogMelTest(unittest.TestCase):
 
 
 def voice(hz: float, formants: tuple[float, ...]) -> np.ndarray:
-    """Return 0.5 s of harmonics up to 7.9 kHz, loud near formants that are a tenth of their
-    frequency wide.
-    """
+    """Return 0.5 s of harmonics to 7.9 kHz, loud near formants a tenth of their frequency wide."""
     harmonics = hz * np.arange(1, int(7_900 / hz))
     levels = sum(1 / (1 + ((harmonics - centre) / (0.1 * centre)) ** 2) for centre in formants)
     return sum(sine(f, 0.5, level=0.1 * level) for f, level in zip(harmonics, levels, strict=True))
@@ -132,9 +129,8 @@ class WarpedMelFiltersTest(unittest.TestCase):
             for hz in (200.0, 400.0, 700.0, 1_000.0, 2_000.0, 3_000.0, 5_000.0, 5_900.0):
                 warped, expected = self.mel(sine(hz, 0.5), factor), self.mel(sine(factor * hz, 0.5))
                 with self.subTest(factor=factor, hz=hz):
-                    self.assertAlmostEqual(
-                        warped.max(), expected.max(), delta=0.2
-                    )  # 1.7 dB: narrow bands are uneven
+                    # 1.7 dB: narrow bands are uneven.
+                    self.assertAlmostEqual(warped.max(), expected.max(), delta=0.2)
                     self.assertLessEqual(abs(int(warped.argmax()) - int(expected.argmax())), 1)
 
     def test_harmonics_and_formants_of_a_voice_move_together(self):
@@ -159,9 +155,8 @@ class WarpedMelFiltersTest(unittest.TestCase):
         warped = log_mel(noise[None].astype(np.float32), None, lowest)[0].numpy()
         plain = log_mel(noise[None].astype(np.float32))[0].numpy()
         level = np.exp(warped).mean(axis=0) / np.exp(plain).mean(axis=0)
-        np.testing.assert_allclose(
-            level[-5:], np.exp(0.3), rtol=0.1
-        )  # wider filters, at the same gain
+        # Wider filters, at the same gain.
+        np.testing.assert_allclose(level[-5:], np.exp(0.3), rtol=0.1)
 
     def test_timing_does_not_change_and_silence_stays_silent(self):
         wave = np.stack([signals()["a tone in digital silence"], np.ones(11_025)]).astype(
@@ -242,12 +237,8 @@ class InversionTest(unittest.TestCase):
         self.assertEqual(rows, {64, 128, 1, 65, 100})
 
     def test_a_sinusoid_keeps_its_frequency_and_level(self):
-        for hz, tolerance_db in (
-            (220.0, 1.0),
-            (440.0, 1.0),
-            (1_000.0, 1.0),
-            (3_000.0, 6.0),
-        ):  # wide bands blur a tone
+        # Wide bands blur a tone.
+        for hz, tolerance_db in ((220.0, 1.0), (440.0, 1.0), (1_000.0, 1.0), (3_000.0, 6.0)):
             wave = invert(sine(hz, 0.7, level=0.3))
             self.assertAlmostEqual(frequency(wave), hz, delta=0.02 * hz + 5)
             decibels = 20 * np.log10(rms(wave) / rms(sine(hz, 0.7, level=0.3)))

@@ -58,10 +58,8 @@ class Parts(unittest.TestCase):
     def test_on_gpus_the_host_holds_the_batches_that_are_read_and_a_checkpoint(self):
         self.assertEqual(
             forecast(GPUS, parameters=2**20).parts_mib,
-            {
-                "for 10 batches of audio": 10 * WAVES / 2**20,
-                "to write a checkpoint": 16.0,
-            },  # with moments and averages
+            # With moments and averages.
+            {"for 10 batches of audio": 10 * WAVES / 2**20, "to write a checkpoint": 16.0},
         )
 
     def test_each_data_device_has_buffers_of_its_own(self):
@@ -74,9 +72,8 @@ class Parts(unittest.TestCase):
     def test_devices_on_the_cpu_take_their_memory_from_the_host(self):
         parts = forecast(CPUS).parts_mib
         self.assertEqual(parts["for 13 batches of audio"], 13 * WAVES / 2**20)  # uploaded ones, too
-        self.assertEqual(
-            parts["for 12 batches of features"], 12 * FEATURES / 2**20
-        )  # of two replicas
+        # Of two replicas.
+        self.assertEqual(parts["for 12 batches of features"], 12 * FEATURES / 2**20)
         self.assertEqual(set(parts), {*parts, "to make a batch", "for the step"})
 
     def test_each_producer_has_a_feed_and_readers_of_its_own(self):
@@ -91,9 +88,8 @@ class Parts(unittest.TestCase):
             CPUS[:1], teacher_parameters=2**20, load_teacher=str, model=model
         ).parts_mib
         self.assertEqual(taught["for the teacher"], 4.0)
-        self.assertGreater(
-            taught["for 13 batches of audio"], plain["for 13 batches of audio"]
-        )  # references, too
+        # references, too.
+        self.assertGreater(taught["for 13 batches of audio"], plain["for 13 batches of audio"])
         routes = (Route("/CPU:0", "/CPU:2", ("/CPU:1",)),)
         taught = forecast(routes, teacher_parameters=2**20, load_teacher=str, model=model).parts_mib
         self.assertEqual(taught["for the teacher"], 8.0)
@@ -191,11 +187,13 @@ class TooMuch(unittest.TestCase):
             finished.err,
         )
         for flag in (
-            "--batch-size",
-            "--batch-seconds",
-            "--max-seconds",
-            "--buffer-size",
-            "--prefetch-buffer-size",
+            *[
+                "--batch-size",
+                "--batch-seconds",
+                "--max-seconds",
+                "--buffer-size",
+                "--prefetch-buffer-size",
+            ],
         ):
             self.assertIn(flag, finished.err)
         self.assertFalse((workspace.run_dir("large") / "checkpoints").exists())

@@ -1,6 +1,4 @@
-"""Merging runs: the mean of their weights, rejected inputs, measurements, and what the merged run
-can do.
-"""
+"""Merging runs: the mean of their weights, rejected inputs, measurements, and its uses."""
 
 import contextlib
 import io
@@ -128,11 +126,8 @@ class Mean(Case):
             "other", arrays([5, 10], 9), arrays([4, 0]), arrays([-3, 2]), audio_s=30.0
         )
         merged = self.merge(first, second)
-        expected = {
-            "model": [4, 8],
-            "averages": [3, 2],
-            "optimizer": [-2, 1.75],
-        }  # a quarter and three quarters
+        # A quarter and three quarters.
+        expected = {"model": [4, 8], "averages": [3, 2], "optimizer": [-2, 1.75]}
         for group, kernel in expected.items():
             np.testing.assert_array_equal(
                 merged[f"{group}/net/one/kernel"], np.array(kernel, np.float32)
@@ -218,9 +213,8 @@ class Mean(Case):
         with stopped, self.assertRaises(KeyboardInterrupt):
             self.merge(first, second)
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"one", "other"})
-        (self.folder / ".partial-merged/checkpoints").mkdir(
-            parents=True
-        )  # left by a killed process
+        # Left by a killed process.
+        (self.folder / ".partial-merged/checkpoints").mkdir(parents=True)
         self.merge(first, second)
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"one", "other", "merged"})
 
@@ -253,10 +247,8 @@ class MergedRun(Case):
         )
         self.assertEqual((state["best"], state["kept_input"], state["start"]), (None, None, "f00"))
         self.assertEqual(state["settings"], config.model_dump(mode="json"))
-        for teacher in (
-            None,
-            {"run": "runs/voice"},
-        ):  # a job knows the speakers of its warm start, in their order
+        # A job knows the speakers of its warm start, in their order.
+        for teacher in (None, {"run": "runs/voice"}):
             self.assertEqual(
                 inherited_vocabulary(state | {"teacher": teacher}), vocabulary_of(state)
             )
@@ -466,9 +458,7 @@ class LayerDistanceTest(Case):
 
 class InterpolationLineTest(unittest.TestCase):
     def line(self, *measurements: tuple[float, float], mean=(0.5, 0.5)) -> InterpolationLine:
-        """Return the line of (metric, loss) of the first input, of the second one and of their
-        mean.
-        """
+        """Return the line of (metric, loss) of the first input, the second and their mean."""
         ends = (1.0, 0.0), (0.0, 1.0)
         by_coefficients = {
             coefficients: Measurement(*values)
@@ -516,9 +506,8 @@ class InterpolationLineTest(unittest.TestCase):
 
         def evaluate(coefficients):
             evaluated.append(coefficients)
-            return Measurement(
-                abs(coefficients[1] - 0.5), 1.0
-            )  # lowest for the mean; equal for all single inputs
+            # Lowest for the mean; equal for all single inputs.
+            return Measurement(abs(coefficients[1] - 0.5), 1.0)
 
         merge_input = mock.Mock(checkpoint=Path("p"))
         with (
@@ -539,9 +528,8 @@ class InterpolationLineTest(unittest.TestCase):
 
     def test_distortion_is_0_for_the_same_sounds_and_infinite_for_non_finite_mels(self):
         mel = np.random.default_rng(0).normal(-5, 2, (20, 80)).astype(np.float32)
-        self.assertAlmostEqual(
-            distortion_db(mel, np.repeat(mel, 2, axis=0)), 0.0
-        )  # slower, but the same sounds
+        # slower, but the same sounds.
+        self.assertAlmostEqual(distortion_db(mel, np.repeat(mel, 2, axis=0)), 0.0)
         self.assertGreater(distortion_db(mel, mel[::-1]), 1.0)
         self.assertEqual(distortion_db(mel, np.full((3, 80), np.nan, np.float32)), np.inf)
 
@@ -595,18 +583,15 @@ class ASRRuns(unittest.TestCase):
         out = io.StringIO()
         with (
             small_asr_models(),
-            mock.patch(
-                "myxtts.placement.devices.configure"
-            ),  # this process has configured its devices
+            # This process has configured its devices.
+            mock.patch("myxtts.placement.devices.configure"),
             contextlib.redirect_stdout(out),
         ):
             code, errors = reported(lambda: merge_checkpoints.main(argv))
         return code, out.getvalue() + errors
 
     def test_an_input_better_than_the_mean_is_kept_with_exit_code_1(self):
-        """With a bias of +100, and of +50, all outputs are blank; without it some symbols are
-        right.
-        """
+        """With a bias of +100 and +50 all outputs are blank; without it some are right."""
         silent, working = self.make_run("silent", 100.0), self.make_run("working", 0.0)
         held_out = self.workspace.corpus.with_name("held_out.csv")
         self.addCleanup(shutil.copy(self.workspace.corpus, held_out).unlink)
@@ -646,9 +631,8 @@ class ASRRuns(unittest.TestCase):
 
     def test_a_merged_run_transcribes_and_trains_like_any_other_run(self):
         code, out = self.merge(self.make_run("less", -0.25), self.make_run("more", 0.25))
-        self.assertEqual(
-            (code, out.count("| 1.0000 | 0.0000 |")), (0, 4), out
-        )  # the fifth layer has the bias
+        # The fifth layer has the bias.
+        self.assertEqual((code, out.count("| 1.0000 | 0.0000 |")), (0, 4), out)
         wave = np.random.default_rng(0).normal(0, 0.1, 22050).astype(np.float32)
         expected = list(cached_transcriber(self.whole).transcribe([wave]))
         self.assertNotEqual(expected, [""])

@@ -64,9 +64,8 @@ class WithoutText(Case):
             ("wavs/a.wav", "", DEFAULT_SPEAKER),
         ]
         self.assertEqual(self.rows(self.folder), expected)
-        self.assert_rejected(
-            "no metadata.csv, only audio such as b.flac", self.folder
-        )  # for a task with texts
+        # For a task with texts.
+        self.assert_rejected("no metadata.csv, only audio such as b.flac", self.folder)
 
     def test_files_of_other_formats_are_rejected_and_listed(self):
         self.audio("a.wav", "b.m4a")
@@ -382,18 +381,15 @@ class Headers(Case):
         expected = [("a.wav", "Hi", "anna", "ka")]
         for header, line in {
             "audio_file|text|speaker_name|language": "a.wav|Hi|anna|ka",  # Coqui TTS
-            "client_id\tpath\tsentence_id\tsentence\tlocale\tsegment": (
-                "anna\ta.wav\t7\tHi\tka\t"
-            ),  # Common Voice
+            # Common Voice.
+            "client_id\tpath\tsentence_id\tsentence\tlocale\tsegment": ("anna\ta.wav\t7\tHi\tka\t"),
             "file_name,transcription,speaker_id,lang": "a.wav,Hi,anna,ka",  # Hugging Face
-            "wav_filename,wav_filesize,transcript,Speaker,LANGUAGE": (
-                "a.wav,9,Hi,anna,ka"
-            ),  # DeepSpeech
+            # DeepSpeech.
+            "wav_filename,wav_filesize,transcript,Speaker,LANGUAGE": ("a.wav,9,Hi,anna,ka"),
             '"Audio File";"Text";"speaker-name";"lang"': '"a.wav";"Hi";"anna";"ka"',
             ",id,text,spk,language": "0,a,Hi,anna,ka",  # pandas with its index
-            "path,text,speaker,language,,": (
-                "a.wav,Hi,anna,ka,,"
-            ),  # a spreadsheet with empty columns
+            # A spreadsheet with empty columns.
+            "path,text,speaker,language,,": ("a.wav,Hi,anna,ka,,"),
         }.items():
             rows = read_corpus(self.table(f"{header}\n{line}\n", "a.wav"), "en").rows
             self.assertEqual(
@@ -448,13 +444,8 @@ class AudioFiles(Case):
 
     def test_the_audio_folder_of_lines_may_have_other_names(self):
         self.write("metadata.csv", "a|x\n")
-        for place in (
-            "",
-            "clips/",
-            "Audio/",
-            "wav/",
-            "wavs/",
-        ):  # each is preferred to the ones before
+        # Each is preferred to the ones before.
+        for place in ("", "clips/", "Audio/", "wav/", "wavs/"):
             self.audio(f"{place}a.mp3")
             self.assertEqual(self.found(self.folder), [f"{place}a.mp3"])
 

@@ -28,9 +28,7 @@ ROWS = [(5, 13), (8, 24), (1, 1)]  # tokens and frames
 
 @cache
 def random_model():
-    """Return a model with random weights everywhere: zero-initialised layers would block every
-    signal.
-    """
+    """Return a model with random weights: zero-initialised layers would block every signal."""
     model, random = (
         build_model(dropout=0.5, reference_dropout=0.5, segment_frames=8, size=ONE_BLOCK),
         np.random.default_rng(0),
@@ -54,9 +52,7 @@ class Network(unittest.TestCase):
             return numpy_of(self.model(on_device(batch), **options))
 
     def synthesize(self, batch, speed=0.25, ode_steps=2, **options):
-        """Return (mel, frames, path); at this speed an untrained model assigns several frames to
-        each token.
-        """
+        """Return (mel, frames, path) at a speed that gives each token several frames."""
         batch = on_device(batch)
         with tf.device(MODEL):
             outputs = self.model.synthesize(
@@ -311,9 +307,8 @@ class MeanMel(Network):
 
 class AverageSpectrum(Network):
     def test_average_spectrum_is_the_mean_of_the_loud_frames(self):
-        mel = np.full(
-            [3, 6, 80], -3.0, np.float32
-        )  # in units of 2.1 nepers: silence, 50 dB below the loudest frame
+        # In units of 2.1 nepers: silence, 50 dB below the loudest frame.
+        mel = np.full([3, 6, 80], -3.0, np.float32)
         mel[0, 1], mel[0, 3], mel[0, 4:] = -0.2, 0.0, 7.0
         mel[1, 0] = np.linspace(-1, 1, 80)
         spectrum = long_term_average_spectrum(tf.constant(mel), tf.constant([4, 1, 0])).numpy()
@@ -352,9 +347,7 @@ class AverageSpectrum(Network):
 
 class Training(Network):
     def test_losses_of_segments_are_unbiased(self):
-        """Check that the mean loss of segments over several seeds is close to the loss of whole
-        utterances.
-        """
+        """Check that the mean loss of segments over seeds is close to that of utterances."""
         model, batch = (
             build_model(segment_frames=8, size=ONE_BLOCK),
             features([(5, 24), (8, 20), (3, 6)]),

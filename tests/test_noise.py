@@ -1,6 +1,4 @@
-"""The noises and rooms of evaluations: their levels, and that they are the same in each
-evaluation.
-"""
+"""The noises and rooms of evaluations: their levels, and that they are always the same."""
 
 import unittest
 

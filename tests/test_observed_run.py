@@ -110,9 +110,7 @@ def align(toy, batch):
 
 @contextlib.contextmanager
 def speaking_toys():
-    """Let runs of the toy write the samples of a voice, which depend on their weights and take no
-    time.
-    """
+    """Let runs of the toy write samples of a voice, which depend on their weights; no time."""
     with (
         mock.patch.object(Toy, "synthesize_mel", synthesize_mel, create=True),
         mock.patch.object(Toy, "align", align, create=True),
@@ -265,9 +263,8 @@ class NetworkRun(unittest.TestCase):
         file = whole.workspace.folder / "scores.json"
         with (
             small_models(),
-            mock.patch(
-                "myxtts.placement.devices.configure"
-            ),  # this process has configured its devices
+            # This process has configured its devices.
+            mock.patch("myxtts.placement.devices.configure"),
             contextlib.redirect_stdout(io.StringIO()),
         ):
             evaluate_run(
@@ -338,9 +335,8 @@ class ToyRuns(unittest.TestCase):
         call_of_toy = Toy.call
         with mock.patch.object(Toy, "call", call):
             observed = self.workspace.train("observed", *self.flags)
-        self.assertEqual(
-            threads, {threading.main_thread()}
-        )  # Keras layers are called and traced by no other
+        # Keras layers are called and traced by no other.
+        self.assertEqual(threads, {threading.main_thread()})
         self.assertEqual(
             (self.blocking.code, self.blocking.err, observed.code, observed.err), (0, "", 0, "")
         )

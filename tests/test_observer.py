@@ -1,6 +1,4 @@
-"""The observer: one observation at a time, results in order, producers first, and an end that
-leaves nothing behind.
-"""
+"""The observer: one observation at a time, in order, producers first, and its end."""
 
 import threading
 import unittest
@@ -89,10 +87,8 @@ class ObserverTest(unittest.TestCase):
     def test_an_error_is_raised_between_two_steps_and_a_defect_keeps_its_cause(self):
         for error, expected in (
             (DataError("held-out file"), DataError),
-            (
-                PermissionError(13, "Permission denied", "samples"),
-                PermissionError,
-            ),  # of a disk: exit code 2
+            # Of a disk: exit code 2.
+            (PermissionError(13, "Permission denied", "samples"), PermissionError),
             (KeyError("a"), ObserverFailed),
         ):
             self.error = error

@@ -52,11 +52,8 @@ class ToneTest(unittest.TestCase):
                     self.assertLess(semitones(f0_hz[EDGE:-EDGE], hz).max(), 0.1)
 
     def test_a_high_pitch_with_a_fractional_period_has_no_octave_error(self):
-        for lag in (
-            10.5,
-            11.5,
-            12.5,
-        ):  # in decimated samples: twice the lag is an integer, which fits better
+        # In decimated samples: twice the lag is an integer, which fits better.
+        for lag in (10.5, 11.5, 12.5):
             f0_hz, _ = pitch(vowel(DECIMATED_RATE_HZ / lag, strongest=3))
             self.assertLess(semitones(f0_hz[EDGE:-EDGE], DECIMATED_RATE_HZ / lag).max(), 0.1)
 
@@ -69,9 +66,8 @@ class ToneTest(unittest.TestCase):
 
     def test_a_glide_is_tracked_on_the_frame_grid_of_the_mel(self):
         seconds = np.arange(SAMPLE_RATE_HZ) / SAMPLE_RATE_HZ
-        f0_hz, _ = pitch(
-            0.5 * np.sin(2 * np.pi * (100 * seconds + 50 * seconds**2))
-        )  # 100 Hz, rising by 100 Hz per second
+        # 100 Hz, rising by 100 Hz per second.
+        f0_hz, _ = pitch(0.5 * np.sin(2 * np.pi * (100 * seconds + 50 * seconds**2)))
         middle_s = (np.arange(len(f0_hz)) + 0.5) * HOP_SAMPLES / SAMPLE_RATE_HZ
         self.assertLess(np.abs(f0_hz - (100 + 100 * middle_s))[EDGE:-EDGE].max(), 1.0)
 

@@ -43,9 +43,7 @@ TURNS = [Route("0", "2", ("1",))]  # two producers
 
 
 def stages(produce_s, step_s, transfer_s=0.0, read_s=0.0) -> StageTimes:
-    """Return times of batches; a number applies to all batches, and without any list there are 12
-    batches.
-    """
+    """Return times of batches; a number applies to all, and without a list there are 12."""
     columns = read_s, produce_s, transfer_s, step_s
     n = max((len(column) for column in columns if np.ndim(column)), default=12)
     return StageTimes(*(np.full(n, column, float) for column in columns))
@@ -177,10 +175,8 @@ class SimulationTest(unittest.TestCase):
             (REPLICATED, 6 * 4 + 2),
             (TURNS, 6 * 4 + 3),
             ([Route("0", "1"), Route("0", "2")], 12 * 4 + 2),
-            (
-                [Route("0", "1"), Route("0", "2"), Route("3", "3")],
-                8 * 4 + 2,
-            ),  # each round waits for the two that are read for 0
+            # Each round waits for the two that are read for 0.
+            ([Route("0", "1"), Route("0", "2"), Route("3", "3")], 8 * 4 + 2),
         ):
             with self.subTest(routes=routes):
                 self.assertAlmostEqual(
@@ -260,9 +256,8 @@ class StageTimesTest(unittest.TestCase):
                 .step_s.reshape(-1, replicas)
                 .astype(int)
             )
-            self.assertEqual(
-                np.bincount(sample[:, 0]).tolist(), [20] * 5
-            )  # 98 is not a multiple of 5
+            # 98 is not a multiple of 5.
+            self.assertEqual(np.bincount(sample[:, 0]).tolist(), [20] * 5)
             self.assertTrue((bucket[sample] == bucket[sample[:, :1]]).all())
             self.assertEqual(set(sample[bucket[sample] == 2].tolist()), {0, 2, 4})
 
@@ -321,17 +316,14 @@ class PlannerTest(unittest.TestCase):
             for produce_s in (2.0, 0.5)
         )
         self.assertEqual(slow[0].candidate.flags, "--data-gpus 0 1 --model-gpu 2")
-        self.assertNotIn(
-            "dual, 2 producers", [prediction.candidate.name for prediction in fast]
-        )  # one would be idle
+        # One would be idle.
+        self.assertNotIn("dual, 2 producers", [prediction.candidate.name for prediction in fast])
         formulas = {
             p.candidate.name: p.formula for p in predict_all(candidate_placements(4), stages(4, 1))
         }
         self.assertEqual(formulas["dual, 3 producers"], "max(P / 3, C) = max(1333, 1000) = 1333 ms")
 
-    def test_the_observer_takes_time_of_the_data_device_and_validation_between_steps_of_the_model_device(
-        self,
-    ):
+    def test_the_observer_takes_time_of_the_data_device_and_validation_of_the_model_device(self):
         ranked = predict_all(
             candidate_placements(2), varied(400, 0.0, 0.02, 0.002, 0.03), observe_s=0.009
         )
@@ -382,7 +374,7 @@ class PlannerTest(unittest.TestCase):
         ranked = predict_all(candidate_placements(2), varied(600, 0.0, 0.0, 0.0, 1))
         self.assertEqual(
             [prediction.candidate.name for prediction in ranked[-2:]], ["single", "dual"]
-        )  # both 1 batch per second
+        )
         self.assertAlmostEqual(ranked[-1].batches_per_s, ranked[-2].batches_per_s)
         rates = [prediction.batches_per_s for prediction in ranked]
         self.assertEqual(rates, sorted(rates, reverse=True))
@@ -521,9 +513,8 @@ class PlanCommandTest(unittest.TestCase):
         from_flags = self.run_plan(
             "--gpus", "2", "--produce-ms", "20", "--step-ms", "20", "--read-ms", "10"
         )
-        self.assertEqual(
-            (code, output), from_flags
-        )  # two readers: each takes twice the interval of both
+        # Two readers: each takes twice the interval of both.
+        self.assertEqual((code, output), from_flags)
         placements = json.loads(file.read_text())["placements"]
         self.assertEqual(
             {placement["name"] for placement in placements},

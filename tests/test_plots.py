@@ -45,9 +45,8 @@ class Pictures(unittest.TestCase):
         before = bytes_in_use()
         for _ in range(2):
             mel_and_alignment(MEL, MEL, np.arange(20), "")
-        self.assertLess(
-            bytes_in_use() - before, 2 << 20
-        )  # 0.5 MiB; with its buffers, a figure leaves 2.7
+        # 0.5 MiB; with its buffers, a figure leaves 2.7.
+        self.assertLess(bytes_in_use() - before, 2 << 20)
 
     def test_png_contains_the_image(self):
         image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)

@@ -93,9 +93,7 @@ def setUpModule():
     file = PLACE.folder / "preflight.json"
 
     def take_step_until_full(*arguments):
-        """Take a step during which the producer fills the feed, however early or late its thread
-        runs.
-        """
+        """Take a step in which the producer fills the feed, however late its thread runs."""
         in_step.set()
         outcome = take_step(*arguments)
         wait_until(lambda: feeds[-1].is_full)
@@ -120,9 +118,8 @@ def setUpModule():
             Pipeline, "open_feed", lambda *args: feeds.append(open_feed(*args)) or feeds[-1]
         ),
         mock.patch("myxtts.preflight.overlap.take_step", take_step_until_full),
-        mock.patch(
-            "myxtts.preflight.overlap.MIN_OVERLAP", 0.0
-        ),  # how long it lasts depends on the machine
+        # How long it lasts depends on the machine.
+        mock.patch("myxtts.preflight.overlap.MIN_OVERLAP", 0.0),
         mock.patch("myxtts.preflight.prerequisites.MIN_FREE_MIB", 1),
     ):
         WHOLE = preflight_of(*PLACE.argv("new"), f"--steps={steps}", "--json", str(file))
@@ -161,9 +158,8 @@ class CompletePreflight(unittest.TestCase):
 
     def test_heaviest_step_uses_the_longest_bucket(self):
         name = self.check("Model", "heaviest step")["name"]
-        self.assertIn(
-            "1 x 4 utterances of up to 0.8 s", name
-        )  # the longest has 0.76 s, in hops of 12 ms
+        # The longest has 0.76 s, in hops of 12 ms.
+        self.assertIn("1 x 4 utterances of up to 0.8 s", name)
 
     @unittest.skipUnless(
         has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up"
@@ -518,9 +514,8 @@ class Transfers(unittest.TestCase):
             copy = copy_to(tensor, device)
             return tf.bitwise.invert(copy) if tensor.dtype == tf.int32 else copy
 
-        with mock.patch(
-            "myxtts.preflight.transfer.copy_to", flipped
-        ):  # inverted twice, on both ways
+        # Inverted twice, on both ways.
+        with mock.patch("myxtts.preflight.transfer.copy_to", flipped):
             self.assertEqual(transfer.check_integrity(TWO.routes[0]).status, "passed")
         turns = iter([False, True] * 100)
         with mock.patch(

@@ -42,9 +42,7 @@ TRACED_RUN = TracedRun(
 
 
 def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **fields) -> Measurement:
-    """Return four batches of 10 s of speech, padded to 12.5 s, in buckets of two, with constant
-    stage times.
-    """
+    """Return four batches of 10 s of speech, padded to 12.5 s, in buckets of two."""
     trials = {name: fields.pop(name) for name in Trials._fields if name in fields}
     defaults = {
         "work": np.full(4, 10.0),
@@ -188,18 +186,18 @@ class RecommendationTest(unittest.TestCase):
 
     def test_doubled_batch_saves_half_of_the_fixed_part_of_the_step(self):
         times = {"read": 0.0, "produce": 0.0, "transfer": 0.0}
-        self.assertEqual(
-            self.gains(**times, fixed_fraction=0.5), {"--batch-size 32": 0.33}
-        )  # 2 s for two: now 1.5
+        # 2 s for two: now 1.5.
+        self.assertEqual(self.gains(**times, fixed_fraction=0.5), {"--batch-size 32": 0.33})
         self.assertEqual(self.gains(**times, fixed_fraction=0.0), {})
 
     def test_gain_within_the_noise_is_not_recommended(self):
         self.assertEqual(self.gains(untraced_s=(2.0, 3.0), static_shapes_ratio=0.8), {})
 
     def test_dual_placement_that_uses_both_devices_is_left_as_it_is(self):
+        # 40 % busy.
         run = replace(
             TRACED_RUN, spans=[Span(DATA, "produce", 0.0, 0.25, batch) for batch in range(4)]
-        )  # 40 % busy
+        )
         analysis = analyze(measured(traced=(run,), all_reduce_s=9.0), DataConfig())
         lines = report_lines(analysis)
         self.assertIn("recommended    nothing", "\n".join(lines))
@@ -239,9 +237,7 @@ class TimelineTest(unittest.TestCase):
 
 class StepTimesTest(unittest.TestCase):
     def test_timed_steps_do_not_trace(self):
-        """With gradient accumulation, the batches of a step except the last have a trace of their
-        own.
-        """
+        """With accumulation, the batches of a step but the last have a trace of their own."""
         lengths = []
 
         class CountingStep:
@@ -304,9 +300,7 @@ class GpuSamplerTest(unittest.TestCase):
 
 
 class ProfileTest(unittest.TestCase):
-    """A profile of a tiny run on devices that share the cores: which figures there are, not how
-    fast it is.
-    """
+    """A profile of a tiny run on devices that share cores: which figures it has, not how fast."""
 
     @classmethod
     def setUpClass(cls):

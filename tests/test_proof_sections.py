@@ -46,6 +46,7 @@ class PlacementsTest(unittest.TestCase):
             gpus: [case.name for case in placements.cases_of(scope(gpus)) if case.problem]
             for gpus in (1, 2, 3)
         }
+        # All but single and split.
         self.assertEqual(
             missing[1],
             [
@@ -55,7 +56,7 @@ class PlacementsTest(unittest.TestCase):
                 "dual, 2 replicas",
                 "dual, 2 producers",
             ],
-        )  # all but single and split
+        )
         self.assertEqual(missing[2], ["dual, 2 replicas", "dual, 2 producers"])
         self.assertEqual(missing[3], [])
         self.assertEqual(placements.cases_of(scope(3))[-1].flags, ["--model-gpus", "0", "1", "2"])

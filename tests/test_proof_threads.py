@@ -39,9 +39,8 @@ class ChecksumTest(unittest.TestCase):
         self.assertTrue(checksums(on_device(features([(5, 13)])), MODEL).device.endswith(MODEL[1:]))
         function = checksums._compute.get_concrete_function()
         self.assertEqual(audit(function).host_only, ())
-        self.assertEqual(
-            [copy for copy in find_copies(function) if copy.to_host], []
-        )  # each would wait for the GPU
+        # Each would wait for the GPU.
+        self.assertEqual([copy for copy in find_copies(function) if copy.to_host], [])
 
     def test_checksum_differs_for_elements_that_trade_places(self):
         def checksum(values):
@@ -86,9 +85,8 @@ class StressTest(unittest.TestCase):
         self.assertIn("of 6 operations 1 were wrong and 2 failed (Expected begin to be 1D)", line)
 
     def test_operations_have_the_results_of_numpy(self):
-        found = stress(
-            MODEL, 0.05, thread_count=1
-        )  # with two, TensorFlow has failed here: that is what it looks for
+        # With two, TensorFlow has failed here: that is what it looks for.
+        found = stress(MODEL, 0.05, thread_count=1)
         self.assertGreaterEqual(found.operations, 3)
         self.assertEqual(found.faults, 0, found)
 

@@ -32,9 +32,8 @@ class Target(unittest.TestCase):
         self.assertEqual(frames.numpy().tolist(), [[3.0, 2.0, 0.0]])
         np.testing.assert_allclose(target.log_duration[0], np.log([3, 2, 1]), rtol=1e-6)
         np.testing.assert_allclose(target.voiced[0], [2 / 3, 0, 0], rtol=1e-6)
-        np.testing.assert_allclose(
-            target.pitch[0], [2.0, 0, 0], atol=1e-6
-        )  # 0 and 12 semitones: 6, in units of 3
+        # 0 and 12 semitones: 6, in units of 3.
+        np.testing.assert_allclose(target.pitch[0], [2.0, 0, 0], atol=1e-6)
         np.testing.assert_allclose(target.energy[0], [3.0, 8.0, 0.0], rtol=1e-6)
 
     def test_features_hide_the_pitch_of_unvoiced_tokens(self):

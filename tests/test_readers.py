@@ -1,6 +1,4 @@
-"""Reading files as PCM with soundfile, TensorFlow's operations and the cache, and loading the
-corpora of a run.
-"""
+"""Reading files as PCM by each reader and the cache, and loading the corpora of a run."""
 
 import gc
 import os
@@ -92,9 +90,8 @@ class ReadPcmTest(FolderCase):
                 )
 
     def test_frequencies_above_nyquist_are_removed(self):
-        write_sound(
-            self.folder / "a.wav", sine(15_000.0, 0.5, 44_100), 44_100
-        )  # its alias would be at 7,050 Hz
+        # Its alias would be at 7,050 Hz.
+        write_sound(self.folder / "a.wav", sine(15_000.0, 0.5, 44_100), 44_100)
         self.assertLess(np.abs(read_pcm(self.folder / "a.wav")[500:-500]).max(), 40)
 
     def test_channels_are_averaged(self):
@@ -244,9 +241,8 @@ class ReadRowsTest(RowsCase):
 
     def test_python_reads_only_the_other_utterances(self):
         manifest = write_corpus(self.folder, [0.3, 0.4], suffixes=(".wav", ".flac"))
-        os.replace(
-            manifest.paths[1], self.folder / "away"
-        )  # this message can only come from Python
+        # This message can only come from Python.
+        os.replace(manifest.paths[1], self.folder / "away")
         read_rows = rows_from_files(manifest, native_loading=True)
         np.testing.assert_array_equal(
             self.rows(read_rows, [0], [0], [6_615], 6_615),
@@ -270,9 +266,7 @@ def concrete(read_rows):
 
 
 def operation_types(read_rows) -> set[str]:
-    """Return the types of all operations in the reader's graph, including branches and loop
-    bodies.
-    """
+    """Return the types of all operations in the reader's graph, with branches and loop bodies."""
     graph = concrete(read_rows).graph.as_graph_def()
     return {
         node.op
@@ -344,9 +338,8 @@ class CacheTest(FolderCase):
     def replace_first(self, frequency_hz: float, modified_s: float) -> None:
         """Replace the first file by one of the same length, so that the fingerprint is the same."""
         write_sound(Path(self.manifest.paths[0]), sine(frequency_hz, 0.3))
-        os.utime(
-            self.manifest.paths[0], (modified_s, modified_s)
-        )  # times have a resolution of a few milliseconds
+        # Times have a resolution of a few milliseconds.
+        os.utime(self.manifest.paths[0], (modified_s, modified_s))
 
     def test_a_changed_file_that_is_older_than_the_cache_is_decoded_again(self):
         open_cache(self.manifest, self.cache, 2)
@@ -509,9 +502,8 @@ class WaveBatchesTest(FolderCase):
                 deque(reader.read(batches, DATA), maxlen=0)
             gc.collect()
             kept.append((bytes_in_use() - before) / passes)
-        self.assertLess(
-            min(kept[1:]), 1_500.0
-        )  # bytes of each pass; an iterator and its end take 3,400
+        # Bytes of each pass; an iterator and its end take 3,400.
+        self.assertLess(min(kept[1:]), 1_500.0)
 
     def test_a_scope_of_the_caller_does_not_reach_the_operations_of_tf_data(self):
         """They have CPU kernels only: a GPU in whose scope a pass begins would refuse them."""

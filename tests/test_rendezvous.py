@@ -48,9 +48,7 @@ class RendezvousTest(unittest.TestCase):
         workers = local_workers(3)
 
         class AgingWait(rendezvous_module._Wait):
-            """Most of a timeout passes when worker 2 alone is missing: once for worker 1, which the
-            chief then ends.
-            """
+            """Most of a timeout passes when worker 2 alone is missing: once for worker 1."""
 
             is_chief = has_aged = False
 
@@ -210,9 +208,8 @@ class UnknownPeerTest(unittest.TestCase):
             peers.extend(self.connect() for _ in range(40))
             self.assertTrue(all(map(self.is_closed, peers[:34])))
 
-        self.assert_dropped(
-            visit, "too many at once", 35
-        )  # of 40 and the worker, 4 and one for each worker may wait
+        # Of 40 and the worker, 4 and one for each worker may wait.
+        self.assert_dropped(visit, "too many at once", 35)
 
     def test_worker_of_another_job_is_sent_away(self):
         def visit():

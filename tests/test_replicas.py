@@ -1,6 +1,4 @@
-"""Replicas match single-device training, and resuming with another number of replicas loses no
-utterance.
-"""
+"""Replicas match training on one device; resuming with others loses no utterance."""
 
 import itertools
 import json
@@ -71,9 +69,7 @@ def transcriber(precision: str) -> keras.Model:
 
 
 def steps_of(batches: int, steps: int) -> list[list[dict]]:
-    """Return the batches of several steps. Some steps have a short last batch, or one or more empty
-    batches.
-    """
+    """Return the batches of several steps, of which some have short or empty batches."""
     made = []
     for step in range(steps):
         shapes = [FULL] * batches
@@ -94,9 +90,7 @@ def steps_of(batches: int, steps: int) -> list[list[dict]]:
 def trained(
     build, count: int, steps: list[list[dict]], accumulation: int = 1, precision: str = "float32"
 ):
-    """Train; return state, step and losses. A single replica takes all batches of a step one after
-    another.
-    """
+    """Train; return state, step and losses. One replica takes all batches of a step in turn."""
     replicas = replicas_of(count)
     state, step = built(build, replicas, precision, accumulation if count > 1 else 2)
     losses = []
@@ -165,9 +159,7 @@ class EquivalenceTest(unittest.TestCase):
 
 class HandOverTest(unittest.TestCase):
     def test_each_step_hands_over_the_next_batches_of_all_replicas(self):
-        """The batches start at a third device; the results are those of batches that were there
-        before, bit for bit.
-        """
+        """The batches start at a third device, with the results of batches already there."""
         steps, data = steps_of(2, 3), FOUR.devices[3].name
         expected, _, losses = trained(toy, 2, steps)
         state, step = built(toy, replicas_of(2))
@@ -237,9 +229,7 @@ class RestOfEpochTest(unittest.TestCase):
         )
 
     def take(self, replicas, start, steps, accumulation=1):
-        """Return the utterances of several steps from a position on, and the position after
-        them.
-        """
+        """Return the utterances of steps from a position on, and the position after them."""
         planned = list(
             itertools.islice(planned_steps(self.plan(replicas, accumulation), start), steps)
         )
@@ -313,13 +303,10 @@ class RunTest(unittest.TestCase):
         ended = self.workspace.train("shared", "--batch-size", "2", "--max-steps", "4", "--resume")
         self.assertEqual(ended.code, 0, ended.err)
         self.assertIn("1 now, 2 before", ended.out)
-        self.assertEqual(
-            self.metadata("shared", 4)["position"], [1, 0, []]
-        )  # 12 utterances: 2 x 4, then 2 x 2
+        # 12 utterances: 2 x 4, then 2 x 2.
+        self.assertEqual(self.metadata("shared", 4)["position"], [1, 0, []])
 
-    def test_producers_of_each_replica_one_for_both_and_two_in_turn_make_the_same_batches_and_validations(
-        self,
-    ):
+    def test_any_producers_make_the_same_batches_and_validations(self):
         flags = ("--batch-size", "2", "--max-steps", "3", "--validate-every", "1")
         validations = {}
         for name, placement, is_observed in (
@@ -342,15 +329,17 @@ class RunTest(unittest.TestCase):
 
     def test_scale_learning_rate_multiplies_the_rate_by_the_replicas(self):
         flags = (
-            "--model-gpus",
-            "0",
-            "1",
-            "--batch-size",
-            "2",
-            "--max-steps",
-            "2",
-            "--warmup-steps",
-            "0",
+            *[
+                "--model-gpus",
+                "0",
+                "1",
+                "--batch-size",
+                "2",
+                "--max-steps",
+                "2",
+                "--warmup-steps",
+                "0",
+            ],
         )
         self.assertEqual(self.workspace.train("scaled", *flags, "--scale-learning-rate").code, 0)
         first = read_metrics(self.workspace.run_dir("scaled") / "metrics.jsonl")[0]

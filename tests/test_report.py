@@ -523,9 +523,8 @@ class Page(Folder):
                 for background in ("bg", "card"):
                     with self.subTest(name=name, background=theme[background]):
                         self.assertGreaterEqual(contrast(theme[name], theme[background]), least)
-            self.assertGreater(
-                contrast(theme["c2"], theme["c4"]), 2.0
-            )  # producing and blocked, which lie side by side
+            # Producing and blocked, which lie side by side.
+            self.assertGreater(contrast(theme["c2"], theme["c4"]), 2.0)
             for number in range(7):  # WCAG 2.2, 1.4.11: graphics
                 self.assertGreaterEqual(contrast(theme[f"c{number}"], theme["bg"]), 3.0)
 
@@ -692,9 +691,7 @@ class Browser(Folder):
     """The page in headless Chromium, from a file."""
 
     def dump(self, page: str, script: str) -> list:
-        """Return what a script has written to the title of a page, as JSON, within 4 s that pass at
-        once.
-        """
+        """Return the JSON that a script writes to the title of a page, within 4 s of its time."""
         other = self.folder / "probe.html"
         other.write_text(page.replace("</body>", f"<script>{script}</script></body>"))
         flags = [
@@ -726,9 +723,12 @@ class Browser(Folder):
           var box = document.querySelector('.plot > svg').getBoundingClientRect();
           document.querySelector('.plot').dispatchEvent(new PointerEvent('pointermove',
             {bubbles: true, clientX: box.left + box.width / 2, clientY: box.top + 5}));
-          Promise.all(images.map(function (i) { return i.decode().then(Object, String) })).then(function () {
-            document.title = JSON.stringify([errors, images.map(function (i) { return i.naturalWidth }),
-              Array.from(document.querySelectorAll('.plot > svg')).every(function (s) { return s.clientWidth > 100 }),
+          function decode(i) { return i.decode().then(Object, String) }
+          Promise.all(images.map(decode)).then(function () {
+            var widths = images.map(function (i) { return i.naturalWidth })
+            document.title = JSON.stringify([errors, widths,
+              Array.from(document.querySelectorAll('.plot > svg')).every(
+                function (s) { return s.clientWidth > 100 }),
               document.documentElement.scrollWidth <= innerWidth,
               document.getElementById('age').textContent.slice(0, 7),
               document.getElementById('tip').textContent,
@@ -833,10 +833,12 @@ class Browser(Folder):
             var end = 0;
             Array.from(axis.children).forEach(function (label) {
               var box = label.getBoundingClientRect();
-              labels++; cut += box.left < 0 || box.right > 380; touching += box.left < end; end = box.right
+              labels++; cut += box.left < 0 || box.right > 380
+              touching += box.left < end; end = box.right
             })
           });
-          document.title = JSON.stringify([labels > 20, cut, touching, page.documentElement.scrollWidth])
+          var width = page.documentElement.scrollWidth
+          document.title = JSON.stringify([labels > 20, cut, touching, width])
         }
         """
         self.page(ended="finished")

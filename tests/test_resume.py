@@ -1,6 +1,4 @@
-"""A run that is stopped, killed or moved to other devices equals an uninterrupted run bit
-for bit.
-"""
+"""A run that is stopped, killed or moved equals an uninterrupted run bit for bit."""
 
 import os
 import shutil
@@ -59,9 +57,7 @@ def killed_at(step: int, argv: list[str], models: str = "toy_models") -> subproc
 
 class Case(unittest.TestCase):
     def assert_same_run(self, workspace, name, expected_name):
-        """Check that the last checkpoints and the training metrics of two runs are equal bit for
-        bit.
-        """
+        """Check that the last checkpoints and metrics of two runs are equal bit for bit."""
         left, right = (
             dict(arrays_of(latest(workspace.run_dir(run) / "checkpoints")))
             for run in (name, expected_name)
@@ -155,22 +151,19 @@ class ToyRuns(Case):
         self.assertEqual((self.whole.code, self.whole.err), (0, ""))
         checkpoints = self.workspace.run_dir("killed") / "checkpoints"
         _, err = self.killed.communicate()
-        self.assertEqual(
-            (self.killed.returncode, err), (-signal.SIGKILL, "")
-        )  # without TensorFlow's usual lines
+        # Without TensorFlow's usual lines.
+        self.assertEqual((self.killed.returncode, err), (-signal.SIGKILL, ""))
         survived = latest(checkpoints)
-        self.assertIn(
-            survived.name, ("step-000003", "step-000006")
-        )  # that of step 6 waited for that of step 3
+        # That of step 6 waited for that of step 3.
+        self.assertIn(survived.name, ("step-000003", "step-000006"))
         started = (
             f"new run        --resume finds no checkpoint in {checkpoints.parent}, so training"
             " starts at step 0"
         )
         self.assertIn(started, (checkpoints.parent / "log.txt").read_text(encoding="utf-8"))
         with signal_at(7, signal.SIGTERM):
-            stopped = self.workspace.train(
-                "killed", *REVERSED, "--resume", "--validate-every", "4"
-            )  # changes nothing
+            # Changes nothing.
+            stopped = self.workspace.train("killed", *REVERSED, "--resume", "--validate-every", "4")
         self.assertEqual(stopped.code, 128 + signal.SIGTERM, stopped.err)
         self.assertIn(f"resumed        {survived}", stopped.out)
         self.assertIn(
@@ -178,9 +171,8 @@ class ToyRuns(Case):
             stopped.out,
         )
         self.assertEqual(latest(checkpoints).name, "step-000007")
-        self.assertEqual(
-            read_metadata(latest(checkpoints))["position"], [2, 1, []]
-        )  # an epoch has 3 steps
+        # An epoch has 3 steps.
+        self.assertEqual(read_metadata(latest(checkpoints))["position"], [2, 1, []])
 
         finished = self.workspace.train("killed", *SINGLE, "--resume")
         self.assertEqual((finished.code, finished.err), (0, ""))
@@ -249,9 +241,8 @@ class ToyRuns(Case):
             self.assertEqual(self.workspace.train("written", *flags).code, 0)
         in_one_write, names = len(points.names) // 40, set()
         for kill in range(30):
-            at = (
-                in_one_write + kill * in_one_write // 30
-            )  # in the second write of the process: the first one counts
+            # In the second write of the process: the first one counts.
+            at = in_one_write + kill * in_one_write // 30
             points = RealKillPoints(at, thread="background writer")
             self.assertEqual(
                 train_in_fork(points, self.workspace.argv("worn", *flags, "--resume")),

@@ -264,9 +264,8 @@ class CompleteRun(Case):
             self.assertRegex(line, r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
         printed = self.finished.out.splitlines()
         texts = [line[len("2026-01-31 12:00:00 ") :] for line in lines]
-        self.assertEqual(
-            texts[: len(printed)], printed
-        )  # a test that resumes the run appends to it
+        # A test that resumes the run appends to it.
+        self.assertEqual(texts[: len(printed)], printed)
 
     def test_resuming_with_another_fixed_setting_is_rejected(self):
         message = self.rejection(
@@ -326,9 +325,8 @@ class Stopped(Case):
         next(iter(arrays.values()))[:] = np.nan
         replace_arrays(saved, "model", arrays)
         before = files_below(self.workspace.run_dir("nan") / "checkpoints")
-        message = self.rejection(
-            "nan", "--resume", "--log-every", "50"
-        )  # detected at step 6, when a checkpoint is due
+        # Detected at step 6, when a checkpoint is due.
+        message = self.rejection("nan", "--resume", "--log-every", "50")
         self.assertRegex(
             message,
             r"^the loss or its gradient was not finite at step 4 "
@@ -353,9 +351,8 @@ class Stopped(Case):
             message,
             r" \(bucket [12] of 2\): OOM when allocating tensor \(the model is on /CPU:1; limits: ",
         )
-        self.assertIn(
-            "limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB; ", message
-        )  # and the devices that no route uses
+        # And the devices that no route uses.
+        self.assertIn("limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB; ", message)
         self.assertIn("). Resume with --resume and a higher --model-gpu-memory", message)
 
     def test_out_of_memory_error_before_the_first_step_names_no_batch(self):
@@ -494,14 +491,16 @@ class MinimalRun(Case):
     def setUpClass(cls):
         super().setUpClass()
         off = (
-            "--validate-every",
-            "0",
-            "--sample-every",
-            "0",
-            "--checkpoint-every",
-            "0",
-            "--ema-decay",
-            "0",
+            *[
+                "--validate-every",
+                "0",
+                "--sample-every",
+                "0",
+                "--checkpoint-every",
+                "0",
+                "--ema-decay",
+                "0",
+            ],
         )
         length = ("--epochs", "2", "--log-every", "5")
         delay = ("--model-start-delay", "1.25")
@@ -554,9 +553,7 @@ class ShippedConfigurations(Case):
                 )
 
     def test_every_setting_in_them_trains(self):
-        """Train three steps with all files of a task at once, and with those that replicate: each
-        setting trains.
-        """
+        """Train three steps with all files of a task at once, and with those that replicate."""
         folder = self.workspace.folder / "configs"
         shutil.copytree(ROOT / "configs", folder)
         for name, files in shipped_groups(self.FILES).items():
@@ -594,9 +591,7 @@ class ShippedConfigurations(Case):
 
 
 def shipped_groups(files: list[Path]) -> dict[str, list[str]]:
-    """Return names of files that can be one configuration: of recognition, vocoders, replicas, and
-    all others.
-    """
+    """Return names of files that can be one configuration, for each kind of runs."""
     groups: dict[str, list[str]] = {
         "all_asr": [],
         "all_vocoder": [],

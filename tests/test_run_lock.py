@@ -27,9 +27,7 @@ class RunLockTest(unittest.TestCase):
         self.runs = temporary_folder(self.addCleanup) / "runs"
 
     def second_start(self, **settings) -> int:
-        """Start a run, and once more before the first start has read its corpus; return how many
-        read anything.
-        """
+        """Start a run, and once more before it has read its corpus; return how many read it."""
         config = load(None, {"run": "a", "runs_dir": str(self.runs), **settings})
         starts = []
 

@@ -1,6 +1,4 @@
-"""The vocoder of a voice: which one is used, and which are refused. Runs without weights are
-enough.
-"""
+"""The vocoder of a voice: which one is used or refused. Runs without weights are enough."""
 
 import os
 import unittest

@@ -126,10 +126,8 @@ class LongSentences(unittest.TestCase):
             ("one two — three four", ["one two —", "three four"]),
             ("سلام دوست من، چطوری امروز", ["سلام دوست من،", "چطوری امروز"]),
             ("one two three four", ["one two", "three four"]),
-            (
-                "a; bcdefgh ijklmn opqrstuv",
-                ["a; bcdefgh", "ijklmn opqrstuv"],
-            ),  # the semicolon is too close to the start
+            # The semicolon is too close to the start.
+            ("a; bcdefgh ijklmn opqrstuv", ["a; bcdefgh", "ijklmn opqrstuv"]),
             ("cost 1,000,000, or even more", ["cost 1,000,000,", "or even more"]),
         ):
             with self.subTest(text=text):
@@ -147,9 +145,8 @@ class LongSentences(unittest.TestCase):
         ):
             started_s = time.process_time()
             list(split_text(text))
-            self.assertLess(
-                time.process_time() - started_s, 60.0, text[:5]
-            )  # quadratic time would be minutes
+            # Quadratic time would be minutes.
+            self.assertLess(time.process_time() - started_s, 60.0, text[:5])
 
     def test_a_text_without_a_break_is_split_in_linear_time(self):
         text = "a" * 1_000_000

@@ -37,13 +37,10 @@ class ClosedStdoutTest(unittest.TestCase):
 
 class SignalTest(unittest.TestCase):
     def started(self) -> tuple[subprocess.Popen, int]:
-        """Start a program that holds the lock forever; return it and the PID of the process that
-        does.
-        """
+        """Start a program that holds the lock; return it and the PID of the holder."""
         command = [sys.executable, "-c", HOLDS_LOCK]
-        background = {
-            "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
-        }  # as by `command &`
+        # As by `command &`
+        background = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}
         program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **background)
         self.addCleanup(program.stdout.close)
         self.addCleanup(program.wait)

@@ -1,6 +1,4 @@
-"""The smallest corpora, batches larger than the corpus, and utterances that are too long or too
-short.
-"""
+"""The smallest corpora, batches larger than them, and utterances too long or short."""
 
 import unittest
 

@@ -33,7 +33,8 @@ ROOT = Path(__file__).parents[1]
 TRAINER = """
 import pathlib, signal, sys, time
 pathlib.Path(sys.argv[1]).write_text("2097152 4194304\\n" * 9)
-run = pathlib.Path(sys.argv[sys.argv.index("--runs-dir") + 1], sys.argv[sys.argv.index("--run") + 1])
+runs, name = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--runs-dir", "--run"))
+run = pathlib.Path(runs, name)
 run.mkdir(parents=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 (run / "metrics.jsonl").write_text('{"step": 7, "step_s": 0.5}\\n')

@@ -167,9 +167,8 @@ class StepArguments(unittest.TestCase):
             before = weights(state)
             run_step(step, features(ROWS), number=number, learning_rate=rate)
             largest = max(np.abs(a - b).max() for a, b in zip(weights(state), before, strict=True))
-            self.assertAlmostEqual(
-                largest / rate, 1.0, delta=0.15
-            )  # Adam moves a weight by about the rate
+            # Adam moves a weight by about the rate.
+            self.assertAlmostEqual(largest / rate, 1.0, delta=0.15)
             self.assertAlmostEqual(float(state.optimizer.learning_rate), rate, 8)
 
     def test_given_ema_decay_is_used(self):
@@ -205,16 +204,12 @@ class StepArguments(unittest.TestCase):
 
 
 class HandOverTest(unittest.TestCase):
-    """Each step hands over the first microbatch of the next one: bit for bit what handing it over
-    before gives.
-    """
+    """Each step hands over the first microbatch of the next, bit for bit as before it."""
 
     RATES = ConstantRates(1e-2, 0.9)
 
     def steps_of(self, accumulation, steps=4):
-        """Return steps of microbatches on the data device; the second step is incomplete, and
-        shapes change.
-        """
+        """Return steps of microbatches on the data device; one is incomplete, shapes change."""
         made = []
         for number in range(steps):
             microbatches = 1 if number == 1 else accumulation
@@ -354,9 +349,7 @@ class RatesTest(unittest.TestCase):
 
 
 class TrainedDifferently(Toy):
-    """A toy whose loss and batch statistics depend on `training`, as those of dropout and batch
-    normalisation do.
-    """
+    """A toy whose loss depends on `training`, as that of dropout does, and its statistics, too."""
 
     def __init__(self, symbols: int):
         super().__init__(symbols)
@@ -537,9 +530,7 @@ class Traces(unittest.TestCase):
 
 
 class CompiledByXla(unittest.TestCase):
-    """The whole step of the toy and the gradients of the network; compiling its whole step would
-    take 10 s more.
-    """
+    """The whole step of the toy, and the network's gradients, whose step takes 10 s more."""
 
     def test_compiled_step_matches_the_plain_step(self):
         (state, step), (compiled_state, compiled) = (

@@ -214,9 +214,8 @@ class LateAndLostJobs(Case):
             averaged = self.folder / "sync-000010/averaged"
             published = averaged.stat().st_ino
             second_average(*arguments)
-            self.assertEqual(
-                averaged.stat().st_ino, published
-            )  # not replaced: the other job may be loading it
+            # Not replaced: the other job may be loading it.
+            self.assertEqual(averaged.stat().st_ino, published)
 
         second.weight_sync._average = both
         first.stopped = True
@@ -305,13 +304,11 @@ class Optimizers(Case):
 
     def test_the_outer_optimizer_applies_nesterov_momentum_to_the_mean_change(self):
         first, second = self.pair(outer_optimizer=OuterOptimizer(learning_rate=0.5, momentum=0.5))
-        sync_both(
-            first.train(10, 1.0), second.train(10, 3.0)
-        )  # mean change 2: momentum 2, step 0.5 * (2 + 1)
+        # Mean change 2: momentum 2, step 0.5 * (2 + 1).
+        sync_both(first.train(10, 1.0), second.train(10, 3.0))
         self.assertEqual((first.change, second.change), (1.5, 1.5))
-        sync_both(
-            first.train(20, 1.0), second.train(20, 1.0)
-        )  # mean change 1: momentum 2, step 0.5 * (1 + 1)
+        # Mean change 1: momentum 2, step 0.5 * (1 + 1).
+        sync_both(first.train(20, 1.0), second.train(20, 1.0))
         self.assertEqual((first.change, second.change), (2.5, 2.5))
 
     def test_the_outer_optimizer_moves_averages_as_far_as_the_weights(self):
@@ -319,16 +316,13 @@ class Optimizers(Case):
         before = [v.numpy() for v in first.state.averages]
         sync_both(first.train(10, 2.0), second.train(10, 2.0))
         for now, then in zip(first.state.averages, before, strict=True):
-            np.testing.assert_allclose(
-                now.numpy(), then - 1.0, atol=1e-6
-            )  # half of the change of 2 is applied
+            # Half of the change of 2 is applied.
+            np.testing.assert_allclose(now.numpy(), then - 1.0, atol=1e-6)
 
 
 class Settings(unittest.TestCase):
     def test_jobs_that_sync_have_steps_and_not_epochs(self):
-        """Epochs of shards of different lengths would end at different steps, where each job waits
-        for the others.
-        """
+        """Epochs of different shards would end at different steps, where each job waits."""
         config = Config(
             training=TrainingConfig(epochs=3),
             local_sgd=LocalSGDConfig(sync_every=10, sync_dir="syncs", jobs=2),
@@ -366,9 +360,8 @@ class Rejected(Case):
         sync_both(first.train(10, 1.0), second.train(10, 1.0))
         new = Job(self.folder / "other", 0)
         new.weight_sync._group = first.weight_sync._group
-        new.weight_sync.prepare(
-            new.state, new_run=True, resumes=True
-        )  # it may have been killed in its first sync
+        # It may have been killed in its first sync.
+        new.weight_sync.prepare(new.state, new_run=True, resumes=True)
         sync_both(first.train(20, 1.0), second.train(20, 1.0))
         for resumes in (False, True):
             with self.assertRaisesRegex(

@@ -1,6 +1,4 @@
-"""Synthesis with a trained run: the Synthesizer, concatenation, sound files, the program and its
-error messages.
-"""
+"""Synthesis with a trained run: the Synthesizer, sound files, the program and its errors."""
 
 import contextlib
 import io
@@ -93,9 +91,8 @@ class Case(unittest.TestCase):
 
     def assert_error(self, expected: str, *text, **options) -> None:
         with self.assertRaises(DataError) as caught:
-            self.synthesizer.synthesize_sentences(
-                *text, **options
-            )  # raised by the call, before the first sentence
+            # Raised by the call, before the first sentence.
+            self.synthesizer.synthesize_sentences(*text, **options)
         self.assertIn(expected, str(caught.exception))
 
 
@@ -103,9 +100,8 @@ class Synthesis(Case):
     def test_a_wave_has_whole_frames_and_is_audible(self):
         wave = self.synthesize()
         self.assertEqual((wave.dtype, wave.ndim, len(wave) % HOP_SAMPLES), (np.float32, 1, 0))
-        self.assertGreater(
-            len(wave), HOP_SAMPLES * len(self.text)
-        )  # a frame or more for each token
+        # A frame or more for each token.
+        self.assertGreater(len(wave), HOP_SAMPLES * len(self.text))
         self.assertTrue(np.isfinite(wave).all() and 0.0 < np.abs(wave).max() <= 1.0)
 
     def test_waves_depend_on_the_seed(self):
@@ -488,10 +484,8 @@ class Training(Case):
 
     def test_samples_are_waves_of_the_vocoder(self):
         batch = features([(5, 13), (8, 24)])
-        batch |= {
-            "language": np.zeros(2, np.int32),
-            "tokens": np.minimum(batch["tokens"], 10),
-        }  # that the run knows
+        # That the run knows.
+        batch |= {"language": np.zeros(2, np.int32), "tokens": np.minimum(batch["tokens"], 10)}
         files = [self.reference, self.reference]
         examples = Examples(
             on_device(batch), ids=["a/x.wav", "b/x.wav"], texts=["one", "two"], files=files
@@ -571,9 +565,7 @@ class Streaming(Case):
     """`synthesize --stream`."""
 
     def stream(self, stdout: BinaryIO, text: str) -> tuple[int, str]:
-        """Run the program with a stdout and without loading the weights; return its exit code and
-        stderr.
-        """
+        """Run the program with a stdout, without loading weights; return exit code and stderr."""
         stderr = io.StringIO()
         argv = [
             "--run",

@@ -1,6 +1,4 @@
-"""Each setting of networks, features and steps reaches the argument that it is for: all values
-differ.
-"""
+"""Each setting of networks, features and steps reaches its argument: all values differ."""
 
 import unittest
 from unittest import mock

@@ -102,9 +102,7 @@ class TaughtFeatures(unittest.TestCase):
 
 class MelHead(unittest.TestCase):
     def test_an_untrained_head_changes_no_mel(self):
-        """So a vocoder may start from the weights of one without a head, and gives the same waves
-        at first.
-        """
+        """So a vocoder may start from one without a head, and gives the same waves at first."""
         plain, taught = vocoder(), build(refine_mel=True, seed=1)
         weights = {v.path: v.numpy() for v in plain.variables}
         vocabulary = Vocabulary(SymbolTable(()), (), ())
@@ -148,9 +146,8 @@ class MelHead(unittest.TestCase):
         taught = build(refine_mel=True)
         self.assertEqual(dict(taught.BATCH_FIELDS), TAUGHT_VOCODER_FEATURES)
         spoken = vocoder_features([20])
-        target_mel = np.full_like(
-            spoken["mel"], 50.0
-        )  # above all mels of a wave, so that the error is their mean
+        # Above all mels of a wave, so that the error is their mean.
+        target_mel = np.full_like(spoken["mel"], 50.0)
         batches = [on_device(spoken | {"target_mel": target_mel + offset}) for offset in (0.0, 1.0)]
         with tf.device(MODEL):
             (first, _), (second, _) = (taught(batch, training=False) for batch in batches)

@@ -38,9 +38,8 @@ class Memory(unittest.TestCase):
                         write(step)
                     gc.collect()
                     kept.append((bytes_in_use() - before) / CALLS)
-                self.assertLess(
-                    kept[1], 200.0
-                )  # bytes of each call; a tensor of its step takes 600
+                # Bytes of each call; a tensor of its step takes 600.
+                self.assertLess(kept[1], 200.0)
 
 
 if __name__ == "__main__":

@@ -246,9 +246,7 @@ class Symbols(unittest.TestCase):
 
 
 def _first_peak_hz(samples: np.ndarray) -> float:
-    """Return the fundamental frequency by the highest autocorrelation peak between 60 and
-    400 Hz.
-    """
+    """Return the fundamental frequency by the highest autocorrelation peak, 60 to 400 Hz."""
     middle = samples[len(samples) // 4 : len(samples) // 4 + 8192].astype(float)
     correlation = np.fft.irfft(np.abs(np.fft.rfft(middle, 16384)) ** 2)
     shortest, longest = espeak.SAMPLE_RATE_HZ // 400, espeak.SAMPLE_RATE_HZ // 60

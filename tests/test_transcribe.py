@@ -1,6 +1,4 @@
-"""Transcription: chunks of long waves, the Transcriber, the command, and the error rates of a
-corpus.
-"""
+"""Transcription: chunks of long waves, the Transcriber, the command, and error rates."""
 
 import contextlib
 import io

@@ -68,9 +68,7 @@ def produce(name, batch):
 
 class Segments(unittest.TestCase):
     def test_features_of_a_segment_are_those_of_the_whole_utterance(self):
-        """Bit for bit, also at the ends of an utterance, which the context of a segment goes
-        beyond.
-        """
+        """Bit for bit, also at the ends of an utterance, which a segment's context exceeds."""
         batch = vocoder_inputs()
         wave = tf.cast(batch["pcm"], tf.float32) / 32768.0
         mel, hz = log_mel(wave, batch["samples"]).numpy(), f0(wave, batch["samples"])[0].numpy()
@@ -100,9 +98,7 @@ class Segments(unittest.TestCase):
         self.assertGreater((segment["f0_hz"] > 0.0).mean(), 0.3)
 
     def start_of(self, segment, wave, frames):
-        """Return the first frame of a segment without its context, found by the segment's
-        samples.
-        """
+        """Return the first frame of a segment without context, found by its samples."""
         samples = np.zeros((frames + 2 * (SEGMENT + CONTEXT_FRAMES)) * HOP_SAMPLES, np.float32)
         first = SEGMENT + CONTEXT_FRAMES
         samples[first * HOP_SAMPLES :][: frames * HOP_SAMPLES] = wave[: frames * HOP_SAMPLES]
@@ -212,15 +208,12 @@ class Excitation(unittest.TestCase):
 
     def test_phase_keeps_its_precision_over_minutes(self):
         frames = 60 * SAMPLE_RATE_HZ // HOP_SAMPLES
-        wave = pulse_train(tf.fill([1, frames], 210.0)).numpy()[
-            0
-        ]  # a period of exactly 105 samples
+        # A period of exactly 105 samples.
+        wave = pulse_train(tf.fill([1, frames], 210.0)).numpy()[0]
         np.testing.assert_allclose(wave[-1050:], wave[len(wave) % 105 :][:1050], atol=0.02)
 
     def test_pulses_follow_the_phase_of_a_recording(self):
-        """A tone whose F0 is not known exactly: pulses at its measured phase have their peaks at
-        its peaks.
-        """
+        """A tone whose F0 is not exact: pulses at its measured phase have its peaks."""
         seconds = np.arange(60 * HOP_SAMPLES) / SAMPLE_RATE_HZ
         wave = tf.constant(np.cos(2 * np.pi * (120.0 * seconds + 0.3))[None], tf.float32)
         wrong_hz = tf.fill([1, 60], 119.0)

@@ -1,6 +1,4 @@
-"""Evaluation of a vocoder: the program on a run with initial weights, and how its figures are
-summarised.
-"""
+"""Evaluation of a vocoder: the program with initial weights, and the summary of figures."""
 
 import contextlib
 import io
@@ -37,9 +35,7 @@ SPEAKERS = ("s0", "s1")
 
 
 def write_vowels(folder: Path, speakers=SPEAKERS, languages=("en",)) -> Path:
-    """Write a corpus of 4 utterances for each speaker and language, and a short one at the end;
-    return its metadata.
-    """
+    """Write 4 utterances for each speaker and language, and a short one; return the metadata."""
     folder.mkdir()
     lines = ["path,speaker,language"]
     for number in range(4 * len(speakers) * len(languages)):
@@ -56,9 +52,7 @@ def write_vowels(folder: Path, speakers=SPEAKERS, languages=("en",)) -> Path:
 
 
 def untrained_run(folder: Path, corpus: Path) -> Path:
-    """Save the initial weights of the smallest vocoder as a run; a third of the corpus is
-    held out.
-    """
+    """Save the initial weights of the smallest vocoder as a run; a third is held out."""
     config = Config(
         data=DataConfig(train_data=str(corpus), validation_fraction=0.34),
         model=ModelConfig(task="vocoder", model_size="tiny"),
@@ -99,9 +93,8 @@ class VocoderEvaluation(unittest.TestCase):
         metrics = self.score["metrics"]
         self.assertAlmostEqual(metrics["pesq_wb"]["recordings"], 4.644, places=3)
         self.assertEqual(metrics["log_mel_error"]["recordings"], 0.0)
-        self.assertLess(
-            metrics["log_mel_error"]["griffin_lim"], metrics["log_mel_error"]["neural"]
-        )  # it is untrained
+        # It is untrained.
+        self.assertLess(metrics["log_mel_error"]["griffin_lim"], metrics["log_mel_error"]["neural"])
         self.assertGreater(metrics["real_time_factor"]["neural"], 0.0)
         self.assertIsNone(metrics["real_time_factor"]["recordings"])
 

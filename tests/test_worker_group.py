@@ -59,19 +59,22 @@ def main():
     tf.config.set_visible_devices([], "GPU")
     with worker_group(cluster, gpus=0) as strategy:
         for listening in listening_sockets(split_address(cluster.address)[1]):
-            print("listens on", listening.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)[:2].decode())
+            device = listening.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
+            print("listens on", device[:2].decode())
 
         @tf.function
         def add():
             return strategy.run(share)
 
         def share():
-            return tf.distribute.get_replica_context().all_reduce("SUM", tf.fill([1000], cluster.index + 1.0))
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", tf.fill([1000], cluster.index + 1.0))
 
         for count in range(1000):
             print("sum", float(add()[0]))
             if cluster.index == 1 and count == 3:
-                time.sleep(0.5)  # the other worker is in the next sum and notices without the heartbeat
+                # The other worker is in the next sum and notices without the heartbeat.
+                time.sleep(0.5)
                 os.kill(os.getpid(), signal.SIGTERM)  # TensorFlow's own handler would ignore it
 
 sys.exit(report_errors(main))
@@ -97,10 +100,8 @@ class DiagnosisTest(unittest.TestCase):
         "myxtts.distributed.worker_group", _restrict_to_machine=mock.DEFAULT, _report=mock.DEFAULT
     )
     def test_connection_that_breaks_with_another_status_is_named(self, **_):
-        for kind in (
-            tf.errors.UnknownError,
-            tf.errors.ResourceExhaustedError,
-        ):  # of a garbled stream
+        # Of a garbled stream.
+        for kind in (tf.errors.UnknownError, tf.errors.ResourceExhaustedError):
             text = "Collective ops is aborted by: Stream removed\n" + BROKEN.format(1)
             self.assertRegex(self.lost(text, kind), r"^worker 1 \(b:2\) is gone: its connection")
             with self.assertRaises(WorkerLost), worker_group(THREE, 0):
@@ -166,9 +167,8 @@ class DiagnosisTest(unittest.TestCase):
             self.lost(LATE.format("end")),
             rf"^worker 1 \(b:2\) did not finish within {END_TIMEOUT_S} s",
         )
-        self.assertGreater(
-            END_TIMEOUT_S, 12 * 3600
-        )  # validation and samples of the last step are a part of the end
+        # Validation and samples of the last step are a part of the end.
+        self.assertGreater(END_TIMEOUT_S, 12 * 3600)
         start = LATE.format("[Init]Wait_for_all_tasks_to_register") + BROKEN.format(0)
         self.assertRegex(self.lost(start), r"^worker 1 \(b:2\) did not start within 60 s")
 

@@ -1,6 +1,4 @@
-"""The smallest models, training states, batches and runs that still have every feature of large
-ones.
-"""
+"""The smallest models, states, batches and runs that have every feature of large ones."""
 
 import atexit
 import contextlib
@@ -44,9 +42,8 @@ from tests.two_devices import MODEL, SIMULATED
 ONE_BLOCK = replace(
     SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, latents=2
 )
-SMALLEST = replace(
-    ONE_BLOCK, encoder_blocks=0, decoder_blocks=0
-)  # still has every kind of layer, in the flow
+# Still has every kind of layer, in the flow.
+SMALLEST = replace(ONE_BLOCK, encoder_blocks=0, decoder_blocks=0)
 SYMBOLS = 13
 SECONDS = tuple(0.4 + 0.03 * i for i in range(13))  # 12 to train on, 1 held out
 
@@ -70,9 +67,7 @@ def build_model(
 
 @cache
 def replicas_on(device: str) -> Replicas:
-    """Return one cached replica: variables belong to the strategy in whose scope they were
-    created.
-    """
+    """Return one cached replica: variables belong to the strategy in whose scope they are."""
     return make_replicas((Route(device, device),))
 
 
@@ -178,25 +173,19 @@ class Workspace:
 
     @classmethod
     def temporary(cls, add_cleanup: Callable, flags: Sequence[str] = ()) -> "Workspace":
-        """Create a workspace in a temporary folder, which the `add_cleanup` of a test, class or
-        module removes.
-        """
+        """Create a workspace in a temporary folder, which `add_cleanup` removes."""
         return cls(temporary_folder(add_cleanup), flags)
 
     @classmethod
     def with_toy_models(cls, add_cleanup: Callable) -> "Workspace":
-        """Create a temporary workspace in which runs train the toy, with short references: it
-        ignores them.
-        """
+        """Create a temporary workspace whose runs train the toy, with references of 0.5 s."""
         resources = contextlib.ExitStack()
         resources.enter_context(toy_models())
         add_cleanup(resources.close)
         return cls.temporary(add_cleanup, flags=("--reference-seconds", "0.5"))
 
     def argv(self, name: str, *flags: str) -> list[str]:
-        """Return flags for 8 steps in epochs of 3 without validation and samples; `flags` override
-        them.
-        """
+        """Return flags for 8 steps in epochs of 3 without observations; `flags` override them."""
         fixed = f"--run {name} --runs-dir {self.folder / 'runs'} --train-data {self.corpus}"
         fixed += f" --simulate-gpus {SIMULATED}"
         size = "--model-size tiny --batch-size 4 --buckets 2 --validation-fraction 0.07"
@@ -239,9 +228,8 @@ def train_in_fork(points: KillPoints, argv: Sequence[str]) -> int:
     starts.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["myxtts.run", "benchmarks.proof.runs"]
-    )  # tests.two_devices starts TensorFlow
+    # tests.two_devices starts TensorFlow.
+    context.set_forkserver_preload(["myxtts.run", "fakes.toy"])
     process = context.Process(target=_train_in_fork, args=(points, argv))
     process.start()
     process.join()
@@ -276,17 +264,14 @@ def whole_run() -> WholeRun:
     flags = "--validation-fraction 0.25 --ode-steps 2 --data-gpu 0 --model-gpu 1"
     flags += " --validate-every 4 --sample-every 4 --checkpoint-every 5 --keep-checkpoints 2"
     flags = tuple(flags.split())
-    with mock.patch(
-        "myxtts.report.reporter.MIN_SHOWN_PAUSE_S", 0.0
-    ):  # on a fast machine, some pauses are not worth a word
+    # On a fast machine, some pauses are not worth a word.
+    with mock.patch("myxtts.report.reporter.MIN_SHOWN_PAUSE_S", 0.0):
         return WholeRun(workspace, flags, workspace.train("whole", *flags))
 
 
 @cache
 def cached_network(checkpoint: Path, device: str) -> XTTS:
-    """Load the network of a checkpoint once for all tests of a process: loading and tracing
-    synthesis takes 4 s.
-    """
+    """Load the network of a checkpoint once for all tests of a process, which takes 4 s."""
     with small_models():
         return load_model(checkpoint, read_metadata(checkpoint), device, task="tts")
 
@@ -307,9 +292,7 @@ def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def alignment_rows(seed, padded_frames, padded_tokens, ties=False):
-    """Return 16 rows of scores, with their tokens and frames: 4 with one path, the last one empty,
-    the first full.
-    """
+    """Return 16 rows of scores, tokens and frames: 4 with one path, an empty and a full one."""
     random = np.random.default_rng(seed)
     token_count = random.integers(1, padded_tokens + 1, 16).astype(np.int32)
     frames = random.integers(token_count, padded_frames + 1).astype(np.int32)

@@ -1,6 +1,4 @@
-"""A run of the smallest CTC network with its initial weights; it transcribes any wave to
-letters.
-"""
+"""A run of the smallest CTC network with its initial weights, which transcribes any wave."""
 
 import atexit
 import contextlib
@@ -39,9 +37,7 @@ class ASRRun(NamedTuple):
 
 @cache
 def asr_run() -> ASRRun:
-    """Create the run once for all tests of a process; 3 of 13 utterances are held out, as in
-    `whole`. Change copies.
-    """
+    """Create the run once for all tests of a process; 3 of 13 utterances are held out."""
     workspace = Workspace(temporary_folder(atexit.register))
     run = workspace.run_dir("asr")
     data = DataConfig(
@@ -73,9 +69,7 @@ def _loaded(run: Path, beam_width: int) -> Transcriber:
 
 @contextlib.contextmanager
 def cached_transcribers(*modules: str) -> Iterator[None]:
-    """Return a context in which these modules of the package create transcribers with
-    `cached_transcriber`.
-    """
+    """Return a context in which these modules create transcribers by `cached_transcriber`."""
     with contextlib.ExitStack() as patched:
         for module in modules:
             patched.enter_context(

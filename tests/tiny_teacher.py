@@ -34,9 +34,7 @@ class UntrainedTeacher:
 
 
 def spoken_inputs() -> dict:
-    """Return TTS_INPUTS of the waves of `tests.tiny_vocoder.vocoder_inputs`, each the reference of
-    another row.
-    """
+    """Return TTS_INPUTS of `tests.tiny_vocoder.vocoder_inputs`, references of other rows."""
     waves = vocoder_inputs()
     count = tf.constant([4, 3, 0, 5])
     texts = {"tokens": tf.tile(tf.constant([[1, 4, 5, 6, 2]]), [4, 1]), "token_count": count}
@@ -59,9 +57,7 @@ def merge_evaluator(run: Path) -> Callable[[Coefficients], Measurement]:
 
 
 def produced(device: str, extractor: FeatureExtractor, batch: dict) -> dict[str, np.ndarray]:
-    """Return the features that a producer on a device makes of a batch, which may have more fields
-    than it takes.
-    """
+    """Return the features that a producer makes of a batch, which may have more fields."""
     with tf.device(device):
         batch = {name: tf.identity(batch[name]) for name in extractor.inputs}
     return {

@@ -43,9 +43,7 @@ def vocoder() -> Vocoder:
 
 
 def vocoder_features(utterance_frames: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
-    """Return VOCODER_FEATURES of random content for utterances of so many frames; 0 is an empty
-    row.
-    """
+    """Return VOCODER_FEATURES of random content for so many frames a row; 0 is an empty row."""
     random = np.random.default_rng(seed)
     shape, frames = (len(utterance_frames), SEGMENT_FRAMES), np.array(utterance_frames, np.int32)
     real = (frames > 0)[:, None]

@@ -21,9 +21,7 @@ HALF_MIB = 2048  # of a GPU that is split; CUDA and its libraries need more than
 
 
 def two_devices(gpu_count: int) -> PlacementConfig:
-    """Return settings whose route goes from one device to another on a machine with this number of
-    GPUs.
-    """
+    """Return settings whose route goes between two devices on a machine with so many GPUs."""
     if gpu_count == 0:
         return PlacementConfig(simulate_gpus=SIMULATED, data_gpu=0, model_gpu=1)
     if gpu_count == 1:

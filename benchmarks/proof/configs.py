@@ -25,9 +25,7 @@ SMALL_BATCH, SMALL_BUCKETS = 4, 2
 
 
 def placement_config(scope: Scope) -> PlacementConfig:
-    """Return the settings of dual placement on the first two GPUs, or of single placement on the
-    only one.
-    """
+    """Return the settings of dual placement on the first two GPUs, or of single placement."""
     simulated = scope.gpus if scope.simulated else 0
     return PlacementConfig(simulate_gpus=simulated, data_gpu=0, model_gpu=min(1, scope.gpus - 1))
 

@@ -1,6 +1,4 @@
-"""Section 6: what is suspected to cost time on a GPU: alignment search, float64, waiting, scalars,
-hidden copies.
-"""
+"""Section 6: suspected costs on a GPU: alignment search, float64, waiting, scalars, copies."""
 
 import time
 import traceback
@@ -60,9 +58,7 @@ class Bench:
         return SMALL_REPEATS if self.scope.small else REPEATS
 
     def seconds(self, call: Callable[[], tf.Tensor]) -> float:
-        """Return the median seconds of a call until its float result is there; the first call is a
-        warm-up.
-        """
+        """Return the median seconds of a call until its float result is there, after a warm-up."""
         devices.synchronize(call())
         times_s = []
         for _ in range(self.repeats):
@@ -113,9 +109,7 @@ def make_bench(scope: Scope, profiled: ProfiledRun) -> Bench:
 
 
 def alignment_search(bench: Bench, findings: SectionResult) -> None:
-    """Time the implementations that --alignment-search names, and XLA's frame by frame, as a CPU
-    runs it.
-    """
+    """Time the searches of --alignment-search, and XLA's frame by frame, as a CPU runs it."""
     model = bench.run.route.model
     rows, frames = bench.batch["mel"].shape[:2]
     tokens = int(bench.batch["tokens"].shape[1])
@@ -165,9 +159,7 @@ def alignment_search(bench: Bench, findings: SectionResult) -> None:
 
 
 def float64_mel(bench: Bench, findings: SectionResult) -> None:
-    """Compare log-mel in float64 and float32: time on the data device, and error against
-    librosa.
-    """
+    """Compare log-mel in float64 and float32: time on the data device, error against librosa."""
     wave = bench.waves
     exact = mel_by_librosa(wave[0].numpy())
     rows, results = [], {}

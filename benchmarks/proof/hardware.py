@@ -1,6 +1,4 @@
-"""Section 1: GPUs, driver, CUDA libraries, TensorFlow's build, topology, CPU, memory and
-packages.
-"""
+"""Section 1: GPUs, driver, CUDA libraries, TensorFlow's build, topology, CPU, memory, packages."""
 
 import os
 import platform
@@ -73,9 +71,7 @@ def run(scope: Scope) -> SectionResult:
 
 
 def figures(scope: Scope, data: dict[str, Any]) -> list[Figure]:
-    """Return the claims: the software suits the GPUs, all packages are there, and nothing else uses
-    the GPUs.
-    """
+    """Return the claims: software suits the GPUs, packages are there, and the GPUs are idle."""
     seen = f"{scope.gpus} {'simulated' if scope.simulated else 'physical'}"
     used = [number_of(gpu["memory.used"]) for gpu in data["gpus"]]
     used_mib = max((mib for mib in used if mib is not None), default=None)
@@ -99,9 +95,7 @@ def figures(scope: Scope, data: dict[str, Any]) -> list[Figure]:
 
 
 def sees_gpus(count: int) -> bool:
-    """Return whether TensorFlow sees so many GPUs in this process, as it did in the one that
-    counted them.
-    """
+    """Return whether TensorFlow sees so many GPUs in this process, too."""
     return len(tf.config.list_physical_devices("GPU")) >= count
 
 
@@ -122,9 +116,7 @@ def figure_of_check(check: Check) -> Figure:
 
 
 def queried_gpus() -> list[dict[str, str]]:
-    """Return the fields of each GPU of the driver, in its order; a field that the driver does not
-    know is missing.
-    """
+    """Return the driver's fields of each GPU, in its order; unknown ones are missing."""
     known = [name for name in GPU_FIELDS if _query([name]) is not None]
     return (
         [dict(zip(known, values, strict=True)) for values in _query(known) or []] if known else []
@@ -141,9 +133,7 @@ def _query(names: Sequence[str]) -> list[list[str]] | None:
 
 
 def library_versions(device: str = "/GPU:0") -> dict[str, dict[str, Any]]:
-    """Return path and version of each CUDA library that TensorFlow has loaded, after a product and
-    a convolution.
-    """
+    """Return path and version of each CUDA library that TensorFlow has loaded by now."""
     with tf.device(device):
         image = tf.ones([1, 8, 8, 1])
         tf.nn.conv2d(image, tf.ones([3, 3, 1, 1]), 1, "SAME").numpy()
@@ -172,9 +162,7 @@ def is_cuda_library(name: str) -> bool:
 
 
 def peer_access(gpus: int) -> dict[str, str]:
-    """Return for each pair of GPUs whether they read each other's memory, and how they are
-    connected.
-    """
+    """Return for each pair of GPUs whether they read each other's memory, and their connection."""
     words = {True: "yes", False: "no", None: "unknown"}
     pairs = {pair: nvidia.peer_access(*pair) for pair in combinations(range(gpus), 2)}
     return {

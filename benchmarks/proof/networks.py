@@ -69,9 +69,7 @@ class Voices(Networks):
         self._config, self._features = config, features
 
     def frozen(self, device: str) -> "Frozen":
-        """Return the network on a device as a producer calls it, with the search that a run would
-        choose.
-        """
+        """Return the network on a device as a producer calls it, with the search of a run."""
         network = self.on(device)
         (rows, frames, _), (_, tokens) = self._features["mel"].shape, self._features["tokens"].shape
         task_of(self._config).tune(

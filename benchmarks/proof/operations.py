@@ -174,9 +174,7 @@ def run(scope: Scope) -> SectionResult:
 
 
 def compare_all(scope: Scope, device: str) -> list[Comparison]:
-    """Compare operation after operation, and record the result after each, until no time is
-    left.
-    """
+    """Compare operation after operation, recording the result after each, while time is left."""
     comparisons: list[Comparison] = []
     for operation in operations(scope):
         if scope.left_s < LEAST_S and comparisons:
@@ -270,9 +268,7 @@ def compare(operation: Operation, device: str) -> Comparison:
 
 @contextmanager
 def tf32(enabled: bool) -> Iterator[None]:
-    """Set whether float32 products on Ampere GPUs and later may round their factors to
-    TensorFloat-32.
-    """
+    """Set whether float32 products on Ampere GPUs and later may round factors to TensorFloat-32."""
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(enabled)
     try:
@@ -361,17 +357,13 @@ def operations(scope: Scope) -> Iterator[Operation]:
 
 
 def voice_operations(scope: Scope, inputs: AllInputs) -> Iterator[Operation]:
-    """Yield those of a whole voice, which the smallest proof leaves out, too; `make test-long` has
-    them.
-    """
+    """Yield those of a whole voice, which the smallest proof leaves out."""
     yield taught(scope, "tts", inputs.speech, inputs.voices, TAUGHT)
     yield synthesis(inputs.speech, inputs.voices)
 
 
 def longest_operations(scope: Scope, inputs: AllInputs) -> Iterator[Operation]:
-    """Yield those that take longest to trace, which the smallest proof leaves out; `make test-long`
-    has them.
-    """
+    """Yield those that take longest to trace, which the smallest proof leaves out."""
     yield taught(scope, "vocoder", inputs.speech, inputs.voices, TAUGHT_STRETCHES)
     yield from steps(scope, inputs.recogniser, "step of the recogniser")
     yield from steps(scope, inputs.segments, "step of the vocoder")
@@ -383,9 +375,7 @@ def longest_operations(scope: Scope, inputs: AllInputs) -> Iterator[Operation]:
 
 
 def inputs_of(scope: Scope, task: str) -> Inputs:
-    """Read the first batch of the plan, and compute its features on the CPU; the last row becomes
-    empty.
-    """
+    """Read the first batch of the plan; compute its features on the CPU; the last row is empty."""
     changes: dict[str, Any] = {"data": {"vtlp": 0.1}} if task == "tts" else {}
     config = configs.config_of(scope, task, **changes)
     route = Route(CPU, CPU)
@@ -413,9 +403,8 @@ def producer(name: str, inputs: Inputs, tolerances: Tolerances) -> Operation:
     """Return the producer's function: waves -> features."""
     extractor = task_of(inputs.config).extractor(inputs.config, training=True)
     run_on = producing(extractor, inputs.waves)
-    return Operation(
-        name, run_on, tolerances, inputs.features, tf32=True
-    )  # features do not depend on TF32
+    # Features do not depend on TF32.
+    return Operation(name, run_on, tolerances, inputs.features, tf32=True)
 
 
 def producing(extractor: FeatureExtractor, waves: dict[str, np.ndarray]) -> Callable[[str], Ran]:
@@ -443,9 +432,7 @@ def augmented(scope: Scope, inputs: Inputs) -> Operation:
 def taught(
     scope: Scope, task: str, inputs: Inputs, voices: Voices, tolerances: Tolerances
 ) -> Operation:
-    """Return a producer with a frozen voice: it aligns and speaks for `tts`, and makes mels for
-    `vocoder`.
-    """
+    """Return a producer with a frozen voice: it speaks for `tts`, and makes mels for `vocoder`."""
     waves = inputs.waves | {
         "frames": inputs.features["frames"],
         "utterance_tokens": inputs.waves["token_count"],
@@ -482,9 +469,7 @@ def steps(scope: Scope, inputs: Inputs, name: str) -> Iterator[Operation]:
 
 
 def calibrated(scope: Scope, name: str, inputs: Inputs, precision: str, exact: Outputs):
-    """Yield the step in a number format, with limits from the CPU's own error in it; return the
-    CPU's outputs.
-    """
+    """Yield the step in a number format, limited by the CPU's error in it; return its outputs."""
     operation = step(
         scope, f"{name}, {precision}", inputs, FLOOR, training={"precision": precision}
     )
@@ -559,9 +544,7 @@ def optimizer_variables(state) -> list:
 
 
 def first_values(state, built: dict[tuple, tuple]) -> list[np.ndarray]:
-    """Return the values that a step begins with: those of the first device that was built, on all
-    devices.
-    """
+    """Return the values that a step begins with on all devices: those of the first device."""
     return next(iter(built.values()))[2] if built else [v.numpy() for v in variables(state)]
 
 
@@ -599,9 +582,7 @@ def vocoding(scope: Scope, inputs: Inputs) -> Operation:
 
 
 def griffin_lim_operation(inputs: Inputs) -> Operation:
-    """Return Griffin-Lim of the first row; waves depend on the phases, so their log-mels are
-    compared.
-    """
+    """Return the log-mel of Griffin-Lim's first row, since the wave depends on the phases."""
     frames = int(inputs.features["frames"][0])
     mel = inputs.features["mel"][:1, :frames]
 
@@ -662,9 +643,8 @@ def ctc(name: str, frames: Sequence[int], count: Sequence[int]) -> Operation:
     def run_on(device: str) -> Ran:
         with tf.device(device):
             arguments = [tf.identity(array) for array in arrays]
-            function = tf.function(loss_and_gradient).get_concrete_function(
-                *arguments
-            )  # another for each device
+            # Another for each device.
+            function = tf.function(loss_and_gradient).get_concrete_function(*arguments)
             for _ in range(3):  # memory that was used before holds other values
                 losses, gradient = function(*arguments)
         gradient = gradient.numpy()

@@ -1,6 +1,4 @@
-"""Section 4: the same training in every placement that the machine allows: throughput, waits and
-weights.
-"""
+"""Section 4: the same training in every placement that the machine allows."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +22,8 @@ from myxtts.throughput.stage_times import StageProfile, resample_steps
 from myxtts.training.checkpoint_files import checkpoint_of, read_arrays
 
 TITLE = "Placements"
-SPLIT_MIB = {
-    "data_gpu_memory": 1536,
-    "model_gpu_memory": 4096,
-}  # a GPU of 8 GB has both, and what CUDA needs
+# A GPU of 8 GB has both, and what CUDA needs.
+SPLIT_MIB = {"data_gpu_memory": 1536, "model_gpu_memory": 4096}
 MAX_WAIT, MAX_PERIOD_RATIO, MAX_ERROR = 0.01, 1.05, 0.10
 MAX_REPLICAS_DIFFERENCE = 1e-5
 MEASURE_S = 60.0  # to measure the stages
@@ -174,9 +170,7 @@ def length_of(scope: Scope) -> Length:
 
 
 def cases_of(scope: Scope) -> list[Case]:
-    """Return all placements of one to three GPUs, and replicas on all; those that cannot run here
-    say why.
-    """
+    """Return all placements of one to three GPUs, and replicas on all; some cannot run."""
     cases = [
         Case("single", {}),
         Case("dual", {"data_gpu": 0, "model_gpu": 1}),
@@ -187,9 +181,8 @@ def cases_of(scope: Scope) -> list[Case]:
         Case("dual, 2 producers", {"data_gpus": (0, 1), "model_gpu": 2}),
     ]
     if scope.small:
-        cases = [
-            case for case in cases if case.settings.get("data_gpu") != 1
-        ]  # as the case before it
+        # As the case before it.
+        cases = [case for case in cases if case.settings.get("data_gpu") != 1]
     if scope.gpus > 2:
         cases.append(Case(f"{scope.gpus} replicas", {"model_gpus": tuple(range(scope.gpus))}))
     for case in cases:
@@ -197,9 +190,8 @@ def cases_of(scope: Scope) -> list[Case]:
         needed = 1 + max(
             *numbers, *case.settings.get("data_gpus", ()), *case.settings.get("model_gpus", ())
         )
-        if (
-            scope.simulated
-        ):  # a split GPU has two logical devices, and all runs need the same number of them
+        # A split GPU has two logical devices, and all runs need the same number of them.
+        if scope.simulated:
             needed += case.is_split
             case.settings["simulate_gpus"] = scope.gpus - case.is_split
         if needed > scope.gpus:
@@ -223,9 +215,8 @@ def measure_throughput(scope: Scope, length: Length, case: Case) -> None:
         return
     case.period_s = float(np.mean([report["step_s"] for report in reports]))
     case.wait = float(np.mean([report["wait_s"] for report in reports])) / case.period_s
-    if (
-        scope.simulated
-    ):  # a CPU needs no deterministic kernels, so the weights of this run can be compared
+    # A CPU needs no deterministic kernels, so the weights of this run can be compared.
+    if scope.simulated:
         case.checkpoint = checkpoint_of(scope.out / "runs" / name / "checkpoints", length.steps)
 
 
@@ -239,9 +230,8 @@ def compare_weights(scope: Scope, found: Findings, cases: list[Case]) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         growing = [case for case in missing if not case.is_split]
         list(pool.map(lambda case: train_deterministically(scope, found, case), growing))
-    for case in (
-        case for case in missing if case.is_split
-    ):  # limits must fit into memory that no other run takes
+    # Limits must fit into memory that no other run takes.
+    for case in (case for case in missing if case.is_split):
         train_deterministically(scope, found, case)
     checkpoints = {case.name: case.checkpoint for case in cases if case.checkpoint is not None}
     if len(checkpoints) > 1:
@@ -267,9 +257,7 @@ def train_deterministically(scope: Scope, found: Findings, case: Case) -> None:
 
 
 def largest_difference(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
-    """Return the largest absolute difference of two sets of arrays; infinity if their names or
-    shapes differ.
-    """
+    """Return the largest absolute difference of two sets of arrays; infinity if not alike."""
     if {name: array.shape for name, array in arrays.items()} != {
         name: a.shape for name, a in expected.items()
     }:
@@ -278,9 +266,7 @@ def largest_difference(arrays: dict[str, np.ndarray], expected: dict[str, np.nda
 
 
 def predict_periods(scope: Scope, found: Findings, cases: list[Case]) -> None:
-    """Let the planner predict all placements from the stages in isolation, of section 3 or measured
-    here.
-    """
+    """Let the planner predict all placements from the stages of section 3, or measured here."""
     placed = next((case for case in cases if case.is_dual), cases[0])
     flags = run_flags(scope, "stages", found.length.model_size, found.length.measured_steps, 1)
     config, _ = train.parse([*flags, *placed.flags])
@@ -292,16 +278,13 @@ def predict_periods(scope: Scope, found: Findings, cases: list[Case]) -> None:
         found.add_problem(f"stages in isolation: {error}")
     for case in cases if found.stages is not None else ():
         is_known = case.replicas == 1 or not np.isnan(found.stages.all_reduce_s)
-        if (
-            is_known and not case.is_split
-        ):  # the parts of a GPU share its cores, for which the planner has no model
+        # The parts of a GPU share its cores, for which the planner has no model.
+        if is_known and not case.is_split:
             case.predicted_s, case.bound_s = predicted_and_bound_s(found.stages, config, case)
 
 
 def stages_of_section_3(scope: Scope, model_size: str) -> StageProfile | None:
-    """Return the times that section 3 measured, without variation, reading and all-reduce; None if
-    it has none.
-    """
+    """Return the times of section 3 without variation, reading and all-reduce, if it has any."""
     if scope.small:  # its smallest models are larger than the toy that trains here
         return None
     file = scope.out.parent / "section-3.json"
@@ -332,9 +315,7 @@ def measured_stages(scope: Scope, config: Config, found: Findings) -> StageProfi
 
 
 def measure_stages(config: Config, steps: int) -> StageProfile:
-    """Measure the stages of one replica in isolation, and the all-reduce if there are two
-    devices.
-    """
+    """Measure the stages of a replica in isolation, and the all-reduce if there are two devices."""
     from myxtts.throughput import isolated_stages
     from myxtts.throughput.profiled_run import measurement_window, open_run
 
@@ -365,9 +346,7 @@ def predicted_and_bound_s(stages: StageProfile, config: Config, case: Case) -> t
 
 
 def compare_replicas(scope: Scope, found: Findings) -> None:
-    """Compare the weights of two replicas with those of one device that accumulates their
-    batches.
-    """
+    """Compare the weights of two replicas with those of a device that accumulates their batches."""
     if scope.gpus < 2:
         return
     if scope.left_s < LEAST_S and not scope.small:
@@ -469,9 +448,7 @@ def figures_of(scope: Scope, found: Findings) -> list[Figure]:
 
 
 def run_figures(found: Findings) -> list[Figure]:
-    """Return whether every placement that the machine allows trains, and all comparisons
-    succeed.
-    """
+    """Return whether every placement trains that the machine allows, and comparisons succeed."""
     tried = [case for case in found.cases if case.period_s or not case.problem.startswith("needs")]
     failed = [
         f"{case.name}: {case.problem}"

@@ -1,6 +1,4 @@
-"""Runs sections one after the other, each in a process of its own, and writes their results at
-once.
-"""
+"""Runs sections one after the other, each in its own process, and writes their results at once."""
 
 import json
 import os
@@ -96,9 +94,7 @@ def run_and_report(run: Run, section: Section, limit_s: float) -> Outcome:
 
 
 def run_in_process(section: Section, scope: Scope, limit_s: float) -> tuple[Status, str]:
-    """Run a section in a process of its own, whose output goes to log.txt; return its status and
-    error.
-    """
+    """Run a section in a process whose output goes to log.txt; return its status and error."""
     settings = {name: value for name, value in asdict(scope).items() if name != "started_s"}
     command = [
         sys.executable,
@@ -162,9 +158,7 @@ def outcome_of(run: Run, section: Section, folder: Path, status: Status, error: 
 
 
 def discard_results(run: Run) -> None:
-    """Remove the results of earlier runs with other GPUs or settings, which do not belong on the
-    same page.
-    """
+    """Remove the results of earlier runs with other GPUs or settings."""
     for file in run.out.glob("section-*.json"):
         try:
             earlier = json.loads(file.read_text(encoding="utf-8"))["run"]

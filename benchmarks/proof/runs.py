@@ -1,6 +1,4 @@
-"""Runs of the program for the proof: in a process of its own, or in this one where the settings are
-small.
-"""
+"""Runs of the program for the proof: in their own process, or here where they are small."""
 
 import contextlib
 import importlib
@@ -69,10 +67,8 @@ def run_flags(scope: Scope, name: str, model_size: str, steps: int, log_every: i
     ]
     flags += ["--model-size", model_size, "--max-steps", str(steps), "--log-every", str(log_every)]
     flags += ["--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0"]
-    flags += [
-        "--buckets",
-        "1" if scope.small else "2",
-    ]  # as in section 3: XLA compiles once for each shape
+    # As in section 3: XLA compiles once for each shape.
+    flags += ["--buckets", "1" if scope.small else "2"]
     if scope.small:
         flags += ["--batch-size", "2", "--text-frontend", "characters"]
         flags += ["--reference-seconds", "0.5", "--prefetch-buffer-size", "1", "--buffer-size", "1"]

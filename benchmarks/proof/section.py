@@ -57,17 +57,13 @@ class Scope:
         return self.started_s + self.budget_s - time.monotonic()
 
     def record(self, result: "SectionResult", complete: bool = False) -> None:
-        """Write what the section has so far; it is reported if the section then fails or runs out
-        of time.
-        """
+        """Write the result so far, which is reported if the section fails or runs out of time."""
         write_json(self.out / RESULT_FILE, asdict(result) | {"complete": complete})
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of the last table: a claim, the figure found here, the figure expected, and the
-    verdict.
-    """
+    """A row of the last table: a claim, its figure here, the figure expected, and the verdict."""
 
     claim: str
     here: str

@@ -50,10 +50,8 @@ BUCKETS = 2  # XLA compiles the alignment search once for each shape
 STEPS, SMALL_STEPS = 20, 2
 TRACED_STEPS = 3
 LEAST_S = 25.0  # for one more model
-COMPUTE_BOUND, LAUNCH_BOUND = (
-    0.65,
-    0.85,
-)  # time of a step with half of the rows, relative to that with all
+# Time of a step with half of the rows, relative to that with all.
+COMPUTE_BOUND, LAUNCH_BOUND = (0.65, 0.85)
 PEAK_OVER_FORECAST = 2.0
 OWN_READS = (
     2  # copies to the host of a timed step: an element of its batch before it, and its outcome
@@ -177,9 +175,7 @@ def measure(scope: Scope, task: str, size: str, rates: Rates) -> StageFigures:
 
 
 class PeakMemory:
-    """The peak of the memory that TensorFlow uses on a device from now on, beside what it uses
-    already; GPUs only.
-    """
+    """The peak of TensorFlow's memory on a GPU from now on, beyond what it uses already."""
 
     def __init__(self, device: str):
         self._name = device[1:] if "GPU" in device else ""
@@ -228,9 +224,7 @@ def inspect_step(
 
 
 def device_forecast_mib(config: Config, run: ProfiledRun) -> float:
-    """Return the forecast of a model device's memory: the state, and what the preflight forecasts
-    for the step.
-    """
+    """Return the forecast of a model device's memory: the state, and the forecast of a step."""
     setup, state = run.setup, run.setup.state
     extractor = task_of(config).extractor(config, training=True, load_teacher=setup.load_teacher)
     on_host = Route("/CPU:0", "/CPU:0")  # the preflight forecasts the memory of the host
@@ -247,9 +241,8 @@ def device_forecast_mib(config: Config, run: ProfiledRun) -> float:
 def result_of(scope: Scope, rates: Rates, measured: list[StageFigures]) -> SectionResult:
     gflops = [f"{rate / 1e9:,.0f}" for rate in (rates.float32, rates.tf32, rates.bfloat16)]
     lines = [
-        "Matrix products on the model device: {} GFLOP/s in float32, {} with TF32, {} in bfloat16.".format(
-            *gflops
-        )
+        "Matrix products on the model device: {} GFLOP/s in float32, {} with TF32, {} in"
+        " bfloat16.".format(*gflops)
     ]
     lines += table(
         (

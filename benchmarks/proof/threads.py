@@ -45,11 +45,8 @@ STRESS_SHARE = 0.15  # of the section's time
 MAX_STEPS, SMALL_STEPS = 20_000, 4
 LEAST_S = 10.0  # a route is not checked with less time
 THREADED_SHARE = 0.6  # of a route's time; then the batches are made once more, alone
-FACTORS = (
-    1,
-    1_000_003,
-    998_244_353,
-)  # of an index along each axis; a sum is then different if elements trade places
+# Of an index along each axis; a sum is then different if elements trade places.
+FACTORS = (1, 1_000_003, 998_244_353)
 PLACES = ("as produced", "handed over by the step", "handed over alone")
 
 
@@ -121,9 +118,7 @@ def flags_of(scope: Scope) -> list[str]:
 
 
 def routes_of(scope: Scope, placement: Placement) -> list[tuple[str, Route]]:
-    """Return the routes to check: on one GPU, between its parts, and between two GPUs, both ways
-    round.
-    """
+    """Return the routes to check: on one GPU, between its parts, between two GPUs both ways."""
     names = [device.name for device in placement.devices]
     if scope.simulated:
         pairs = [("one device", 0, 0), ("two devices", 0, 1)][: len(names)]
@@ -136,9 +131,7 @@ def routes_of(scope: Scope, placement: Placement) -> list[tuple[str, Route]]:
 
 
 def run_stress(scope: Scope) -> Stress | str:
-    """Run the eager operations, on GPUs in a process of their own, which they might crash; or
-    return why not.
-    """
+    """Run the eager operations, on GPUs in another process, which may crash; or return why not."""
     if scope.small:
         configure_devices(train.parse(flags_of(scope))[0])
         return stress("/CPU:0", 0.2)
@@ -230,9 +223,7 @@ class Checksums:
         self._compute = tf.function(self._checksums, input_signature=[tensor_specs(fields)])
 
     def __call__(self, batch: Batch, device: str) -> tf.Tensor:
-        """Return the checksums of all fields in alphabetical order, int64 [fields], without waiting
-        for the device.
-        """
+        """Return the checksums of all fields by name, int64 [fields], without waiting."""
         with tf.device(device):
             return self._compute(batch)
 
@@ -247,9 +238,8 @@ def checksum(tensor: tf.Tensor) -> tf.Tensor:
         tf.bitcast(tensor, {2: tf.int16, 4: tf.int32, 8: tf.int64}[tensor.dtype.size]), tf.int64
     )
     for axis in reversed(range(len(tensor.shape))):
-        index = tf.cast(
-            tf.range(tf.shape(bits)[axis]), tf.int64
-        )  # int32 shapes stay on the host, int64 would not
+        # int32 shapes stay on the host, int64 would not.
+        index = tf.cast(tf.range(tf.shape(bits)[axis]), tf.int64)
         weights = 2 * FACTORS[axis] * index + 1
         bits = tf.reduce_sum(bits * weights, axis=-1)
     return bits
@@ -304,9 +294,7 @@ class CheckedStep:
 def checksums_alone(
     producer: Producer, checksums: Checksums, end_s: float, batches: int
 ) -> Iterator[np.ndarray]:
-    """Make the first batches of the plan in this thread; yield the checksums of each, until there
-    is no time.
-    """
+    """Make the first batches of the plan in this thread; yield the checksums of each."""
     with closing(producer.replica_batches(Position())) as made:
         for (batch,) in islice(made, batches):
             yield checksums(batch.features, producer.device).numpy()

@@ -1,6 +1,4 @@
-"""Section 7: the program as a whole: its preflight, a run that is killed and resumed, and its tests
-on GPUs.
-"""
+"""Section 7: the whole program: its preflight, a run killed and resumed, and tests on GPUs."""
 
 import json
 import re
@@ -82,9 +80,7 @@ def check_preflight(scope: Scope, found: SectionResult) -> None:
 
 
 def is_ready(report: dict[str, Any], simulated: bool) -> bool | None:
-    """Return whether the checks of a preflight passed; None if only simulated GPUs failed to
-    overlap, on one CPU.
-    """
+    """Return whether a preflight passed; None if only simulated GPUs on one CPU did not overlap."""
     checks = [check for section in report["sections"] for check in section["checks"]]
     failed = [check["name"] for check in checks if check["status"] == "failed"]
     return None if simulated and failed == ["overlap"] else not failed

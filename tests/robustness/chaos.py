@@ -128,9 +128,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def prepare_folder(parent: Path | None) -> Path:
-    """Return a new folder for the test; start this program again first, with the shim preloaded, if
-    it compiles.
-    """
+    """Return a new folder; start this program again with the shim preloaded, if it compiles."""
     if FOLDER in os.environ:
         return Path(os.environ[FOLDER])
     if parent is not None:

@@ -1,7 +1,7 @@
 """train_main.py, which also writes how much memory it has in use and occupies.
 
 Growth is hard to see in what a process usually occupies, since two allocators keep what they were
-given back. The C library returns it to the system at times: in a run of tests/robustness/soak.py 90 MiB
+given back. The C library returns it to the system at times: in a run of the soak test 90 MiB
 come and go. Here malloc_trim(3) returns all of it before each measurement. TensorFlow keeps the
 memory of its tensors on a CPU for good, in regions that double: one of 128 MiB was taken in the
 second hour, when a tensor found no gap in the others. Here, by TF_ONEDNN_USE_SYSTEM_ALLOCATOR,
@@ -13,7 +13,7 @@ a path. Python's table of interned strings (some 100,000 with TensorFlow) has pl
 and a string that is gone keeps its place, so after some 12,000 steps the table is full and Python
 makes a larger one: 3.7 MiB more, with room for good.
 
-    python tests/robustness/heap.py heap.txt --simulate-gpus 2 --data-gpu 0 --model-gpu 1 --max-steps 20
+    python tests/robustness/heap.py heap.txt --simulate-gpus 2 --model-gpu 1 --max-steps 20
 
 adds a line `IN_USE OCCUPIED` to heap.txt four times a second: bytes that malloc has handed out, and
 bytes of anonymous memory. It needs Linux and the GNU C library from version 2.33.
@@ -59,9 +59,7 @@ def bytes_in_use() -> int:
 
 
 def bytes_occupied() -> int:
-    """Return the bytes of anonymous memory after malloc has returned what it can; 0 where the
-    system does not tell.
-    """
+    """Return the bytes of anonymous memory after malloc returned what it can; 0 if unknown."""
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         return 1024 * sum(int(line.split()[1]) for line in file if line.startswith("RssAnon:"))

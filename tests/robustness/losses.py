@@ -1,9 +1,10 @@
-"""Train 50 steps of each kind of run and print its losses, to show that a change leaves them bit-identical.
+"""Train 50 steps of each kind of run and print its losses, which a change must leave alike.
 
     python tests/robustness/losses.py                  # ten minutes on 2 cores
     python tests/robustness/losses.py tts resumed      # some of the runs
 
-One line a run: the SHA-256 of all losses that it reported, and the last ones. Compare the lines of two commits.
+One line a run: the SHA-256 of all losses that it reported, and the last ones. Compare the lines of
+two commits.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from myxtts.report.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 COMMON = (
-    *(
+    *[
         "--model-size",
         "tiny",
         "--batch-size",
@@ -30,7 +31,7 @@ COMMON = (
         "25",
         "--sample-every",
         "0",
-    ),
+    ],
     *("--max-steps", "50", "--checkpoint-every", "0", "--simulate-gpus", "2"),
 )
 DUAL = ("--data-gpu", "0", "--model-gpu", "1")

@@ -57,10 +57,8 @@ SLOW_IMPORTS = (
     "yaml",
     "pydantic",
 )
-LIMIT_S, LIMIT_FACTOR = (
-    120.0,
-    10.0,
-)  # time limit of tests: LIMIT_S + LIMIT_FACTOR * the seconds in tests/times.json
+# Time limit of tests: LIMIT_S + LIMIT_FACTOR * the seconds in tests/times.json.
+LIMIT_S, LIMIT_FACTOR = (120.0, 10.0)
 
 PIPELINE, DAMAGED = "test_intelligent_gpu_pipeline", "test_damaged_corpus"
 RESUME, MINIMAL_RUN = "test_resume.ToyRuns", "test_run.MinimalRun"
@@ -441,9 +439,7 @@ def verdict_on(mutant: Mutant, tests: Sequence[str], passed: set[str]) -> dict[s
 
 
 def run(test: str, mutant: Mutant | None = None) -> Outcome:
-    """Run a module or class of tests, or one test, in a fork of this process, in a copy of the
-    checkout.
-    """
+    """Run a module, class or test in a fork of this process, in a copy of the checkout."""
     limit_s = (
         LIMIT_S
         + LIMIT_FACTOR * json.loads((ROOT / "tests/times.json").read_text())[test.split(".")[0]]

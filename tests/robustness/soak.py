@@ -11,12 +11,12 @@ so that what a process has at its start can be compared, too.
 
 Every few seconds the process is sampled: the memory that it has in use and its anonymous memory,
 which no other process changes; it writes both itself, and keeps no memory in reserve (see
-`tests/robustness/heap.py`). Further resident memory (RSS), threads, file descriptors, the size of the
-run folder and of its checkpoints, and the time of a step since its last report. A checkpoint in the
-making comes and goes, so of the checkpoints' sizes the least of each minute counts.
+`heap.py`). Further resident memory (RSS), threads, file descriptors, the size of the run folder and
+of its checkpoints, and the time of a step since its last report. A checkpoint in the making comes
+and goes, so of the checkpoints' sizes the least of each minute counts.
 
 The slopes are those of the first process after a warm-up of a quarter of its time and 60 steps, by
-ordinary least squares, with 95 % intervals (`tests/robustness/slope.py` has the formulas). A limit is
+ordinary least squares, with 95 % intervals (`slope.py` has the formulas). A limit is
 met if the whole interval is below it, not met if the whole interval is above it, and otherwise not
 shown. Less than 30 minutes after the warm-up are too short for a verdict, since memory still
 settles. Linux only.
@@ -63,18 +63,15 @@ LEAST_S = 1800.0  # after the warm-up, for a verdict
 LEAST_SAMPLE_S, SAMPLES = 2.0, 1500
 MINUTE_S = 60.0
 POLL_S = 0.2
-ENDED = (
-    FileNotFoundError,
-    ProcessLookupError,
-    PermissionError,
-    KeyError,
-)  # of /proc; a zombie has no VmRSS
+# Of /proc; a zombie has no VmRSS.
+ENDED = (FileNotFoundError, ProcessLookupError, PermissionError, KeyError)
 STOP_S = 300.0  # from SIGTERM to the end, with the last checkpoint; a machine may be busy
 MIB = 1 << 20
 MEGABYTE = 1e6 / MIB
 SETTINGS = (
-    "--simulate-gpus 2 --data-gpu 0 --model-gpu 1 --model-size tiny --text-frontend characters --batch-size 4 --buckets 2 --validation-fraction"
-    f" 0.15 --ode-steps 1 --max-steps {ENDLESS} --log-every 5 --validate-every 20 --sample-every 40"
+    "--simulate-gpus 2 --data-gpu 0 --model-gpu 1 --model-size tiny --text-frontend characters"
+    f" --batch-size 4 --buckets 2 --validation-fraction 0.15 --ode-steps 1 --max-steps {ENDLESS}"
+    " --log-every 5 --validate-every 20 --sample-every 40"
     " --checkpoint-every 20 --keep-checkpoints 2"
 ).split()
 
@@ -256,9 +253,7 @@ def train(folder: Path, process: int, seconds: float, every_s: float, seed: int)
 
 
 def wait_for_end(child: ChildProcess, output: OutputReader, end_s: float) -> bool:
-    """Read the output of a process until it ends, but not beyond a time; return whether it has
-    ended.
-    """
+    """Read the output of a process until it ends or a time has passed; return whether it ended."""
     while not child.has_ended() and (left_s := end_s - time.monotonic()) > 0.0:
         for _ in output.lines(min(left_s, POLL_S)):
             pass
@@ -333,9 +328,7 @@ def size_of(folder: Path) -> int:
 
 
 def table(samples: Sequence[Sample]) -> list[dict]:
-    """Return a row for each quantity: its slope in the first process, and what each process has
-    after its warm-up.
-    """
+    """Return a row for each quantity: its slope in the first process, and its mean in each."""
     rows = []
     for quantity in QUANTITIES:
         by_process = [

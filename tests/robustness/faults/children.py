@@ -64,9 +64,7 @@ class Child:
         return self.code is not None
 
     def exceeds(self, limit_s: float) -> bool:
-        """Whether more time than a limit has passed since the start, not counting waits for a
-        processor.
-        """
+        """Whether more than a limit has passed since the start, without waits for a processor."""
         return _exceeds(self.started_s, limit_s, [self.pid])
 
     def send(self, number: int) -> None:
@@ -174,9 +172,8 @@ def run(command: Sequence[str]) -> int:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except (
-        BaseException
-    ):  # of the program: reported, and the fork ends, as a process of its own would
+    # Of the program: reported, and the fork ends, as a process of its own would.
+    except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         return 1
     return 0
@@ -237,9 +234,8 @@ def queued_s(pid: int) -> float:
     """
     total_s = 0.0
     for task in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(
-            OSError, IndexError
-        ):  # it has just ended, or the system keeps no such times
+        # It has just ended, or the system keeps no such times.
+        with contextlib.suppress(OSError, IndexError):
             total_s += int((task / "schedstat").read_text().split()[1]) / 1e9
             total_s += sum(
                 queued_s(int(child)) for child in (task / "children").read_text().split()

@@ -1,6 +1,4 @@
-"""Damage of files: flipped bits, NULs after a power cut, files that are cut, empty, missing or of
-another kind.
-"""
+"""Damage of files: flipped bits, NULs after a power cut, cut, empty, missing or other files."""
 
 import random
 import shutil

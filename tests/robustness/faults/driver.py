@@ -19,16 +19,12 @@ from tests.robustness.faults.injection import is_preloaded
 from tests.robustness.faults.lab import Lab
 from tests.robustness.faults.trial import Trial
 
-LEAST_LIMIT_S, LIMIT_FACTOR = (
-    60.0,
-    20.0,
-)  # a program hangs after LIMIT_FACTOR times the seconds of an undisturbed run
+# A program hangs after LIMIT_FACTOR times the seconds of an undisturbed run.
+LEAST_LIMIT_S, LIMIT_FACTOR = (60.0, 20.0)
 
 
 def run_cases(settings: Settings) -> Result:
-    """Run the undisturbed run, then the cases; return the outcomes. Only the folders of failed
-    cases are kept.
-    """
+    """Run the undisturbed run and the cases; return outcomes. Folders of failures are kept."""
     with toy_models():
         lab = Lab(settings.folder, children.Forks())
         record = settings.folder / "record.json"

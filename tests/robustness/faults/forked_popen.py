@@ -1,6 +1,4 @@
-"""Children of a launcher as forks of it, so that each takes seconds less to start. No
-TensorFlow.
-"""
+"""Children of a launcher as forks of it, which saves seconds for each. No TensorFlow."""
 
 import os
 import subprocess

@@ -123,9 +123,7 @@ def redirect(from_port: int, to_port: int) -> None:
 
 @dataclass(frozen=True)
 class ClockJump:
-    """Python's clock of the day jumps at its nth reading. The clocks that measure durations
-    go on.
-    """
+    """Python's clock of the day jumps at its nth reading; clocks of durations go on."""
 
     seconds: float
     nth: int

@@ -20,10 +20,8 @@ UTTERANCES, HELD_OUT, RATE_HZ = 13, 1, 22_050
 STEPS, STEPS_PER_EPOCH, CHECKPOINT_EVERY = 12, 3, 3
 REFERENCE = "reference"
 LIMIT_S = 240.0  # of one program; an undisturbed run takes seconds
-TIMES = {
-    *EMPTY_INTERVAL.metrics(),
-    "remaining_s",
-}  # in a line of metrics.jsonl: what differs between two equal runs
+# In a line of metrics.jsonl: what differs between two equal runs.
+TIMES = {*EMPTY_INTERVAL.metrics(), "remaining_s"}
 SMALLEST = (
     "--text-frontend characters --model-size tiny --batch-size 4 --buckets 2 --validation-fraction"
     " 0.07 --simulate-gpus 2 --data-gpu 0 --model-gpu 1 --num-workers 1 --buffer-size 1"
@@ -103,9 +101,7 @@ class Lab:
         self.losses, self.weights = losses_of(self.template), weights_of(self.template)
 
     def repeat(self) -> None:
-        """Train the undisturbed run again, for its time; raises RuntimeError if it fails or is
-        another.
-        """
+        """Train the undisturbed run again for its time; RuntimeError if it fails or differs."""
         self._train_undisturbed("again")
         if differences := self.differences(self.folder / "runs" / "again"):
             raise RuntimeError(f"two undisturbed runs differ: {'; '.join(differences)}")
@@ -151,9 +147,7 @@ class Lab:
 
 
 def losses_of(run: Path) -> dict[int, dict[str, Any]]:
-    """Return the lines of metrics.jsonl by step, without times and validation; damaged lines are
-    left out.
-    """
+    """Return the lines of metrics.jsonl by step, without times, validation and damaged lines."""
     try:
         reports = read_metrics(run / "metrics.jsonl")
     except OSError:
@@ -170,9 +164,7 @@ def _of_training(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weights_of(run: Path) -> dict[int, dict[str, str]]:
-    """Return the SHA-256 of each archive of each complete checkpoint. Archives with the same arrays
-    are equal.
-    """
+    """Return the SHA-256 of each archive of each complete checkpoint."""
     return {
         step_of(folder): {
             file.name: hashlib.sha256(file.read_bytes()).hexdigest()

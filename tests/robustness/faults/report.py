@@ -13,9 +13,7 @@ def failed(result: Result) -> bool:
 
 
 def describe(result: Result) -> str:
-    """Return a table of the scenarios, the failures by kind with what repeats them, and the slowest
-    cases.
-    """
+    """Return a table of the scenarios, the failures by kind, and the slowest cases."""
     return "\n".join(
         [
             *_head(result),
@@ -58,7 +56,8 @@ def _head(result: Result) -> list[str]:
 
 def _table(cases: list[dict]) -> list[str]:
     lines = [
-        f"{'scenario':<16}{'cases':>7}{'faults':>8}{'programs':>10}{'failed':>8}{'mean s':>8}{'slowest s':>11}"
+        f"{'scenario':<16}{'cases':>7}{'faults':>8}{'programs':>10}"
+        f"{'failed':>8}{'mean s':>8}{'slowest s':>11}"
     ]
     for name in sorted({case["scenario"] for case in cases}):
         chosen = [case for case in cases if case["scenario"] == name]

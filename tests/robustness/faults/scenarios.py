@@ -1,6 +1,4 @@
-"""What happens to runs in a chaos test: each scenario draws from the case's random numbers
-alone.
-"""
+"""What happens to runs in a chaos test: each scenario draws from the case's numbers alone."""
 
 import errno
 import os
@@ -108,9 +106,8 @@ def damaged_run(trial: Trial) -> None:
     path = trial.random.choice(
         [*of_newest, *of_newest, *(path for path in files if path.parent.parent != newest.parent)]
     )
-    if path.name.startswith(
-        "pcm-"
-    ):  # its bytes have no checksum: reading a large corpus at each start takes too long
+    # Its bytes have no checksum: reading a large corpus at each start takes too long.
+    if path.name.startswith("pcm-"):
         path.write_bytes(path.read_bytes()[: trial.random.randrange(path.stat().st_size)])
         trial.steps.append(f"{path.name}: cut")
     else:
@@ -273,9 +270,8 @@ def bad_audio(trial: Trial) -> None:
     )
     line = f"step {trial.random.randint(1, STEPS - 2):6d} |"
     caches = ("--cache-dataset",) * (trial.random.random() < 0.2)
-    decoding = ("--no-use-tf-native-loading",) * (
-        trial.random.randint(0, 1) and not caches
-    )  # the cache is decoded
+    # The cache is decoded.
+    decoding = ("--no-use-tf-native-loading",) * (trial.random.randint(0, 1) and not caches)
     arms = (
         [Injection(("open", "read"), victim.name, 20, error=errno.EIO, lasting=True)]
         if kind == "EIO"
@@ -300,9 +296,8 @@ def bad_audio(trial: Trial) -> None:
     victim.write_bytes(content)
     if kind == "replaced":  # by audio of the same length: the run may have trained on it
         return
-    is_named = (
-        victim.name in finished.message or "cannot be used" in finished.message
-    )  # at the start: rejected.csv
+    # At the start: rejected.csv.
+    is_named = victim.name in finished.message or "cannot be used" in finished.message
     if finished.code == 2 and not is_named:
         trial.fail("message", f"it does not name {victim.name}: {finished.message!r}")
     trial.finish_run("with the file", *decoding, corpus=corpus / "corpus.csv")

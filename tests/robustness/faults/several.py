@@ -1,6 +1,4 @@
-"""Scenarios of several processes: workers and the network between them, a data service, and
-jobs.
-"""
+"""Scenarios of several processes: workers and their network, a data service, and jobs."""
 
 import random
 import re
@@ -46,9 +44,8 @@ def workers(trial: Trial) -> None:
     else:
         trial.steps.append(str(network))
         _disturbed_workers(trial, network)
-        if (
-            network.kind == "garble"
-        ):  # no checksum protects a gradient on its way: the weights may be others
+        # No checksum protects a gradient on its way: the weights may be others.
+        if network.kind == "garble":
             return
     trial.steps.append("both resumed")
     finished = _train_workers(trial, [("--resume",)] * 2)
@@ -57,9 +54,7 @@ def workers(trial: Trial) -> None:
 
 
 def _draw_network(source: random.Random) -> Disturbance:
-    """Return a disturbance after the rendezvous, which waits 10 minutes for a worker that does not
-    arrive.
-    """
+    """Return a disturbance after the rendezvous, which waits 10 minutes for a missing worker."""
     seconds, after_bytes = source.choice((1.0, 5.0)), source.choice((20_000, 60_000, 150_000))
     return Disturbance(source.choice(("drop", "delay", "garble")), after_bytes, seconds)
 
@@ -204,9 +199,7 @@ def _jobs(trial: Trial, command: Sequence[str], codes: Sequence[int]) -> Finishe
 
 
 def _process_of(launcher: Child) -> int | None:
-    """Return a process that a launcher has started, if there is one: not the filter of its
-    errors.
-    """
+    """Return a process that a launcher has started, if any, but not the filter of its errors."""
     try:
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
         leaders = [

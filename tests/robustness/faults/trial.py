@@ -257,9 +257,7 @@ class Trial:
     def check_checkpoints(
         self, finished: Finished, before: int, is_killed: bool, checks_start: bool
     ) -> None:
-        """Check that nothing older than the last checkpoint is lost, and that a stop has saved its
-        step.
-        """
+        """Check that no older checkpoint is lost, and that a stop has saved its step."""
         newest = newest_step(self.run_dir)
         if resumed := RESUMED.findall(finished.out):
             if checks_start and int(resumed[-1]) < before:
@@ -328,8 +326,6 @@ def essence(traceback: str) -> str:
 
 
 def is_advice(message: str) -> bool:
-    """Whether a message is more than the name of a fault: two sentences, and no value as Python
-    shows objects.
-    """
+    """Whether a message has two sentences and no value as Python shows objects."""
     sentences = re.split(r"(?<=[.!?:])\s", message)
     return len(message) >= LEAST_MESSAGE and len(sentences) >= 2 and " object at 0x" not in message

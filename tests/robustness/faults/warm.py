@@ -22,9 +22,8 @@ def record_in(path: Path) -> None:
 def repeat(path: Path) -> None:
     """Import what a process recorded."""
     for name in json.loads(path.read_text()):
-        with contextlib.suppress(
-            Exception
-        ):  # of a module that cannot be imported by itself: its importer does it
+        # Of a module that cannot be imported by itself: its importer does it.
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # so that the collector does not copy shared memory in each fork

@@ -96,8 +96,6 @@ seen = {"gpus": gpus, "cores": cores, "resume": resume}
 total = training.max_steps if training.stop_at_step is None else training.stop_at_step
 while True:
     if weight == fault.get("at"):
-        if fault.get("once"):
-            faults.unlink()
         print("fault", flush=True)
         if fault["kind"] == "refuse":
             print("error: the fault was requested,\\nand is two lines long", file=sys.stderr)
@@ -111,6 +109,9 @@ while True:
         save()
         sys.exit(143 if signals else 0)
     weight += 1.0
+    # Before the step is reported: a test that sees the step may kill this process.
+    if weight == fault.get("at") and fault.get("once"):
+        faults.unlink()
     with open(folder / "metrics.jsonl", "a") as file:
         report = {"step": int(weight), "loss": 1.0 / weight, "steps_per_s": 2.0}
         report["remaining_s"] = (6.0 - weight) / 2.0

@@ -16,9 +16,7 @@ OTHER_NETWORK = "the networks differ. Leave one of them out."
 
 
 def normalised(weights: Sequence[float]) -> list[float]:
-    """Return the weights divided by their sum: coefficients that add up to 1, all equal if every
-    weight is 0.
-    """
+    """Return the weights divided by their sum, or equal coefficients if every weight is 0."""
     total = sum(weights)
     return [weight / total if total else 1 / len(weights) for weight in weights]
 
@@ -48,7 +46,8 @@ def weighted_mean(
                 has, lacks = (path, archives[0]) if name in arrays else (archives[0], path)
                 raise CheckpointError(f"'{name}' is in {has}, but not in {lacks}: {OTHER_NETWORK}")
         for name in contents[0]:
-            spec, total = None, None
+            spec = None
+            total = None
             for path, arrays, coefficient in zip(archives, contents, coefficients, strict=True):
                 array = arrays[name]
                 spec = spec or (array.shape, array.dtype)
@@ -66,17 +65,13 @@ def weighted_mean(
                     total = term if total is None else total + term
                 else:
                     total = array if total is None else np.maximum(total, array)
-            assert total is not None and spec is not None  # there is at least one archive
+            # There is at least one archive.
+            assert total is not None and spec is not None
             yield name, total.astype(spec[1])
 
 
 def owes_sync(sync_every: int, audio_s_since_sync: float) -> bool:
-    """Return whether a run that has all its steps still owes the last sync, since it was stopped
-    while it waited.
-
-    Args:
-        sync_every: steps between two syncs; 0 is off.
-    """
+    """Return whether a run that has all its steps lacks the last sync, in which it was stopped."""
     return bool(sync_every) and audio_s_since_sync > 0
 
 

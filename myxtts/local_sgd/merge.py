@@ -48,18 +48,18 @@ from myxtts.training.runs import (
     weights_group,
 )
 
-log = logging.getLogger(__name__)
-
-
-TASK_SETTINGS = {  # by task: (section, setting) that features or weights depend on
+# By task: (section, setting) that features or weights depend on.
+TASK_SETTINGS = {
     "tts": (("data", "reference_seconds"),),
     "asr": (("asr", "encoder"), ("asr", "subsampling")),
     "vocoder": (("vocoder", "discriminators"),),
 }
-FORCEABLE = (
-    "speakers",
-    "start",
-)  # no weights depend on these, so --force allows inputs to differ in them
+# No weights depend on these, so --force allows inputs to differ in them.
+FORCEABLE = ("speakers", "start")
+# Below this cosine, layers have little in common.
+LOW_COSINE = 0.5
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +82,12 @@ class MergeInput:
 
     @property
     def signature(self) -> dict[str, Any]:
-        """What the arrays of the checkpoint depend on, by name. All inputs must have the same
-        signature.
-        """
-        config, metadata = self.config, self.metadata
+        """What the arrays of the checkpoint depend on, by name; the same for all inputs."""
+        config = self.config
+        metadata = self.metadata
         task = config.model.task
+        # The optimizer state covers the trained variables and, with mixed_float16, the loss scale.
+        is_scaled = config.training.precision == "mixed_float16"
         return {
             "task": task,
             "model_size": config.model.model_size,
@@ -97,12 +98,8 @@ class MergeInput:
             "text_frontend": config.data.text_frontend,
             "audio_format": audio_format_of(metadata),
             "teacher": (metadata.get("teacher") or {"weights": "none"})["weights"],
-            # The optimizer state covers the trained variables and, with mixed_float16, the loss
-            # scale.
             "freeze": " ".join(sorted(config.training.freeze)) or "nothing",
-            "precision": (
-                "mixed_float16" if config.training.precision == "mixed_float16" else "another"
-            ),
+            "precision": "mixed_float16" if is_scaled else "another",
             **{name: metadata[name] for name in ("symbols", "languages", "speakers", "start")},
         }
 
@@ -130,9 +127,7 @@ def read_inputs(paths: Sequence[Path]) -> list[MergeInput]:
 
 
 def read_input(path: Path) -> MergeInput:
-    """Read a checkpoint by its folder or by the folder of its run. Raises CheckpointError if it
-    cannot be read.
-    """
+    """Read a checkpoint by its folder or its run's. Raises CheckpointError if it is damaged."""
     is_checkpoint = path.is_dir() and (
         (path / "state.json").exists() or re.fullmatch(r"step-\d+", path.name)
     )
@@ -172,20 +167,20 @@ def merge_weights(inputs: Sequence[MergeInput], given: Sequence[float] | None) -
 
 
 def check_compatible(inputs: Sequence[MergeInput], force: bool) -> None:
-    """Verify that all inputs have the same signature.
-
-    Raises:
-        CheckpointError: two inputs differ; names the first difference.
-    """
-    first, signature = inputs[0], inputs[0].signature
-    for merge_input in inputs[1:]:
-        values = merge_input.signature
-        differences = (name for name in signature if signature[name] != values[name])
-        if name := next((name for name in differences if not (force and name in FORCEABLE)), None):
+    """Raise CheckpointError, with the first difference, if two inputs have other signatures."""
+    first = inputs[0]
+    signature = first.signature
+    for other in inputs[1:]:
+        values = other.signature
+        for name, value in signature.items():
+            if value == values[name] or (force and name in FORCEABLE):
+                continue
+            to_do = "Leave one of them out"
+            if name in FORCEABLE:
+                to_do += ", or merge them anyway with --force"
             raise CheckpointError(
-                f"{first.checkpoint} and {merge_input.checkpoint} cannot be merged:"
-                f" {describe_difference(name, signature[name], values[name])}. Leave one of them"
-                f" out{', or merge them anyway with --force' * (name in FORCEABLE)}."
+                f"{first.checkpoint} and {other.checkpoint} cannot be merged:"
+                f" {describe_difference(name, value, values[name])}. {to_do}."
             )
 
 
@@ -198,17 +193,13 @@ def describe_difference(name: str, first: Any, second: Any) -> str:
         )
     if not isinstance(first, list):
         return f"{name} is {first} in the first and {second} in the second"
-    row, pair = next(
-        (row, pair) for row, pair in enumerate(zip_longest(first, second), 1) if pair[0] != pair[1]
-    )
+    rows = enumerate(zip_longest(first, second), 1)
+    row, pair = next((row, pair) for row, pair in rows if pair[0] != pair[1])
     left, right = ("missing" if entry is None else repr(entry) for entry in pair)
     return (
         f"their {name} are not the same ({len(first)} and {len(second)}): number {row} is {left} in"
         f" the first and {right} in the second"
     )
-
-
-LOW_COSINE = 0.5  # below this cosine, layers have little in common
 
 
 class LayerDistance(NamedTuple):
@@ -224,51 +215,38 @@ class LayerDistance(NamedTuple):
 
 
 def layer_distances(groups: Sequence[tuple[Path, str]]) -> dict[str, LayerDistance]:
-    """Return the distance of each layer, holding one variable of each checkpoint in memory at a
-    time.
+    """Return the distance of each layer: the variables whose names share the first two parts.
 
-    A layer is the set of variables whose names share the first two parts. Integers count as equal.
+    One variable of each checkpoint is in memory at a time. Integers count as equal.
 
     Args:
         groups: checkpoint and group of arrays; all have the same names, shapes and types.
     """
     pairs = list(combinations(range(len(groups)), 2))
-    sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((len(pairs), 4)))
+    # Of each pair: the inner product, both squared norms and that of the difference.
+    sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((4, len(pairs))))
     with ExitStack() as opened:
         contents = [opened.enter_context(opened_arrays(*group)) for group in groups]
         for name in contents[0]:
-            sums["/".join(name.split("/")[:2])] += _pair_products(
-                [arrays[name] for arrays in contents], pairs
-            )
-    return {layer: _layer_distance(products) for layer, products in sums.items()}
-
-
-def _pair_products(arrays: Sequence[np.ndarray], pairs: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return `_products` of each pair, float64 [pairs, 4]; zeros for integers."""
-    if not np.issubdtype(arrays[0].dtype, np.floating):
-        return np.zeros((len(pairs), 4))
-    return np.array([_products(arrays[left], arrays[right]) for left, right in pairs])
-
-
-def _products(left: np.ndarray, right: np.ndarray) -> list[float]:
-    """Return the inner product, both squared norms and the squared norm of the difference."""
-    x, y = left.astype(np.float64).ravel(), right.astype(np.float64).ravel()
-    products = [float(x @ y), float(x @ x), float(y @ y)]
-    x -= y
-    return [*products, float(x @ x)]
-
-
-def _layer_distance(products: np.ndarray) -> LayerDistance:
-    """Return the distance by the sums of `_products`, [pairs, 4].
-
-    Two layers of zeros have cosine 1; a layer of zeros and another layer have cosine 0.
-    """
-    cosines, distances = [], []
-    for inner, x_squared, y_squared, squared in products.tolist():
-        norms = math.sqrt(x_squared) * math.sqrt(y_squared)
-        cosines.append(inner / norms if norms else float(squared == 0.0))
-        distances.append(math.sqrt(squared / max(x_squared, y_squared)) if squared else 0.0)
-    return LayerDistance(min(cosines), max(distances))
+            layer = sums["/".join(name.split("/")[:2])]
+            arrays = [content[name] for content in contents]
+            if not np.issubdtype(arrays[0].dtype, np.floating):
+                continue
+            for number, (left, right) in enumerate(pairs):
+                x = arrays[left].astype(np.float64).ravel()
+                y = arrays[right].astype(np.float64).ravel()
+                difference = x - y
+                layer[:, number] += (x @ y, x @ x, y @ y, difference @ difference)
+    distances = {}
+    for layer_name, (inner, x_squared, y_squared, squared) in sums.items():
+        # Two layers of zeros have cosine 1; a layer of zeros and another layer have cosine 0.
+        cosine = (squared == 0).astype(np.float64)
+        norms = np.sqrt(x_squared) * np.sqrt(y_squared)
+        np.divide(inner, norms, out=cosine, where=norms > 0)
+        larger = np.maximum(x_squared, y_squared)
+        ratio = np.divide(squared, larger, out=np.zeros_like(larger), where=squared > 0)
+        distances[layer_name] = LayerDistance(float(cosine.min()), float(np.sqrt(ratio.max())))
+    return distances
 
 
 def layer_table(layers: Mapping[str, LayerDistance]) -> str:
@@ -279,17 +257,16 @@ def layer_table(layers: Mapping[str, LayerDistance]) -> str:
         for layer, (cosine, distance) in layers.items()
     ]
     if low := [layer for layer, (cosine, _) in layers.items() if cosine < LOW_COSINE]:
-        names = ", ".join(low)
-        lines += [
-            "",
-            f"- the inputs have little in common (cosine below {LOW_COSINE}) in {names}: try"
-            " --val-data",
-        ]
+        lines.append("")
+        lines.append(
+            f"- the inputs have little in common (cosine below {LOW_COSINE}) in {', '.join(low)}:"
+            " try --val-data"
+        )
     return "\n".join([*lines, ""])
 
 
 class CorpusOverrides(NamedTuple):
-    """Corpora of the merged run in place of its first input's corpora, as their flags take them."""
+    """Corpora of the merged run instead of those of its first input, as their flags take them."""
 
     train_data: str | None = None
     val_data: str | None = None
@@ -332,9 +309,9 @@ def merge(
     configs = [merged_config(source.config, output, corpora) for source in inputs]
     check_settings(configs[0])
     check_corpora(configs[0], corpora)
-    held_out = (
-        read_held_out(configs[0], inputs[0], output) if corpora.val_data is not None else None
-    )
+    held_out = None
+    if corpora.val_data is not None:
+        held_out = read_held_out(configs[0], inputs[0], output)
     log_inputs(inputs, coefficients, configs)
     with new_run_folder(output) as folder:
         write_whole(folder / "config.yaml", dump(configs[0]).encode())
@@ -349,7 +326,7 @@ def merge(
             checkpoint = write_mean(
                 folder, inputs, one_hot, configs[0], output, kept_input=inputs[better]
             )
-    log.info("%-14s %s", "wrote", output / checkpoint.relative_to(folder))
+    log.info("wrote          %s", output / checkpoint.relative_to(folder))
     return better is None
 
 
@@ -388,38 +365,39 @@ def merged_config(config: Config, output: Path, corpora: CorpusOverrides) -> Con
 
 
 def check_corpora(config: Config, corpora: CorpusOverrides) -> None:
-    """Raise DataError if a given corpus or folder cannot be read, before any time is spent on
-    merging.
-    """
+    """Raise DataError if a given corpus or folder cannot be read, before any merging."""
     if corpora.audio_root is not None and not Path(corpora.audio_root).is_dir():
         raise DataError(
             f"--audio-root {corpora.audio_root} was given, but there is no such folder. Give the"
             " folder of the audio."
         )
     if corpora.train_data is not None:
-        root, needs_text = audio_root_of(config.data), length_rule_of(config) is not None
         read_corpus(
             Path(corpora.train_data),
             config.data.language,
-            root,
-            needs_text,
+            audio_root_of(config.data),
+            length_rule_of(config) is not None,
             columns=config.data.columns,
         )
 
 
 def read_held_out(config: Config, first: MergeInput, output: Path) -> Manifest:
-    """Read the utterances that the merged run validates on; unusable rows are listed in a file
-    beside the output.
+    """Read the utterances to validate on; list unusable rows in a file next to the output.
 
     Raises:
         DataError: they cannot be used.
     """
-    path, data, length_rule = Path(str(config.data.val_data)), config.data, length_rule_of(config)
-    root, needs_text = audio_root_of(data), length_rule is not None
+    data = config.data
+    length_rule = length_rule_of(config)
     rows = read_corpus(
-        path, data.language, root, needs_text, preferred="metadata_eval.csv", columns=data.columns
+        Path(str(data.val_data)),
+        data.language,
+        audio_root_of(data),
+        length_rule is not None,
+        preferred="metadata_eval.csv",
+        columns=data.columns,
     )
-    log.info("%-14s %s", "corpus form", rows.form)
+    log.info("corpus form    %s", rows.form)
     manifest, _, rejected = manifest_of(rows, data, length_rule, vocabulary_of(first.metadata))
     if unusable := [*rows.rejected, *rejected]:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -431,35 +409,30 @@ def read_held_out(config: Config, first: MergeInput, output: Path) -> Manifest:
 def log_inputs(
     inputs: Sequence[MergeInput], coefficients: Sequence[float], configs: Sequence[Config]
 ) -> None:
-    """Log the inputs, and the settings in which they differ; the merged run takes those of the
-    first input.
-    """
+    """Log the inputs, and the settings in which they differ."""
     for source, coefficient in zip(inputs, coefficients, strict=True):
-        step, audio_s = source.metadata["step"], source.metadata["audio_s"]
-        details = f"step {step}, {audio_s:.1f} s of speech, coefficient {coefficient:.4f}"
-        log.info("%-14s %s: %s", "input", source.checkpoint, details)
+        log.info(
+            "input          %s: step %d, %.1f s of speech, coefficient %.4f",
+            source.checkpoint,
+            source.metadata["step"],
+            source.metadata["audio_s"],
+            coefficient,
+        )
     documents = [config.model_dump(mode="json") for config in configs]
     for section, settings in documents[0].items():
         for name, first in settings.items():
             values = [document[section][name] for document in documents]
             if any(value != first for value in values):
-                log.info(
-                    "%-14s %s: %s; the merged run has %s",
-                    "difference",
-                    name,
-                    ", ".join(map(str, values)),
-                    first,
-                )
+                given = ", ".join(map(str, values))
+                log.info("difference     %s: %s; the merged run has %s", name, given, first)
 
 
 @contextmanager
 def new_run_folder(output: Path) -> Iterator[Path]:
-    """Yield a folder that is renamed to `output` if the scope ends without an error, and removed
-    otherwise.
-    """
+    """Yield a folder that is renamed to `output` at the end, and removed after an error."""
     partial = partial_folder_of(output)
-    if partial.exists():  # left by a killed process
-        shutil.rmtree(partial)
+    # A killed process may have left one.
+    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
@@ -477,41 +450,49 @@ def write_mean(
     run: Path,
     kept_input: MergeInput | None = None,
 ) -> Path:
-    """Write the checkpoint of a merged run.
+    """Write the checkpoint of a merged run, and return it.
 
     Args:
         folder: of the run while it is incomplete.
-        config: of the run.
         run: the run's final folder.
         kept_input: the input whose weights the checkpoint has, if it does not have the mean.
-
-    Returns:
-        the checkpoint.
     """
     # A fixed order makes rounding independent of the order of the inputs.
     pairs = sorted(
         zip(inputs, weights, strict=True), key=lambda pair: str(pair[0].checkpoint.resolve())
     )
     used = [(source, weight) for source, weight in pairs if kept_input in (None, source)]
-    input_metadata = [source.metadata for source, _ in used]
-    step, starts = (
-        max(entry["step"] for entry in input_metadata),
-        {entry["start"] for entry in input_metadata},
-    )
+    first = inputs[0].metadata
+    step = max(source.metadata["step"] for source, _ in used)
+    # Inputs may differ in speakers only.
+    speakers = dict.fromkeys(name for source in inputs for name in source.metadata["speakers"])
+    vocabulary = {
+        "symbols": first["symbols"],
+        "languages": first["languages"],
+        "speakers": list(speakers),
+    }
     metadata = {
         "step": step,
         "position": [0, 0, []],
         "replicas": 1,
-        "audio_s": math.fsum(entry["audio_s"] for entry in input_metadata),
+        "audio_s": math.fsum(source.metadata["audio_s"] for source, _ in used),
         "audio_s_since_sync": 0.0,
         "settings": config.model_dump(mode="json"),
-        **(vocabulary := merged_vocabulary(inputs)),
+        **vocabulary,
         "corpus": None,
-        "audio_format": audio_format_of(inputs[0].metadata),
-        "teacher": inputs[0].metadata.get("teacher"),
-        "texts": inputs[0].metadata.get("texts"),
+        "audio_format": audio_format_of(first),
+        "teacher": first.get("teacher"),
+        "texts": first.get("texts"),
         "best": None,
-        "merge_inputs": inputs_for_json(inputs, normalised(weights)),
+        "merge_inputs": [
+            {
+                "checkpoint": str(source.checkpoint),
+                "step": source.metadata["step"],
+                "audio_s": source.metadata["audio_s"],
+                "coefficient": coefficient,
+            }
+            for source, coefficient in zip(inputs, normalised(weights), strict=True)
+        ],
         "kept_input": str(kept_input.checkpoint) if kept_input else None,
     }
     target = checkpoint_of(folder / "checkpoints", step)
@@ -519,38 +500,11 @@ def write_mean(
     with opened_arrays(target, "model") as arrays:
         digest = digest_of(arrays)
     rows = {table: len(names) for table, names in vocabulary.items()}
-    metadata |= {
-        "ancestor": {"run": str(run), "step": step, "weights": digest, **rows},
-        "start": starts.pop() if len(starts) == 1 else digest,
-    }
+    starts = {source.metadata["start"] for source, _ in used}
+    metadata["ancestor"] = {"run": str(run), "step": step, "weights": digest, **rows}
+    metadata["start"] = starts.pop() if len(starts) == 1 else digest
     update_metadata(target, metadata)
     return target
-
-
-def merged_vocabulary(inputs: Sequence[MergeInput]) -> dict[str, list[str]]:
-    """Return the vocabulary of the merged run: inputs may differ in speakers only."""
-    speakers = dict.fromkeys(name for source in inputs for name in source.metadata["speakers"])
-    first = inputs[0].metadata
-    return {
-        "symbols": first["symbols"],
-        "languages": first["languages"],
-        "speakers": list(speakers),
-    }
-
-
-def inputs_for_json(
-    inputs: Sequence[MergeInput], coefficients: Sequence[float]
-) -> list[dict[str, Any]]:
-    """Return what a merged checkpoint records about its inputs."""
-    return [
-        {
-            "checkpoint": str(source.checkpoint),
-            "step": source.metadata["step"],
-            "audio_s": source.metadata["audio_s"],
-            "coefficient": coefficient,
-        }
-        for source, coefficient in zip(inputs, coefficients, strict=True)
-    ]
 
 
 def averaged_groups(
@@ -582,15 +536,12 @@ def find_better_input(
     config: Config,
     folder: Path,
 ) -> int | None:
-    """Measure the inputs, their mean and points between; return the index of an input that is
-    better than the mean.
-    """
-    from myxtts.local_sgd.interpolation import (
-        measure_interpolation,
-    )  # imports TensorFlow, which takes seconds
+    """Measure the inputs, their mean and points between; return an input that is better, if any."""
+    # This imports TensorFlow, which takes seconds.
+    from myxtts.local_sgd.interpolation import measure_interpolation
 
     line = measure_interpolation(inputs, tuple(coefficients), held_out, config, folder)
     print(line.table())
     level = logging.INFO if line.better_input is None else logging.WARNING
-    log.log(level, "%-14s %s", "verdict", line.verdict())
+    log.log(level, "verdict        %s", line.verdict())
     return line.better_input

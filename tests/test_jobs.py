@@ -30,15 +30,8 @@ from myxtts.config.schema import (
 )
 from myxtts.distributed.signals import REPEAT_S
 from myxtts.errors import ConfigError, PlacementError
-from myxtts.local_sgd.job_settings import (
-    SHARED_SETTINGS,
-    check_job_settings,
-    job_config,
-    sync_interval,
-    updated,
-)
+from myxtts.local_sgd.job_settings import check_job_settings, job_config, sync_interval, updated
 from myxtts.local_sgd.launcher import job_devices
-from myxtts.local_sgd.merge import TASK_SETTINGS
 from myxtts.local_sgd.shards import CorpusShards
 from myxtts.local_sgd.status import (
     ImmutableSettings,
@@ -537,9 +530,6 @@ class SettingsTest(Case):
         configs = [load(self.run_folder / f"gpu{gpu}.yaml") for gpu in (0, 1)]
         self.assertEqual([config.data.num_workers for config in configs], [2, 7])
         self.assertEqual([config.training.warmup_steps for config in configs], [3, 3])
-        for section, name in (pair for settings in TASK_SETTINGS.values() for pair in settings):
-            # Or the merge would refuse the jobs after all training.
-            self.assertIn(name, SHARED_SETTINGS[section])
         gpu_config.write_text("defaults: [own]\nlocal_sgd: {sync_every: 7}\n")
         code, _, err = self.launch("--config", str(path), "--resume")
         self.assertEqual(code, 2)

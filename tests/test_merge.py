@@ -362,21 +362,9 @@ class Rejected(Case):
                     shutil.rmtree(second)
 
     def test_one_flag_per_checkpoint_is_answered_by_the_form(self):
-        form = "Use --checkpoints RUN RUN, with all of them after one flag."
-        for argv, flags in (
-            (
-                ("--gpu0_checkpoint", "a", "--gpu1_checkpoint", "b", "--output", "c"),
-                "'--gpu0_checkpoint' and '--gpu1_",
-            ),
-            (
-                ("--gpu0_checkpoint=a", "--checkpoints", "b", "c"),
-                "'--gpu0_checkpoint' is not a flag. ",
-            ),
-        ):
-            with self.subTest(argv=argv), self.assertRaises(ConfigError) as caught:
-                merge_checkpoints.parse(argv)
-            self.assertTrue(str(caught.exception).startswith(flags))
-            self.assertTrue(str(caught.exception).endswith(form))
+        for flag in ("--gpu0_checkpoint", "--gpu1_checkpoint"):
+            with self.assertRaisesRegex(ConfigError, "Use --checkpoints RUN RUN of .*after one"):
+                merge_checkpoints.parse([flag, "a", "--output", "c"])
 
     def test_missing_and_damaged_checkpoints_are_rejected(self):
         first, second = self.make_run("one"), self.make_run("other")

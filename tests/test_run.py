@@ -17,8 +17,9 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from myxtts.commands import train
-from myxtts.config.flags import SETTINGS, values_of
+from myxtts.config.flags import marked, values_of, with_values
 from myxtts.config.load import load
+from myxtts.config.schema import FIXED
 from myxtts.data.pipeline import ReplicaFeed
 from myxtts.errors import CheckpointError, ConfigError, TrainingError
 from myxtts.models.xtts import XTTS
@@ -35,13 +36,7 @@ from myxtts.training.checkpoint_files import (
 )
 from myxtts.training.diagnostics import explained_out_of_memory
 from myxtts.training.loop import StepOutOfMemory
-from myxtts.training.runs import (
-    FIXED,
-    RunFolder,
-    check_same_corpus,
-    check_same_settings,
-    settings_of,
-)
+from myxtts.training.runs import RunFolder, check_same_corpus, check_same_settings, settings_of
 from tests.fixtures import DUAL, files_below, replace_arrays
 from tests.tiny import Workspace, arrays_of, toy_models, whole_run
 from tests.tiny_asr import small_asr_models
@@ -285,17 +280,14 @@ class CompleteRun(Case):
         metadata = read_metadata(checkpoint)
         settings = settings_of(checkpoint, metadata)
         check_same_settings(checkpoint, settings, settings)
-        for section, names in FIXED.items():
-            for name in names:
-                changed = getattr(settings, section).model_copy(update={name: "other"})
-                other = settings.model_copy(update={section: changed})
-                if not SETTINGS[name].needs.is_met(values_of(settings)):
-                    check_same_settings(checkpoint, settings, other)  # it has no effect
-                    continue
-                with self.assertRaisesRegex(
-                    CheckpointError, rf"^{section}\.{name} is other, but .* was written with "
-                ):
-                    check_same_settings(checkpoint, settings, other)
+        for setting in marked(FIXED):
+            other = with_values(settings, {setting.name: "other"})
+            if not setting.needs.is_met(values_of(settings)):
+                check_same_settings(checkpoint, settings, other)  # it has no effect
+                continue
+            place = rf"^{setting.section}\.{setting.name} is other, but .* was written with "
+            with self.assertRaisesRegex(CheckpointError, place):
+                check_same_settings(checkpoint, settings, other)
         for name in ("symbols", "languages", "corpus"):
             with self.assertRaisesRegex(
                 CheckpointError, rf"trained on another corpus \(different {name}\)"

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, add_setting_flags, bounded, read_settings
-from myxtts.config.flags import SETTINGS
+from myxtts.config.flags import SETTINGS, marked, turned_off, with_values
 from myxtts.config.names import command_line
-from myxtts.config.schema import Config
+from myxtts.config.needs import Needs
+from myxtts.config.schema import IN_SHARDS, OFF_IN_TRIAL, Config
 from myxtts.files import make_folder
-from myxtts.local_sgd.job_settings import updated
 from myxtts.local_sgd.shards import split_corpus
 
 NAME = "shard"
@@ -19,16 +19,6 @@ HELP = (
     "Split a corpus into disjoint shards of about equal duration, balanced over speakers and"
     " languages."
 )
-SHARD_SETTINGS = {
-    "validation_fraction": "fraction of the utterances for held_out.csv, which are in no shard",
-    "seed": "seed for the held-out utterances",
-    "audio_root": "folder that contains all audio, as for `train`",
-    "columns": "columns of a file without a header, as for `train`",
-    "language": "language of rows without one",
-    "min_seconds": "shortest utterance",
-    "max_seconds": "longest utterance",
-    "max_rejected": "abort above this fraction of unusable rows",
-}
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
@@ -45,9 +35,11 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     parser.add_argument(
         "--out", type=Path, required=True, help="folder for shard-0.csv, …, train.csv, held_out.csv"
     )
-    add_setting_flags(
-        parser, (replace(SETTINGS[name], description=text) for name, text in SHARD_SETTINGS.items())
-    )
+    # The command sets the others: --input is the corpus, and the whole of it is split.
+    own = ("train_data", "val_data", "text_frontend")
+    settings = [setting for setting in marked(IN_SHARDS) if setting.name not in own]
+    settings.append(SETTINGS["max_rejected"])
+    add_setting_flags(parser, (replace(setting, needs=Needs()) for setting in settings))
     return read_settings(parser, argv)
 
 
@@ -57,9 +49,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     # Characters are fast. The front end decides only which texts are too long for their recordings,
     # and which texts held out have a symbol that all others lack: these are left out.
     data = {"train_data": str(options.input), "text_frontend": "characters"}
-    config = updated(
-        config, data=data, run={"validate_every": 0, "sample_every": 0, "evaluate_every": 0}
-    )
+    config = with_values(turned_off(config, OFF_IN_TRIAL), data)
     shards = split_corpus(config, options.out, options.shards)
     print(shards.table)
     flags = ["--train-data", str(shards.shards[0])]

@@ -12,7 +12,7 @@ from operator import and_
 from typing import Any
 
 from myxtts.config.needs import Needs, flag_of
-from myxtts.config.schema import Config, Section
+from myxtts.config.schema import Config, Mark, Section
 
 _KINDS = {"integer": int, "number": float, "boolean": bool, "string": str}
 _NOUNS = {"integer": "whole number", "number": "number"}
@@ -43,10 +43,20 @@ class Setting:
     default: Any
     description: str
     needs: Needs
+    marks: frozenset[Mark]
 
     @property
     def flag(self) -> str:
         return flag_of(self.name)
+
+    @property
+    def off(self) -> Any:
+        """The value that turns the setting off: null, false or 0."""
+        return None if self.nullable else self.kind(0)
+
+    def of(self, config: Config) -> Any:
+        """Return the value in a configuration."""
+        return getattr(getattr(config, self.section), self.name)
 
     @property
     def default_text(self) -> str:
@@ -89,6 +99,7 @@ def _setting(section: str, name: str, form: dict[str, Any], schema: type[Section
     value = form["anyOf"][0] if "anyOf" in form else form
     item = value.get("items", value)
     own_needs = (part for part in field.metadata if isinstance(part, Needs))
+    own_marks = (part for part in field.metadata if isinstance(part, Mark))
     return Setting(
         section=section,
         name=name,
@@ -100,6 +111,7 @@ def _setting(section: str, name: str, form: dict[str, Any], schema: type[Section
         default=field.default,
         description=" ".join(form["description"].split()),
         needs=reduce(and_, own_needs, schema.all_need),
+        marks=frozenset([*own_marks, *schema.all_marks]),
     )
 
 
@@ -125,11 +137,14 @@ def in_section(section: str) -> list[Setting]:
     return [setting for setting in SETTINGS.values() if setting.section == section]
 
 
+def marked(mark: Mark) -> list[Setting]:
+    """Return the settings with a mark, in the order of the schema."""
+    return [setting for setting in SETTINGS.values() if mark in setting.marks]
+
+
 def values_of(config: Config) -> dict[str, Any]:
     """Return the value of each setting by its name."""
-    return {
-        name: getattr(getattr(config, setting.section), name) for name, setting in SETTINGS.items()
-    }
+    return {name: setting.of(config) for name, setting in SETTINGS.items()}
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
@@ -142,3 +157,8 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
         for section, change in changes.items()
     }
     return config.model_copy(update=sections)
+
+
+def turned_off(config: Config, mark: Mark) -> Config:
+    """Return the settings with those of a mark turned off, such as OFF_IN_EVALUATION."""
+    return with_values(config, {setting.name: setting.off for setting in marked(mark)})

@@ -22,9 +22,9 @@ from myxtts.config.checks import (
     inactive_settings,
     turns_off,
 )
-from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section, values_of
+from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section, marked, values_of
 from myxtts.config.names import advice_on_key, advice_on_value, former_names, join_names, nearest
-from myxtts.config.schema import GPU_SETTINGS, Config
+from myxtts.config.schema import NAMES_GPUS, Config
 from myxtts.errors import ConfigError
 
 SHOWN_CHARACTERS = 60
@@ -184,7 +184,7 @@ def _without_replaced_gpus(
 
     The memory limit of the data GPU goes with it, unless there is another data GPU.
     """
-    gpus = {"placement", *GPU_SETTINGS}
+    gpus = {"placement", *(setting.name for setting in marked(NAMES_GPUS))}
     if not gpus.intersection(flags):
         return dict(given)
     data_gpus = [flags[name].value for name in ("data_gpu", "data_gpus") if name in flags]

@@ -3,10 +3,12 @@
 A YAML file and the command line name only the settings that differ from these defaults. The name of
 a setting is unique over all sections, because its flag does not name the section (`data.batch_size`
 is `--batch-size`). A period of 0 turns its action off. A setting that has an effect only with
-certain values of others declares them with `needs`; so does a section for all of its settings. To
-give it without them is an error.
+certain values of others declares them with `needs`, and to give it without them is an error. Marks
+say what else holds of a setting, such as FIXED; every table of settings in the package is made from
+them. A section may have needs and marks for all of its settings.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,6 +23,8 @@ Decibels = Annotated[float, Field(ge=-30.0, le=100.0)]
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
 ObserverPlace = GpuIndex | Literal["auto", "data", "model", "cpu"]
 MemoryMib = Annotated[int, Field(ge=256, le=1_000_000)]
+Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
+ServiceAddress = Annotated[str, Field(pattern=r"^grpc://[\w.-]+:\d{1,5}$")]
 MIN_SECONDS, MAX_SECONDS = 0.05, 120.0  # bounds of the length of an utterance
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 
@@ -42,10 +46,41 @@ SYNCING = needs(sync_every=SET)
 EVALUATING = needs(evaluate_every=SET)
 
 
+@dataclass(frozen=True)
+class Mark:
+    """What holds of a setting beyond its own value; part of its declaration, as `needs(…)` is.
+
+    Attributes:
+        meaning: to follow the name of the setting.
+    """
+
+    meaning: str
+
+
+FIXED = Mark("cannot change within a run: the plan, the symbols or the weights depend on it")
+INHERITED = Mark("comes with the weights that a run starts from, which have no meaning without it")
+FROM_TEACHER = Mark("comes from the teacher of a run, which reads the symbols of the run")
+PER_MACHINE = Mark("may differ between workers: a device, a path, or how batches are read")
+IN_SHARDS = Mark("determines the shards of a corpus")
+IN_ALL_JOBS = Mark("is the same in all jobs of local SGD, or their models could not be merged")
+IN_MERGE = Mark("is the same in all checkpoints of a merge that are of a task that it belongs to")
+IN_SYNC = Mark("is the same in all checkpoints of a sync")
+OF_FOLDER = Mark("says where the files of a run are, and nothing of how it trains")
+NAMES_GPUS = Mark("names GPUs, so that a flag replaces all GPUs of a resumed run")
+OFF_IN_TRIAL = Mark("is off in a profile, and where a corpus is only split")
+OFF_IN_EVALUATION = Mark("is off in an evaluation, which reads each utterance once")
+OFF_IN_MERGE = Mark("is off in the run that a merge makes")
+
+
 class Section(BaseModel):
-    """A group of settings; frozen, and without unknown names."""
+    """A group of settings; frozen, and without unknown names.
+
+    Attributes:
+        all_need, all_marks: needs and marks of each setting of the section.
+    """
 
     all_need: ClassVar[Needs] = Needs()
+    all_marks: ClassVar[tuple[Mark, ...]] = ()
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -55,17 +90,19 @@ class Section(BaseModel):
 class PlacementConfig(Section):
     """Which devices make batches and which train on them."""
 
+    all_marks: ClassVar[tuple[Mark, ...]] = (PER_MACHINE,)
+
     placement: Literal["manual", "auto"] = "manual"
     """`auto` measures some steps and uses the placement with the highest predicted throughput."""
-    data_gpu: GpuIndex | None = None
+    data_gpu: Annotated[GpuIndex | None, NAMES_GPUS] = None
     """Physical GPU that makes batches. Requires model_gpu or model_gpus."""
-    data_gpus: tuple[GpuIndex, ...] = ()
+    data_gpus: Annotated[tuple[GpuIndex, ...], NAMES_GPUS] = ()
     """Physical GPUs that make batches in turn, for producing that takes longer than training.
     Requires model_gpu or model_gpus.
     """
-    model_gpu: GpuIndex | None = None
+    model_gpu: Annotated[GpuIndex | None, NAMES_GPUS] = None
     """Physical GPU that trains the model. Requires data_gpu or data_gpus."""
-    model_gpus: tuple[GpuIndex, ...] = ()
+    model_gpus: Annotated[tuple[GpuIndex, ...], NAMES_GPUS] = ()
     """Physical GPUs that train one replica of the model each. Each makes its own batches unless
     data_gpu or data_gpus is set.
     """
@@ -98,76 +135,87 @@ class PlacementConfig(Section):
     """
 
 
-GPU_SETTINGS = "data_gpu", "data_gpus", "model_gpu", "model_gpus"
-"""The settings of PlacementConfig that name GPUs."""
-
-
 class DataConfig(Section):
     """The corpus, and how batches are made from it."""
 
-    train_data: str | None = None
+    train_data: Annotated[str | None, PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = None
     """LJSpeech folder, or CSV/TSV file with columns path, text[, speaker][, language]; for
     `vocoder` also a folder of audio without texts. Default: the demo corpus.
     """
-    val_data: str | None = None
+    val_data: Annotated[str | None, PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = None
     """Validation corpus, in the same forms. Default: validation_fraction of train_data is held out.
     """
-    audio_root: str | None = None
+    audio_root: Annotated[str | None, PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = None
     """Folder that contains all audio; paths in CSV and TSV files are relative to it. Default: the
     file's folder.
     """
-    columns: tuple[Column, ...] = ()
+    columns: Annotated[tuple[Column, ...], PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = ()
     """Columns of a metadata file without a header, in their order, such as path text speaker.
     LJSpeech's lines and lines of path and text need none.
     """
-    validation_fraction: Annotated[Fraction, needs(val_data=UNSET)] = 0.05
+    validation_fraction: Annotated[
+        Fraction, needs(val_data=UNSET), FIXED, IN_SHARDS, IN_ALL_JOBS
+    ] = 0.05
     """Fraction of the utterances to hold out for validation."""
     max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
     """Abort above this fraction of unusable rows."""
-    min_seconds: Annotated[float, Field(ge=MIN_SECONDS)] = 0.3
+    min_seconds: Annotated[float, Field(ge=MIN_SECONDS), FIXED, IN_SHARDS] = 0.3
     """Reject shorter utterances."""
-    max_seconds: Annotated[float, Field(gt=MIN_SECONDS, le=MAX_SECONDS)] = 20.0
+    max_seconds: Annotated[float, Field(gt=MIN_SECONDS, le=MAX_SECONDS), FIXED, IN_SHARDS] = 20.0
     """Reject longer utterances."""
-    text_frontend: Annotated[Literal["phonemes", "characters"], WITH_TEXTS] = "phonemes"
+    text_frontend: Annotated[
+        Literal["phonemes", "characters"],
+        WITH_TEXTS,
+        FIXED,
+        INHERITED,
+        FROM_TEACHER,
+        IN_SHARDS,
+        IN_ALL_JOBS,
+    ] = "phonemes"
     """Tokens of the text: IPA symbols from espeak-ng, or characters."""
-    language: Annotated[str, WITH_TEXTS] = "en"
+    language: Annotated[str, WITH_TEXTS, IN_SHARDS, IN_ALL_JOBS] = "en"
     """Language of utterances without one in the corpus (an espeak-ng code: en, ka, fa, …)."""
-    batch_size: Annotated[Count, needs(batch_seconds=UNSET)] = 16
+    batch_size: Annotated[Count, needs(batch_seconds=UNSET), FIXED] = 16
     """Utterances in a batch of each replica."""
-    batch_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 0.0
+    batch_seconds: Annotated[float, Field(ge=0.0, le=86400.0), FIXED] = 0.0
     """Audio seconds in a batch, with padding, instead of batch_size; short buckets get larger
     batches. 0 is off.
     """
-    buckets: Annotated[int, Field(ge=1, le=64)] = 8
+    buckets: Annotated[int, Field(ge=1, le=64), FIXED] = 8
     """Number of duration buckets. More buckets need less padding, but each has fewer utterances."""
     reference_seconds: Annotated[
-        float, Field(ge=0.5, le=30.0), needs(task="tts") | needs(task="vocoder", teacher=SET)
+        float,
+        Field(ge=0.5, le=30.0),
+        needs(task="tts") | needs(task="vocoder", teacher=SET),
+        FIXED,
+        IN_ALL_JOBS,
+        IN_MERGE,
     ] = 3.0
     """Maximum duration of the reference audio that the model receives."""
-    num_workers: Count = 2
+    num_workers: Annotated[Count, PER_MACHINE] = 2
     """Batches read and decoded in parallel for each data device."""
-    use_tf_native_loading: Annotated[bool, needs(cache_dataset=UNSET)] = True
+    use_tf_native_loading: Annotated[bool, needs(cache_dataset=UNSET), PER_MACHINE] = True
     """Decode 16-bit WAV with TensorFlow operations; if off, read all files with soundfile."""
-    data_service: Annotated[str, Field(pattern=r"^grpc://[\w.-]+:\d{1,5}$")] | None = None
+    data_service: Annotated[ServiceAddress | None, PER_MACHINE, OFF_IN_EVALUATION] = None
     """Address of a tf.data service that reads and decodes instead of this process:
     grpc://HOST:PORT.
     """
-    buffer_size: Count = 8
+    buffer_size: Annotated[Count, PER_MACHINE] = 8
     """Batches buffered on the host for each data device."""
-    prefetch_buffer_size: Count = 3
+    prefetch_buffer_size: Annotated[Count, PER_MACHINE] = 3
     """Batches of audio buffered on the data device, and as many batches of features."""
     vtlp: Annotated[float, Field(ge=0.0, le=0.3), needs(task="tts")] = 0.0
     """Vocal tract length perturbation: scale the frequencies of each utterance and its reference by
     a random factor from exp(-x) to exp(x), and shape the spectrum with a random smooth curve. 0 is
     off; for unseen speakers try 0.1.
     """
-    cache_dataset: bool = False
+    cache_dataset: Annotated[bool, PER_MACHINE, OFF_IN_EVALUATION] = False
     """Decode the corpus once, into a memory-mapped file in the run folder."""
     enable_static_shapes: bool = False
     """Trace the training step once per bucket with static shapes, instead of once with symbolic
     shapes.
     """
-    model_start_delay: Annotated[float, Field(ge=0.0, le=3600.0)] = 2.0
+    model_start_delay: Annotated[float, Field(ge=0.0, le=3600.0), PER_MACHINE] = 2.0
     """Maximum time in seconds that the first step waits for the feed to fill."""
 
 
@@ -210,9 +258,11 @@ class AugmentationConfig(Section):
 class ModelConfig(Section):
     """The network."""
 
-    task: Literal["tts", "asr", "vocoder"] = "tts"
+    task: Annotated[Literal["tts", "asr", "vocoder"], FIXED, INHERITED, IN_ALL_JOBS] = "tts"
     """The task: `tts`, text to speech; `asr`, speech recognition; or `vocoder`, log-mel to wave."""
-    model_size: Literal["tiny", "small", "normal", "big"] = "normal"
+    model_size: Annotated[
+        Literal["tiny", "small", "normal", "big"], FIXED, INHERITED, IN_ALL_JOBS
+    ] = "normal"
     """About 3, 10, 25 or 80 million parameters for `tts`, 1.2, 3, 7 or 22 million for `asr`,
     and 3, 6, 14 or 34 million for `vocoder`."""
     dropout: Annotated[Fraction, needs(task=("tts", "asr"))] = 0.05
@@ -237,7 +287,7 @@ class ModelConfig(Section):
     """Scale of classifier-free guidance in synthesis; 1 turns it off, other values take twice the
     time.
     """
-    vocoder: Annotated[str | None, needs(task="tts")] = None
+    vocoder: Annotated[str | None, needs(task="tts"), PER_MACHINE] = None
     """Folder of the run of a vocoder, which computes the waves of a `tts` in samples, synthesis,
     evaluation and export; relative to the working folder. Without one, or with `griffin-lim`:
     Griffin-Lim, which needs no training.
@@ -249,9 +299,9 @@ class ASRConfig(Section):
 
     all_need: ClassVar[Needs] = needs(task="asr")
 
-    encoder: Literal["lmu", "gru"] = "lmu"
+    encoder: Annotated[Literal["lmu", "gru"], FIXED, INHERITED, IN_ALL_JOBS, IN_MERGE] = "lmu"
     """Encoder blocks: Legendre memory units or gated recurrent units, of about equal size."""
-    subsampling: Literal[1, 2, 4] = 2
+    subsampling: Annotated[Literal[1, 2, 4], FIXED, INHERITED, IN_ALL_JOBS, IN_MERGE] = 2
     """Factor by which frames are subsampled. Each symbol of the text needs one frame afterwards."""
     time_masks: Annotated[int, Field(ge=0, le=20)] = 2
     """Number of time masks of SpecAugment per utterance."""
@@ -270,7 +320,7 @@ class VocoderConfig(Section):
 
     vocoder_segment_seconds: Annotated[float, Field(ge=0.15, le=10.0)] = 0.65
     """Train on a random segment of this duration from each utterance."""
-    discriminators: bool = False
+    discriminators: Annotated[bool, FIXED, IN_ALL_JOBS, IN_MERGE] = False
     """Train against multi-period and multi-resolution discriminators: a second stage, with
     init_from.
     """
@@ -295,39 +345,46 @@ class TeacherConfig(Section):
 
     all_need: ClassVar[Needs] = needs(task=("tts", "vocoder"))
 
-    teacher: str | None = None
+    teacher: Annotated[str | None, PER_MACHINE, IN_ALL_JOBS] = None
     """Folder of the run of a `tts`. A `vocoder` then learns from the mels that this voice makes of
     the recordings, with their durations, pitch and energy, instead of from the recordings' own
     mels. A `tts` learns from what this voice speaks, and from recordings that this voice has
     aligned.
     """
-    teacher_fraction: Annotated[float, Field(ge=0.0, le=0.95), needs(task="tts", teacher=SET)] = 0.5
+    teacher_fraction: Annotated[
+        float,
+        Field(ge=0.0, le=0.95),
+        needs(task="tts", teacher=SET),
+        FIXED,
+        IN_ALL_JOBS,
+        OFF_IN_EVALUATION,
+    ] = 0.5
     """Fraction of the rows of each batch of a `tts` that the teacher speaks, with voices of random
     references from the corpus; the rest are recordings. An incomplete batch lacks rows of the
     teacher first.
     """
-    texts: Annotated[str | None, needs(task="tts", teacher=SET, teacher_fraction=SET)] = None
+    texts: Annotated[
+        str | None, needs(task="tts", teacher=SET, teacher_fraction=SET), PER_MACHINE, IN_ALL_JOBS
+    ] = None
     """Text file with a sentence in each line, in the language of `language`, which the teacher
     speaks. Without one, it speaks the texts of the corpus.
     """
-    produce_precision: Annotated[
-        Literal["float32", "mixed_bfloat16", "mixed_float16"], needs(teacher=SET)
-    ] = "float32"
+    produce_precision: Annotated[Precision, needs(teacher=SET), FIXED] = "float32"
     """Number format in which the teacher computes; its weights stay float32."""
 
 
 class TrainingConfig(Section):
     """Optimizer, length and precision of training."""
 
-    max_steps: Period = 100_000
+    max_steps: Annotated[Period, IN_ALL_JOBS] = 100_000
     """End the run after this number of optimizer steps; 0 leaves it to epochs. Its default does not
     apply if epochs is set.
     """
-    epochs: Period = 0
+    epochs: Annotated[Period, IN_ALL_JOBS] = 0
     """End the run after this number of passes over the corpus; 0 leaves it to max_steps. If
     max_steps is set, too, the first limit that is reached ends the run.
     """
-    stop_at_step: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
+    stop_at_step: Annotated[Period | None, OFF_IN_MERGE] = None
     """Stop early at this step, for a warm start that several runs share; 0 saves the initial
     weights.
     """
@@ -343,26 +400,27 @@ class TrainingConfig(Section):
     """Decoupled weight decay of AdamW on kernels, without biases, norms and embeddings."""
     gradient_clip: Annotated[float, Field(ge=0.0, le=1e6)] = 1.0
     """Clip the gradient to this global norm; 0 turns clipping off."""
-    gradient_accumulation: Count = 1
+    gradient_accumulation: Annotated[Count, FIXED] = 1
     """Number of batches whose gradients are summed for one step."""
-    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    precision: Annotated[Precision, FIXED, IN_ALL_JOBS] = "float32"
     """Number format of the computation; variables stay float32."""
     tf32: bool = True
     """Let GPUs since Ampere round the factors of the step's float32 products and convolutions to
     TF32 (faster; 10 bits of mantissa), and those of a teacher. Features, targets and alignments
     that no teacher makes are never rounded.
     """
-    ema_decay: Fraction = 0.999
+    ema_decay: Annotated[Fraction, FIXED, IN_ALL_JOBS] = 0.999
     """Decay of the moving average of the weights, which validation and inference use; 0 turns it
     off.
     """
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**31), FIXED, IN_SHARDS, IN_ALL_JOBS] = 0
     """Seed of all randomness: initial weights, order of the utterances, dropout."""
-    init_from: str | None = None
+    init_from: Annotated[str | None, FIXED, PER_MACHINE, IN_ALL_JOBS] = None
     """Folder of a run whose weights initialise this one; new symbols and languages get new
     embedding rows.
     """
-    freeze: tuple[Component, ...] = ()
+    # A checkpoint holds moments and averages of the trained weights only.
+    freeze: Annotated[tuple[Component, ...], FIXED, IN_ALL_JOBS] = ()
     """Parts of the network to freeze: the first four belong to `tts`, the next three to `asr`, the
     others to `vocoder`.
     """
@@ -382,11 +440,13 @@ class TrainingConfig(Section):
 class RunConfig(Section):
     """The run folder, and how often files are written to it (periods in steps)."""
 
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)] = "default"
+    run: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100), IN_ALL_JOBS, OF_FOLDER
+    ] = "default"
     """Name of the run: its folder under runs_dir."""
-    runs_dir: str = "runs"
+    runs_dir: Annotated[str, PER_MACHINE, IN_ALL_JOBS, OF_FOLDER] = "runs"
     """Folder of all runs."""
-    resume: bool = False
+    resume: Annotated[bool, IN_ALL_JOBS, OF_FOLDER, OFF_IN_TRIAL, OFF_IN_MERGE] = False
     """Continue the run of this name from its newest checkpoint; without one, start from the
     beginning. Without --config and train_data, its settings are those of its config.yaml, which
     flags replace.
@@ -397,13 +457,13 @@ class RunConfig(Section):
     """Steps between two checkpoints; the end of the run always writes one."""
     keep_checkpoints: Count = 3
     """Number of newest checkpoints to keep, in addition to the best one."""
-    validate_every: Period = 1000
+    validate_every: Annotated[Period, OFF_IN_TRIAL] = 1000
     """Steps between two validations."""
-    sample_every: Period = 1000
+    sample_every: Annotated[Period, OFF_IN_TRIAL] = 1000
     """Steps between two sets of samples: speech (`tts`), transcripts (`asr`) or copies (`vocoder`),
     and pictures.
     """
-    evaluate_every: Period = 0
+    evaluate_every: Annotated[Period, OFF_IN_TRIAL] = 0
     """Steps between two evaluations: scores of held-out utterances as `evaluate` measures them."""
     evaluate_utterances: Annotated[Count, EVALUATING] = 16
     """Maximum number of held-out utterances that an evaluation measures."""
@@ -424,25 +484,27 @@ class RunConfig(Section):
 class LocalSGDConfig(Section):
     """Local SGD: independent jobs that average their weights through a shared folder."""
 
-    sync_every: Period = 0
+    all_marks: ClassVar[tuple[Mark, ...]] = (IN_ALL_JOBS,)
+
+    sync_every: Annotated[Period, FIXED, IN_SYNC] = 0
     """Steps between two syncs with the other jobs; 0 is off."""
     sync_dir: Annotated[str | None, SYNCING] = None
     """Folder that all jobs share, for the weights that they exchange at each sync."""
-    jobs: Annotated[int, Field(ge=1, le=1024), SYNCING] = 1
+    jobs: Annotated[int, Field(ge=1, le=1024), SYNCING, FIXED, IN_SYNC] = 1
     """Number of jobs."""
-    job: Annotated[int, Field(ge=0, le=1023), SYNCING] = 0
+    job: Annotated[int, Field(ge=0, le=1023), SYNCING, FIXED] = 0
     """Index of this job, from 0."""
     sync_timeout: Annotated[float, Field(gt=0.0, le=86400.0), SYNCING] = 600.0
     """Maximum time in seconds that a sync waits for the other jobs."""
-    outer_learning_rate: Annotated[float, Field(gt=0.0, le=2.0), SYNCING] = 1.0
+    outer_learning_rate: Annotated[float, Field(gt=0.0, le=2.0), SYNCING, IN_SYNC] = 1.0
     """Learning rate of the outer optimizer, which applies the mean change at each sync; 1 without
     momentum averages.
     """
-    outer_momentum: Annotated[Fraction, SYNCING] = 0.0
+    outer_momentum: Annotated[Fraction, SYNCING, IN_SYNC] = 0.0
     """Nesterov momentum of the outer optimizer (DiLoCo, Douillard et al. 2023: 0.9 with a learning
     rate of 0.7).
     """
-    sync_optimizer: Annotated[Literal["keep", "average", "reset"], SYNCING] = "average"
+    sync_optimizer: Annotated[Literal["keep", "average", "reset"], SYNCING, IN_SYNC] = "average"
     """What a sync does with the state of each job's optimizer."""
 
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from myxtts.config.schema import Config
+from myxtts.config.flags import turned_off
+from myxtts.config.schema import OFF_IN_EVALUATION, Config
 from myxtts.data.audio_file import read_wave
 from myxtts.data.batch_plan import Position, bucket_bounds
 from myxtts.data.dataset import DEMO_FOLDER, Corpus, load_corpora, make_plan, manifest_of
@@ -154,12 +155,8 @@ def load_checkpoint_corpora(
 
 def for_evaluation(config: Config) -> Config:
     """Return the settings of a run to measure it with."""
-    # How batches were read depended on the machine.
-    data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
-    teacher = config.teacher.model_copy(
-        update={"teacher_fraction": 0.0}
-    )  # nothing is trained: its texts are not read
-    return config.model_copy(update={"data": data, "teacher": teacher})
+    # How batches were read depended on the machine, and texts of a teacher are only trained on.
+    return turned_off(config, OFF_IN_EVALUATION)
 
 
 def load_other_corpus(

@@ -4,33 +4,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from myxtts.config.schema import Config, LocalSGDConfig, PlacementConfig, Section
+from myxtts.config.flags import marked
+from myxtts.config.schema import IN_ALL_JOBS, Config, LocalSGDConfig, PlacementConfig, Section
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.local_sgd.shards import CorpusShards
 from myxtts.placement.routes import flags_of_gpus
-from myxtts.training.runs import INHERITED
 
 WARMSTART = "warmstart"  # name of its run
-
-# Settings that all jobs must share so that their models can be merged.
-SHARED_SETTINGS = {
-    "data": (
-        *("train_data", "val_data", "audio_root", "columns", "validation_fraction"),
-        *("language", "text_frontend", "reference_seconds"),
-    ),
-    "model": INHERITED["model"],
-    "asr": INHERITED["asr"],
-    "vocoder": ("discriminators",),
-    "teacher": ("teacher", "teacher_fraction", "texts"),
-    "training": ("max_steps", "epochs", "precision", "ema_decay", "seed", "init_from", "freeze"),
-    "run": ("run", "runs_dir", "resume"),
-    "local_sgd": tuple(LocalSGDConfig.model_fields),
-}
-# Settings that the shards depend on.
-SHARD_SETTINGS = (
-    *("train_data", "val_data", "audio_root", "columns", "validation_fraction", "language"),
-    *("text_frontend", "min_seconds", "max_seconds", "seed"),
-)
 
 
 def updated(config: Config, **sections: dict[str, Any] | Section) -> Config:
@@ -74,15 +54,15 @@ def check_launcher_settings(config: Config) -> None:
 
 def check_job_settings(shared: Config, job: Config, file: Path) -> None:
     """Raise ConfigError if the file of one job changes a setting that all jobs must share."""
-    for section, names in SHARED_SETTINGS.items():
-        for name in names:
-            expected, value = (getattr(getattr(config, section), name) for config in (shared, job))
-            if expected != value:
-                raise ConfigError(
-                    f"{file} sets {name} to {value} for one job, but all jobs must have the same"
-                    f" value (the others have {expected}). Set it in the file of all jobs, or with"
-                    " a flag."
-                )
+    for setting in marked(IN_ALL_JOBS):
+        expected = setting.of(shared)
+        value = setting.of(job)
+        if expected != value:
+            raise ConfigError(
+                f"{file} sets {setting.name} to {value} for one job, but all jobs must have the"
+                f" same value (the others have {expected}). Set it in the file of all jobs, or with"
+                " a flag."
+            )
 
 
 def sync_interval(total_steps: int, warmstart_steps: int, num_syncs: int) -> int:

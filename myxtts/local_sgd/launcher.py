@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from myxtts.config.checks import reset_inactive
+from myxtts.config.flags import marked
 from myxtts.config.load import dump, format_value, load
 from myxtts.config.names import command_line
-from myxtts.config.schema import Config
+from myxtts.config.schema import IN_SHARDS, Config
 from myxtts.distributed.processes import (
     ChildProcess,
     Exit,
@@ -43,7 +44,7 @@ from myxtts.distributed.signals import StopSignals, counted_stop_signals
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import locked_file, make_folder, write_whole
 from myxtts.local_sgd.averaging import newest_average, owes_sync, sync_folders
-from myxtts.local_sgd.job_settings import SHARD_SETTINGS, WARMSTART, job_config, warmstart_config
+from myxtts.local_sgd.job_settings import WARMSTART, job_config, warmstart_config
 from myxtts.local_sgd.shards import CorpusShards, split_corpus
 from myxtts.local_sgd.status import (
     Display,
@@ -163,7 +164,7 @@ class JobsSpec:
             gpus=list(self.gpus),
             warmstart_steps=self.warmstart_steps,
             sync_every=self.sync_every,
-            corpus={name: values[name] for name in SHARD_SETTINGS},
+            corpus={setting.name: values[setting.name] for setting in marked(IN_SHARDS)},
         )
 
     def config_file(self, name: str) -> Path:

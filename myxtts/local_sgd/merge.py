@@ -22,8 +22,9 @@ import numpy as np
 from pydantic import ValidationError
 
 from myxtts.config.checks import check_settings
+from myxtts.config.flags import Setting, marked, turned_off, values_of
 from myxtts.config.load import check_storable, dump
-from myxtts.config.schema import Config, LocalSGDConfig, RunConfig
+from myxtts.config.schema import IN_MERGE, OFF_IN_MERGE, Config, LocalSGDConfig, RunConfig
 from myxtts.data.dataset import audio_root_of, manifest_of
 from myxtts.data.manifest import Manifest, report_rejected
 from myxtts.data.metadata_file import read_corpus
@@ -48,18 +49,18 @@ from myxtts.training.runs import (
     weights_group,
 )
 
-# By task: (section, setting) that features or weights depend on.
-TASK_SETTINGS = {
-    "tts": (("data", "reference_seconds"),),
-    "asr": (("asr", "encoder"), ("asr", "subsampling")),
-    "vocoder": (("vocoder", "discriminators"),),
-}
 # No weights depend on these, so --force allows inputs to differ in them.
 FORCEABLE = ("speakers", "start")
 # Below this cosine, layers have little in common.
 LOW_COSINE = 0.5
 
 log = logging.getLogger(__name__)
+
+
+def merge_settings(task: str) -> list[Setting]:
+    """Return the settings of a task that features or weights depend on."""
+    values = values_of(Config()) | {"task": task}
+    return [setting for setting in marked(IN_MERGE) if setting.needs.is_met(values)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +92,7 @@ class MergeInput:
         return {
             "task": task,
             "model_size": config.model.model_size,
-            **{
-                name: getattr(getattr(config, section), name)
-                for section, name in TASK_SETTINGS[task]
-            },
+            **{setting.name: setting.of(config) for setting in merge_settings(task)},
             "text_frontend": config.data.text_frontend,
             "audio_format": audio_format_of(metadata),
             "teacher": (metadata.get("teacher") or {"weights": "none"})["weights"],
@@ -352,13 +350,11 @@ def merged_config(config: Config, output: Path, corpora: CorpusOverrides) -> Con
     `freeze`, which the optimizer state depends on, and `init_from`, without which `freeze` is
     rejected; the pretrained run is not read again.
     """
+    config = turned_off(config, OFF_IN_MERGE)
     given = {name: value for name, value in corpora._asdict().items() if value is not None}
     changes = {
         "data": config.data.model_copy(update=given),
-        "training": config.training.model_copy(update={"stop_at_step": None}),
-        "run": config.run.model_copy(
-            update={"run": output.name, "runs_dir": str(output.parent), "resume": False}
-        ),
+        "run": config.run.model_copy(update={"run": output.name, "runs_dir": str(output.parent)}),
         "local_sgd": LocalSGDConfig(),
     }
     return config.model_copy(update=changes)

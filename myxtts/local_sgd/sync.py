@@ -25,7 +25,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from myxtts.config.schema import Config
+from myxtts.config.flags import marked
+from myxtts.config.schema import IN_SYNC, Config
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.averaging import (
     newest_average,
@@ -413,6 +414,5 @@ class WeightSync:
 def common_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return what all jobs of a group have in common, from a checkpoint's metadata."""
     local_sgd = metadata["settings"]["local_sgd"]
-    names = ("sync_every", "jobs", "outer_learning_rate", "outer_momentum", "sync_optimizer")
     common = {name: metadata[name] for name in ("start", "symbols", "languages")}
-    return common | {name: local_sgd[name] for name in names}
+    return common | {setting.name: local_sgd[setting.name] for setting in marked(IN_SYNC)}

@@ -8,8 +8,9 @@ placements.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from myxtts.config.flags import marked
 from myxtts.config.needs import flag_of
-from myxtts.config.schema import GPU_SETTINGS, PlacementConfig, ThreadCount
+from myxtts.config.schema import NAMES_GPUS, PlacementConfig, ThreadCount
 from myxtts.errors import PlacementError
 
 DEFAULT_DATA_MEMORY_MIB = 8192
@@ -186,7 +187,7 @@ def flags_of_gpus(settings: PlacementConfig) -> list[str]:
     """Return the flags by which the settings name GPUs."""
     given = (
         name
-        for name in (*GPU_SETTINGS, "data_gpu_memory")
+        for name in (*(setting.name for setting in marked(NAMES_GPUS)), "data_gpu_memory")
         if getattr(settings, name) not in (None, ())
     )
     return [flag_of(name) for name in given]

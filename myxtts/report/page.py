@@ -20,6 +20,7 @@ import yaml
 
 from myxtts.clock import MODEL, Span, Timeline
 from myxtts.config.flags import SETTINGS
+from myxtts.config.schema import OF_FOLDER
 from myxtts.files import FULL, write_whole
 from myxtts.report.answers import how_long, is_learning, is_starving
 from myxtts.report.history import History
@@ -39,7 +40,6 @@ OVERVIEW_S = 60.0  # between two index.html
 REFRESH_S = 5.0  # between two pages: a person does not look more often
 # Of a processor in a refresh, for new sounds and pictures; the others follow with the next ones.
 COMPRESS_S = 0.1
-UNSHOWN = ("run", "runs_dir", "resume")  # settings that say nothing of how the run trains
 EXAMPLES = 3  # rows named for each reason of a rejection
 _WRITING = threading.Lock()  # one page at a time, since all have the same temporary name
 
@@ -161,7 +161,9 @@ def changed_settings(sections: Mapping[str, Any]) -> dict[str, str]:
     for section in sections.values():
         for name, value in (section if isinstance(section, dict) else {}).items():
             setting = SETTINGS.get(name)
-            if setting is None or name in UNSHOWN or value in (None, [], setting.default):
+            if setting is None or OF_FOLDER in setting.marks:
+                continue
+            if value in (None, [], setting.default):
                 continue
             texts = "" if value is True else value if isinstance(value, list) else [value]
             changed[setting.flag] = " ".join(map(str, texts))

@@ -11,7 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from myxtts.config.schema import GPU_SETTINGS, Config, PlacementConfig
+from myxtts.config.flags import marked
+from myxtts.config.schema import NAMES_GPUS, Config, PlacementConfig
 from myxtts.distributed.cluster import find_cluster
 from myxtts.distributed.processes import child_setup
 from myxtts.distributed.signals import exit_at_sigterm
@@ -106,7 +107,7 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
         or max(named_gpus(placement), default=0) >= gpus
     ):
         return None
-    return {name: getattr(placement, name) for name in GPU_SETTINGS}
+    return {setting.name: getattr(placement, setting.name) for setting in marked(NAMES_GPUS)}
 
 
 def _gpu_count() -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from myxtts.config.schema import Config
+from myxtts.config.flags import turned_off, with_values
+from myxtts.config.schema import OFF_IN_TRIAL, Config
 from myxtts.data.batch_plan import Position
 from myxtts.data.pipeline import Pipeline
 from myxtts.placement.routes import Placement, Route, single_route
@@ -42,10 +43,7 @@ def open_run(config: Config) -> Iterator[ProfiledRun]:
         UserError: the run could not start, or its steps do not fit into memory.
     """
     with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
-        off = {"validate_every": 0, "sample_every": 0, "evaluate_every": 0}
-        run = config.run.model_copy(update={"resume": False, **off})
-        placement = config.placement.model_copy(update={"observer": "model"})
-        config = config.model_copy(update={"run": run, "placement": placement})
+        config = with_values(turned_off(config, OFF_IN_TRIAL), {"observer": "model"})
         with training_setup.open_run(resolve_start(config, RunFolder(Path(name)))) as opened:
             single_route(opened.placement, "a profile")
             with explained_out_of_memory(opened.placement, can_resume=False):

@@ -21,7 +21,7 @@ runs/<name>/
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,10 +31,10 @@ from pydantic import ValidationError
 
 from myxtts.audio.format import AUDIO_FORMAT, UNRECORDED_FORMAT
 from myxtts.config.checks import inactive_settings, reset_inactive
-from myxtts.config.flags import values_of
+from myxtts.config.flags import Setting, marked, values_of, with_values
 from myxtts.config.load import SHIPPED, load
 from myxtts.config.names import command_line, join_names, nearest
-from myxtts.config.schema import Config, ModelConfig
+from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config, ModelConfig
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.files import (
@@ -59,17 +59,6 @@ from myxtts.training.checkpoint_files import (
 log = logging.getLogger(__name__)
 
 
-Names = Mapping[str, tuple[str, ...]]
-"""Names of settings by section."""
-
-INHERITED: Names = {  # settings that give weights and symbols their meaning
-    "data": ("text_frontend",),
-    "model": ("task", "model_size"),
-    "asr": ("encoder", "subsampling"),
-}
-TAUGHT: Names = {"data": INHERITED["data"]}  # a teacher reads the symbols of the run
-
-
 def inherit_settings(config: Config, checkpoint: Path) -> Config:
     """Return the configuration with the settings that the weights of a checkpoint fix.
 
@@ -86,11 +75,13 @@ def inherit_settings(config: Config, checkpoint: Path) -> Config:
         if resumes
         else ("starts", "give another --init-from")
     )
+    # A vocoder has no symbols: its text_frontend is that of its teacher.
     has_symbols = fixed.model.task != "vocoder"
-    names = {
-        section: names for section, names in INHERITED.items() if section != "data" or has_symbols
-    }
-    config = _with_fixed(config, fixed, names, f"the run {verb} from {checkpoint}, which", advice)
+    inherited = [
+        setting for setting in marked(INHERITED) if has_symbols or FROM_TEACHER not in setting.marks
+    ]
+    origin = f"the run {verb} from {checkpoint}, which"
+    config = _with_fixed(config, fixed, inherited, origin, advice)
     if config.model.task == "vocoder" and fixed.teacher.teacher and not config.teacher.teacher:
         raise ConfigError(
             f"no --teacher was given, but the run {verb} from {checkpoint}, which learned from the"
@@ -110,7 +101,9 @@ def taught_settings(config: Config, teacher: Path, settings: Config) -> Config:
     Raises:
         ConfigError: the configuration names another value of such a setting.
     """
-    return _with_fixed(config, settings, TAUGHT, f"the teacher {teacher}", "give another --teacher")
+    origin = f"the teacher {teacher}"
+    advice = "give another --teacher"
+    return _with_fixed(config, settings, marked(FROM_TEACHER), origin, advice)
 
 
 def with_inherited_settings(config: Config) -> Config:
@@ -130,42 +123,24 @@ def with_inherited_settings(config: Config) -> Config:
     return config
 
 
-def _with_fixed(config: Config, fixed: Config, names: Names, origin: str, advice: str) -> Config:
+def _with_fixed(
+    config: Config, fixed: Config, settings: Sequence[Setting], origin: str, advice: str
+) -> Config:
     """Return the configuration with some settings of another one.
 
     Args:
         origin: subject of the message about another value; advice: end of the message.
     """
-    update = {}
-    for section_name, section_names in names.items():
-        section = getattr(config, section_name)
-        values = {name: getattr(getattr(fixed, section_name), name) for name in section_names}
-        for name, value in values.items():
-            given = getattr(section, name)
-            if name in section.model_fields_set and given != value:
-                raise ConfigError(
-                    f"{name} {given} was given, but {origin} has {value}. Leave {name} out, or"
-                    f" {advice}."
-                )
-        update[section_name] = section.model_copy(update=values)
-    return config.model_copy(update=update)
-
-
-# Settings that determine the plan, the symbols and the weights: they cannot change within a run.
-FIXED = {
-    "data": (
-        *("text_frontend", "batch_size", "batch_seconds", "buckets", "reference_seconds"),
-        *("validation_fraction", "min_seconds", "max_seconds"),
-    ),
-    "model": INHERITED["model"],
-    "asr": INHERITED["asr"],
-    "vocoder": ("discriminators",),
-    "teacher": ("teacher_fraction", "produce_precision"),
-    # A checkpoint holds moments and averages of the trained weights only, so `freeze` is fixed,
-    # too.
-    "training": ("seed", "gradient_accumulation", "precision", "ema_decay", "init_from", "freeze"),
-    "local_sgd": ("sync_every", "jobs", "job"),
-}
+    for setting in settings:
+        section = getattr(config, setting.section)
+        given = setting.of(config)
+        value = setting.of(fixed)
+        if setting.name in section.model_fields_set and given != value:
+            raise ConfigError(
+                f"{setting.name} {given} was given, but {origin} has {value}. Leave"
+                f" {setting.name} out, or {advice}."
+            )
+    return with_values(config, {setting.name: setting.of(fixed) for setting in settings})
 
 
 LOCK = ".lock"
@@ -245,16 +220,16 @@ def check_same_settings(checkpoint: Path, saved: Config, requested: Config) -> N
         for config in (saved, requested)
         for setting in inactive_settings(values_of(config))
     }
-    for section, names in FIXED.items():
-        for name in names:
-            before, now = (getattr(getattr(config, section), name) for config in (saved, requested))
-            if name not in useless and _without_order(before) != _without_order(now):
-                raise CheckpointError(
-                    f"{section}.{name} is {_shown(now)}, but {checkpoint} was written with"
-                    f" {_shown(before)}, and it cannot change within a run. Set it to"
-                    f" {_shown(before)}, or take all settings from the run with --config"
-                    f" {checkpoint.parents[1] / 'config.yaml'}, or start another run with --run."
-                )
+    for setting in marked(FIXED):
+        before = setting.of(saved)
+        now = setting.of(requested)
+        if setting.name not in useless and _without_order(before) != _without_order(now):
+            raise CheckpointError(
+                f"{setting.section}.{setting.name} is {_shown(now)}, but {checkpoint} was written"
+                f" with {_shown(before)}, and it cannot change within a run. Set it to"
+                f" {_shown(before)}, or take all settings from the run with --config"
+                f" {checkpoint.parents[1] / 'config.yaml'}, or start another run with --run."
+            )
 
 
 def _shown(value: Any) -> str:

@@ -20,7 +20,8 @@ import tensorflow as tf
 
 from myxtts.audio.format import AUDIO_FORMAT, frame_count
 from myxtts.config.checks import check_xla
-from myxtts.config.schema import Config
+from myxtts.config.flags import SETTINGS
+from myxtts.config.schema import PER_MACHINE, Config
 from myxtts.data.batch_plan import Plan, steps_left
 from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.features import FeatureExtractor, LoadFrozen
@@ -66,12 +67,6 @@ from myxtts.training.warm_start import (
 
 # Instead of a digest, of the same length: workers compare digests digit by digit.
 NO_TEXTS = "0" * 64
-
-# Settings that may differ between the workers of a job: paths, and how batches are read.
-PER_MACHINE = {
-    *("train_data", "val_data", "audio_root", "columns", "num_workers", "use_tf_native_loading"),
-    *("data_service", "buffer_size", "prefetch_buffer_size", "cache_dataset", "model_start_delay"),
-}
 
 log = logging.getLogger(__name__)
 
@@ -293,18 +288,12 @@ def shared_settings(start: Start) -> dict[str, str]:
     """Return what all workers must have in common: the settings that a step depends on, and the
     start.
     """
-    excluded: dict[str, Any] = {
-        "placement": True,
-        "data": PER_MACHINE,
-        "model": {"vocoder"},
-        "teacher": {"teacher", "texts"},
-        "training": {"init_from"},
-        "run": {"runs_dir"},
-    }
+    values = start.config.model_dump(mode="json")
     shared = {}
-    for section, settings in start.config.model_dump(mode="json", exclude=excluded).items():
-        for name, value in settings.items():
-            shared[f"{section}.{name}"] = str(value)
+    for setting in SETTINGS.values():
+        if PER_MACHINE not in setting.marks:
+            value = values[setting.section][setting.name]
+            shared[f"{setting.section}.{setting.name}"] = str(value)
     shared["checkpoint"] = start.checkpoint.name if start.checkpoint else "none"
     shared["teacher"] = start.teacher.digest if start.teacher else "none"
     return shared

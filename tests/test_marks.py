@@ -1,0 +1,91 @@
+"""The marks of settings: the tables that the package makes of them, written out once."""
+
+import unittest
+
+from myxtts.config import schema
+from myxtts.config.flags import SETTINGS, marked, turned_off, values_of
+from myxtts.config.load import load
+from myxtts.config.schema import Config, LocalSGDConfig, Mark, ModelConfig, PlacementConfig
+from myxtts.local_sgd.merge import merge_settings
+
+TABLES = {
+    schema.FIXED: """
+        batch_seconds batch_size buckets discriminators ema_decay encoder freeze
+        gradient_accumulation init_from job jobs max_seconds min_seconds model_size precision
+        produce_precision reference_seconds seed subsampling sync_every task teacher_fraction
+        text_frontend validation_fraction
+    """,
+    schema.INHERITED: "encoder model_size subsampling task text_frontend",
+    schema.FROM_TEACHER: "text_frontend",
+    schema.PER_MACHINE: """
+        audio_root buffer_size cache_dataset columns data_service init_from model_start_delay
+        num_workers prefetch_buffer_size runs_dir teacher texts train_data use_tf_native_loading
+        val_data vocoder
+    """
+    + " ".join(PlacementConfig.model_fields),
+    schema.IN_SHARDS: """
+        audio_root columns language max_seconds min_seconds seed text_frontend train_data val_data
+        validation_fraction
+    """,
+    schema.IN_ALL_JOBS: """
+        audio_root columns discriminators ema_decay encoder epochs freeze init_from language
+        max_steps model_size precision reference_seconds resume run runs_dir seed subsampling task
+        teacher teacher_fraction text_frontend texts train_data val_data validation_fraction
+    """
+    + " ".join(LocalSGDConfig.model_fields),
+    schema.IN_MERGE: "discriminators encoder reference_seconds subsampling",
+    schema.IN_SYNC: "jobs outer_learning_rate outer_momentum sync_every sync_optimizer",
+    schema.OF_FOLDER: "resume run runs_dir",
+    schema.NAMES_GPUS: "data_gpu data_gpus model_gpu model_gpus",
+    schema.OFF_IN_TRIAL: "evaluate_every resume sample_every validate_every",
+    schema.OFF_IN_EVALUATION: "cache_dataset data_service teacher_fraction",
+    schema.OFF_IN_MERGE: "resume stop_at_step",
+}
+"""Settings that have each mark, by name."""
+
+
+class MarksTest(unittest.TestCase):
+    def test_each_mark_has_its_settings(self):
+        self.assertEqual(
+            set(TABLES), {value for value in vars(schema).values() if isinstance(value, Mark)}
+        )
+        for mark, names in TABLES.items():
+            with self.subTest(mark.meaning):
+                self.assertEqual({setting.name for setting in marked(mark)}, set(names.split()))
+
+    def test_a_merge_compares_the_settings_of_its_task(self):
+        for task, names in (
+            ("tts", ["reference_seconds"]),
+            ("asr", ["encoder", "subsampling"]),
+            ("vocoder", ["discriminators"]),
+        ):
+            self.assertEqual([setting.name for setting in merge_settings(task)], names)
+            for setting in merge_settings(task):
+                self.assertIn(schema.IN_ALL_JOBS, setting.marks)
+
+    def test_a_setting_that_is_turned_off_has_the_value_that_turns_it_off(self):
+        config = load(
+            None, {"cache_dataset": True, "stop_at_step": 3, "resume": True, "validate_every": 7}
+        )
+        for mark, expected in (
+            (
+                schema.OFF_IN_EVALUATION,
+                {"data_service": None, "cache_dataset": False, "teacher_fraction": 0.0},
+            ),
+            (schema.OFF_IN_MERGE, {"stop_at_step": None, "resume": False}),
+            (
+                schema.OFF_IN_TRIAL,
+                {"resume": False, "validate_every": 0, "sample_every": 0, "evaluate_every": 0},
+            ),
+        ):
+            with self.subTest(mark.meaning):
+                off = turned_off(config, mark)
+                self.assertEqual(values_of(off), values_of(config) | expected)
+
+    def test_a_setting_is_read_from_its_section(self):
+        config = Config(model=ModelConfig(task="asr"))
+        self.assertEqual(SETTINGS["task"].of(config), "asr")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -51,7 +51,7 @@ from myxtts.evaluation.tts import (
     speaker_embedding,
 )
 from myxtts.models.xtts import SynthesisOptions
-from myxtts.tasks.tts_samples import synthesis_options
+from myxtts.tasks.tts import synthesis_options
 from myxtts.throughput.flops import contraction_flops
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.runs import RunFolder, VocoderChoice, select_checkpoint

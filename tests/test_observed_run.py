@@ -114,11 +114,9 @@ def speaking_toys():
     with (
         mock.patch.object(Toy, "synthesize_mel", synthesize_mel, create=True),
         mock.patch.object(Toy, "align", align, create=True),
-        mock.patch("myxtts.tasks.tts_samples.GriffinLim", Hum),
+        mock.patch("myxtts.tasks.tts.GriffinLim", Hum),
         mock.patch("myxtts.training.load_vocoder.GriffinLim", Hum),
-        mock.patch(
-            "myxtts.tasks.tts_samples.mel_and_alignment", lambda *_: np.zeros((2, 2, 3), np.uint8)
-        ),
+        mock.patch("myxtts.tasks.tts.mel_and_alignment", lambda *_: np.zeros((2, 2, 3), np.uint8)),
     ):
         yield
 

@@ -38,7 +38,7 @@ from myxtts.synthesis.speech_file import sound_file, write_speech
 from myxtts.synthesis.synthesizer import BATCH_CHUNKS, Synthesizer
 from myxtts.synthesis.wav_stream import HEADER_BYTES, UNKNOWN, WavStream, wav_header, wav_stream
 from myxtts.tasks.base import Examples
-from myxtts.tasks.tts_samples import TTSSampler
+from myxtts.tasks.tts import TTSSampler
 from myxtts.text.sentences import Boundary
 from myxtts.training.checkpoint_files import write_checkpoint
 from myxtts.training.runs import select_checkpoint

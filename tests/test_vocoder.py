@@ -34,7 +34,7 @@ from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.placement.copies import find_copies
 from myxtts.report.metrics import read_metrics
 from myxtts.tasks.base import Examples
-from myxtts.tasks.vocoder_samples import VocoderSampler
+from myxtts.tasks.vocoder import VocoderSampler
 from myxtts.training.diagnostics import long_segments
 from tests.tiny import arrays_of, on_device, rows_of
 from tests.tiny_vocoder import (

@@ -41,7 +41,7 @@ from myxtts.placement.copies import find_copies
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
-from myxtts.tasks.tts_samples import synthesis_options
+from myxtts.tasks.tts import synthesis_options
 from myxtts.text.ctc_feasibility import BLANK_ID
 from myxtts.training.runs import RunFolder
 from myxtts.training.schedule import ConstantRates

@@ -68,7 +68,7 @@ from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.placement.routes import Route
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.report.plots import f0_curves, mel_and_alignment, png_bytes
-from myxtts.tasks.tts_samples import synthesis_options
+from myxtts.tasks.tts import synthesis_options
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder

@@ -27,7 +27,7 @@ from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions
 from myxtts.placement import devices
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
-from myxtts.tasks.tts_samples import synthesis_options
+from myxtts.tasks.tts import synthesis_options
 from myxtts.training.load_model import load_model
 from myxtts.training.load_teacher import teacher_loader
 from myxtts.training.runs import read_teacher, vocabulary_of

@@ -29,7 +29,7 @@ from myxtts.models.xtts import SYNTHESIS_SIGNATURE, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.report.reporter import disk_errors
-from myxtts.tasks.tts_samples import synthesis_options
+from myxtts.tasks.tts import synthesis_options
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model

@@ -17,7 +17,7 @@ from myxtts.errors import DataError
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.synthesis.concatenation import fade_ends, pause_between
 from myxtts.synthesis.inputs import choose_language, read_reference
-from myxtts.tasks.tts_samples import synthesis_options
+from myxtts.tasks.tts import synthesis_options
 from myxtts.text.frontend import symbols_of
 from myxtts.text.sentences import Boundary, TextChunk, empty_text_message, split_text
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID

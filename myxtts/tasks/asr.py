@@ -6,17 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from myxtts.audio.spec_augment import spec_augment
 from myxtts.audio.vocoder import VocoderProtocol
+from myxtts.batch import ASR_FEATURES, tensor_specs
 from myxtts.config.schema import Config
 from myxtts.data.features import FeatureExtractor, LoadFrozen, asr_extractor
 from myxtts.data.manifest import Vocabulary
+from myxtts.files import numbered_name, replaced_folder, tolerate_full_disk
 from myxtts.models import asr
 from myxtts.models.build import build_asr
+from myxtts.models.ctc import decoded_texts, greedy_decode
+from myxtts.report.plots import mel_and_posteriors, png_bytes
 from myxtts.report.reporter import TensorBoard
-from myxtts.tasks.asr_samples import ASRSampler, ErrorRateMetric
 from myxtts.tasks.base import KEPT_ARRAYS, Examples, Metric, dimensions, kept_bytes
+from myxtts.text.ctc_feasibility import BLANK_ID
+from myxtts.text.edit_distance import error_rates
+from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 
 
 class ASRTask:
@@ -97,5 +105,107 @@ class ASRTask:
         folder: Path,
         tensorboard: TensorBoard,
         load_vocoder: Callable[[], VocoderProtocol],
-    ) -> ASRSampler:
+    ) -> "ASRSampler":
         return ASRSampler(network, examples, vocabulary.symbols, folder, tensorboard)
+
+
+def references(batch: dict, symbols: SymbolTable) -> list[str]:
+    """Return the true text of each row, empty for a row without an utterance."""
+    return decoded_texts(batch["tokens"], batch["token_count"], symbols)
+
+
+class ErrorRateMetric:
+    """Character and word error rate over one pass; see `tasks.base.Metric`."""
+
+    def __init__(self, symbols: SymbolTable):
+        self._symbols = symbols
+        self._references: list[str] = []
+        self._transcripts: list[str] = []
+
+    @staticmethod
+    def measure(batch: dict, outputs: dict) -> dict:
+        ids, counts = greedy_decode(outputs["logits"], outputs["frames"])
+        return {"ids": ids, "counts": counts}
+
+    def update(self, batch: dict, measured: dict) -> None:
+        transcripts = decoded_texts(measured["ids"], measured["counts"], self._symbols)
+        for reference, transcript in zip(
+            references(batch, self._symbols), transcripts, strict=True
+        ):
+            if reference:
+                self._references.append(reference)
+                self._transcripts.append(transcript.strip())  # as `Transcriber` does
+
+    def result(self) -> dict[str, float]:
+        return error_rates(self._references, self._transcripts)
+
+
+class ASRSampler:
+    """Transcribes the same held-out utterances at each call; see `tasks.base.Sampler`.
+
+    Args:
+        network: an `ASR`.
+        examples: ASR_FEATURES; the first rows are used.
+        symbols: of the run.
+        folder: gets `step-000500/` with transcripts.txt and a PNG for each utterance.
+        tensorboard: gets the same pictures.
+    """
+
+    def __init__(
+        self,
+        network: keras.Model,
+        examples: Examples,
+        symbols: SymbolTable,
+        folder: Path,
+        tensorboard: TensorBoard,
+    ):
+        def transcribe(batch):
+            _, outputs = network(batch, training=False)
+            return tf.nn.softmax(outputs["logits"]), outputs["frames"], *greedy_decode(**outputs)
+
+        self._transcribe = tf.function(
+            transcribe, input_signature=[tensor_specs(ASR_FEATURES)], autograph=False
+        )
+        examples = examples.sampled(ASR_FEATURES)
+        self._batch, self._ids, self._symbols = examples.batch, examples.ids, symbols
+        self._folder, self._tensorboard = folder, tensorboard
+
+    def trace(self) -> None:
+        """Compile recognition and decoding."""
+        self._transcribe.get_concrete_function()
+
+    def __call__(self, step: int) -> None:
+        batch = self._batch
+        posteriors, positions, ids, counts = self._transcribe(batch)
+        transcribed = decoded_texts(ids, counts, self._symbols)
+        rows = zip(self._ids, references(batch, self._symbols), transcribed, strict=True)
+        lines = [
+            f"{name}\n  reference   {reference}\n  transcript  {text}\n"
+            for name, reference, text in rows
+        ]
+        columns = (
+            batch["mel"].numpy(),
+            batch["frames"].numpy(),
+            posteriors.numpy(),
+            positions.numpy(),
+        )
+        samples = replaced_folder(self._folder / f"step-{step:06d}")
+        with tolerate_full_disk(f"the samples of step {step}"), samples as folder:
+            (folder / "transcripts.txt").write_text("\n".join(lines), encoding="utf-8")
+            for number, (mel, frames, posterior, positions) in enumerate(
+                zip(*columns, strict=True)
+            ):
+                name = numbered_name(number + 1, self._ids[number])
+                likeliest = self._likeliest(posterior[:positions])
+                picture = mel_and_posteriors(mel[:frames], likeliest, transcribed[number])
+                (folder / f"{name}.png").write_bytes(png_bytes(picture))
+                self._tensorboard.picture(step, f"posteriors/{name}", picture)
+
+    def _likeliest(self, posteriors: np.ndarray) -> dict[str, np.ndarray]:
+        """Return, by name and in the order of their ids, the symbols that are the likeliest at some
+        position.
+        """
+        names = {BLANK_ID: "blank"} | dict(enumerate(self._symbols.symbols, FIRST_SYMBOL_ID))
+        return {
+            names.get(i, str(i)): posteriors[:, i] for i in np.unique(posteriors.argmax(axis=1))
+        }

@@ -4,19 +4,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import keras
+import numpy as np
+import tensorflow as tf
 
-from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.vocoder import VocoderProtocol
-from myxtts.batch import CONTEXT_FRAMES
+from myxtts.audio.format import DECIBELS_PER_NEPER, FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.griffin_lim import GriffinLim
+from myxtts.audio.mel import log_mel
+from myxtts.audio.vocoder import VocoderProtocol, vocode
+from myxtts.audio.wav import write_wav
+from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES
 from myxtts.config.schema import Config, VocoderConfig
 from myxtts.data.features import FeatureExtractor, LoadFrozen, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
+from myxtts.files import numbered_name, replaced_folder, tolerate_full_disk
 from myxtts.models import vocoder
 from myxtts.models.build import build_vocoder
 from myxtts.models.discriminators import AdversarialSettings, hidden_values
+from myxtts.models.vocoder import log_mel_of
+from myxtts.report.plots import mels, png_bytes
 from myxtts.report.reporter import TensorBoard
+from myxtts.report.samples import sound_file
 from myxtts.tasks.base import KEPT_ARRAYS, Examples, Metric, dimensions, kept_bytes
-from myxtts.tasks.vocoder_samples import LogMelError, VocoderSampler
 
 KEPT_SPECTRA = (
     60  # float32 arrays of the size of a spectrum that filters, projection and losses keep
@@ -99,7 +107,7 @@ class VocoderTask:
         folder: Path,
         tensorboard: TensorBoard,
         load_vocoder: Callable[[], VocoderProtocol],
-    ) -> VocoderSampler:
+    ) -> "VocoderSampler":
         return VocoderSampler(network, examples, folder, tensorboard)
 
 
@@ -118,3 +126,93 @@ def adversarial_settings_of(settings: VocoderConfig) -> AdversarialSettings | No
 def segment_frames_of(config: Config) -> int:
     """Return the length of the segments that are trained on, without their context."""
     return round(config.vocoder.vocoder_segment_seconds * SAMPLE_RATE_HZ / HOP_SAMPLES)
+
+
+SEED = (0, 0)  # of the vocoder's noise and of Griffin-Lim's phases
+
+
+class LogMelError:
+    """Mean absolute error of the log-mels of vocoded segments against those of the recordings; see
+    `tasks.base.Metric`.
+
+    Utterances count equally.
+    """
+
+    def __init__(self) -> None:
+        self._errors_db: list[float] = []
+
+    @staticmethod
+    def measure(batch: dict, outputs: dict) -> dict:
+        error = tf.abs(log_mel_of(outputs["wave"]) - batch.get("target_mel", batch["mel"]))
+        return {"error": error[:, CONTEXT_FRAMES:-CONTEXT_FRAMES]}
+
+    def update(self, batch: dict, measured: dict) -> None:
+        by_row = measured["error"].numpy().mean(axis=(1, 2)) * DECIBELS_PER_NEPER
+        self._errors_db += by_row[batch["frames"].numpy() > 0].tolist()
+
+    def result(self) -> dict[str, float]:
+        return {"log_mel_error_db": float(np.mean(self._errors_db))}
+
+
+class VocoderSampler:
+    """Turns the log-mels of the same held-out utterances back into waves at each call; see
+    `tasks.base.Sampler`.
+
+    Args:
+        network: a `Vocoder`.
+        examples: VOCODER_FEATURES of whole utterances, or TAUGHT_VOCODER_FEATURES; the first rows
+            are used.
+        folder: gets `step-000500/` with a PNG and three WAVs for each utterance, such as
+            `1-NAME.recording.wav`.
+        tensorboard: gets the same sounds and pictures.
+    """
+
+    def __init__(
+        self, network: keras.Model, examples: Examples, folder: Path, tensorboard: TensorBoard
+    ):
+        self._network, self._seed = network, tf.constant(SEED)
+        self._log_mel = tf.function(
+            log_mel, input_signature=[tf.TensorSpec([None, None], tf.float32)], autograph=False
+        )
+        examples = examples.sampled(TAUGHT_VOCODER_FEATURES)
+        batch = examples.batch
+        self._names = [numbered_name(number, name) for number, name in enumerate(examples.ids, 1)]
+        frames = batch["frames"].numpy()
+        self._mels = [
+            mel[:length] for mel, length in zip(batch["mel"].numpy(), frames, strict=True)
+        ]
+        waves = batch["wave"].numpy()
+        self._recordings = [
+            wave[: length * HOP_SAMPLES] for wave, length in zip(waves, frames, strict=True)
+        ]
+        self._griffin_lim = vocode(GriffinLim(), batch["mel"], batch["frames"], SEED)
+        self._folder, self._tensorboard = folder, tensorboard
+
+    def trace(self) -> None:
+        """Compile synthesis, and the log-mels of the pictures."""
+        self._network.synthesize.get_concrete_function()
+        self._log_mel.get_concrete_function()
+
+    def __call__(self, step: int) -> None:
+        samples = replaced_folder(self._folder / f"step-{step:06d}")
+        with tolerate_full_disk(f"the samples of step {step}"), samples as folder:
+            rows = zip(self._names, self._recordings, self._mels, self._griffin_lim, strict=True)
+            for name, recording, mel, griffin_lim in rows:
+                vocoded = self._network.synthesize(mel[None], self._seed).numpy()[0]
+                self._write(
+                    folder,
+                    step,
+                    name,
+                    {"recording": recording, "vocoder": vocoded, "griffin-lim": griffin_lim},
+                )
+
+    def _write(self, folder: Path, step: int, name: str, waves: dict[str, np.ndarray]) -> None:
+        """Write the sounds of an utterance, and their log-mels as one picture."""
+        for kind, wave in waves.items():
+            write_wav(folder / sound_file(name, kind), wave)
+            self._tensorboard.sound(step, f"{kind}/{name}", wave)
+        picture = mels(
+            {kind: self._log_mel(wave[None]).numpy()[0] for kind, wave in waves.items()}, name
+        )
+        (folder / f"{name}.png").write_bytes(png_bytes(picture))
+        self._tensorboard.picture(step, f"mels/{name}", picture)

@@ -43,11 +43,8 @@ def choose_alignment_search(
         ConfigError: the setting names a search that needs XLA where XLA does not work.
     """
     devices = _candidates(setting, compile_step, device)
-    failures = {
-        name: reason
-        for name, compiled_on in devices.items()
-        if (reason := xla_failure(compiled_on))
-    }
+    reasons = {name: xla_failure(compiled_on) for name, compiled_on in devices.items()}
+    failures = {name: reason for name, reason in reasons.items() if reason}
     if setting in failures:
         raise ConfigError(
             f"--alignment-search {setting} was given, but XLA does not work on {devices[setting]} "
@@ -57,16 +54,15 @@ def choose_alignment_search(
     searches = {name: search_of(name, device) for name in names}
     if len(names) > 1:
         return _fastest(searches, device, sizes)
-    reasons = "; ".join(
-        f"XLA does not work on {devices[name]} ({reason})" for name, reason in failures.items()
+    (name,) = names
+    why = "; ".join(
+        f"XLA does not work on {devices[failed]} ({reason})" for failed, reason in failures.items()
     )
-    return Choice(searches[names[0]], f"{names[0]}: {reasons}" if reasons else names[0])
+    return Choice(searches[name], f"{name}: {why}" if why else name)
 
 
 def _candidates(setting: str, compile_step: bool, device: str) -> dict[str, str]:
-    """Return the searches that XLA compiles, and for which device; `loop` is what remains without
-    any.
-    """
+    """Return the searches that XLA compiles, and for which device; without any, `loop` remains."""
     devices = {"xla": device, "host": HOST}
     if setting != "auto":
         return {name: device for name, device in devices.items() if name == setting}
@@ -100,10 +96,12 @@ def _on_host(score, token_count, frames):
 
 def _fastest(searches: dict[str, Search], device: str, sizes: dict[str, int]) -> Choice:
     """Measure the searches on a device, copies included."""
-    rows, frames, tokens = sizes["batch"], sizes["frames"], sizes["tokens"]
+    rows = sizes["batch"]
+    frames = sizes["frames"]
+    tokens = sizes["tokens"]
     with tf.device(device):
         score = tf.random.stateless_normal([rows, frames, tokens], [0, 0])
-        arguments = score, tf.fill([rows], min(tokens, frames)), tf.fill([rows], frames)
+        arguments = (score, tf.fill([rows], min(tokens, frames)), tf.fill([rows], frames))
         times_ms = {name: _milliseconds(search, arguments) for name, search in searches.items()}
     first, *others = sorted(times_ms, key=times_ms.__getitem__)
     slower = ", ".join(f"{name} {times_ms[name]:.1f} ms" for name in others)

@@ -21,22 +21,20 @@ from myxtts.models.build import build_asr
 from myxtts.models.ctc import decoded_texts, greedy_decode
 from myxtts.report.plots import mel_and_posteriors, png_bytes
 from myxtts.report.reporter import TensorBoard
-from myxtts.tasks.base import KEPT_ARRAYS, Examples, Metric, dimensions, kept_bytes
+from myxtts.tasks.base import KEPT_ARRAYS, Examples, Metric, Task, dimensions, kept_bytes
 from myxtts.text.ctc_feasibility import BLANK_ID
 from myxtts.text.edit_distance import error_rates
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 
 
-class ASRTask:
+class ASRTask(Task):
     """An encoder with CTC: see models/asr.py."""
 
     name = "asr"
     components: tuple[str, ...] = ("subsampling", "encoder", "output")
-    supports_xla = False  # TensorFlow's CTC loss on sparse labels has no XLA kernel
+    # TensorFlow's CTC loss on sparse labels has no XLA kernel.
+    supports_xla = False
     augmentation = "--noise-probability 0.5"
-
-    def has_small_operations(self, config: Config) -> bool:
-        return False
 
     def extractor(
         self, config: Config, training: bool, load_teacher: LoadFrozen | None = None
@@ -55,12 +53,6 @@ class ASRTask:
             )
         return asr_extractor(mask, config.augmentation, settings.subsampling)
 
-    def segment_s(self, config: Config) -> None:
-        return None
-
-    def sample_extractor(self, config: Config, load_teacher: LoadFrozen | None = None) -> None:
-        return None
-
     def build(
         self,
         config: Config,
@@ -72,18 +64,15 @@ class ASRTask:
             "precision": config.training.precision,
             "dropout": config.model.dropout,
         }
+        if not training:
+            settings = {"precision": precision}
         return build_asr(
             config.model.model_size,
             len(vocabulary.symbols),
             config.asr.encoder,
             config.asr.subsampling,
-            **(settings if training else {"precision": precision}),
+            **settings,
         )
-
-    def tune(
-        self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
-    ) -> dict[str, str]:
-        return {}
 
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
         size = asr.SIZES[config.model.model_size]
@@ -129,12 +118,12 @@ class ErrorRateMetric:
 
     def update(self, batch: dict, measured: dict) -> None:
         transcripts = decoded_texts(measured["ids"], measured["counts"], self._symbols)
-        for reference, transcript in zip(
-            references(batch, self._symbols), transcripts, strict=True
-        ):
+        rows = zip(references(batch, self._symbols), transcripts, strict=True)
+        for reference, transcript in rows:
             if reference:
                 self._references.append(reference)
-                self._transcripts.append(transcript.strip())  # as `Transcriber` does
+                # `Transcriber` strips as well.
+                self._transcripts.append(transcript.strip())
 
     def result(self) -> dict[str, float]:
         return error_rates(self._references, self._transcripts)
@@ -167,8 +156,11 @@ class ASRSampler:
             transcribe, input_signature=[tensor_specs(ASR_FEATURES)], autograph=False
         )
         examples = examples.sampled(ASR_FEATURES)
-        self._batch, self._ids, self._symbols = examples.batch, examples.ids, symbols
-        self._folder, self._tensorboard = folder, tensorboard
+        self._batch = examples.batch
+        self._ids = examples.ids
+        self._symbols = symbols
+        self._folder = folder
+        self._tensorboard = tensorboard
 
     def trace(self) -> None:
         """Compile recognition and decoding."""
@@ -183,27 +175,25 @@ class ASRSampler:
             f"{name}\n  reference   {reference}\n  transcript  {text}\n"
             for name, reference, text in rows
         ]
-        columns = (
-            batch["mel"].numpy(),
-            batch["frames"].numpy(),
-            posteriors.numpy(),
-            positions.numpy(),
-        )
+        mels = batch["mel"].numpy()
+        frames = batch["frames"].numpy()
+        posteriors = posteriors.numpy()
+        positions = positions.numpy()
         samples = replaced_folder(self._folder / f"step-{step:06d}")
         with tolerate_full_disk(f"the samples of step {step}"), samples as folder:
             (folder / "transcripts.txt").write_text("\n".join(lines), encoding="utf-8")
-            for number, (mel, frames, posterior, positions) in enumerate(
-                zip(*columns, strict=True)
-            ):
-                name = numbered_name(number + 1, self._ids[number])
-                likeliest = self._likeliest(posterior[:positions])
-                picture = mel_and_posteriors(mel[:frames], likeliest, transcribed[number])
+            for row, identity in enumerate(self._ids):
+                name = numbered_name(row + 1, identity)
+                likeliest = self._likeliest(posteriors[row, : positions[row]])
+                mel = mels[row, : frames[row]]
+                picture = mel_and_posteriors(mel, likeliest, transcribed[row])
                 (folder / f"{name}.png").write_bytes(png_bytes(picture))
                 self._tensorboard.picture(step, f"posteriors/{name}", picture)
 
     def _likeliest(self, posteriors: np.ndarray) -> dict[str, np.ndarray]:
-        """Return, by name and in the order of their ids, the symbols that are the likeliest at some
-        position.
+        """Return the probabilities of the symbols that are the likeliest at some position.
+
+        They are by name, in the order of their ids.
         """
         names = {BLANK_ID: "blank"} | dict(enumerate(self._symbols.symbols, FIRST_SYMBOL_ID))
         return {

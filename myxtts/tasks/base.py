@@ -1,5 +1,6 @@
 """The contract between a run and what it trains. A run asks its task, and not which task it is."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -36,8 +37,10 @@ class Examples(NamedTuple):
     files: list[str]
 
     def sampled(self, fields: dict[str, Field]) -> "Examples":
-        """Return the first ones, of which samples are written; `fields` is the contract of the
-        batch.
+        """Return the first ones, of which samples are written.
+
+        Args:
+            fields: the contract of the batch.
         """
         count = min(SAMPLED_UTTERANCES, len(self.ids))
         batch = first_rows(self.batch, fields, count)
@@ -61,18 +64,20 @@ class Sampler(Protocol):
 
 
 class Metric(Protocol):
-    """A figure of merit over one pass of the held-out utterances, beside the losses."""
+    """A figure of merit over one pass of the held-out utterances, besides the losses."""
 
     @staticmethod
     def measure(batch: dict, outputs: dict) -> dict:
-        """Return what `update` needs of the model's outputs, as tensors by name; a part of a
-        compiled function.
+        """Return what `update` needs of the model's outputs, as tensors by name.
+
+        It is a part of a compiled function.
         """
         ...
 
     def update(self, batch: dict, measured: dict) -> None:
-        """Add one batch and what was measured of it. Computes nothing on the device: any thread may
-        call.
+        """Add one batch and what was measured of it.
+
+        Computes nothing on the device: any thread may call.
         """
         ...
 
@@ -82,26 +87,28 @@ class Metric(Protocol):
 
 
 class Evaluator(Protocol):
-    """Measures a network by the scores of its task; `evaluation.in_run`, which stands above this
-    module, has it.
+    """Measures a network by the scores of its task.
 
-    All that a call computes is compiled when it is made, on the main thread, so that any thread may
-    call.
+    `evaluation.in_run`, which stands above this module, has it. All that a call computes is
+    compiled when it is made, on the main thread, so that any thread may call.
     """
 
     def __call__(self, step: int, pace: Callable[[], None] | None) -> dict[str, float]:
-        """Measure the weights that the network has; return figures by name, each with the prefix
-        `evaluation_`.
+        """Measure the weights that the network has.
 
         Args:
             pace: called before each batch or utterance; nothing is queued on the device then.
+
+        Returns:
+            Figures by name, each with the prefix `evaluation_`.
         """
         ...
 
 
-class Task(Protocol):
-    """What a run trains: batches, network, metric and samples. Each task also has a length rule in
-    length_rules.py.
+class Task(ABC):
+    """What a run trains: batches, network, metric and samples.
+
+    Each task also has a length rule in length_rules.py.
 
     Attributes:
         name: value of the setting `task`.
@@ -115,20 +122,22 @@ class Task(Protocol):
     name: str
     components: tuple[str, ...]
     supports_xla: bool
-    augmentation: str
+    augmentation: str = ""
 
     def has_small_operations(self, config: Config) -> bool:
         """Return whether training on 2 cores is faster with one thread for each operation.
 
         The losses must not depend on it, in any bit.
         """
-        ...
+        return False
 
+    @abstractmethod
     def extractor(
         self, config: Config, training: bool, load_teacher: LoadFrozen | None = None
     ) -> FeatureExtractor:
-        """Return the batch contracts and the function from waves to features; augmentation is for
-        training only.
+        """Return the batch contracts and the function from waves to features.
+
+        Augmentation is for training only.
 
         Args:
             load_teacher: loads the teacher that the settings name. Without it, features are those
@@ -137,19 +146,22 @@ class Task(Protocol):
         ...
 
     def segment_s(self, config: Config) -> float | None:
-        """Return the duration of the segment of each utterance that a step takes; None if it takes
-        whole utterances.
+        """Return the duration of the segment of each utterance that a step takes.
+
+        None if it takes whole utterances.
         """
-        ...
+        return None
 
     def sample_extractor(
         self, config: Config, load_teacher: LoadFrozen | None = None
     ) -> FeatureExtractor | None:
-        """Return the extractor of the sampler's examples; None for that of validation. See
-        `extractor`.
-        """
-        ...
+        """Return the extractor of the sampler's examples; None for that of validation.
 
+        See `extractor`.
+        """
+        return None
+
+    @abstractmethod
     def build(
         self,
         config: Config,
@@ -157,9 +169,9 @@ class Task(Protocol):
         training: bool = True,
         precision: str = "float32",
     ) -> keras.Model:
-        """Build the network with its initial weights; without `training` in `precision` and without
-        dropout.
+        """Build the network with its initial weights.
 
+        Without `training` it computes in `precision` and has no dropout.
         Its call returns (losses by name, outputs); `BATCH_FIELDS` is the contract of its input,
         `LOSS_NAMES` the names of the losses.
         """
@@ -168,8 +180,7 @@ class Task(Protocol):
     def tune(
         self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
     ) -> dict[str, str]:
-        """Choose among implementations of a network that is to be trained, which must not change
-        any result.
+        """Choose among implementations of a network to train, which give the same results.
 
         Args:
             device: of the model.
@@ -181,8 +192,9 @@ class Task(Protocol):
         Raises:
             ConfigError: the settings name an implementation that the device cannot run.
         """
-        ...
+        return {}
 
+    @abstractmethod
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
         """Return a lower estimate of the bytes that a step keeps of a batch for its gradient.
 
@@ -191,14 +203,16 @@ class Task(Protocol):
         """
         ...
 
+    @abstractmethod
     def describe(self, config: Config) -> str:
         """Return the network's dimensions as one line of the log."""
         ...
 
     def metric(self, vocabulary: Vocabulary) -> Callable[[], Metric] | None:
-        """Return what makes a metric for each validation, if the task has one."""
-        ...
+        """Return what makes a metric for each validation; None without one."""
+        return None
 
+    @abstractmethod
     def sampler(
         self,
         config: Config,
@@ -209,10 +223,10 @@ class Task(Protocol):
         tensorboard: TensorBoard,
         load_vocoder: Callable[[], VocoderProtocol],
     ) -> Sampler:
-        """Return the sampler of a network for some held-out utterances, which writes below
-        `folder`.
+        """Return the sampler of a network for some held-out utterances.
 
         Args:
+            folder: gets the samples.
             load_vocoder: loads the vocoder that the settings name.
         """
         ...

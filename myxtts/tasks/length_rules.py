@@ -1,6 +1,4 @@
-"""The length rule of each task that needs texts; apart from the tasks themselves, which import
-TensorFlow.
-"""
+"""The length rule of each task. No TensorFlow, which the tasks themselves import."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,7 +13,5 @@ LENGTH_RULES: Mapping[str, Callable[[Config], LengthRule | None]] = {
 
 
 def length_rule_of(config: Config) -> LengthRule | None:
-    """Return the rule by which utterances that are too short for their text are rejected; None
-    without texts.
-    """
+    """Return the rule that rejects utterances too short for their text; None without texts."""
     return LENGTH_RULES[config.model.task](config)

@@ -23,12 +23,12 @@ from myxtts.report.plots import mel_and_alignment, png_bytes
 from myxtts.report.reporter import TensorBoard
 from myxtts.report.samples import sound_file
 from myxtts.tasks.alignment_choice import choose_alignment_search
-from myxtts.tasks.base import KEPT_ARRAYS, Examples, dimensions, kept_bytes
+from myxtts.tasks.base import KEPT_ARRAYS, Examples, Task, dimensions, kept_bytes
 
 KEPT_SCORES = 2  # arrays of the size of attention scores, and of the alignment search's
 
 
-class TTSTask:
+class TTSTask(Task):
     """XTTS: see models/xtts.py."""
 
     name = "tts"
@@ -47,12 +47,6 @@ class TTSTask:
         fraction = config.teacher.teacher_fraction
         return tts_extractor(config.data.vtlp, config.augmentation, load_teacher, fraction)
 
-    def segment_s(self, config: Config) -> None:
-        return None
-
-    def sample_extractor(self, config: Config, load_teacher: LoadFrozen | None = None) -> None:
-        return None
-
     def build(
         self,
         config: Config,
@@ -70,12 +64,10 @@ class TTSTask:
             "gradient_checkpointing": model.gradient_checkpointing,
             "taught": config.teacher.teacher is not None,
         }
-        symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
+        if not training:
+            settings = {"precision": precision}
         return build_xtts(
-            model.model_size,
-            symbols,
-            languages,
-            **(settings if training else {"precision": precision}),
+            model.model_size, len(vocabulary.symbols), len(vocabulary.languages), **settings
         )
 
     def tune(
@@ -91,19 +83,19 @@ class TTSTask:
         return {"alignment": choice.line}
 
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
-        size, frames, tokens = xtts.SIZES[config.model.model_size], sizes["frames"], sizes["tokens"]
+        size = xtts.SIZES[config.model.model_size]
+        frames = sizes["frames"]
+        tokens = sizes["tokens"]
         segment = min(frames, round(config.model.segment_seconds * SAMPLE_RATE_HZ / HOP_SAMPLES))
         positions = segment // xtts.REDUCTION_FACTOR * (size.decoder_blocks + size.flow_blocks)
         blocks = size.channels * (positions + tokens * 2 * size.encoder_blocks)
-        blocks *= 1 if config.model.gradient_checkpointing else KEPT_ARRAYS
+        if not config.model.gradient_checkpointing:
+            blocks *= KEPT_ARRAYS
         scores = frames * tokens + size.heads * tokens**2 * size.encoder_blocks
         return sizes["batch"] * (blocks + KEPT_SCORES * scores) * kept_bytes(config)
 
     def describe(self, config: Config) -> str:
         return dimensions(self.name, config, xtts.SIZES)
-
-    def metric(self, vocabulary: Vocabulary) -> None:
-        return None
 
     def sampler(
         self,
@@ -130,7 +122,7 @@ class TTSSampler:
         options: how the texts are synthesized.
         vocoder: computes the waves. A trained one is compared with Griffin-Lim.
         folder: gets `step-000500/` with the sounds and a picture of each utterance: `1-NAME.wav` is
-            synthesized, and `observe.page.samples` names the others, such as
+            synthesized, and `report.samples` names the others, such as
             `1-NAME.recording.wav`.
         tensorboard: gets the synthesized sounds and the pictures.
     """
@@ -145,9 +137,14 @@ class TTSSampler:
         tensorboard: TensorBoard,
     ):
         examples = examples.sampled(TAUGHT_TTS_FEATURES)
-        self._batch, self._ids, self._texts = examples.batch, examples.ids, examples.texts
-        self._folder, self._tensorboard = folder, tensorboard
-        self._network, self._options = network, options.tensors()
+        self._batch = examples.batch
+        self._texts = examples.texts
+        # Files of several folders may have the same stem.
+        self._names = [numbered_name(number, name) for number, name in enumerate(examples.ids, 1)]
+        self._folder = folder
+        self._tensorboard = tensorboard
+        self._network = network
+        self._options = options.tensors()
         self._align = network.compiled_align
         griffin_lim = GriffinLim()
         copied_by: dict[str, VocoderProtocol] = {"griffin-lim": griffin_lim}
@@ -169,25 +166,24 @@ class TTSSampler:
         mels, frames, _ = self._network.synthesize_mel(
             *(batch[name] for name in TEXT_INPUTS), *self._options
         )
-        mels, frames = mels.numpy(), frames.numpy()
-        synthesized = zip(self._ids, self._texts, mels, frames, strict=True)
-        recorded = zip(
-            batch["mel"].numpy(), batch["frames"].numpy(), self._align(batch).numpy(), strict=True
-        )
+        mels = mels.numpy()
+        frames = frames.numpy()
+        recorded_mels = batch["mel"].numpy()
+        recorded_frames = batch["frames"].numpy()
+        paths = self._align(batch).numpy()
         sounds = self._fixed | {
-            kind: vocode(by, mels, frames) for kind, by in self._synthesized_by.items()
+            kind: vocode(vocoder, mels, frames) for kind, vocoder in self._synthesized_by.items()
         }
         samples = replaced_folder(self._folder / f"step-{step:06d}")
         with tolerate_full_disk(f"the samples of step {step}"), samples as folder:
-            for row, (utterance, recording) in enumerate(zip(synthesized, recorded, strict=True)):
-                identity, text, mel, length = utterance
-                recorded_mel, recorded_length, path = recording
+            for row, name in enumerate(self._names):
+                length = recorded_frames[row]
                 picture = mel_and_alignment(
-                    recorded_mel[:recorded_length], mel[:length], path[:recorded_length], text
+                    recorded_mels[row, :length],
+                    mels[row, : frames[row]],
+                    paths[row, :length],
+                    self._texts[row],
                 )
-                name = numbered_name(
-                    row + 1, identity
-                )  # files of several folders may have the same stem
                 for kind, waves in sounds.items():
                     write_wav(folder / sound_file(name, kind), waves[row])
                 (folder / f"{name}.png").write_bytes(png_bytes(picture))

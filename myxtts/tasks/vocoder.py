@@ -24,23 +24,19 @@ from myxtts.models.vocoder import log_mel_of
 from myxtts.report.plots import mels, png_bytes
 from myxtts.report.reporter import TensorBoard
 from myxtts.report.samples import sound_file
-from myxtts.tasks.base import KEPT_ARRAYS, Examples, Metric, dimensions, kept_bytes
+from myxtts.tasks.base import KEPT_ARRAYS, Examples, Metric, Task, dimensions, kept_bytes
 
-KEPT_SPECTRA = (
-    60  # float32 arrays of the size of a spectrum that filters, projection and losses keep
-)
+# float32 arrays of the size of a spectrum that filters, projection and losses keep.
+KEPT_SPECTRA = 60
+SEED = (0, 0)  # of the vocoder's noise and of Griffin-Lim's phases
 
 
-class VocoderTask:
+class VocoderTask(Task):
     """A harmonic-plus-noise filter in the STFT domain: see models/vocoder.py."""
 
     name = "vocoder"
     components: tuple[str, ...] = ("pitch_head", "filter")
     supports_xla = False
-    augmentation = ""
-
-    def has_small_operations(self, config: Config) -> bool:
-        return False
 
     def extractor(
         self, config: Config, training: bool, load_teacher: LoadFrozen | None = None
@@ -62,7 +58,8 @@ class VocoderTask:
         training: bool = True,
         precision: str = "float32",
     ) -> keras.Model:
-        model, is_taught = config.model, config.teacher.teacher is not None
+        model = config.model
+        is_taught = config.teacher.teacher is not None
         if not training:
             return build_vocoder(model.model_size, precision, refine_mel=is_taught)
         return build_vocoder(
@@ -73,16 +70,9 @@ class VocoderTask:
             adversarial=adversarial_settings_of(config.vocoder),
         )
 
-    def tune(
-        self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
-    ) -> dict[str, str]:
-        return {}
-
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
-        size, positions = (
-            vocoder.SIZES[config.model.model_size],
-            sizes["batch"] * sizes["segment_frames"],
-        )
+        size = vocoder.SIZES[config.model.model_size]
+        positions = sizes["batch"] * sizes["segment_frames"]
         kept = 1 if config.model.gradient_checkpointing else KEPT_ARRAYS
         blocks = size.channels * size.blocks * kept * kept_bytes(config)
         judged = 0
@@ -128,12 +118,8 @@ def segment_frames_of(config: Config) -> int:
     return round(config.vocoder.vocoder_segment_seconds * SAMPLE_RATE_HZ / HOP_SAMPLES)
 
 
-SEED = (0, 0)  # of the vocoder's noise and of Griffin-Lim's phases
-
-
 class LogMelError:
-    """Mean absolute error of the log-mels of vocoded segments against those of the recordings; see
-    `tasks.base.Metric`.
+    """Mean absolute error of the log-mels of vocoded segments, in dB; see `tasks.base.Metric`.
 
     Utterances count equally.
     """
@@ -155,8 +141,7 @@ class LogMelError:
 
 
 class VocoderSampler:
-    """Turns the log-mels of the same held-out utterances back into waves at each call; see
-    `tasks.base.Sampler`.
+    """Copies the same held-out utterances at each call; see `tasks.base.Sampler`.
 
     Args:
         network: a `Vocoder`.
@@ -170,7 +155,8 @@ class VocoderSampler:
     def __init__(
         self, network: keras.Model, examples: Examples, folder: Path, tensorboard: TensorBoard
     ):
-        self._network, self._seed = network, tf.constant(SEED)
+        self._network = network
+        self._seed = tf.constant(SEED)
         self._log_mel = tf.function(
             log_mel, input_signature=[tf.TensorSpec([None, None], tf.float32)], autograph=False
         )
@@ -186,7 +172,8 @@ class VocoderSampler:
             wave[: length * HOP_SAMPLES] for wave, length in zip(waves, frames, strict=True)
         ]
         self._griffin_lim = vocode(GriffinLim(), batch["mel"], batch["frames"], SEED)
-        self._folder, self._tensorboard = folder, tensorboard
+        self._folder = folder
+        self._tensorboard = tensorboard
 
     def trace(self) -> None:
         """Compile synthesis, and the log-mels of the pictures."""
@@ -199,12 +186,8 @@ class VocoderSampler:
             rows = zip(self._names, self._recordings, self._mels, self._griffin_lim, strict=True)
             for name, recording, mel, griffin_lim in rows:
                 vocoded = self._network.synthesize(mel[None], self._seed).numpy()[0]
-                self._write(
-                    folder,
-                    step,
-                    name,
-                    {"recording": recording, "vocoder": vocoded, "griffin-lim": griffin_lim},
-                )
+                waves = {"recording": recording, "vocoder": vocoded, "griffin-lim": griffin_lim}
+                self._write(folder, step, name, waves)
 
     def _write(self, folder: Path, step: int, name: str, waves: dict[str, np.ndarray]) -> None:
         """Write the sounds of an utterance, and their log-mels as one picture."""

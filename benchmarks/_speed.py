@@ -10,7 +10,7 @@ import tensorflow as tf
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Position
+from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import Corpus
 from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline, ProducedBatch
@@ -80,7 +80,7 @@ def medium_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> Pro
     pipeline = Pipeline(
         corpus, [route], extractor, config.data, seed=config.training.seed, cache_folder=run
     )
-    with pipeline.open_feed(Position(), epochs=1) as feed:
+    with pipeline.open_feed(Pass(epochs=1)) as feed:
         return next(batch for (batch,) in feed if batch.planned.step.bucket == middle)
 
 

@@ -113,7 +113,7 @@ def open_readers(
 ) -> "tuple[Callable[[], ReadBatches], Callable[[str], ReadBatches]]":
     """Return two functions that read TTS batches endlessly: in this process, and by the service."""
     from myxtts.batch import TTS_INPUTS
-    from myxtts.data.batch_plan import Position, planned_batches
+    from myxtts.data.batch_plan import Pass, planned_batches
     from myxtts.data.dataset import ensure_demo_corpus, load_corpora
     from myxtts.data.manifest import LengthRule
     from myxtts.data.reading import LocalReader, rows_from_files
@@ -131,7 +131,7 @@ def open_readers(
 
     def read(reader: "Reader") -> "ReadBatches":
         planned = planned_batches(
-            corpus.plan, corpus.manifest, Position(), seed=0, reference_samples=REFERENCE_SAMPLES
+            corpus.plan, corpus.manifest, Pass(), seed=0, reference_samples=REFERENCE_SAMPLES
         )
         return reader.read(planned, "/CPU:0")
 

@@ -90,7 +90,7 @@ def measure(corpus: Path, arguments: argparse.Namespace, deterministic: bool) ->
 
     from myxtts.batch import TTS_INPUTS
     from myxtts.data import reading
-    from myxtts.data.batch_plan import Position, planned_batches
+    from myxtts.data.batch_plan import Pass, planned_batches
     from myxtts.data.dataset import load_corpora
     from myxtts.data.reading import LocalReader
     from myxtts.tasks.length_rules import length_rule_of
@@ -108,9 +108,7 @@ def measure(corpus: Path, arguments: argparse.Namespace, deterministic: bool) ->
         (loaded := load_corpora(config, corpus, length_rule_of(config))[0]).manifest,
         loaded.plan,
     )
-    planned = planned_batches(
-        plan, manifest, Position(), seed=1, reference_samples=REFERENCE_SAMPLES
-    )
+    planned = planned_batches(plan, manifest, Pass(), seed=1, reference_samples=REFERENCE_SAMPLES)
     reader = LocalReader(
         manifest,
         TTS_INPUTS,

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.commands.console import report_errors
 from myxtts.config.load import load
 from myxtts.config.schema import Config
+from myxtts.data.batch_plan import Pass
 
 STEPS = 20
 TOLERANCE = 1e-5
@@ -154,7 +155,6 @@ def train(
             all replicas.
     """
     from myxtts.clock import Clock
-    from myxtts.data.batch_plan import Position
     from myxtts.data.dataset import load_corpora
     from myxtts.data.pipeline import Pipeline
     from myxtts.placement.replicas import make_replicas
@@ -183,7 +183,7 @@ def train(
         pipeline = Pipeline(
             corpus, routes, extractor, config.data, seed=0, cache_folder=Path(folder)
         )
-        with pipeline.open_feed(Position()) as feed:
+        with pipeline.open_feed(Pass()) as feed:
             ahead = loop.LookAhead(feed, step, Clock())
             for number in range(1, steps + 1):
                 features = ahead.take(running=None, is_last=True).features[:-1]

@@ -19,6 +19,12 @@ from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS
 CONTEXT_FRAMES = 4
 
 
+Batch = dict[str, tf.Tensor]
+"""A batch of a contract, by the names of its fields. Before producing, the fields in host memory
+are NumPy arrays, which TensorFlow's functions take like tensors.
+"""
+
+
 class Field(NamedTuple):
     dtype: str
     dims: tuple[str | int, ...]

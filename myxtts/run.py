@@ -10,6 +10,7 @@ from myxtts.clock import Clock, Timeline
 from myxtts.config.checks import check_worker_count
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
+from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import DEMO_FOLDER
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.errors import ConfigError
@@ -170,7 +171,7 @@ def train_on(run: OpenRun, run_log: RunLog, started_s: float) -> int:
         # Synchronizing times producing apart from the hand-over. It costs nothing between two
         # devices, where the hand-over would wait for the produced batch anyway.
         pipeline = setup.training_pipeline(synchronize=setup.between_devices)
-        feed = resources.enter_context(pipeline.open_feed(state.position))
+        feed = resources.enter_context(pipeline.open_feed(Pass(state.position)))
         feed.heed(stop.due)
         observer.watch(feed)
         filled_s = feed.wait_until_full(config.data.model_start_delay, lambda: stop.requested)

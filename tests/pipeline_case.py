@@ -13,7 +13,7 @@ import tensorflow as tf
 from fakes.toy import shared_traces
 from myxtts.batch import TTS_INPUTS
 from myxtts.config.schema import DataConfig
-from myxtts.data.batch_plan import PlannedBatch, Position, planned_batches
+from myxtts.data.batch_plan import Pass, PlannedBatch, Position, planned_batches
 from myxtts.data.features import tts_extractor
 from myxtts.data.pipeline import Pipeline, ProducedBatch
 from myxtts.data.reading import LocalReader, ReadBatches, ReadRows
@@ -60,10 +60,9 @@ class PipelineCase(unittest.TestCase):
         return planned_batches(
             cls.corpus.plan,
             cls.manifest,
-            BEGINNING,
+            Pass(epochs=epochs),
             seed=cls.SEED,
             reference_samples=reference_samples,
-            epochs=epochs,
         )
 
     def reader(self, read_rows: ReadRows, **settings) -> LocalReader:
@@ -77,7 +76,7 @@ class PipelineCase(unittest.TestCase):
     def epoch(
         self, start=BEGINNING, epochs=1, mean_over="step", route=ROUTE, **settings
     ) -> list[ProducedBatch]:
-        with self.pipeline(route, **settings).open_feed(start, epochs, mean_over) as feed:
+        with self.pipeline(route, **settings).open_feed(Pass(start, epochs, mean_over)) as feed:
             return [produced_batch for (produced_batch,) in feed]
 
     def assert_same(self, received: list[ProducedBatch], expected: list[ProducedBatch]):

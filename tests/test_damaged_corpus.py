@@ -17,7 +17,7 @@ import soundfile
 from fakes.toy import shared_traces
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.config.schema import DataConfig
-from myxtts.data.batch_plan import Position, planned_batches
+from myxtts.data.batch_plan import Pass, planned_batches
 from myxtts.data.pipeline import Pipeline, ProducedBatch
 from myxtts.errors import DataError
 from myxtts.placement.routes import Route
@@ -42,10 +42,9 @@ class DamagedCorpusTest(PipelineCase):
             planned_batches(
                 self.corpus.plan,
                 self.manifest,
-                Position(),
+                Pass(epochs=1),
                 seed=self.SEED,
                 reference_samples=11_008,
-                epochs=1,
             )
         )
         users = [
@@ -57,7 +56,7 @@ class DamagedCorpusTest(PipelineCase):
         delivered = []
         try:
             with (
-                pipeline.open_feed(Position(), epochs=1) as feed,
+                pipeline.open_feed(Pass(epochs=1)) as feed,
                 self.assertRaisesRegex(DataError, reason) as raised,
             ):
                 delivered.extend(feed)
@@ -71,12 +70,7 @@ class DamagedCorpusTest(PipelineCase):
     def setUpClass(cls):
         super().setUpClass()
         rows = planned_batches(
-            cls.corpus.plan,
-            cls.manifest,
-            Position(),
-            seed=cls.SEED,
-            reference_samples=11_008,
-            epochs=1,
+            cls.corpus.plan, cls.manifest, Pass(epochs=1), seed=cls.SEED, reference_samples=11_008
         )
         seen = []
         for plan in rows:
@@ -153,7 +147,7 @@ class UnusualCorpusTest(unittest.TestCase):
         corpus = planned_corpus(write_corpus(folder / name, seconds, speakers, suffixes), data)
         with shared_traces():
             pipeline = Pipeline(corpus, [ROUTE], PLAIN, data, seed=0, cache_folder=folder)
-        with pipeline.open_feed(Position(), 1) as feed:
+        with pipeline.open_feed(Pass(epochs=1)) as feed:
             delivered = [produced_batch for (produced_batch,) in feed]
         rows = np.concatenate([produced_batch.planned.rows for produced_batch in delivered])
         self.assertEqual(sorted(rows.tolist()), list(range(len(seconds))))

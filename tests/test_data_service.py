@@ -23,7 +23,7 @@ import tensorflow as tf
 from myxtts.batch import ASR_INPUTS, TTS_INPUTS, check_batch
 from myxtts.config.schema import DataConfig
 from myxtts.data import service
-from myxtts.data.batch_plan import Position, planned_batches
+from myxtts.data.batch_plan import Pass, Position, planned_batches
 from myxtts.data.reading import LocalReader, rows_from_files
 from myxtts.data.service import ServiceReader, _Job, service_address
 from myxtts.data.service_server import dispatcher, worker
@@ -60,10 +60,9 @@ class Corpus:
         return planned_batches(
             self.plan,
             self.manifest,
-            start,
+            Pass(start, epochs),
             seed=3,
             reference_samples=REFERENCE_SAMPLES,
-            epochs=epochs,
         )
 
     def read_here(self, epochs: int, fields=TTS_INPUTS, start: Position = Position()):  # noqa: B008

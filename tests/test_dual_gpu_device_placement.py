@@ -22,7 +22,7 @@ from tensorflow.python.eager import context
 from myxtts.clock import Clock
 from myxtts.config.schema import DataConfig
 from myxtts.config.schema import PlacementConfig as Settings
-from myxtts.data.batch_plan import Position
+from myxtts.data.batch_plan import Pass
 from myxtts.data.features import tts_extractor
 from myxtts.data.pipeline import Pipeline
 from myxtts.errors import PlacementError
@@ -102,7 +102,7 @@ class RouteOfAStepTest(unittest.TestCase):
             pipeline = Pipeline(
                 corpus, [route], tts_extractor(), READING, seed=0, cache_folder=Path("unused")
             )
-            with pipeline.open_feed(Position()) as feed:
+            with pipeline.open_feed(Pass()) as feed:
                 ahead = LookAhead(feed, step, Clock())
                 taken = ahead.take(running=None, is_last=False)
                 while len(taken.microbatches) < accumulation:  # one step of an epoch is incomplete

@@ -26,7 +26,7 @@ from fakes.toy import shared_traces, traced_once
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ, frame_count
 from myxtts.batch import TTS_FEATURES, check_batch
 from myxtts.data import features
-from myxtts.data.batch_plan import Position, planned_batches
+from myxtts.data.batch_plan import Pass, Position, planned_batches
 from myxtts.data.features import tts_extractor
 from myxtts.data.feed import Feed
 from myxtts.data.pipeline import Pipeline, ReplicaFeed, produced_batches
@@ -34,7 +34,6 @@ from myxtts.errors import PlacementError
 from myxtts.placement.audit import require_device
 from tests.feeds import TIMEOUT_S, ObservedSource, producers
 from tests.pipeline_case import (
-    BEGINNING,
     PLAIN,
     ROUTE,
     THREE_PRODUCERS,
@@ -56,7 +55,7 @@ class PipelineTest(PipelineCase):
                 cls.corpus, [ROUTE], PLAIN, cls.SETTINGS, seed=cls.SEED, cache_folder=cache
             )
             cls.traced_before = traced.call_count
-            with pipeline.open_feed(Position(), epochs=2) as feed:
+            with pipeline.open_feed(Pass(epochs=2)) as feed:
                 cls.delivered = [produced_batch for (produced_batch,) in feed]
             cls.traced = traced.call_count
         cls.steps = cls.corpus.plan.steps_per_epoch
@@ -197,7 +196,7 @@ class PipelineTest(PipelineCase):
             )
         deliveries = []
         for pipeline in (plain, warped, warped):
-            with pipeline.open_feed(BEGINNING, 1) as feed:
+            with pipeline.open_feed(Pass(epochs=1)) as feed:
                 deliveries.append([produced_batch for (produced_batch,) in feed])
         # Only the extractor applies VTLP, not the setting.
         self.assert_same(deliveries[0], self.first_epoch)
@@ -247,7 +246,7 @@ class PipelineTest(PipelineCase):
     def test_feeds_of_several_producers_can_be_closed_at_any_batch(self):
         pipeline = self.pipeline(TWO_PRODUCERS)
         for taken in range(4):
-            with pipeline.open_feed(Position()) as feed:
+            with pipeline.open_feed(Pass()) as feed:
                 self.assert_same(
                     [batch for _ in range(taken) for batch in next(feed)], self.first_epoch[:taken]
                 )
@@ -267,7 +266,7 @@ class PipelineTest(PipelineCase):
     def test_an_endless_feed_can_be_closed_and_opened_again(self):
         pipeline = self.pipeline()
         for _ in range(2):
-            with pipeline.open_feed(Position()) as feed:
+            with pipeline.open_feed(Pass()) as feed:
                 self.assert_same([*next(feed), *next(feed)], self.first_epoch[:2])
 
     def test_later_batches_are_produced_while_the_consumer_holds_one(self):
@@ -276,7 +275,7 @@ class PipelineTest(PipelineCase):
 
         def watched(waves):
             result = produce_on_data(waves)
-            produced.append(result.features["mel"].backing_device)
+            produced.append(result[0]["mel"].backing_device)
             if len(produced) == 4:
                 enough.set()
             return result
@@ -296,10 +295,11 @@ class PipelineTest(PipelineCase):
                 pipeline = Pipeline(self.corpus, [ROUTE], PLAIN, self.SETTINGS, **arguments)
             producer, element = pipeline.producers[0], Mock()
             produce = producer.produce
-            producer.produce = lambda waves, produce=produce, element=element: produce(
-                waves
-            )._replace(element=element)
-            with closing(producer.replica_batches(BEGINNING)) as batches:
+            producer.produce = lambda waves, produce=produce, element=element: (
+                produce(waves)[0],
+                element,
+            )
+            with closing(producer.replica_batches(Pass())) as batches:
                 for _ in range(2):
                     next(batches)
             self.assertEqual(element.numpy.call_count, waits)
@@ -310,7 +310,7 @@ class PipelineTest(PipelineCase):
             produce = patch.object(
                 pipeline.producers[0], "replica_batches", lambda *_, source=source: source
             )
-            with produce, pipeline.open_feed(BEGINNING):
+            with produce, pipeline.open_feed(Pass()):
                 self.assertTrue(source.wait_for(depth + 1))  # and the one that waits for a place
                 self.assertFalse(source.wait_for(depth + 2, timeout_s=0.02))
 
@@ -347,10 +347,9 @@ class PipelineTest(PipelineCase):
         produce = traced_once(DATA, PLAIN)
 
         def without_f0(waves):
-            made = produce(waves)
-            return made._replace(
-                features={name: value for name, value in made.features.items() if name != "f0_hz"}
-            )
+            features, element = produce(waves)
+            features = {name: value for name, value in features.items() if name != "f0_hz"}
+            return features, element
 
         batches = produced_batches(
             self.silent([self.first_epoch[0].planned]), DATA, PLAIN, without_f0
@@ -365,10 +364,9 @@ class SlowFilesTest(PipelineCase):
             planned_batches(
                 self.corpus.plan,
                 self.manifest,
-                Position(),
+                Pass(epochs=1),
                 seed=self.SEED,
                 reference_samples=11_008,
-                epochs=1,
             )
         )
         others_read = threading.Event()
@@ -433,10 +431,9 @@ class ReferenceTest(PipelineCase):
             planned_batches(
                 self.corpus.plan,
                 self.manifest,
-                Position(),
+                Pass(epochs=30),
                 seed=self.SEED,
                 reference_samples=5632,
-                epochs=30,
             )
         )
         starts = []
@@ -459,7 +456,7 @@ class ReferenceTest(PipelineCase):
 
     def test_the_planned_reference_is_read(self):
         pipeline = self.pipeline(reference_seconds=0.5)
-        with pipeline.open_feed(Position(), epochs=1) as feed:
+        with pipeline.open_feed(Pass(epochs=1)) as feed:
             for ((planned, batch, _),) in feed:
                 for i in range(len(planned.rows)):
                     row = planned.arrays["reference_row"][i]

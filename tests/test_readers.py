@@ -25,7 +25,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import TTS_INPUTS, check_batch
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
 from myxtts.data.audio_file import read_header, read_pcm, resampled_length
-from myxtts.data.batch_plan import Position, planned_batches
+from myxtts.data.batch_plan import Pass, Position, planned_batches
 from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
 from myxtts.data.pcm_cache import open_cache, rows_from_cache
@@ -46,9 +46,10 @@ from tests.sine_corpus import (
 from tests.test_manifest import WAV_FILES
 
 
-def planned(corpus, start, seed=1, **options):
+def planned(corpus, start, epochs=None, mean_over="step", seed=1):
+    corpus_pass = Pass(start, epochs, mean_over)
     return planned_batches(
-        corpus.plan, corpus.manifest, start, seed=seed, reference_samples=6_400, **options
+        corpus.plan, corpus.manifest, corpus_pass, seed=seed, reference_samples=6_400
     )
 
 

@@ -63,7 +63,8 @@ def producer(name):
 
 
 def produce(name, batch):
-    return {field: value.numpy() for field, value in producer(name)(batch).features.items()}
+    features, _ = producer(name)(batch)
+    return {field: value.numpy() for field, value in features.items()}
 
 
 class Segments(unittest.TestCase):

@@ -60,7 +60,4 @@ def produced(device: str, extractor: FeatureExtractor, batch: dict) -> dict[str,
     """Return the features that a producer makes of a batch, which may have more fields."""
     with tf.device(device):
         batch = {name: tf.identity(batch[name]) for name in extractor.inputs}
-    return {
-        name: value.numpy()
-        for name, value in traced_once(device, extractor)(batch).features.items()
-    }
+    return {name: value.numpy() for name, value in traced_once(device, extractor)(batch)[0].items()}

@@ -30,7 +30,7 @@ from fakes.toy_models import toy_models
 from myxtts.audio.griffin_lim import griffin_lim
 from myxtts.audio.mel import log_mel
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Position
+from myxtts.data.batch_plan import Pass
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.pipeline import Pipeline, trace_produce
 from myxtts.models.build import build_vocoder
@@ -384,13 +384,13 @@ def inputs_of(scope: Scope, task: str) -> Inputs:
     pipeline = Pipeline(
         corpora.training, [route], extractor, config.data, seed=0, cache_folder=scope.out
     )
-    with closing(pipeline.producers[0].read(Position())) as read:
+    with closing(pipeline.producers[0].read(Pass())) as read:
         waves = {name: np.array(value) for name, value in next(iter(read))[1].items()}
     for name in waves:
         if name not in ("seed", "step_frames", "step_tokens"):
             waves[name][-1:] = 0
-    produced = pipeline.producers[0].produce(on_device(waves, CPU))
-    features = {name: value.numpy() for name, value in produced.features.items()}
+    produced, _ = pipeline.producers[0].produce(on_device(waves, CPU))
+    features = {name: value.numpy() for name, value in produced.items()}
     return Inputs(config, corpora, waves, features)
 
 
@@ -412,7 +412,7 @@ def producing(extractor: FeatureExtractor, waves: dict[str, np.ndarray]) -> Call
 
     def run_on(device: str) -> Ran:
         function = trace_produce(device, extractor)
-        features = function(on_device(waves, device)).features
+        features, _ = function(on_device(waves, device))
         return {name: value.numpy() for name, value in features.items()}, [function]
 
     return run_on

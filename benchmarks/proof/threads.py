@@ -22,13 +22,12 @@ from benchmarks.proof.placements import SPLIT_MIB
 from benchmarks.proof.runs import NO_TIME, placement_flags, run_flags, run_script
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from fakes.toy_models import toy_models
-from myxtts.batch import Field, tensor_specs
+from myxtts.batch import Batch, Field, tensor_specs
 from myxtts.clock import Clock
 from myxtts.commands import train
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Position
+from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import load_corpora
-from myxtts.data.hand_over import Batch
 from myxtts.data.pipeline import Pipeline, Producer
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route
@@ -170,7 +169,7 @@ def check_route(
     )
     step = CheckedStep(make_step(config, state), route, Checksums(extractor.features))
     schedule = replace(make_schedule(config, corpus, state), log_every=0, checkpoint_every=0)
-    with pipeline.open_feed(Position()) as feed:
+    with pipeline.open_feed(Pass()) as feed:
         loop.train(state, step, feed, schedule, [], save_nothing, Clock(), stop)
     check.steps, check.start_s = state.step, stop.first_step_s - began_s
     threaded = step.read_checksums()
@@ -295,7 +294,7 @@ def checksums_alone(
     producer: Producer, checksums: Checksums, end_s: float, batches: int
 ) -> Iterator[np.ndarray]:
     """Make the first batches of the plan in this thread; yield the checksums of each."""
-    with closing(producer.replica_batches(Position())) as made:
+    with closing(producer.replica_batches(Pass())) as made:
         for (batch,) in islice(made, batches):
             yield checksums(batch.features, producer.device).numpy()
             if time.monotonic() >= end_s:

@@ -345,6 +345,24 @@ class Position(NamedTuple):
         )
 
 
+class Pass(NamedTuple):
+    """A way through the plan.
+
+    Attributes:
+        start: position of the first step.
+        epochs: the last epoch plus 1; endless if None.
+        mean_over: what the losses are averaged over; with `epoch` the losses of all batches add up
+            to the mean of the corpus.
+    """
+
+    start: Position = Position()
+    epochs: int | None = None
+    mean_over: Literal["step", "epoch"] = "step"
+
+
+HELD_OUT_PASS = Pass(epochs=1, mean_over="epoch")
+
+
 class Turn(NamedTuple):
     """Which microbatches one of several producers makes, counted from the position where the feed
     begins.
@@ -452,35 +470,29 @@ def steps_left(plan: Plan, start: Position, epochs: int) -> int:
 def planned_batches(
     plan: Plan,
     manifest: Manifest,
-    start: Position,
+    corpus_pass: Pass,
     *,
     seed: int,
     reference_samples: int,
-    epochs: int | None = None,
-    mean_over: Literal["step", "epoch"] = "step",
     replicas: Sequence[int] = (0,),
     turn: Turn = ALL_TURNS,
     teacher_rows: TeacherRows | None = None,
 ) -> Iterator[PlannedBatch]:
-    """Yield the batches of some replicas from a position on: by step, then by microbatch, then by
-    replica.
+    """Yield the batches of some replicas: by step, then by microbatch, then by replica.
 
     A batch is the same whoever makes it, and whatever the turns are.
 
     Args:
-        start, epochs: see `planned_steps`.
         seed: source of the batches' randomness.
         reference_samples: longest stretch of a reference.
-        mean_over: what the losses are averaged over; with `epoch` the losses of all batches add up
-            to the mean of the corpus.
         replicas: numbers of the replicas within the plan.
         turn: which microbatches to yield.
         teacher_rows: which rows a teacher speaks. They count as the utterances whose place they
             take.
     """
     microbatches = count()
-    for epoch_plan, number, step in planned_steps(plan, start, epochs):
-        averaged_rows = step.utterances if mean_over == "step" else epoch_plan.order
+    for epoch_plan, number, step in planned_steps(plan, corpus_pass.start, corpus_pass.epochs):
+        averaged_rows = step.utterances if corpus_pass.mean_over == "step" else epoch_plan.order
         totals = {
             "step_frames": np.array(frame_count(manifest.samples[averaged_rows]).sum(), np.float32),
             "step_tokens": np.array(manifest.token_counts[averaged_rows].sum(), np.float32),

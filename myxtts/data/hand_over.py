@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from myxtts.batch import Field, tensor_specs
-
-Batch = dict[str, tf.Tensor]
+from myxtts.batch import Batch, Field, tensor_specs
 
 
 def copied(batches: Sequence[Batch], devices: Sequence[str]) -> list[Batch]:

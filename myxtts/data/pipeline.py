@@ -5,52 +5,38 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.batch import Field, check_batch, tensor_specs
+from myxtts.batch import Batch, Field, check_batch, tensor_specs
 from myxtts.clock import Times
 from myxtts.config.schema import DataConfig
-from myxtts.data.batch_plan import ALL_TURNS, PlannedBatch, Position, Turn, planned_batches
+from myxtts.data.batch_plan import ALL_TURNS, Pass, PlannedBatch, Turn, planned_batches
 from myxtts.data.dataset import Corpus
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.feed import Feed
 from myxtts.data.manifest import Manifest
 from myxtts.data.pcm_cache import open_cache, rows_from_cache
-from myxtts.data.reading import LocalReader, ReadBatches, Reader, Waves, rows_from_files
+from myxtts.data.reading import LocalReader, ReadBatches, Reader, rows_from_files
 from myxtts.data.service import ServiceReader
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
 
-
-class Produced(NamedTuple):
-    """What the compiled function of a producer returns.
-
-    Attributes:
-        features: by name, on the data device.
-        element: one element of a computed feature, float32 [1]. Reading it waits for the data
-            device, without the operations that taking it from the features would need.
-    """
-
-    features: dict[str, tf.Tensor]
-    element: tf.Tensor
-
-
-ProduceFunction = Callable[[dict], Produced]
+ProduceFunction = Callable[[Batch], tuple[Batch, tf.Tensor]]
+"""Batch -> features on the data device, and one element of a computed feature, float32 [1]. Reading
+the element waits for the data device, without the operations that taking it from the features would
+need.
+"""
 
 
 class ProducedBatch(NamedTuple):
     """A batch on the data device, with its plan and its times in the producer."""
 
     planned: PlannedBatch
-    features: dict[str, tf.Tensor]
+    features: Batch
     times: Times
-
-
-ReplicaBatches = tuple[ProducedBatch, ...]
-"""One batch for each replica of this process, in the order of the routes."""
 
 
 class Producer:
@@ -92,50 +78,31 @@ class Producer:
         self.device, self.extractor = device, extractor
         self.produce = trace_produce(device, extractor)
 
-    def planned(
-        self,
-        start: Position,
-        epochs: int | None = None,
-        mean_over: Literal["step", "epoch"] = "step",
-        turn: Turn = ALL_TURNS,
-    ) -> Iterator[PlannedBatch]:
-        """Plan the batches from a position on, by default those of all producers; see
-        `planned_batches`.
-        """
+    def planned(self, corpus_pass: Pass, turn: Turn = ALL_TURNS) -> Iterator[PlannedBatch]:
+        """Plan the batches, by default those of all producers; see `planned_batches`."""
         return planned_batches(
             self._corpus.plan,
             self._corpus.manifest,
-            start,
+            corpus_pass,
             seed=self._seed,
             reference_samples=self._reference_samples,
-            epochs=epochs,
-            mean_over=mean_over,
             replicas=self._replicas,
             turn=turn,
             teacher_rows=self._corpus.teacher_rows,
         )
 
-    def read(
-        self,
-        start: Position,
-        epochs: int | None = None,
-        mean_over: Literal["step", "epoch"] = "step",
-        turn: Turn = ALL_TURNS,
-    ) -> ReadBatches:
+    def read(self, corpus_pass: Pass, turn: Turn = ALL_TURNS) -> ReadBatches:
         """Plan, read and upload: stages A to C, by default for the batches of all producers."""
-        return self._reader.read(self.planned(start, epochs, mean_over, turn), self.device)
+        return self._reader.read(self.planned(corpus_pass, turn), self.device)
 
     def replica_batches(
-        self,
-        start: Position,
-        epochs: int | None = None,
-        mean_over: Literal["step", "epoch"] = "step",
-    ) -> Generator[ReplicaBatches, None, None]:
+        self, corpus_pass: Pass
+    ) -> Generator[tuple[ProducedBatch, ...], None, None]:
         """Make the batches of this producer's turn on the data device, one for each replica at a
-        time.
+        time, in the order of the routes.
         """
         with (
-            closing(self.read(start, epochs, mean_over, self._turn)) as read,
+            closing(self.read(corpus_pass, self._turn)) as read,
             closing(
                 produced_batches(read, self.device, self.extractor, self.produce, self._synchronize)
             ) as batches,
@@ -156,12 +123,11 @@ def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
 
     produce = extractor.produce_on(device)
 
-    def produce_on_device(waves: dict) -> Produced:
-        with tf.device(
-            device
-        ):  # entered here, since a device scope around the tracing does not reach the operations
+    def produce_on_device(waves: Batch) -> tuple[Batch, tf.Tensor]:
+        # Entered here, since a device scope around the tracing does not reach the operations.
+        with tf.device(device):
             features = produce(waves)
-            return Produced(features, tf.reshape(features[computed], [-1])[:1])
+            return features, tf.reshape(features[computed], [-1])[:1]
 
     return tf.function(produce_on_device, autograph=False).get_concrete_function(
         tensor_specs(extractor.inputs)
@@ -169,7 +135,7 @@ def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
 
 
 def produced_batches(
-    read: Iterable[tuple[PlannedBatch, Waves]],
+    read: Iterable[tuple[PlannedBatch, Batch]],
     device: str,
     extractor: FeatureExtractor,
     produce: ProduceFunction,
@@ -269,38 +235,21 @@ class Pipeline:
         self.producers = [producer for group in self._groups for producer in group]
 
     @contextmanager
-    def open_unbuffered(
-        self,
-        start: Position,
-        epochs: int | None = None,
-        mean_over: Literal["step", "epoch"] = "step",
-    ) -> Iterator[Iterator[ReplicaBatches]]:
+    def open_unbuffered(self, corpus_pass: Pass) -> Iterator[Iterator[tuple[ProducedBatch, ...]]]:
         """Return the batches of the only producer without a feed: each is produced when it is
         taken.
         """
         (producer,) = self.producers
-        with closing(producer.replica_batches(start, epochs, mean_over)) as batches:
+        with closing(producer.replica_batches(corpus_pass)) as batches:
             yield batches
 
-    def open_feed(
-        self,
-        start: Position,
-        epochs: int | None = None,
-        mean_over: Literal["step", "epoch"] = "step",
-    ) -> "ReplicaFeed":
-        """Return a feed of the batches from a position on; see `planned_batches` for the
-        arguments.
-        """
-        return ReplicaFeed(
-            [
-                [
-                    Feed(producer.replica_batches(start, epochs, mean_over), self._depth)
-                    for producer in group
-                ]
-                for group in self._groups
-            ],
-            self._indices,
-        )
+    def open_feed(self, corpus_pass: Pass) -> "ReplicaFeed":
+        """Return a feed of the batches of a pass."""
+        groups = [
+            [Feed(producer.replica_batches(corpus_pass), self._depth) for producer in group]
+            for group in self._groups
+        ]
+        return ReplicaFeed(groups, self._indices)
 
 
 def reference_samples_of(data: DataConfig) -> int:
@@ -350,7 +299,9 @@ class ReplicaFeed:
     """
 
     def __init__(
-        self, groups: Sequence[Sequence[Feed[ReplicaBatches]]], indices: Sequence[Sequence[int]]
+        self,
+        groups: Sequence[Sequence[Feed[tuple[ProducedBatch, ...]]]],
+        indices: Sequence[Sequence[int]],
     ):
         self._groups, self._taken = groups, 0
         by_group = [index for of_group in indices for index in of_group]
@@ -367,10 +318,10 @@ class ReplicaFeed:
     def __exit__(self, *raised) -> None:
         self._opened.close()
 
-    def __iter__(self) -> Iterator[ReplicaBatches]:
+    def __iter__(self) -> Iterator[tuple[ProducedBatch, ...]]:
         return self
 
-    def __next__(self) -> ReplicaBatches:
+    def __next__(self) -> tuple[ProducedBatch, ...]:
         for feeds in self._groups:
             feeds[(self._taken - 1) % len(feeds)].release()
         batches: list[ProducedBatch] = []

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.batch import TEXT, Field
+from myxtts.batch import TEXT, Batch, Field
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import read_header, read_pcm
 from myxtts.data.batch_plan import PlannedBatch
@@ -28,11 +28,6 @@ READ_ERRORS = (tf.errors.OpError, UnicodeDecodeError)
 """What TensorFlow raises for an unreadable file: the second one where its message quotes bytes that
 are not UTF-8.
 """
-
-Waves = dict[str, tf.Tensor]
-
-Batch = dict[str, tf.Tensor | np.ndarray]
-"""Waves and totals on a device; int32 arrays in host memory."""
 
 ReadBatches = Generator[tuple[PlannedBatch, Batch], None, None]
 
@@ -61,7 +56,7 @@ class Reader(Protocol):
         ...
 
 
-def with_host_fields(uploaded: Waves, planned: PlannedBatch, fields: dict[str, Field]) -> Batch:
+def with_host_fields(uploaded: Batch, planned: PlannedBatch, fields: dict[str, Field]) -> Batch:
     """Return a batch of a contract: what is on the device, and the planned arrays of the fields in
     host memory.
     """
@@ -88,7 +83,7 @@ def read_waves(
     fields: dict[str, Field],
     reference_samples: int,
     read_rows: ReadRows,
-) -> Waves:
+) -> Batch:
     """Read the stretches of one batch, and of its references if the contract has them.
 
     Args:

@@ -24,16 +24,14 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.batch import Field
+from myxtts.batch import Batch, Field
 from myxtts.config.schema import DataConfig
 from myxtts.data.batch_plan import PlannedBatch
 from myxtts.data.feed import Feed
 from myxtts.data.manifest import Manifest
 from myxtts.data.reading import (
     READ_ERRORS,
-    Batch,
     ReadBatches,
-    Waves,
     fixed_options,
     read_waves,
     rows_from_files,
@@ -132,7 +130,7 @@ class ServiceReader:
         ):
             yield from feed
 
-    def _upload(self, batch: PlannedBatch, waves: Waves, device: str) -> Batch:
+    def _upload(self, batch: PlannedBatch, waves: Batch, device: str) -> Batch:
         on_device = {name for name, field in self.fields.items() if not field.on_host}
         totals = {name: batch.arrays[name] for name in on_device & batch.arrays.keys()}
         with tf.device(device):
@@ -213,7 +211,7 @@ class ServiceReader:
         dataset = dataset.map(read, num_parallel_calls=self.data.num_workers, deterministic=False)
         return dataset.with_options(fixed_options())
 
-    def read_here(self, batch: PlannedBatch) -> Waves:
+    def read_here(self, batch: PlannedBatch) -> Batch:
         """Read one batch in this process.
 
         Raises:
@@ -223,12 +221,12 @@ class ServiceReader:
         return self._read_here(columns, batch.arrays["padded_samples"])
 
     @cached_property
-    def _read_here(self) -> Callable[[dict, tf.Tensor], Waves]:
+    def _read_here(self) -> Callable[[dict, tf.Tensor], Batch]:
         read_rows = rows_from_files(self.manifest, native_loading=True)
         columns = {name: tf.TensorSpec([None], tf.int32) for name in wave_columns(self.fields)}
 
         @tf.function(autograph=False)
-        def read(columns: dict, padded_samples: tf.Tensor) -> Waves:
+        def read(columns: dict, padded_samples: tf.Tensor) -> Batch:
             return read_waves(
                 columns, padded_samples, self.fields, self.reference_samples, read_rows
             )
@@ -256,7 +254,7 @@ class _OrderedBatches:
         self._jobs: list[_Job] = []  # the current one and the next
         self._closed = False
 
-    def __iter__(self) -> Iterator[tuple[PlannedBatch, Waves]]:
+    def __iter__(self) -> Iterator[tuple[PlannedBatch, Batch]]:
         self._begin_next()
         while self._jobs:
             job = self._jobs[0]
@@ -298,7 +296,7 @@ class _OrderedBatches:
             if self._closed:  # by another thread, which did not see this job
                 job.close()
 
-    def _read_here(self, batch: PlannedBatch) -> Waves:
+    def _read_here(self, batch: PlannedBatch) -> Batch:
         try:
             return self._reader.read_here(batch)
         except tf.errors.ResourceExhaustedError:
@@ -375,7 +373,7 @@ class _Job:
         self.number = secrets.randbits(62)
         self.error: BaseException | None = None
         self._open, self._depth, self._window = open_job, depth, window
-        self._ready: dict[int, Waves] = {}
+        self._ready: dict[int, Batch] = {}
         self._wanted = 0  # all earlier places were taken or given up
         self._waiting_since_s: float | None = time.monotonic()  # None while no request is open
         self._over = False
@@ -390,7 +388,7 @@ class _Job:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def take(self, place: int, patience_s: float) -> Waves | None:
+    def take(self, place: int, patience_s: float) -> Batch | None:
         """Return the batch of a place, or None if it must be read elsewhere. Each place is
         requested once, in order.
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from myxtts.config.flags import turned_off
 from myxtts.config.schema import OFF_IN_EVALUATION, Config
 from myxtts.data.audio_file import read_wave
-from myxtts.data.batch_plan import Position, bucket_bounds
+from myxtts.data.batch_plan import Pass, bucket_bounds
 from myxtts.data.dataset import DEMO_FOLDER, Corpus, load_corpora, make_plan, manifest_of
 from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.manifest import Manifest, Vocabulary, report_rejected
@@ -202,7 +202,7 @@ def load_utterances(
     hand_over = compile_hand_over(network.BATCH_FIELDS, [route.model])
     utterances: list[Utterance] = []
     batches = []
-    with pipeline.open_feed(Position(), epochs=1) as feed:
+    with pipeline.open_feed(Pass(epochs=1)) as feed:
         for ((planned, features, _),) in feed:
             (batch,) = hand_over([features])
             batches.append((batch, len(planned.rows)))

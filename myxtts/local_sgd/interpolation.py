@@ -15,7 +15,7 @@ import numpy as np
 
 from myxtts.batch import TTS_FEATURES, first_rows
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Position, bucket_bounds
+from myxtts.data.batch_plan import HELD_OUT_PASS, bucket_bounds
 from myxtts.data.dataset import Corpus, make_plan
 from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline
@@ -250,7 +250,7 @@ def make_evaluator(
     validation = Validation(
         network,
         device,
-        lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
+        lambda: pipeline.open_feed(HELD_OUT_PASS),
         task.metric(vocabulary_of(metadata))
         or partial(MelDistortion, network, synthesis_options(config.model)),
     )

@@ -14,11 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.batch import empty_batch
+from myxtts.batch import Batch, empty_batch
 from myxtts.clock import Clock
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Plan, Position
-from myxtts.data.hand_over import Batch
+from myxtts.data.batch_plan import Pass, Plan, Position
 from myxtts.data.pipeline import Pipeline
 from myxtts.errors import TrainingError
 from myxtts.machine import available_memory_mib
@@ -195,7 +194,7 @@ def full_step(
     """
     epoch = plan.epoch(0)
     utterances = np.where(epoch.step_bucket == bucket, np.diff(epoch.step_start), -1)
-    with pipeline.open_feed(Position(0, int(utterances.argmax()))) as feed:
+    with pipeline.open_feed(Pass(Position(0, int(utterances.argmax())))) as feed:
         taken = loop.LookAhead(feed, step, Clock()).take(running=None, is_last=True)
     microbatches = taken.microbatches
     return taken._replace(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from myxtts.clock import Clock, Interval
-from myxtts.data.batch_plan import Position
+from myxtts.data.batch_plan import Pass
 from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.placement.copies import find_copies
 from myxtts.preflight.checks import Check, recommended, required
@@ -174,7 +174,7 @@ def record_timeline(trial: Trial, steps: int) -> TrialTimes:
     losses = []
     producers = trial.pipeline.producers
     clock, traces_before = Clock(producers=len(producers)), trial.step.traces
-    with trial.pipeline.open_feed(Position()) as feed:
+    with trial.pipeline.open_feed(Pass()) as feed:
         ahead, first = loop.LookAhead(feed, trial.step, clock), None
         for number in range(steps):
             if number >= MIN_STEPS and time.perf_counter() > training[0][0] + MAX_S:

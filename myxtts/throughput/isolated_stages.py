@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from myxtts.batch import Batch
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Position
-from myxtts.data.hand_over import Batch
+from myxtts.data.batch_plan import Pass
 from myxtts.data.pipeline import Pipeline, ProduceFunction, trace_produce
 from myxtts.evaluation.in_run import open_evaluator
 from myxtts.placement import devices
@@ -83,7 +83,7 @@ def time_reading(pipeline: Pipeline, window: MeasurementWindow) -> tuple[np.ndar
     """
     times_s: list[float] = []
     samples: SampleBatches = {}
-    with closing(pipeline.producers[0].read(Position())) as batches:
+    with closing(pipeline.producers[0].read(Pass())) as batches:
         for bucket, (_, waves) in zip(window.bucket.tolist(), batches, strict=False):
             devices.synchronize(waves["pcm"])
             times_s.append(time.perf_counter())

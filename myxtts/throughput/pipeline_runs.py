@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
+from myxtts.batch import Batch
 from myxtts.clock import FIRST_STEP, MODEL, Clock, Span, Times
-from myxtts.data.batch_plan import Position
-from myxtts.data.hand_over import Batch
-from myxtts.data.pipeline import Pipeline, ReplicaBatches
+from myxtts.data.batch_plan import Pass
+from myxtts.data.pipeline import Pipeline, ProducedBatch
 from myxtts.throughput.analysis import TracedRun
 from myxtts.throughput.isolated_stages import profile_learning_rate
 from myxtts.throughput.profiled_run import WARM_UP, ProfiledRun
@@ -27,14 +27,14 @@ from myxtts.training.stop_request import StopRequest
 
 def run_untraced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> float:
     """Return the seconds of the measured steps in the training loop."""
-    with pipeline.open_feed(Position()) as feed:
+    with pipeline.open_feed(Pass()) as feed:
         return _train(run, run.step, feed, steps, len(pipeline.producers))["step_s"] * steps
 
 
 def run_traced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> TracedRun:
     """Run the same steps, wait for each, and record the times of all stages."""
     recorder = SpanRecorder(run.step)
-    with pipeline.open_feed(Position()) as feed:
+    with pipeline.open_feed(Pass()) as feed:
         metrics = _train(run, recorder, recorder.recorded(feed), steps, len(pipeline.producers))
     start_s, end_s = np.array(recorder.start_s[-steps:]), np.array(recorder.end_s[-steps - 1 :])
     return TracedRun(
@@ -155,7 +155,7 @@ class RecordedFeed:
     def is_ready(self) -> bool:
         return self._feed.is_ready
 
-    def __next__(self) -> ReplicaBatches:
+    def __next__(self) -> tuple[ProducedBatch, ...]:
         replica_batches = next(self._feed)
         self._batches.append((replica_batches[0].times, replica_batches[0].planned.last))
         return replica_batches

@@ -10,7 +10,7 @@ import numpy as np
 
 from myxtts.config.flags import turned_off, with_values
 from myxtts.config.schema import OFF_IN_TRIAL, Config
-from myxtts.data.batch_plan import Position
+from myxtts.data.batch_plan import Pass
 from myxtts.data.pipeline import Pipeline
 from myxtts.placement.routes import Placement, Route, single_route
 from myxtts.training import setup as training_setup
@@ -92,7 +92,7 @@ class MeasurementWindow:
 def measurement_window(pipeline: Pipeline, steps: int) -> MeasurementWindow:
     """Return the window of WARM_UP and `steps` steps; a short corpus is read for several epochs."""
     columns, step = [], 0
-    for planned in pipeline.producers[0].planned(Position()):
+    for planned in pipeline.producers[0].planned(Pass()):
         columns.append((step, planned.step.bucket, planned.audio_s, planned.padded_s))
         step += planned.last
         if step == WARM_UP + steps:

@@ -3,8 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import first_rows
-from myxtts.data.hand_over import Batch
+from myxtts.batch import Batch, first_rows
 from myxtts.throughput.advice import candidates
 from myxtts.throughput.analysis import Trials
 from myxtts.throughput.isolated_stages import SampleBatches, time_reading, time_step

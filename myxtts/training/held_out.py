@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from myxtts.audio.vocoder import VocoderProtocol
-from myxtts.data.batch_plan import Position
+from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
 from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.pipeline import Pipeline
 from myxtts.errors import TrainingError
@@ -107,7 +107,7 @@ def held_out_work(
 
     def open_batches() -> AbstractContextManager:
         open_ = pipeline.open_feed if buffered else pipeline.open_unbuffered
-        return open_(Position(), epochs=1, mean_over="epoch")
+        return open_(HELD_OUT_PASS)
 
     validation = Validation(
         network, device, open_batches, task_of(setup.config).metric(setup.corpora.vocabulary)
@@ -137,7 +137,7 @@ def make_sampler(
     """Return the sampler of the first held-out batch."""
     config, held_out = setup.config, setup.corpora.held_out
     assert held_out is not None
-    with (setup.sample_pipeline() or pipeline).open_feed(Position(), epochs=1) as feed:
+    with (setup.sample_pipeline() or pipeline).open_feed(Pass(epochs=1)) as feed:
         (first,) = next(feed)
     (batch,) = compile_hand_over(network.BATCH_FIELDS, [device])([first.features])
     rows, manifest = first.planned.rows, held_out.manifest

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from myxtts.batch import Batch
 from myxtts.clock import FIRST_STEP
 from myxtts.config.schema import RunConfig
-from myxtts.data.hand_over import Batch
 from myxtts.placement.audit import require_device
 from myxtts.report.reporter import Reporter
 from myxtts.tasks.base import Evaluator

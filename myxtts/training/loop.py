@@ -5,10 +5,10 @@ from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
+from myxtts.batch import Batch
 from myxtts.clock import Clock, Times
 from myxtts.data.feed import StopArrived
-from myxtts.data.hand_over import Batch
-from myxtts.data.pipeline import ReplicaBatches
+from myxtts.data.pipeline import ProducedBatch
 from myxtts.errors import PlacementError, TrainingError
 from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.observer import OBSERVER, NoObserver
@@ -69,7 +69,7 @@ class BatchFeed(Protocol):
         """Whether the next batches can be taken without waiting."""
         ...
 
-    def __next__(self) -> ReplicaBatches: ...
+    def __next__(self) -> tuple[ProducedBatch, ...]: ...
 
 
 def train(
@@ -211,8 +211,8 @@ class StepBatches(NamedTuple):
         next_first: the first microbatch of the next step; of this step where there is none.
     """
 
-    microbatches: list[ReplicaBatches]
-    next_first: ReplicaBatches
+    microbatches: list[tuple[ProducedBatch, ...]]
+    next_first: tuple[ProducedBatch, ...]
 
     @property
     def features(self) -> list[list[Batch]]:
@@ -249,7 +249,7 @@ class LookAhead:
 
     def __init__(self, feed: BatchFeed, step: StepFunction, clock: Clock):
         self._feed, self._step, self._clock = feed, step, clock
-        self._next: ReplicaBatches | None = None
+        self._next: tuple[ProducedBatch, ...] | None = None
         self._error: Exception | None = None
 
     def take(self, running: tf.Tensor | None, is_last: bool) -> StepBatches:
@@ -276,7 +276,7 @@ class LookAhead:
                 self._error = error
         return StepBatches(microbatches, self._next or microbatches[0])
 
-    def _take(self, running: tf.Tensor | None) -> ReplicaBatches:
+    def _take(self, running: tf.Tensor | None) -> tuple[ProducedBatch, ...]:
         if running is not None and not self._feed.is_ready:
             self._step.synchronize(running)
         with self._clock.wait():

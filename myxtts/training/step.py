@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from myxtts.batch import tensor_specs
-from myxtts.data.hand_over import Batch, compile_hand_over, copied
+from myxtts.batch import Batch, tensor_specs
+from myxtts.data.hand_over import compile_hand_over, copied
 from myxtts.distributed.worker_group import left_unchanged
 from myxtts.placement.audit import require_device
 from myxtts.training.schedule import Rates

@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
-from myxtts.batch import tensor_specs
-from myxtts.data.hand_over import Batch, compile_hand_over
-from myxtts.data.pipeline import ReplicaBatches
+from myxtts.batch import Batch, tensor_specs
+from myxtts.data.hand_over import compile_hand_over
+from myxtts.data.pipeline import ProducedBatch
 from myxtts.tasks.base import Metric
 from myxtts.training.state import TrainingState
 
@@ -27,7 +27,7 @@ class Validation:
         self,
         model,
         device: str,
-        open_feed: Callable[[], AbstractContextManager[Iterable[ReplicaBatches]]],
+        open_feed: Callable[[], AbstractContextManager[Iterable[tuple[ProducedBatch, ...]]]],
         make_metric: Callable[[], Metric] | None = None,
     ):
         def losses_of(batch):
@@ -91,7 +91,9 @@ def validation_metrics(losses: Mapping[str, float]) -> dict[str, float]:
     return {f"validation_{name}": value for name, value in losses.items()}
 
 
-def paced(batches: Iterable[ReplicaBatches], pace: Callable[[], None]) -> Iterator[ReplicaBatches]:
+def paced(
+    batches: Iterable[tuple[ProducedBatch, ...]], pace: Callable[[], None]
+) -> Iterator[tuple[ProducedBatch, ...]]:
     """Yield the batches; call `pace` before each is made."""
     iterator = iter(batches)
     while True:

@@ -112,10 +112,7 @@ def configuration() -> str:
 
 
 def _row(setting: Setting) -> str:
-    meaning = setting.description
-    if setting.needs.names:
-        meaning += f" Only {setting.needs.text}."
-    cells = f"`{setting.flag}`", f"`{setting.default_text}`", setting.allowed, meaning
+    cells = f"`{setting.flag}`", f"`{setting.default_text}`", setting.allowed, setting.meaning
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -1,5 +1,4 @@
-"""The parsers of commands: flags → settings and options, with a suggestion for a flag that does not
-exist.
+"""The parsers of commands: flags → settings and options, and advice on unknown flags.
 
 The flags of a run are the settings of the schema: `data.batch_size` is `--batch-size`. This module
 only converts their text; the schema decides which values are allowed, for flags and YAML alike.
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section
-from myxtts.config.load import config_of_run, format_value, has_similar_run, load, missing_run_error
+from myxtts.config.load import config_of_run, format_value, load
 from myxtts.config.names import advice_on_flag, nearest
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
@@ -25,7 +24,6 @@ RESUMING = (
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NOUNS = {int: "whole number", float: "number"}
 _FLAG = re.compile(r"--?[A-Za-z].*", re.DOTALL)
-_WITHOUT_VALUE = re.compile(r"--(\S+): expected (?:at least )?one argument")
 _SETTING_NAMES = re.compile(rf"\b({'|'.join(name for name in SETTINGS if '_' in name)})\b")
 
 
@@ -40,17 +38,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ")
-        if ", but must be " in message:  # from `bounded`
+        # The type that `bounded` returns has written the whole sentence.
+        if ", but must be " in message:
             raise ConfigError(message.replace(": is ", " is ", 1))
-        if without_value := _WITHOUT_VALUE.fullmatch(message):
-            setting = SETTINGS.get(without_value[1].replace("-", "_"))
-            needed = f": {setting.allowed}" if setting else ""
-            raise ConfigError(
-                f"--{without_value[1]} needs a value{needed}. --help lists the flags."
-            )
-        if message.startswith("the following arguments are required"):
-            raise _MissingFlagError(f"{message}. --help lists the flags.")
-        raise ConfigError(f"{message}. --help lists the flags.")
+        is_missing = message.startswith("the following arguments are required")
+        kind = _MissingFlagError if is_missing else ConfigError
+        raise kind(f"{message}. --help lists the flags.")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments without the program's name.
@@ -58,16 +51,15 @@ class CommandParser(argparse.ArgumentParser):
         Raises:
             ConfigError: a flag is unknown, a value is not allowed, or a required flag is missing.
         """
-        end = argv.index("--") if "--" in argv else len(argv)  # the rest is for another program
+        # Behind -- the words are for another program.
+        end = argv.index("--") if "--" in argv else len(argv)
         words = [*map(_hyphenated, argv[:end])]
         try:
             options, unknown = self.parse_known_args([*words, *argv[end:]])
         except _MissingFlagError:
-            unknown = [
-                word
-                for word in words
-                if _FLAG.fullmatch(word) and word.partition("=")[0] not in self.flags()
-            ]
+            # A misspelt flag explains why a required one is missing.
+            flags = filter(_FLAG.fullmatch, words)
+            unknown = [flag for flag in flags if flag.partition("=")[0] not in self.flags()]
             if not unknown:
                 raise
         if unknown:
@@ -133,8 +125,7 @@ def bounded(
 
 
 def settings_parser(prog: str, description: str, resuming: str = RESUMING) -> CommandParser:
-    """Return a parser of --config and of a flag for each setting; a command adds its own flags by
-    `add_argument`.
+    """Return a parser of --config and of a flag for each setting.
 
     Args:
         resuming: a sentence of the help on what `--resume` needs.
@@ -197,16 +188,13 @@ def add_vocoder_flags(parser: CommandParser) -> None:
 def read_settings(
     parser: CommandParser, argv: Sequence[str], own: Collection[str] = ()
 ) -> tuple[Config, argparse.Namespace]:
-    """Return the settings (flags over the file of --config over the defaults) and the values of a
-    command's own flags.
+    """Return the settings and the values of a command's own flags.
 
-    A run that is resumed without --config and --train-data takes its own config.yaml, if it has
-    one.
+    Flags replace the file of --config, which replaces the defaults. A run that is resumed without
+    --config and --train-data takes its own config.yaml, if it has one.
 
     Args:
-        parser: from `settings_parser` or with flags from `add_setting_flags`, perhaps with flags of
-            the command's own.
-        argv: without the program's name.
+        parser: with flags from `settings_parser` or `add_setting_flags`.
         own: settings that the command sets later.
 
     Raises:
@@ -218,15 +206,16 @@ def read_settings(
         **{name: value for name, value in values.items() if name not in SETTINGS}
     )
     overrides = {
-        n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if n in SETTINGS
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+        if name in SETTINGS
     }
     # A command that names the corpus has all settings, as at the start of the run.
     if path is None and overrides.get("resume") and "train_data" not in overrides:
         place = {name: overrides.get(name, SETTINGS[name].default) for name in ("run", "runs_dir")}
-        path = config_of_run(**place)
-        if path is None and (not set(overrides) - {*place, "resume"} or has_similar_run(**place)):
-            raise ConfigError(missing_run_error(**place))
-        overrides = {"stop_at_step": None} | overrides | place  # an early stop is that of one start
+        path = config_of_run(**place, may_be_new=bool(overrides.keys() - {*place, "resume"}))
+        # An early stop is that of one start.
+        overrides = {"stop_at_step": None} | overrides | place
     return load(path, overrides, own), options
 
 
@@ -237,11 +226,13 @@ def _hyphenated(argument: str) -> str:
 
 def _argument(setting: Setting) -> dict[str, Any]:
     """The options of `add_argument` for a setting."""
-    meaning = setting_help(setting).replace("%", "%%")
+    text = setting_help(setting).replace("%", "%%")
     if setting.kind is bool:
-        return {"action": argparse.BooleanOptionalAction, "help": meaning}
-    metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else _METAVARS[setting.kind]
-    options: dict[str, Any] = {"type": _converter(setting), "metavar": metavar, "help": meaning}
+        return {"action": argparse.BooleanOptionalAction, "help": text}
+    metavar = _METAVARS[setting.kind]
+    if setting.choices:
+        metavar = "{" + ",".join(setting.choices) + "}"
+    options: dict[str, Any] = {"type": _converter(setting), "metavar": metavar, "help": text}
     if setting.many:
         options |= {"nargs": "*", "action": "extend"}
     return options
@@ -249,18 +240,15 @@ def _argument(setting: Setting) -> dict[str, Any]:
 
 def setting_help(setting: Setting) -> str:
     """Return the help of a setting's flag, which names other settings by their flags."""
-    description = _SETTING_NAMES.sub(lambda match: SETTINGS[match[0]].flag, setting.description)
-    description += f" Only {setting.needs.text}." if setting.needs.names else ""
+    meaning = _SETTING_NAMES.sub(lambda match: SETTINGS[match[0]].flag, setting.meaning)
     if setting.kind is bool:
-        return f"{description} (default: {'on' if setting.default else 'off'})"
+        return f"{meaning} (default: {'on' if setting.default else 'off'})"
     default = "not set" if setting.default in (None, ()) else setting.default_text
-    return f"{description} ({setting.allowed.removesuffix(', or null')}; default: {default})"
+    return f"{meaning} ({setting.allowed.removesuffix(', or null')}; default: {default})"
 
 
 def _converter(setting: Setting) -> Callable[[str], Any]:
-    """Return a function from text to value. Text that does not convert stays text, and the schema
-    rejects it.
-    """
+    """Return a function from text to value; text that does not convert is left to the schema."""
 
     def convert(text: str) -> Any:
         if setting.nullable and text == "null":

@@ -59,6 +59,13 @@ class Setting:
         return getattr(getattr(config, self.section), self.name)
 
     @property
+    def meaning(self) -> str:
+        """The description, with what the setting needs to have an effect."""
+        return (
+            f"{self.description} Only {self.needs.text}." if self.needs.names else self.description
+        )
+
+    @property
     def default_text(self) -> str:
         """The default in YAML."""
         return self.default if isinstance(self.default, str) else json.dumps(self.default)

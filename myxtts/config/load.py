@@ -8,7 +8,7 @@ validated once, after flags have replaced values of the file.
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,13 +36,6 @@ DEFAULTS = "defaults"
 """A key beside the sections: the files that a file builds on."""
 
 _TAG = "tag:yaml.org,2002:"
-_SCALARS: dict[str, Callable[[str], Any]] = {
-    _TAG + "null": lambda text: None,
-    _TAG + "bool": lambda text: {"true": True, "false": False}[text.lower()],
-    _TAG + "int": int,
-    _TAG + "float": float,
-    _TAG + "str": str,
-}
 _DIGITS = "[0-9](?:_?[0-9])*"
 _EXPONENT = "[eE][-+]?[0-9]+"
 _PLAIN = {
@@ -57,10 +50,38 @@ _PLAIN = {
 """Pattern of a plain scalar of each type."""
 
 
+class _Mapping(dict[str, Any]):
+    """A mapping of a file, with the line of each name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, int] = {}
+
+
 class _Loader(yaml.SafeLoader):
     """Plain scalars as in YAML 1.2: 1e-4 is a number; no, 1:30, 2026-01-31 and .nan are text."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, list]] = {}
+
+    def mapping(self, node: yaml.MappingNode) -> _Mapping:
+        mapping = _Mapping()
+        for key, value in node.value:
+            name = key.value
+            if not isinstance(key, yaml.ScalarNode):
+                problem = "a name must precede the colon"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            if name in mapping:
+                problem = (
+                    f"{name!r} was already given in line {mapping.lines[name]}. Keep one of them"
+                )
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            mapping.lines[name] = key.start_mark.line + 1
+            mapping[name] = self.construct_object(value, deep=True)
+        return mapping
+
+    def whole_number(self, node: yaml.ScalarNode) -> int:
+        # In YAML 1.1, and in PyYAML, 010 is 8.
+        return int(node.value)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -72,6 +93,8 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar(_TAG + "str", text, style=style)
 
 
+_Loader.add_constructor(_TAG + "map", _Loader.mapping)
+_Loader.add_constructor(_TAG + "int", _Loader.whole_number)
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 for _name, _pattern in _PLAIN.items():
@@ -143,32 +166,25 @@ def check_storable(text: str, where: str) -> None:
         ) from None
 
 
-def config_of_run(run: str, runs_dir: str) -> Path | None:
-    """Return the settings that a run has recorded; None if it has none."""
+def config_of_run(run: str, runs_dir: str, may_be_new: bool) -> Path | None:
+    """Return the settings that a run has recorded; None for a run that may be new.
+
+    Raises:
+        ConfigError: there is no such run, but it may not be new, or has a similar name as another.
+    """
     file = Path(runs_dir, run, RUN_CONFIG)
-    return file if file.is_file() else None
-
-
-def has_similar_run(run: str, runs_dir: str) -> bool:
-    """Whether there is no folder of a run, but a run with a similar name."""
-    return not Path(runs_dir, run).exists() and nearest(run, _runs(runs_dir)) is not None
-
-
-def missing_run_error(run: str, runs_dir: str) -> str:
-    """Return why a run cannot be resumed by its name alone, and what to give instead."""
-    runs = _runs(runs_dir)
+    if file.is_file():
+        return file
+    runs = sorted(found.parent.name for found in Path(runs_dir).glob(f"*/{RUN_CONFIG}"))
     near = nearest(run, runs)
+    if may_be_new and (near is None or file.parent.exists()):
+        return None
     hint = f"Did you mean --run {near}? " if near else ""
-    return (
-        "--resume was given without the settings of a run, but there is no"
-        f" {Path(runs_dir, run, RUN_CONFIG)} to read. {hint}Runs in {runs_dir}:"
-        f" {join_names(runs) or 'none'}. Name a run with --run and --runs-dir, or give the settings"
-        " of a new one."
+    raise ConfigError(
+        f"--resume was given without the settings of a run, but there is no {file} to read."
+        f" {hint}Runs in {runs_dir}: {join_names(runs) or 'none'}. Name a run with --run and"
+        " --runs-dir, or give the settings of a new one."
     )
-
-
-def _runs(runs_dir: str) -> list[str]:
-    return sorted(file.parent.name for file in Path(runs_dir).glob(f"*/{RUN_CONFIG}"))
 
 
 def _is_config_of_run(path: Path) -> bool:
@@ -268,62 +284,88 @@ def _read(path: Path, through: tuple[Path, ...] = ()) -> dict[str, _Given]:
     Args:
         through: the files that list this one, from the first.
     """
-    bases, settings = _parsed(path, _text(path))
-    through = (*through, path)
+    content = _content(path)
     given: dict[str, _Given] = {}
-    for name, where in bases.items():
+    through = (*through, path)
+    bases = content.pop(DEFAULTS, None) or []
+    where = f"{path}, line {content.lines.get(DEFAULTS)}: {DEFAULTS}"
+    if not isinstance(bases, list):
+        raise ConfigError(f"{where} must be a list of files, such as [default, dual_gpu].")
+    for name in map(str, bases):
         suffix = "" if name.endswith((".yaml", ".yml")) else ".yaml"
         base = path.parent / f"{name}{suffix}"
         if base in through:
             cycle = " → ".join(file.name for file in (*through[through.index(base) :], base))
-            raise ConfigError(f"{where}, which makes a cycle: {cycle}. Remove one of them.")
+            raise ConfigError(
+                f"{where} names {name!r}, which makes a cycle: {cycle}. Remove one of them."
+            )
         if not base.is_file():
-            raise ConfigError(f"{where}, but there is no file {_missing_base(base, path)}")
+            raise ConfigError(
+                f"{where} names {name!r}, but there is no file {base}. {_available(base)}"
+            )
         given |= _read(base, through)
-    return given | settings
+    unknown: list[str] = []
+    for section, settings in content.items():
+        if section not in SECTIONS:
+            unknown.append(f"{path}, line {content.lines[section]}: {_unknown(section, None)}")
+            continue
+        if settings is None:
+            continue
+        where = f"{path}, line {content.lines[section]}: the section {section!r}"
+        for name, value in _lines(settings, where).items():
+            where = f"{path}, line {settings.lines[name]}: "
+            if name not in SETTINGS or SETTINGS[name].section != section:
+                unknown.append(where + _unknown(name, section))
+            else:
+                value = tuple(value) if isinstance(value, list) else value
+                given[name] = _Given(value, where + name)
+    if unknown:
+        raise ConfigError("\n".join(unknown))
+    return given
 
 
-def _missing_base(base: Path, path: Path) -> str:
-    """Return the name of a file that `path` lists, with its folder and what to list instead."""
-    files = sorted({file.stem for file in base.parent.glob("*.y*ml")} - {path.stem})
-    near = nearest(base.stem, files)
-    hint = f"Available files: {join_names(files) or 'none'}."
-    if near is not None:
-        hint = f"Did you mean {near!r}?"
-    return f"{base.name!r} in {base.parent}. {hint}"
-
-
-def _text(path: Path) -> str:
+def _content(path: Path) -> _Mapping:
+    """Return the sections of a file, with their lines."""
     try:
-        data = path.read_bytes()
+        text = path.read_text(encoding="utf-8-sig")
+        content = yaml.load(text, _Loader)
     except OSError as error:
-        raise ConfigError(
-            f"{path}: the configuration cannot be read: {_unreadable(path, error)}"
-        ) from None
-    try:
-        return data.decode("utf-8")
+        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        reason = "there is no such file" if is_missing else error.strerror
+        hint = "Fix the permissions, or give another file."
+        if is_missing or path.is_dir():
+            hint = _available(path)
+        raise ConfigError(f"{path}: the configuration cannot be read: {reason}. {hint}") from None
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}, line {line}: {error.reason}. Save as UTF-8.") from None
+    except yaml.MarkedYAMLError as error:
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        place = f"{path}, line {error.problem_mark.line + 1}"
+        raise ConfigError(f"{place}: broken YAML: {problem}.") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
         raise ConfigError(
-            f"{path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8. Save as UTF-8."
+            f"{path}, line {line}: YAML forbids U+{error.character:04X}. Remove it."
         ) from None
+    except (ValueError, OverflowError) as error:
+        # An escape of no character, or !!int on a text.
+        raise ConfigError(f"{path}: broken YAML: {error}.") from None
+    return _lines(_Mapping() if content is None else content, f"{path}, line 1: the file")
 
 
-def _unreadable(path: Path, error: OSError) -> str:
-    """Return why a configuration cannot be read, and what to give instead."""
-    if isinstance(error, IsADirectoryError):
-        return f"it is a folder. {_available(path / RUN_CONFIG, path)}"
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return f"there is no such file. {_available(path, path.parent)}"
-    if isinstance(error, PermissionError):
-        return f"{error.strerror}. Fix the permissions of the file or of its folder."
-    return f"{error.strerror}. Give another file."
+def _lines(content: Any, where: str) -> _Mapping:
+    if not isinstance(content, _Mapping):
+        raise ConfigError(f"{where} must hold lines of the form 'name: value'.")
+    return content
 
 
-def _available(path: Path, folder: Path) -> str:
-    """Return the configurations of a folder, or those of configs/ if it has none, and the nearest
-    to a path.
+def _available(path: Path) -> str:
+    """Return the configurations beside a path that does not exist, or in it, and the nearest.
+
+    The configurations are those of configs/ where there are none.
     """
+    folder = path if path.is_dir() else path.parent
     files = {file.stem: file for file in sorted(folder.glob("*.y*ml"))}
     if not files:
         folder = SHIPPED
@@ -333,118 +375,6 @@ def _available(path: Path, folder: Path) -> str:
     near = nearest(path.stem.strip(), files)
     hint = f"Did you mean {files[near]}? " if near else ""
     return f"{hint}Files in {folder}: {join_names([file.name for file in files.values()])}."
-
-
-def _parsed(path: Path, text: str) -> tuple[dict[str, str], dict[str, _Given]]:
-    """Return the places of the files that one file lists, by name, and the settings that it sets
-    itself.
-    """
-    bases: dict[str, str] = {}
-    given: dict[str, _Given] = {}
-    unknown: list[str] = []
-    for section, section_line, section_node in _entries(_composed(path, text), path, 1, "the file"):
-        if section == DEFAULTS:
-            bases = _bases(section_node, path, section_line)
-            continue
-        if section not in SECTIONS:
-            unknown.append(f"{path}, line {section_line}: {_unknown(section, None)}")
-            continue
-        name_of_section = f"the section {section!r}"
-        for name, line, node in _entries(section_node, path, section_line, name_of_section):
-            if name not in SETTINGS or SETTINGS[name].section != section:
-                unknown.append(f"{path}, line {line}: {_unknown(name, section)}")
-                continue
-            where = f"{path}, line {line}: {name}"
-            given[name] = _Given(_value(node, where, SETTINGS[name].allowed), where)
-    if unknown:
-        raise ConfigError("\n".join(unknown))
-    return bases, given
-
-
-def _bases(node: yaml.Node, path: Path, line: int) -> dict[str, str]:
-    """Return the place of each listed file by its name, in the order of the list."""
-    allowed = "a list of files in the same folder, such as [default, dual_gpu]"
-    names = _value(node, f"{path}, line {line}: {DEFAULTS}", allowed)
-    if names is None:
-        return {}
-    if not isinstance(node, yaml.SequenceNode):
-        raise ConfigError(f"{path}, line {line}: {DEFAULTS} is a plain value, not {allowed}.")
-    places = {}
-    for item in node.value:
-        place = f"{path}, line {item.start_mark.line + 1}"
-        places[item.value] = f"{place}: {DEFAULTS} names {item.value!r}"
-    return places
-
-
-def _composed(path: Path, text: str) -> yaml.Node | None:
-    """Return the node tree of the file's only document; None for an empty file."""
-    try:
-        return _Loader(text).get_single_node()
-    except yaml.MarkedYAMLError as error:
-        problem = ", ".join(filter(None, (error.context, error.problem)))
-        raise ConfigError(
-            f"{path}, line {error.problem_mark.line + 1}: broken YAML: {problem}."
-        ) from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(
-            f"{path}, line {line}: YAML forbids U+{error.character:04X}. Remove it."
-        ) from None
-    except (ValueError, OverflowError) as error:
-        # From chr(): an escape such as "\\U00110000" is no character.
-        raise ConfigError(f"{path}: broken YAML: {error}. Correct the escape.") from None
-
-
-def _entries(
-    node: yaml.Node | None, path: Path, line: int, name: str
-) -> Iterator[tuple[str, int, yaml.Node]]:
-    """Yield (key, its line, value) of the mapping `name`, which starts at `line`; nothing if it is
-    empty.
-    """
-    if node is None or node.tag == _TAG + "null":
-        return
-    if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":
-        raise ConfigError(
-            f"{path}, line {line}: {name} must hold lines of the form 'name: value', not"
-            f" {_kind(node)}."
-        )
-    lines: dict[str, int] = {}
-    for key, value in node.value:
-        line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(
-                f"{path}, line {line}: a name must precede the colon, not {_kind(key)}."
-            )
-        if key.value in lines:
-            given = f"{format_value(key.value)} was already given in line {lines[key.value]}"
-            raise ConfigError(f"{path}, line {line}: {given}. Keep one of them.")
-        lines[key.value] = line
-        yield key.value, line, value
-
-
-def _value(node: yaml.Node, where: str, allowed: str) -> Any:
-    """Return a plain value or a tuple of plain values."""
-    if isinstance(node, yaml.SequenceNode):
-        return tuple(_scalar(item, where, allowed) for item in node.value)
-    return _scalar(node, where, allowed)
-
-
-def _scalar(node: yaml.Node, where: str, allowed: str) -> Any:
-    if not isinstance(node, yaml.ScalarNode) or node.tag not in _SCALARS:
-        raise ConfigError(f"{where} holds {_kind(node)}, but must be {allowed}.")
-    try:
-        return _SCALARS[node.tag](node.value)
-    except (ValueError, KeyError):
-        # An explicit tag on something else, such as !!int x, is text, which validation rejects.
-        return node.value
-
-
-def _kind(node: yaml.Node) -> str:
-    """Describe a node of an unexpected kind."""
-    kinds = {_TAG + "map": "a mapping", _TAG + "seq": "a list"}
-    if node.tag in _SCALARS:
-        return "a plain value"
-    return kinds.get(node.tag, f"a value tagged {node.tag}")
 
 
 def _unknown(name: str, section: str | None) -> str:

@@ -41,6 +41,7 @@ class CommandParser(argparse.ArgumentParser):
         # The type that `bounded` returns has written the whole sentence.
         if ", but must be " in message:
             raise ConfigError(message.replace(": is ", " is ", 1))
+        message = re.sub(": expected (at least )?one argument", " needs a value", message)
         is_missing = message.startswith("the following arguments are required")
         kind = _MissingFlagError if is_missing else ConfigError
         raise kind(f"{message}. --help lists the flags.")

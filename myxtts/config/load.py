@@ -67,13 +67,13 @@ class _Loader(yaml.SafeLoader):
         mapping = _Mapping()
         for key, value in node.value:
             name = key.value
+            problem = None
             if not isinstance(key, yaml.ScalarNode):
                 problem = "a name must precede the colon"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            if name in mapping:
-                problem = (
-                    f"{name!r} was already given in line {mapping.lines[name]}. Keep one of them"
-                )
+            elif name in mapping:
+                line = mapping.lines[name]
+                problem = f"{name!r} was already given in line {line}. Keep one of them"
+            if problem is not None:
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             mapping.lines[name] = key.start_mark.line + 1
             mapping[name] = self.construct_object(value, deep=True)

@@ -398,7 +398,7 @@ class Rejected(Runs):
 
     def test_another_pretrained_run_at_resume_is_rejected(self):
         self.assertIn(
-            "training.warm_start is ",
+            "training.init_from is ",
             self.rejection("tuned", "--resume", base=self.workspace.folder),
         )
 

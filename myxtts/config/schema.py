@@ -25,34 +25,31 @@ ObserverPlace = GpuIndex | Literal["auto", "data", "model", "cpu"]
 MemoryMib = Annotated[int, Field(ge=256, le=1_000_000)]
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 ServiceAddress = Annotated[str, Field(pattern=r"^grpc://[\w.-]+:\d{1,5}$")]
-MIN_SECONDS, MAX_SECONDS = 0.05, 120.0  # bounds of the length of an utterance
+ReferenceSeconds = Annotated[float, Field(ge=0.5, le=30.0)]
+TeacherFraction = Annotated[float, Field(ge=0.0, le=0.95)]
+Weight = Annotated[float, Field(ge=0.0, le=100.0)]
+Frontend = Literal["phonemes", "characters"]
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
+# Bounds of the length of an utterance.
+MIN_SECONDS = 0.05
+MAX_SECONDS = 120.0
 
 Column = Literal["path", "text", "normalized_text", "speaker", "language", "ignored"]
-Component = Literal[
-    "reference_encoder",
-    "text_encoder",
-    "prosody",
-    "decoder",
-    "subsampling",
-    "encoder",
-    "output",
-    "pitch_head",
-    "filter",
-]
+TTSPart = Literal["reference_encoder", "text_encoder", "prosody", "decoder"]
+ASRPart = Literal["subsampling", "encoder", "output"]
+Component = Literal[TTSPart, ASRPart, "pitch_head", "filter"]
 
-WITH_TEXTS = needs(task=("tts", "asr")) | needs(task="vocoder", teacher=SET)
+BY_TEACHER = needs(task="vocoder", teacher=SET)
+DISTILLING = needs(task="tts", teacher=SET)
+WITH_TEXTS = needs(task=("tts", "asr")) | BY_TEACHER
+ADVERSARIAL = needs(discriminators=SET)
 SYNCING = needs(sync_every=SET)
 EVALUATING = needs(evaluate_every=SET)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What holds of a setting beyond its own value; part of its declaration, as `needs(…)` is.
-
-    Attributes:
-        meaning: to follow the name of the setting.
-    """
+    """What holds of a setting beyond its own value; part of its declaration, as `needs(…)` is."""
 
     meaning: str
 
@@ -97,15 +94,11 @@ class PlacementConfig(Section):
     data_gpu: Annotated[GpuIndex | None, NAMES_GPUS] = None
     """Physical GPU that makes batches. Requires model_gpu or model_gpus."""
     data_gpus: Annotated[tuple[GpuIndex, ...], NAMES_GPUS] = ()
-    """Physical GPUs that make batches in turn, for producing that takes longer than training.
-    Requires model_gpu or model_gpus.
-    """
+    """Physical GPUs that make batches in turn. Requires model_gpu or model_gpus."""
     model_gpu: Annotated[GpuIndex | None, NAMES_GPUS] = None
     """Physical GPU that trains the model. Requires data_gpu or data_gpus."""
     model_gpus: Annotated[tuple[GpuIndex, ...], NAMES_GPUS] = ()
-    """Physical GPUs that train one replica of the model each. Each makes its own batches unless
-    data_gpu or data_gpus is set.
-    """
+    """Physical GPUs with a replica each, which makes its own batches without a data GPU."""
     observer: Annotated[
         ObserverPlace, needs(validate_every=SET) | needs(sample_every=SET) | EVALUATING
     ] = "auto"
@@ -118,21 +111,15 @@ class PlacementConfig(Section):
     enable_memory_isolation: bool = False
     """Give each GPU a fixed memory limit instead of letting its memory grow as needed."""
     data_gpu_memory: MemoryMib | None = None
-    """Memory limit of each data GPU in MiB; turns on memory isolation, with which the default is
-    8192.
-    """
+    """Memory limit of each data GPU in MiB; turns on memory isolation (default there: 8192)."""
     model_gpu_memory: MemoryMib | None = None
-    """Memory limit of each model GPU in MiB; turns on memory isolation, with which the default is
-    16384.
-    """
+    """Memory limit of each model GPU in MiB; turns on memory isolation (default there: 16384)."""
     intra_op_threads: ThreadCount = "auto"
     """CPU threads that one operation may use. `auto`: one for each core, but 1 to train a tiny
     `tts` on up to 2 cores; with GPUs, TensorFlow's default.
     """
     inter_op_threads: ThreadCount = "auto"
-    """Operations that may run on the CPU at the same time. `auto`: one for each core; with GPUs,
-    TensorFlow's default.
-    """
+    """CPU operations at the same time. `auto`: one a core; with GPUs, TensorFlow's default."""
 
 
 class DataConfig(Section):
@@ -143,12 +130,9 @@ class DataConfig(Section):
     `vocoder` also a folder of audio without texts. Default: the demo corpus.
     """
     val_data: Annotated[str | None, PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = None
-    """Validation corpus, in the same forms. Default: validation_fraction of train_data is held out.
-    """
+    """Validation corpus, in the same forms. Default: validation_fraction of train_data."""
     audio_root: Annotated[str | None, PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = None
-    """Folder that contains all audio; paths in CSV and TSV files are relative to it. Default: the
-    file's folder.
-    """
+    """Folder that paths in CSV and TSV files are relative to. Default: the folder of the file."""
     columns: Annotated[tuple[Column, ...], PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = ()
     """Columns of a metadata file without a header, in their order, such as path text speaker.
     LJSpeech's lines and lines of path and text need none.
@@ -164,13 +148,7 @@ class DataConfig(Section):
     max_seconds: Annotated[float, Field(gt=MIN_SECONDS, le=MAX_SECONDS), FIXED, IN_SHARDS] = 20.0
     """Reject longer utterances."""
     text_frontend: Annotated[
-        Literal["phonemes", "characters"],
-        WITH_TEXTS,
-        FIXED,
-        INHERITED,
-        FROM_TEACHER,
-        IN_SHARDS,
-        IN_ALL_JOBS,
+        Frontend, WITH_TEXTS, FIXED, INHERITED, FROM_TEACHER, IN_SHARDS, IN_ALL_JOBS
     ] = "phonemes"
     """Tokens of the text: IPA symbols from espeak-ng, or characters."""
     language: Annotated[str, WITH_TEXTS, IN_SHARDS, IN_ALL_JOBS] = "en"
@@ -178,18 +156,11 @@ class DataConfig(Section):
     batch_size: Annotated[Count, needs(batch_seconds=UNSET), FIXED] = 16
     """Utterances in a batch of each replica."""
     batch_seconds: Annotated[float, Field(ge=0.0, le=86400.0), FIXED] = 0.0
-    """Audio seconds in a batch, with padding, instead of batch_size; short buckets get larger
-    batches. 0 is off.
-    """
+    """Audio seconds in a batch, with padding, instead of batch_size. 0 is off."""
     buckets: Annotated[int, Field(ge=1, le=64), FIXED] = 8
     """Number of duration buckets. More buckets need less padding, but each has fewer utterances."""
     reference_seconds: Annotated[
-        float,
-        Field(ge=0.5, le=30.0),
-        needs(task="tts") | needs(task="vocoder", teacher=SET),
-        FIXED,
-        IN_ALL_JOBS,
-        IN_MERGE,
+        ReferenceSeconds, needs(task="tts") | BY_TEACHER, FIXED, IN_ALL_JOBS, IN_MERGE
     ] = 3.0
     """Maximum duration of the reference audio that the model receives."""
     num_workers: Annotated[Count, PER_MACHINE] = 2
@@ -197,9 +168,7 @@ class DataConfig(Section):
     use_tf_native_loading: Annotated[bool, needs(cache_dataset=UNSET), PER_MACHINE] = True
     """Decode 16-bit WAV with TensorFlow operations; if off, read all files with soundfile."""
     data_service: Annotated[ServiceAddress | None, PER_MACHINE, OFF_IN_EVALUATION] = None
-    """Address of a tf.data service that reads and decodes instead of this process:
-    grpc://HOST:PORT.
-    """
+    """Address grpc://HOST:PORT of a tf.data service that reads and decodes instead."""
     buffer_size: Annotated[Count, PER_MACHINE] = 8
     """Batches buffered on the host for each data device."""
     prefetch_buffer_size: Annotated[Count, PER_MACHINE] = 3
@@ -212,26 +181,20 @@ class DataConfig(Section):
     cache_dataset: Annotated[bool, PER_MACHINE, OFF_IN_EVALUATION] = False
     """Decode the corpus once, into a memory-mapped file in the run folder."""
     enable_static_shapes: bool = False
-    """Trace the training step once per bucket with static shapes, instead of once with symbolic
-    shapes.
-    """
+    """Trace the training step once per bucket, instead of once with symbolic shapes."""
     model_start_delay: Annotated[float, Field(ge=0.0, le=3600.0), PER_MACHINE] = 2.0
     """Maximum time in seconds that the first step waits for the feed to fill."""
 
 
 class AugmentationConfig(Section):
-    """Random distortions of waves in training: of the utterances for `asr`, and of the references
-    for `tts`.
-    """
+    """Random distortions of waves in training: utterances of `asr`, references of `tts`."""
 
     all_need: ClassVar[Needs] = needs(task=("tts", "asr"))
 
     reverb_probability: Probability = 0.0
     """Fraction of the utterances that get the reverberation of a random synthetic room."""
     reverb_max_rt60: Annotated[float, Field(ge=0.1, le=3.0), needs(reverb_probability=SET)] = 0.6
-    """Longest reverberation time in seconds, in which the sound of the room falls by 60 dB; the
-    shortest is 0.1.
-    """
+    """Longest reverberation time (a fall by 60 dB) in seconds; the shortest is 0.1."""
     noise_probability: Probability = 0.0
     """Fraction of the utterances that get noise."""
     noise_min_snr_db: Annotated[Decibels, needs(noise_probability=SET)] = 0.0
@@ -239,20 +202,15 @@ class AugmentationConfig(Section):
     noise_max_snr_db: Annotated[Decibels, needs(noise_probability=SET)] = 20.0
     """Highest signal-to-noise ratio in dB."""
     babble_fraction: Annotated[Probability, needs(noise_probability=SET)] = 0.3
-    """Fraction of these noises that are babble, a sum of the other utterances of the batch. The
-    others are stationary, with a spectrum from white to brown.
-    """
+    """Fraction of these noises that are babble of the batch; the others are white to brown."""
     equaliser_probability: Probability = 0.0
     """Fraction of the utterances that pass an equaliser of three random peaks of up to 9 dB."""
     band_limit_probability: Probability = 0.0
-    """Fraction of the utterances that lose their low frequencies, their high ones, or both, as on a
-    telephone.
-    """
+    """Fraction of the utterances that lose low or high frequencies, as on a telephone."""
     codec_probability: Probability = 0.0
     """Fraction of the utterances that are quantised as by a codec: mu-law with 4 to 8 bits."""
     speed_perturbation: Annotated[float, Field(ge=0.0, le=0.2), needs(task="asr")] = 0.0
-    """Largest change of the speed of an utterance, pitch included: 0.1 is a factor from 0.9 to 1.1.
-    """
+    """Largest change of speed, pitch included: 0.1 is a factor from 0.9 to 1.1."""
 
 
 class ModelConfig(Section):
@@ -268,29 +226,20 @@ class ModelConfig(Section):
     dropout: Annotated[Fraction, needs(task=("tts", "asr"))] = 0.05
     """Dropout rate."""
     reference_dropout: Annotated[Fraction, needs(task="tts")] = 0.1
-    """Fraction of the utterances trained without a reference, so that synthesis works without one.
-    """
+    """Fraction of the utterances trained without a reference; synthesis then needs none."""
     cfg_dropout: Annotated[Fraction, needs(task="tts")] = 0.1
-    """Fraction of the utterances whose flow is trained without conditions, for classifier-free
-    guidance.
-    """
+    """Fraction of the utterances trained without conditions, for classifier-free guidance."""
     segment_seconds: Annotated[float, Field(ge=0.25, le=120.0), needs(task="tts")] = 1.5
     """Train decoder and flow on a random segment of this duration from each utterance."""
     gradient_checkpointing: Annotated[bool, needs(task=("tts", "vocoder"))] = False
-    """Recompute activations in the backward pass instead of storing them: less memory, more time.
-    """
+    """Recompute activations in the backward pass: less memory, more time."""
     ode_steps: Annotated[int, Field(ge=1, le=1000), needs(task="tts")] = 4
-    """Steps of the ODE solver from noise to speech in synthesis; more steps are more accurate and
-    slower.
-    """
+    """Steps of the ODE solver from noise to speech; more are more accurate and slower."""
     guidance: Annotated[float, Field(ge=0.0, le=10.0), needs(task="tts")] = 1.0
-    """Scale of classifier-free guidance in synthesis; 1 turns it off, other values take twice the
-    time.
-    """
+    """Scale of classifier-free guidance in synthesis; all but 1 (off) take twice the time."""
     vocoder: Annotated[str | None, needs(task="tts"), PER_MACHINE] = None
-    """Folder of the run of a vocoder, which computes the waves of a `tts` in samples, synthesis,
-    evaluation and export; relative to the working folder. Without one, or with `griffin-lim`:
-    Griffin-Lim, which needs no training.
+    """Folder of the run of a vocoder, which computes the waves of a `tts`; relative to the working
+    folder. Without one, or with `griffin-lim`: Griffin-Lim, which needs no training.
     """
 
 
@@ -321,22 +270,14 @@ class VocoderConfig(Section):
     vocoder_segment_seconds: Annotated[float, Field(ge=0.15, le=10.0)] = 0.65
     """Train on a random segment of this duration from each utterance."""
     discriminators: Annotated[bool, FIXED, IN_ALL_JOBS, IN_MERGE] = False
-    """Train against multi-period and multi-resolution discriminators: a second stage, with
-    init_from.
-    """
-    adversarial_weight: Annotated[float, Field(ge=0.0, le=100.0), needs(discriminators=SET)] = 0.1
-    """Weight of the adversarial loss, beside the spectral losses."""
-    feature_matching_weight: Annotated[
-        float, Field(ge=0.0, le=100.0), needs(discriminators=SET)
-    ] = 0.5
+    """Train against multi-period and multi-resolution discriminators, after init_from."""
+    adversarial_weight: Annotated[Weight, ADVERSARIAL] = 0.1
+    """Weight of the adversarial loss, besides the spectral losses."""
+    feature_matching_weight: Annotated[Weight, ADVERSARIAL] = 0.5
     """Weight of the feature-matching loss."""
-    adversarial_warmup_steps: Annotated[Period, needs(discriminators=SET)] = 2000
-    """Steps over which these weights rise from 0, so that untrained discriminators do not spoil a
-    trained vocoder.
-    """
-    discriminator_lr_ratio: Annotated[float, Field(gt=0.0, le=100.0), needs(discriminators=SET)] = (
-        1.0
-    )
+    adversarial_warmup_steps: Annotated[Period, ADVERSARIAL] = 2000
+    """Steps over which these weights rise from 0, while the discriminators are untrained."""
+    discriminator_lr_ratio: Annotated[float, Field(gt=0.0, le=100.0), ADVERSARIAL] = 1.0
     """Learning rate of the discriminators divided by that of the vocoder."""
 
 
@@ -352,23 +293,16 @@ class TeacherConfig(Section):
     aligned.
     """
     teacher_fraction: Annotated[
-        float,
-        Field(ge=0.0, le=0.95),
-        needs(task="tts", teacher=SET),
-        FIXED,
-        IN_ALL_JOBS,
-        OFF_IN_EVALUATION,
+        TeacherFraction, DISTILLING, FIXED, IN_ALL_JOBS, OFF_IN_EVALUATION
     ] = 0.5
     """Fraction of the rows of each batch of a `tts` that the teacher speaks, with voices of random
     references from the corpus; the rest are recordings. An incomplete batch lacks rows of the
     teacher first.
     """
     texts: Annotated[
-        str | None, needs(task="tts", teacher=SET, teacher_fraction=SET), PER_MACHINE, IN_ALL_JOBS
+        str | None, DISTILLING & needs(teacher_fraction=SET), PER_MACHINE, IN_ALL_JOBS
     ] = None
-    """Text file with a sentence in each line, in the language of `language`, which the teacher
-    speaks. Without one, it speaks the texts of the corpus.
-    """
+    """Text file that the teacher speaks, a sentence in each line. Default: the corpus' texts."""
     produce_precision: Annotated[Precision, needs(teacher=SET), FIXED] = "float32"
     """Number format in which the teacher computes; its weights stay float32."""
 
@@ -377,17 +311,11 @@ class TrainingConfig(Section):
     """Optimizer, length and precision of training."""
 
     max_steps: Annotated[Period, IN_ALL_JOBS] = 100_000
-    """End the run after this number of optimizer steps; 0 leaves it to epochs. Its default does not
-    apply if epochs is set.
-    """
+    """End after this number of steps; 0 leaves it to epochs, which replaces the default."""
     epochs: Annotated[Period, IN_ALL_JOBS] = 0
-    """End the run after this number of passes over the corpus; 0 leaves it to max_steps. If
-    max_steps is set, too, the first limit that is reached ends the run.
-    """
+    """End after this number of passes over the corpus, or at max_steps if that is earlier."""
     stop_at_step: Annotated[Period | None, OFF_IN_MERGE] = None
-    """Stop early at this step, for a warm start that several runs share; 0 saves the initial
-    weights.
-    """
+    """Stop early at this step, for a shared warm start; 0 saves the initial weights."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-3
     """Peak learning rate, reached after the warm-up."""
     scale_learning_rate: bool = False
@@ -410,24 +338,16 @@ class TrainingConfig(Section):
     that no teacher makes are never rounded.
     """
     ema_decay: Annotated[Fraction, FIXED, IN_ALL_JOBS] = 0.999
-    """Decay of the moving average of the weights, which validation and inference use; 0 turns it
-    off.
-    """
+    """Decay of the averaged weights, which validation and inference use; 0 turns it off."""
     seed: Annotated[int, Field(ge=0, lt=2**31), FIXED, IN_SHARDS, IN_ALL_JOBS] = 0
     """Seed of all randomness: initial weights, order of the utterances, dropout."""
     init_from: Annotated[str | None, FIXED, PER_MACHINE, IN_ALL_JOBS] = None
-    """Folder of a run whose weights initialise this one; new symbols and languages get new
-    embedding rows.
-    """
+    """Folder of a run whose weights initialise this one; new symbols and languages get rows."""
     # A checkpoint holds moments and averages of the trained weights only.
     freeze: Annotated[tuple[Component, ...], FIXED, IN_ALL_JOBS] = ()
-    """Parts of the network to freeze: the first four belong to `tts`, the next three to `asr`, the
-    others to `vocoder`.
-    """
+    """Parts of the network to freeze: four of `tts`, then three of `asr` and two of `vocoder`."""
     deterministic: bool = False
-    """Use deterministic kernels only (slower). A run repeats bit for bit on the CPU, and on GPUs
-    with this flag.
-    """
+    """Use deterministic kernels (slower): a run repeats bit for bit also on GPUs."""
     compile: Literal["off", "xla"] = "off"
     """Compile the training step with XLA; requires enable_static_shapes."""
     alignment_search: Annotated[Literal["auto", "xla", "host", "loop"], needs(task="tts")] = "auto"
@@ -460,20 +380,15 @@ class RunConfig(Section):
     validate_every: Annotated[Period, OFF_IN_TRIAL] = 1000
     """Steps between two validations."""
     sample_every: Annotated[Period, OFF_IN_TRIAL] = 1000
-    """Steps between two sets of samples: speech (`tts`), transcripts (`asr`) or copies (`vocoder`),
-    and pictures.
-    """
+    """Steps between two sets of samples: speech, transcripts or copies, and pictures."""
     evaluate_every: Annotated[Period, OFF_IN_TRIAL] = 0
     """Steps between two evaluations: scores of held-out utterances as `evaluate` measures them."""
     evaluate_utterances: Annotated[Count, EVALUATING] = 16
     """Maximum number of held-out utterances that an evaluation measures."""
     evaluate_asr: Annotated[str | None, EVALUATING & needs(task="tts")] = None
-    """Run of a recogniser, whose error rates on the synthesized speech an evaluation measures, too.
-    """
+    """Run of a recogniser, for error rates on the synthesized speech in an evaluation."""
     evaluate_pesq: Annotated[bool, EVALUATING & needs(task="vocoder")] = False
-    """Measure PESQ-WB and STOI, too, if their packages are installed. All threads of the run wait
-    while the package `pesq` computes.
-    """
+    """Also measure PESQ-WB and STOI, if installed; `pesq` halts all threads of the run."""
 
     @property
     def uses_held_out(self) -> bool:
@@ -497,13 +412,9 @@ class LocalSGDConfig(Section):
     sync_timeout: Annotated[float, Field(gt=0.0, le=86400.0), SYNCING] = 600.0
     """Maximum time in seconds that a sync waits for the other jobs."""
     outer_learning_rate: Annotated[float, Field(gt=0.0, le=2.0), SYNCING, IN_SYNC] = 1.0
-    """Learning rate of the outer optimizer, which applies the mean change at each sync; 1 without
-    momentum averages.
-    """
+    """Learning rate of the outer optimizer at each sync; 1 without momentum averages."""
     outer_momentum: Annotated[Fraction, SYNCING, IN_SYNC] = 0.0
-    """Nesterov momentum of the outer optimizer (DiLoCo, Douillard et al. 2023: 0.9 with a learning
-    rate of 0.7).
-    """
+    """Nesterov momentum of the outer optimizer (DiLoCo, Douillard et al. 2023: 0.9 at 0.7)."""
     sync_optimizer: Annotated[Literal["keep", "average", "reset"], SYNCING, IN_SYNC] = "average"
     """What a sync does with the state of each job's optimizer."""
 

@@ -20,7 +20,7 @@ from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts import synthesis_options
-from myxtts.throughput.flops import matmul_flops_per_s, step_flops
+from myxtts.throughput.hardware import matmul_flops_per_s, step_flops
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.runs import select_checkpoint, vocabulary_of

@@ -253,7 +253,7 @@ def step_flops(task: str, size: str) -> float:
     import tensorflow as tf
 
     from myxtts.models.build import build_asr, build_xtts
-    from myxtts.throughput.flops import contraction_flops
+    from myxtts.throughput.hardware import contraction_flops
 
     frames = round(STEP_SECONDS * 22_050 / 256)
     # Only shapes count.

@@ -286,9 +286,9 @@ def processor_time_at_steps() -> Iterator[list[float]]:
 def measure_stages(flags: Sequence[str], steps: int) -> Stages:
     """Measure the stages of a row alone, each on a core; predict placements on two devices."""
     run_functions_in_one_thread()
-    from myxtts.throughput import isolated_stages as isolated
+    from myxtts.throughput import measure as isolated
     from myxtts.throughput.auto import rank_placements
-    from myxtts.throughput.profiled_run import measurement_window, open_run
+    from myxtts.throughput.measure import measurement_window, open_run
     from myxtts.throughput.stage_times import StageProfile
 
     config, _ = train.parse([*flags, *PLACEMENTS[DUAL]])

@@ -33,7 +33,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.data.feed import Feed, HoldingQueue
 from myxtts.data.pipeline import ReplicaFeed
 from myxtts.report.reporter import console_line
-from myxtts.throughput.advice import LongWait
+from myxtts.throughput.assess import InputBoundWarning
 from myxtts.training import loop
 from myxtts.training.checkpoints import save_nothing
 from myxtts.training.hooks import Observe, Report, StepEnd
@@ -470,7 +470,7 @@ def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None)
     )
     clock, reports, advice = Clock(machine.time.now, workload.producers), [], Advice()
     reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, metrics)))
-    hooks = [Report(reporter, LongWait(0, DataConfig(), workload.is_single, devices=2))]
+    hooks = [Report(reporter, InputBoundWarning(0, DataConfig(), workload.is_single, devices=2))]
     schedule = Schedule(steps, LOG_EVERY, 0, lambda step: 1.0, lambda step: 0.9)
     state, step = EmulatedState(machine.models[0]), EmulatedStep(machine)
     observer = NoObserver()
@@ -519,7 +519,7 @@ class Advice(logging.Handler):
     def __init__(self):
         super().__init__(logging.WARNING)
         self.messages: list[str] = []
-        self._logger = logging.getLogger("myxtts.throughput.advice")
+        self._logger = logging.getLogger("myxtts.throughput.assess")
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())

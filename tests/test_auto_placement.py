@@ -27,7 +27,7 @@ from myxtts.throughput.auto import (
     observe_per_step_s,
     rank_placements,
 )
-from myxtts.throughput.isolated_stages import measure_stage_times
+from myxtts.throughput.measure import measure_stage_times
 from myxtts.throughput.model import StageTimes
 from myxtts.throughput.stage_times import StageProfile
 from myxtts.training.checkpoint_files import write_checkpoint
@@ -243,11 +243,9 @@ class MeasureTest(unittest.TestCase):
 
 
 def measure_toy_run(argv: list[str]) -> StageProfile:
-    sampler = mock.patch(
-        "myxtts.throughput.isolated_stages.make_sampler", return_value=mock.MagicMock()
-    )
+    sampler = mock.patch("myxtts.throughput.measure.make_sampler", return_value=mock.MagicMock())
     evaluator = mock.patch(
-        "myxtts.throughput.isolated_stages.open_evaluator", return_value=mock.MagicMock()
+        "myxtts.throughput.measure.open_evaluator", return_value=mock.MagicMock()
     )
     with toy_models(), sampler, evaluator:
         return measure_stage_times(parse(argv)[0], steps=4)

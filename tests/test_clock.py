@@ -6,7 +6,7 @@ import unittest
 from myxtts.clock import Clock, Interval, Times, format_duration
 from myxtts.config.schema import DataConfig
 from myxtts.report.reporter import time_line
-from myxtts.throughput.advice import LongWait, candidates, flags_of
+from myxtts.throughput.assess import InputBoundWarning, candidates, flags_of
 from tests.fixtures import ManualTime
 
 
@@ -203,11 +203,13 @@ class TimeLineTest(unittest.TestCase):
         self.assertTrue(without.endswith(", waiting for batches 2.0 s, pauses 0.0 s"), without)
 
 
-class LongWaitTest(unittest.TestCase):
+class InputBoundWarningTest(unittest.TestCase):
     """Warnings about waits, from the reports of a run."""
 
     def setUp(self):
-        self.long_wait = LongWait(0, DataConfig(num_workers=1), single=True, devices=1)
+        self.input_bound_warning = InputBoundWarning(
+            0, DataConfig(num_workers=1), single=True, devices=1
+        )
 
     def warnings_for(self, reports, **metrics) -> list[str]:
         """Return the warnings after reports of (step, wait share)."""
@@ -215,7 +217,9 @@ class LongWaitTest(unittest.TestCase):
         with self.assertLogs("myxtts", "WARNING") as logs:
             logging.getLogger("myxtts").warning("end")  # assertLogs fails without any message
             for step, wait_share in reports:
-                self.long_wait(step, {"accelerator_utilisation": 1.0 - wait_share, **metrics})
+                self.input_bound_warning(
+                    step, {"accelerator_utilisation": 1.0 - wait_share, **metrics}
+                )
         return [record.getMessage() for record in logs.records[1:]]
 
     def test_200_steps_of_waiting_are_reported_once(self):
@@ -229,7 +233,7 @@ class LongWaitTest(unittest.TestCase):
         self.assertEqual(len(self.warnings_for([(360, 0.2)])), 1)
 
     def test_a_report_of_validation_only_is_ignored(self):
-        self.long_wait(500, {"validation_loss": 1.0})
+        self.input_bound_warning(500, {"validation_loss": 1.0})
         self.assertEqual(self.warnings_for([(150, 0.2)]), [])
 
     def test_message_names_the_flags_for_the_slow_stage(self):

@@ -20,7 +20,7 @@ from fakes.emulated_gpu import (
 )
 
 C_MS = 100.0
-STEPS = 250  # LongWait warns after 200
+STEPS = 250  # InputBoundWarning warns after 200
 
 
 @cache

@@ -52,7 +52,7 @@ from myxtts.evaluation.tts import (
 )
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.tasks.tts import synthesis_options
-from myxtts.throughput.flops import contraction_flops
+from myxtts.throughput.hardware import contraction_flops
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.runs import RunFolder, VocoderChoice, select_checkpoint
 from myxtts.training.setup import RunCorpora

@@ -17,7 +17,7 @@ from myxtts.placement.gpu_memory import (
     read_memory,
 )
 from myxtts.placement.routes import plan_routes
-from myxtts.throughput.nvml import GpuSampler
+from myxtts.throughput.hardware import GpuSampler
 
 RTX_4090 = GpuMemory("NVIDIA GeForce RTX 4090", 24_564, 24_100, 8)
 SPLIT = {"data_gpu": 0, "model_gpu": 0}
@@ -127,7 +127,7 @@ class ReadMemoryTest(unittest.TestCase):
 class GpuSamplerTest(unittest.TestCase):
     def test_usage_is_read_of_each_gpu(self):
         sampler = with_driver(["b", "a"], GpuSampler, 0, 1)
-        sampler._take_samples()
+        sampler.take_samples()
         self.assertEqual(
             {gpu: usage.memory_mib for gpu, usage in sampler.usage.items()},
             {0: [559.0], 1: [534.0]},

@@ -217,7 +217,7 @@ class Stopped(unittest.TestCase):
     def test_a_sigterm_ends_it_and_the_profiler_with_their_temporary_folders(self):
         for program, work in (
             (preflight, "myxtts.preflight.validate.validate"),
-            (profile, "myxtts.throughput.measure.profile"),
+            (profile, "myxtts.throughput.profiler.profile"),
         ):
             with tempfile.TemporaryDirectory() as folder, self.subTest(work):
 

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import unittest
-from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -15,27 +14,22 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 import numpy as np
 import tensorflow as tf
 
-from myxtts.clock import MODEL, Span
+from myxtts.clock import MODEL, Interval, Span
 from myxtts.commands import profile as profile_command
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import DataConfig, TrainingConfig
-from myxtts.throughput import advice, profiled_run
+from myxtts.throughput import assess, measure
 from myxtts.throughput.analysis import Measurement, TracedRun, Trials, analyze
-from myxtts.throughput.isolated_stages import time_steps
+from myxtts.throughput.hardware import GpuSampler, GpuUsage
+from myxtts.throughput.measure import MeasurementWindow, time_steps
 from myxtts.throughput.model import STAGES, StageTimes
-from myxtts.throughput.nvml import GpuSampler, GpuUsage
-from myxtts.throughput.profiled_run import MeasurementWindow
-from myxtts.throughput.report import analysis_to_json, report_lines
-from myxtts.throughput.timeline import chrome_trace, timeline_rows
+from myxtts.throughput.report import analysis_to_json, chrome_trace, report_lines, timeline_rows
 from myxtts.training.schedule import Schedule
 from tests.tiny import Workspace, small_models, toy_models
 
 DATA = "/CPU:0"  # lane of the data device
 TRACED_RUN = TracedRun(
-    duration_s=2.5,
-    wait_s=0.25,
-    blocked_s=0.5,
-    busy_s=2.0,
+    total=Interval(4, 2.5, 0.25, 40.0, 50.0, 0.0, 0.0, 0.5),
     step_s=np.array([0.5, 0.5, 0.75, 0.75]),
     spans=(),
 )
@@ -51,7 +45,7 @@ def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **fields) -> Measur
             *(np.full(4, seconds) for seconds in (read, produce, transfer, step))
         ),
         "untraced_s": (2.0, 2.5),
-        "traced": (TRACED_RUN, replace(TRACED_RUN, duration_s=2.0, busy_s=1.6)),
+        "traced": (TRACED_RUN, TRACED_RUN._replace(total=TRACED_RUN.total._replace(busy_s=2.0))),
         "step_bucket": np.array([0, 0, 1, 1]),
         "single_device": False,
         "devices": 2,
@@ -86,7 +80,7 @@ class AnalysisTest(unittest.TestCase):
 
     def test_fractions_come_from_the_traced_runs(self):
         analysis = analyze(measured(), DataConfig())
-        self.assertAlmostEqual(analysis.accelerator_utilisation, 3.6 / 4.5)
+        self.assertAlmostEqual(analysis.accelerator_utilisation, 4.0 / 4.5)
         self.assertAlmostEqual(analysis.wait_fraction, 0.5 / 4.5)
         self.assertAlmostEqual(analysis.blocked_fraction, 1.0 / 4.5)
         self.assertAlmostEqual(analysis.tracing_overhead, 0.0)
@@ -121,7 +115,9 @@ class AnalysisTest(unittest.TestCase):
         )
 
     def test_the_share_of_a_teacher_is_the_time_of_producing_that_is_missing_without_it(self):
-        analysis = analyze(measured(produce=0.2, untaught_produce_s=np.full(4, 0.05)), DataConfig())
+        analysis = analyze(
+            measured(produce=0.2, produce_without_teacher_s=np.full(4, 0.05)), DataConfig()
+        )
         self.assertAlmostEqual(analysis.teacher_share, 0.75)
         self.assertIn(
             "teacher        75% of producing: 150.00 of 200.00 ms per batch", report_lines(analysis)
@@ -136,11 +132,11 @@ class AnalysisTest(unittest.TestCase):
 
     def test_assessment_has_the_times_of_a_step_and_the_utilisation_of_both_devices(self):
         spans = [Span(DATA, "produce", 0.0, 0.25, batch) for batch in range(4)]
-        run = replace(TRACED_RUN, spans=spans, step_s=np.array([1.25, 1.25]))
+        run = TRACED_RUN._replace(spans=spans, step_s=np.array([1.25, 1.25]))
         assessment = analyze(
             measured(traced=(run,), step_bucket=np.zeros(2, int)), DataConfig()
         ).assessment
-        self.assertAlmostEqual(assessment.model_busy, 2.0 / 2.5)
+        self.assertAlmostEqual(assessment.model_busy, 2.25 / 2.5)
         self.assertAlmostEqual(assessment.data_busy, 4 * 0.25 / 2.5)
         self.assertAlmostEqual(assessment.interval_s, 2.25 / 2)  # of two batches
         longer = 2.25 / (2 * 1.0)  # as measured, than by arithmetic
@@ -171,7 +167,7 @@ class RecommendationTest(unittest.TestCase):
         self.assertEqual(self.gains(), {})
 
     def test_slow_reading_gains_from_a_cache_and_from_the_tried_number_of_workers(self):
-        with mock.patch.object(advice, "core_count", lambda: 64):
+        with mock.patch.object(assess, "core_count", lambda: 64):
             gains = self.gains(read=1.0, more_workers_s=0.8)
             self.assertAlmostEqual(gains["--num-workers 4"], 0.25)  # 1.0 / 0.8
             self.assertAlmostEqual(gains["--cache-dataset"], 1.0)  # then the step is slowest
@@ -195,8 +191,8 @@ class RecommendationTest(unittest.TestCase):
 
     def test_dual_placement_that_uses_both_devices_is_left_as_it_is(self):
         # 40 % busy.
-        run = replace(
-            TRACED_RUN, spans=[Span(DATA, "produce", 0.0, 0.25, batch) for batch in range(4)]
+        run = TRACED_RUN._replace(
+            spans=[Span(DATA, "produce", 0.0, 0.25, batch) for batch in range(4)]
         )
         analysis = analyze(measured(traced=(run,), all_reduce_s=9.0), DataConfig())
         lines = report_lines(analysis)
@@ -254,7 +250,7 @@ class StepTimesTest(unittest.TestCase):
         config = SimpleNamespace(training=TrainingConfig(gradient_accumulation=3))
         schedule = Schedule(1, 1, 0, lambda step: 1.0, lambda step: 0.9)
         setup = SimpleNamespace(config=config, state=SimpleNamespace(step=0), schedule=schedule)
-        numbers = np.repeat(np.arange(profiled_run.WARM_UP + 2), 3)
+        numbers = np.repeat(np.arange(measure.WARM_UP + 2), 3)
         ones = np.ones(len(numbers))
         window = MeasurementWindow(numbers, np.zeros_like(numbers), ones, ones)
         self.assertEqual(

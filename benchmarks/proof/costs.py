@@ -22,9 +22,15 @@ from myxtts.placement.audit import has_gpu_kernels
 from myxtts.placement.copies import find_copies
 from myxtts.placement.devices import xla_failure
 from myxtts.tasks.alignment_choice import compiled_search, search_of
-from myxtts.throughput.isolated_stages import Batch, measure_isolated, time_step
-from myxtts.throughput.pipeline_runs import run_untraced
-from myxtts.throughput.profiled_run import ProfiledRun, measurement_window, open_run
+from myxtts.throughput.measure import (
+    Batch,
+    ProfiledRun,
+    measure_isolated,
+    measurement_window,
+    open_run,
+    run_untraced,
+    time_step,
+)
 
 TITLE = "Suspected costs"
 REPEATS, SMALL_REPEATS = 20, 3

@@ -316,14 +316,14 @@ def measured_stages(scope: Scope, config: Config, found: Findings) -> StageProfi
 
 def measure_stages(config: Config, steps: int) -> StageProfile:
     """Measure the stages of a replica in isolation, and the all-reduce if there are two devices."""
-    from myxtts.throughput import isolated_stages
-    from myxtts.throughput.profiled_run import measurement_window, open_run
+    from myxtts.throughput import measure
+    from myxtts.throughput.measure import measurement_window, open_run
 
     with open_run(config) as run:
         pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
         window = measurement_window(pipeline, steps)
-        times, _ = isolated_stages.measure_isolated(run, pipeline, window)
-        all_reduce_s = isolated_stages.measure_all_reduce(run) if run.setup.between_devices else 0.0
+        times, _ = measure.measure_isolated(run, pipeline, window)
+        all_reduce_s = measure.measure_all_reduce(run) if run.setup.between_devices else 0.0
         return StageProfile(times, window.measured_buckets, all_reduce_s)
 
 

@@ -26,13 +26,15 @@ from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.placement.copies import find_copies
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
-from myxtts.throughput.flops import matmul_flops_per_s, step_flops
-from myxtts.throughput.isolated_stages import SampleBatches, measure_isolated, time_step
-from myxtts.throughput.profiled_run import (
+from myxtts.throughput.hardware import matmul_flops_per_s, step_flops
+from myxtts.throughput.measure import (
     MeasurementWindow,
     ProfiledRun,
+    SampleBatches,
+    measure_isolated,
     measurement_window,
     open_run,
+    time_step,
 )
 from myxtts.training.memory_forecast import forecast_memory
 

@@ -43,9 +43,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     check_writable("--trace", options.trace)
     # These import TensorFlow, which takes seconds.
     from myxtts.throughput.analysis import analyze
-    from myxtts.throughput.measure import profile
-    from myxtts.throughput.report import analysis_to_json, report_lines
-    from myxtts.throughput.timeline import chrome_trace
+    from myxtts.throughput.profiler import profile
+    from myxtts.throughput.report import analysis_to_json, chrome_trace, report_lines
 
     measurement, device_metrics, placement = profile(config, options.num_steps)
     analysis = analyze(measurement, config.data)

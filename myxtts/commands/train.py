@@ -34,7 +34,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 
     if config.placement.placement == "auto":
         from myxtts.throughput.auto import choose_placement
-        from myxtts.throughput.isolated_stages import measure_stage_times
+        from myxtts.throughput.measure import measure_stage_times
 
         config = choose_placement(config, measure_stage_times)
     return run.train(config)

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from myxtts.clock import format_duration
 from myxtts.report.history import History, Point
-from myxtts.throughput.advice import WAIT_SHARE
-from myxtts.throughput.assess import grade
+from myxtts.throughput.assess import WAIT_SHARE, grade
 
 FLAT = 0.005  # a relative change of the mean loss below this is none
 PATIENCE = 3  # validations without a better loss before the answer is no

@@ -1,5 +1,5 @@
-"""Analysis of a profile: rates, efficiency, bottleneck, and predicted gains of other settings.
-Numpy only.
+"""Analysis of a profile: rates, efficiency, bottleneck, and predicted gains of other settings. No
+TensorFlow.
 
 Terms as in docs/reference/pipeline.md: P, T and C are the seconds to produce, transfer and consume
 a batch. One after the other they take P + T + C. In a pipeline, reading, producing, the transfer
@@ -12,35 +12,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from myxtts.clock import Span
+from myxtts.clock import Interval, Span
 from myxtts.config.schema import DataConfig
 from myxtts.placement.routes import Route
-from myxtts.throughput.advice import candidates, flags_of
-from myxtts.throughput.assess import Assessment
+from myxtts.throughput.assess import Assessment, candidates, flags_of
 from myxtts.throughput.model import STAGES, QueueDepths, StageTimes, simulate
 from myxtts.throughput.stage_times import coefficient_of_variation, read_s_per_worker
 
-MIN_GAIN = 0.02  # a smaller gain is not worth a restart, however quiet the machine is
-SIMULATED_PASSES = 4  # over the measured batches
+# A smaller gain is not worth a restart, however quiet the machine is.
+MIN_GAIN = 0.02
+
+# Passes over the measured batches.
+SIMULATED_PASSES = 4
 
 
-@dataclass(frozen=True)
-class TracedRun:
-    """One run of all stages together, with the times of each stage recorded.
+class TracedRun(NamedTuple):
+    """A run of all stages together.
 
     Attributes:
-        duration_s: of all its batches.
-        wait_s: the model device had no batch.
-        blocked_s: the producer waited for the model to take a batch.
-        busy_s: the model device worked.
+        total: the times of its steps, as the clock of the loop counts them.
         step_s: float [steps], from the end of the previous step to the end of the step.
         spans: of every stage and batch.
     """
 
-    duration_s: float
-    wait_s: float
-    blocked_s: float
-    busy_s: float
+    total: Interval
     step_s: np.ndarray
     spans: Sequence[Span]
 
@@ -77,17 +72,14 @@ class Measurement:
         isolated: times of each stage in isolation; `read_s` is the time between two batches from
             all workers together.
         untraced_s: duration of each untraced run.
-        traced: the traced runs.
         step_bucket: int [steps], the bucket of each step.
         single_device: one device makes the batches and trains.
         devices: GPUs, real or simulated, that a placement may use.
         trials: effects of other settings.
-        gpus, note: see `Assessment`.
+        gpus, can_replicate, augmentation, note: see `Assessment`.
         all_reduce_s: of a step's gradients between two replicas; None where it was not measured.
-        can_replicate: the settings allow replicas.
-        augmentation: see `Assessment`.
-        untaught_produce_s: float [batches], to produce each batch without the teacher's network;
-            None without one.
+        produce_without_teacher_s: float [batches], to produce each batch without the teacher's
+            network; None without one.
     """
 
     work: np.ndarray
@@ -104,7 +96,7 @@ class Measurement:
     can_replicate: bool = True
     augmentation: str = ""
     note: str = ""
-    untaught_produce_s: np.ndarray | None = None
+    produce_without_teacher_s: np.ndarray | None = None
 
     @property
     def route(self) -> Route:
@@ -119,16 +111,20 @@ class Measurement:
 
 
 class Recommendation(NamedTuple):
-    """A change of settings, and the fraction by which the throughput would rise."""
+    """A change of settings, and the fraction by which the throughput would rise.
+
+    Attributes:
+        basis: measured, simulated, or at most.
+    """
 
     flags: str
     gain: float
-    basis: str  # measured, simulated, or at most
+    basis: str
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Results of a profile. Rates are work per second; fractions are from 0 to 1.
+    """Results of a profile. Rates are seconds of audio per second; fractions are from 0 to 1.
 
     Attributes:
         rates: by stage, in isolation, of all devices that have it; None where a stage takes no
@@ -176,10 +172,6 @@ class Analysis:
     teacher_share: float | None
 
     @property
-    def grade(self) -> str:
-        return self.assessment.grade
-
-    @property
     def min_gain(self) -> float:
         """Smallest gain that is recommended."""
         return max(self.noise, MIN_GAIN)
@@ -187,58 +179,53 @@ class Analysis:
     @property
     def reason(self) -> str:
         """The bottleneck in one sentence."""
-        names = {
-            "read": "reading on the host",
-            "produce": "producing",
-            "transfer": "the transfer",
-            "step": "the step",
+        texts = {
+            "read": f"reading on the host takes {1e3 * self.mean_s['read']:.1f} ms",
+            "produce": f"producing takes {1e3 * self.mean_s['produce']:.1f} ms",
+            "transfer": f"the transfer takes {1e3 * self.mean_s['transfer']:.1f} ms",
+            "step": f"the step takes {1e3 * self.mean_s['step']:.1f} ms",
         }
-        each = f" on each of {self.producers} data devices" * (self.producers > 1)
-        on = {"read": each.replace(" on ", " for "), "produce": each, "transfer": "", "step": ""}
-        times = {
-            stage: f"{name} takes {1e3 * self.mean_s[stage]:.1f} ms{on[stage]}"
-            for stage, name in names.items()
-        }
-        others = "; ".join(
-            text for stage, text in times.items() if stage != self.bottleneck and self.mean_s[stage]
-        )
-        return f"{self.bottleneck}: per batch in isolation, {times[self.bottleneck]}; {others}."
+        if self.producers > 1:
+            texts["read"] += f" for each of {self.producers} data devices"
+            texts["produce"] += f" on each of {self.producers} data devices"
+        slowest = texts.pop(self.bottleneck)
+        others = "; ".join(text for stage, text in texts.items() if self.mean_s[stage])
+        return f"{self.bottleneck}: per batch in isolation, {slowest}; {others}."
 
 
 def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
     """Analyse a measurement of a run with the settings `data`."""
-    work, isolated, traced = measurement.work.sum(), measurement.isolated, measurement.traced
+    isolated = measurement.isolated
+    traced = measurement.traced
+    work = float(measurement.work.sum())
     total_s = {stage: float(isolated[stage].sum()) for stage in STAGES}
     # Data devices that take turns read and produce several batches at a time.
-    shared_s = {
-        stage: s / measurement.producers if stage in ("read", "produce") else s
-        for stage, s in total_s.items()
-    }
+    shared_s = total_s | {s: total_s[s] / measurement.producers for s in ("read", "produce")}
     slowest_s = max(shared_s.values())
     serial_s = max(total_s["read"], total_s["produce"] + total_s["transfer"] + total_s["step"])
     duration_s = float(np.mean(measurement.untraced_s))
+    noise = float(np.ptp(measurement.untraced_s) / duration_s)
+    traced_s = sum(run.total.busy_s for run in traced)
+    wait_fraction = sum(run.total.wait_s for run in traced) / traced_s
     step_s = np.concatenate([run.step_s for run in traced])
     relative_to_bucket = np.concatenate(
         [_over_bucket_mean(run.step_s, measurement.step_bucket) for run in traced]
     )
-    traced_s = sum(run.duration_s for run in traced)
-    utilisation, variation = (
-        sum(run.busy_s for run in traced) / traced_s,
-        coefficient_of_variation(step_s),
-    )
-    noise = float(np.ptp(measurement.untraced_s) / duration_s)
+    variation = coefficient_of_variation(step_s)
+    teacher_share = None
+    if measurement.produce_without_teacher_s is not None:
+        without_s = float(measurement.produce_without_teacher_s.sum())
+        teacher_share = max(0.0, 1.0 - without_s / total_s["produce"])
     return Analysis(
-        rates={
-            stage: float(work / shared_s[stage]) if shared_s[stage] else None for stage in STAGES
-        },
-        mean_s={stage: total_s[stage] / len(measurement.work) for stage in STAGES},
+        rates={stage: work / shared_s[stage] if shared_s[stage] else None for stage in STAGES},
+        mean_s=isolated.mean_s(),
         variations={stage: coefficient_of_variation(isolated[stage]) for stage in STAGES},
         producers=measurement.producers,
-        ceiling=float(work / slowest_s),
-        achieved=float(work / duration_s),
+        ceiling=work / slowest_s,
+        achieved=work / duration_s,
         efficiency=slowest_s / duration_s,
-        accelerator_utilisation=utilisation,
-        serial=float(work / serial_s),
+        accelerator_utilisation=1.0 - wait_fraction,
+        serial=work / serial_s,
         speedup=serial_s / duration_s,
         ideal_speedup=serial_s / slowest_s,
         noise=noise,
@@ -248,24 +235,14 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
         step_p95_s=float(np.percentile(step_s, 95)),
         step_variation=variation,
         step_variation_in_bucket=coefficient_of_variation(relative_to_bucket),
-        wait_fraction=sum(run.wait_s for run in traced) / traced_s,
-        blocked_fraction=sum(run.blocked_s for run in traced) / traced_s,
-        padding=1.0 - float(work / measurement.padded_work.sum()),
-        bottleneck=max(
-            ("step", "read", "produce", "transfer"), key=shared_s.__getitem__
-        ),  # the first of equals
+        wait_fraction=wait_fraction,
+        blocked_fraction=sum(run.total.blocked_s for run in traced) / traced_s,
+        padding=1.0 - work / float(measurement.padded_work.sum()),
+        # The first of equals.
+        bottleneck=max(("step", "read", "produce", "transfer"), key=shared_s.__getitem__),
         recommendations=recommend(measurement, data, max(noise, MIN_GAIN)),
-        assessment=assess(measurement, duration_s, utilisation, variation),
-        teacher_share=_teacher_share(measurement),
-    )
-
-
-def _teacher_share(measurement: Measurement) -> float | None:
-    if measurement.untaught_produce_s is None:
-        return None
-    return max(
-        0.0,
-        1.0 - float(measurement.untaught_produce_s.sum() / measurement.isolated.produce_s.sum()),
+        assessment=assess(measurement, duration_s, 1.0 - wait_fraction, variation),
+        teacher_share=teacher_share,
     )
 
 
@@ -275,17 +252,17 @@ def assess(
     """Compare the placement with others; its times are those of a step, of the batches that the
     step accumulates.
     """
-    steps, dual = len(measurement.step_bucket), not measurement.single_device
-    available_s = measurement.producers * sum(run.duration_s for run in measurement.traced)
+    steps = len(measurement.step_bucket)
+    data_busy = None
+    if not measurement.single_device:
+        produce_s = sum(run.produce_s for run in measurement.traced)
+        available_s = sum(run.total.busy_s for run in measurement.traced) * measurement.producers
+        data_busy = min(produce_s / available_s, 1.0)
     return Assessment(
         interval_s=duration_s / steps,
         mean_s={stage: float(measurement.isolated[stage].sum()) / steps for stage in STAGES},
         model_busy=utilisation,
-        data_busy=(
-            min(sum(run.produce_s for run in measurement.traced) / available_s, 1.0)
-            if dual
-            else None
-        ),
+        data_busy=data_busy,
         step_variation=variation,
         all_reduce_s=measurement.all_reduce_s,
         gpus=measurement.gpus,
@@ -309,30 +286,22 @@ def recommend(measurement: Measurement, data: DataConfig, min_gain: float) -> li
     """Return changes of settings that gain more than `min_gain` in a simulation of the pipeline,
     the best first.
     """
-    stages = (*STAGES, "variation")
-    changes = [
-        change
-        for stage in stages
-        for change in candidates(
-            stage, data, measurement.single_device, measurement.devices, measurement.producers
-        )
-    ]
-    current = _PipelineModel.of(measurement, data)
+    present = measurement.single_device, measurement.devices, measurement.producers
+    current = _Pipeline.of(measurement, data)
     current_rate = current.rate()
     recommendations = []
-    for change in changes:
-        changed, basis = _apply_change(current, change, measurement)
-        if changed is not None:
-            gain = changed.rate() / current_rate - 1.0
-            recommendations.append(Recommendation(flags_of(change), gain, basis))
-    worthwhile = (
-        recommendation for recommendation in recommendations if recommendation.gain > min_gain
-    )
-    return sorted(worthwhile, key=lambda recommendation: -recommendation.gain)
+    for stage in (*STAGES, "variation"):
+        for change in candidates(stage, data, *present):
+            changed, basis = _apply_change(current, change, measurement)
+            if changed is not None:
+                gain = changed.rate() / current_rate - 1.0
+                recommendations.append(Recommendation(flags_of(change), gain, basis))
+    worthwhile = [change for change in recommendations if change.gain > min_gain]
+    return sorted(worthwhile, key=lambda change: -change.gain)
 
 
 @dataclass(frozen=True)
-class _PipelineModel:
+class _Pipeline:
     """Inputs of the simulation: the times of each batch, its work, the depths and the route."""
 
     times: StageTimes
@@ -341,10 +310,9 @@ class _PipelineModel:
     route: Route
 
     @classmethod
-    def of(cls, measurement: Measurement, data: DataConfig) -> "_PipelineModel":
-        length = (
-            measurement.padded_work / measurement.padded_work.mean()
-        )  # reading takes longer for longer speech
+    def of(cls, measurement: Measurement, data: DataConfig) -> "_Pipeline":
+        # Reading takes longer for longer speech.
+        length = measurement.padded_work / measurement.padded_work.mean()
         read_s = read_s_per_worker(measurement.isolated.read_s, data.num_workers) * length
         times = replace(measurement.isolated, read_s=read_s)
         depths = QueueDepths.from_settings(
@@ -354,24 +322,21 @@ class _PipelineModel:
 
     def rate(self) -> float:
         """Return the work per second without the start, when the queues are empty."""
-        passes = SIMULATED_PASSES
-        return float(
-            passes * self.work.sum() / (self._duration_s(2 * passes) - self._duration_s(passes))
-        )
+        duration_s = self._duration_s(2 * SIMULATED_PASSES) - self._duration_s(SIMULATED_PASSES)
+        return SIMULATED_PASSES * float(self.work.sum()) / duration_s
 
     def _duration_s(self, passes: int) -> float:
         times = self.times.map(lambda times_s: np.tile(times_s, passes))
         return simulate([self.route], times, self.depths).duration_s
 
-    def scaled(self, stage: str, factor: float) -> "_PipelineModel":
-        return replace(
-            self, times=replace(self.times, **{f"{stage}_s": self.times[stage] * factor})
-        )
+    def scaled(self, stage: str, factor: float) -> "_Pipeline":
+        times = replace(self.times, **{f"{stage}_s": self.times[stage] * factor})
+        return replace(self, times=times)
 
 
 def _apply_change(
-    current: _PipelineModel, change: dict[str, Any], measurement: Measurement
-) -> tuple[_PipelineModel | None, str]:
+    current: _Pipeline, change: dict[str, Any], measurement: Measurement
+) -> tuple[_Pipeline | None, str]:
     """Return the pipeline after a change of settings, and the basis of its times; None where they
     are unknown.
     """
@@ -379,14 +344,11 @@ def _apply_change(
     match change:
         case {"num_workers": workers}:
             more_workers = replace(current, depths=replace(depths, workers=workers))
-            if trials.more_workers_s is None:  # assumes that each worker stays as fast
+            # Without a trial each worker is assumed to stay as fast.
+            if trials.more_workers_s is None:
                 return more_workers, "simulated"
-            factor = (
-                trials.more_workers_s
-                / measurement.isolated.read_s.mean()
-                * workers
-                / depths.workers
-            )
+            interval_ratio = trials.more_workers_s / measurement.isolated.read_s.mean()
+            factor = interval_ratio * workers / depths.workers
             return more_workers.scaled("read", factor), "measured"
         case {"cache_dataset": _} | {"use_tf_native_loading": _}:
             return current.scaled("read", 0.0), "at most"
@@ -399,22 +361,14 @@ def _apply_change(
             return replace(current, route=route), "simulated"
         case {"data_gpu": data_gpu, "model_gpu": model_gpu}:
             changed = replace(current, route=Route(str(data_gpu), str(model_gpu)))
-            return (
-                (changed, "at most")
-                if measurement.single_device
-                else (changed.scaled("transfer", 0.0), "simulated")
-            )
+            if measurement.single_device:
+                return changed, "at most"
+            return changed.scaled("transfer", 0.0), "simulated"
         case {"enable_static_shapes": _} if trials.static_shapes_ratio is not None:
             return current.scaled("step", trials.static_shapes_ratio), "measured"
         case {"batch_size": _} if trials.fixed_fraction is not None:
-            return _with_doubled_batch(current, trials.fixed_fraction), "at most"
+            # Twice the rows per batch: the fixed part of the step is paid once for both halves.
+            times = current.times.map(lambda times_s: 2.0 * times_s)
+            doubled = replace(current, times=times, work=2.0 * current.work)
+            return doubled.scaled("step", 1.0 - trials.fixed_fraction / 2.0), "at most"
     return None, ""
-
-
-def _with_doubled_batch(current: _PipelineModel, fixed_fraction: float) -> _PipelineModel:
-    """Return the pipeline with twice the rows per batch: the fixed part of the step is paid once
-    for both halves.
-    """
-    return replace(
-        current, times=current.times.map(lambda times_s: 2.0 * times_s), work=2.0 * current.work
-    ).scaled("step", 1.0 - fixed_fraction / 2.0)

@@ -1,20 +1,26 @@
-"""The grade of a placement: is the model device fed, and is a second device worth having? No
-TensorFlow.
+"""The grade of a placement, and what would be faster: is the model device fed, is a second device
+worth having, which settings may help? No TensorFlow.
 
 Profiles and runs share these figures. P, T, C and A are the seconds of a step to produce, transfer
 and train on (consume) its batches, and to all-reduce its gradient, as in
 docs/reference/placement.md.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from myxtts.clock import NO_WAIT, Interval, format_duration
+from myxtts.config.flags import SETTINGS
 from myxtts.config.names import command_line
+from myxtts.config.schema import DataConfig
+from myxtts.machine import core_count
 from myxtts.placement.routes import Placement, Route
 from myxtts.throughput.model import analytic_bound, ring_all_reduce_s
+
+log = logging.getLogger(__name__)
 
 
 class Target(NamedTuple):
@@ -32,30 +38,39 @@ TARGETS = (
     Target("good", 0.85, 0.30),
     Target("minimum", 0.80, 0.40),
 )
-DATA_BUSY = (
-    0.40,
-    0.60,
-)  # of the data device: below, it gains little; above, long batches make the model wait
-ALWAYS_BUSY = 0.95  # above, the producer hardly ever finds the feed full
-MIN_GAIN = (
-    1.10  # of dual over single placement; below, the second device does more in a run of its own
-)
-# of two times, the other is longer if this fraction of it is; a smaller difference changes no
-# advice
+
+# Of the data device: below, it gains little; above, long batches make the model wait.
+DATA_BUSY = (0.40, 0.60)
+
+# Above, the producer hardly ever finds the feed full.
+ALWAYS_BUSY = 0.95
+
+# Of dual over single placement; below, the second device does more in a run of its own.
+MIN_GAIN = 1.10
+
+# Of two times, the other is longer if this fraction of it is; a smaller difference changes no
+# advice.
 TIE = 0.99
 
 SHARED_CORES = "these devices share the cores of one CPU, so two GPUs may gain more or less"
 SHARED_GPU = "these devices share one GPU, so two GPUs may gain more or less"
 
+PROFILER = command_line("profile")
+
+# A run that waits for longer than this fraction of the time, for so many steps, is warned about.
+WAIT_SHARE = 0.10
+WAIT_STEPS = 200
+
+# Of a step: if the producer is also blocked for so long, stages are not slow but uneven.
+UNEVEN_SHARE = 0.05
+
 
 def grade(model_busy: float, step_variation: float = 0.0) -> str:
     """Return the best grade whose two limits are met; a run does not know the variation."""
-    met = (
-        name
-        for name, busy, variation in TARGETS
-        if model_busy >= busy and step_variation < variation
-    )
-    return next(met, "below minimum")
+    for target in TARGETS:
+        if model_busy >= target.model_busy and step_variation < target.step_variation:
+            return target.grade
+    return "below minimum"
 
 
 @dataclass(frozen=True)
@@ -102,27 +117,18 @@ class Assessment:
     @property
     def grade_text(self) -> str:
         """The grade, with the variation of the steps where they limit it."""
-        limits = self.grade != grade(self.model_busy)
-        return self.grade + f", since steps vary by {100 * self.step_variation:.0f} %" * limits
+        if self.grade == grade(self.model_busy):
+            return self.grade
+        return f"{self.grade}, since steps vary by {100 * self.step_variation:.0f} %"
 
     @property
     def is_dual(self) -> bool:
         return self.data_busy is not None
 
-    @cached_property
-    def placements_s(self) -> dict[str, float]:
-        """Seconds of a step in each placement: of the present one as measured, of the others in
-        proportion.
-
-        The proportions are those of the arithmetic on the times of the stages. A measured step is
-        longer than by arithmetic, where stages vary or share hardware, and so would be a step of
-        the others. `replicas` is a share of a step of replicas on the same devices, which trains on
-        a batch for each. Without a measured all-reduce it is a lower bound.
-        """
-        if not self.mean_s:
-            return {}
-        measured_ratio = self.interval_s / self._arithmetic_s(self._present)
-        return {name: self._arithmetic_s(name) * measured_ratio for name in self._routes}
+    @property
+    def _producers(self) -> int:
+        """Number of data devices."""
+        return len(self.gpus) - 1 if self.is_dual else 1
 
     @property
     def _present(self) -> str:
@@ -145,38 +151,47 @@ class Assessment:
         """Return the seconds of a step in a placement by arithmetic.
 
         Args:
-            without: a stage that takes no time.
+            without: a stage that takes no time, or A.
         """
-        routes, mean_s = (
-            self._routes[name],
-            {s: seconds * (s != without) for s, seconds in self.mean_s.items()},
-        )
-        return analytic_bound(
-            routes, mean_s, 1, ring_all_reduce_s(self.all_reduce_s or 0.0, len(routes))
-        )[1]
+        routes = self._routes[name]
+        mean_s = {**self.mean_s, without: 0.0}
+        all_reduce_s = ring_all_reduce_s(self.all_reduce_s or 0.0, len(routes))
+        return analytic_bound(routes, mean_s, 1, 0.0 if without == "A" else all_reduce_s)[1]
+
+    @cached_property
+    def placements_s(self) -> dict[str, float]:
+        """Seconds of a step in each placement: of the present one as measured, of the others in
+        proportion.
+
+        The proportions are those of the arithmetic on the times of the stages. A measured step is
+        longer than by arithmetic where stages vary or share hardware, and so would be a step of the
+        others. `replicas` is a share of a step of replicas on the same devices, which trains on a
+        batch for each. Without a measured all-reduce it is a lower bound.
+        """
+        if not self.mean_s:
+            return {}
+        measured_ratio = self.interval_s / self._arithmetic_s(self._present)
+        return {name: self._arithmetic_s(name) * measured_ratio for name in self._routes}
 
     @property
     def gains(self) -> dict[str, float]:
         """Throughput of dual placement over that of the other two; in single placement, of the
         other two over it.
         """
-        if self.is_dual:
-            return {
-                name: s / self.interval_s for name, s in self.placements_s.items() if name != "dual"
-            }
-        return {
-            name: self.interval_s / s for name, s in self.placements_s.items() if name != "single"
-        }
+        gains = {}
+        for name, seconds in self.placements_s.items():
+            if name != self._present:
+                ratio = seconds / self.interval_s
+                gains[name] = ratio if self.is_dual else 1.0 / ratio
+        return gains
 
     @property
     def break_even_s(self) -> float:
         """The all-reduce of a step, of all replicas, with which they are as fast as the present
         placement.
         """
-        replicas_s = analytic_bound(self._routes["replicas"], self.mean_s, 1)[1]
-        return max(
-            len(self._routes["replicas"]) * (self._arithmetic_s(self._present) - replicas_s), 0.0
-        )
+        difference_s = self._arithmetic_s(self._present) - self._arithmetic_s("replicas", "A")
+        return max(len(self._routes["replicas"]) * difference_s, 0.0)
 
     @property
     def recommended(self) -> list[str]:
@@ -185,28 +200,21 @@ class Assessment:
         """
         if not self.mean_s:
             return []
-        if self.mean_s["read"] / self._producers > TIE * self._arithmetic_s(
-            self._present, without="read"
-        ):
+        without_reading_s = self._arithmetic_s(self._present, without="read")
+        if self.mean_s["read"] / self._producers > TIE * without_reading_s:
             return ["faster reading first, such as a higher --num-workers, or --cache-dataset"]
-        return self._instead_of_dual() if self.is_dual else self._instead_of_single()
+        return self._better_than_dual() if self.is_dual else self._better_than_single()
 
-    def _instead_of_dual(self) -> list[str]:
+    def _better_than_dual(self) -> list[str]:
         changes = []
-        if (
-            self.second_device
-            and self.can_replicate
-            and self.placements_s["replicas"] < TIE * self.interval_s
-        ):
-            changes.append(
-                f"--model-gpus {' '.join(map(str, dict.fromkeys(self.gpus)))}{self._if_all_reduce}"
-            )
+        replicate = self.second_device and self.can_replicate
+        if replicate and self.placements_s["replicas"] < TIE * self.interval_s:
+            gpus = " ".join(map(str, dict.fromkeys(self.gpus)))
+            changes.append(f"--model-gpus {gpus}{self._if_all_reduce}")
         if self.gains["single"] < MIN_GAIN:
             changes.append("single placement, nearly as fast on one device")
-        if (
-            TIE * max(self.mean_s["produce"] / self._producers, self.mean_s["transfer"])
-            > self.mean_s["step"]
-        ):
+        batch_s = max(self.mean_s["produce"] / self._producers, self.mean_s["transfer"])
+        if TIE * batch_s > self.mean_s["step"]:
             changes.append(
                 "a larger --model-size, which is free until its step takes as long as making a"
                 " batch"
@@ -215,19 +223,12 @@ class Assessment:
             changes.append(f"more work for the data device, such as {self.augmentation}")
         return changes
 
-    @property
-    def _producers(self) -> int:
-        """Number of data devices."""
-        return len(self.gpus) - 1 if self.is_dual else 1
-
-    def _instead_of_single(self) -> list[str]:
+    def _better_than_single(self) -> list[str]:
         gpu, other = self.gpus
-        if not self.second_device:
-            return []
-        changes = []
-        if self.can_replicate:
+        changes: list[str] = []
+        if self.second_device and self.can_replicate:
             changes.append(f"--model-gpus {gpu} {other}{self._if_all_reduce}")
-        if self.gains["dual"] >= MIN_GAIN:
+        if self.second_device and self.gains["dual"] >= MIN_GAIN:
             changes.append(f"--data-gpu {gpu} --model-gpu {other}")
         return changes
 
@@ -244,34 +245,37 @@ class Assessment:
         """What the second device gains, in words."""
         if not self.mean_s:
             return f"gain of a second device unknown: {self.unknown}"
-        without = "" if self.all_reduce_s is not None else " without their all-reduce"
+        known = self.all_reduce_s is not None
         if self.is_dual:
             count = len(self._routes["replicas"])
             replicas = {2: "two", 3: "three"}.get(count, str(count))
+            without = "" if known else " without their all-reduce"
             return (
                 f"{self.gains['single']:.2f} x single, {self.gains['replicas']:.2f} x {replicas}"
                 f" replicas{without}"
             )
+        without = "" if known else " without the all-reduce"
         return (
             f"a second device would bring at most {self.gains['dual']:.2f} x as data device, "
-            f"{self.gains['replicas']:.2f} x as a replica{without.replace('their', 'the')}"
+            f"{self.gains['replicas']:.2f} x as a replica{without}"
         )
 
     @property
     def line(self) -> str:
         """The grade in one line, for the end of a profile and of a run."""
-        busy = [f"model device busy {100 * self.model_busy:.0f} % ({self.grade_text})"]
+        text = f"model device busy {100 * self.model_busy:.0f} % ({self.grade_text})"
         if self.data_busy is not None:
             devices = "data device" if self._producers == 1 else f"{self._producers} data devices"
-            busy.append(
-                f"{devices} busy {100 * self.data_busy:.0f} % ({data_busy_text(self.data_busy)})"
-            )
-        text = f"{', '.join(busy)}; {self.comparison}."
+            target = data_busy_text(self.data_busy)
+            text += f", {devices} busy {100 * self.data_busy:.0f} % ({target})"
+        text += f"; {self.comparison}."
         if self.recommended:
             text += f" Recommended: {'; or '.join(self.recommended)}."
         elif self.mean_s and self.is_dual:
             text += " Recommended: this placement."
-        return text + f" Note: {self.note}." * bool(self.note)
+        if self.note:
+            text += f" Note: {self.note}."
+        return text
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -289,11 +293,12 @@ class Assessment:
 def data_busy_text(data_busy: float) -> str:
     """Return where a utilisation of the data device lies: `target`, or below or above it."""
     low, high = DATA_BUSY
-    target = f"{100 * low:.0f} to {100 * high:.0f} %"
-    return (
-        f"{'below' if data_busy < low else 'above' if data_busy > high else 'in'} the target,"
-        f" {target}"
-    )
+    place = "in"
+    if data_busy < low:
+        place = "below"
+    elif data_busy > high:
+        place = "above"
+    return f"{place} the target, {100 * low:.0f} to {100 * high:.0f} %"
 
 
 def assess_run(
@@ -318,21 +323,21 @@ def assess_run(
         can_replicate, augmentation: see `Assessment`.
     """
     route = placement.routes[0]
-    steps, is_dual, producers = (
-        max(total.steps, 1),
-        route.is_between_devices,
-        len(route.data_devices),
-    )
-    interval_s, wait_s = total.busy_s / steps, total.wait_s / steps
+    producers = len(route.data_devices)
+    steps = max(total.steps, 1)
+    interval_s = total.busy_s / steps
     # The clock's times of producers that take turns are means over them, and each makes a part of
     # the batches.
-    produce_s, waited_s = producers * total.produce_s / steps, producers * total.read_s / steps
-    data_busy = min(produce_s / producers / interval_s, 1.0) if is_dual and interval_s else None
+    produce_s = producers * total.produce_s / steps
+    waited_s = producers * total.read_s / steps
+    data_busy = None
+    # One device does one after the other.
+    step_s = max(interval_s - produce_s, 0.0)
+    if route.is_between_devices:
+        data_busy = min(produce_s / producers / interval_s, 1.0) if interval_s else None
+        step_s = interval_s - total.wait_s / steps
     unknown = _unknown_reason(replicas, placement.on_gpu, data_busy, total.wait_share)
     read_s = waited_s + produce_s if total.bottleneck == "read" else 0.0
-    step_s = (
-        interval_s - wait_s if is_dual else max(interval_s - produce_s, 0.0)
-    )  # one device does one after the other
     means = {"read": read_s, "produce": produce_s, "transfer": 0.0, "step": step_s}
     return Assessment(
         interval_s=interval_s,
@@ -353,11 +358,11 @@ def _unknown_reason(replicas: int, on_gpu: bool, data_busy: float | None, wait_s
     if replicas > 1:
         return f"the run has {replicas} replicas, and `{command_line('plan')}` compares placements"
     if on_gpu and data_busy is None:
-        return f"a run on one GPU does not time its producer, but `{command_line('profile')}` does"
+        return f"a run on one GPU does not time its producer, but `{PROFILER}` does"
     if on_gpu and wait_share < NO_WAIT and (data_busy or 0.0) > ALWAYS_BUSY:
         return (
             "the data GPU is always busy, and the call of a step may wait for it unseen; "
-            f"`{command_line('profile')}` measures both"
+            f"`{PROFILER}` measures both"
         )
     return ""
 
@@ -378,11 +383,8 @@ def shared_hardware(placement: Placement) -> str:
     """
     if not placement.on_gpu:
         return SHARED_CORES
-    return (
-        SHARED_GPU
-        if placement.routes[0].is_between_devices and not has_two_devices(placement)
-        else ""
-    )
+    is_split = placement.routes[0].is_between_devices and not has_two_devices(placement)
+    return SHARED_GPU if is_split else ""
 
 
 def has_two_devices(placement: Placement) -> bool:
@@ -391,3 +393,103 @@ def has_two_devices(placement: Placement) -> bool:
     """
     physical = {device.name: device.physical for device in placement.devices}
     return physical[placement.routes[0].data] != physical[placement.routes[0].model]
+
+
+def candidates(
+    stage: str, data: DataConfig, single: bool, devices: int, producers: int = 1
+) -> list[dict[str, Any]]:
+    """Return changes of settings that may help, each on its own; the profiler measures what they
+    gain.
+
+    Args:
+        stage: `read`, `produce`, `transfer` (known to a profile only), `step`, or `variation` if
+            stages wait for each other by turns.
+        data: the present settings.
+        single: whether batches are made on the device that trains.
+        devices: GPUs, real or simulated, that a placement with one replica may use.
+        producers: data devices of the present placement.
+    """
+    changes: list[dict[str, Any]] = []
+    match stage:
+        case "read":
+            workers = min(2 * data.num_workers, core_count())
+            if workers > data.num_workers:
+                changes.append({"num_workers": workers})
+            if not data.cache_dataset:
+                changes.append({"cache_dataset": True})
+            if not data.use_tf_native_loading:
+                changes.append({"use_tf_native_loading": True})
+        case "produce" if single and devices > 1:
+            changes.append({"data_gpu": 0, "model_gpu": 1})
+        case "produce" if not single and devices > producers + 1:
+            changes.append({"data_gpus": tuple(range(producers + 1)), "model_gpu": producers + 1})
+        case "transfer" if not single:
+            changes.append({"data_gpu": 0, "model_gpu": 0})
+        case "step":
+            if not data.enable_static_shapes:
+                changes.append({"enable_static_shapes": True})
+            if not data.batch_seconds:
+                changes.append({"batch_size": 2 * data.batch_size})
+        case "variation":
+            changes.append({"prefetch_buffer_size": 2 * data.prefetch_buffer_size})
+            changes.append({"buffer_size": 2 * data.buffer_size})
+    return changes
+
+
+def flags_of(change: dict[str, Any]) -> str:
+    """Return settings as the command line takes them: `--num-workers 4`, `--cache-dataset`,
+    `--data-gpus 0 1`.
+    """
+    words: list[str] = []
+    for name, value in change.items():
+        words.append(SETTINGS[name].flag)
+        if value is not True:
+            words += map(str, value if isinstance(value, tuple) else (value,))
+    return " ".join(words)
+
+
+class InputBoundWarning:
+    """Warns once, with advice, when a run has waited for its batches for long.
+
+    Args:
+        step: steps done before.
+        data: the settings of reading.
+        single, devices, producers: see `candidates`.
+    """
+
+    def __init__(self, step: int, data: DataConfig, single: bool, devices: int, producers: int = 1):
+        self._step = step
+        self._settings = data, single, devices, producers
+        self._waited_steps = 0
+        self._has_warned = False
+
+    def __call__(self, step: int, metrics: dict[str, Any]) -> None:
+        """Look at a report of the steps up to `step`."""
+        if self._has_warned or "accelerator_utilisation" not in metrics:
+            return
+        wait_share = 1.0 - metrics["accelerator_utilisation"]
+        if wait_share > WAIT_SHARE:
+            self._waited_steps += step - self._step
+        else:
+            self._waited_steps = 0
+        self._step = step
+        if self._waited_steps >= WAIT_STEPS:
+            self._has_warned = True
+            log.warning("%s", self._advice(wait_share, metrics))
+
+    def _advice(self, wait_share: float, metrics: dict[str, Any]) -> str:
+        slowest = metrics["bottleneck"]
+        reason = f"because the slowest stage is {slowest}"
+        if metrics["blocked_s"] > UNEVEN_SHARE * metrics["step_s"]:
+            slowest = "variation"
+            reason = "because times vary: the producer also waits"
+        changes = candidates(slowest, *self._settings)
+        do = f"Only a faster device is known to help; {PROFILER} shows all stages."
+        if changes:
+            flags = "; ".join(map(flags_of, changes))
+            do = f"Try, one at a time: {flags}; {PROFILER} measures the gain of each."
+        return (
+            f"long waits     for {self._waited_steps} steps the model has waited for batches more"
+            f" than {100 * WAIT_SHARE:.0f} % of the time, now {100 * wait_share:.0f} %, {reason}."
+            f" {do}"
+        )

@@ -1,126 +1,455 @@
-"""A profile of a run on its own corpus, model and devices: each stage in isolation, and all stages
-together.
+"""Measure the stages of a run on its own corpus, model and devices: each in isolation, and all
+together in the training loop.
 """
 
-import logging
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
+from myxtts.clock import MODEL, Clock, Interval, Span, Timeline
 from myxtts.config.schema import Config
-from myxtts.placement.routes import Placement
-from myxtts.tasks.registry import task_of
-from myxtts.throughput.analysis import Measurement
-from myxtts.throughput.assess import gpus_of, has_two_devices, shared_hardware
-from myxtts.throughput.flops import matmul_flops_per_s, step_flops
-from myxtts.throughput.isolated_stages import (
-    SampleBatches,
-    measure_all_reduce,
-    measure_isolated,
-    time_producing_without_teacher,
-)
+from myxtts.data.batch_plan import Position
+from myxtts.data.hand_over import Batch
+from myxtts.data.pipeline import Pipeline, ProduceFunction, trace_produce
+from myxtts.evaluation.in_run import open_evaluator
+from myxtts.placement import devices
+from myxtts.placement.replicas import make_replicas
+from myxtts.placement.routes import Placement, Route, single_route
+from myxtts.report.reporter import TensorBoard
+from myxtts.throughput.analysis import TracedRun
 from myxtts.throughput.model import StageTimes
-from myxtts.throughput.nvml import GpuSampler
-from myxtts.throughput.pipeline_runs import run_traced, run_untraced
-from myxtts.throughput.profiled_run import (
-    MeasurementWindow,
-    ProfiledRun,
-    measurement_window,
-    open_run,
-)
-from myxtts.throughput.report import DeviceMetrics
-from myxtts.throughput.trials import try_settings
+from myxtts.throughput.stage_times import StageProfile
+from myxtts.training import loop
+from myxtts.training import setup as training_setup
+from myxtts.training.checkpoints import save_nothing
+from myxtts.training.diagnostics import explained_out_of_memory
+from myxtts.training.held_out import make_sampler, vocoder_loader
+from myxtts.training.hooks import Hook
+from myxtts.training.load_teacher import NoVoice
+from myxtts.training.runs import RunFolder
+from myxtts.training.schedule import Rates, Schedule
+from myxtts.training.setup import TrainingSetup, resolve_start
+from myxtts.training.step import Step
+from myxtts.training.stop_request import StopRequest
 
-log = logging.getLogger(__name__)
+# Steps that are not measured: later steps neither fill an empty queue nor trace.
+WARM_UP = 5
 
-RUNS = 2  # of each kind, in turn
-MATMUL_TYPES = {"float32": "float32", "mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
+# Batches that the stages are measured on, which bounds the memory.
+SAMPLES_PER_BUCKET = 2
+
+ALL_REDUCES = 20
+
+SampleBatches = dict[int, list[Batch]]
+"""Batches by bucket."""
 
 
-def profile(config: Config, steps: int) -> tuple[Measurement, DeviceMetrics, Placement]:
-    """Measure `steps` steps of a run with these settings; the run leaves no files.
+@dataclass(frozen=True)
+class ProfiledRun:
+    """A run of one replica before its first step."""
+
+    setup: TrainingSetup
+    step: Step
+
+    @property
+    def placement(self) -> Placement:
+        return self.setup.run.placement
+
+    @property
+    def route(self) -> Route:
+        return self.placement.routes[0]
+
+
+@contextmanager
+def open_run(config: Config) -> Iterator[ProfiledRun]:
+    """Set up a run with these settings, in a run folder that is removed afterwards.
+
+    Raises:
+        UserError: the run could not start, or its steps do not fit into memory.
+    """
+    with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
+        off = {"validate_every": 0, "sample_every": 0, "evaluate_every": 0}
+        run = config.run.model_copy(update={"resume": False, **off})
+        placement = config.placement.model_copy(update={"observer": "model"})
+        config = config.model_copy(update={"run": run, "placement": placement})
+        with training_setup.open_run(resolve_start(config, RunFolder(Path(name)))) as opened:
+            single_route(opened.placement, "a profile")
+            with explained_out_of_memory(opened.placement, can_resume=False):
+                setup = opened.set_up(opened.read_corpora())
+                yield ProfiledRun(setup, setup.make_step())
+
+
+@dataclass(frozen=True)
+class MeasurementWindow:
+    """The batches of a measurement, from the beginning of the plan; the first WARM_UP steps are not
+    measured.
+
+    Attributes:
+        step: int [batches], number of each batch's step.
+        bucket: int [batches].
+        audio_s, padded_s: float [batches], seconds of speech in each batch, without and with
+            padding.
+    """
+
+    step: np.ndarray
+    bucket: np.ndarray
+    audio_s: np.ndarray
+    padded_s: np.ndarray
+
+    @property
+    def measured(self) -> np.ndarray:
+        """bool [batches], which batches are measured."""
+        return self.step >= WARM_UP
+
+    @property
+    def measured_buckets(self) -> np.ndarray:
+        """int [measured batches], the bucket of each."""
+        return self.bucket[self.measured]
+
+    @property
+    def step_buckets(self) -> np.ndarray:
+        """int [measured steps], the bucket of each."""
+        last_of_step = np.append(np.diff(self.step) > 0, True)
+        return self.bucket[self.measured & last_of_step]
+
+    @property
+    def most_frequent_bucket(self) -> int:
+        return int(np.bincount(self.measured_buckets).argmax())
+
+
+def measurement_window(pipeline: Pipeline, steps: int) -> MeasurementWindow:
+    """Return the window of WARM_UP and `steps` steps; a short corpus is read for several epochs."""
+    columns = []
+    step = 0
+    for planned in pipeline.producers[0].planned(Position()):
+        columns.append((step, planned.step.bucket, planned.audio_s, planned.padded_s))
+        step += planned.last
+        if step == WARM_UP + steps:
+            break
+    return MeasurementWindow(*map(np.array, zip(*columns, strict=True)))
+
+
+def measure_stage_times(config: Config, steps: int) -> StageProfile:
+    """Measure the stages of one replica on `steps` steps, a set of samples, an evaluation, and an
+    all-reduce.
 
     Raises:
         UserError: as `open_run`.
     """
     with open_run(config) as run:
-        return *measure(run, steps), run.placement
-
-
-def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
-    """Measure each stage in isolation, then all stages together in untraced and traced runs."""
-    pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
-    window = measurement_window(pipeline, steps)
-    log.info("%-14s each stage in isolation; the step is traced first", "measuring")
-    isolated, samples = measure_isolated(run, pipeline, window)
-    untaught_produce_s = time_producing_without_teacher(pipeline, window)
-    log.info("%-14s other settings of the slowest stages", "measuring")
-    trials = try_settings(run, window, samples, isolated)
-
-    gpus = [device.physical for device in run.placement.devices if device.physical is not None]
-    sampler = GpuSampler(gpus if run.placement.on_gpu else [])
-    traced_pipeline = run.setup.training_pipeline(synchronize=True)
-    untraced_s, traced = [], []
-    for number in range(1, RUNS + 1):
-        log.info(
-            "%-14s all stages together, %d steps, pass %d of %d", "measuring", steps, number, RUNS
+        pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
+        window = measurement_window(pipeline, steps)
+        times, _ = measure_isolated(run, pipeline, window)
+        held_out = run.setup.corpora.held_out
+        held_out_batches = held_out.plan.steps_per_epoch if held_out else 0
+        samples_s = time_samples(run.setup) if held_out and config.run.sample_every else 0.0
+        evaluation_s = time_evaluation(run.setup) if held_out and config.run.evaluate_every else 0.0
+        all_reduce_s = measure_all_reduce(run)
+        return StageProfile(
+            times, window.measured_buckets, all_reduce_s, held_out_batches, samples_s, evaluation_s
         )
-        with sampler.sampling():
-            untraced_s.append(run_untraced(run, pipeline, steps))
-        traced.append(run_traced(run, traced_pipeline, steps))
-
-    measurement = Measurement(
-        work=window.audio_s[window.measured],
-        padded_work=window.padded_s[window.measured],
-        isolated=isolated,
-        untraced_s=untraced_s,
-        traced=traced,
-        step_bucket=window.step_buckets,
-        single_device=not run.setup.between_devices,
-        devices=run.setup.gpu_count,
-        trials=trials,
-        gpus=gpus_of(run.placement),
-        all_reduce_s=measure_all_reduce(run) if has_two_devices(run.placement) else None,
-        can_replicate=run.setup.can_replicate,
-        untaught_produce_s=untaught_produce_s,
-        augmentation=task_of(run.setup.config).augmentation,
-        note=shared_hardware(run.placement),
-    )
-    return measurement, measure_devices(run, window, samples, isolated, sampler)
 
 
-def measure_devices(
-    run: ProfiledRun,
-    window: MeasurementWindow,
-    samples: SampleBatches,
-    isolated: StageTimes,
-    sampler: GpuSampler,
-) -> DeviceMetrics:
-    """Measure the rate of matrix products, and collect the other metrics of the devices."""
-    model_flops_per_s, not_counted_reason = measure_model_flops(run, window, samples, isolated)
-    with tf.device(run.route.model):
-        matmul_rate = matmul_flops_per_s(MATMUL_TYPES[run.setup.config.training.precision])
-    return DeviceMetrics(
-        step_traces=run.step.traces,
-        model_flops_per_s=model_flops_per_s,
-        not_counted_reason=not_counted_reason,
-        matmul_flops_per_s=matmul_rate,
-        gpu_usage={gpu: usage.to_json() for gpu, usage in sampler.usage.items()},
-        no_usage_reason=sampler.reason,
-        shares_cores=not run.placement.on_gpu,
-    )
-
-
-def measure_model_flops(
-    run: ProfiledRun, window: MeasurementWindow, samples: SampleBatches, isolated: StageTimes
-) -> tuple[float | None, str]:
-    """Return the operations per second of the model's matrix products, or the reason why they
-    cannot be counted.
-
-    The rate is measured on a step of the most frequent bucket.
+def measure_isolated(
+    run: ProfiledRun, pipeline: Pipeline, window: MeasurementWindow
+) -> tuple[StageTimes, SampleBatches]:
+    """Return the times of the measured batches, each stage in isolation, and sample features on the
+    data device.
     """
-    bucket = window.most_frequent_bucket
-    step_s = isolated.step_s[window.measured_buckets == bucket].mean()
-    try:
-        return float(step_flops(run.setup.state, samples[bucket][0]) / step_s), ""
-    except ValueError as error:
-        return None, str(error)
+    read_s, waves = time_reading(pipeline, window)
+    produce = produce_on(run.route.data, pipeline.producers[0].produce)
+    produce_s, features = time_stage(window, waves, produce)
+    transfer_s, _ = time_stage(window, features, lambda batch: transfer(run.step, batch))
+    step_s = time_steps(run.setup, run.step, window, features)
+    return StageTimes(read_s, produce_s, transfer_s, step_s), features
+
+
+def time_reading(pipeline: Pipeline, window: MeasurementWindow) -> tuple[np.ndarray, SampleBatches]:
+    """Return the seconds between batches on the data device, float [measured batches], and sample
+    batches.
+    """
+    times_s: list[float] = []
+    samples: SampleBatches = {}
+    with closing(pipeline.producers[0].read(Position())) as batches:
+        for bucket, (_, waves) in zip(window.bucket.tolist(), batches, strict=False):
+            devices.synchronize(waves["pcm"])
+            times_s.append(time.perf_counter())
+            if len(samples.setdefault(bucket, [])) < SAMPLES_PER_BUCKET:
+                samples[bucket].append(waves)
+    return np.diff(times_s)[window.measured[1:]], samples
+
+
+def time_stage(
+    window: MeasurementWindow, samples: SampleBatches, stage: Callable[[Batch], Batch]
+) -> tuple[np.ndarray, SampleBatches]:
+    """Return the seconds of a stage for each measured batch, timed on samples of its bucket, and
+    the results.
+    """
+    # The first call for each sample warms up.
+    results = {bucket: [*map(stage, batches)] for bucket, batches in samples.items()}
+    times_s = []
+    for number, bucket in enumerate(window.measured_buckets.tolist()):
+        batch = samples[bucket][number % len(samples[bucket])]
+        started_s = time.perf_counter()
+        stage(batch)
+        times_s.append(time.perf_counter() - started_s)
+    return np.array(times_s), results
+
+
+def produce_on(device: str, produce: ProduceFunction) -> Callable[[Batch], Batch]:
+    """Return a function that computes features and waits for the device."""
+
+    def produce_and_wait(waves: Batch) -> Batch:
+        with tf.device(device):
+            features, element = produce(waves)
+        element.numpy()
+        return features
+
+    return produce_and_wait
+
+
+def time_producing_without_teacher(
+    pipeline: Pipeline, window: MeasurementWindow
+) -> np.ndarray | None:
+    """Return the seconds to produce each measured batch without the teacher's network, float
+    [measured batches]; None if the run has no teacher.
+
+    The same batches are produced by a function in which `NoVoice` replaces the network.
+    """
+    producer = pipeline.producers[0]
+    if producer.extractor.load_frozen is None:
+        return None
+    extractor = replace(producer.extractor, load_frozen=lambda _: NoVoice())
+    produce = produce_on(producer.device, trace_produce(producer.device, extractor))
+    _, waves = time_reading(pipeline, window)
+    return time_stage(window, waves, produce)[0]
+
+
+def transfer(step: Step, features: Batch) -> Batch:
+    """Copy features to the model device and wait for it."""
+    (batch,) = step.hand_over([features])
+    devices.synchronize(batch["mel"])
+    return batch
+
+
+def profile_learning_rate(steps_done: int) -> float:
+    """Return a rate that leaves the weights as they are, and finite, at any step."""
+    return 1e-8
+
+
+def time_steps(
+    setup: TrainingSetup, step: Step, window: MeasurementWindow, samples: SampleBatches
+) -> np.ndarray:
+    """Return the seconds of the step, shared evenly by its batches: float [measured batches]."""
+    # Tracing first: with gradient accumulation, the last batch of a step has a trace of its own.
+    microbatches = min(2, setup.config.training.gradient_accumulation)
+    for bucket in samples:
+        time_step(setup, step, samples[bucket][:1] * microbatches)
+    steps = window.step[window.measured]
+    times_s: list[float] = []
+    for number in dict.fromkeys(steps.tolist()):
+        buckets = window.measured_buckets[steps == number].tolist()
+        batches = [
+            samples[bucket][i % len(samples[bucket])] for i, bucket in enumerate(buckets, number)
+        ]
+        step_s = time_step(setup, step, batches)
+        times_s += [step_s / len(batches)] * len(batches)
+    return np.array(times_s)
+
+
+def time_step(setup: TrainingSetup, step: Step, features: Sequence[Batch]) -> float:
+    """Take a step on features of its microbatches; return its seconds, until the device has
+    finished.
+
+    The first microbatch is on the model device before. As in training, the step hands over another
+    one.
+    """
+    first = [transfer(step, features[0])]
+    following = [[batch] for batch in (*features[1:], features[0])]
+    rates = replace(setup.schedule, learning_rate=profile_learning_rate)
+    started_s = time.perf_counter()
+    outcome, _ = step(first, following, setup.state.step + 1, rates)
+    step.synchronize(outcome)
+    seconds = time.perf_counter() - started_s
+    # The next step continues the numbers on the device.
+    setup.state.step += 1
+    return seconds
+
+
+def time_samples(setup: TrainingSetup) -> float:
+    """Return the seconds in which the model device and the host write a set of samples."""
+    state = setup.state
+    with tempfile.TemporaryDirectory() as name:
+        folder = RunFolder(Path(name))
+        with closing(TensorBoard(folder.tensorboard)) as tensorboard:
+            pipeline = setup.validation_pipeline()
+            load = vocoder_loader(setup, state.device, folder)
+            sampler = make_sampler(
+                setup, state.model, state.device, pipeline, folder, tensorboard, load
+            )
+            with tf.device(state.device):
+                sampler.trace()
+                return _second_call_s(sampler)
+
+
+def time_evaluation(setup: TrainingSetup) -> float:
+    """Return the seconds in which the model device and the host measure the scores of held-out
+    utterances.
+    """
+    state = setup.state
+    with tempfile.TemporaryDirectory() as name:
+        folder = RunFolder(Path(name))
+        load = vocoder_loader(setup, state.device, folder)
+        evaluator = open_evaluator(setup, state.model, state.device, folder, load)
+        return _second_call_s(lambda step: evaluator(step, None))
+
+
+def _second_call_s(observe: Callable[[int], object]) -> float:
+    """Return the seconds of a second call; the first one prepares pictures and functions."""
+    observe(0)
+    started_s = time.perf_counter()
+    observe(1)
+    return time.perf_counter() - started_s
+
+
+def measure_all_reduce(run: ProfiledRun) -> float:
+    """Return the seconds in which replicas on the two devices of a run reduce the gradients of a
+    step.
+    """
+    gradients = [(variable.shape, variable.dtype) for variable in run.setup.state.trained]
+    return time_all_reduce((run.route.data, run.route.model), gradients)
+
+
+def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[int], str]]) -> float:
+    """Return the median seconds in which replicas on these devices reduce gradients, as `Step`
+    does.
+
+    Call it in a process without another strategy of several devices: TensorFlow would take both for
+    parts of one all-reduce.
+
+    Args:
+        gradients: shape and dtype of each.
+    """
+    replicas = make_replicas(tuple(Route(model, model) for model in models))
+    by_device = []
+    for model in models:
+        with tf.device(model):
+            by_device.append([tf.zeros(*gradient) for gradient in gradients])
+
+    @tf.function(autograph=False)
+    def all_reduce(by_device):
+        summed = replicas.strategy.run(
+            lambda gradients: tf.distribute.get_replica_context().all_reduce("SUM", gradients),
+            (replicas.per_replica(by_device),),
+        )
+        return [replicas.local_results(gradient) for gradient in summed]
+
+    times_s = []
+    for _ in range(ALL_REDUCES + 1):
+        started_s = time.perf_counter()
+        for copy in all_reduce(by_device)[-1]:
+            devices.synchronize(copy)
+        times_s.append(time.perf_counter() - started_s)
+    # The first call traces.
+    return float(np.median(times_s[1:]))
+
+
+def run_untraced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> float:
+    """Return the seconds of the measured steps in the training loop."""
+    return _run_together(run, run.step, pipeline, steps, Timeline()).busy_s
+
+
+def run_traced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> TracedRun:
+    """Run the same steps, wait for each, and record the times of all stages."""
+    timeline = Timeline(size=sys.maxsize)
+    total = _run_together(run, SynchronousStep(run.step), pipeline, steps, timeline)
+    spans = timeline.newest()
+    # The first step of the loop is the last one of the warm-up.
+    last_warm_up, *measured = step_spans(spans)
+    of_batches = [
+        span for span in spans if span.lane != MODEL and span.number > last_warm_up.number
+    ]
+    step_s = np.diff([span.end_s for span in (last_warm_up, *measured)])
+    return TracedRun(total, step_s, [*of_batches, *measured])
+
+
+def _run_together(
+    run: ProfiledRun, step: loop.StepFunction, pipeline: Pipeline, steps: int, timeline: Timeline
+) -> Interval:
+    # No report before the end: it would wait for the device.
+    schedule = replace(
+        run.setup.schedule, log_every=sys.maxsize, learning_rate=profile_learning_rate
+    )
+    with pipeline.open_feed(Position()) as feed:
+        train_steps(run.setup, step, feed, schedule, WARM_UP - 1)
+        return train_steps(run.setup, step, feed, schedule, 1 + steps, timeline)
+
+
+def train_steps(
+    setup: TrainingSetup,
+    step: loop.StepFunction,
+    feed: loop.BatchFeed,
+    schedule: Schedule,
+    steps: int,
+    timeline: Timeline | None = None,
+    hooks: Sequence[Hook] = (),
+    stop: StopRequest | None = None,
+) -> Interval:
+    """Take steps in the training loop, without checkpoints.
+
+    Args:
+        timeline: gets the spans of all steps.
+        stop: ends the loop early.
+
+    Returns:
+        The times of all steps but the first, which the loop does not count.
+    """
+    routes = setup.replicas.routes
+    producers = {device for route in routes for device in route.data_devices}
+    clock = Clock(producers=len(producers), replicas=len(routes), timeline=timeline)
+    schedule = replace(schedule, total_steps=setup.state.step + steps, checkpoint_every=0)
+    loop.train(setup.state, step, feed, schedule, hooks, save_nothing, clock, stop or StopRequest())
+    return clock.total()
+
+
+def step_spans(spans: Sequence[Span]) -> list[Span]:
+    """Return one span for each step, in their order.
+
+    What the main thread does after a step, up to its next wait, has a span of the same number; it
+    is left out.
+    """
+    steps: dict[int, Span] = {}
+    for span in spans:
+        if span.lane == MODEL and span.kind == "step":
+            steps.setdefault(span.number, span)
+    return list(steps.values())
+
+
+class SynchronousStep:
+    """A step that waits for its device, so that the times of its calls are those of the device."""
+
+    def __init__(self, step: Step):
+        self._step = step
+        self.hand_over = step.hand_over
+        self.left_unchanged = step.left_unchanged
+        self.synchronize = step.synchronize
+        self.read = step.read
+
+    def __call__(
+        self,
+        first: Sequence[Batch],
+        following: Sequence[Sequence[Batch]],
+        number: int,
+        rates: Rates,
+        stop: bool,
+    ) -> tuple[tf.Tensor, list[Batch]]:
+        outcome, next_first = self._step(first, following, number, rates, stop)
+        self._step.synchronize(outcome)
+        return outcome, next_first

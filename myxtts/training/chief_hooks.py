@@ -10,7 +10,7 @@ import numpy as np
 
 from myxtts.clock import Timeline
 from myxtts.report.reporter import Reporter
-from myxtts.throughput.advice import LongWait
+from myxtts.throughput.assess import InputBoundWarning
 from myxtts.training.checkpoint_files import checkpoint_of, read_arrays, read_metadata
 from myxtts.training.checkpoints import Checkpoints
 from myxtts.training.held_out import OpenEvaluator, held_out_work
@@ -56,7 +56,9 @@ def chief_hooks(
         setup.gpu_count if len(routes) == 1 else 1
     )  # advice is for one replica: replicas use their GPUs
     producers = len(routes[0].data_devices)
-    long_wait = LongWait(state.step, config.data, not setup.between_devices, devices, producers)
+    input_bound_warning = InputBoundWarning(
+        state.step, config.data, not setup.between_devices, devices, producers
+    )
     with (
         Reporter(
             folder.metrics, folder.tensorboard, state.step, setup.schedule.total_steps
@@ -64,7 +66,7 @@ def chief_hooks(
         ExitStack() as opened,
     ):
         sync = [] if weight_sync is None else [SyncWeights(weight_sync, checkpoints.wait)]
-        report, run = Report(reporter, long_wait), config.run
+        report, run = Report(reporter, input_bound_warning), config.run
         periods = periods_of(run)
         if setup.corpora.held_out is None or not run.uses_held_out:
             state.pending_observations = ()  # the settings have turned it off

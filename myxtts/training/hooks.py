@@ -15,7 +15,7 @@ from myxtts.config.schema import RunConfig
 from myxtts.placement.audit import require_device
 from myxtts.report.reporter import Reporter
 from myxtts.tasks.base import Evaluator
-from myxtts.throughput.advice import LongWait
+from myxtts.throughput.assess import InputBoundWarning
 from myxtts.training.observer import OBSERVER, Observer
 from myxtts.training.schedule import (
     EVALUATION,
@@ -299,15 +299,15 @@ class Report:
 
     pause_kind = "reports"
 
-    def __init__(self, reporter: Reporter, long_wait: LongWait):
-        self._reporter, self._long_wait = reporter, long_wait
+    def __init__(self, reporter: Reporter, input_bound_warning: InputBoundWarning):
+        self._reporter, self._input_bound_warning = reporter, input_bound_warning
 
     def is_due(self, end: StepEnd) -> bool:
         return bool(end.metrics)
 
     def __call__(self, end: StepEnd) -> None:
         self._reporter.write(end.state.step, end.metrics)
-        self._long_wait(end.state.step, end.metrics)
+        self._input_bound_warning(end.state.step, end.metrics)
 
 
 class WriteSamples(PeriodicHook):

@@ -1,0 +1,250 @@
+"""What a device computes: operations of matrix products and convolutions, and the utilisation and
+memory of NVIDIA GPUs from the driver (NVML).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from math import prod
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.placement.gpu_memory import DriverUnavailable, ask_driver
+from myxtts.tf_internals import called_graph, wrap_function
+from myxtts.training.state import TrainingState
+from myxtts.training.step import group_gradients
+
+MATRIX_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+
+# And their two gradients each.
+CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
+
+# A hundred times the cost of a call; a factor of the largest size has 1 GiB of float32.
+MIN_PRODUCT_S = 0.005
+MAX_SIZE = 16384
+
+# The driver averages its own figure over the last 0.17 to 1 s, depending on the GPU.
+PERIOD_S = 0.1
+
+
+def contraction_flops(function: Callable, argument) -> int:
+    """Count 2 for each multiply-add of matrix products, einsums and convolutions.
+
+    The function is traced and run once, and the sizes of each product are taken from that run: a
+    graph with symbolic lengths contains them nowhere else.
+
+    Args:
+        function: of tensors; the gradients that it computes count.
+        argument: a tensor, or a dictionary of tensors.
+
+    Raises:
+        ValueError: a product is in a function that the graph calls (a loop, a branch), where it
+            cannot be counted.
+    """
+    traced = wrap_function(function, [tf.nest.map_structure(tf.TensorSpec.from_tensor, argument)])
+    for called in _called_graphs(traced.graph):
+        hidden = [operation.name for operation in _contractions(called)]
+        if hidden:
+            raise ValueError(
+                f"{', '.join(hidden)} cannot be counted: they are in {called.name}, which the graph"
+                " calls"
+            )
+    contractions = _contractions(traced.graph)
+    if not contractions:
+        return 0
+    with traced.graph.as_default():
+        shapes = [
+            [tf.shape(tensor) for tensor in (*operation.inputs, operation.outputs[0])]
+            for operation in contractions
+        ]
+    arguments = tf.nest.flatten(argument)
+    sizes = traced.prune(traced.inputs[: len(arguments)], shapes)(*arguments)
+    return sum(
+        _operation_flops(operation, [size.numpy().tolist() for size in operation_sizes])
+        for operation, operation_sizes in zip(contractions, sizes, strict=True)
+    )
+
+
+def step_flops(state: TrainingState, batch: dict[str, tf.Tensor]) -> int:
+    """Count the operations of a batch's losses and their gradients; raises as
+    `contraction_flops`.
+    """
+
+    def gradients(batch):
+        return group_gradients(
+            state.model, state.groups, batch, lambda _, losses: tf.reduce_sum(losses)
+        )[1]
+
+    with tf.device(state.device):
+        return contraction_flops(gradients, batch)
+
+
+def matmul_flops_per_s(dtype: str = "float32", size: int = 2048, repeats: int = 10) -> float:
+    """Return the operations per second of the fastest of some matrix products, on the current
+    device.
+
+    The time of a product shorter than MIN_PRODUCT_S is mostly that of the call, so a larger product
+    is tried, as long as it fits.
+
+    Args:
+        dtype: of the factors.
+        size: rows and columns of the first factors.
+        repeats: products of each size.
+    """
+    product = tf.function(tf.matmul, autograph=False)
+    rate = 0.0
+    while True:
+        try:
+            normal = np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)
+            factor = tf.cast(tf.constant(normal), dtype)
+            product(factor, factor)[0, 0].numpy()
+            best_s = np.inf
+            for _ in range(repeats):
+                started_s = time.perf_counter()
+                # One number waits for the whole product and is cheap to copy.
+                product(factor, factor)[0, 0].numpy()
+                best_s = min(best_s, time.perf_counter() - started_s)
+        except tf.errors.ResourceExhaustedError:
+            if not rate:
+                raise
+            return rate
+        rate = 2 * size**3 / best_s
+        if best_s >= MIN_PRODUCT_S or size >= MAX_SIZE:
+            return rate
+        size *= 2
+
+
+def _contractions(graph: tf.Graph) -> list[tf.Operation]:
+    types = (*MATRIX_PRODUCTS, "Einsum")
+    return [
+        operation
+        for operation in graph.get_operations()
+        if operation.type in types or operation.type.startswith(CONVOLUTIONS)
+    ]
+
+
+def _called_graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
+    """Yield the graphs of all functions that a graph calls, directly or indirectly."""
+    for operation in graph.get_operations():
+        for attribute in operation.node_def.attr.values():
+            if attribute.func.name:
+                called = called_graph(graph, attribute.func.name)
+                yield called
+                yield from _called_graphs(called)
+
+
+def _operation_flops(operation: tf.Operation, sizes: list[list[int]]) -> int:
+    """Count one operation, given the sizes of its inputs and its output."""
+    *inputs, output = sizes
+    kind = operation.type
+    if kind in MATRIX_PRODUCTS:
+        transposed = operation.get_attr("transpose_a" if kind == "MatMul" else "adj_x")
+        return 2 * inputs[0][-2 if transposed else -1] * prod(output)
+    if kind == "Einsum":
+        subscripts = operation.get_attr("equation").decode().split("->")[0].split(",")
+        size_of = dict(zip("".join(subscripts), chain(*inputs), strict=True))
+        return 2 * prod(size_of.values()) if len(inputs) == 2 else 0
+    # A convolution or its gradient: positions of its output times the weights of one position;
+    # channels come last.
+    positions, kernel = output, inputs[1]
+    if kind.endswith("BackpropFilter"):
+        positions, kernel = inputs[2], output
+    elif kind.endswith("BackpropInput"):
+        positions = inputs[2]
+    return 2 * prod(positions[:-1]) * prod(kernel)
+
+
+@dataclass
+class GpuUsage:
+    """Samples of one GPU: fraction of the time in which a kernel ran, and memory used by all
+    programs.
+    """
+
+    utilisation: list[float] = field(default_factory=list)
+    memory_mib: list[float] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, float]:
+        mean = float(np.mean(self.utilisation))
+        return {
+            "utilisation": mean,
+            "utilisation_variation": float(np.std(self.utilisation)) / max(mean, 1e-9),
+            "memory_mib": max(self.memory_mib),
+        }
+
+
+class GpuSampler:
+    """Samples the usage of some GPUs inside the context `sampling`.
+
+    Args:
+        gpus: physical indices, as TensorFlow numbers them.
+
+    Attributes:
+        usage: by GPU; only GPUs with samples.
+        reason: why nothing can be sampled; otherwise empty.
+    """
+
+    def __init__(self, gpus: Sequence[int]):
+        self.usage: dict[int, GpuUsage] = {}
+        self.reason = "" if gpus else "the model is not on a GPU"
+        self._readers: dict[int, Callable[[], tuple[float, float]]] = {}
+        if not gpus:
+            return
+        try:
+            self._readers = dict(zip(gpus, ask_driver(gpus, _reader), strict=True))
+        except DriverUnavailable as error:
+            self.reason = str(error)
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=self._sample, args=(stop,), name="myxtts-nvml", daemon=True
+        )
+        if self._readers:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            if thread.ident is not None:
+                thread.join()
+
+    def _sample(self, stop: threading.Event) -> None:
+        try:
+            while not stop.wait(PERIOD_S):
+                self.take_samples()
+        except DriverUnavailable as error:
+            # The figures of a part of the time are not those of all of it.
+            self.usage.clear()
+            self._readers, self.reason = {}, str(error)
+
+    def take_samples(self) -> None:
+        for gpu, read in self._readers.items():
+            utilisation, memory_mib = read()
+            usage = self.usage.setdefault(gpu, GpuUsage())
+            usage.utilisation.append(utilisation)
+            usage.memory_mib.append(memory_mib)
+
+
+def _reader(nvml: Any, handle: Any) -> Callable[[], tuple[float, float]]:
+    """Return a function that reads utilisation and used memory in MiB of a GPU, after one try.
+
+    Raises:
+        DriverUnavailable: for parts of a GPU (MIG), which have no utilisation; from the function,
+            at any later time.
+    """
+
+    def read() -> tuple[float, float]:
+        try:
+            utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+            return utilisation, nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20
+        except nvml.NVMLError as error:
+            raise DriverUnavailable(f"the driver reports: {error}") from error
+
+    read()
+    return read

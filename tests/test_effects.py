@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from myxtts.commands import train
-from myxtts.config.checks import reset_inactive, turns_off
+from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, values_of
 from myxtts.config.load import dump, load
 from myxtts.config.needs import SET, UNSET, Needs, needs
@@ -107,10 +107,8 @@ class EffectsTest(unittest.TestCase):
                 error = self.error_of("", **{setting.name: value})
                 self.assertTrue(error.startswith(f"{setting.flag} is "), error)
                 self.assertIn(f"but it has an effect only {setting.needs.text}, and --", error)
-                load(
-                    None,
-                    {setting.name: setting.default} if turns_off(setting, setting.default) else {},
-                )
+                if not setting.default:
+                    load(None, {setting.name: setting.default})
 
     def test_the_flags_of_other_tasks_and_of_other_ways_are_rejected(self):
         for flags, found in (

@@ -8,12 +8,13 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section
 from myxtts.config.load import config_of_run, format_value, load
-from myxtts.config.names import advice_on_flag, nearest
+from myxtts.config.names import advice_on_flag
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
 
@@ -77,28 +78,14 @@ class CommandParser(argparse.ArgumentParser):
 
     def _describe_unknown(self, words: Sequence[str]) -> str:
         """Return the message for words that are neither flags nor values, a line for each flag."""
-        lines = []
-        for word in words:
-            if _FLAG.fullmatch(word):
-                flag = word.partition("=")[0]
-                lines.append(f"{format_value(flag)} is not a flag{self._advice(flag)}")
-        if lines:
-            return "\n".join(dict.fromkeys(lines))
+        flags = dict.fromkeys(word.partition("=")[0] for word in words if _FLAG.fullmatch(word))
+        if flags:
+            known = self.flags()
+            return "\n".join(
+                f"{format_value(flag)} is not a flag{advice_on_flag(flag, known)}" for flag in flags
+            )
         value = format_value(words[0])
         return f"{value} is neither a flag nor the value of one. --help lists the flags."
-
-    def _advice(self, flag: str) -> str:
-        """Return what follows "… is not a flag"."""
-        # Coqui and Piper put a section before the name: --coqpit.lr, --data.batch_size.
-        word = flag.lstrip("-").rpartition(".")[2]
-        flags = self.flags()
-        advice = advice_on_flag(word.removeprefix("no-").replace("-", "_"), flags)
-        if advice is not None:
-            return advice
-        near = nearest(word, [known[2:] for known in flags])
-        if near is not None:
-            return f". Did you mean --{near}?"
-        return ". --help lists the flags."
 
 
 class _MissingFlagError(ConfigError):
@@ -152,7 +139,37 @@ def settings_parser(prog: str, description: str, resuming: str = RESUMING) -> Co
 def add_setting_flags(group: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
     """Add the flags of settings to a parser or to a group of it, for `read_settings`."""
     for setting in settings:
-        group.add_argument(setting.flag, default=argparse.SUPPRESS, **_argument(setting))
+        options: dict[str, Any] = {"default": argparse.SUPPRESS}
+        options["help"] = setting_help(setting).replace("%", "%%")
+        if setting.kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["type"] = partial(_converted, setting)
+            options["metavar"] = _METAVARS[setting.kind]
+        if setting.choices:
+            options["metavar"] = "{" + ",".join(setting.choices) + "}"
+        if setting.many:
+            options |= {"nargs": "*", "action": "extend"}
+        group.add_argument(setting.flag, **options)
+
+
+def setting_help(setting: Setting) -> str:
+    """Return the help of a setting's flag, which names other settings by their flags."""
+    meaning = _SETTING_NAMES.sub(lambda match: SETTINGS[match[0]].flag, setting.meaning)
+    if setting.kind is bool:
+        return f"{meaning} (default: {'on' if setting.default else 'off'})"
+    default = "not set" if setting.default in (None, ()) else setting.default_text
+    return f"{meaning} ({setting.allowed.removesuffix(', or null')}; default: {default})"
+
+
+def _converted(setting: Setting, text: str) -> Any:
+    """Return the value that a text stands for, or else the text, which the schema rejects."""
+    if setting.nullable and text == "null":
+        return None
+    try:
+        return setting.kind(text)
+    except ValueError:
+        return text
 
 
 def add_checkpoint_flag(parser: CommandParser) -> None:
@@ -223,40 +240,3 @@ def read_settings(
 def _hyphenated(argument: str) -> str:
     """`--data_gpu=0` as `--data-gpu=0`."""
     return re.sub(r"^--[^=]*", lambda name: name[0].replace("_", "-"), argument)
-
-
-def _argument(setting: Setting) -> dict[str, Any]:
-    """The options of `add_argument` for a setting."""
-    text = setting_help(setting).replace("%", "%%")
-    if setting.kind is bool:
-        return {"action": argparse.BooleanOptionalAction, "help": text}
-    metavar = _METAVARS[setting.kind]
-    if setting.choices:
-        metavar = "{" + ",".join(setting.choices) + "}"
-    options: dict[str, Any] = {"type": _converter(setting), "metavar": metavar, "help": text}
-    if setting.many:
-        options |= {"nargs": "*", "action": "extend"}
-    return options
-
-
-def setting_help(setting: Setting) -> str:
-    """Return the help of a setting's flag, which names other settings by their flags."""
-    meaning = _SETTING_NAMES.sub(lambda match: SETTINGS[match[0]].flag, setting.meaning)
-    if setting.kind is bool:
-        return f"{meaning} (default: {'on' if setting.default else 'off'})"
-    default = "not set" if setting.default in (None, ()) else setting.default_text
-    return f"{meaning} ({setting.allowed.removesuffix(', or null')}; default: {default})"
-
-
-def _converter(setting: Setting) -> Callable[[str], Any]:
-    """Return a function from text to value; text that does not convert is left to the schema."""
-
-    def convert(text: str) -> Any:
-        if setting.nullable and text == "null":
-            return None
-        try:
-            return setting.kind(text)
-        except ValueError:
-            return text
-
-    return convert

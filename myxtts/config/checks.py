@@ -153,11 +153,6 @@ def inactive_settings(values: Mapping[str, Any]) -> Iterator[Setting]:
     return (setting for setting in SETTINGS.values() if not setting.needs.is_met(values))
 
 
-def turns_off(setting: Setting, value: Any) -> bool:
-    """Whether a flag only turns off what is off by default: `--vtlp 0` is no mistake anywhere."""
-    return value == setting.default and not value
-
-
 def inactive_setting_error(
     setting: Setting, where: str, shown_value: str, values: Mapping[str, Any]
 ) -> str:

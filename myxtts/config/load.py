@@ -16,12 +16,7 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import ValidationError
 
-from myxtts.config.checks import (
-    check_settings,
-    inactive_setting_error,
-    inactive_settings,
-    turns_off,
-)
+from myxtts.config.checks import check_settings, inactive_setting_error, inactive_settings
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section, marked, values_of
 from myxtts.config.names import advice_on_key, advice_on_value, former_names, join_names, nearest
 from myxtts.config.schema import NAMES_GPUS, Config
@@ -250,7 +245,8 @@ def _inactive(
         if name in own or setting.needs.names.intersection(own):
             continue
         if name in flags:
-            is_mistake = not turns_off(setting, value)
+            # A flag that turns off what is off by default is no mistake anywhere: `--vtlp 0`.
+            is_mistake = value != setting.default or bool(value)
         else:
             # A file is wrong on its own account only if its values contradict each other.
             is_wrong_alone = not setting.needs.is_met(of_files)

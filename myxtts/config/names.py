@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from myxtts.config.flags import SETTINGS, Setting
+from myxtts.config.needs import flag_of
 
 SCRIPTS = {
     "train": "train_main.py",
@@ -74,38 +75,44 @@ def _table(name: str) -> Any:
     return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
-def advice_on_flag(name: str, flags: Collection[str]) -> str | None:
-    """Return what follows "… is not a flag"; None for a name in none of the tables.
+def advice_on_flag(flag: str, flags: Collection[str]) -> str:
+    """Return what follows "… is not a flag"; `flags` are all that the command has."""
+    # Coqui and Piper put a section before the name: --coqpit.lr, --data.batch_size.
+    word = flag.lstrip("-").rpartition(".")[2]
+    advice = _advice(word.removeprefix("no-").replace("-", "_"), flags)
+    if advice is not None:
+        return advice
+    near = nearest(word, [known[2:] for known in flags])
+    return f". Did you mean --{near}?" if near else ". --help lists the flags."
 
-    Args:
-        name: the flag without hyphens in front, with _ for -.
-        flags: all flags of the command.
-    """
+
+def _advice(name: str, flags: Collection[str]) -> str | None:
+    """Return what to use instead of a name with _ for -; None for a name in none of the tables."""
     former = former_names()
-    new = former["renamed"].get(name)
-    if new is not None and f"--{new.replace('_', '-')}" in flags:
-        return f": it was renamed to --{new.replace('_', '-')}."
+    new = flag_of(former["renamed"].get(name, ""))
+    if new in flags:
+        return f": it was renamed to {new}."
     if name in former["removed"]:
         return f": it was removed. {former['removed'][name]}"
     text = foreign_names().get(name)
     if text is None:
         return None
     # Most texts name settings, which only the commands that train have.
-    of_settings = {flag for flag in _FLAG.findall(text) if flag[2:].replace("-", "_") in SETTINGS}
-    if not of_settings <= set(flags):
+    if {setting.flag for setting in SETTINGS.values()}.intersection(_FLAG.findall(text)) - {*flags}:
         return None
     return f". Use {text}." if text.startswith("--") else f": {text}."
 
 
 def advice_on_key(name: str) -> str | None:
-    """Return what follows "… is unknown" for a setting of a YAML file, as `advice_on_flag` does."""
-    text = advice_on_flag(name, {setting.flag for setting in SETTINGS.values()})
-    return text and _FLAG.sub(lambda flag: _key(flag[0]), text)
+    """Return what follows "… is unknown" for a name of a YAML file; None if nothing is known."""
+    by_flag = {setting.flag: setting for setting in SETTINGS.values()}
 
+    def key(flag: re.Match[str]) -> str:
+        setting = by_flag.get(flag[0])
+        return f"'{setting.name}' under '{setting.section}:'" if setting else flag[0]
 
-def _key(flag: str) -> str:
-    setting = SETTINGS.get(flag[2:].replace("-", "_"))
-    return flag if setting is None else f"'{setting.name}' under '{setting.section}:'"
+    advice = _advice(name, by_flag)
+    return advice and _FLAG.sub(key, advice)
 
 
 def advice_on_value(setting: Setting, value: Any) -> str | None:

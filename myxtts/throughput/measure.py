@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from myxtts.batch import Batch
 from myxtts.clock import MODEL, Clock, Interval, Span, Timeline
-from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Position
-from myxtts.data.hand_over import Batch
+from myxtts.config.flags import turned_off, with_values
+from myxtts.config.schema import OFF_IN_TRIAL, Config
+from myxtts.data.batch_plan import Pass
 from myxtts.data.pipeline import Pipeline, ProduceFunction, trace_produce
 from myxtts.evaluation.in_run import open_evaluator
 from myxtts.placement import devices
@@ -75,10 +76,7 @@ def open_run(config: Config) -> Iterator[ProfiledRun]:
         UserError: the run could not start, or its steps do not fit into memory.
     """
     with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
-        off = {"validate_every": 0, "sample_every": 0, "evaluate_every": 0}
-        run = config.run.model_copy(update={"resume": False, **off})
-        placement = config.placement.model_copy(update={"observer": "model"})
-        config = config.model_copy(update={"run": run, "placement": placement})
+        config = with_values(turned_off(config, OFF_IN_TRIAL), {"observer": "model"})
         with training_setup.open_run(resolve_start(config, RunFolder(Path(name)))) as opened:
             single_route(opened.placement, "a profile")
             with explained_out_of_memory(opened.placement, can_resume=False):
@@ -128,7 +126,7 @@ def measurement_window(pipeline: Pipeline, steps: int) -> MeasurementWindow:
     """Return the window of WARM_UP and `steps` steps; a short corpus is read for several epochs."""
     columns = []
     step = 0
-    for planned in pipeline.producers[0].planned(Position()):
+    for planned in pipeline.producers[0].planned(Pass()):
         columns.append((step, planned.step.bucket, planned.audio_s, planned.padded_s))
         step += planned.last
         if step == WARM_UP + steps:
@@ -177,7 +175,7 @@ def time_reading(pipeline: Pipeline, window: MeasurementWindow) -> tuple[np.ndar
     """
     times_s: list[float] = []
     samples: SampleBatches = {}
-    with closing(pipeline.producers[0].read(Position())) as batches:
+    with closing(pipeline.producers[0].read(Pass())) as batches:
         for bucket, (_, waves) in zip(window.bucket.tolist(), batches, strict=False):
             devices.synchronize(waves["pcm"])
             times_s.append(time.perf_counter())
@@ -387,7 +385,7 @@ def _run_together(
     schedule = replace(
         run.setup.schedule, log_every=sys.maxsize, learning_rate=profile_learning_rate
     )
-    with pipeline.open_feed(Position()) as feed:
+    with pipeline.open_feed(Pass()) as feed:
         train_steps(run.setup, step, feed, schedule, WARM_UP - 1)
         return train_steps(run.setup, step, feed, schedule, 1 + steps, timeline)
 

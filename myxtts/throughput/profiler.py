@@ -7,9 +7,8 @@ import logging
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import first_rows
+from myxtts.batch import Batch, first_rows
 from myxtts.config.schema import Config
-from myxtts.data.hand_over import Batch
 from myxtts.placement.routes import Placement
 from myxtts.tasks.registry import task_of
 from myxtts.throughput.analysis import Measurement, Trials

@@ -1,8 +1,8 @@
 """Prove on this machine's GPUs what MyXTTS claims, in about ten minutes.
 
-    python benchmarks/gpu_proof.py --out proof python benchmarks/gpu_proof.py --out proof --sections
-    3 4 --minutes 5 python benchmarks/gpu_proof.py --out proof --simulate-gpus 2 --small     # tests
-    the proof itself, without a GPU
+    python benchmarks/gpu_proof.py --out proof
+    python benchmarks/gpu_proof.py --out proof --sections 3 4 --minutes 5
+    python benchmarks/gpu_proof.py --out proof --simulate-gpus 2 --small    # tests the proof itself
 
 Each section runs in a process of its own with a time limit, so that a crash, an error of a device
 or a hang leaves the others alone. After each section its results are in OUT/section-N.json, its log

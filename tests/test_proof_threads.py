@@ -3,7 +3,6 @@
 import tempfile
 import threading
 import unittest
-from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -11,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.proof import threads
-from benchmarks.proof.eager_shapes import Stress, stress
 from benchmarks.proof.section import Scope
 from myxtts.batch import TTS_FEATURES
 from myxtts.commands import train
@@ -75,20 +73,6 @@ class RoutesTest(unittest.TestCase):
         two = {"two GPUs": (0, 1), **one, "two GPUs, the other way round": (1, 0)}
         self.assertEqual(self.routes(2), two)
         self.assertEqual(self.routes(3), two)
-
-
-class StressTest(unittest.TestCase):
-    def test_line_says_whether_tensorflow_has_the_fault(self):
-        self.assertIn("6 operations, all right", threads.stress_line(Stress(6)))
-        line = threads.stress_line(Stress(6, 1, Counter({"Expected begin to be 1D": 2})))
-        self.assertIn("this TensorFlow has the fault", line)
-        self.assertIn("of 6 operations 1 were wrong and 2 failed (Expected begin to be 1D)", line)
-
-    def test_operations_have_the_results_of_numpy(self):
-        # With two, TensorFlow has failed here: that is what it looks for.
-        found = stress(MODEL, 0.05, thread_count=1)
-        self.assertGreaterEqual(found.operations, 3)
-        self.assertEqual(found.faults, 0, found)
 
 
 class CorruptedBatchTest(unittest.TestCase):

@@ -1,9 +1,10 @@
 """The settings and models that sections run with: the demo corpus on the GPUs of the scope."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 from benchmarks.proof.section import Scope
 from myxtts.config.schema import (
@@ -46,12 +47,8 @@ def config_of(
     data: dict[str, Any] = {"train_data": str(scope.corpus / "corpus.csv")}
     if scope.small:
         data |= {"batch_size": SMALL_BATCH, "buckets": SMALL_BUCKETS, "text_frontend": "characters"}
-    run = {
-        "runs_dir": str(scope.out / "runs"),
-        "validate_every": 0,
-        "sample_every": 0,
-        "checkpoint_every": 0,
-    }
+    never = dict.fromkeys(("validate_every", "sample_every", "checkpoint_every"), 0)
+    run = {"runs_dir": str(scope.out / "runs")} | never
     return Config(
         placement=changes.get("placement") or placement_config(scope),
         data=DataConfig(**data | changes.get("data", {})),
@@ -70,15 +67,9 @@ def models(scope: Scope) -> Iterator[None]:
     if not scope.small:
         yield
         return
+    none = dict.fromkeys(("encoder_blocks", "decoder_blocks"), 0)
     with sized(
-        replace(
-            xtts.SIZES["tiny"],
-            channels=16,
-            encoder_blocks=0,
-            decoder_blocks=0,
-            flow_blocks=1,
-            latents=2,
-        ),
+        replace(xtts.SIZES["tiny"], channels=16, flow_blocks=1, latents=2, **none),
         asr.ASRSize(channels=16, blocks=1, memory=4, order=4),
         vocoder.VocoderSize(channels=8, blocks=1, pitch_channels=8, pitch_blocks=1),
     ):
@@ -86,17 +77,10 @@ def models(scope: Scope) -> Iterator[None]:
 
 
 @contextmanager
-def sized(
-    tts_size: xtts.XTTSSize, asr_size: asr.ASRSize, vocoder_size: vocoder.VocoderSize
-) -> Iterator[None]:
-    """Make all model sizes these inside the context."""
-    before = dict(xtts.SIZES), dict(asr.SIZES), dict(vocoder.SIZES)
-    try:
-        xtts.SIZES.update(dict.fromkeys(xtts.SIZES, tts_size))
-        asr.SIZES.update(dict.fromkeys(asr.SIZES, asr_size))
-        vocoder.SIZES.update(dict.fromkeys(vocoder.SIZES, vocoder_size))
+def sized(*smallest: xtts.XTTSSize | asr.ASRSize | vocoder.VocoderSize) -> Iterator[None]:
+    """Make all sizes of voices, recognisers and vocoders these inside the context."""
+    all_sizes: tuple[dict[str, Any], ...] = xtts.SIZES, asr.SIZES, vocoder.SIZES
+    with ExitStack() as patches:
+        for sizes, size in zip(all_sizes, smallest, strict=True):
+            patches.enter_context(mock.patch.dict(sizes, dict.fromkeys(sizes, size)))
         yield
-    finally:
-        xtts.SIZES.update(before[0])
-        asr.SIZES.update(before[1])
-        vocoder.SIZES.update(before[2])

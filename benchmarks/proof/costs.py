@@ -79,13 +79,7 @@ def run(scope: Scope) -> SectionResult:
     config = configs.config_of(scope, size="tiny" if scope.small else "normal", data={"buckets": 2})
     with toy_models() if scope.small else nullcontext(), open_run(config) as profiled:
         bench = make_bench(scope, profiled)
-        for part in (
-            alignment_search,
-            float64_mel,
-            waiting_for_the_data_device,
-            scalars,
-            hidden_copies,
-        ):
+        for part in PARTS:
             try:
                 part(bench, findings)
             except Exception as error:  # the other costs are still measured
@@ -137,9 +131,7 @@ def alignment_search(bench: Bench, findings: SectionResult) -> None:
     shares = {name: seconds / bench.step_s for name, seconds in times_s.items()}
     findings.lines += [
         f"Alignment search of {rows} x {frames} frames x {tokens} tokens; a step takes"
-    ]
-    findings.lines += [
-        f"{1e3 * bench.step_s:.1f} ms, with its choice: {bench.run.setup.choices['alignment']}."
+        f" {1e3 * bench.step_s:.1f} ms, with its choice: {bench.run.setup.choices['alignment']}."
     ]
     findings.lines += table(
         ("search", "ms", "share of a step"),
@@ -154,13 +146,11 @@ def alignment_search(bench: Bench, findings: SectionResult) -> None:
         "times_s": times_s,
     }
     fastest = min(shares, key=shares.__getitem__)
-    findings.figures.append(
-        Figure.of(
-            "the alignment search is a small part of a step",
-            ", ".join(f"{name} {share:.0%}" for name, share in shares.items()),
-            f"the fastest at most {MAX_SEARCH_SHARE:.0%}",
-            None if bench.scope.simulated else shares[fastest] <= MAX_SEARCH_SHARE,
-        )
+    findings.add(
+        "the alignment search is a small part of a step",
+        ", ".join(f"{name} {share:.0%}" for name, share in shares.items()),
+        f"the fastest at most {MAX_SEARCH_SHARE:.0%}",
+        None if bench.scope.simulated else shares[fastest] <= MAX_SEARCH_SHARE,
     )
 
 
@@ -186,14 +176,12 @@ def float64_mel(bench: Bench, findings: SectionResult) -> None:
     ]
     findings.data["log_mel"] = results
     gain_s = results["float64"]["seconds"] - results["float32"]["seconds"]
-    findings.figures.append(
-        Figure.of(
-            "log-mel is as exact as in librosa",
-            f"{results['float64']['error']:.1e} ({results['float32']['error']:.1e} in float32)",
-            f"at most {MAX_MEL_ERROR:.0e}",
-            (results["float64"]["error"] <= MAX_MEL_ERROR)
-            and (None if bench.scope.simulated else True),
-        )
+    findings.add(
+        "log-mel is as exact as in librosa",
+        f"{results['float64']['error']:.1e} ({results['float32']['error']:.1e} in float32)",
+        f"at most {MAX_MEL_ERROR:.0e}",
+        (results["float64"]["error"] <= MAX_MEL_ERROR)
+        and (None if bench.scope.simulated else True),
     )
     findings.lines += [
         f"Float32 would save {1e3 * gain_s:.2f} ms, {gain_s / bench.step_s:.1%} of a step."
@@ -214,17 +202,14 @@ def waiting_for_the_data_device(bench: Bench, findings: SectionResult) -> None:
     findings.lines += [
         "",
         f"A step of the training loop takes {1e3 * min(seconds[False]):.2f} ms; where the"
-        " producer waits",
+        f" producer waits for it after each batch, {1e3 * min(seconds[True]):.2f} ms.",
     ]
-    findings.lines += [f"for the data device after each batch, {1e3 * min(seconds[True]):.2f} ms."]
     findings.data["waiting"] = {"without_s": seconds[False], "with_s": seconds[True]}
-    findings.figures.append(
-        Figure.of(
-            "waiting for the data device in the producer costs no throughput",
-            f"{ratio:.3f} of the throughput without waiting",
-            f"at least {MIN_THROUGHPUT}",
-            None if bench.scope.simulated else ratio >= MIN_THROUGHPUT,
-        )
+    findings.add(
+        "waiting for the data device in the producer costs no throughput",
+        f"{ratio:.3f} of the throughput without waiting",
+        f"at least {MIN_THROUGHPUT}",
+        None if bench.scope.simulated else ratio >= MIN_THROUGHPUT,
     )
 
 
@@ -254,19 +239,16 @@ def scalars(bench: Bench, findings: SectionResult) -> None:
     busy_s, work_s = median(made for made, _ in busy), median(work for _, work in busy)
     findings.lines += [
         "",
-        f"A scalar on the model device takes {1e6 * idle_s:.0f} µs where it is idle, and",
+        f"A scalar on the model device takes {1e6 * idle_s:.0f} µs where it is idle, and"
+        f" {1e6 * busy_s:.0f} µs behind {1e3 * work_s:.1f} ms of queued work.",
     ]
-    findings.lines += [f"{1e6 * busy_s:.0f} µs behind {1e3 * work_s:.1f} ms of queued work."]
     findings.data["scalars"] = {"idle_s": idle_s, "busy_s": busy_s, "queued_s": work_s}
     share = idle_s / bench.step_s
-    findings.figures.append(
-        Figure.of(
-            "a scalar on an idle device is cheap",
-            f"{1e6 * idle_s:.0f} µs, {share:.1%} of a step; {1e6 * busy_s:.0f} µs behind queued"
-            " work",
-            f"at most {MAX_SCALAR_SHARE:.0%} of a step",
-            None if bench.scope.simulated else share <= MAX_SCALAR_SHARE,
-        )
+    findings.add(
+        "a scalar on an idle device is cheap",
+        f"{1e6 * idle_s:.0f} µs, {share:.1%} of a step; {1e6 * busy_s:.0f} µs behind queued work",
+        f"at most {MAX_SCALAR_SHARE:.0%} of a step",
+        None if bench.scope.simulated else share <= MAX_SCALAR_SHARE,
     )
 
 
@@ -298,11 +280,12 @@ def hidden_copies(bench: Bench, findings: SectionResult) -> None:
         ("function", "to the host", "to the GPU", "lines that copy to the host"), rows
     )
     counts = ", ".join(f"{row[1]} in the {row[0]}" for row in rows)
-    findings.figures.append(
-        Figure.of(
-            "no loop copies to the host in each iteration",
-            f"{len(in_loops)} copies to the host in loops; outside: {counts}",
-            "0 in loops",
-            not in_loops and (None if bench.scope.simulated else True),
-        )
+    findings.add(
+        "no loop copies to the host in each iteration",
+        f"{len(in_loops)} copies to the host in loops; outside: {counts}",
+        "0 in loops",
+        not in_loops and (None if bench.scope.simulated else True),
     )
+
+
+PARTS = (alignment_search, float64_mel, waiting_for_the_data_device, scalars, hidden_copies)

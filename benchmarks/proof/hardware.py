@@ -22,9 +22,8 @@ from myxtts.preflight.prerequisites import check_packages, package_requirements
 from myxtts.training.description import source_commit
 
 TITLE = "What is here"
-MAX_USED_MIB = (
-    1024.0  # of a GPU's memory before the proof starts: a desktop uses less, a training more
-)
+# Of a GPU's memory before the proof starts: a desktop uses less, a training more.
+MAX_USED_MIB = 1024.0
 GPU_FIELDS = {  # of nvidia-smi --query-gpu, which asks NVML and needs no package
     "name": "name",
     "memory.total": "memory, MiB",
@@ -42,6 +41,9 @@ GPU_FIELDS = {  # of nvidia-smi --query-gpu, which asks NVML and needs no packag
     "mig.mode.current": "MIG",
     "persistence_mode": "persistence",
 }
+CUDA_LIBRARY = re.compile(
+    r"lib(cuda|cudart|cudnn|cublas|cublasLt|cufft|cusolver|cusparse|nccl|cupti|nvJitLink)\."
+)
 # Function of each library that returns its version, and whether it is written to an argument.
 VERSION_FUNCTIONS = {
     "libcuda.so.1": ("cuDriverGetVersion", True),
@@ -103,12 +105,8 @@ def software_figures(scope: Scope) -> list[Figure]:
     """Return the preflight's checks of kernels, cuDNN and XLA for all GPUs."""
     if scope.simulated:
         return [Figure.of("kernels, cuDNN and XLA suit the GPUs", "no GPU", "they do", None)]
-    return [
-        *map(
-            figure_of_check,
-            check_gpu_software(PlacementConfig(model_gpus=tuple(range(scope.gpus)))),
-        )
-    ]
+    placement = PlacementConfig(model_gpus=tuple(range(scope.gpus)))
+    return [figure_of_check(check) for check in check_gpu_software(placement)]
 
 
 def figure_of_check(check: Check) -> Figure:
@@ -118,18 +116,15 @@ def figure_of_check(check: Check) -> Figure:
 def queried_gpus() -> list[dict[str, str]]:
     """Return the driver's fields of each GPU, in its order; unknown ones are missing."""
     known = [name for name in GPU_FIELDS if _query([name]) is not None]
-    return (
-        [dict(zip(known, values, strict=True)) for values in _query(known) or []] if known else []
-    )
+    rows = _query(known) if known else None
+    return [dict(zip(known, values, strict=True)) for values in rows or []]
 
 
 def _query(names: Sequence[str]) -> list[list[str]] | None:
     output = nvidia.nvidia_smi(f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
-    return (
-        None
-        if output is None
-        else [line.split(", ") for line in output.splitlines() if line.strip()]
-    )
+    if output is None:
+        return None
+    return [line.split(", ") for line in output.splitlines() if line.strip()]
 
 
 def library_versions(device: str = "/GPU:0") -> dict[str, dict[str, Any]]:
@@ -153,12 +148,7 @@ def library_versions(device: str = "/GPU:0") -> dict[str, dict[str, Any]]:
 
 
 def is_cuda_library(name: str) -> bool:
-    return bool(
-        re.match(
-            r"lib(cuda|cudart|cudnn|cublas|cublasLt|cufft|cusolver|cusparse|nccl|cupti|nvJitLink)\.",
-            name,
-        )
-    )
+    return CUDA_LIBRARY.match(name) is not None
 
 
 def peer_access(gpus: int) -> dict[str, str]:

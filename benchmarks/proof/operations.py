@@ -25,7 +25,7 @@ import tensorflow as tf
 from benchmarks.proof import configs
 from benchmarks.proof.networks import Networks, Voices, sizes
 from benchmarks.proof.runs import NO_TIME
-from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from benchmarks.proof.section import Scope, SectionResult, table
 from fakes.toy_models import toy_models
 from myxtts.audio.griffin_lim import griffin_lim
 from myxtts.audio.mel import log_mel
@@ -67,14 +67,11 @@ Ran = tuple[Outputs, Sequence]
 """Outputs on the host, and the concrete functions that computed them."""
 Tolerances = dict[str, tuple[str, float]]  # output -> measure and limit
 
+FLOOR: Tolerances = {"losses": ("each", 1e-2), "gradient": ("norm", 5e-2)}
 STRICT: Tolerances = {
-    "losses": ("each", 1e-3),
-    "gradient": ("norm", 1e-2),
+    **{"losses": ("each", 1e-3), "gradient": ("norm", 1e-2)},
     "update": ("norm", 5e-2),
 }
-FLOOR: Tolerances = {"losses": ("each", 1e-2), "gradient": ("norm", 5e-2)}
-
-
 STRETCHES: Tolerances = {
     **{"mel": ("absolute", 1e-4), "wave": ("absolute", 0.0)},
     **{"f0_hz": ("unequal", 5e-3), "pulse_phasor": ("norm", 5e-2)},
@@ -189,27 +186,23 @@ def result_of(scope: Scope, device: str, comparisons: Sequence[Comparison]) -> S
     rows = [(item.name, item.here, item.expected, item.audited) for item in comparisons]
     lines = [
         f"Each operation ran on {device} without soft placement, and on {CPU} with the same inputs"
-        " and weights."
+        " and weights. Errors of losses, gradients and updates are relative. The gradient is the"
+        " optimizer's first moment.",
+        *table("operation | error here | limit | static audit", rows),
     ]
-    lines += [
-        "Errors of losses, gradients and updates are relative. The gradient is the optimizer's"
-        " first moment."
-    ]
-    lines += table(("operation", "error here", "limit", "static audit"), rows)
-    figures = []
+    operations = [vars(item) | {"met": item.met} for item in comparisons]
+    result = SectionResult(TITLE, lines, data={"device": device, "operations": operations})
     for item in comparisons:
         shown = item.error != NO_TIME and not (scope.simulated and item.met)
         met = item.met if shown else None
-        figures.append(Figure.of(f"{item.name}: as on the CPU", item.here, item.expected, met))
+        result.add(f"{item.name}: as on the CPU", item.here, item.expected, met)
     audited = [item for item in comparisons if item.operations is not None]
     agreeing = [item for item in audited if bool(item.error) == bool(item.host_only)]
-    figures.append(
-        Figure.of(
-            "operations run on a GPU without soft placement, as the static audit finds",
-            f"{len(agreeing)} of {len(audited)}",
-            "all",
-            None if scope.simulated or not audited else len(agreeing) == len(audited),
-        )
+    result.add(
+        "operations run on a GPU without soft placement, as the static audit finds",
+        f"{len(agreeing)} of {len(audited)}",
+        "all",
+        None if scope.simulated or not audited else len(agreeing) == len(audited),
     )
     producers = [item for item in audited if item.name.startswith(PRODUCER)]
     waiting = [
@@ -217,20 +210,13 @@ def result_of(scope: Scope, device: str, comparisons: Sequence[Comparison]) -> S
         for item in producers
         if item.to_host
     ]
-    figures.append(
-        Figure.of(
-            "no producer waits for its device to copy a value to the host",
-            ", ".join(waiting)
-            or f"{len(producers)} producers without such a copy, by their graphs",
-            "none copies",
-            False if waiting else None if scope.simulated or not producers else True,
-        )
+    result.add(
+        "no producer waits for its device to copy a value to the host",
+        ", ".join(waiting) or f"{len(producers)} producers without such a copy, by their graphs",
+        "none copies",
+        False if waiting else None if scope.simulated or not producers else True,
     )
-    data = {
-        "device": device,
-        "operations": [vars(item) | {"met": item.met} for item in comparisons],
-    }
-    return SectionResult(TITLE, lines, figures, data)
+    return result
 
 
 def compare(operation: Operation, device: str) -> Comparison:
@@ -457,14 +443,9 @@ def steps(scope: Scope, inputs: Inputs, name: str) -> Iterator[Operation]:
         return
     yield from calibrated(scope, name, inputs, "mixed_bfloat16", exact)
     if inputs.config.model.task != "asr":
-        yield step(
-            scope,
-            f"{name}, gradient checkpointing",
-            inputs,
-            STRICT,
-            model={"gradient_checkpointing": True},
-        )
-    if inputs.config.model.task == "asr":
+        checkpointing = {"model": {"gradient_checkpointing": True}}
+        yield step(scope, f"{name}, gradient checkpointing", inputs, STRICT, **checkpointing)
+    else:
         yield step(scope, f"{name}, encoder gru", inputs, STRICT, asr={"encoder": "gru"})
 
 
@@ -496,9 +477,8 @@ def step(
         changes: of the settings, see `configs.config_of`.
     """
     config = configs.config_of(scope, inputs.config.model.task, **changes)
-    built: dict[
-        tuple, tuple
-    ] = {}  # by device and use of TF32, which a trace contains: state, step, initial values
+    # (device, whether TF32 is on, which a trace contains) -> state, step, initial values.
+    built: dict[tuple, tuple] = {}
 
     def run_on(device: str) -> Ran:
         key = device, device != CPU and tf.config.experimental.tensor_float_32_execution_enabled()
@@ -516,9 +496,8 @@ def step(
             state.optimizer.dynamic_scale.assign(LOSS_SCALE)
         before = [variable.numpy() for variable in state.trained]
         batch = [on_device(inputs.features, device)]
-        following = [
-            batch
-        ] * config.training.gradient_accumulation  # the last one is of a next step
+        # The last one is of a next step.
+        following = [batch] * config.training.gradient_accumulation
         outcome, _ = train_step(batch, following, 1, ConstantRates(LEARNING_RATE, EMA_DECAY))
         losses = {
             name: value for name, value in train_step.read(outcome).items() if name != SKIPPED

@@ -26,6 +26,9 @@ TITLE = "Placements"
 SPLIT_MIB = {"data_gpu_memory": 1536, "model_gpu_memory": 4096}
 MAX_WAIT, MAX_PERIOD_RATIO, MAX_ERROR = 0.01, 1.05, 0.10
 MAX_REPLICAS_DIFFERENCE = 1e-5
+NO_WAIT = "dual placement does not wait for batches where P < C"
+AS_SLOWER = "a step of dual placement takes max(P, C)"
+AS_PREDICTED = "the planner predicts the throughput of each placement"
 MEASURE_S = 60.0  # to measure the stages
 AT_ONCE = 2  # runs whose time does not matter
 SUMMATION = (
@@ -110,18 +113,9 @@ class Case:
         return flags
 
     def to_json(self) -> dict[str, Any]:
-        figures = (
-            "name",
-            "problem",
-            "replicas",
-            "period_s",
-            "wait",
-            "predicted_s",
-            "bound_s",
-            "efficiency",
-            "error",
-        )
-        return {name: getattr(self, name) for name in figures} | {"flags": " ".join(self.flags)}
+        names = ("name", "problem", "period_s", "wait", "predicted_s", "bound_s")
+        figures = {name: getattr(self, name) for name in (*names, "efficiency", "error")}
+        return figures | {"replicas": self.replicas, "flags": " ".join(self.flags)}
 
 
 @dataclass
@@ -204,11 +198,8 @@ def measure_throughput(scope: Scope, length: Length, case: Case) -> None:
     if scope.left_s < LEAST_S and not scope.small:
         case.problem = NO_TIME
         return
-    flags = [
-        *run_flags(scope, name, length.model_size, length.steps, length.log_every),
-        *case.flags,
-    ]
-    finished = run_program(scope, "train", flags, scope.left_s)
+    flags = run_flags(scope, name, length.model_size, length.steps, length.log_every)
+    finished = run_program(scope, "train", [*flags, *case.flags], scope.left_s)
     case.problem = finished.reason
     reports = read_reports(scope, name)[1:]
     if case.problem or not reports:
@@ -288,14 +279,10 @@ def stages_of_section_3(scope: Scope, model_size: str) -> StageProfile | None:
     if scope.small:  # its smallest models are larger than the toy that trains here
         return None
     file = scope.out.parent / "section-3.json"
-    models = (
-        json.loads(file.read_text(encoding="utf-8"))["data"].get("models", ())
-        if file.exists()
-        else ()
-    )
-    times = next(
-        (model for model in models if (model["task"], model["size"]) == ("tts", model_size)), None
-    )
+    if not file.exists():
+        return None
+    models = json.loads(file.read_text(encoding="utf-8"))["data"].get("models", ())
+    times = {(model["task"], model["size"]): model for model in models}.get(("tts", model_size))
     if times is None or times["error"]:
         return None
     means_s = 0.0, times["produce_s"], times["transfer_s"], times["step_s"]
@@ -382,7 +369,7 @@ def result_of(scope: Scope, found: Findings) -> SectionResult:
         " isolation; `efficiency` is the step by arithmetic, if no stage varied, over the"
         " measured one.",
         *table(
-            ("placement", "step", "wait", "predicted", "error", "efficiency"),
+            "placement | step | wait | predicted | error | efficiency",
             [row_of(case) for case in found.cases],
         ),
     ]
@@ -417,18 +404,10 @@ def row_of(case: Case) -> list[str]:
     if case.period_s is None:
         return [case.name, case.problem or "not run", "", "", "", ""]
     predicted = "" if case.predicted_s is None else f"{1e3 * case.predicted_s:.1f} ms"
-    percent = [
-        "" if value is None else f"{100 * value:.1f} %"
-        for value in (case.wait, case.error, case.efficiency)
-    ]
-    return [
-        case.name,
-        f"{1e3 * case.period_s:.1f} ms",
-        percent[0],
-        predicted,
-        percent[1],
-        percent[2],
-    ]
+    values = case.wait, case.error, case.efficiency
+    percent = ["" if value is None else f"{100 * value:.1f} %" for value in values]
+    wait, error, efficiency = percent
+    return [case.name, f"{1e3 * case.period_s:.1f} ms", wait, predicted, error, efficiency]
 
 
 def data_of(found: Findings) -> dict[str, Any]:
@@ -476,18 +455,9 @@ def time_figures(scope: Scope, found: Findings) -> list[Figure]:
     ratio = max((1.0 / case.efficiency for case in dual), default=None)
     error = max((abs(case.error) for case in found.cases if case.error is not None), default=None)
     return [
-        limit_figure(
-            "dual placement does not wait for batches where P < C",
-            wait if fed else None,
-            MAX_WAIT,
-            real,
-        ),
-        limit_figure(
-            "a step of dual placement takes max(P, C)", ratio, MAX_PERIOD_RATIO, real, "times it"
-        ),
-        limit_figure(
-            "the planner predicts the throughput of each placement", error, MAX_ERROR, real
-        ),
+        limit_figure(NO_WAIT, wait if fed else None, MAX_WAIT, real),
+        limit_figure(AS_SLOWER, ratio, MAX_PERIOD_RATIO, real, "times it"),
+        limit_figure(AS_PREDICTED, error, MAX_ERROR, real),
     ]
 
 
@@ -495,19 +465,14 @@ def limit_figure(
     claim: str, value: float | None, limit: float, real: bool, unit: str = "%"
 ) -> Figure:
     """Return the figure of a value that must not exceed a limit; simulated GPUs do not show it."""
-    here, expected = (
-        (
-            "-"
-            if number is None
-            else f"{100 * number:.1f} %"
-            if unit == "%"
-            else f"{number:.2f} {unit}"
-        )
-        for number in (value, limit)
-    )
-    return Figure.of(
-        claim, here, f"at most {expected}", value <= limit if real and value is not None else None
-    )
+
+    def shown(number: float) -> str:
+        return f"{100 * number:.1f} %" if unit == "%" else f"{number:.2f} {unit}"
+
+    expected = f"at most {shown(limit)}"
+    if value is None:
+        return Figure.of(claim, "-", expected, None)
+    return Figure.of(claim, shown(value), expected, value <= limit if real else None)
 
 
 def weight_figures(scope: Scope, found: Findings) -> list[Figure]:
@@ -515,13 +480,9 @@ def weight_figures(scope: Scope, found: Findings) -> list[Figure]:
     steps = found.length.equal_steps
     worst = max(found.differences.values(), default=None)
     count = len(found.differences) + 1
-    here = (
-        "-"
-        if worst is None
-        else f"{count} placements equal"
-        if not worst
-        else f"differ by up to {worst:.1e}"
-    )
+    here = f"differ by up to {worst:.1e}" if worst else f"{count} placements equal"
+    if worst is None:
+        here = "-"
     replicas = found.replicas_difference
     return [
         Figure.of(

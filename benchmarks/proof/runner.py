@@ -96,13 +96,8 @@ def run_and_report(run: Run, section: Section, limit_s: float) -> Outcome:
 def run_in_process(section: Section, scope: Scope, limit_s: float) -> tuple[Status, str]:
     """Run a section in a process whose output goes to log.txt; return its status and error."""
     settings = {name: value for name, value in asdict(scope).items() if name != "started_s"}
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.proof.run_section",
-        section.module,
-        json.dumps(settings, default=str),
-    ]
+    command = [sys.executable, "-m", "benchmarks.proof.run_section", section.module]
+    command.append(json.dumps(settings, default=str))
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     end_s = time.monotonic() + limit_s
     with open(scope.out / "log.txt", "wb") as log, OutputReader() as output:
@@ -143,10 +138,7 @@ def outcome_of(run: Run, section: Section, folder: Path, status: Status, error: 
         "status": status,
         "error": error,
         "run": run.settings() | {"time": datetime.now().isoformat(" ", "seconds")},
-    }
-    outcome |= {
-        "lines": result.get("lines", []),
-        "figures": result.get("figures", []),
+        **{name: result.get(name, []) for name in ("lines", "figures")},
         "data": result.get("data", {}),
     }
     if status != "complete":

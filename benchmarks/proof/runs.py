@@ -57,15 +57,9 @@ class Finished(NamedTuple):
 
 def run_flags(scope: Scope, name: str, model_size: str, steps: int, log_every: int) -> list[str]:
     """Return the flags of a training run of the proof; flags after them take precedence."""
-    flags = [
-        "--run",
-        name,
-        "--runs-dir",
-        str(scope.out / "runs"),
-        "--train-data",
-        str(scope.corpus),
-    ]
-    flags += ["--model-size", model_size, "--max-steps", str(steps), "--log-every", str(log_every)]
+    flags = ["--run", name, "--runs-dir", str(scope.out / "runs")]
+    flags += ["--train-data", str(scope.corpus), "--model-size", model_size]
+    flags += ["--max-steps", str(steps), "--log-every", str(log_every)]
     flags += ["--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0"]
     # As in section 3: XLA compiles once for each shape.
     flags += ["--buckets", "1" if scope.small else "2"]

@@ -93,9 +93,19 @@ class SectionResult:
     figures: list[Figure] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
 
+    def add(self, claim: str, here: str, expected: str, met: bool | None) -> None:
+        """Add the figure of a claim that is met or not; None is not shown."""
+        self.figures.append(Figure.of(claim, here, expected, met))
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return the lines of a Markdown table, with an empty line on both sides."""
+
+def table(header: str | Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Return the lines of a Markdown table, with an empty line on both sides.
+
+    Args:
+        header: names of the columns, or one text with " | " between them.
+    """
+    if isinstance(header, str):
+        header = header.split(" | ")
     cells = [
         [str(cell).replace("|", "\\|").replace("\n", " ") for cell in row]
         for row in (header, *rows)

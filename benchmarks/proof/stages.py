@@ -40,12 +40,8 @@ from myxtts.training.memory_forecast import forecast_memory
 
 TITLE = "Stage times"
 MODELS = (
-    ("tts", "tiny"),
-    ("tts", "small"),
-    ("tts", "normal"),
-    ("tts", "big"),
-    ("asr", "normal"),
-    ("vocoder", "normal"),
+    *(("tts", size) for size in ("tiny", "small", "normal", "big")),
+    *(("asr", "normal"), ("vocoder", "normal")),
 )
 SMALL_MODELS = (("tts", "tiny"),)
 BUCKETS = 2  # XLA compiles the alignment search once for each shape
@@ -55,9 +51,8 @@ LEAST_S = 25.0  # for one more model
 # Time of a step with half of the rows, relative to that with all.
 COMPUTE_BOUND, LAUNCH_BOUND = (0.65, 0.85)
 PEAK_OVER_FORECAST = 2.0
-OWN_READS = (
-    2  # copies to the host of a timed step: an element of its batch before it, and its outcome
-)
+# Copies to the host of a timed step: an element of its batch before it, and its outcome.
+OWN_READS = 2
 
 
 @dataclass(frozen=True)
@@ -247,38 +242,20 @@ def result_of(scope: Scope, rates: Rates, measured: list[StageFigures]) -> Secti
         " bfloat16.".format(*gflops)
     ]
     lines += table(
-        (
-            "model",
-            "parameters",
-            "rows",
-            "P, ms",
-            "T, ms",
-            "C, ms",
-            "share of rate",
-            "half the rows",
-            "bound by",
-        ),
+        "model | parameters | rows | P, ms | T, ms | C, ms | share of rate | half the rows"
+        " | bound by",
         [stage_row(item) for item in measured],
     )
     lines += [
         "Half the rows: time of the step with half of the rows, relative to that with all. A step"
-        " that is bound"
+        f" that is bound by launches keeps its time (at least {LAUNCH_BOUND}), one that is bound by"
+        f" compute does not (at most {COMPUTE_BOUND})."
     ]
-    lines += [
-        f"by launches keeps its time (at least {LAUNCH_BOUND}), one that is bound by compute"
-        " does not"
-    ]
-    lines += [f"(at most {COMPUTE_BOUND})."]
     header = (
-        "model",
-        "operations",
-        "copies to host",
-        "kernels",
-        "device busy",
-        "copies to host, traced",
+        "model | operations | copies to host | kernels | device busy | copies to host, traced"
+        " | XLA compilations | peak, MiB | forecast, MiB"
     )
-    rows = [device_row(item) for item in measured]
-    lines += table((*header, "XLA compilations", "peak, MiB", "forecast, MiB"), rows)
+    lines += table(header, [device_row(item) for item in measured])
     lines += [
         "Operations and copies are counted in the graph of the step; what follows them comes from a"
         " trace of it."

@@ -5,7 +5,6 @@ is computed where the batch is, kept there, and read at the end, so that it does
 devices in between. Then one thread makes the same batches again, and all checksums must agree.
 """
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
@@ -17,9 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.proof.eager_shapes import THREADS, Stress, stress
 from benchmarks.proof.placements import SPLIT_MIB
-from benchmarks.proof.runs import NO_TIME, placement_flags, run_flags, run_script
+from benchmarks.proof.runs import NO_TIME, placement_flags, run_flags
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from fakes.toy_models import toy_models
 from myxtts.batch import Batch, Field, tensor_specs
@@ -40,7 +38,6 @@ from myxtts.training.step import Step
 from myxtts.training.stop_request import StopRequest
 
 TITLE = "Threads"
-STRESS_SHARE = 0.15  # of the section's time
 MAX_STEPS, SMALL_STEPS = 20_000, 4
 LEAST_S = 10.0  # a route is not checked with less time
 THREADED_SHARE = 0.6  # of a route's time; then the batches are made once more, alone
@@ -68,33 +65,22 @@ class RouteCheck:
     different: list[str] = field(default_factory=list)
 
 
-@dataclass
-class Findings:
-    """What the section has found so far; `stress` is a reason where it was not run."""
-
-    checks: list[RouteCheck] = field(default_factory=list)
-    stress: Stress | str = "not run"
-
-
 def run(scope: Scope) -> SectionResult:
-    found = Findings()
-    found.stress = run_stress(scope)
-    scope.record(result_of(scope, found))
+    checks: list[RouteCheck] = []
     config, _ = train.parse(flags_of(scope))
     with toy_models() if scope.small else nullcontext():
         placement = configure_devices(config)
         routes = routes_of(scope, placement)
         for number, (name, route) in enumerate(routes):
-            start_s = max((check.start_s for check in found.checks), default=0.0)
+            start_s = max((check.start_s for check in checks), default=0.0)
             if scope.left_s < LEAST_S + start_s and not scope.small:
-                found.checks.append(RouteCheck(name, route))
+                checks.append(RouteCheck(name, route))
                 continue
             end_s = time.monotonic() + scope.left_s / (len(routes) - number)
-            found.checks.append(
-                check_route(name, route, config, end_s, SMALL_STEPS if scope.small else MAX_STEPS)
-            )
-            scope.record(result_of(scope, found))
-    return result_of(scope, found)
+            steps = SMALL_STEPS if scope.small else MAX_STEPS
+            checks.append(check_route(name, route, config, end_s, steps))
+            scope.record(result_of(scope, checks))
+    return result_of(scope, checks)
 
 
 def flags_of(scope: Scope) -> list[str]:
@@ -102,13 +88,8 @@ def flags_of(scope: Scope) -> list[str]:
     flags = run_flags(scope, "threads", "tiny", 1_000_000, 50)
     if scope.simulated:
         return [*flags, *placement_flags(scope)]
-    flags += [
-        "--deterministic",
-        "--data-gpu",
-        "0",
-        "--model-gpus",
-        *map(str, range(min(2, scope.gpus))),
-    ]
+    models = map(str, range(min(2, scope.gpus)))
+    flags += ["--deterministic", "--data-gpu", "0", "--model-gpus", *models]
     return flags + [
         word
         for name, mib in SPLIT_MIB.items()
@@ -127,26 +108,6 @@ def routes_of(scope: Scope, placement: Placement) -> list[tuple[str, Route]]:
         pairs += [("one GPU", 1, 1), ("one GPU split in two", 0, 1)]
         pairs += [("two GPUs, the other way round", 2, 1)] if len(names) > 2 else []
     return [(name, Route(names[data], names[model])) for name, data, model in pairs]
-
-
-def run_stress(scope: Scope) -> Stress | str:
-    """Run the eager operations, on GPUs in another process, which may crash; or return why not."""
-    if scope.small:
-        configure_devices(train.parse(flags_of(scope))[0])
-        return stress("/CPU:0", 0.2)
-    seconds = STRESS_SHARE * scope.left_s / 2  # the start of the process takes the other half
-    flags = [
-        "--seconds",
-        f"{seconds:.1f}",
-        *(["--simulate-gpus", str(scope.gpus)] if scope.simulated else []),
-    ]
-    finished = run_script(
-        ["-m", "benchmarks.proof.eager_shapes", *flags],
-        scope.out / "eager_shapes.log",
-        3 * seconds + 30,
-    )
-    found = next((line for line in finished.lines if line.startswith('{"operations"')), None)
-    return Stress(**json.loads(found)) if found else f"failed: {finished.reason or 'no result'}"
 
 
 def check_route(
@@ -255,9 +216,8 @@ class CheckedStep:
         self._step, self._route, self.checksums = step, route, checksums
         self._entered: list[tf.Tensor] = []  # of the batch of each step
         self._produced: list[tf.Tensor] = []  # of the batch after it
-        self._handed_over: list[
-            tf.Tensor
-        ] = []  # the same batch, copied by the function that does nothing else
+        # The same batch, copied by the function that does nothing else.
+        self._handed_over: list[tf.Tensor] = []
 
     def hand_over(self, features: Sequence[Batch]) -> list[Batch]:
         return self._step.hand_over(features)
@@ -321,7 +281,7 @@ def compare(
                     check.different.append(f"batch {number}, {place}: {', '.join(wrong)}")
 
 
-def result_of(scope: Scope, found: Findings) -> SectionResult:
+def result_of(scope: Scope, checks: list[RouteCheck]) -> SectionResult:
     rows = [
         [
             check.name,
@@ -330,38 +290,18 @@ def result_of(scope: Scope, found: Findings) -> SectionResult:
             *check.compared.values(),
             len(check.different),
         ]
-        for check in found.checks
+        for check in checks
     ]
     lines = [
         "Checksums of every batch that the producer's thread made while the main thread"
         " trained, against those of the same batch made by one thread alone:",
         *table(("on", "route", "steps", *PLACES, "different"), rows),
-        *[f"- {check.name}: {text}" for check in found.checks for text in check.different[:10]],
-        stress_line(found.stress),
+        *[f"- {check.name}: {text}" for check in checks for text in check.different[:10]],
     ]
-    compared = sum(sum(check.compared.values()) for check in found.checks)
-    different = sum(len(check.different) for check in found.checks)
+    compared = sum(sum(check.compared.values()) for check in checks)
+    different = sum(len(check.different) for check in checks)
     met = False if different else None if scope.simulated or not compared else True
     claim = "every batch that reaches the model is the one that one thread alone makes"
     figure = Figure.of(claim, f"{different} of {compared} checksums differ", "0 differ", met)
-    data = {"checks": [asdict(check) for check in found.checks]}
-    data["stress"] = found.stress if isinstance(found.stress, str) else asdict(found.stress)
+    data = {"checks": [asdict(check) for check in checks]}
     return SectionResult(TITLE, lines, [figure], data)
-
-
-def stress_line(found: Stress | str) -> str:
-    """Return whether this TensorFlow has the fault that the producer avoids."""
-    what = (
-        f"Eager operations on shapes in {THREADS} Python threads on one device, which the program"
-        " avoids"
-    )
-    if isinstance(found, str):
-        return f"{what}: {found}."
-    if not found.faults:
-        return f"{what}: {found.operations} operations, all right."
-    first = next(iter(found.errors), "no error, but wrong values")
-    return (
-        f"{what}: **this TensorFlow has the fault** of its pull request 123993: of"
-        f" {found.operations} operations {found.wrong} were wrong and {sum(found.errors.values())}"
-        f" failed ({first})."
-    )

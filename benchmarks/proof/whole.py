@@ -15,17 +15,15 @@ from benchmarks.proof.runs import (
     run_program,
     run_script,
 )
-from benchmarks.proof.section import Figure, Scope, SectionResult
+from benchmarks.proof.section import Scope, SectionResult
 from myxtts.clock import EMPTY_INTERVAL
 
 TITLE = "The whole"
 GPU_TESTS = ("tests.test_dual_gpu_device_placement", "tests.test_intelligent_gpu_pipeline")
 REMARKS = ("\u274c", "\u26a0")  # the marks of a failed check and of a warning
 STEP_LINE = re.compile(r"step +(\d+) \|")
-OF_INTERVALS = {
-    *EMPTY_INTERVAL.metrics(),
-    "remaining_s",
-}  # a resumed run counts the steps since its start
+# A resumed run counts the steps since its start.
+OF_INTERVALS = {*EMPTY_INTERVAL.metrics(), "remaining_s"}
 
 
 class Length(NamedTuple):
@@ -60,23 +58,19 @@ def check_preflight(scope: Scope, found: SectionResult) -> None:
     """Run the preflight with the settings of the run after it."""
     claim, expected = "validate_dual_gpu_pipeline.py finds this machine ready", "all checks passed"
     file = scope.out / "preflight.json"
-    flags = [
-        *run_flags(scope, "preflight", "tiny", length_of(scope).steps, 1),
-        *placement_flags(scope),
-    ]
+    flags = run_flags(scope, "preflight", "tiny", length_of(scope).steps, 1)
+    flags += placement_flags(scope)
     flags += ["--json", str(file), *(["--steps", "4"] if scope.small else [])]
     finished = run_program(scope, "preflight", flags, scope.left_s)
     if not file.exists():
-        figure = Figure.of(
-            claim, finished.reason, expected, None if NO_TIME in finished.reason else False
-        )
-        add(found, f"The preflight did not finish: {finished.reason}.", figure)
+        found.lines += [f"The preflight did not finish: {finished.reason}.", ""]
+        found.add(claim, finished.reason, expected, None if NO_TIME in finished.reason else False)
         return
     found.data["preflight"] = report = json.loads(file.read_text(encoding="utf-8"))
     summary = next((line for line in reversed(finished.lines) if line.strip()), "")
     remarks = [line.strip() for line in finished.lines if line.strip().startswith(REMARKS)]
-    line = "The preflight: " + "; ".join([summary, *remarks])
-    add(found, line, Figure.of(claim, summary, expected, is_ready(report, scope.simulated)))
+    found.lines += ["The preflight: " + "; ".join([summary, *remarks]), ""]
+    found.add(claim, summary, expected, is_ready(report, scope.simulated))
 
 
 def is_ready(report: dict[str, Any], simulated: bool) -> bool | None:
@@ -84,11 +78,6 @@ def is_ready(report: dict[str, Any], simulated: bool) -> bool | None:
     checks = [check for section in report["sections"] for check in section["checks"]]
     failed = [check["name"] for check in checks if check["status"] == "failed"]
     return None if simulated and failed == ["overlap"] else not failed
-
-
-def add(found: SectionResult, line: str, figure: Figure) -> None:
-    found.lines += [line, ""]
-    found.figures.append(figure)
 
 
 def check_resume(scope: Scope, found: SectionResult) -> None:
@@ -101,8 +90,8 @@ def check_resume(scope: Scope, found: SectionResult) -> None:
     expected = "bit for bit" + ("" if scope.simulated else ", with --deterministic")
     problem = run_thrice(scope, length)
     if problem:
-        figure = Figure.of(claim, problem, expected, None if NO_TIME in problem else False)
-        add(found, f"A run of {length.steps} steps, killed and resumed: {problem}.", figure)
+        found.lines += [f"A run of {length.steps} steps, killed and resumed: {problem}.", ""]
+        found.add(claim, problem, expected, None if NO_TIME in problem else False)
         return
     losses = {name: losses_of(scope, name) for name in ("whole", "killed")}
     different = sorted(
@@ -125,7 +114,8 @@ def check_resume(scope: Scope, found: SectionResult) -> None:
         )
     how = "stopped after step" if scope.small else "killed (SIGKILL) after the report of step"
     line = f"A run of {length.steps} steps was {how} {length.kill_step} and resumed: {here}."
-    add(found, line, Figure.of(claim, here, expected, not different))
+    found.lines += [line, ""]
+    found.add(claim, here, expected, not different)
     lines = (scope.out / "runs" / "whole" / "log.txt").read_text(encoding="utf-8").splitlines()
     found.lines += ["The end of the undisturbed run:", "", "```", *ending(lines), "```", ""]
 
@@ -134,10 +124,8 @@ def run_thrice(scope: Scope, length: Length) -> str:
     """Train undisturbed, until killed, and on from there; return why that failed, or \"\"."""
 
     def flags(name: str) -> list[str]:
-        flags = [
-            *run_flags(scope, name, "tiny", length.steps, length.log_every),
-            *placement_flags(scope),
-        ]
+        flags = run_flags(scope, name, "tiny", length.steps, length.log_every)
+        flags += placement_flags(scope)
         flags += ["--checkpoint-every", str(length.checkpoint_every)]
         return flags if scope.simulated else [*flags, "--deterministic"]
 
@@ -190,11 +178,8 @@ def check_tests(scope: Scope, found: SectionResult) -> None:
     modules = " ".join(GPU_TESTS)
     if scope.small or scope.left_s < LEAST_S:
         reason = "left out with the smallest settings" if scope.small else NO_TIME
-        add(
-            found,
-            f"`python -m unittest {modules}`: {reason}.",
-            Figure.of(claim, reason, expected, None),
-        )
+        found.lines += [f"`python -m unittest {modules}`: {reason}.", ""]
+        found.add(claim, reason, expected, None)
         return
     finished = run_script(["-m", "unittest", *GPU_TESTS], scope.out / "tests.log", scope.left_s)
     ran = next((line for line in finished.lines if line.startswith("Ran ")), "")
@@ -206,11 +191,7 @@ def check_tests(scope: Scope, found: SectionResult) -> None:
         *[f"- {line}" for line in failures],
         "",
     ]
-    met = (
-        False
-        if finished.code and not finished.ended
-        else None
-        if finished.ended or scope.simulated
-        else True
-    )
-    found.figures.append(Figure.of(claim, here, expected, met))
+    met = None if finished.ended or scope.simulated else True
+    if finished.code and not finished.ended:
+        met = False
+    found.add(claim, here, expected, met)

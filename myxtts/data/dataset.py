@@ -287,6 +287,14 @@ def make_plan(
     )
 
 
+def single_bucket_corpus(manifest: Manifest, config: Config) -> Corpus:
+    """Return held-out utterances as a corpus whose batches all have one shape.
+
+    Functions are traced once per shape, and the first batches hold utterances of all lengths.
+    """
+    return Corpus(manifest, make_plan(manifest, bucket_bounds(manifest.samples, 1), config))
+
+
 def ensure_demo_corpus() -> Path:
     """Return the demo corpus' folder; make the corpus if it is missing."""
     if not (DEMO_FOLDER / "metadata.csv").exists():

@@ -12,7 +12,7 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.batch import Batch, Field, check_batch, tensor_specs
 from myxtts.clock import Times
-from myxtts.config.schema import DataConfig
+from myxtts.config.schema import Config, DataConfig
 from myxtts.data.batch_plan import ALL_TURNS, Pass, PlannedBatch, Turn, planned_batches
 from myxtts.data.dataset import Corpus
 from myxtts.data.features import FeatureExtractor
@@ -250,6 +250,22 @@ class Pipeline:
             for group in self._groups
         ]
         return ReplicaFeed(groups, self._indices)
+
+
+def held_out_pipeline(
+    corpus: Corpus, route: Route, extractor: FeatureExtractor, config: Config, cache_folder: Path
+) -> Pipeline:
+    """Return the pipeline of held-out batches on one route, for validation, samples, evaluation
+    and merging; open it with HELD_OUT_PASS, or with `Pass(epochs=1)` where losses do not count.
+    """
+    return Pipeline(
+        corpus,
+        [route],
+        extractor,
+        config.data,
+        seed=config.training.seed,
+        cache_folder=cache_folder,
+    )
 
 
 def reference_samples_of(data: DataConfig) -> int:

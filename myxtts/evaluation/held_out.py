@@ -12,12 +12,12 @@ import tensorflow as tf
 from myxtts.config.flags import turned_off
 from myxtts.config.schema import OFF_IN_EVALUATION, Config
 from myxtts.data.audio_file import read_wave
-from myxtts.data.batch_plan import Pass, bucket_bounds
-from myxtts.data.dataset import DEMO_FOLDER, Corpus, load_corpora, make_plan, manifest_of
+from myxtts.data.batch_plan import Pass
+from myxtts.data.dataset import DEMO_FOLDER, Corpus, load_corpora, manifest_of, single_bucket_corpus
 from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.manifest import Manifest, Vocabulary, report_rejected
 from myxtts.data.metadata_file import read_corpus
-from myxtts.data.pipeline import Pipeline
+from myxtts.data.pipeline import held_out_pipeline
 from myxtts.errors import CheckpointError, DataError
 from myxtts.evaluation.options import EvaluationOptions, check_options
 from myxtts.evaluation.table import output_folder
@@ -195,10 +195,9 @@ def load_utterances(
     network: XTTS, manifest: Manifest, config: Config, route: Route, folder: Path, count: int
 ) -> HeldOut:
     """Return at most `count` utterances, selected by the run's seed."""
-    plan = make_plan(manifest, bucket_bounds(manifest.samples, 1), config)
     extractor = task_of(config).extractor(config, training=False)
-    corpus, seed = Corpus(manifest, plan), config.training.seed
-    pipeline = Pipeline(corpus, [route], extractor, config.data, seed=seed, cache_folder=folder)
+    corpus = single_bucket_corpus(manifest, config)
+    pipeline = held_out_pipeline(corpus, route, extractor, config, folder)
     hand_over = compile_hand_over(network.BATCH_FIELDS, [route.model])
     utterances: list[Utterance] = []
     batches = []

@@ -15,10 +15,10 @@ import numpy as np
 
 from myxtts.batch import TTS_FEATURES, first_rows
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import HELD_OUT_PASS, bucket_bounds
-from myxtts.data.dataset import Corpus, make_plan
+from myxtts.data.batch_plan import HELD_OUT_PASS
+from myxtts.data.dataset import single_bucket_corpus
 from myxtts.data.manifest import Manifest
-from myxtts.data.pipeline import Pipeline
+from myxtts.data.pipeline import held_out_pipeline
 from myxtts.evaluation.held_out import for_evaluation
 from myxtts.evaluation.metrics import align
 from myxtts.local_sgd.averaging import weighted_mean
@@ -227,26 +227,17 @@ def make_evaluator(
     """
     task, device, metadata = task_of(config), route.model, inputs[0].metadata
     network = load_model(inputs[0].checkpoint, metadata, device, task.name)
-    # One bucket: functions are traced once per shape, and the first batches hold utterances of all
-    # lengths.
-    plan = make_plan(held_out, bucket_bounds(held_out.samples, 1), config)
+    corpus = single_bucket_corpus(held_out, config)
     config = for_evaluation(config)
     extractor = task.extractor(config, False)
     if (
         extractor.features.keys() != network.BATCH_FIELDS.keys()
     ):  # a vocoder refines its teacher's mels
         load_teacher = teacher_loader(
-            read_teacher(config, inputs[0].checkpoint), config, typical_sizes(plan)
+            read_teacher(config, inputs[0].checkpoint), config, typical_sizes(corpus.plan)
         )
         extractor = task.extractor(config, False, load_teacher)
-    pipeline = Pipeline(
-        Corpus(held_out, plan),
-        [route],
-        extractor,
-        config.data,
-        seed=config.training.seed,
-        cache_folder=folder,
-    )
+    pipeline = held_out_pipeline(corpus, route, extractor, config, folder)
     validation = Validation(
         network,
         device,

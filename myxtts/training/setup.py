@@ -26,7 +26,7 @@ from myxtts.data.batch_plan import Plan, steps_left
 from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary
-from myxtts.data.pipeline import Pipeline
+from myxtts.data.pipeline import Pipeline, held_out_pipeline
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.layers import parameter_count
@@ -428,14 +428,8 @@ class TrainingSetup:
         """Make a pipeline of held-out batches for the observer, or else for the first replica."""
         config, held_out, observer = self.config, self.corpora.held_out, self.replicas.observer
         assert held_out is not None
-        return Pipeline(
-            held_out,
-            [Route(observer, observer) if observer else self.replicas.routes[0]],
-            extractor,
-            config.data,
-            seed=config.training.seed,
-            cache_folder=self.corpora.folder,
-        )
+        route = Route(observer, observer) if observer else self.replicas.routes[0]
+        return held_out_pipeline(held_out, route, extractor, config, self.corpora.folder)
 
 
 def check_compiler(config: Config, device: str) -> None:

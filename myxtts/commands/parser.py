@@ -73,7 +73,8 @@ class CommandParser(argparse.ArgumentParser):
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                flags += [flag for parser in action.choices.values() for flag in parser.flags()]
+                for parser in action.choices.values():
+                    flags += parser.flags()
         return flags
 
     def _describe_unknown(self, words: Sequence[str]) -> str:

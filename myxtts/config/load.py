@@ -32,14 +32,12 @@ DEFAULTS = "defaults"
 
 _TAG = "tag:yaml.org,2002:"
 _DIGITS = "[0-9](?:_?[0-9])*"
-_EXPONENT = "[eE][-+]?[0-9]+"
 _PLAIN = {
     "null": "~|null|Null|NULL|",
     "bool": "true|True|TRUE|false|False|FALSE",
     "int": f"[-+]?{_DIGITS}",
     "float": (
-        rf"[-+]?(?:{_DIGITS}\.(?:{_DIGITS})?(?:{_EXPONENT})?|\.{_DIGITS}(?:{_EXPONENT})?"
-        rf"|{_DIGITS}{_EXPONENT})"
+        rf"[-+]?(?:{_DIGITS}\.(?:{_DIGITS})?|\.{_DIGITS}|{_DIGITS}(?=[eE]))(?:[eE][-+]?[0-9]+)?"
     ),
 }
 """Pattern of a plain scalar of each type."""
@@ -361,16 +359,13 @@ def _available(path: Path) -> str:
 
     The configurations are those of configs/ where there are none.
     """
-    folder = path if path.is_dir() else path.parent
-    files = {file.stem: file for file in sorted(folder.glob("*.y*ml"))}
-    if not files:
-        folder = SHIPPED
+    for folder in (path if path.is_dir() else path.parent, SHIPPED):
         files = {file.stem: file for file in sorted(folder.glob("*.y*ml"))}
-    if not files:
-        return f"Paths are relative to {Path.cwd()}."
-    near = nearest(path.stem.strip(), files)
-    hint = f"Did you mean {files[near]}? " if near else ""
-    return f"{hint}Files in {folder}: {join_names([file.name for file in files.values()])}."
+        if files:
+            near = nearest(path.stem.strip(), files)
+            hint = f"Did you mean {files[near]}? " if near else ""
+            return f"{hint}Files in {folder}: {join_names([file.name for file in files.values()])}."
+    return f"Paths are relative to {Path.cwd()}."
 
 
 def _unknown(name: str, section: str | None) -> str:
@@ -386,14 +381,11 @@ def _unknown(name: str, section: str | None) -> str:
         here = [DEFAULTS, *SECTIONS]
     else:
         here = [setting.name for setting in in_section(section)]
-    near = nearest(name, here)
-    if near is not None:
-        return f"{format_value(name)} is unknown. Did you mean {near!r}?"
-    near = nearest(name, SETTINGS)
-    if near is not None:
-        under = SETTINGS[near].section
-        return f"{format_value(name)} is unknown. Did you mean {near!r} under '{under}:'?"
-    return f"{format_value(name)} is unknown. Known names: {', '.join(here)}."
+    near = nearest(name, here) or nearest(name, SETTINGS)
+    if near is None:
+        return f"{format_value(name)} is unknown. Known names: {', '.join(here)}."
+    under = "" if near in here else f" under '{SETTINGS[near].section}:'"
+    return f"{format_value(name)} is unknown. Did you mean {near!r}{under}?"
 
 
 def _validated(given: Mapping[str, _Given]) -> Config:

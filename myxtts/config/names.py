@@ -67,8 +67,10 @@ def former_names() -> dict[str, Any]:
 @cache
 def foreign_names() -> dict[str, str]:
     """Return what to use instead of each flag or setting of another trainer."""
-    table = _table("foreign_names.yaml")
-    return {name: text for text, names in table.items() for name in names.split()}
+    texts: dict[str, str] = {}
+    for text, names in _table("foreign_names.yaml").items():
+        texts |= dict.fromkeys(names.split(), text)
+    return texts
 
 
 def _table(name: str) -> Any:

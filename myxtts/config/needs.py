@@ -18,8 +18,10 @@ class Presence(Enum):
     UNSET = "without"
 
 
-SET, UNSET = Presence.SET, Presence.UNSET
-Condition = Presence | tuple[Any, ...]  # a tuple has the values of which one is needed
+SET = Presence.SET
+UNSET = Presence.UNSET
+Condition = Presence | tuple[Any, ...]
+"""A tuple has the values of which one is needed."""
 
 
 def flag_of(name: str) -> str:
@@ -48,7 +50,7 @@ class Needs:
     @property
     def names(self) -> set[str]:
         """The settings that the conditions are about; none if a setting always has an effect."""
-        return {name for conditions in self.alternatives for name in conditions}
+        return set().union(*self.alternatives)
 
     @property
     def text(self) -> str:
@@ -71,18 +73,20 @@ class Needs:
 
 
 def needs(**conditions: Any) -> Needs:
-    """Return conditions that must hold together: `needs(task=("tts", "asr"), encoder="conv",
+    """Return conditions that must hold together: `needs(task=("tts", "asr"), encoder="gru",
     teacher=SET)`.
     """
-    return Needs(
-        ({name: c if isinstance(c, Presence | tuple) else (c,) for name, c in conditions.items()},)
-    )
+    for name, condition in conditions.items():
+        if not isinstance(condition, Presence | tuple):
+            conditions[name] = (condition,)
+    return Needs((conditions,))
 
 
 def _joined(some: Mapping[str, Condition], others: Mapping[str, Condition]) -> dict[str, Condition]:
     joined = {**some, **others}
     for name in some.keys() & others.keys():
-        one, other = some[name], others[name]
+        one = some[name]
+        other = others[name]
         if isinstance(one, tuple) and isinstance(other, tuple):
             joined[name] = tuple(value for value in one if value in other)
     return joined
@@ -97,10 +101,9 @@ def _text(name: str, condition: Condition) -> str:
 def _unmet(conditions: Mapping[str, Condition], values: Mapping[str, Any]) -> Iterator[str]:
     for name, condition in conditions.items():
         value = values[name]
-        is_met = (
-            value in condition
-            if isinstance(condition, tuple)
-            else bool(value) is (condition is SET)
-        )
+        if isinstance(condition, tuple):
+            is_met = value in condition
+        else:
+            is_met = bool(value) is (condition is SET)
         if not is_met:
             yield name

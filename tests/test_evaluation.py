@@ -25,7 +25,7 @@ from myxtts.config.schema import ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.evaluation.boundaries import Phoneme, plant_errors, planted_errors_note, word_spans
 from myxtts.evaluation.evaluate import evaluate_run
-from myxtts.evaluation.held_out import load_held_out
+from myxtts.evaluation.held_out import load_held_out, output_folder
 from myxtts.evaluation.metrics import (
     MCD_FACTOR,
     MIN_UNMATCHED_S,
@@ -38,7 +38,7 @@ from myxtts.evaluation.metrics import (
 )
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.speech import acoustic_features, vocode_mels
-from myxtts.evaluation.table import METRICS, ColumnScore, Metrics, metrics_by_group, output_folder
+from myxtts.evaluation.table import METRICS, ColumnScore, Metrics, metrics_by_group
 from myxtts.evaluation.tts import (
     COPY_METRICS,
     Column,

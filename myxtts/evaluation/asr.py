@@ -1,4 +1,7 @@
-"""Error rates of a recogniser: of a corpus, and of each of its languages and speakers."""
+"""Error rates of a recogniser: by language and speaker, in noise and in rooms.
+
+The noises and rooms are fixed, and of other kinds than those of training.
+"""
 
 import time
 from collections import defaultdict
@@ -12,21 +15,14 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.manifest import Manifest
-from myxtts.evaluation.held_out import (
-    evenly_spaced,
-    load_held_out,
-    load_other_corpus,
-    open_target,
-    read_row,
-)
+from myxtts.evaluation.held_out import evenly_spaced, load_measured, open_target, read_row
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.table import ScoreWeights, print_score
 from myxtts.recognition.transcriber import NetworkTranscriber, Transcriber
 from myxtts.text.edit_distance import error_rates
-from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.runs import RunFolder, settings_of, vocabulary_of
+from myxtts.training.runs import RunFolder
 from myxtts.training.setup import TrainingSetup
 
 SEED = 20_20
@@ -36,25 +32,21 @@ EARLY_S = (0.003, 0.05)  # when the reflections of a room arrive
 REFLECTIONS = 12
 
 Distortion = Callable[[np.ndarray, int], np.ndarray]
-"""(wave, index of the utterance) -> distorted wave of the same length; float32 [samples] in [-1,
-1].
-"""
+"""(wave, index of the utterance) -> distorted wave of the same length; float32 [samples]."""
 
 
 def distortions(snrs_db: Sequence[float], rt60s_s: Sequence[float]) -> dict[str, Distortion]:
-    """Return the distortions of a measurement by name: rooms without noise, and noise without
-    rooms.
-    """
+    """Return the distortions of a measurement by name: rooms without noise, noise without rooms."""
     rooms = {f"room, RT60 {rt60_s:g} s": _in_room(rt60_s) for rt60_s in rt60s_s}
     return rooms | {f"noise, SNR {snr_db:g} dB": _with_noise(snr_db) for snr_db in snrs_db}
 
 
-def _with_noise(snr_db: float) -> Distortion:
-    return lambda wave, index: add_noise(wave, noise(len(wave), index), snr_db)
-
-
 def _in_room(rt60_s: float) -> Distortion:
     return lambda wave, index: convolve(wave, room_response(rt60_s, index))
+
+
+def _with_noise(snr_db: float) -> Distortion:
+    return lambda wave, index: add_noise(wave, noise(len(wave), index), snr_db)
 
 
 def add_noise(wave: np.ndarray, noise: np.ndarray, snr_db: float) -> np.ndarray:
@@ -70,15 +62,14 @@ def noise(samples: int, index: int) -> np.ndarray:
     and babble. Here blue noise rises by 3 dB an octave; speech-shaped noise falls by 9 dB above 500
     Hz; pink noise is modulated; and a hum has the harmonics of 70 to 200 Hz.
     """
-    random, kind = np.random.default_rng([SEED, index]), KINDS[index % len(KINDS)]
+    random = np.random.default_rng([SEED, index])
+    kind = KINDS[index % len(KINDS)]
     time_s = np.arange(samples) / SAMPLE_RATE_HZ
     if kind == "hum":
         order = np.arange(1, 30)[:, None]
-        phase = random.uniform(0.0, 2.0 * np.pi, order.shape)
-        return np.sum(
-            np.sin(2.0 * np.pi * random.uniform(70.0, 200.0) * order * time_s + phase) / order,
-            axis=0,
-        )
+        phases = random.uniform(0.0, 2.0 * np.pi, order.shape)
+        turns = random.uniform(70.0, 200.0) * order * time_s
+        return np.sum(np.sin(2.0 * np.pi * turns + phases) / order, axis=0)
     spectrum = np.fft.rfft(random.standard_normal(samples))
     hz = np.maximum(np.fft.rfftfreq(samples, 1.0 / SAMPLE_RATE_HZ), 20.0)
     if kind == "blue":
@@ -86,9 +77,8 @@ def noise(samples: int, index: int) -> np.ndarray:
     if kind == "speech-shaped":
         return np.fft.irfft(spectrum * np.maximum(hz / 500.0, 1.0) ** -1.5, samples)
     pink = np.fft.irfft(spectrum / np.sqrt(hz), samples)
-    return pink * (
-        1.0 + np.cos(2.0 * np.pi * MODULATION_HZ * time_s + random.uniform(0.0, 2.0 * np.pi))
-    )
+    phase = random.uniform(0.0, 2.0 * np.pi)
+    return pink * (1.0 + np.cos(2.0 * np.pi * MODULATION_HZ * time_s + phase))
 
 
 def room_response(rt60_s: float, index: int) -> np.ndarray:
@@ -101,9 +91,8 @@ def room_response(rt60_s: float, index: int) -> np.ndarray:
     random = np.random.default_rng([SEED + 1, index])
     samples = round(max(rt60_s, 2.0 * EARLY_S[1]) * SAMPLE_RATE_HZ)
     time_s = np.arange(samples) / SAMPLE_RATE_HZ
-    tail = np.convolve(random.standard_normal(samples), [0.25, 0.5, 0.25], "same") * (
-        time_s >= EARLY_S[1]
-    )
+    tail = np.convolve(random.standard_normal(samples), [0.25, 0.5, 0.25], "same")
+    tail *= time_s >= EARLY_S[1]
     at = (random.uniform(*EARLY_S, REFLECTIONS) * SAMPLE_RATE_HZ).astype(int)
     tail[at] += random.choice([-3.0, 3.0], REFLECTIONS)
     tail *= 10.0 ** (-3.0 * time_s / rt60_s)
@@ -180,9 +169,10 @@ class ASRScore:
 
     def figures(self) -> dict[str, float]:
         """Return the error rates over all utterances by name."""
-        rates = asdict(self.overall)
-        del rates["utterances"]
-        return rates
+        return {
+            "character_error_rate": self.overall.character_error_rate,
+            "word_error_rate": self.overall.word_error_rate,
+        }
 
     def console_line(self) -> str:
         """Return `character error rate 3.1 % | word error rate 9.0 %`."""
@@ -205,28 +195,25 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     """
     selected, folder, route = open_target(run, checkpoint, "asr", options)
     transcriber = Transcriber(run, route.model, selected.name, options.beam_width)
-    metadata = read_metadata(selected)
-    if options.data is None:
-        corpora, manifest = load_held_out(selected, metadata, run, folder)
-        speakers, source = corpora.vocabulary.speakers, "held-out utterances"
-    else:
-        config = settings_of(selected, metadata)
-        known = vocabulary_of(metadata)
-        manifest, vocabulary = load_other_corpus(options, config, known, folder)
-        speakers, source = vocabulary.speakers, f"utterances of {options.data}"
-    count = options.utterances or len(manifest)
-    distorted = distortions(options.noise_snr_db or (), options.rt60 or ())
-    score = score_asr(transcriber, selected.name, manifest, speakers, count, source, distorted)
+    corpus = load_measured(run, selected, options, folder)
+    score = score_asr(
+        transcriber,
+        selected.name,
+        corpus.manifest,
+        corpus.vocabulary.speakers,
+        options.utterances or len(corpus.manifest),
+        corpus.source,
+        distortions(options.noise_snr_db or (), options.rt60 or ()),
+    )
     print_score(score, folder, options.json_file)
 
 
 def score_in_run(
     setup: TrainingSetup, network: keras.Model, device: str, folder: RunFolder, load: LoadVocoder
 ) -> ScoreWeights:
-    """Return what measures a network during its run, with everything compiled; see
-    `ScoreWeights`.
-    """
-    held_out, count = setup.corpora.held_out, setup.config.run.evaluate_utterances
+    """Return what measures a network during its run, with everything compiled."""
+    held_out = setup.corpora.held_out
+    count = setup.config.run.evaluate_utterances
     assert held_out is not None
     transcriber = NetworkTranscriber(folder.path, setup.metadata, network, device)
     speakers = setup.corpora.vocabulary.speakers
@@ -265,9 +252,8 @@ def score_asr(
         manifest: has the languages of the transcriber.
         speakers: names of the manifest's speakers.
         source: description of the utterances, for the notes.
-        distorted: distortions to measure them in, too, by name.
-        pace: see `Pace`.
-        timed: measure the real-time factor, too.
+        distorted: distortions to also measure them in, by name.
+        timed: also measure the real-time factor.
 
     Raises:
         DataError: a file cannot be read.
@@ -275,10 +261,8 @@ def score_asr(
     rows = evenly_spaced(np.arange(len(manifest)), count).tolist()
     started_s = time.perf_counter()
     hypotheses = list(transcriber.transcribe((read_row(manifest, row) for row in rows), pace))
-    elapsed_s, audio_s = (
-        time.perf_counter() - started_s,
-        float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ,
-    )
+    elapsed_s = time.perf_counter() - started_s
+    audio_s = float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ
     transcripts = []
     for row, hypothesis in zip(rows, hypotheses, strict=True):
         language = transcriber.vocabulary.languages[manifest.language[row]]
@@ -289,9 +273,8 @@ def score_asr(
     def distorted_rates(distort: Distortion) -> ErrorRates:
         waves = (distort(read_row(manifest, row), index) for index, row in enumerate(rows))
         results = zip(transcripts, transcriber.transcribe(waves, pace), strict=True)
-        return error_rates_of(
-            [transcript._replace(hypothesis=text) for transcript, text in results]
-        )
+        distorted_texts = [transcript._replace(hypothesis=text) for transcript, text in results]
+        return error_rates_of(distorted_texts)
 
     notes = [f"{len(rows)} {source}, {audio_s:.1f} s of speech, {transcriber.decoding}"]
     if timed:
@@ -313,21 +296,16 @@ def score_asr(
 
 
 def error_rates_by(field: str, transcripts: Sequence[Transcript]) -> dict[str, ErrorRates]:
-    """Return the error rates of each `language` or `speaker` by name; empty if there is
-    only one.
-    """
+    """Return the error rates of each `language` or `speaker` by name; empty for a single one."""
     groups = defaultdict(list)
     for transcript in transcripts:
         groups[getattr(transcript, field)].append(transcript)
-    return (
-        {name: error_rates_of(group) for name, group in sorted(groups.items())}
-        if len(groups) > 1
-        else {}
-    )
+    if len(groups) == 1:
+        return {}
+    return {name: error_rates_of(group) for name, group in sorted(groups.items())}
 
 
 def error_rates_of(transcripts: Sequence[Transcript]) -> ErrorRates:
-    references, hypotheses = (
-        [getattr(item, field) for item in transcripts] for field in ("reference", "hypothesis")
-    )
+    references = [transcript.reference for transcript in transcripts]
+    hypotheses = [transcript.hypothesis for transcript in transcripts]
     return ErrorRates(len(transcripts), **error_rates(references, hypotheses))

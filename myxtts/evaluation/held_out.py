@@ -16,19 +16,20 @@ from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import DEMO_FOLDER, Corpus, load_corpora, manifest_of, single_bucket_corpus
 from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.manifest import Manifest, Vocabulary, report_rejected
-from myxtts.data.metadata_file import read_corpus
+from myxtts.data.metadata_file import DEFAULT_SPEAKER, read_corpus
 from myxtts.data.pipeline import held_out_pipeline
-from myxtts.errors import CheckpointError, DataError
+from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.evaluation.options import EvaluationOptions, check_options
-from myxtts.evaluation.table import output_folder
 from myxtts.files import check_writable, make_folder
 from myxtts.models.xtts import XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import Route
+from myxtts.report.samples import EVALUATION_FOLDER
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
+from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.runs import check_same_corpus, select_checkpoint, settings_of
+from myxtts.training.runs import check_same_corpus, select_checkpoint, settings_of, vocabulary_of
 from myxtts.training.setup import run_metadata
 from myxtts.training.warm_start import inherited_vocabulary
 
@@ -71,6 +72,70 @@ class HeldOut(NamedTuple):
 
     utterances: list[Utterance]
     batches: list[tuple[dict[str, tf.Tensor], int]]
+
+
+class MeasuredCorpus(NamedTuple):
+    """The utterances of an evaluation.
+
+    Attributes:
+        vocabulary: that of the run, with new speakers of the utterances.
+        config: settings of the run.
+        training: what the run was trained on; None if another corpus is measured without it.
+        trained_speakers: names of the speakers that the run was trained on.
+        source: description of the utterances, for the notes.
+    """
+
+    manifest: Manifest
+    vocabulary: Vocabulary
+    config: Config
+    training: Manifest | None
+    trained_speakers: set[str]
+    source: str
+
+
+def load_measured(
+    run: Path,
+    checkpoint: Path,
+    options: EvaluationOptions,
+    folder: Path,
+    needs_training: bool = False,
+) -> MeasuredCorpus:
+    """Load the held-out utterances of a checkpoint, or those of --data.
+
+    Args:
+        folder: gets rejected.csv.
+        needs_training: load the corpus that the run was trained on in any case.
+
+    Raises:
+        DataError: a corpus is missing or cannot be used, or nothing was held out.
+        CheckpointError: the corpus or the held-out utterances have changed since.
+    """
+    metadata = read_metadata(checkpoint)
+    if options.data is None:
+        corpora, manifest = load_held_out(checkpoint, metadata, run, folder)
+        training = corpora.training.manifest
+        speakers = speakers_of(training, corpora.vocabulary)
+        source = "held-out utterances"
+        return MeasuredCorpus(
+            manifest, corpora.vocabulary, corpora.config, training, speakers, source
+        )
+    config = settings_of(checkpoint, metadata)
+    known = vocabulary_of(metadata)
+    other_training = None
+    if needs_training:
+        corpora = load_checkpoint_corpora(checkpoint, metadata, run, folder)
+        config = corpora.config
+        known = corpora.vocabulary
+        other_training = corpora.training.manifest
+    manifest, vocabulary = load_other_corpus(options, config, known, folder)
+    speakers = set(metadata["speakers"]) - {DEFAULT_SPEAKER}
+    source = f"utterances of {options.data}"
+    return MeasuredCorpus(manifest, vocabulary, config, other_training, speakers, source)
+
+
+def speakers_of(manifest: Manifest, vocabulary: Vocabulary) -> set[str]:
+    """Return the names of the speakers of a manifest."""
+    return {vocabulary.speakers[speaker] for speaker in np.unique(manifest.speaker)}
 
 
 class CheckpointCorpora(NamedTuple):
@@ -284,3 +349,21 @@ def open_target(run: Path, checkpoint: str | None, task: str, options: Evaluatio
     folder = output_folder(run, selected, options)
     make_folder(folder, "--out")
     return Target(selected, folder, devices.configure_default().routes[0])
+
+
+def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Path:
+    """Return the folder for files of an evaluation: --out, or a folder of the run for this
+    checkpoint and corpus.
+
+    Raises:
+        ConfigError: it is a file.
+    """
+    suffix = ""
+    if options.data:  # several folders may be called `test`, and a folder may have several tables
+        data = Path(options.data).resolve()
+        names = data.with_suffix("").parts[-3:] if data.is_file() else data.parts[-2:]
+        suffix = "".join(f"-{name}" for name in names if name != data.anchor)
+    folder = options.out or run / EVALUATION_FOLDER / f"{checkpoint.name}{suffix}"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder} was given, but that is a file. Name a folder.")
+    return folder

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from myxtts.errors import ConfigError
-from myxtts.evaluation.options import EvaluationOptions
 from myxtts.files import write_json, write_whole
-from myxtts.report.samples import EVALUATION_FOLDER, SCORES
+from myxtts.report.samples import SCORES
 from myxtts.training.observation import Pace
 
 Metric = dict[str, float | None]  # by column; None where it does not apply or nothing was measured
@@ -223,21 +221,3 @@ def print_score(score: Score, folder: Path, json_file: Path | None) -> None:
 def write_table(score: Score, folder: Path) -> None:
     """Write the table to a folder that exists, for report.html of the run."""
     write_whole(folder / SCORES, (score.table() + "\n").encode())
-
-
-def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Path:
-    """Return the folder for files of an evaluation: --out, or a folder of the run for this
-    checkpoint and corpus.
-
-    Raises:
-        ConfigError: it is a file.
-    """
-    suffix = ""
-    if options.data:  # several folders may be called `test`, and a folder may have several tables
-        data = Path(options.data).resolve()
-        names = data.with_suffix("").parts[-3:] if data.is_file() else data.parts[-2:]
-        suffix = "".join(f"-{name}" for name in names if name != data.anchor)
-    folder = options.out or run / EVALUATION_FOLDER / f"{checkpoint.name}{suffix}"
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out {folder} was given, but that is a file. Name a folder.")
-    return folder

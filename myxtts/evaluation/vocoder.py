@@ -1,6 +1,4 @@
-"""Metrics of a vocoder's run: its copies of recordings beside Griffin-Lim's and the recordings
-themselves.
-"""
+"""Metrics of a vocoder's run: its copies beside Griffin-Lim's and the recordings themselves."""
 
 import logging
 import time
@@ -28,10 +26,10 @@ from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.data.metadata_file import DEFAULT_SPEAKER
 from myxtts.evaluation.held_out import (
     evenly_spaced,
-    load_held_out,
-    load_other_corpus,
+    load_measured,
     open_target,
     read_row,
+    speakers_of,
 )
 from myxtts.evaluation.metrics import (
     CopyMetrics,
@@ -60,11 +58,10 @@ from myxtts.evaluation.table import (
 from myxtts.files import numbered_name
 from myxtts.machine import core_count
 from myxtts.report.plots import png_bytes, spectra
-from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder
 from myxtts.training.load_vocoder import TrainedVocoder
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.runs import RunFolder, read_vocoder_run, settings_of, vocabulary_of
+from myxtts.training.runs import RunFolder, read_vocoder_run
 from myxtts.training.setup import TrainingSetup
 
 MAX_UTTERANCES = 50
@@ -73,12 +70,15 @@ SEEDS = (0, 1, 2)
 QUARTILES = (25, 50, 75)
 PICTURED = ("recordings", "neural", "griffin_lim")  # from the top down
 
+Means = dict[str, float | None]
+"""Means of `CopyMetrics` by name; None where nothing was measured."""
+
 log = logging.getLogger(__name__)
 
 
 class Recording(NamedTuple):
-    """An utterance in whole frames: float32 [samples] at 22,050 Hz, with the names of its speaker
-    and its language.
+    """An utterance in whole frames, float32 [samples] at 22,050 Hz, with names of its speaker and
+    language.
     """
 
     id: str
@@ -103,16 +103,14 @@ class Copies(NamedTuple):
 
 
 def evaluate_vocoder(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:
-    """Measure a vocoder on GPU 0 or else on the CPU; print a table, and write JSON, sounds and
-    pictures.
+    """Measure a vocoder on GPU 0 or else on the CPU; print a table, write JSON, sounds, pictures.
 
     Raises:
         UserError: the run, a corpus, an output or an option cannot be used.
     """
     selected, folder, route = open_target(run, checkpoint, "vocoder", options)
-    print_score(
-        score_vocoder(run, selected, options, route.model, folder), folder, options.json_file
-    )
+    score = score_vocoder(run, selected, options, route.model, folder)
+    print_score(score, folder, options.json_file)
     log.info("pictures       %s", folder)
 
 
@@ -122,66 +120,77 @@ def score_vocoder(
     """Measure a checkpoint, and write sounds and pictures.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or its corpus has changed since.
-        DataError: a corpus is missing or cannot be used, nothing was held out, or a file cannot be
-            read.
+        UserError: the checkpoint, a corpus or a file cannot be used.
     """
     vocoder = TrainedVocoder(read_vocoder_run(run, checkpoint.name), device)
-    held_out = load_recordings(run, checkpoint, options, folder)
-    log.info("evaluation     %s, %d utterances", checkpoint, len(held_out.recordings))
-    source = f"utterances of {options.data}" if options.data else "held-out utterances"
+    corpus = load_measured(run, checkpoint, options, folder)
+    count = options.utterances or MAX_UTTERANCES
+    recordings = recordings_of(corpus.manifest, corpus.vocabulary, count)
+    log.info("evaluation     %s, %d utterances", checkpoint, len(recordings))
     evaluator = VocoderEvaluator(
-        held_out, options.seeds or SEEDS, source, device, options.perceptual
+        recordings,
+        corpus.trained_speakers,
+        options.seeds or SEEDS,
+        corpus.source,
+        device,
+        options.perceptual,
     )
     evaluator.warm_up(vocoder)
     copies = evaluator.copies_by(vocoder)
-    for number, recording in enumerate(held_out.recordings[:PLOTTED_UTTERANCES]):
-        waves = {name: of.waves[number] for name, of in copies.items()}
-        write_example(folder, number + 1, recording.id, waves)
+    for row, recording in enumerate(recordings[:PLOTTED_UTTERANCES]):
+        name = numbered_name(row + 1, recording.id)
+        write_example(folder, name, {column: of.waves[row] for column, of in copies.items()})
     score = evaluator.score(run, checkpoint.name, copies)
+    cores = core_count()
+    named_cores = "1 core" if cores == 1 else f"{cores} cores"
+    note = (
+        f"the real-time factor is the median of {len(recordings) * len(evaluator.seeds)} times from"
+        f" mel to wave, one utterance at a time, on {device} with {named_cores}, after a warm-up"
+    )
     factors: Metric = {
         name: median(of.real_time_factors) for name, of in copies.items() if of.real_time_factors
     }
     return replace(
         score,
         metrics=score.metrics | {"real_time_factor": factors},
-        notes=(*score.notes, timing_note(len(held_out.recordings) * len(evaluator.seeds), device)),
-        details={"cores": core_count(), **score.details},
+        notes=(*score.notes, note),
+        details={"cores": cores, **score.details},
     )
 
 
-class HeldOutRecordings(NamedTuple):
-    """Recordings to measure, and the names of the speakers that the run was trained on."""
-
-    recordings: list[Recording]
-    known_speakers: set[str]
-
-
 class VocoderEvaluator:
-    """Measures the copies of recordings that a vocoder makes, any number of times; Griffin-Lim's
-    are measured once.
+    """Measures the copies of recordings that a vocoder makes, any number of times.
+
+    Griffin-Lim's are measured once.
 
     Args:
-        held_out: what is copied.
+        recordings: what is copied.
+        trained_speakers: names of the speakers that the run was trained on.
         seeds: of the noise.
         source: description of the recordings, for the notes.
-        perceptual: measure PESQ and STOI, too, if their packages are installed.
+        perceptual: also measure PESQ and STOI, if their packages are installed.
     """
 
     def __init__(
         self,
-        held_out: HeldOutRecordings,
+        recordings: Sequence[Recording],
+        trained_speakers: set[str],
         seeds: Sequence[int],
         source: str,
         device: str,
         perceptual: bool,
     ):
-        self._held_out, self.seeds, self._source, self._device = held_out, seeds, source, device
-        self._is_perceptual, self._perceptual = perceptual, installed_scores() if perceptual else {}
-        waves = [recording.wave for recording in held_out.recordings]
+        self._recordings = recordings
+        self._trained_speakers = trained_speakers
+        self.seeds = seeds
+        self._source = source
+        self._device = device
+        self._is_perceptual = perceptual
+        self._perceptual = installed_scores() if perceptual else {}
+        waves = [recording.wave for recording in recordings]
         self._mels = [features.mel for features in acoustic_features(waves, device)]
-        self._recordings = waves_in_16_bits(waves, device)
-        own_metrics = measure_copies(self._recordings, waves, device, self._perceptual)
+        self._rounded = waves_in_16_bits(waves, device)
+        own_metrics = measure_copies(self._rounded, waves, device, self._perceptual)
         griffin_lim = GriffinLim()
         self.warm_up(griffin_lim)
         self._fixed = {
@@ -190,53 +199,47 @@ class VocoderEvaluator:
         }
 
     def warm_up(self, vocoder: VocoderProtocol) -> None:
-        """Trace a vocoder and let it compute once, so that the first time of `copies_by` is like
-        the others.
-        """
+        """Trace a vocoder and compute once, so that the first time is like the others."""
         vocode_mels(vocoder, self._mels[:1], self._device)
 
     def copies_by(self, vocoder: VocoderProtocol, pace: Pace = no_pace) -> dict[str, Copies]:
-        """Return the copies by column: by a vocoder, and those that are fixed.
-
-        Args:
-            pace: see `Pace`.
-        """
+        """Return the copies by column: by a vocoder, and those that are fixed."""
         return {"neural": self._copies_by(vocoder, pace), **self._fixed}
 
     def score(self, run: Path, checkpoint: str, copies: Mapping[str, Copies]) -> ColumnScore:
         """Return the metrics of copies by a checkpoint."""
-        recordings, known_speakers = self._held_out
+        recordings = self._recordings
         metrics = common_metrics(copies)
 
         def measure(rows: Sequence[int]) -> Metrics:
             of_rows = metrics_of_rows(metrics, rows)
             return of_rows if self._is_perceptual else without_perceptual(of_rows)
 
-        groups = {
-            "languages": metrics_by_group([recording.language for recording in recordings], measure)
-        }
+        languages = [recording.language for recording in recordings]
         familiarity = [
-            "seen" if recording.speaker in known_speakers else "unseen" for recording in recordings
+            "seen" if recording.speaker in self._trained_speakers else "unseen"
+            for recording in recordings
         ]
-        groups["speakers"] = metrics_by_group(familiarity, measure)
+        notes = self._notes(familiarity)
+        if self._is_perceptual:
+            notes += score_notes(metrics["recordings"][0])
+        by_seed = {
+            name: [mean_copy_metrics(of_seed) for of_seed in of] for name, of in metrics.items()
+        }
         return ColumnScore(
             run=str(run),
             checkpoint=checkpoint,
             utterances=len(recordings),
             columns=tuple(copies),
             metrics=measure(range(len(recordings))),
-            groups=groups,
-            notes=(
-                *condition_notes(recordings, self._source, self.seeds),
-                speaker_note(familiarity, recordings),
-                *(score_notes(metrics["recordings"][0]) if self._is_perceptual else ()),
-            ),
+            groups={
+                "languages": metrics_by_group(languages, measure),
+                "speakers": metrics_by_group(familiarity, measure),
+            },
+            notes=tuple(notes),
             details={
                 "seeds": list(self.seeds),
-                "by_seed": {
-                    name: [mean_copy_metrics(of_seed) for of_seed in of]
-                    for name, of in metrics.items()
-                },
+                "by_seed": by_seed,
                 **utterance_details(recordings, metrics),
             },
         )
@@ -244,34 +247,62 @@ class VocoderEvaluator:
     def _copies_by(self, vocoder: VocoderProtocol, pace: Pace) -> Copies:
         """Return the copies with each seed, made one at a time, and the time that each took."""
         first: list[np.ndarray] = []
-        metrics, factors = [], []
+        metrics = []
+        factors = []
         for seed in self.seeds:
-            copies = []
+            copies: list[np.ndarray] = []
             for mel in self._mels:
                 pace()
                 started_s = time.perf_counter()
                 copies += vocode_mels(vocoder, [mel], self._device, (seed, 0))
-                factors.append((time.perf_counter() - started_s) * SAMPLE_RATE_HZ / len(copies[-1]))
+                elapsed_s = time.perf_counter() - started_s
+                factors.append(elapsed_s * SAMPLE_RATE_HZ / len(copies[-1]))
             metrics.append(
-                measure_copies(self._recordings, copies, self._device, self._perceptual, pace)
+                measure_copies(self._rounded, copies, self._device, self._perceptual, pace)
             )
             first = first or copies
         return Copies(first, metrics, factors)
+
+    def _notes(self, familiarity: Sequence[str]) -> list[str]:
+        """Return notes on what was measured, how, and of which speakers."""
+        recordings = self._recordings
+        audio_s = sum(len(recording.wave) for recording in recordings) / SAMPLE_RATE_HZ
+        seen = familiarity.count("seen")
+        speakers = (
+            f"{seen} utterances are of speakers seen in training, {len(familiarity) - seen} of"
+            " other speakers"
+        )
+        if not seen and any(recording.speaker == DEFAULT_SPEAKER for recording in recordings):
+            speakers = (
+                "the corpus does not name its speakers, so speakers seen in training are not"
+                " distinguished"
+            )
+        return [
+            f"{len(recordings)} {self._source}, {audio_s:.1f} s of speech; each figure is the"
+            f" median over the seeds {', '.join(map(str, self.seeds))} of the mean over utterances",
+            "the vocoders copy the recordings from their log-mels; the column recordings is their"
+            " own 16-bit samples",
+            speakers,
+        ]
 
 
 def score_in_run(
     setup: TrainingSetup, network: keras.Model, device: str, folder: RunFolder, load: LoadVocoder
 ) -> ScoreWeights:
-    """Return what measures a network during its run, with everything compiled; see
-    `ScoreWeights`.
-    """
-    corpora, settings = setup.corpora, setup.config.run
+    """Return what measures a network during its run, with everything compiled."""
+    corpora = setup.corpora
+    settings = setup.config.run
     assert corpora.held_out is not None
-    known_speakers = speakers_of(corpora.training.manifest, corpora.vocabulary)
-    manifest, count = corpora.held_out.manifest, settings.evaluate_utterances
-    held_out = recordings_of(manifest, corpora.vocabulary, count, known_speakers)
+    recordings = recordings_of(
+        corpora.held_out.manifest, corpora.vocabulary, settings.evaluate_utterances
+    )
     evaluator = VocoderEvaluator(
-        held_out, SEEDS[:1], "held-out utterances", device, settings.evaluate_pesq
+        recordings,
+        speakers_of(corpora.training.manifest, corpora.vocabulary),
+        SEEDS[:1],
+        "held-out utterances",
+        device,
+        settings.evaluate_pesq,
     )
     evaluator.warm_up(network)
     return lambda checkpoint, pace: evaluator.score(
@@ -279,55 +310,28 @@ def score_in_run(
     )
 
 
-def load_recordings(
-    run: Path, checkpoint: Path, options: EvaluationOptions, folder: Path
-) -> HeldOutRecordings:
-    """Return the utterances to measure, evenly spaced in their corpus."""
-    metadata = read_metadata(checkpoint)
-    if options.data is None:
-        corpora, manifest = load_held_out(checkpoint, metadata, run, folder)
-        vocabulary = corpora.vocabulary
-        known_speakers = speakers_of(corpora.training.manifest, vocabulary)
-    else:
-        config = settings_of(checkpoint, metadata)
-        known = vocabulary_of(metadata)
-        manifest, vocabulary = load_other_corpus(options, config, known, folder)
-        known_speakers = set(metadata["speakers"]) - {DEFAULT_SPEAKER}
-    return recordings_of(manifest, vocabulary, options.utterances or MAX_UTTERANCES, known_speakers)
-
-
-def speakers_of(manifest: Manifest, vocabulary: Vocabulary) -> set[str]:
-    return {vocabulary.speakers[speaker] for speaker in np.unique(manifest.speaker)}
-
-
-def recordings_of(
-    manifest: Manifest, vocabulary: Vocabulary, count: int, known_speakers: set[str]
-) -> HeldOutRecordings:
-    rows = evenly_spaced(np.arange(len(manifest)), count)
-    return HeldOutRecordings(
-        [recording_of(manifest, vocabulary, row) for row in rows.tolist()], known_speakers
-    )
-
-
-def recording_of(manifest: Manifest, vocabulary: Vocabulary, row: int) -> Recording:
-    wave = read_row(manifest, row)
-    speaker, language = (
-        vocabulary.speakers[manifest.speaker[row]],
-        vocabulary.languages[manifest.language[row]],
-    )
-    return Recording(
-        manifest.ids[row], wave[: frame_count(len(wave)) * HOP_SAMPLES], speaker, language
-    )
+def recordings_of(manifest: Manifest, vocabulary: Vocabulary, count: int) -> list[Recording]:
+    """Read at most `count` utterances, evenly spaced in their corpus."""
+    recordings = []
+    for row in evenly_spaced(np.arange(len(manifest)), count).tolist():
+        wave = read_row(manifest, row)
+        recordings.append(
+            Recording(
+                manifest.ids[row],
+                wave[: frame_count(len(wave)) * HOP_SAMPLES],
+                vocabulary.speakers[manifest.speaker[row]],
+                vocabulary.languages[manifest.language[row]],
+            )
+        )
+    return recordings
 
 
 def common_metrics(copies: Mapping[str, Copies]) -> dict[str, list[list[CopyMetrics]]]:
     """Return the metrics of each column and seed, with scores only where all of these have them."""
-    flat = {
-        (name, seed): metrics
-        for name, of in copies.items()
-        for seed, metrics in enumerate(of.metrics)
-    }
-    common = with_common_scores(flat)
+    columns: dict[tuple[str, int], list[CopyMetrics]] = {}
+    for name, of in copies.items():
+        columns |= {(name, seed): metrics for seed, metrics in enumerate(of.metrics)}
+    common = with_common_scores(columns)
     return {
         name: [common[name, seed] for seed in range(len(of.metrics))] for name, of in copies.items()
     }
@@ -347,27 +351,40 @@ def metrics_of_rows(
     }
 
 
-def medians(items: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+def measured_values(items: Sequence[Means]) -> dict[str, list[float]]:
+    """Return the values of each key, without None."""
+    values: dict[str, list[float]] = {key: [] for key in items[0]}
+    for item in items:
+        for key, value in item.items():
+            if value is not None:
+                values[key].append(value)
+    return values
+
+
+def medians(items: Sequence[Means]) -> Means:
     """Return the median of each key; None where no item has a value."""
-    values = {
-        key: [value for item in items if (value := item[key]) is not None] for key in items[0]
-    }
+    values = measured_values(items)
     return {key: median(of_key) if of_key else None for key, of_key in values.items()}
+
+
+def quartiles(items: Sequence[Means]) -> dict[str, list[float] | None]:
+    """Return the 25th, 50th and 75th percentile of each key."""
+    return {
+        key: np.percentile(of_key, QUARTILES).tolist() if of_key else None
+        for key, of_key in measured_values(items).items()
+    }
 
 
 def utterance_details(
     recordings: Sequence[Recording], metrics: Mapping[str, Sequence[Sequence[CopyMetrics]]]
 ) -> dict[str, Any]:
-    """Return the medians over seeds of every utterance, and their quartiles over utterances, by
-    column.
-    """
-    by_utterance = {
-        column: [
+    """Return the medians over seeds of every utterance by column, and their quartiles."""
+    by_utterance: dict[str, list[Means]] = {}
+    for column, seeds in metrics.items():
+        by_utterance[column] = [
             medians([mean_copy_metrics([copy]) for copy in of_seeds])
             for of_seeds in zip(*seeds, strict=True)
         ]
-        for column, seeds in metrics.items()
-    }
     return {
         "quartiles": {column: quartiles(values) for column, values in by_utterance.items()},
         "utterance_metrics": [
@@ -378,71 +395,12 @@ def utterance_details(
     }
 
 
-def quartiles(items: Sequence[Mapping[str, float | None]]) -> dict[str, list[float] | None]:
-    """Return the 25th, 50th and 75th percentile of each key."""
-    values = {
-        key: [value for item in items if (value := item[key]) is not None] for key in items[0]
-    }
-    return {
-        key: np.percentile(of_key, QUARTILES).tolist() if of_key else None
-        for key, of_key in values.items()
-    }
-
-
-def condition_notes(
-    recordings: Sequence[Recording], source: str, seeds: Sequence[int]
-) -> list[str]:
-    """Return notes on what was measured, and how."""
-    audio_s = sum(len(recording.wave) for recording in recordings) / SAMPLE_RATE_HZ
-    return [
-        f"{len(recordings)} {source}, {audio_s:.1f} s of speech; each figure is the median over"
-        f" the seeds {', '.join(map(str, seeds))} of the mean over utterances",
-        "the vocoders copy the recordings from their log-mels; the column recordings is their"
-        " own 16-bit samples",
-    ]
-
-
-def timing_note(times: int, device: str) -> str:
-    """Return a note on how the real-time factor was measured."""
-    cores = core_count()
-    return (
-        f"the real-time factor is the median of {times} times from mel to wave, one utterance at a"
-        f" time, on {device} with {cores} core{'s' * (cores > 1)}, after a warm-up"
-    )
-
-
-def speaker_note(familiarity: Sequence[str], recordings: Sequence[Recording]) -> str:
-    """Return a note on how many utterances are of speakers seen in training."""
-    seen = familiarity.count("seen")
-    if any(recording.speaker == DEFAULT_SPEAKER for recording in recordings) and not seen:
-        return (
-            "the corpus does not name its speakers, so speakers seen in training are not"
-            " distinguished"
-        )
-    return (
-        f"{seen} utterances are of speakers seen in training, {len(familiarity) - seen} of other"
-        " speakers"
-    )
-
-
-def write_example(
-    folder: Path, number: int, identity: str, waves: Mapping[str, np.ndarray]
-) -> None:
-    """Write `<number>-<id>.<column>.wav` for each column, and their spectra as one picture."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name = numbered_name(number, identity)
+def write_example(folder: Path, name: str, waves: Mapping[str, np.ndarray]) -> None:
+    """Write NAME.COLUMN.wav for each column, and their spectra as one picture."""
     for column, wave in waves.items():
         write_wav(folder / f"{name}.{column}.wav", wave)
-    write_spectra(
-        folder / f"{name}.png", {COLUMNS[column]: waves[column] for column in PICTURED}, name
-    )
-
-
-def write_spectra(file: Path, waves: Mapping[str, np.ndarray], title: str) -> None:
-    """Draw the spectrograms of waves, float32 [samples] each, into a PNG file."""
-    file.write_bytes(
-        png_bytes(spectra({name: level_db(wave) for name, wave in waves.items()}, title))
-    )
+    levels = {COLUMNS[column]: level_db(waves[column]) for column in PICTURED}
+    (folder / f"{name}.png").write_bytes(png_bytes(spectra(levels, name)))
 
 
 def level_db(wave: np.ndarray) -> np.ndarray:

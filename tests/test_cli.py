@@ -42,12 +42,9 @@ class FlagTest(unittest.TestCase):
         config, options = train.parse([])
         self.assertEqual((config, options.print_config), (Config(), False))
 
-    def test_hyphens_and_underscores_in_flags_are_equivalent(self):
-        for flag in ("--data-gpu", "--data_gpu"):
-            self.assertEqual(train.parse([flag, "3"])[0].placement.data_gpu, 3)
-            self.assertEqual(train.parse([flag + "=3"])[0].placement.data_gpu, 3)
-
-    def test_underscore_in_a_value_is_kept(self):
+    def test_hyphens_and_underscores_are_equivalent_in_flags_only(self):
+        for argv in (["--data-gpu", "3"], ["--data_gpu", "3"], ["--data_gpu=3"]):
+            self.assertEqual(train.parse(argv)[0].placement.data_gpu, 3)
         self.assertEqual(train.parse(["--run=my_voice"])[0].run.run, "my_voice")
 
     def test_every_setting_has_a_flag_that_takes_its_default(self):
@@ -61,9 +58,9 @@ class FlagTest(unittest.TestCase):
                     train.parse(argv)
                 self.assertEqual(load.call_args.args[1], {name: setting.default})
 
-    def test_a_list_may_be_given_in_parts(self):
-        argv = ["--model-gpus", "0", "--model-gpus", "1"]
-        self.assertEqual(train.parse(argv)[0].placement.model_gpus, (0, 1))
+    def test_a_list_may_be_given_at_once_or_in_parts(self):
+        for argv in ("--model-gpus 0 1", "--model-gpus 0 --model-gpus 1"):
+            self.assertEqual(train.parse(argv.split())[0].placement.model_gpus, (0, 1))
 
     def test_a_tilde_that_no_shell_expands_and_an_empty_text_are_rejected(self):
         home = os.path.expanduser("~/runs")
@@ -82,11 +79,6 @@ class FlagTest(unittest.TestCase):
                 self.assertRaisesRegex(ConfigError, "neither a flag nor the value|not a flag"),
             ):
                 main.load_command("plan").main([*fixed, *words], "plan")
-
-    def test_list_takes_several_values(self):
-        self.assertEqual(
-            train.parse(["--model-gpus", "1", "2", "3"])[0].placement.model_gpus, (1, 2, 3)
-        )
 
     def test_null_resets_a_setting_of_the_file(self):
         argv = ["--config", str(ROOT / "configs/dual_gpu.yaml"), "--data-gpu", "null"]
@@ -114,20 +106,12 @@ class FlagTest(unittest.TestCase):
                 self.assertTrue(message.endswith(f"is not a flag. Did you mean {near}?"), message)
 
     def test_argument_without_a_flag_is_rejected(self):
-        for argv, message in (
-            (("x",), "'x' is neither a flag nor the value of one. --help lists the flags."),
-            (("--zzzz", "3"), "'--zzzz' is not a flag. --help lists the flags."),
-            (
-                ("--train-data", "my", "corpus"),
-                "'corpus' is neither a flag nor the value of one. --help lists the flags.",
-            ),
-            (
-                ("--resume", "runs/demo"),
-                "'runs/demo' is neither a flag nor the value of one. --help lists the flags.",
-            ),
-        ):
-            with self.subTest(argv=argv):
-                self.assertEqual(self.error_of(*argv), message)
+        for argv, word in (("x", "x"), ("--train-data my corpus", "corpus"), ("--resume r", "r")):
+            with self.subTest(argv):
+                message = (
+                    f"'{word}' is neither a flag nor the value of one. --help lists the flags."
+                )
+                self.assertEqual(self.error_of(*argv.split()), message)
 
     def test_former_flags_and_flags_of_other_trainers_are_answered(self):
         for argument, advice in (
@@ -151,45 +135,34 @@ class FlagTest(unittest.TestCase):
         )
 
     def test_invalid_value_is_rejected_in_one_line(self):
+        whole = "but must be a whole number from 1 to 1000000."
         for argv, message in (
+            ("--batch-size -3", f"--batch-size is -3, {whole}"),
+            ("--batch-size x", f"--batch-size is 'x', {whole}"),
+            ("--batch-size 8.0", f"--batch-size is '8.0', {whole}"),
             (
-                ("--batch-size", "-3"),
-                "--batch-size is -3, but must be a whole number from 1 to 1000000.",
-            ),
-            (
-                ("--batch-size", "x"),
-                "--batch-size is 'x', but must be a whole number from 1 to 1000000.",
-            ),
-            (
-                ("--batch-size", "8.0"),
-                "--batch-size is '8.0', but must be a whole number from 1 to 1000000.",
-            ),
-            (
-                ("--batch-size", "8.5"),
-                "--batch-size is '8.5', but must be a whole number from 1 to 1000000.",
-            ),
-            (
-                ("--ema-decay", "nan"),
+                "--ema-decay nan",
                 "--ema-decay is NaN, but must be a number of at least 0 and below 1.",
             ),
             (
-                ("--batch-seconds", "inf"),
+                "--batch-seconds inf",
                 "--batch-seconds is Infinity, but must be a number from 0 to 86400.",
             ),
             (
-                ("--model-size", "big\x1b[2J"),
+                "--model-size big\x1b[2J",
                 r"--model-size is 'big\x1b[2J', but must be one of tiny, small, normal, big."
                 r" Did you mean big?",
             ),
             (
-                ("--data-gpu", "none"),
+                "--data-gpu none",
                 "--data-gpu is 'none', but must be a whole number from 0 to 1023, or null.",
             ),
-            (("--batch-size", "--resume"), "--batch-size needs a value. --help lists the flags."),
-            (("--config",), "--config needs a value. --help lists the flags."),
+            ("--batch-size --resume", "--batch-size needs a value. --help lists the flags."),
+            ("--config", "--config needs a value. --help lists the flags."),
+            ("--zzzz 3", "'--zzzz' is not a flag. --help lists the flags."),
         ):
-            with self.subTest(argv=argv):
-                self.assertEqual(self.error_of(*argv), message)
+            with self.subTest(argv):
+                self.assertEqual(self.error_of(*argv.split(" ")), message)
 
 
 def _raising(error: BaseException):
@@ -260,25 +233,23 @@ class MainTest(unittest.TestCase):
             self.assertIn(setting_help(setting), words)
 
     def test_help_of_a_setting_is_that_of_a_flag(self):
-        meanings = {
-            "data_gpu": (
+        for name, meaning in (
+            (
+                "data_gpu",
                 "Physical GPU that makes batches. Requires --model-gpu or --model-gpus. "
-                "(a whole number from 0 to 1023; default: not set)"
+                "(a whole number from 0 to 1023; default: not set)",
             ),
-            "cache_dataset": (
-                "Decode the corpus once, into a memory-mapped file in the run folder. (default:"
-                " off)"
+            (
+                "cache_dataset",
+                "Decode the corpus once, into a memory-mapped file in the run folder."
+                " (default: off)",
             ),
-            "seed": (
-                "Seed of all randomness: initial weights, order of the utterances, dropout. "
-                "(a whole number of at least 0 and below 2147483648; default: 0)"
-            ),
-            "subsampling": (
+            (
+                "subsampling",
                 "Factor by which frames are subsampled. Each symbol of the text needs one frame"
-                " afterwards. Only with --task asr. (one of 1, 2, 4; default: 2)"
+                " afterwards. Only with --task asr. (one of 1, 2, 4; default: 2)",
             ),
-        }
-        for name, meaning in meanings.items():
+        ):
             self.assertEqual(setting_help(SETTINGS[name]), meaning)
 
     def test_error_for_a_number_out_of_bounds_has_all_digits_of_the_bounds(self):
@@ -360,41 +331,26 @@ class CommandTest(unittest.TestCase):
 
     def test_flags_of_every_command_are_suggested(self):
         for argv, message in (
+            ("evaluate --run x --utterence 3", "--utterence' is not a flag. Did you mean --utter"),
             (
-                ("evaluate", "--run", "x", "--utterence", "3"),
-                "'--utterence' is not a flag. Did you mean --utterances?",
+                "evaluate --run x --recogniser=y",
+                "--recogniser' is not a flag: it was renamed to --",
             ),
+            ("shard --input x --out y --parts 2", "--parts' is not a flag: it was renamed to --sh"),
             (
-                ("evaluate", "--run", "x", "--recogniser=y"),
-                "'--recogniser' is not a flag: it was renamed to --asr.",
+                "shard --input x --out y --validation-fraction 1",
+                "--validation-fraction is 1.0, but",
             ),
-            (
-                ("shard", "--input", "x", "--out", "y", "--parts", "2"),
-                "'--parts' is not a flag: it was renamed to --shards.",
-            ),
-            (
-                ("shard", "--input", "x", "--out", "y", "--validation-fraction", "1"),
-                "--validation-fraction is 1.0, but must be a number of at least 0 and below 1.",
-            ),
-            (("train", "--subsampling", "3"), "--subsampling is 3, but must be one of 1, 2, 4."),
-            (("jobs", "--rounds", "5"), "'--rounds' is not a flag: it was renamed to --num-syncs."),
-            (
-                ("serve-data", "dispatcher", "--prot", "1"),
-                "'--prot' is not a flag. Did you mean --port?",
-            ),
-            (
-                ("synthesize", "--run", "x", "--speaker_wav", "y"),
-                "'--speaker-wav' is not a flag. Use --reference of utilities/synthesize.py.",
-            ),
-            (("synthesize", "--lr", "1"), "'--lr' is not a flag. --help lists the flags."),
-            (("plan", "--gpus", "99"), "--gpus is '99', but must be a whole number from 1 to 16."),
-            (
-                ("launch", "--worker", "2", "--", "x.py", "--worker"),
-                "'--worker' is not a flag. Did you mean --workers?",
-            ),
+            ("train --subsampling 3", "--subsampling is 3, but must be one of 1, 2, 4."),
+            ("jobs --rounds 5", "'--rounds' is not a flag: it was renamed to --num-syncs."),
+            ("serve-data dispatcher --prot 1", "'--prot' is not a flag. Did you mean --port?"),
+            ("synthesize --run x --speaker_wav y", "--speaker-wav' is not a flag. Use --reference"),
+            ("synthesize --lr 1", "'--lr' is not a flag. --help lists the flags."),
+            ("plan --gpus 99", "--gpus is '99', but must be a whole number from 1 to 16."),
+            ("launch --worker 2 -- x.py --worker", "'--worker' is not a flag. Did you mean --wo"),
         ):
-            with self.subTest(argv=argv), self.assertRaises(ConfigError) as caught:
-                main.run(argv)
+            with self.subTest(argv), self.assertRaises(ConfigError) as caught:
+                main.run(argv.split())
             self.assertIn(message, str(caught.exception))
 
     def test_error_for_a_folder_that_cannot_be_made_names_the_flag(self):

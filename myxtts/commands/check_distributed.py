@@ -52,7 +52,10 @@ def start_workers(options: argparse.Namespace) -> int:
             "one worker was requested, but the check compares several with one. Request two or"
             " more."
         )
-    gpus = options.gpus_per_worker if options.nodes else options.gpus_per_worker or 0
+    gpus = options.gpus_per_worker
+    # Workers on one machine use no GPU unless they are given some.
+    if gpus is None and not options.nodes:
+        gpus = 0
     gpu_flags = () if gpus is None else ("--gpus-per-worker", str(gpus))
     command = find_program(["-m", "myxtts", NAME, *gpu_flags])
     logs = Path("logs") / "check_distributed"
@@ -61,7 +64,8 @@ def start_workers(options: argparse.Namespace) -> int:
 
 def run_worker(cluster: Cluster, gpus: int | None) -> int:
     """Run the checks as one worker; the chief prints the results."""
-    from myxtts.preflight.checks import check_lines  # imports TensorFlow, which takes seconds
+    # These import TensorFlow, which takes seconds.
+    from myxtts.preflight.checks import check_lines
     from myxtts.preflight.distributed import all_reduce_table, check_cluster, cluster_checks
 
     result = check_cluster(cluster, gpus)

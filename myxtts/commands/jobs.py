@@ -9,7 +9,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, bounded, read_settings, settings_parser
@@ -18,14 +18,7 @@ from myxtts.config.schema import Config
 from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import ConfigError
 from myxtts.local_sgd.job_settings import check_job_settings, check_launcher_settings, sync_interval
-from myxtts.local_sgd.launcher import (
-    JobDevice,
-    JobSpec,
-    JobsSpec,
-    job_devices,
-    previous_state,
-    train_jobs,
-)
+from myxtts.local_sgd.launcher import JobSpec, JobsSpec, job_devices, previous_state, train_jobs
 from myxtts.local_sgd.status import Display, LauncherState, status_report, stop_launcher
 from myxtts.placement.routes import hidden_gpus_warning
 from myxtts.training.runs import with_inherited_settings
@@ -34,10 +27,8 @@ NAME = "jobs"
 HELP = "Train independent jobs, one on each GPU, and merge their weights (local SGD)."
 TRAINER = (sys.executable, "-u", "-m", "myxtts", "train")
 MERGER = (sys.executable, "-u", "-m", "myxtts", "merge")
-NO_SYNC = (
-    "--sync-every",
-    "0",
-)  # sync_every is checked against --jobs and --sync-dir, which are known later
+# sync_every is checked against --jobs and --sync-dir, which are known later.
+NO_SYNC = ("--sync-every", "0")
 SYNC_SETTINGS = ("sync_every",)
 
 log = logging.getLogger("myxtts.local_sgd")
@@ -113,24 +104,31 @@ def main(
         )
     check_launcher_settings(config)
     previous = previous_state(folder, config.run.resume)
-    if previous is not None and previous.total_steps != config.training.max_steps:
-        log.warning(
-            "--max-steps is %d; the jobs began with %d",
-            config.training.max_steps,
-            previous.total_steps,
+    total_steps = config.training.max_steps
+    if previous is not None and previous.total_steps != total_steps:
+        log.warning("--max-steps is %d; the jobs began with %d", total_steps, previous.total_steps)
+    gpus = options.gpus
+    if gpus is None and previous is not None:
+        gpus = previous.immutable.gpus
+    if gpus is None:
+        raise ConfigError(
+            "no GPUs were named. Give one for each job with --gpus, such as --gpus 0 1."
         )
-    gpus = gpus_of(options, previous)
     warn_of_hidden_gpus(config.placement.simulate_gpus)
     resumed = config.run.run if options.gpus is None else None
     devices = job_devices(gpus, config.placement.simulate_gpus, resumed)
-    warmstart_steps = warmstart_steps_of(options, previous, config)
+    warmstart_steps = choose_warmstart_steps(options, previous, config)
+    jobs = []
+    for gpu, device in zip(gpus, devices, strict=True):
+        own_config = read_job_file(parser, argv, config, f"gpu{gpu}")
+        jobs.append(JobSpec(f"gpu{gpu}", with_inherited_settings(own_config), device))
     spec = JobsSpec(
         folder=folder,
         config=with_inherited_settings(config),
-        jobs=tuple(jobs_of(parser, argv, config, gpus, devices)),
-        gpus=gpus,
+        jobs=tuple(jobs),
+        gpus=tuple(gpus),
         warmstart_steps=warmstart_steps,
-        sync_every=sync_every_of(parser, argv, options, config, warmstart_steps, len(gpus)),
+        sync_every=choose_sync_every(parser, argv, options, config, warmstart_steps),
         max_restarts=options.max_restarts,
         trainer=tuple(trainer),
         merger=tuple(merger),
@@ -138,39 +136,29 @@ def main(
     return train_jobs(spec, Display(options.table_every))
 
 
-def gpus_of(options: argparse.Namespace, previous: LauncherState | None) -> tuple[int, ...]:
-    if options.gpus is not None:
-        return tuple(options.gpus)
-    if previous is None:
-        raise ConfigError(
-            "no GPUs were named. Give one for each job with --gpus, such as --gpus 0 1."
-        )
-    return tuple(previous.immutable.gpus)
-
-
 def warn_of_hidden_gpus(simulated: int) -> None:
     """Warn if jobs on simulated GPUs leave real ones idle; their own processes see none."""
-    existing = visible_gpus() if simulated else []
-    if existing:
-        several = len(existing) > 1
-        use = (
-            f"--simulate-gpus 0, and --gpus from 0 to {len(existing) - 1}"
-            if several
-            else command_line("train")
-        )
-        found = f"this process sees {len(existing)} GPU{'s' * several}"
+    existing = len(visible_gpus()) if simulated else 0
+    if existing == 1:
+        found = "this process sees 1 GPU"
+        log.warning("%s", hidden_gpus_warning(simulated, found, command_line("train")))
+    elif existing:
+        found = f"this process sees {existing} GPUs"
+        use = f"--simulate-gpus 0, and --gpus from 0 to {existing - 1}"
         log.warning("%s", hidden_gpus_warning(simulated, found, use))
 
 
-def warmstart_steps_of(
+def choose_warmstart_steps(
     options: argparse.Namespace, previous: LauncherState | None, config: Config
 ) -> int:
     """Return the steps of the run that all jobs start from."""
     total_steps = config.training.max_steps
-    default = 0 if config.training.init_from is not None else total_steps // 10
-    if previous is not None:
-        default = previous.immutable.warmstart_steps
-    steps = default if options.warmstart_steps is None else options.warmstart_steps
+    steps = options.warmstart_steps
+    if steps is None and previous is not None:
+        steps = previous.immutable.warmstart_steps
+    # A pretrained run is a common start already.
+    if steps is None:
+        steps = 0 if config.training.init_from is not None else total_steps // 10
     if steps >= total_steps:
         raise ConfigError(
             f"--warmstart-steps {steps} was given, but the jobs have --max-steps {total_steps},"
@@ -179,19 +167,17 @@ def warmstart_steps_of(
     return steps
 
 
-def sync_every_of(
+def choose_sync_every(
     parser: CommandParser,
     argv: Sequence[str],
     options: argparse.Namespace,
     config: Config,
     warmstart_steps: int,
-    jobs: int,
 ) -> int:
     """Return the steps between two syncs; 0 if the jobs merge at the end only."""
-    own = {"sync_every"} if options.num_syncs is not None else set()
-    sync_every = read_sync_every(parser, argv, config, jobs, own)
     if options.num_syncs is None:
-        return sync_every
+        return read_sync_every(parser, argv, config)
+    sync_every = read_sync_every(parser, argv, config, SYNC_SETTINGS)
     if sync_every:
         raise ConfigError(
             f"--num-syncs {options.num_syncs} and sync_every {sync_every} were both given. Leave"
@@ -203,35 +189,19 @@ def sync_every_of(
 
 
 def read_sync_every(
-    parser: CommandParser, argv: Sequence[str], config: Config, jobs: int, own: Collection[str]
+    parser: CommandParser, argv: Sequence[str], config: Config, own: Sequence[str] = ()
 ) -> int:
-    """Return the setting, which is checked against the number of jobs and --sync-dir.
+    """Return the setting, which needs several jobs and a folder: the launcher sets them later.
 
     Args:
         own: further settings that are set later.
     """
-    job_flags = ["--jobs", str(jobs)]
-    job_flags += [] if config.local_sgd.sync_dir else ["--sync-dir", "sync"]
-    own = {"jobs", "job", *own} | ({"sync_dir"} if not config.local_sgd.sync_dir else set())
-    return read_settings(parser, [*argv, *job_flags], own=own)[0].local_sgd.sync_every
-
-
-def jobs_of(
-    parser: CommandParser,
-    argv: Sequence[str],
-    config: Config,
-    gpus: Sequence[int],
-    devices: Sequence[JobDevice],
-) -> list[JobSpec]:
-    """Return the jobs, each with the settings of its own file if there is one."""
-    return [
-        JobSpec(
-            f"gpu{gpu}",
-            with_inherited_settings(read_job_file(parser, argv, config, f"gpu{gpu}")),
-            device,
-        )
-        for gpu, device in zip(gpus, devices, strict=True)
-    ]
+    flags = ["--jobs", "2"]
+    names = {"jobs", "job", *own}
+    if not config.local_sgd.sync_dir:
+        flags += ["--sync-dir", "sync"]
+        names.add("sync_dir")
+    return read_settings(parser, [*argv, *flags], own=names)[0].local_sgd.sync_every
 
 
 def read_job_file(parser: CommandParser, argv: Sequence[str], config: Config, name: str) -> Config:
@@ -239,18 +209,17 @@ def read_job_file(parser: CommandParser, argv: Sequence[str], config: Config, na
     config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     config_parser.add_argument("--config", type=Path)
     file = config_parser.parse_known_args(argv)[0].config
-    job_file = file.with_name(f"{file.stem}_{name}{file.suffix}") if file is not None else None
+    job_file = file and file.with_name(f"{file.stem}_{name}{file.suffix}")
     if job_file is None or not job_file.is_file():
         return config
-    settings = read_settings(
-        parser, [*argv, "--config", str(job_file), *NO_SYNC], own=SYNC_SETTINGS
-    )[0]
+    job_argv = [*argv, "--config", str(job_file)]
+    settings, _ = read_settings(parser, [*job_argv, *NO_SYNC], own=SYNC_SETTINGS)
     check_launcher_settings(settings)
     check_job_settings(config, settings, job_file)
-    of_all, of_job = (
-        read_sync_every(parser, [*argv, *more], config, 2, {"sync_dir", *SYNC_SETTINGS})
-        for more in ((), ("--config", str(job_file)))
-    )
+    # --num-syncs may set sync_every later, so a folder or a timeout without it is no mistake here.
+    own = ("sync_dir", *SYNC_SETTINGS)
+    of_all = read_sync_every(parser, argv, config, own)
+    of_job = read_sync_every(parser, job_argv, config, own)
     if of_all != of_job:
         raise ConfigError(
             f"{job_file} sets sync_every to {of_job} for one job, but the others have {of_all}. "

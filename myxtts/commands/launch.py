@@ -52,9 +52,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         help="program of each worker, with its arguments",
     )
     options = parser.parse(argv)
-    options.program = list(
-        argv[len(argv) - len(options.program) :]
-    )  # as typed: with _ in its flags
+    # As typed: with _ in its flags.
+    options.program = list(argv[len(argv) - len(options.program) :])
     return options
 
 
@@ -87,10 +86,10 @@ def worker_addresses(options: argparse.Namespace) -> tuple[tuple[str, ...], tupl
     workers = check_addresses([address.strip() for address in options.nodes.split(",")], "--nodes")
     rank = options.node_rank
     if rank is None or rank >= len(workers):
+        found = "is missing" if rank is None else f"is {rank}"
         raise ConfigError(
-            f"--nodes names {len(workers)} machines, and --node-rank"
-            f" {'is missing' if rank is None else f'is {rank}'}. Give 0 on the first of them to"
-            f" {len(workers) - 1} on the last."
+            f"--nodes names {len(workers)} machines, and --node-rank {found}. Give 0 on the first"
+            f" of them to {len(workers) - 1} on the last."
         )
     return workers, (rank,)
 

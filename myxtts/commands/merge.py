@@ -64,8 +64,5 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     corpora = CorpusOverrides(options.train_data, options.val_data, options.audio_root)
-    return (
-        0
-        if merge(options.checkpoints, options.output, corpora, options.weights, options.force)
-        else 1
-    )
+    is_mean = merge(options.checkpoints, options.output, corpora, options.weights, options.force)
+    return 0 if is_mean else 1

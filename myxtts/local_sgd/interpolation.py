@@ -34,6 +34,7 @@ from myxtts.training.runs import read_teacher, vocabulary_of
 from myxtts.training.setup import typical_sizes
 from myxtts.training.validation import Validation
 
+# On the line from one set of weights to another.
 POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MAX_SYNTHESIZED = 16
 # A mean counts as equal to an input if it is worse by less than this fraction: three merges of TTS
@@ -41,7 +42,8 @@ MAX_SYNTHESIZED = 16
 # the best by chance.
 TOLERANCE = 0.01
 
-Coefficients = tuple[float, ...]  # of each input in a mean; they add up to 1
+# Of each input in a mean; they add up to 1.
+Coefficients = tuple[float, ...]
 
 
 class Criterion(NamedTuple):
@@ -60,7 +62,8 @@ class Criterion(NamedTuple):
     note: str = ""
 
 
-CRITERIA = {  # by task
+# By task.
+CRITERIA = {
     "tts": Criterion(
         "mel_cepstral_distortion",
         "mel-cepstral distortion, dB",
@@ -108,26 +111,28 @@ class InterpolationLine:
 
     @property
     def best_input(self) -> int:
-        """Index of the best input."""
-        return min(
-            range(len(self.names)),
-            key=lambda index: self.measurements[one_hot(index, len(self.names))],
-        )
+        count = len(self.names)
+        return min(range(count), key=lambda index: self.measurements[one_hot(index, count)])
 
     @property
     def better_input(self) -> int | None:
         """Index of the best input if it is better than the mean by more than the tolerance."""
         best, mean = self._best_and_mean()
-        pair = (best.loss, mean.loss) if best.metric == mean.metric else (best.metric, mean.metric)
-        return self.best_input if pair[1] > pair[0] + TOLERANCE * abs(pair[0]) else None
+        lowest, merged = best.metric, mean.metric
+        # Metrics of few utterances may be the same; the loss then decides.
+        if lowest == merged:
+            lowest, merged = best.loss, mean.loss
+        return self.best_input if merged > lowest + TOLERANCE * abs(lowest) else None
 
     def verdict(self) -> str:
         """Return the result as a sentence."""
         best, mean = self._best_and_mean()
-        by_loss = best.metric == mean.metric
-        metric = self.criterion.label
-        label = f"loss, as the {metric.partition(',')[0]} is the same" if by_loss else metric
-        values = f"({self._format(mean)[by_loss]} against {self._format(best)[by_loss]}; {label})"
+        label = self.criterion.label
+        column = 0
+        if best.metric == mean.metric:
+            label = f"loss, as the {label.partition(',')[0]} is the same"
+            column = 1
+        values = f"({self._format(mean)[column]} against {self._format(best)[column]}; {label})"
         name = self.names[self.best_input]
         if self.better_input is None:
             return f"the merged weights are as good as those of {name} {values}"
@@ -136,9 +141,8 @@ class InterpolationLine:
     def table(self) -> str:
         """Return a Markdown table in the order of the line."""
         lines = [f"| position | weights | {self.criterion.label} | loss |", "|---|---|---|---|"]
-        for coefficients, measurement in sorted(
-            self.measurements.items(), key=lambda item: self._position(item[0])
-        ):
+        rows = sorted(self.measurements.items(), key=lambda row: self._position(row[0]))
+        for coefficients, measurement in rows:
             position = self._position(coefficients)
             label = "–" if position < 0 else f"{position:.4g}"
             names = " = ".join(self._names_of(coefficients))
@@ -152,15 +156,15 @@ class InterpolationLine:
     def _position(self, coefficients: Coefficients) -> float:
         """Return the position on the line, from 0 to 1; -1 if the point is not on it."""
         start, end = map(np.array, self.ends)
-        direction, offset = end - start, np.array(coefficients) - start
+        direction = end - start
+        offset = np.array(coefficients) - start
         position = float(offset @ direction / (direction @ direction)) if direction.any() else 0.0
         return position if np.allclose(start + position * direction, coefficients) else -1.0
 
     def _names_of(self, coefficients: Coefficients) -> Iterator[str]:
-        count = len(self.names)
-        yield from (
-            name for index, name in enumerate(self.names) if coefficients == one_hot(index, count)
-        )
+        for index, name in enumerate(self.names):
+            if coefficients == one_hot(index, len(self.names)):
+                yield name
         if coefficients == self.mean:
             yield "merged"
 
@@ -186,8 +190,7 @@ def measure_interpolation(
     config: Config,
     folder: Path,
 ) -> InterpolationLine:
-    """Measure the inputs, their mean and a line, on GPU 0 or else on the CPU; no weights are
-    measured twice.
+    """Measure the inputs, their mean and a line, each weights once, on GPU 0 or else the CPU.
 
     The line goes from the first to the second of two inputs, or from the best one of several to the
     mean.
@@ -202,11 +205,10 @@ def measure_interpolation(
     evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], folder)
     single = [one_hot(index, len(inputs)) for index in range(len(inputs))]
     measurements = {coefficients: evaluate(coefficients) for coefficients in (*single, mean)}
-    ends = (
-        (single[0], single[1])
-        if len(inputs) == 2
-        else (min(single, key=measurements.__getitem__), mean)
-    )
+    if len(inputs) == 2:
+        ends = single[0], single[1]
+    else:
+        ends = min(single, key=measurements.__getitem__), mean
     for coefficients in (interpolate(*ends, position) for position in POSITIONS):
         if not any(np.allclose(coefficients, known, atol=0.01) for known in measurements):
             measurements[coefficients] = evaluate(coefficients)
@@ -222,10 +224,10 @@ def measure_interpolation(
 def make_evaluator(
     inputs: Sequence[MergeInput], held_out: Manifest, config: Config, route: Route, folder: Path
 ) -> Callable[[Coefficients], Measurement]:
-    """Return a function that measures the mean of the inputs with some coefficients; all calls
-    share one network.
-    """
-    task, device, metadata = task_of(config), route.model, inputs[0].metadata
+    """Return a function that measures the mean of the inputs with some coefficients."""
+    task = task_of(config)
+    device = route.model
+    metadata = inputs[0].metadata
     network = load_model(inputs[0].checkpoint, metadata, device, task.name)
     corpus = single_bucket_corpus(held_out, config)
     config = for_evaluation(config)

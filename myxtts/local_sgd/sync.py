@@ -1,9 +1,8 @@
-"""Local SGD (Stich 2019): independent jobs average their weights every few steps through a shared
-directory.
+"""Local SGD (Stich 2019): independent jobs average their weights through a shared directory.
 
-    sync-000600/job-000/            the contribution of job 0 at step 600: a checkpoint
-    sync-000600/averaged/           the mean of the contributions that arrived in time; all jobs
-    continue from it sync-000600/loaded-by-job-000   job 0 has loaded the average
+    sync-000600/job-000/             the contribution of job 0 at step 600: a checkpoint
+    sync-000600/averaged/            the mean of those that arrived in time; all jobs load it
+    sync-000600/loaded-by-job-000    job 0 has loaded the average
 
 A sync takes place at each multiple of `sync_every` steps and at the last step. There is no
 coordinator. The first job that finds all contributions, or whose wait times out, averages them;
@@ -47,7 +46,8 @@ from myxtts.training.state import TrainingState
 from myxtts.training.step import unscaled
 
 POLL_S = 0.2
-TAKEOVER_S = 10.0  # how long each job leaves the averaging to the jobs before it
+# How long each job leaves the averaging to the jobs before it.
+TAKEOVER_S = 10.0
 KEPT_SYNCS = 3
 
 Arrays = dict[str, np.ndarray]
@@ -58,10 +58,10 @@ log = logging.getLogger(__name__)
 
 
 class OuterOptimizer(NamedTuple):
-    """The outer optimizer of DiLoCo (Douillard et al. 2023): its gradient is the mean weight change
-    between two syncs.
+    """The outer optimizer of DiLoCo (Douillard et al. 2023), with Nesterov's momentum.
 
-    Momentum is Nesterov's. A learning rate of 1 without momentum is plain averaging.
+    Its gradient is the mean change of the weights between two syncs. A learning rate of 1 without
+    momentum is plain averaging.
     """
 
     learning_rate: float = 1.0
@@ -79,7 +79,7 @@ class SyncGroup:
     Attributes:
         folder: directory that all jobs share.
         job: number of this job, counted from 0.
-        jobs: number of jobs.
+        jobs: how many there are.
         sync_every: steps between two syncs.
         timeout_s: longest time to wait for the other jobs.
     """
@@ -111,17 +111,15 @@ class WeightSync:
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        self._group, self._outer_optimizer, self._sync_optimizer = (
-            group,
-            outer_optimizer,
-            sync_optimizer,
-        )
+        self._group = group
+        self._outer_optimizer = outer_optimizer
+        self._sync_optimizer = sync_optimizer
         self._total_steps = total_steps
-        self._metadata = json.loads(
-            json.dumps(dict(metadata))
-        )  # tuples become lists, as in state.json
+        # Tuples become lists, as in state.json.
+        self._metadata = json.loads(json.dumps(dict(metadata)))
         self._common = common_settings(self._metadata)
-        self._clock_s, self._sleep = clock_s, sleep
+        self._clock_s = clock_s
+        self._sleep = sleep
 
     @classmethod
     def of_run(
@@ -152,21 +150,16 @@ class WeightSync:
         Raises:
             ConfigError: another run has used the directory under this job number.
         """
-        first_sync = self._contribution(
-            min(self._group.sync_every, self._total_steps), self._group.job
-        ).parent
-        found = self._group.folder.glob(f"sync-*/*{self._name}") if new_run else ()
-        traces = (
-            path for path in found if not path.name.startswith(".")
-        )  # of a kill, written anew
-        if used := next(
-            (path for path in traces if not resumes or path.parent != first_sync), None
-        ):
-            raise ConfigError(
-                f"--sync-dir {self._group.folder} was given to a new run, but it holds {used} of"
-                " another run. Give an empty folder; or --resume, if it is of this run, which was"
-                " killed in its first sync."
-            )
+        first_step = min(self._group.sync_every, self._total_steps)
+        for trace in self._group.folder.glob(f"sync-*/*{self._name}") if new_run else ():
+            # A kill leaves hidden files, which are written anew.
+            is_own = resumes and trace.parent == self._folder(first_step)
+            if not is_own and not trace.name.startswith("."):
+                raise ConfigError(
+                    f"--sync-dir {self._group.folder} was given to a new run, but it holds {trace}"
+                    " of another run. Give an empty folder; or --resume, if it is of this run,"
+                    " which was killed in its first sync."
+                )
         start = self._averaged(state.step)
         if not self._outer_optimizer.is_plain_average and state.audio_s == 0 and not start.exists():
             metadata = self._common | {"participants": [], "missed_syncs": {}}
@@ -180,17 +173,20 @@ class WeightSync:
         return at_end and state.audio_s_since_sync > 0
 
     def sync(self, state: TrainingState, stop_requested: Callable[[], bool]) -> bool:
-        """Contribute the weights, wait for the average and load it; return False if a stop was
-        requested first.
+        """Contribute the weights, wait for the average and load it.
 
         A late job loads the newest average and continues at its step. Its own updates since the
         last sync are discarded, with a warning.
+
+        Returns:
+            False if a stop was requested first.
 
         Raises:
             CheckpointError: a contribution is not finite, or comes from another network or another
                 group of jobs.
         """
-        step, began_s = state.step, self._clock_s()
+        step = state.step
+        began_s = self._clock_s()
         newest = self._newest_step()
         if newest < step:
             contribution = self._contribution(step, self._group.job)
@@ -202,9 +198,11 @@ class WeightSync:
                 return False
             newest = awaited
         participants = self._load_average(state, newest)
-        names, waited_s = " ".join(map(str, participants)), self._clock_s() - began_s
         log.info(
-            "sync           average of jobs %s at step %d, after %.1f s", names, newest, waited_s
+            "sync           average of jobs %s at step %d, after %.1f s",
+            " ".join(map(str, participants)),
+            newest,
+            self._clock_s() - began_s,
         )
         if self._group.job not in participants:
             log.warning("this job was late: its updates since the last sync were discarded")
@@ -221,10 +219,9 @@ class WeightSync:
     def _wait_for_average(
         self, step: int, trained: Trained, stop_requested: Callable[[], bool]
     ) -> int | None:
-        """Return the step of the newest average, at least `step`; None if a stop was requested
-        first.
-        """
-        began_s, ready_s = self._clock_s(), math.inf
+        """Return the step of the newest average, at least `step`; None if a stop came first."""
+        began_s = self._clock_s()
+        ready_s = math.inf
         while (newest := self._newest_step()) < step:
             if stop_requested():
                 return None
@@ -241,15 +238,11 @@ class WeightSync:
         return newest
 
     def _expected_jobs(self) -> set[int]:
-        """Return the jobs to wait for: those that took part in the last sync or loaded its average;
-        all at first.
-        """
+        """Return the jobs that took part in the last sync or loaded its average; at first all."""
         last = self._averaged(self._newest_step())
-        participants = (
-            {entry["job"] for entry in read_metadata(last)["participants"]}
-            if last.exists()
-            else set()
-        )
+        participants = set()
+        if last.exists():
+            participants = {entry["job"] for entry in read_metadata(last)["participants"]}
         if not participants:
             return set(range(self._group.jobs))
         loaded = last.parent.glob("loaded-by-job-*")
@@ -257,16 +250,17 @@ class WeightSync:
 
     def _average(self, step: int, jobs: Sequence[int], trained: Trained) -> None:
         """Publish the mean of these jobs' contributions; damaged ones are left out."""
-        contributions = {job: self._contribution(step, job) for job in jobs}
-        metadata = {
-            job: entry for job in jobs if (entry := self._read_contribution(contributions[job]))
-        }
+        metadata = {}
+        for job in jobs:
+            entry = self._read_contribution(self._contribution(step, job))
+            if entry is not None:
+                metadata[job] = entry
         if not metadata:
             raise CheckpointError(
                 f"no contribution in {self._folder(step)} can be read, so there is nothing to"
                 " average. Repair that disk, then resume with --resume."
             )
-        folders = [contributions[job] for job in metadata]
+        folders = [self._contribution(step, job) for job in metadata]
         weights = [entry["audio_s_since_sync"] for entry in metadata.values()]
         participants = [
             {"job": job, "audio_s": entry["audio_s_since_sync"], "coefficient": coefficient}
@@ -290,21 +284,24 @@ class WeightSync:
         def mean(group: str) -> Iterator[tuple[str, np.ndarray]]:
             return weighted_mean([(folder, group) for folder in folders], weights)
 
-        def moved(group: str) -> Iterator[tuple[str, np.ndarray]]:
-            return (
-                (name, array + change[name] if name in change else array)
-                for name, array in mean(group)
-            )
-
         change: Arrays = {}
         momentum: Arrays = {}
         if not self._outer_optimizer.is_plain_average:
             for group, names in trained.items():
-                steps = self._outer_step(group, dict(mean(group)), names)
-                change, momentum = change | steps[0], momentum | steps[1]
+                group_change, group_momentum = self._outer_step(group, dict(mean(group)), names)
+                change |= group_change
+                momentum |= group_momentum
+        present = groups_of(folders[0])
         for group in (*trained, "averages"):
-            if group in groups_of(folders[0]):
-                yield group, moved(group)
+            if group in present:
+                # The averages of trained variables move as far as the variables.
+                yield (
+                    group,
+                    (
+                        (name, array + change[name] if name in change else array)
+                        for name, array in mean(group)
+                    ),
+                )
         if self._sync_optimizer == "average":
             yield "optimizer", mean("optimizer")
         if momentum:
@@ -328,30 +325,27 @@ class WeightSync:
         return metadata
 
     def _check_same_settings(self, path: Path, common: Mapping[str, Any]) -> None:
-        if name := next(
-            (name for name, value in self._common.items() if common.get(name) != value), None
-        ):
-            raise CheckpointError(
-                f"{path} and this run cannot be averaged: they differ in {name}. Start all jobs"
-                " with the same --init-from, vocabulary and sync flags, and give each group of"
-                " jobs a --sync-dir of its own."
-            )
+        for name, value in self._common.items():
+            if common.get(name) != value:
+                raise CheckpointError(
+                    f"{path} and this run cannot be averaged: they differ in {name}. Start all jobs"
+                    " with the same --init-from, vocabulary and sync flags, and give each group of"
+                    " jobs a --sync-dir of its own."
+                )
 
     def _outer_step(
         self, group: str, mean: Mapping[str, np.ndarray], trained: Sequence[str]
     ) -> tuple[Arrays, Arrays]:
-        """Return what the outer optimizer adds to the mean of each trained variable, and its
-        momentum, by name.
-        """
+        """Return what is added to the mean of each trained variable, and the momentum, by name."""
         last = self._averaged(self._newest_step())
-        before = read_arrays(last, group)
+        previous = read_arrays(last, group)
+        previous_momentum = read_arrays(last, "outer") if "outer" in groups_of(last) else {}
         learning_rate, decay = self._outer_optimizer
-        old_momentum = read_arrays(last, "outer") if "outer" in groups_of(last) else {}
         outer_change: Arrays = {}
         momentum: Arrays = {}
         for name in trained:
-            change = mean[name] - before[name]
-            momentum[name] = decay * old_momentum.get(name, np.zeros_like(change)) + change
+            change = mean[name] - previous[name]
+            momentum[name] = decay * previous_momentum.get(name, np.zeros_like(change)) + change
             outer_change[name] = learning_rate * (change + decay * momentum[name]) - change
         return outer_change, momentum
 
@@ -365,27 +359,25 @@ class WeightSync:
 
     def _load_average(self, state: TrainingState, step: int) -> list[int]:
         """Load an average into the state; return the jobs that took part in it."""
-        average, groups = self._averaged(step), state.variables()
+        average = self._averaged(step)
+        groups = state.variables()
         metadata = read_metadata(average)
         self._check_same_settings(average, metadata)
         if self._sync_optimizer != "average":
             del groups["optimizer"]
         restore_groups(average, groups)
         if self._sync_optimizer == "reset":
+            # Zero is also assigned to the learning rate, which is set at each step.
             for trained in state.groups:
                 for variable in unscaled(trained.optimizer).variables:
-                    variable.assign(
-                        tf.zeros_like(variable)
-                    )  # its learning rate is set at each step
+                    variable.assign(tf.zeros_like(variable))
         (average.parent / f"loaded-by-{self._name}").touch()
         participants = [entry["job"] for entry in metadata["participants"]]
         self._remove_past(step, is_first=self._group.job == participants[0])
         return participants
 
     def _remove_past(self, step: int, is_first: bool) -> None:
-        """Remove this job's earlier contributions and, if it is the first participant, syncs that
-        no job needs.
-        """
+        """Remove this job's earlier contributions; the first participant also removes old syncs."""
         for contribution in self._group.folder.glob(f"sync-*/{self._name}"):
             if sync_step(contribution.parent) < step:
                 shutil.rmtree(contribution, ignore_errors=True)

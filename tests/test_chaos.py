@@ -15,7 +15,7 @@ from unittest import mock
 
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
-from tests.fixtures import temporary_folder
+from tests.fixtures import FolderCase
 from tests.long import long
 from tests.robustness.faults import children, several
 from tests.robustness.faults.case import SCENARIOS, Settings, draw
@@ -104,10 +104,7 @@ class MuteLauncher(InProcess):
         return Mute(folder, name)
 
 
-class ChaosTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = temporary_folder(self.addCleanup)
-
+class ChaosTest(FolderCase):
     def settings(self, **changes) -> Settings:
         values = {
             "seed": 0,

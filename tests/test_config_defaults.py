@@ -5,13 +5,10 @@ import unittest
 from myxtts.config.load import load
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
-from tests.fixtures import temporary_folder
+from tests.fixtures import FolderCase
 
 
-class DefaultsTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = temporary_folder(self.addCleanup)
-
+class DefaultsTest(FolderCase):
     def load(self, files: dict[str, str], **overrides) -> Config:
         """Load c.yaml beside the other files."""
         for name, text in files.items():

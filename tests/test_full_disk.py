@@ -19,7 +19,7 @@ from myxtts.audio.wav import write_wav
 from myxtts.files import tolerate_full_disk
 from myxtts.report.reporter import Reporter, RunLog, TensorBoard
 from myxtts.training.report_hooks import RecordMetrics
-from tests.fixtures import temporary_folder
+from tests.fixtures import FolderCase
 
 FULL = Path("/dev/full")  # each write to it fails with ENOSPC
 
@@ -31,10 +31,7 @@ def full_events(*_):
     )
 
 
-class FullDiskTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = temporary_folder(self.addCleanup)
-
+class FullDiskTest(FolderCase):
     @contextlib.contextmanager
     def reporter(self):
         with mock.patch(

@@ -16,7 +16,7 @@ from myxtts.commands import launch
 from myxtts.commands.console import report_errors
 from myxtts.distributed.processes import MAX_READS, READ_BYTES, ChildProcess, OutputReader
 from myxtts.distributed.signals import REPEAT_S
-from tests.fixtures import DEADLINE_S, ends, temporary_folder
+from tests.fixtures import DEADLINE_S, FolderCase, ends
 
 ROOT = Path(__file__).parents[1]
 LAUNCHER = ROOT / "utilities" / "launch_workers.py"
@@ -26,10 +26,7 @@ INDEX = (
 )
 
 
-class LauncherTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = temporary_folder(self.addCleanup)
-
+class LauncherTest(FolderCase):
     def command(self, source: str, *flags: str) -> list[str]:
         """Return a command that launches workers of this source, which has `index`."""
         program = self.folder / "program.py"

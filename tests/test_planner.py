@@ -35,7 +35,7 @@ from myxtts.throughput.stage_times import (
     resample_steps,
     sample_stage_times,
 )
-from tests.fixtures import temporary_folder
+from tests.fixtures import FolderCase
 
 SINGLE, DUAL = [Route("0", "0")], [Route("0", "1")]
 REPLICATED = [Route("0", "0"), Route("1", "1")]
@@ -477,11 +477,8 @@ class PlannerTest(unittest.TestCase):
         self.assertEqual((sample.step_s.std(), sample.read_s.max()), (0.0, 0.0))
 
 
-class PlanCommandTest(unittest.TestCase):
+class PlanCommandTest(FolderCase):
     """The command `plan`, called in this process."""
-
-    def setUp(self):
-        self.folder = temporary_folder(self.addCleanup)
 
     def run_plan(self, *arguments: str) -> tuple[int, str]:
         out = io.StringIO()

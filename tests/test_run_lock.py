@@ -19,7 +19,7 @@ from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import write_whole
 from myxtts.training.runs import RunFolder
-from tests.fixtures import temporary_folder
+from tests.fixtures import FolderCase, temporary_folder
 
 
 class RunLockTest(unittest.TestCase):
@@ -103,10 +103,7 @@ class RunLockTest(unittest.TestCase):
             self.assertTrue(written.exists())
 
 
-class UniqueNamesTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = temporary_folder(self.addCleanup)
-
+class UniqueNamesTest(FolderCase):
     def test_a_file_may_be_written_by_two_at_once(self):
         path, fsync, written = self.folder / "manifest.npz", os.fsync, []
 

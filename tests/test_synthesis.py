@@ -42,7 +42,7 @@ from myxtts.tasks.tts import TTSSampler
 from myxtts.text.sentences import Boundary
 from myxtts.training.checkpoint_files import write_checkpoint
 from myxtts.training.runs import select_checkpoint
-from tests.fixtures import reported, temporary_folder
+from tests.fixtures import FolderCase, reported, temporary_folder
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import cached_networks, features, on_device, small_models, whole_run
 
@@ -342,10 +342,7 @@ class Concatenation(unittest.TestCase):
         )
 
 
-class SoundFile(unittest.TestCase):
-    def setUp(self):
-        self.folder = temporary_folder(self.addCleanup)
-
+class SoundFile(FolderCase):
     def test_the_file_appears_when_it_is_complete(self):
         for name in ("a.wav", "a.FLAC", "a.ogg"):
             with sound_file(self.folder / name) as file:

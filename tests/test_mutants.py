@@ -1,12 +1,22 @@
-"""The copy of the checkout in which mutants are tested."""
+"""The modules and tests of mutants, and the copy of the checkout in which they are tested."""
 
 import ast
 import unittest
 from pathlib import Path
 
-from tests.robustness.mutants import COPIED
+from tests.robustness.mutants import COPIED, TESTS, path_of
 
 ROOT = Path(__file__).parents[1]
+
+
+class Tests(unittest.TestCase):
+    def test_every_module_and_test_exists(self):
+        for module, tests in TESTS.items():
+            self.assertTrue(path_of(module).exists(), module)
+            for test in tests:
+                name, _, case = test.partition(".")
+                source = (ROOT / "tests" / f"{name}.py").read_text(encoding="utf-8")
+                self.assertIn(f"class {case}", source, test)
 
 
 class Copy(unittest.TestCase):

@@ -34,31 +34,13 @@ from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = (
-    "myxtts",
-    "tests",
-    "fakes",
-    "benchmarks",
-    "utilities",
-    "configs",
-    "docs",
-    "*.py",
-    "*.md",
-    "*.toml",
-    "*.txt",
-)
-SLOW_IMPORTS = (
-    "tensorflow",
-    "keras",
-    "librosa",
-    "soundfile",
-    "matplotlib.pyplot",
-    "tensorboard",
-    "yaml",
-    "pydantic",
-)
-# Time limit of tests: LIMIT_S + LIMIT_FACTOR * the seconds in tests/times.json.
-LIMIT_S, LIMIT_FACTOR = (120.0, 10.0)
+FOLDERS = ("myxtts", "tests", "fakes", "benchmarks", "utilities", "configs", "docs")
+COPIED = (*FOLDERS, "*.py", "*.md", "*.toml", "*.txt")
+SLOW_LIBRARIES = ("librosa", "soundfile", "matplotlib.pyplot", "tensorboard", "yaml", "pydantic")
+SLOW_IMPORTS = ("tensorflow", "keras", *SLOW_LIBRARIES)
+# The time limit of tests is LIMIT_S + LIMIT_FACTOR * their seconds in tests/times.json.
+LIMIT_S = 120.0
+LIMIT_FACTOR = 10.0
 
 PIPELINE, DAMAGED = "test_intelligent_gpu_pipeline", "test_damaged_corpus"
 RESUME, MINIMAL_RUN = "test_resume.ToyRuns", "test_run.MinimalRun"
@@ -90,7 +72,7 @@ TESTS = {
     "training/state.py": ("test_step", "test_checkpoint", RESUME, DEVICES, EQUIVALENCE),
     "training/schedule.py": ("test_schedule",),
     "training/validation.py": ("test_step", "test_run.CompleteRun", RESUME),
-    "training/checkpoint.py": ("test_checkpoint", "test_sync", RESUME),
+    "training/checkpoints.py": ("test_checkpoint", "test_sync", RESUME),
     "models/alignment.py": ("test_alignment", "test_model"),
     "models/ctc.py": ("test_ctc", "test_transcribe", "test_asr"),
     "models/layers.py": ("test_model", "test_flow"),
@@ -100,69 +82,21 @@ TESTS = {
 }
 """Module -> test modules or classes that test it, quick ones first."""
 
-COMPARISONS = {
-    **{
-        ast.Lt: ast.LtE,
-        ast.LtE: ast.Lt,
-        ast.Gt: ast.GtE,
-        ast.GtE: ast.Gt,
-        ast.Eq: ast.NotEq,
-        ast.NotEq: ast.Eq,
-    },
-    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
-}
+OPPOSITES = {ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.Is: ast.IsNot}
+OPPOSITES |= {ast.In: ast.NotIn}
+COMPARISONS = OPPOSITES | {there: here for here, there in OPPOSITES.items()}
 ARITHMETIC = {
-    **{
-        ast.Add: ast.Sub,
-        ast.Sub: ast.Add,
-        ast.Mult: ast.Add,
-        ast.Div: ast.Mult,
-        ast.FloorDiv: ast.Mult,
-    },
-    **{ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd},
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Pow: ast.Mult},
+    **{ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv},
+    **{ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd},
 }
-# calls that a first argument can take the place of; other calls without effect fail at once
-SAME_TYPE = {
-    *(
-        "max",
-        "min",
-        "sorted",
-        "reversed",
-        "abs",
-        "int",
-        "float",
-        "list",
-        "tuple",
-        "round",
-        "copy",
-        "resolve",
-    ),
-    *(
-        "maximum",
-        "minimum",
-        "cast",
-        "where",
-        "exp",
-        "log",
-        "log1p",
-        "cos",
-        "cumsum",
-        "transpose",
-        "identity",
-        "clip",
-    ),
-    *(
-        "ensure_shape",
-        "zeros_like",
-        "ravel",
-        "unique",
-        "softmax",
-        "norm",
-        "dropout",
-        "isfinite",
-        "stateless_dropout",
-    ),
-}
+# Calls that their first argument can replace. Other calls without effect fail at once.
+SAME_TYPE_NAMES = """
+max min sorted reversed abs int float list tuple round copy resolve maximum minimum cast where
+exp log log1p cos cumsum transpose identity clip ensure_shape zeros_like ravel unique softmax
+norm dropout isfinite stateless_dropout
+"""
+SAME_TYPE = set(SAME_TYPE_NAMES.split())
 UNMUTATED_FIELDS = ("annotation", "returns", "decorator_list", "type_params")
 MESSAGES = ("log.", "logging.", "print(", "raise ", "assert ", "warnings.")
 

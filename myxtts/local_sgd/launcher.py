@@ -57,7 +57,6 @@ from myxtts.local_sgd.status import (
     new_state,
     read_progress,
     read_state,
-    table_rows,
 )
 from myxtts.machine import usable_cores
 from myxtts.report.overview import JobsPage
@@ -401,7 +400,7 @@ class _Launcher(SupervisorEvents):
         exits = self._supervise(
             [self._training(job.name, job.device) for job in spec.jobs if spec.has_work(job.name)]
         )
-        self._display.show_table(format_table(table_rows(spec.folder, self._state)))
+        self._display.show_table(format_table(spec.folder, self._state))
         return exits
 
     def _supervise(self, programs: Sequence[ProgramSpec]) -> list[Exit]:
@@ -521,8 +520,7 @@ class _Launcher(SupervisorEvents):
         if self._display.is_due() and not self._shows_output:
             # The jobs go on if the file system fails.
             with suppress(OSError):
-                rows = table_rows(self._spec.folder, self._state)
-                self._display.show_table(format_table(rows))
+                self._display.show_table(format_table(self._spec.folder, self._state))
         self._page.refresh()
 
     def _set_process(self, name: str, process: ProcessState) -> None:

@@ -1,6 +1,4 @@
-"""A corpus in disjoint shards of about equal length, alike in speakers and languages. No
-TensorFlow.
-"""
+"""Disjoint shards of a corpus, alike in length, speakers and languages. No TensorFlow."""
 
 import csv
 import io
@@ -45,12 +43,11 @@ class CorpusShards:
 
     def in_folder(self, folder: Path) -> "CorpusShards":
         """Return these shards with their files in a folder, to which they were moved."""
-        held_out = None if self.held_out is None else folder / self.held_out.name
         return replace(
             self,
             train=folder / self.train.name,
             shards=tuple(folder / shard.name for shard in self.shards),
-            held_out=held_out,
+            held_out=self.held_out and folder / self.held_out.name,
         )
 
     def describe(self, shard: int) -> str:
@@ -77,66 +74,52 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
             " split, and shards must be disjoint. Give another folder, or remove this one."
         )
     _check_replaced(folder, names, config.data.train_data)
-    (folder / "held_out.csv").unlink(
-        missing_ok=True
-    )  # of an earlier split; this one may hold none out
-    length_rule = length_rule_of(config)
-    teacher = config.teacher.model_copy(
-        update={"teacher_fraction": 0.0}
-    )  # its texts are in its own symbols and languages
+    # One of a previous split may be there, and this one may hold none out.
+    (folder / "held_out.csv").unlink(missing_ok=True)
+    # The texts of a teacher are in symbols and languages of its own.
+    teacher = config.teacher.model_copy(update={"teacher_fraction": 0.0})
     config = config.model_copy(update={"teacher": teacher})
-    corpus, held_out, vocabulary = load_corpora(config, folder, length_rule)
+    corpus, held_out, vocabulary = load_corpora(config, folder, length_rule_of(config))
     manifest = corpus.manifest
     if len(manifest) < count:
         raise DataError(
             f"{count} shards were requested, but there are {len(manifest)} usable utterances to"
             " train on. Request fewer shards, or give a larger corpus."
         )
-    audio_paths = [path for part in (corpus, held_out) if part for path in part.manifest.paths]
-    current_root = os.path.abspath(
-        audio_root_of(config.data) or corpus_folder(config.data.train_data)
-    )
-    audio_root = Path(os.path.commonpath([current_root, *map(os.path.dirname, audio_paths)]))
+    folders = [*map(os.path.dirname, manifest.paths)]
+    if held_out:
+        folders += map(os.path.dirname, held_out.manifest.paths)
+    current_root = audio_root_of(config.data) or corpus_folder(config.data.train_data)
+    audio_root = Path(os.path.commonpath([os.path.abspath(current_root), *folders]))
     shard_of = assign_shards(manifest.samples, manifest.speaker, manifest.language, count)
-
     utterances = np.bincount(shard_of, minlength=count)
     minutes = np.bincount(shard_of, weights=manifest.samples, minlength=count) / SAMPLE_RATE_HZ / 60
 
-    def write(name: str, source: Manifest, rows: Sequence[int] | np.ndarray) -> Path:
-        write_rows(folder / name, source, rows, vocabulary, audio_root)
+    def write(name: str, source: Manifest, is_used: np.ndarray | None = None) -> Path:
+        rows = range(len(source)) if is_used is None else np.flatnonzero(is_used)
+        _write_rows(folder / name, source, rows, vocabulary, audio_root)
         return folder / name
 
+    shards = [write(name, manifest, shard_of == shard) for shard, name in enumerate(names)]
     return CorpusShards(
-        train=write("train.csv", manifest, range(len(manifest))),
-        shards=tuple(
-            write(name, manifest, np.flatnonzero(shard_of == shard))
-            for shard, name in enumerate(names)
-        ),
-        held_out=(
-            write("held_out.csv", held_out.manifest, range(len(held_out.manifest)))
-            if held_out
-            else None
-        ),
+        train=write("train.csv", manifest),
+        shards=tuple(shards),
+        held_out=write("held_out.csv", held_out.manifest) if held_out else None,
         audio_root=audio_root,
-        table=shard_table(manifest, shard_of, vocabulary, utterances, minutes),
+        table=_shard_table(manifest, shard_of, vocabulary, utterances, minutes),
         utterances=tuple(utterances.tolist()),
         minutes=tuple(minutes.tolist()),
     )
 
 
 def _check_replaced(folder: Path, shards: Sequence[str], corpus: str | None) -> None:
-    """Raise DataError if a file to write is the corpus itself, or there without the shards of an
-    earlier split.
-    """
+    """Raise DataError if a file to write is the corpus itself, or not of a previous split."""
     is_split = (folder / shards[0]).exists()
     for path in (folder / name for name in (*shards, "train.csv", "held_out.csv")):
-        is_corpus = (
-            path.exists()
-            and corpus is not None
-            and os.path.exists(corpus)
-            and path.samefile(corpus)
-        )
-        if is_corpus or (path.exists() and not is_split):
+        if not path.exists():
+            continue
+        is_corpus = corpus is not None and os.path.exists(corpus) and path.samefile(corpus)
+        if is_corpus or not is_split:
             found = "is the corpus itself" if is_corpus else "is not of an earlier split"
             raise DataError(
                 f"shards cannot be written to {folder}: {path.name} there {found}, and would be"
@@ -160,12 +143,11 @@ def assign_shards(
     Returns:
         int32 [utterances], from 0 to count - 1.
     """
-    shard_of, audio_samples = np.zeros(len(samples), np.int32), np.zeros(count, np.int64)
+    shard_of = np.zeros(len(samples), np.int32)
+    audio_samples = np.zeros(count, np.int64)
     order = np.lexsort((np.arange(len(samples)), -samples.astype(np.int64), language, speaker))
-    same = (speaker[order][1:] == speaker[order][:-1]) & (
-        language[order][1:] == language[order][:-1]
-    )
-    for stratum in np.split(order, np.flatnonzero(~same) + 1):
+    is_new = (np.diff(speaker[order]) != 0) | (np.diff(language[order]) != 0)
+    for stratum in np.split(order, np.flatnonzero(is_new) + 1):
         for begin in range(0, len(stratum), count):
             turn = stratum[begin : begin + count]
             shards = np.argsort(audio_samples, kind="stable")[: len(turn)]
@@ -174,7 +156,7 @@ def assign_shards(
     return shard_of
 
 
-def write_rows(
+def _write_rows(
     path: Path,
     manifest: Manifest,
     rows: Sequence[int] | np.ndarray,
@@ -186,22 +168,14 @@ def write_rows(
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
     for row in rows:
-        speaker, language = (
-            vocabulary.speakers[manifest.speaker[row]],
-            vocabulary.languages[manifest.language[row]],
-        )
-        writer.writerow(
-            (
-                os.path.relpath(manifest.paths[row], audio_root),
-                manifest.texts[row],
-                speaker,
-                language,
-            )
-        )
+        audio = os.path.relpath(manifest.paths[row], audio_root)
+        speaker = vocabulary.speakers[manifest.speaker[row]]
+        language = vocabulary.languages[manifest.language[row]]
+        writer.writerow((audio, manifest.texts[row], speaker, language))
     write_whole(path, text.getvalue().encode(errors="surrogateescape"))
 
 
-def shard_table(
+def _shard_table(
     manifest: Manifest,
     shard_of: np.ndarray,
     vocabulary: Vocabulary,
@@ -210,19 +184,19 @@ def shard_table(
 ) -> str:
     """Return a table with a row for each shard and a column for each language."""
     lines = [["shard", "utterances", "minutes", "speakers", *vocabulary.languages]]
-    for shard in range(len(utterances)):
+    for shard, (count, length) in enumerate(zip(utterances, minutes, strict=True)):
         rows = shard_of == shard
         per_language = np.bincount(manifest.language[rows], minlength=len(vocabulary.languages))
         speakers = len(np.unique(manifest.speaker[rows]))
-        lines.append(
-            [
-                *map(str, (shard, utterances[shard])),
-                f"{minutes[shard]:.2f}",
-                *map(str, (speakers, *per_language)),
-            ]
-        )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
+        lines.append([*map(str, (shard, count, f"{length:.2f}", speakers, *per_language))])
+    return "\n".join(align_columns(lines))
+
+
+def align_columns(rows: Sequence[Sequence[str]], words: int = 0) -> list[str]:
+    """Return the lines of a table: the first columns are words, and numbers stand on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [*map(str.ljust, row[:words], widths), *map(str.rjust, row[words:], widths[words:])]
+        lines.append("  ".join(cells))
+    return lines

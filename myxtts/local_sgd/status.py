@@ -22,7 +22,7 @@ from myxtts.clock import format_duration
 from myxtts.errors import ConfigError
 from myxtts.files import write_whole
 from myxtts.local_sgd.job_settings import WARMSTART
-from myxtts.local_sgd.shards import CorpusShards
+from myxtts.local_sgd.shards import CorpusShards, align_columns
 from myxtts.report.metrics import read_last_report
 from myxtts.terminal import detach_stdout
 from myxtts.training.checkpoint_files import latest, step_of
@@ -251,7 +251,7 @@ def status_report(folder: Path) -> str:
         f"launcher       {launcher}",
     ]
     if state.processes:
-        lines += format_table(table_rows(folder, state))
+        lines += format_table(folder, state)
     if state.merge is not None:
         lines.append(f"result         {state.merge.describe(folder / 'merged')}")
     return "\n".join(lines)
@@ -297,14 +297,9 @@ def table_rows(folder: Path, state: LauncherState) -> list[tuple[str, ...]]:
     return rows
 
 
-def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table with headings: two columns of words, and numbers on the right."""
-    lines = [HEADINGS, *rows]
-    name, state, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
-    return [
-        "  ".join([line[0].ljust(name), line[1].ljust(state), *map(str.rjust, line[2:], widths)])
-        for line in lines
-    ]
+def format_table(folder: Path, state: LauncherState) -> list[str]:
+    """Return the lines of a run's table with headings."""
+    return align_columns([HEADINGS, *table_rows(folder, state)], words=2)
 
 
 class Display:

@@ -37,18 +37,17 @@ from myxtts.evaluation.metrics import (
     warping_path,
 )
 from myxtts.evaluation.options import EvaluationOptions
+from myxtts.evaluation.speakers import SpeakerClassifier, speaker_embedding
 from myxtts.evaluation.speech import acoustic_features, vocode_mels
 from myxtts.evaluation.table import METRICS, ColumnScore, Metrics, metrics_by_group
 from myxtts.evaluation.tts import (
     COPY_METRICS,
     Column,
-    SpeakerClassifier,
     column_metrics,
     override,
     score_in_run,
     score_tts,
     shuffle_texts,
-    speaker_embedding,
 )
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.tasks.tts import synthesis_options

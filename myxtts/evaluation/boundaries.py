@@ -72,13 +72,9 @@ class Boundary(NamedTuple):
     @property
     def kind(self) -> str:
         """onset (a sound after silence), offset (silence after a sound) or between (two sounds)."""
-        return (
-            "onset"
-            if self.left == "silence"
-            else "offset"
-            if self.right == "silence"
-            else "between"
-        )
+        if self.left == "silence":
+            return "onset"
+        return "offset" if self.right == "silence" else "between"
 
     @property
     def is_reliable(self) -> bool:

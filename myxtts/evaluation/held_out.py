@@ -316,13 +316,6 @@ def read_row(manifest: Manifest, row: int) -> np.ndarray:
     return read_wave(manifest.paths[row], int(manifest.samples[row]))
 
 
-def rows_of_each_speaker(manifest: Manifest, rows: np.ndarray, count: int) -> np.ndarray:
-    """Return at most `count` of the rows of every speaker, int [rows]."""
-    speakers = manifest.speaker[rows]
-    selected = [evenly_spaced(rows[speakers == speaker], count) for speaker in np.unique(speakers)]
-    return np.concatenate([np.zeros(0, int), *selected])
-
-
 def evenly_spaced(rows: np.ndarray, count: int) -> np.ndarray:
     """Return at most `count` evenly spaced rows: a corpus may be sorted by language."""
     return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)]

@@ -307,7 +307,7 @@ class TaskTest(unittest.TestCase):
 
     def test_the_lowest_ratio_must_not_be_above_the_highest(self):
         with self.assertRaisesRegex(
-            ConfigError, r"noise_min_snr_db \(30\) must not be above noise_max_snr_db \(20\)"
+            ConfigError, r"noise_min_snr_db 30 must not be above noise_max_snr_db 20"
         ):
             check_settings(Config(augmentation=AugmentationConfig(noise_min_snr_db=30.0)))
 

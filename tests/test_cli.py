@@ -242,7 +242,7 @@ class MainTest(unittest.TestCase):
             (
                 "cache_dataset",
                 "Decode the corpus once, into a memory-mapped file in the run folder."
-                " (default: off)",
+                " Only without --data-service. (default: off)",
             ),
             (
                 "subsampling",

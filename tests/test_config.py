@@ -298,7 +298,7 @@ class YamlTest(unittest.TestCase):
         self.assertIn("--enable-static-shapes", self.error_of("training:\n  compile: xla\n"))
         self.assertIn("never end", self.error_of("training:\n  max_steps: 0\n"))
         self.assertIn(
-            "min_seconds (4)", self.error_of("data:\n  min_seconds: 4\n  max_seconds: 4\n")
+            "min_seconds 4 must", self.error_of("data:\n  min_seconds: 4\n  max_seconds: 4\n")
         )
         self.assertIn(
             "--val-data are both c.csv",

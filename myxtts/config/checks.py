@@ -11,13 +11,7 @@ from typing import Any
 
 from myxtts.config.flags import SETTINGS, Setting, values_of, with_values
 from myxtts.config.needs import flag_of
-from myxtts.config.schema import (
-    AugmentationConfig,
-    Config,
-    DataConfig,
-    LocalSGDConfig,
-    TrainingConfig,
-)
+from myxtts.config.schema import Config
 from myxtts.errors import ConfigError, PlacementError
 
 
@@ -27,11 +21,8 @@ def check_settings(config: Config) -> None:
     Raises:
         ConfigError: settings contradict each other.
     """
-    _check_data(config.data)
-    _check_augmentation(config.augmentation)
-    _check_training(config.training, config.data)
-    _check_discriminators(config)
-    _check_local_sgd(config.local_sgd, config.training)
+    for contradiction in _contradictions(config):
+        raise ConfigError(contradiction)
 
 
 def check_worker_count(config: Config, workers: int) -> None:
@@ -73,76 +64,50 @@ def check_xla(config: Config, replicas: int, placement: str, supports_xla: bool)
         )
 
 
-def _check_data(data: DataConfig) -> None:
+def _contradictions(config: Config) -> Iterator[str]:
+    """Yield a message for each rule that the settings break."""
+    data = config.data
     if data.min_seconds >= data.max_seconds:
-        raise ConfigError(
-            f"min_seconds ({data.min_seconds:g}) must be below max_seconds ({data.max_seconds:g})."
-        )
+        yield f"min_seconds {data.min_seconds:g} must be below max_seconds {data.max_seconds:g}."
     if data.val_data is not None and data.val_data == data.train_data:
-        raise ConfigError(
+        yield (
             f"--train-data and --val-data are both {data.val_data}, so validation would measure"
-            " what was trained on. Leave out --val-data to hold out some utterances, or give other"
-            " ones."
+            " what was trained on. Leave out --val-data to hold out some utterances."
         )
-    if data.data_service is None:
-        return
-    if data.cache_dataset or not data.use_tf_native_loading:
-        flag = "--cache-dataset" if data.cache_dataset else "--no-use-tf-native-loading"
-        raise ConfigError(
-            f"--data-service and {flag} were both given, but the workers of the service read the"
-            f" files themselves, by TensorFlow's own operations. Leave out {flag} or"
-            " --data-service."
-        )
-
-
-def _check_augmentation(augmentation: AugmentationConfig) -> None:
-    if augmentation.noise_min_snr_db > augmentation.noise_max_snr_db:
-        raise ConfigError(
-            f"noise_min_snr_db ({augmentation.noise_min_snr_db:g}) must not be above"
-            f" noise_max_snr_db ({augmentation.noise_max_snr_db:g})."
-        )
-
-
-def _check_training(training: TrainingConfig, data: DataConfig) -> None:
+    lowest_db = config.augmentation.noise_min_snr_db
+    highest_db = config.augmentation.noise_max_snr_db
+    if lowest_db > highest_db:
+        yield f"noise_min_snr_db {lowest_db:g} must not be above noise_max_snr_db {highest_db:g}."
+    training = config.training
     if training.max_steps == 0 and training.epochs == 0:
-        raise ConfigError(
-            "max_steps and epochs are both 0, so the run would never end. Set --max-steps or"
-            " --epochs."
-        )
+        yield "max_steps and epochs are both 0, so the run would never end. Set one of them."
     if training.compile == "xla" and not data.enable_static_shapes:
-        raise ConfigError(
+        yield (
             "compile is 'xla', but XLA needs known shapes. Add --enable-static-shapes or --compile"
             " off."
         )
     if training.compile == "xla" and training.alignment_search == "host":
-        raise ConfigError(
+        yield (
             "compile is 'xla' and alignment_search is 'host', but a step that XLA compiles runs on"
             " one device. Leave out --alignment-search or --compile."
         )
-
-
-def _check_discriminators(config: Config) -> None:
-    if config.vocoder.discriminators and config.training.init_from is None:
-        raise ConfigError(
-            "--discriminators was given without a trained vocoder: against random weights,"
-            " discriminators teach a vocoder to make noise. Train one with --config"
+    # Against random weights, discriminators teach a vocoder to make noise.
+    if config.vocoder.discriminators and training.init_from is None:
+        yield (
+            "--discriminators was given without a trained vocoder. Train one with --config"
             " configs/vocoder.yaml, then name its run with --init-from."
         )
-
-
-def _check_local_sgd(local_sgd: LocalSGDConfig, training: TrainingConfig) -> None:
+    local_sgd = config.local_sgd
+    # Epochs of different shards have different steps, and the jobs sync after the same steps.
     if local_sgd.sync_every and training.epochs:
-        raise ConfigError(
-            f"epochs is {training.epochs} and sync_every {local_sgd.sync_every}, but epochs of"
-            " different shards have different steps, and the jobs sync after the same steps. Give"
-            " --max-steps and --epochs 0."
+        yield (
+            f"epochs is {training.epochs} and sync_every {local_sgd.sync_every}, but jobs sync"
+            " after the same steps. Give --max-steps and --epochs 0."
         )
     if local_sgd.sync_every and (local_sgd.sync_dir is None or local_sgd.jobs < 2):
-        raise ConfigError(
-            "sync_every needs several jobs and a shared folder. Give --jobs and --sync-dir."
-        )
+        yield "sync_every needs several jobs and a shared folder. Give --jobs and --sync-dir."
     if local_sgd.job >= local_sgd.jobs:
-        raise ConfigError(
+        yield (
             f"job is {local_sgd.job}, but the {local_sgd.jobs} jobs are numbered from 0. Give a"
             " smaller --job, or more --jobs."
         )

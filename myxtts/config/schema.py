@@ -165,7 +165,10 @@ class DataConfig(Section):
     """Maximum duration of the reference audio that the model receives."""
     num_workers: Annotated[Count, PER_MACHINE] = 2
     """Batches read and decoded in parallel for each data device."""
-    use_tf_native_loading: Annotated[bool, needs(cache_dataset=UNSET), PER_MACHINE] = True
+    # The workers of a data service read the files themselves, by TensorFlow's operations.
+    use_tf_native_loading: Annotated[
+        bool, needs(cache_dataset=UNSET, data_service=UNSET), PER_MACHINE
+    ] = True
     """Decode 16-bit WAV with TensorFlow operations; if off, read all files with soundfile."""
     data_service: Annotated[ServiceAddress | None, PER_MACHINE, OFF_IN_EVALUATION] = None
     """Address grpc://HOST:PORT of a tf.data service that reads and decodes instead."""
@@ -178,7 +181,9 @@ class DataConfig(Section):
     a random factor from exp(-x) to exp(x), and shape the spectrum with a random smooth curve. 0 is
     off; for unseen speakers try 0.1.
     """
-    cache_dataset: Annotated[bool, PER_MACHINE, OFF_IN_EVALUATION] = False
+    cache_dataset: Annotated[bool, needs(data_service=UNSET), PER_MACHINE, OFF_IN_EVALUATION] = (
+        False
+    )
     """Decode the corpus once, into a memory-mapped file in the run folder."""
     enable_static_shapes: bool = False
     """Trace the training step once per bucket, instead of once with symbolic shapes."""

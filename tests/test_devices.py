@@ -435,7 +435,7 @@ class DevicesOfTestsTest(unittest.TestCase):
 CHECK_PLACEMENT = """
 import json, sys
 from myxtts.config.schema import Config
-from myxtts.preflight.placement import check_placement
+from myxtts.preflight.devices import check_placement
 for check in check_placement(Config.model_validate_json(sys.argv[1])):
     print(*check)
     if check.status != "passed":

@@ -29,7 +29,7 @@ from benchmarks.proof.section import Figure, Scope, Section, SectionResult, tabl
 from fakes.gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
 from myxtts.commands.console import report_errors
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.preflight import nvidia
+from myxtts.preflight import prerequisites
 from myxtts.preflight.checks import recommended
 from tests.fixtures import entered, temporary_folder
 from tests.long import LONG, long
@@ -361,7 +361,7 @@ class HardwareTest(unittest.TestCase):
 
     def test_code_for_a_card_is_native_within_a_major_version_and_ptx_beyond(self):
         codes = {
-            card: nvidia.code_for(card, self.BUILT)
+            card: prerequisites.code_for(card, self.BUILT)
             for card in ("7.5", "8.6", "9.0", "12.0", "5.2", "unknown")
         }
         native = dict.fromkeys(("7.5", "8.6", "9.0"), "native")
@@ -376,7 +376,7 @@ class HardwareTest(unittest.TestCase):
                 else "\n".join(", ".join([name] * len(names)) for name in "ab")
             )
 
-        with mock.patch("myxtts.preflight.nvidia.nvidia_smi", nvidia_smi):
+        with mock.patch("myxtts.preflight.prerequisites.nvidia_smi", nvidia_smi):
             first, second = hardware.queried_gpus()
         self.assertEqual(set(first), set(hardware.GPU_FIELDS) - {"mig.mode.current"})
         self.assertEqual((first["name"], second["name"]), ("a", "b"))
@@ -415,8 +415,8 @@ class HardwareTest(unittest.TestCase):
 
         with contextlib.ExitStack() as patched:
             for target, value in (
-                ("myxtts.preflight.nvidia.nvidia_smi", nvidia_smi),
-                ("myxtts.preflight.nvidia.peer_access", lambda first, second: (False, "NV4")),
+                ("myxtts.preflight.prerequisites.nvidia_smi", nvidia_smi),
+                ("benchmarks.proof.hardware.gpu_peer_access", lambda first, second: (False, "no")),
                 (
                     "benchmarks.proof.hardware.check_gpu_software",
                     lambda placement: checked(placement.model_gpus),
@@ -433,7 +433,7 @@ class HardwareTest(unittest.TestCase):
         for text in (
             "| name | A100 | H100 |",
             "| libcudnn.so.9 | 9 | /x |",
-            "Peer access of GPUs 0-1: no (NV4).",
+            "Peer access of GPUs 0-1: no.",
         ):
             self.assertIn(text, page)
         verdicts = {figure.claim: figure.verdict for figure in result.figures}

@@ -13,7 +13,7 @@ import tensorflow as tf
 from myxtts.config.schema import PlacementConfig
 from myxtts.placement import devices
 from myxtts.placement.gpu_memory import DriverUnavailable, GpuMemory
-from myxtts.preflight import gpu_software, nvidia, prerequisites
+from myxtts.preflight import prerequisites
 from myxtts.preflight.prerequisites import check_driver
 from tests.run import ROOT
 
@@ -31,7 +31,7 @@ class GpuSoftware(unittest.TestCase):
             PlacementConfig(data_gpu=0, model_gpu=1),
         ):
             with mock.patch.object(tf.config, "list_physical_devices", return_value=[]):
-                (check,) = gpu_software.check_gpu_software(settings)
+                (check,) = prerequisites.check_gpu_software(settings)
             self.assertEqual(
                 (check.status, check.found),
                 ("passed", "nothing was checked: the run has no real GPU"),
@@ -44,8 +44,8 @@ class GpuSoftware(unittest.TestCase):
             mock.patch.object(
                 tf.config.experimental, "get_device_details", lambda gpu: details[gpu]
             ),
-            mock.patch.object(nvidia, "driver_version", return_value="570.86.10"),
-            mock.patch.object(nvidia, "cudnn_version", return_value=(9, 24, 0)),
+            mock.patch.object(prerequisites, "driver_version", return_value="570.86.10"),
+            mock.patch.object(prerequisites, "cudnn_version", return_value=(9, 24, 0)),
         ):
             for settings, failing in (
                 (PlacementConfig(), []),
@@ -55,7 +55,7 @@ class GpuSoftware(unittest.TestCase):
                     ["kernels for compute capability 12.0", "XLA"],
                 ),
             ):
-                checks = list(gpu_software.check_gpu_software(settings))
+                checks = list(prerequisites.check_gpu_software(settings))
                 self.assertEqual(
                     [check.name for check in checks if check.status != "passed"], failing
                 )
@@ -68,12 +68,12 @@ class GpuSoftware(unittest.TestCase):
             ((12, 0), "warning", "PTX"),
             ((5, 2), "failed", "none"),
         ):
-            check = gpu_software.check_kernels(capability, self.BUILT, "570.86.10")
+            check = prerequisites.check_kernels(capability, self.BUILT, "570.86.10")
             self.assertEqual(
                 (check.status, check.found.partition(";")[0]), (status, code), capability
             )
             self.assertNotIn("too old", check.to_do)
-        old = gpu_software.check_kernels((12, 0), self.BUILT, "550.54.14")
+        old = prerequisites.check_kernels((12, 0), self.BUILT, "550.54.14")
         self.assertIn("Driver 550.54.14 is too old for this: install 555.42.02 or later", old.to_do)
 
     def test_xla_is_not_tried_where_it_ends_the_process(self):
@@ -101,31 +101,33 @@ class GpuSoftware(unittest.TestCase):
             ((9, 10, 2), "passed"),
             (None, "warning"),
         ):
-            self.assertEqual(gpu_software.check_cudnn(version).status, status, version)
+            self.assertEqual(prerequisites.check_cudnn(version).status, status, version)
         self.assertIn(
-            'pip install "nvidia-cudnn-cu12>=9.24,<10"', gpu_software.check_cudnn((9, 5, 1)).to_do
+            'pip install "nvidia-cudnn-cu12>=9.24,<10"', prerequisites.check_cudnn((9, 5, 1)).to_do
         )
         requirements = (ROOT / "requirements-gpu.txt").read_text(encoding="utf-8")
-        self.assertIn(f"nvidia-cudnn-cu12{gpu_software.CUDNN_REQUIREMENT}", requirements)
+        self.assertIn(f"nvidia-cudnn-cu12{prerequisites.CUDNN_REQUIREMENT}", requirements)
 
     def test_the_version_of_cudnn_is_that_of_the_loaded_library_or_else_of_the_package(self):
         path = "/venv/nvidia/cudnn/lib/libcudnn.so.9"
         for mapped, expected in (([path], (9, 10, 2)), ([], (9, 24, 0))):
             with (
                 mock.patch.object(
-                    nvidia, "mapped_files", return_value=iter(["/lib/libc.so.6", *mapped])
+                    prerequisites, "mapped_files", return_value=iter(["/lib/libc.so.6", *mapped])
                 ),
                 mock.patch.object(
-                    nvidia, "library_version", lambda file, name, by_argument: {path: 91002}[file]
+                    prerequisites,
+                    "library_version",
+                    lambda file, name, by_argument: {path: 91002}[file],
                 ),
                 mock.patch.object(metadata, "version", return_value="9.24.0.43"),
             ):
-                self.assertEqual(nvidia.cudnn_version(), expected)
+                self.assertEqual(prerequisites.cudnn_version(), expected)
 
     @unittest.skipIf(GPUS, "there are GPUs here")
     def test_without_cudnn_there_is_no_version(self):
         with mock.patch.object(metadata, "version", side_effect=metadata.PackageNotFoundError):
-            self.assertIsNone(nvidia.cudnn_version())
+            self.assertIsNone(prerequisites.cudnn_version())
 
     def test_an_old_driver_fails_where_a_gpu_is_needed(self):
         for version, status in (
@@ -133,7 +135,7 @@ class GpuSoftware(unittest.TestCase):
             ("470.256.02", "failed"),
             (None, "failed"),
         ):
-            with mock.patch.object(nvidia, "driver_version", return_value=version):
+            with mock.patch.object(prerequisites, "driver_version", return_value=version):
                 self.assertEqual(
                     (check_driver(1).status, check_driver(0).status), (status, "passed")
                 )

@@ -11,7 +11,6 @@ import tempfile
 import threading
 import unittest
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from unittest import mock
@@ -20,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from packaging.requirements import Requirement
 
-from myxtts.clock import Clock
+from myxtts.clock import MODEL, Clock, Span
 from myxtts.commands import main, preflight, profile
 from myxtts.commands.console import report_errors
 from myxtts.config.load import load as load_config
@@ -32,19 +31,9 @@ from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import has_gpu_kernels
 from myxtts.placement.gpu_memory import DriverUnavailable
-from myxtts.preflight import nvidia, transfer
+from myxtts.preflight import devices as preflight_devices
 from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
-from myxtts.preflight.corpus import check_corpus, ignored_characters
-from myxtts.preflight.model import (
-    StepResult,
-    check_update,
-    device_memory_mib,
-    heaviest_buckets,
-    magnitudes_of,
-    take_step,
-)
-from myxtts.preflight.overlap import TrialTimes, check_operations, check_overlap, overlap_s
-from myxtts.preflight.placement import check_placement, existing_devices
+from myxtts.preflight.devices import check_integrity, check_placement, existing_devices, peer_access
 from myxtts.preflight.prerequisites import (
     check_gpus,
     check_packages,
@@ -52,31 +41,32 @@ from myxtts.preflight.prerequisites import (
     required_gpus,
     write_error,
 )
-from myxtts.preflight.validate import try_load, validate, with_default_routes
+from myxtts.preflight.trial import (
+    StepResult,
+    TrialTimes,
+    check_operations,
+    check_overlap,
+    check_update,
+    device_memory_mib,
+    heaviest_buckets,
+    magnitudes_of,
+    overlap_s,
+    trial_times,
+)
+from myxtts.preflight.validate import (
+    check_corpus,
+    ignored_characters,
+    try_load,
+    validate,
+    with_default_routes,
+)
+from myxtts.throughput.measure import SynchronousStep
 from myxtts.training.runs import RunFolder
 from myxtts.training.setup import Start, read_corpora
 from tests.feeds import TIMEOUT_S, wait_until
 from tests.sine_corpus import manifest_of, write_corpus
 from tests.tiny import Finished, Workspace, build_toy, small_models, training_state
 from tests.two_devices import DATA, SIMULATED, TWO
-
-PEERS = """ \tGPU0\tGPU1\tGPU2\t
- GPU0\tX\tOK\tNS\t
- GPU1\tOK\tX\tNS\t
- GPU2\tNS\tNS\tX\t
-
-Legend:
-  X    = Self
-  OK   = Status Ok
-"""
-LINKS = """\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
-GPU0\t X \tNV12\tSYS\tPXB\t0-31\t0
-GPU1\tNV12\t X \tSYS\tPXB\t0-31\t0
-GPU2\tSYS\tSYS\t X \tSYS\t32-63\t1
-NIC0\tPXB\tPXB\tSYS\t X \t\t
-
-Legend:
-"""
 
 
 def preflight_of(*argv: str) -> Finished:
@@ -92,7 +82,7 @@ def setUpModule():
     PLACE = Workspace.temporary(unittest.addModuleCleanup)
     file = PLACE.folder / "preflight.json"
 
-    def take_step_until_full(*arguments):
+    def step_until_full(*arguments):
         """Take a step in which the producer fills the feed, however late its thread runs."""
         in_step.set()
         outcome = take_step(*arguments)
@@ -109,6 +99,7 @@ def setUpModule():
 
         return produced_batches(read, device, extractor, produce_in_step, synchronize)
 
+    take_step = SynchronousStep.__call__
     in_step, steps, taken = threading.Event(), 6, []
     in_step.set()  # the first batches are produced before the first step
     feeds, open_feed = [], Pipeline.open_feed
@@ -117,9 +108,9 @@ def setUpModule():
         mock.patch.object(
             Pipeline, "open_feed", lambda *args: feeds.append(open_feed(*args)) or feeds[-1]
         ),
-        mock.patch("myxtts.preflight.overlap.take_step", take_step_until_full),
+        mock.patch.object(SynchronousStep, "__call__", step_until_full),
         # How long it lasts depends on the machine.
-        mock.patch("myxtts.preflight.overlap.MIN_OVERLAP", 0.0),
+        mock.patch("myxtts.preflight.trial.MIN_OVERLAP", 0.0),
         mock.patch("myxtts.preflight.prerequisites.MIN_FREE_MIB", 1),
     ):
         WHOLE = preflight_of(*PLACE.argv("new"), f"--steps={steps}", "--json", str(file))
@@ -406,7 +397,7 @@ class Devices(unittest.TestCase):
 
     def test_devices_that_tensorflow_lacks_fail(self):
         with mock.patch(
-            "myxtts.preflight.placement.existing_devices",
+            "myxtts.preflight.devices.existing_devices",
             lambda placement: existing_devices(placement)[:1],
         ):
             checks = self.placement_checks(simulate_gpus=SIMULATED)
@@ -430,44 +421,22 @@ class Devices(unittest.TestCase):
 
 
 class Peers(unittest.TestCase):
-    def test_matrix_entries_are_read_by_gpu_number(self):
-        self.assertEqual(nvidia.matrix_entry(PEERS, 0, 1), "OK")
-        self.assertEqual(nvidia.matrix_entry(PEERS, 2, 1), "NS")
-        self.assertEqual(nvidia.matrix_entry(LINKS, 1, 0), "NV12")
-        self.assertEqual(nvidia.matrix_entry(LINKS, 0, 2), "SYS")
-        for matrix, row, column in (
-            (PEERS, 0, 3),
-            (PEERS, 3, 0),
-            ("", 0, 1),
-            ("No devices were found", 0, 1),
-        ):
-            self.assertIsNone(nvidia.matrix_entry(matrix, row, column))
+    def test_the_driver_says_whether_two_gpus_read_each_others_memory(self):
+        def ask_driver(gpus, question):
+            return [question(driver, f"handle {gpu}") for gpu in gpus]
 
-    def test_gpus_are_numbered_as_by_cuda(self):
-        outputs = {("topo", "-p2p", "r"): PEERS, ("topo", "-m"): LINKS}
-        with mock.patch(
-            "myxtts.preflight.nvidia.nvidia_smi", lambda *arguments: outputs[arguments]
-        ):
-            for indices, expected in (
-                ([0, 1], (True, "OK, connected by NV12")),
-                ([0, 2], (False, "NS, connected by SYS")),
-                ([2, 3], (None, "nvidia-smi does not list GPU 2 and GPU 3")),
-            ):
-                with mock.patch("myxtts.preflight.nvidia.driver_indices", return_value=indices):
-                    self.assertEqual(nvidia.peer_access(0, 1), expected)
+        for status, has_access, text in ((0, True, "yes"), (5, False, "no (status 5")):
+            driver = mock.Mock(NVML_P2P_CAPS_INDEX_READ=0)
+            driver.nvmlDeviceGetP2PStatus.return_value = status
+            with mock.patch.object(preflight_devices, "ask_driver", ask_driver):
+                access, words = peer_access(2, 3)
+            self.assertEqual((access, words[: len(text)]), (has_access, text))
+            driver.nvmlDeviceGetP2PStatus.assert_called_once_with("handle 2", "handle 3", 0)
 
-    def test_peer_access_is_unknown_without_the_driver_or_nvidia_smi(self):
-        with mock.patch(
-            "myxtts.preflight.nvidia.driver_indices", side_effect=DriverUnavailable("no driver")
-        ):
-            self.assertEqual(nvidia.peer_access(0, 1), (None, "no driver"))
-        with (
-            mock.patch("myxtts.preflight.nvidia.driver_indices", return_value=[0, 1]),
-            mock.patch.dict("os.environ", PATH=""),
-        ):
-            self.assertEqual(
-                nvidia.peer_access(0, 1), (None, "nvidia-smi is missing or has no topology")
-            )
+    def test_peer_access_is_unknown_without_the_driver(self):
+        error = DriverUnavailable("no driver")
+        with mock.patch.object(preflight_devices, "ask_driver", side_effect=error):
+            self.assertEqual(peer_access(0, 1), (None, "unknown: no driver"))
 
 
 class Models(unittest.TestCase):
@@ -496,7 +465,7 @@ class Models(unittest.TestCase):
 
         def status(loss, magnitudes):
             return check_update(
-                state, StepResult({"loss": loss}, 2.0, 1.0, handed=[]), magnitudes, ""
+                state, StepResult({"loss": loss}, 2.0, 1.0, first_batches=[]), magnitudes, ""
             ).status
 
         self.assertEqual(status(1.0, before), "failed")
@@ -508,30 +477,37 @@ class Models(unittest.TestCase):
 
 class Transfers(unittest.TestCase):
     def test_changed_bits_are_found(self):
-        copy_to = transfer.copy_to
+        (route,) = TWO.routes
+        with tf.device(route.model):
+            batch = {"mel": tf.constant([1.0, math.nan]), "tokens": tf.constant([1, 2, 3])}
+        self.assertEqual(check_integrity(route, batch).status, "passed")
 
         def flipped(tensor, device):
-            copy = copy_to(tensor, device)
-            return tf.bitwise.invert(copy) if tensor.dtype == tf.int32 else copy
+            if device == route.data and tensor.dtype == tf.int32:
+                return tf.bitwise.invert(tensor)
+            return tensor
 
-        # Inverted twice, on both ways.
-        with mock.patch("myxtts.preflight.transfer.copy_to", flipped):
-            self.assertEqual(transfer.check_integrity(TWO.routes[0]).status, "passed")
-        turns = iter([False, True] * 100)
-        with mock.patch(
-            "myxtts.preflight.transfer.copy_to",
-            lambda t, d: flipped(t, d) if next(turns) else copy_to(t, d),
-        ):
-            check = transfer.check_integrity(TWO.routes[0])
-        self.assertEqual(check.status, "failed")
-        self.assertIn("1 x int32, 4095 x int32, 1000003 x int32 changed", check.found)
+        with mock.patch.object(preflight_devices, "copy_to", flipped):
+            check = check_integrity(route, batch)
+        self.assertEqual((check.status, check.found), ("failed", "tokens changed"))
 
 
 class Overlap(unittest.TestCase):
     def timeline(self, making, training, producing=None) -> TrialTimes:
-        return TrialTimes(
-            making, producing or making, training, [1.0], Clock(now=lambda: 0.0).report()
-        )
+        interval = Clock(now=lambda: 0.0).report()
+        return TrialTimes(making, producing or making, training, interval)
+
+    def test_times_are_those_of_the_spans_of_a_clock(self):
+        spans = [
+            Span(DATA, "read", 0.0, 1.0, 1),
+            Span(DATA, "produce", 1.0, 2.0, 1),
+            Span("other", "produce", 1.0, 9.0, 2),
+            Span(MODEL, "wait", 0.0, 2.0),
+            Span(MODEL, "step", 2.0, 3.0, 1),
+            Span(MODEL, "step", 3.0, 3.1, 1),  # what follows the step
+        ]
+        times = trial_times(spans, DATA, Clock(now=lambda: 0.0).report())
+        self.assertEqual(times[:3], ([(0.0, 2.0)], [(1.0, 2.0)], [(2.0, 3.0)]))
 
     def test_waiting_for_a_reader_is_not_overlap(self):
         waited = self.timeline([(0, 1), (1, 10)], [(1, 9), (10, 12)], producing=[(0, 1), (9, 10)])
@@ -541,7 +517,7 @@ class Overlap(unittest.TestCase):
     def test_too_little_overlap_is_a_warning_if_reading_is_the_slowest_stage(self):
         waited = self.timeline([(0, 1), (1, 10)], [(1, 9), (10, 12)], producing=[(0, 1), (9, 10)])
         interval = mock.Mock(bottleneck="read")
-        check = check_overlap(replace(waited, interval=interval), dual=True)
+        check = check_overlap(waited._replace(interval=interval), dual=True)
         self.assertEqual(check.status, "warning")
         self.assertIn("raise --num-workers", check.to_do)
 
@@ -593,7 +569,7 @@ class Operations(unittest.TestCase):
         )
 
     def test_a_build_without_gpu_kernels_is_a_warning(self):
-        with mock.patch("myxtts.preflight.overlap.has_gpu_kernels", lambda: False):
+        with mock.patch("myxtts.preflight.trial.has_gpu_kernels", lambda: False):
             self.assertEqual(check_operations("audit", []).status, "warning")
 
 

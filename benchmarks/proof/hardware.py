@@ -14,11 +14,16 @@ import tensorflow as tf
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.config.schema import PlacementConfig
 from myxtts.machine import available_memory_mib, core_count
-from myxtts.preflight import nvidia
+from myxtts.preflight import prerequisites
 from myxtts.preflight.checks import Check
-from myxtts.preflight.gpu_software import check_gpu_software
-from myxtts.preflight.nvidia import library_version, mapped_files
-from myxtts.preflight.prerequisites import check_packages, package_requirements
+from myxtts.preflight.devices import peer_access as gpu_peer_access
+from myxtts.preflight.prerequisites import (
+    check_gpu_software,
+    check_packages,
+    library_version,
+    mapped_files,
+    package_requirements,
+)
 from myxtts.training.description import source_commit
 
 TITLE = "What is here"
@@ -57,13 +62,13 @@ def run(scope: Scope) -> SectionResult:
     gpus = [] if scope.simulated else queried_gpus()
     data: dict[str, Any] = {
         "gpus": gpus,
-        "driver": nvidia.driver_version(),
+        "driver": prerequisites.driver_version(),
         "libraries": {} if scope.simulated else library_versions(),
         "build": {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in build_info().items()
         },
-        "topology": None if scope.simulated else nvidia.nvidia_smi("topo", "-m"),
+        "topology": None if scope.simulated else prerequisites.nvidia_smi("topo", "-m"),
         "peer_access": {} if scope.simulated else peer_access(scope.gpus),
         "host": host(),
         "packages": packages(),
@@ -121,7 +126,8 @@ def queried_gpus() -> list[dict[str, str]]:
 
 
 def _query(names: Sequence[str]) -> list[list[str]] | None:
-    output = nvidia.nvidia_smi(f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
+    query = f"--query-gpu={','.join(names)}"
+    output = prerequisites.nvidia_smi(query, "--format=csv,noheader,nounits")
     if output is None:
         return None
     return [line.split(", ") for line in output.splitlines() if line.strip()]
@@ -153,12 +159,8 @@ def is_cuda_library(name: str) -> bool:
 
 def peer_access(gpus: int) -> dict[str, str]:
     """Return for each pair of GPUs whether they read each other's memory, and their connection."""
-    words = {True: "yes", False: "no", None: "unknown"}
-    pairs = {pair: nvidia.peer_access(*pair) for pair in combinations(range(gpus), 2)}
-    return {
-        f"{first}-{second}": f"{words[access]} ({how})"
-        for (first, second), (access, how) in pairs.items()
-    }
+    pairs = combinations(range(gpus), 2)
+    return {f"{first}-{second}": gpu_peer_access(first, second)[1] for first, second in pairs}
 
 
 def build_info() -> dict[str, Any]:

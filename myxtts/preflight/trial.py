@@ -1,4 +1,6 @@
-"""Section 3: the model on its device, and training steps on the heaviest batches of the plan."""
+"""Sections 3 and 5: the model on its device, steps on the heaviest batches of the plan, and steps
+through the real pipeline, with the overlap of its stages and the audit of their operations.
+"""
 
 import math
 import resource
@@ -6,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,28 +17,48 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import Batch, empty_batch
-from myxtts.clock import Clock
+from myxtts.clock import FIRST_STEP, Clock, Interval, Span, Timeline
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass, Plan, Position
 from myxtts.data.pipeline import Pipeline
 from myxtts.errors import TrainingError
 from myxtts.machine import available_memory_mib
 from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import require_device
+from myxtts.placement.audit import audit, has_gpu_kernels, require_device
+from myxtts.placement.copies import find_copies
 from myxtts.placement.routes import Placement
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.prerequisites import existing_parent
 from myxtts.tf_internals import device_memory_mib
+from myxtts.throughput.measure import SynchronousStep, step_spans, train_steps
 from myxtts.training import loop
 from myxtts.training.diagnostics import describe_batch, explain_out_of_memory, segments_of
+from myxtts.training.hooks import StepEnd
 from myxtts.training.memory_forecast import MemoryForecast
 from myxtts.training.schedule import ConstantRates, Schedule
 from myxtts.training.setup import OpenRun, RunCorpora, TrainingSetup
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step, is_scaled
+from myxtts.training.stop_request import StopRequest
 
-MAX_SCALED_STEPS = 12  # each step that overflows halves the initial loss scale of 2^15
-HEADROOM = 0.05  # of a GPU's memory, for fragmentation in longer runs
+# Each step that overflows halves the initial loss scale of 2^15.
+MAX_SCALED_STEPS = 12
+
+# Of a GPU's memory, for fragmentation in longer runs.
+HEADROOM = 0.05
+
+# Through the pipeline; no further step starts after MAX_S.
+MIN_STEPS = 4
+MAX_S = 60.0
+
+# Of the shorter of producing and training, in dual placement.
+MIN_OVERLAP = 0.5
+
+MIN_EFFICIENCY = 0.9
+MAX_WAIT_SHARE = 0.1
+
+Period = tuple[float, float]
+"""Start and end in seconds."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +83,13 @@ class StepResult(NamedTuple):
     Attributes:
         metrics: losses and norm of the last step.
         first_s, last_s: seconds of the first and of the last step.
-        handed: the first microbatch, on the model devices.
+        first_batches: the first microbatch, on the model devices.
     """
 
     metrics: dict[str, float]
     first_s: float
     last_s: float
-    handed: list[Batch]
+    first_batches: list[Batch]
 
 
 def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Trial | None]:
@@ -112,7 +134,7 @@ def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Tri
         yield from check_gpu_memory(placement, setup.memory)
     else:
         yield check_process_memory(initial_mib, built_mib, setup.memory)
-    return Trial(setup, pipeline, step, result.last_s, result.handed)
+    return Trial(setup, pipeline, step, result.last_s, result.first_batches)
 
 
 def check_variables(state: TrainingState, size: str) -> Check:
@@ -206,47 +228,22 @@ def take_steps(
     state: TrainingState, step: Step, batches: loop.StepBatches, schedule: Schedule
 ) -> StepResult:
     """Take two steps, or more until a loss scale no longer overflows. The first step may trace."""
-    seconds, rates, handed = [], initial_rates(schedule), step.hand_over(batches.features[0])
+    rates = ConstantRates(schedule.learning_rate(0), schedule.ema_decay(0))
+    first = step.hand_over(batches.features[0])
     optimizers = [group.optimizer for group in state.groups]
+    seconds = []
     for _ in range(MAX_SCALED_STEPS if is_scaled(state.optimizer) else 2):
-        started_s, updates = (
-            time.perf_counter(),
-            [int(optimizer.iterations) for optimizer in optimizers],
-        )
-        metrics, handed = take_step(state, step, handed, batches, rates)
+        updates = [int(optimizer.iterations) for optimizer in optimizers]
+        started_s = time.perf_counter()
+        outcome, first = step(first, batches.features[1:], state.step + 1, rates)
+        state.advance(batches.microbatches[0][0].planned.step)
+        metrics = step.read(outcome)
         seconds.append(time.perf_counter() - started_s)
-        updated = (
-            int(optimizer.iterations) > before
-            for optimizer, before in zip(optimizers, updates, strict=True)
-        )
-        if len(seconds) > 1 and all(updated):
+        updated = [int(optimizer.iterations) for optimizer in optimizers]
+        is_updated = all(new > old for new, old in zip(updated, updates, strict=True))
+        if len(seconds) > 1 and is_updated:
             break
-    return StepResult(metrics, seconds[0], seconds[-1], handed)
-
-
-def take_step(
-    state: TrainingState,
-    step: Step,
-    first: Sequence[Batch],
-    batches: loop.StepBatches,
-    rates: ConstantRates,
-) -> tuple[dict[str, float], list[Batch]]:
-    """Take one step, and wait for its losses.
-
-    Args:
-        first: the first of its microbatches, on the model devices.
-
-    Returns:
-        The losses, and the first microbatch of the next step on the model devices.
-    """
-    outcome, handed = step(first, batches.features[1:], state.step + 1, rates)
-    state.advance(batches.microbatches[0][0].planned.step)
-    return step.read(outcome), handed
-
-
-def initial_rates(schedule: Schedule) -> ConstantRates:
-    """Return the rates of the first step."""
-    return ConstantRates(schedule.learning_rate(0), schedule.ema_decay(0))
+    return StepResult(metrics, seconds[0], seconds[-1], first)
 
 
 def magnitudes_of(state: TrainingState) -> np.ndarray:
@@ -332,6 +329,244 @@ def check_process_memory(initial_mib: float, built_mib: float, forecast: MemoryF
 
 def process_peak_mib() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return (
-        peak / 2**20 if sys.platform == "darwin" else peak / 2**10
-    )  # bytes on macOS, KiB on Linux
+    # Bytes on macOS, KiB on Linux.
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+class TrialTimes(NamedTuple):
+    """The times of batches and steps.
+
+    Attributes:
+        making: for each batch of the first producer, the time from the request for its samples
+            until its features are on the data device. This is the time of the producer thread.
+        producing: the same without reading: from the arrival of the samples. This is the time of
+            the data device.
+        training: for each step, until its device has finished.
+        interval: the times of all steps after the first.
+    """
+
+    making: list[Period]
+    producing: list[Period]
+    training: list[Period]
+    interval: Interval
+
+    @property
+    def window(self) -> Period:
+        """The time from the first step to the last."""
+        return self.training[0][0], self.training[-1][1]
+
+    @property
+    def window_s(self) -> float:
+        return self.window[1] - self.window[0]
+
+    @property
+    def making_s(self) -> float:
+        return overlap_s(self.making, [self.window])
+
+    @property
+    def producing_s(self) -> float:
+        return overlap_s(self.producing, [self.window])
+
+    @property
+    def training_s(self) -> float:
+        return sum(end - start for start, end in self.training)
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds in which a step runs and a later batch is produced: the batches of a step are
+        ready before it.
+        """
+        return overlap_s(self.producing, self.training)
+
+    @property
+    def overlapped_steps(self) -> int:
+        """Number of steps during which a later batch is produced."""
+        return sum(overlap_s(self.producing, [step]) > 0 for step in self.training)
+
+    @property
+    def efficiency(self) -> float:
+        """Time of the slower of making and training, divided by the time of both together."""
+        return max(self.making_s, self.training_s) / self.window_s
+
+
+def overlap_s(left: Sequence[Period], right: Sequence[Period]) -> float:
+    """Return the seconds that two lists of periods have in common; the periods of one list must not
+    overlap.
+    """
+    common = 0.0
+    for start, end in left:
+        common += sum(max(0.0, min(end, b) - max(start, a)) for a, b in right)
+    return common
+
+
+def trial_times(spans: Sequence[Span], data_device: str, interval: Interval) -> TrialTimes:
+    """Return the times of steps and of the batches of a data device.
+
+    Args:
+        spans: of a clock.
+        interval: of the same clock.
+    """
+    of_device = [span for span in spans if span.lane == data_device]
+    read = {span.number: span.start_s for span in of_device if span.kind == "read"}
+    produced = [span for span in of_device if span.kind == "produce"]
+    return TrialTimes(
+        [(read[span.number], span.end_s) for span in produced],
+        [(span.start_s, span.end_s) for span in produced],
+        [(span.start_s, span.end_s) for span in step_spans(spans)],
+        interval,
+    )
+
+
+class CollectLosses:
+    """A hook that keeps the loss of each step."""
+
+    pause_kind = FIRST_STEP
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def is_due(self, end: StepEnd) -> bool:
+        return True
+
+    def __call__(self, end: StepEnd) -> None:
+        self.losses.append(float(end.metrics["loss"]))
+
+
+class Deadline(StopRequest):
+    """Stops after MAX_S, but not before MIN_STEPS."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = 0
+        self._end_s = time.perf_counter() + MAX_S
+
+    def due(self) -> bool:
+        return self._steps >= MIN_STEPS and time.perf_counter() > self._end_s
+
+    def observe(self, outcome: tf.Tensor) -> None:
+        self._steps += 1
+
+
+def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
+    """Take steps from the start of the plan in the training loop, and check what they show."""
+    setup = trial.setup
+    timeline, hook = Timeline(), CollectLosses()
+    traces_before = trial.step.traces
+    with trial.pipeline.open_feed(Pass()) as feed:
+        interval = train_steps(
+            setup,
+            SynchronousStep(trial.step),
+            feed,
+            replace(setup.schedule, log_every=1),
+            steps,
+            timeline,
+            [hook],
+            Deadline(),
+        )
+    times = trial_times(timeline.newest(), trial.pipeline.producers[0].device, interval)
+    new_shapes = trial.step.traces - traces_before
+    found = f"{len(times.training)} steps, last loss {hook.losses[-1]:.3g}"
+    if new_shapes:
+        found += f"; {new_shapes} steps traced a new shape, which the times below include"
+    yield required(
+        all(map(math.isfinite, hook.losses)),
+        "training steps",
+        "batches of the corpus pass through the pipeline, and all losses are finite",
+        found,
+        "Start the run: `myxtts train` names the utterances of a batch whose loss is not finite.",
+    )
+    dual = setup.between_devices
+    yield check_overlap(times, dual)
+    expected = "any: one device does both"
+    if dual:
+        expected = f"at least {100 * MIN_EFFICIENCY:.0f} % of the slower stage's rate"
+    yield recommended(
+        times.efficiency >= MIN_EFFICIENCY or not dual,
+        "efficiency",
+        expected,
+        f"{100 * times.efficiency:.0f} %: {times.making_s:.2f} s of making batches and "
+        f"{times.training_s:.2f} s of training took {times.window_s:.2f} s",
+        "The stages wait for each other in turn: try --prefetch-buffer-size 8, or more --buckets.",
+    )
+    slowest = "batches are made fast enough"
+    if interval.bottleneck != "step":
+        slowest = f"the slowest stage is {interval.bottleneck}"
+    yield recommended(
+        interval.wait_share <= MAX_WAIT_SHARE,
+        "wait for batches",
+        f"the model device waits at most {100 * MAX_WAIT_SHARE:.0f} % of the time",
+        f"{100 * interval.wait_share:.1f} %; {slowest}",
+        "`myxtts profile` measures each stage and recommends changes.",
+    )
+    producers = [producer.produce for producer in trial.pipeline.producers]
+    step_functions = trial.step.functions(trial.batches)
+    yield check_operations("audit of the producer", producers)
+    yield check_operations("audit of the step", step_functions)
+    if has_gpu_kernels():
+        yield check_loop_copies("copies in the producer", producers[:1])
+        yield check_loop_copies("copies in the step", step_functions)
+
+
+def check_overlap(times: TrialTimes, dual: bool) -> Check:
+    shorter_s = min(times.producing_s, times.training_s)
+    expected = "batch n+1 is produced during step n"
+    min_hidden_s = 0.0
+    if dual:
+        min_hidden_s = MIN_OVERLAP * shorter_s
+        expected += f", for at least {100 * MIN_OVERLAP:.0f} % of the shorter of the two times"
+    hidden = times.hidden_s / times.producing_s if times.producing_s else 0.0
+    check = required
+    to_do = "`myxtts profile --trace FILE` writes a timeline of all stages."
+    # No producer can overlap steps for longer than it gets samples.
+    if times.interval.bottleneck == "read":
+        check = recommended
+        to_do = "Reading is the slowest stage: raise --num-workers, or use --cache-dataset."
+    return check(
+        times.hidden_s > min_hidden_s,
+        "overlap",
+        expected,
+        f"in {times.overlapped_steps} of {len(times.training)} steps; {times.hidden_s:.2f} s, which"
+        f" hides {100 * hidden:.0f} % of the time of producing",
+        to_do,
+    )
+
+
+def check_operations(name: str, functions: Sequence) -> Check:
+    """Check that all operations of concrete functions have GPU kernels."""
+    expected = "every operation has a GPU kernel for its types"
+    if not has_gpu_kernels():
+        found = "unknown: this build of TensorFlow has no list of GPU kernels"
+        return recommended(
+            False, name, expected, found, "Install the package tensorflow (not tensorflow-cpu)."
+        )
+    audits = [audit(function) for function in functions]
+    total = sum(result.operations for result in audits)
+    host_only = sum((result.host_only for result in audits), ())
+    found = f"{len(host_only)} of {total:,} operations have no GPU kernel"
+    if host_only:
+        found += ": " + "; ".join(
+            f"{operation.type} '{operation.name}' in {operation.function} ({operation.dtypes})"
+            for operation in host_only[:5]
+        )
+    return required(
+        not host_only, name, expected, found, "Replace these operations: a GPU cannot run them."
+    )
+
+
+def check_loop_copies(name: str, functions: Sequence) -> Check:
+    """Count the copies between host and GPU memory in one call of each concrete function."""
+    copies = [copy for function in functions for copy in find_copies(function)]
+    to_host = sum(copy.to_host for copy in copies)
+    found = f"{to_host} to the host, {len(copies) - to_host} to the GPU"
+    in_loops = [copy for copy in copies if copy.to_host and copy.in_loop]
+    if in_loops:
+        lines = ", ".join(sorted({copy.source or copy.tensor for copy in in_loops})[:5])
+        found += f"; {len(in_loops)} to the host in each iteration of a loop: {lines}"
+    return recommended(
+        not in_loops,
+        name,
+        "no loop copies from the GPU to the host, which would wait for the GPU in each iteration",
+        found,
+        "A GPU is slow at such loops: choose another network, such as --encoder lmu instead of"
+        " gru.",
+    )

@@ -35,7 +35,7 @@ from myxtts.local_sgd.launcher import job_devices
 from myxtts.local_sgd.shards import CorpusShards
 from myxtts.local_sgd.status import (
     ImmutableSettings,
-    announced,
+    launcher_lock,
     new_state,
     read_progress,
     read_state,
@@ -487,7 +487,7 @@ class StopTest(Case):
             mock.patch.object(os, "pidfd_open", side_effect=AttributeError, create=True),
             mock.patch("os.kill", lambda *signal: (signals.append(signal), running.close())),
         ):
-            running.enter_context(announced(self.run_folder))
+            running.enter_context(launcher_lock(self.run_folder))
             self.assertIn(f"running (process {os.getpid()})", self.launch("--status")[1])
             code, out, _ = self.launch("--stop")
         self.assertEqual((code, signals), (0, [(os.getpid(), signal.SIGTERM)]))
@@ -505,7 +505,7 @@ class StopTest(Case):
     def test_damaged_pid_is_not_signalled(self):
         self.write_state()
         for content in (b"", b"0\n", b"-1\n", b"7", b"\xff\n", b"1" * 40):
-            with announced(self.run_folder), mock.patch("os.kill") as sent:
+            with launcher_lock(self.run_folder), mock.patch("os.kill") as sent:
                 (self.run_folder / "launcher.pid").write_bytes(content)
                 code, _, err = self.launch("--stop")
             self.assertEqual((code, sent.call_count), (2, 0), content)

@@ -271,7 +271,8 @@ def _join_chief(cluster: Cluster, settings: dict[str, str], wait: _Wait) -> None
         wait.check(cluster.name(0))
         try:
             chief = socket.create_connection(split_address(cluster.workers[0]), timeout=RETRY_S)
-        except OSError:  # it does not listen yet, or its name does not resolve yet
+        # It does not listen yet, or its name does not resolve yet.
+        except OSError:
             time.sleep(RETRY_S)
             continue
         with chief:

@@ -232,49 +232,42 @@ def make_evaluator(
     corpus = single_bucket_corpus(held_out, config)
     config = for_evaluation(config)
     extractor = task.extractor(config, False)
-    if (
-        extractor.features.keys() != network.BATCH_FIELDS.keys()
-    ):  # a vocoder refines its teacher's mels
+    # A vocoder refines its teacher's mels.
+    if extractor.features.keys() != network.BATCH_FIELDS.keys():
         load_teacher = teacher_loader(
             read_teacher(config, inputs[0].checkpoint), config, typical_sizes(corpus.plan)
         )
         extractor = task.extractor(config, False, load_teacher)
     pipeline = held_out_pipeline(corpus, route, extractor, config, folder)
-    validation = Validation(
-        network,
-        device,
-        lambda: pipeline.open_feed(HELD_OUT_PASS),
-        task.metric(vocabulary_of(metadata))
-        or partial(MelDistortion, network, synthesis_options(config.model)),
-    )
-    variables, key = {v.path: v.value for v in network.variables}, CRITERIA[task.name].key
+    make_metric = task.metric(vocabulary_of(metadata))
+    if make_metric is None:
+        make_metric = partial(MelDistortion, network, synthesis_options(config.model))
+    validation = Validation(network, device, lambda: pipeline.open_feed(HELD_OUT_PASS), make_metric)
+    variables = {variable.path: variable.value for variable in network.variables}
+    names = (CRITERIA[task.name].key, "loss")
 
     def evaluate(coefficients: Coefficients) -> Measurement:
-        used = [
-            (source.weights, share)
-            for source, share in zip(inputs, coefficients, strict=True)
-            if share
-        ]
+        pairs = zip(inputs, coefficients, strict=True)
+        used = [(source.weights, coefficient) for source, coefficient in pairs if coefficient]
         for name, array in weighted_mean(*zip(*used, strict=True)):
             variables[name].assign(array)
-        figures = validation.evaluate()
-        return Measurement(
-            *(figures[name] if math.isfinite(figures[name]) else math.inf for name in (key, "loss"))
-        )
+        results = validation.evaluate()
+        metric_and_loss = (results[name] for name in names)
+        return Measurement(*(x if math.isfinite(x) else math.inf for x in metric_and_loss))
 
     return evaluate
 
 
 class MelDistortion:
-    """Mel-cepstral distortion of the first utterances' synthesized mels, each with its own
-    reference.
+    """Mel-cepstral distortion of the first utterances' synthesized mels, each with its reference.
 
     The mels are compared without a vocoder, which would affect all weights equally; see
     `tasks.base.Metric`.
     """
 
     def __init__(self, network: keras.Model, options: SynthesisOptions):
-        self._network, self._options = network, options
+        self._network = network
+        self._options = options
         self._distortions_db: list[float] = []
 
     @staticmethod
@@ -282,29 +275,28 @@ class MelDistortion:
         return {}
 
     def update(self, batch: dict, measured: dict) -> None:
-        rows = min(
-            int(np.count_nonzero(batch["frames"])), MAX_SYNTHESIZED - len(self._distortions_db)
+        rows = int(np.count_nonzero(batch["frames"]))
+        rows = min(rows, MAX_SYNTHESIZED - len(self._distortions_db))
+        if rows <= 0:
+            return
+        features = first_rows(batch, TTS_FEATURES, rows)
+        mels, frames, _ = self._network.synthesize(
+            *(features[name] for name in TEXT_INPUTS), self._options
         )
-        if rows > 0:
-            features = first_rows(batch, TTS_FEATURES, rows)
-            mels, frames, _ = self._network.synthesize(
-                *(features[name] for name in TEXT_INPUTS), self._options
+        columns = (features["mel"], features["frames"], mels, frames)
+        for recorded, length, synthesized, synthesized_length in zip(
+            *(column.numpy() for column in columns), strict=True
+        ):
+            self._distortions_db.append(
+                distortion_db(recorded[:length], synthesized[:synthesized_length])
             )
-            columns = [
-                value.numpy() for value in (features["mel"], features["frames"], mels, frames)
-            ]
-            self._distortions_db += [
-                distortion_db(a[:n], b[:m]) for a, n, b, m in zip(*columns, strict=True)
-            ]
 
     def result(self) -> dict[str, float]:
         return {"mel_cepstral_distortion": float(np.mean(self._distortions_db))}
 
 
 def distortion_db(recorded: np.ndarray, synthesized: np.ndarray) -> float:
-    """Return the distortion of two log-mels, float32 [T, 80] and [U, 80]; infinite if the second is
-    not finite.
-    """
+    """Return the distortion of two log-mels, float32 [T, 80] and [U, 80]; inf if not finite."""
     if not np.isfinite(synthesized).all():
         return math.inf
     _, pair_distortion_db = align(recorded, synthesized)

@@ -10,28 +10,29 @@ from myxtts.errors import ConfigError, PlacementError
 from myxtts.local_sgd.shards import CorpusShards
 from myxtts.placement.routes import flags_of_gpus
 
-WARMSTART = "warmstart"  # name of its run
+# Name of the run of the warm start.
+WARMSTART = "warmstart"
 
 
 def updated(config: Config, **sections: dict[str, Any] | Section) -> Config:
     """Return settings with some values of a section, or a whole section, replaced."""
-    update = {
-        section: (
-            values
-            if isinstance(values, Section)
-            else getattr(config, section).model_copy(update=values)
-        )
-        for section, values in sections.items()
-    }
+    update: dict[str, Any] = {}
+    for section, values in sections.items():
+        if isinstance(values, Section):
+            update[section] = values
+        else:
+            update[section] = getattr(config, section).model_copy(update=values)
     return config.model_copy(update=update)
 
 
 def check_launcher_settings(config: Config) -> None:
-    """Raise ConfigError or PlacementError for settings that the launcher sets itself or several
-    jobs cannot have.
-    """
-    placement, training, local_sgd = config.placement, config.training, config.local_sgd
-    given = [*flags_of_gpus(placement), *["--placement auto"] * (placement.placement == "auto")]
+    """Raise ConfigError or PlacementError for settings that several jobs cannot have."""
+    placement = config.placement
+    training = config.training
+    local_sgd = config.local_sgd
+    given = list(flags_of_gpus(placement))
+    if placement.placement == "auto":
+        given.append("--placement auto")
     if given:
         raise PlacementError(
             f"{given[0]} was given, but each job has a single GPU, which makes its batches and"
@@ -66,12 +67,10 @@ def check_job_settings(shared: Config, job: Config, file: Path) -> None:
 
 
 def sync_interval(total_steps: int, warmstart_steps: int, num_syncs: int) -> int:
-    """Return the smallest number of steps between two syncs for which there are at most
-    `num_syncs`.
+    """Return the fewest steps between two syncs for which there are at most `num_syncs`.
 
-    Jobs synchronize at each multiple of the interval and at the last step. The interval is
-    therefore a little longer than the steps divided by the syncs if the warm start ends between two
-    multiples.
+    Jobs synchronize at each multiple of the interval and at the last step. So the interval is a
+    little longer than the steps divided by the syncs if the warm start ends between two multiples.
     """
     shortest = -(-(total_steps - warmstart_steps) // num_syncs)
     return next(
@@ -120,15 +119,13 @@ def job_config(
 
 
 def _single_device(config: Config) -> PlacementConfig | dict[str, Any]:
-    """Return the default placement if GPUs are simulated: a job sees its share of the CPU as the
-    whole CPU.
-    """
+    """Return the default placement if GPUs are simulated: a job sees its cores as the whole CPU."""
     if not config.placement.simulate_gpus:
         return {}
-    threads = {
-        name: getattr(config.placement, name) for name in ("intra_op_threads", "inter_op_threads")
-    }
-    return PlacementConfig(**threads)
+    return PlacementConfig(
+        intra_op_threads=config.placement.intra_op_threads,
+        inter_op_threads=config.placement.inter_op_threads,
+    )
 
 
 def _data(shards: CorpusShards, train: Path) -> dict[str, Any]:

@@ -52,8 +52,8 @@ from myxtts.local_sgd.status import (
     LauncherState,
     MergeResult,
     ProcessState,
-    announced,
     format_table,
+    launcher_lock,
     new_state,
     read_progress,
     read_state,
@@ -267,7 +267,7 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
         UserError: the user can fix it.
     """
     make_folder(spec.folder / "logs", "--runs-dir")
-    with RunFolder(spec.folder).locked(), announced(spec.folder):
+    with RunFolder(spec.folder).locked(), launcher_lock(spec.folder):
         state = _restore_state(spec)
         if state.shards is None:
             # Those of another number of jobs may be there.

@@ -145,7 +145,7 @@ def read_state(folder: Path) -> LauncherState | None:
         location = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigError(
             f"{path} cannot be read: {location}: {first['msg']}. Remove the file and start another"
-            " run with --run; the runs beside it are intact, and `myxtts merge` merges them."
+            " run with --run; the runs next to it are intact, and `myxtts merge` merges them."
         ) from error
 
 
@@ -160,11 +160,11 @@ def _require_state(folder: Path) -> LauncherState:
 
 
 @contextmanager
-def announced(folder: Path) -> Iterator[None]:
+def launcher_lock(folder: Path) -> Iterator[None]:
     """Let `stop_launcher` find this process for the scope; the run must be locked.
 
     This process locks the file of its PID, since the PID of a killed launcher may belong to another
-    process by now. The file is emptied before it is locked, so a locked file has no earlier PID.
+    process by now. The file is emptied before it is locked, so a locked file has no previous PID.
     """
     with open(folder / PID_FILE, "w") as file:
         # `_running_launcher` may hold a shared lock for a moment.

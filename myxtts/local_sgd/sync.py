@@ -96,7 +96,7 @@ class WeightSync:
 
     Args:
         sync_optimizer: what happens to the job's own (inner) optimizer state at a sync.
-        total_steps: length of the run; the last step syncs, too.
+        total_steps: length of the run; the last step also syncs.
         metadata: of the run's checkpoints.
         clock_s, sleep: time, for tests.
     """
@@ -377,7 +377,7 @@ class WeightSync:
         return participants
 
     def _remove_past(self, step: int, is_first: bool) -> None:
-        """Remove this job's earlier contributions; the first participant also removes old syncs."""
+        """Remove this job's past contributions; the first participant also removes old syncs."""
         for contribution in self._group.folder.glob(f"sync-*/{self._name}"):
             if sync_step(contribution.parent) < step:
                 shutil.rmtree(contribution, ignore_errors=True)

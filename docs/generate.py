@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section
+from myxtts.config import schema
+from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section, marked
+from myxtts.config.schema import Mark
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "generated"
@@ -108,6 +110,10 @@ def configuration() -> str:
         head = ["| Flag | Default | Allowed | Meaning |", "|---|---|---|---|"]
         rows = [_row(setting) for setting in in_section(section)]
         parts.append("\n".join([f"## {section}", "", meaning, "", *head, *rows, ""]))
+    parts.append("## What else holds of a setting\n")
+    for mark in dict.fromkeys(value for value in vars(schema).values() if isinstance(value, Mark)):
+        flags = ", ".join(f"`{setting.flag}`" for setting in marked(mark))
+        parts.append(f"- A setting that {mark.meaning}: {flags}.")
     return "\n".join(parts)
 
 

@@ -351,11 +351,11 @@ class NamesTest(unittest.TestCase):
         former = former_names()
         renamed = {f"--{name.replace('_', '-')}" for name in former["renamed"].values()}
         self.assertEqual(renamed - self.flags, set())
-        self.assertEqual(set(former["renamed"]) & set(SETTINGS), set())
+        self.assertEqual({*former["renamed"], *former["removed"]} & set(SETTINGS), set())
+        for name, values in former["values"].items():
+            self.assertEqual(set(values) & set(SETTINGS[name].choices), set())
         self.assertLessEqual(set(former["sections"].values()), set(SECTIONS))
         self.assertEqual(set(former["sections"]) & set(SECTIONS), set())
-        for setting in former["values"]:
-            self.assertIn(setting, SETTINGS)
 
     def test_names_of_other_trainers_are_not_ours_and_the_flags_instead_exist(self):
         for name, text in foreign_names().items():

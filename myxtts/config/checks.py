@@ -78,9 +78,11 @@ def _contradictions(config: Config) -> Iterator[str]:
     highest_db = config.augmentation.noise_max_snr_db
     if lowest_db > highest_db:
         yield f"noise_min_snr_db {lowest_db:g} must not be above noise_max_snr_db {highest_db:g}."
+    # 0 is "no limit" for each of the two.
     training = config.training
     if training.max_steps == 0 and training.epochs == 0:
         yield "max_steps and epochs are both 0, so the run would never end. Set one of them."
+    # XLA compiles once per shape, so that each new length of a text would be compiled again.
     if training.compile == "xla" and not data.enable_static_shapes:
         yield (
             "compile is 'xla', but XLA needs known shapes. Add --enable-static-shapes or --compile"

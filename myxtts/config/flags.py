@@ -122,6 +122,8 @@ def _setting(section: str, name: str, form: dict[str, Any], schema: type[Section
     )
 
 
+# Pydantic's JSON schema has the bounds and choices of a type in one form, whether they come from a
+# Literal, a Field or an alias of both.
 def _settings() -> Iterator[Setting]:
     for section, schema in _SCHEMAS.items():
         for name, form in schema.model_json_schema()["properties"].items():

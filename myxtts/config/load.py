@@ -90,6 +90,7 @@ _Loader.add_constructor(_TAG + "map", _Loader.mapping)
 _Loader.add_constructor(_TAG + "int", _Loader.whole_number)
 _Dumper.add_representer(str, _Dumper.represent_str)
 
+# None: the pattern is tried on each scalar, whatever its first character.
 for _name, _pattern in _PLAIN.items():
     _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), None)
     _Dumper.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), None)
@@ -118,6 +119,8 @@ def load(
     """
     given = _read(path) if path else {}
     flags = {name: _Given(value, SETTINGS[name].flag) for name, value in (overrides or {}).items()}
+    # A run has recorded all settings, not only those that the user gave: GPUs that a flag replaces,
+    # and settings that an earlier version did not know to be inactive.
     is_of_run = path is not None and _is_config_of_run(path)
     if is_of_run:
         given = _without_replaced_gpus(given, flags)
@@ -125,6 +128,8 @@ def load(
     for value in merged.values():
         _check_text(value)
     config = _validated(merged)
+    # Needs are about validated values. What is inactive then gets its default, so that two runs that
+    # train alike have equal settings.
     inactive = set(_inactive(config, given, flags, own, is_of_run))
     if inactive:
         config = _validated({name: value for name, value in merged.items() if name not in inactive})

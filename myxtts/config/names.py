@@ -37,6 +37,7 @@ SCRIPTS = {
 }
 """Scripts of a checkout, by the name of their command."""
 
+# In texts of the tables; a flag has no uppercase letter.
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
 

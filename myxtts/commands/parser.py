@@ -129,9 +129,7 @@ def settings_parser(prog: str, description: str, resuming: str = RESUMING) -> Co
             f" {resuming}"
         ),
     )
-    parser.add_argument(
-        "--config", metavar="FILE", type=Path, help="YAML file of settings, by section"
-    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file of settings")
     for section, meaning in SECTIONS.items():
         add_setting_flags(parser.add_argument_group(section, meaning), in_section(section))
     return parser
@@ -174,10 +172,8 @@ def _converted(setting: Setting, text: str) -> Any:
 
 
 def add_checkpoint_flag(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--checkpoint",
-        help="a checkpoint such as step-002000; by default the best, or else the newest",
-    )
+    checkpoint = "a checkpoint such as step-002000; by default the best, or else the newest"
+    parser.add_argument("--checkpoint", help=checkpoint)
 
 
 def add_columns_flag(parser: CommandParser, corpus: str) -> None:
@@ -194,14 +190,10 @@ def add_vocoder_flags(parser: CommandParser) -> None:
     parser.add_argument(
         "--vocoder",
         metavar="RUN",
-        help=(
-            "folder of the run of a vocoder, or griffin-lim; by default the vocoder that the run"
-            " names, or else Griffin-Lim"
-        ),
+        help="run of a vocoder, or griffin-lim; by default the vocoder that the run names, if any",
     )
-    parser.add_argument(
-        "--iterations", type=bounded(int, 1, 1000), help="iterations of Griffin-Lim (default 30)"
-    )
+    iterations = "iterations of Griffin-Lim (default 30)"
+    parser.add_argument("--iterations", type=bounded(int, 1, 1000), help=iterations)
 
 
 def read_settings(
@@ -221,14 +213,13 @@ def read_settings(
     """
     values = vars(parser.parse(argv))
     path = values.pop("config", None)
-    options = argparse.Namespace(
-        **{name: value for name, value in values.items() if name not in SETTINGS}
-    )
-    overrides = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in values.items()
-        if name in SETTINGS
-    }
+    options = argparse.Namespace()
+    overrides: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in SETTINGS:
+            setattr(options, name, value)
+        else:
+            overrides[name] = tuple(value) if isinstance(value, list) else value
     # A command that names the corpus has all settings, as at the start of the run.
     if path is None and overrides.get("resume") and "train_data" not in overrides:
         place = {name: overrides.get(name, SETTINGS[name].default) for name in ("run", "runs_dir")}

@@ -128,8 +128,8 @@ def load(
     for value in merged.values():
         _check_text(value)
     config = _validated(merged)
-    # Needs are about validated values. What is inactive then gets its default, so that two runs that
-    # train alike have equal settings.
+    # Needs are about validated values. What is inactive then gets its default, so that two runs
+    # that train alike have equal settings.
     inactive = set(_inactive(config, given, flags, own, is_of_run))
     if inactive:
         config = _validated({name: value for name, value in merged.items() if name not in inactive})

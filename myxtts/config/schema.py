@@ -56,8 +56,8 @@ class Mark:
 
 
 # Training, local SGD, evaluation, profiler and report make their tables of settings from these
-# marks (`flags.marked`). Tables of their own were 13 in ten files, of which a new setting needed up to
-# three, and nothing failed where one was forgotten.
+# marks (`flags.marked`). Tables of their own were 13 in ten files, of which a new setting needed
+# up to three, and nothing failed where one was forgotten.
 FIXED = Mark("cannot change within a run: the plan, the symbols or the weights depend on it")
 INHERITED = Mark("comes with the weights that a run starts from, which have no meaning without it")
 FROM_TEACHER = Mark("comes from the teacher of a run, which reads the symbols of the run")

@@ -1,11 +1,9 @@
-"""Phoneme boundaries of the alignment search against the times that a speech synthesizer reports.
-No TensorFlow.
-"""
+"""Spans of sounds and words that a synthesizer reports: a test of alignments and of word errors."""
 
 import json
 import random
 import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +20,7 @@ from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 
 TOLERANCE_MS = 20.0
-# Persian vowels have it in the phonemes of the text, but not in the synthesizer's events
+# Persian vowels have it in the phonemes of the text, but not in the synthesizer's events.
 LENGTH_MARK = "ː"
 AFFRICATES = "tʃ", "dʒ", "ts", "dz", "tɕ", "dʑ"
 CLASSES = {
@@ -41,8 +39,6 @@ RELIABLE_BETWEEN = {
     "stop": ("stop",),
     "approximant": ("fricative",),
 }
-
-
 MAX_S = 86_400.0  # of a time in alignments.jsonl
 
 
@@ -78,9 +74,8 @@ class Boundary(NamedTuple):
 
     @property
     def is_reliable(self) -> bool:
-        """Whether times of this kind were shown to be right. The end of a stop is not: its closure
-        is silent, too.
-        """
+        """Whether times of this kind were shown to be right."""
+        # The closure of a stop is silent as well, so its end is not.
         if self.kind == "between":
             return self.right in RELIABLE_BETWEEN.get(self.left, ())
         return self.left != "stop"
@@ -148,7 +143,7 @@ def word_spans(phonemes: Sequence[Phoneme]) -> list[tuple[float, float]]:
 
 
 def boundaries(token_symbols: Sequence[str], phonemes: Sequence[Phoneme]) -> list[Boundary] | None:
-    """Return the boundaries that the text has, too; None if the text does not spell these phonemes.
+    """Return the boundaries that the text also has; None if it does not spell these phonemes.
 
     Left out are phonemes of 0 s, which the synthesizer merges with a neighbour, and gaps of 0 s
     between words, whose token lasts at least one frame.
@@ -163,20 +158,17 @@ def boundaries(token_symbols: Sequence[str], phonemes: Sequence[Phoneme]) -> lis
 
 
 def aligned_s(path: np.ndarray, boundary: Boundary) -> float:
-    """Return the time of a boundary in an alignment `path`: int [frames], the token of each frame,
-    ascending.
+    """Return the time of a boundary in an alignment.
+
+    Args:
+        path: int [frames], the token of each frame, ascending.
     """
-    return (
-        float(np.searchsorted(path, boundary.token + boundary.after_token))
-        * HOP_SAMPLES
-        / SAMPLE_RATE_HZ
-    )
+    frame = np.searchsorted(path, boundary.token + boundary.after_token)
+    return float(frame) * HOP_SAMPLES / SAMPLE_RATE_HZ
 
 
 def boundary_metrics(prefix: str, errors_ms: Sequence[float]) -> dict[str, float]:
-    """Return the signed and absolute median and the fraction within 20 ms of one or more errors
-    (found minus true).
-    """
+    """Return medians of errors (aligned minus true), and the fraction within 20 ms."""
     return {
         f"{prefix}_signed_median": float(np.median(errors_ms)),
         f"{prefix}_absolute_median": float(np.median(np.abs(errors_ms))),
@@ -188,43 +180,48 @@ def _token_spans(
     token_symbols: Sequence[str], phonemes: Sequence[str]
 ) -> list[tuple[int, int]] | None:
     """Return the first and the last token of each phoneme; None if the letters differ."""
-    letters = [
-        (letter, token)
-        for token, symbol in enumerate(token_symbols)
-        if symbol not in PUNCTUATION
-        for letter in symbol
-        if letter not in (" ", LENGTH_MARK)
-    ]
+    letters: list[str] = []
+    tokens: list[int] = []
+    for token, symbol in enumerate(token_symbols):
+        if symbol not in PUNCTUATION:
+            kept = symbol.replace(" ", "").replace(LENGTH_MARK, "")
+            letters += kept
+            tokens += [token] * len(kept)
     spellings = [
         unicodedata.normalize("NFC", phoneme).replace(LENGTH_MARK, "") for phoneme in phonemes
     ]
-    if "".join(letter for letter, _ in letters) != "".join(spellings) or not all(spellings):
+    if letters != list("".join(spellings)) or not all(spellings):
         return None
-    ends = np.cumsum([len(letters_of_phoneme) for letters_of_phoneme in spellings])
-    spans = [
-        (letters[end - len(part)][1], letters[end - 1][1])
-        for end, part in zip(ends, spellings, strict=True)
-    ]
-    return [(first, last + (token_symbols[last + 1] == LENGTH_MARK)) for first, last in spans]
+    spans = []
+    start = 0
+    for spelling in spellings:
+        end = start + len(spelling)
+        last = tokens[end - 1]
+        if token_symbols[last + 1] == LENGTH_MARK:
+            last += 1
+        spans.append((tokens[start], last))
+        start = end
+    return spans
 
 
 def _boundaries(sounds: Sequence[Phoneme], tokens: Sequence[tuple[int, int]]) -> Iterator[Boundary]:
     classes = [phoneme_class(phoneme.symbol) for phoneme in sounds]
     yield Boundary("silence", classes[0], sounds[0].start_s, tokens[0][0], False)
     for index in range(len(sounds) - 1):
-        left, right = sounds[index], sounds[index + 1]
+        left = sounds[index]
+        right = sounds[index + 1]
+        left_class = classes[index]
+        right_class = classes[index + 1]
+        last_token = tokens[index][1]
+        next_token = tokens[index + 1][0]
         if left.end_s == left.start_s or right.end_s == right.start_s:
             continue
-        adjacent_tokens = tokens[index][1] + 1 == tokens[index + 1][0]
-        if adjacent_tokens and right.start_s == left.end_s:
-            yield Boundary(
-                classes[index], classes[index + 1], right.start_s, tokens[index + 1][0], False
-            )
-        elif not adjacent_tokens and right.start_s > left.end_s:
-            yield Boundary(classes[index], "silence", left.end_s, tokens[index][1], True)
-            yield Boundary(
-                "silence", classes[index + 1], right.start_s, tokens[index + 1][0], False
-            )
+        is_adjacent = last_token + 1 == next_token
+        if is_adjacent and right.start_s == left.end_s:
+            yield Boundary(left_class, right_class, right.start_s, next_token, False)
+        elif not is_adjacent and right.start_s > left.end_s:
+            yield Boundary(left_class, "silence", left.end_s, last_token, True)
+            yield Boundary("silence", right_class, right.start_s, next_token, False)
     yield Boundary(classes[-1], "silence", sounds[-1].end_s, tokens[-1][1], True)
 
 
@@ -237,37 +234,37 @@ def alignments_of(folder: Path) -> dict[str, list[Phoneme]]:
 def alignment_metrics(
     utterances: Sequence[Utterance], alignments: dict[str, list[Phoneme]], symbols: SymbolTable
 ) -> tuple[Metrics, str]:
-    """Return the errors of the model's alignment against reliable times of the synthesizer, and a
-    note.
-    """
+    """Return the errors of an alignment against reliable times of the synthesizer, and a note."""
     if not alignments:
         return {}, "phoneme boundaries are left out: the corpus has no alignments.jsonl"
     errors_ms: dict[str, list[float]] = defaultdict(list)
-    unreliable, different = 0, 0
+    unreliable = 0
+    different = 0
     for utterance in utterances:
-        true_boundaries = boundaries(
-            token_symbols(utterance, symbols), alignments.get(Path(utterance.id).stem, ())
-        )
-        different += true_boundaries is None
-        for boundary in true_boundaries or ():
-            unreliable += not boundary.is_reliable
-            if boundary.is_reliable:
-                error_ms = 1000.0 * (aligned_s(utterance.path, boundary) - boundary.true_s)
-                errors_ms["boundary"].append(error_ms)
-                errors_ms[f"boundary_{boundary.kind}"].append(error_ms)
+        phonemes = alignments.get(Path(utterance.id).stem, ())
+        true_boundaries = boundaries(token_symbols(utterance, symbols), phonemes)
+        if true_boundaries is None:
+            different += 1
+            continue
+        for boundary in true_boundaries:
+            if not boundary.is_reliable:
+                unreliable += 1
+                continue
+            error_ms = 1000.0 * (aligned_s(utterance.path, boundary) - boundary.true_s)
+            errors_ms["boundary"].append(error_ms)
+            errors_ms[f"boundary_{boundary.kind}"].append(error_ms)
     metrics: Metrics = {}
     for prefix, errors in errors_ms.items():
-        metrics |= {
-            key: {"synthesized": value} for key, value in boundary_metrics(prefix, errors).items()
-        }
-    counts = Counter(
-        {prefix.removeprefix("boundary_"): len(errors) for prefix, errors in errors_ms.items()}
+        for key, value in boundary_metrics(prefix, errors).items():
+            metrics[key] = {"synthesized": value}
+    total = len(errors_ms.pop("boundary", ()))
+    kinds = ", ".join(
+        f"{len(errors)} {prefix.removeprefix('boundary_')}"
+        for prefix, errors in sorted(errors_ms.items())
     )
     note = (
-        f"{counts.pop('boundary', 0)} phoneme boundaries"
-        f" ({', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}), without"
-        f" {unreliable} whose true times are unreliable, and without {different} recordings whose"
-        " text and phonemes differ"
+        f"{total} phoneme boundaries ({kinds}), without {unreliable} whose true times are"
+        f" unreliable, and without {different} recordings whose text and phonemes differ"
     )
     return metrics, note
 
@@ -287,9 +284,12 @@ def plant_errors(
         waves: float32 [samples] each.
         alignments: the phonemes of each wave, with at least one word.
     """
-    deleted, inserted = [], []
+    deleted = []
+    inserted = []
     for number, (wave, phonemes) in enumerate(zip(waves, alignments, strict=True)):
-        start, end = (round(s * SAMPLE_RATE_HZ) for s in random_word(number, word_spans(phonemes)))
+        start_s, end_s = random_word(number, word_spans(phonemes))
+        start = round(start_s * SAMPLE_RATE_HZ)
+        end = round(end_s * SAMPLE_RATE_HZ)
         deleted.append(np.concatenate([wave[:start], wave[end:]]))
         inserted.append(np.concatenate([wave[:end], wave[start:]]))
     return deleted, inserted
@@ -307,35 +307,27 @@ def planted_errors_note(
     alignments: Mapping[str, list[Phoneme]],
     device: str,
 ) -> str:
-    """Return a note on how many words deleted from copy synthesis, or inserted into it, are
-    detected.
-    """
+    """Return a note on how many planted deletions and insertions of words are detected."""
     phonemes = [alignments.get(Path(utterance.id).stem, []) for utterance in utterances]
-    rows = [
-        row
-        for row, (copy, spans) in enumerate(zip(copies, map(word_spans, phonemes), strict=True))
-        if spans
-        and len(copy) - SAMPLE_RATE_HZ * max(end_s - start_s for start_s, end_s in spans)
-        > FFT_SAMPLES
-    ]
+    rows = []
+    for row, copy in enumerate(copies):
+        lengths_s = [end_s - start_s for start_s, end_s in word_spans(phonemes[row])]
+        # Without its longest word, a wave still needs a frame.
+        if lengths_s and len(copy) - SAMPLE_RATE_HZ * max(lengths_s) > FFT_SAMPLES:
+            rows.append(row)
     if not rows:
         return (
             "the detection of deletions and insertions is not tested: no alignments.jsonl has the"
             " times of words, or nothing is left without one word"
         )
-    deleted, inserted = (
-        acoustic_features(waves, device)
-        for waves in plant_errors([copies[row] for row in rows], [phonemes[row] for row in rows])
-    )
-    deletions, insertions = (
-        [
-            utterance_metrics(recorded[row], features)
-            for row, features in zip(rows, column, strict=True)
-        ]
-        for column in (deleted, inserted)
-    )
+    deleted, inserted = plant_errors([copies[row] for row in rows], [phonemes[row] for row in rows])
+    deletions = 0
+    for row, features in zip(rows, acoustic_features(deleted, device), strict=True):
+        deletions += utterance_metrics(recorded[row], features).has_deletion
+    insertions = 0
+    for row, features in zip(rows, acoustic_features(inserted, device), strict=True):
+        insertions += utterance_metrics(recorded[row], features).has_insertion
     return (
-        f"detected are {sum(metrics.has_deletion for metrics in deletions)} of {len(rows)} copies"
-        f" with a word deleted, and {sum(metrics.has_insertion for metrics in insertions)} of"
+        f"detected are {deletions} of {len(rows)} copies with a word deleted, and {insertions} of"
         f" {len(rows)} with a word inserted"
     )

@@ -157,8 +157,7 @@ class CheckpointCorpora(NamedTuple):
 def load_held_out(
     checkpoint: Path, metadata: dict[str, Any], run: Path, listing: Path
 ) -> tuple[CheckpointCorpora, Manifest]:
-    """Return the corpora of a checkpoint and its held-out utterances; see
-    `load_checkpoint_corpora`.
+    """Return the corpora of a checkpoint, and its held-out utterances.
 
     Raises:
         DataError: the corpus is missing, or nothing was held out.
@@ -172,11 +171,9 @@ def load_held_out(
             " --validation-fraction or --val-data, or give another corpus with --data."
         )
     manifest = corpora.held_out.manifest
+    former = metadata.get("held_out")
     # A fork or merge has no corpus of its own yet.
-    if metadata["corpus"] is not None and metadata.get("held_out") not in (
-        None,
-        manifest.fingerprint,
-    ):
+    if metadata["corpus"] is not None and former not in (None, manifest.fingerprint):
         raise CheckpointError(
             f"the utterances that {checkpoint} was validated on have changed since. Restore them,"
             " or give them as another corpus with --data."
@@ -204,13 +201,10 @@ def load_checkpoint_corpora(
                 f"{run} was trained on {path}, which does not exist under {Path.cwd()}. Restore it,"
                 " or work in the folder in which the run was started."
             )
-    folder = (
-        run if os.access(run, os.W_OK | os.X_OK) else listing
-    )  # the run has the manifests of its corpus
-    corpora = CheckpointCorpora(
-        config,
-        *load_corpora(config, folder, length_rule_of(config), inherited_vocabulary(metadata)),
-    )
+    # The run has the manifests of its corpus.
+    folder = run if os.access(run, os.W_OK | os.X_OK) else listing
+    loaded = load_corpora(config, folder, length_rule_of(config), inherited_vocabulary(metadata))
+    corpora = CheckpointCorpora(config, *loaded)
     current = run_metadata(
         config, corpora.training, corpora.vocabulary, metadata["ancestor"], metadata["start"]
     )
@@ -227,8 +221,7 @@ def for_evaluation(config: Config) -> Config:
 def load_other_corpus(
     options: EvaluationOptions, config: Config, vocabulary: Vocabulary, folder: Path
 ) -> tuple[Manifest, Vocabulary]:
-    """Return the utterances of another corpus, and the vocabulary of a run extended by this corpus'
-    new speakers.
+    """Return the utterances of another corpus, and a vocabulary with its new speakers.
 
     Args:
         options: name the corpus.
@@ -310,9 +303,7 @@ def _utterance(
 
 
 def read_row(manifest: Manifest, row: int) -> np.ndarray:
-    """Read the wave of an utterance, float32 [samples] in [-1, 1]. Raises DataError if the file
-    cannot be read.
-    """
+    """Read the wave of an utterance, float32 [samples]; raise DataError if it cannot be read."""
     return read_wave(manifest.paths[row], int(manifest.samples[row]))
 
 
@@ -330,8 +321,7 @@ class Target(NamedTuple):
 
 
 def open_target(run: Path, checkpoint: str | None, task: str, options: EvaluationOptions) -> Target:
-    """Select the checkpoint of a run of this task, make the folder of the outputs, and configure
-    GPU 0 or else the CPU.
+    """Select a checkpoint, make the folder of the outputs, and configure GPU 0 or else the CPU.
 
     Raises:
         UserError: the run, an output or an option cannot be used.
@@ -345,8 +335,7 @@ def open_target(run: Path, checkpoint: str | None, task: str, options: Evaluatio
 
 
 def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Path:
-    """Return the folder for files of an evaluation: --out, or a folder of the run for this
-    checkpoint and corpus.
+    """Return --out, or else the folder of the run for this checkpoint and corpus.
 
     Raises:
         ConfigError: it is a file.

@@ -1,5 +1,4 @@
-"""Metrics of synthesized speech against its recording: spectrum, F0, voicing, duration, missing and
-extra words.
+"""Metrics of speech against a recording, along a warping path or frame by frame; PESQ and STOI.
 
 No TensorFlow.
 """
@@ -33,13 +32,11 @@ NEEDS = {
 }
 CEPSTRA = 13
 MCD_FACTOR = 10.0 * np.sqrt(2.0) / np.log(10.0)  # from the distance of two mel cepstra to decibels
-DURATION_BOUNDS = 0.95, 1.05
-UNRELATED_DB = (
-    6.0  # a frame this far from its counterpart on the warping path has nothing in common with it
-)
-MIN_UNMATCHED_S = (
-    0.05  # docs/experiments/evaluation_metrics.md lists what this threshold finds and misses
-)
+DURATION_BOUNDS = (0.95, 1.05)
+# A frame this far from its counterpart on the warping path has nothing in common with it.
+UNRELATED_DB = 6.0
+# docs/experiments/evaluation_metrics.md lists what this threshold finds and misses.
+MIN_UNMATCHED_S = 0.05
 
 
 def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:
@@ -65,11 +62,10 @@ def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:
 
 
 def stoi(recording: np.ndarray, copy: np.ndarray) -> float | None:
-    """Return the short-time objective intelligibility (Taal et al. 2011) of a copy, up to 1, by the
-    package `pystoi`.
+    """Return the short-time objective intelligibility (Taal et al. 2011) of a copy, up to 1.
 
-    The package resamples both waves to 10 kHz and leaves out frames 40 dB below the loudest frame
-    of the recording.
+    The package `pystoi` resamples both waves to 10 kHz and leaves out frames 40 dB below the
+    loudest frame of the recording.
 
     Args:
         recording, copy: as for `pesq_wb`.
@@ -160,28 +156,23 @@ def mel_cepstrum(log_mel: np.ndarray, first: int = 1, last: int = CEPSTRA) -> np
     """
     bands = log_mel.shape[-1]
     angle = np.pi / bands * (np.arange(bands) + 0.5)
-    return (
-        log_mel.astype(np.float64)
-        @ np.cos(angle[:, None] * np.arange(first, last + 1))
-        * (2.0 / bands)
-    )
+    cosines = np.cos(angle[:, None] * np.arange(first, last + 1))
+    return log_mel.astype(np.float64) @ cosines * (2.0 / bands)
 
 
 def warping_path(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the path of dynamic time warping: [T, D], [U, D] -> int [P, 2], from (0, 0) to (T - 1,
-    U - 1).
-    """
+    """Return the path of dynamic time warping: [T, D], [U, D] -> int [P, 2]."""
     _, path = librosa.sequence.dtw(X=x.T, Y=y.T, metric="euclidean")
     return path[::-1]
 
 
 def align(recorded_mel: np.ndarray, synthesized_mel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the warping path of two log-mels, int [P, 2], and the mel-cepstral distortion of each
-    pair in dB, [P].
+    """Return the warping path of two log-mels, int [P, 2], and the distortion of each pair in dB.
 
-    The distortion is Kubichek's (1993), without c0.
+    The mel-cepstral distortion is Kubichek's (1993), without c0.
     """
-    x, y = mel_cepstrum(recorded_mel), mel_cepstrum(synthesized_mel)
+    x = mel_cepstrum(recorded_mel)
+    y = mel_cepstrum(synthesized_mel)
     path = warping_path(x, y)
     return path, MCD_FACTOR * np.linalg.norm(x[path[:, 0]] - y[path[:, 1]], axis=1)
 
@@ -189,9 +180,7 @@ def align(recorded_mel: np.ndarray, synthesized_mel: np.ndarray) -> tuple[np.nda
 def utterance_metrics(
     recorded: AcousticFeatures, synthesized: AcousticFeatures
 ) -> UtteranceMetrics:
-    """Compare synthesized speech with its recording, along the warping path that minimises the
-    distortion.
-    """
+    """Compare synthesized speech with its recording, along the path with the least distortion."""
     path, distortion_db = align(recorded.mel, synthesized.mel)
     log_f0_errors, voicing_errors = pitch_errors(recorded, synthesized, path[:, 0], path[:, 1])
     return UtteranceMetrics(
@@ -224,16 +213,14 @@ def root_mean_square(values: np.ndarray) -> float | None:
 
 
 def loud_frames(log_mel: np.ndarray) -> np.ndarray:
-    """Return which frames are not silence, bool [T]: by the mean of their bands in dB relative to
-    the loudest frame.
-    """
+    """Return which frames are not silence, bool [T]."""
+    # By the mean of their bands, relative to the loudest frame.
     level_db = DECIBELS_PER_NEPER * log_mel.mean(axis=1)
     return level_db > level_db.max() - TOP_DB
 
 
 def longest_unmatched_s(path: np.ndarray, distortion_db: np.ndarray, loud: np.ndarray) -> float:
-    """Return the seconds of the longest stretch of one utterance without a counterpart in the other
-    one.
+    """Return the seconds of the longest stretch of an utterance that the other one lacks.
 
     If the second utterance lacks a word, the path stays on one of its frames while it passes the
     word in the first utterance: a run of loud frames that have no counterpart of their own and
@@ -257,9 +244,7 @@ def longest_unmatched_s(path: np.ndarray, distortion_db: np.ndarray, loud: np.nd
 
 
 def corpus_metrics(utterances: Sequence[UtteranceMetrics]) -> dict[str, float | None]:
-    """Return means over utterances; F0 and voicing errors are over all pairs. None where nothing
-    was measured.
-    """
+    """Return means over utterances, of F0 and voicing over pairs; None where none is measured."""
     ratios = np.array([metrics.duration_ratio for metrics in utterances])
     within = (ratios >= DURATION_BOUNDS[0]) & (ratios <= DURATION_BOUNDS[1])
     f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
@@ -301,20 +286,15 @@ class CopyMetrics:
 
 
 def log_mel_error_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> float:
-    """Return the mean absolute difference of two log-mels, [T, 80] each, in dB: over all bands of
-    the loud frames.
-    """
+    """Return the mean absolute difference in dB of two log-mels, [T, 80], in their loud frames."""
     loud = loud_frames(recorded_mel)
     return float(DECIBELS_PER_NEPER * np.abs(recorded_mel[loud] - copied_mel[loud]).mean())
 
 
 def frame_distortion_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> np.ndarray:
-    """Return the mel-cepstral distortion (Kubichek 1993, without c0) of each frame, [T, 80] twice
-    -> [T].
-    """
-    return MCD_FACTOR * np.linalg.norm(
-        mel_cepstrum(recorded_mel) - mel_cepstrum(copied_mel), axis=1
-    )
+    """Return the mel-cepstral distortion (Kubichek 1993, without c0) of each frame, [T]."""
+    difference = mel_cepstrum(recorded_mel) - mel_cepstrum(copied_mel)
+    return MCD_FACTOR * np.linalg.norm(difference, axis=1)
 
 
 def copy_metrics(
@@ -325,8 +305,8 @@ def copy_metrics(
     perceptual: PerceptualScores,
 ) -> CopyMetrics:
     """Compare two waves, float32 [samples], and their features of as many frames."""
-    recording, frames = recording[: len(copy)], np.arange(len(recorded.mel))
-    scores = {name: score(recording, copy) for name, score in perceptual.items()}
+    frames = np.arange(len(recorded.mel))
+    scores = {name: score(recording[: len(copy)], copy) for name, score in perceptual.items()}
     return CopyMetrics(
         log_mel_error_db(recorded.mel, copied.mel),
         float(frame_distortion_db(recorded.mel, copied.mel).mean()),
@@ -336,9 +316,7 @@ def copy_metrics(
 
 
 def mean_copy_metrics(utterances: Sequence[CopyMetrics]) -> dict[str, float | None]:
-    """Return means over utterances; F0 and voicing errors are over all frames. None where nothing
-    was measured.
-    """
+    """Return means over utterances, of F0 and voicing over frames; None where none is measured."""
     f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
     return {
         **{score: mean_of_scores(utterances, score) for score in PACKAGES},
@@ -354,9 +332,7 @@ def mean_copy_metrics(utterances: Sequence[CopyMetrics]) -> dict[str, float | No
 def with_common_scores(
     columns: Mapping[Key, Sequence[CopyMetrics]],
 ) -> dict[Key, list[CopyMetrics]]:
-    """Return the metrics of the same utterances, without the scores of an utterance that some
-    column lacks.
-    """
+    """Return the metrics of the same utterances, with scores only where all columns have them."""
     common = [
         set.intersection(*(set(copy.scores) for copy in copies))
         for copies in zip(*columns.values(), strict=True)
@@ -376,10 +352,9 @@ def without_perceptual(metrics: Metrics) -> Metrics:
 
 
 def score_notes(utterances: Sequence[CopyMetrics]) -> list[str]:
-    """Return notes on the scores that are missing, and on the utterances that a score
-    leaves out.
-    """
-    installed, notes = installed_scores(), []
+    """Return notes on missing scores, and on the utterances that a score leaves out."""
+    installed = installed_scores()
+    notes = []
     if missing := [score for score in PACKAGES if score not in installed]:
         names = " and ".join(METRICS[score].label for score in missing)
         notes.append(

@@ -21,7 +21,7 @@ class EvaluationOptions:
         asr_run: run of a recogniser that transcribes the synthesized speech.
         beam_width: of a recogniser's beam search; 0 decodes greedily.
         noise_snr_db, rt60: signal-to-noise ratios and reverberation times (s) that a recogniser is
-            measured at, too.
+            also measured at.
         seeds: of a vocoder's noise and of Griffin-Lim's phases, in the evaluation of a vocoder; by
             default 0, 1 and 2.
         perceptual: measure PESQ and STOI, if their packages are installed.

@@ -47,7 +47,8 @@ def predict_mels(
         languages: index of each text's language.
         references: float32 [frames, 80] each.
     """
-    vocabulary, frontend = vocabulary_of(metadata), metadata["settings"]["data"]["text_frontend"]
+    vocabulary = vocabulary_of(metadata)
+    frontend = metadata["settings"]["data"]["text_frontend"]
     tokens = [
         vocabulary.symbols.encode(symbols_of(text, vocabulary.languages[language], frontend))
         for text, language in zip(texts, languages, strict=True)
@@ -76,8 +77,7 @@ def vocode_mels(
 ) -> list[np.ndarray]:
     """Return the waves of log-mels, float32 [frames * 256] for each [frames, 80].
 
-    Of recorded mels, this is copy synthesis: the best that a network in front of the vocoder can
-    reach.
+    Of recorded mels, this is copy synthesis: the best that a network before the vocoder can do.
     """
     waves: list[np.ndarray] = []
     with tf.device(device):
@@ -119,9 +119,7 @@ def _batches(count: int) -> Iterator[slice]:
 
 
 def _pad(arrays: Sequence[np.ndarray], padding: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Stack arrays [n, …] as one [batch, longest n, …], and return it with the lengths, int32
-    [batch].
-    """
+    """Return arrays [n, …] as one, [batch, longest n, …], and their lengths, int32 [batch]."""
     lengths = [len(array) for array in arrays]
     batch = np.full((len(arrays), max(lengths), *arrays[0].shape[1:]), padding, arrays[0].dtype)
     for row, array in zip(batch, arrays, strict=True):
@@ -158,7 +156,7 @@ def measure_copies(
     Args:
         copies: float32 [samples] in [-1, 1] at 22,050 Hz, as long as the recordings.
         device: computes mels and F0.
-        perceptual: scores to measure, too.
+        perceptual: scores that are also measured.
     """
     copied = waves_in_16_bits(copies, device, pace)
     metrics = []

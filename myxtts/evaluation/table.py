@@ -13,7 +13,8 @@ from myxtts.training.observation import Pace
 Metric = dict[str, float | None]  # by column; None where it does not apply or nothing was measured
 Metrics = dict[str, Metric]  # by the keys of METRICS
 
-COLUMNS = {  # title in the table
+# Titles in the table.
+COLUMNS = {
     "synthesized": "synthesized",
     "copy_synthesis": "copy synthesis",
     "shuffled_texts": "shuffled texts",
@@ -23,10 +24,8 @@ COLUMNS = {  # title in the table
     "griffin_lim": "Griffin-Lim",
     "recordings": "recordings",
 }
-GROUPS = {
-    "languages": "{}: ",
-    "speakers": "{} speakers: ",
-}  # what the table writes before a metric of a group
+# What the table writes before a metric of a group.
+GROUPS = {"languages": "{}: ", "speakers": "{} speakers: "}
 
 
 class MetricFormat(NamedTuple):
@@ -38,7 +37,8 @@ class MetricFormat(NamedTuple):
     decimals: int
 
 
-METRICS = {  # in the order of the table
+# In the order of the table.
+METRICS = {
     "pesq_wb": MetricFormat("PESQ-WB", "MOS-LQO", 1, 2),
     "stoi": MetricFormat("STOI", "0 to 1", 1, 4),
     "log_mel_error": MetricFormat("log-mel error", "dB", 1, 2),
@@ -74,13 +74,14 @@ METRICS = {  # in the order of the table
     )
 }
 
+# In a line of the console.
 SHOWN = (
     "log_mel_error",
     "mel_cepstral_distortion",
     "log_f0_rmse",
     "voicing_error",
     "character_error_rate",
-)  # in a line
+)
 
 
 @dataclass(frozen=True)
@@ -123,14 +124,13 @@ class ColumnScore:
         return {key: float(value) for key, value in values.items() if value is not None}
 
     def console_line(self) -> str:
-        """Return `mel-cepstral distortion 7.31 dB | log-F0 RMSE 0.211 ln Hz` of the first
-        column.
-        """
-        figures, shown = self.figures(), []
-        for key in SHOWN:
-            if key in figures:
-                shown.append(f"{METRICS[key].label} {_cell(key, figures[key])} {METRICS[key].unit}")
-        return " | ".join(shown)
+        """Return `mel-cepstral distortion 7.31 dB | voicing error 8.1 %` of the first column."""
+        figures = self.figures()
+        return " | ".join(
+            f"{METRICS[key].label} {_cell(key, figures[key])} {METRICS[key].unit}"
+            for key in SHOWN
+            if key in figures
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the same with the unit of each metric; percentages are fractions."""
@@ -153,14 +153,13 @@ class ColumnScore:
             yield "–" if value is None else _cell(key, value)
 
     def _with_units(self, metrics: Metrics) -> dict[str, Any]:
-        return {
-            key: (
-                {column: metrics[key].get(column) for column in self.columns}
-                | {"unit": "fraction" if METRICS[key].factor == 100 else METRICS[key].unit}
-            )
-            for key in METRICS
-            if key in metrics
-        }
+        figures: dict[str, Any] = {}
+        for key in METRICS:
+            if key in metrics:
+                figures[key] = {column: metrics[key].get(column) for column in self.columns}
+                is_fraction = METRICS[key].factor == 100
+                figures[key]["unit"] = "fraction" if is_fraction else METRICS[key].unit
+        return figures
 
 
 def _cell(key: str, value: float) -> str:
@@ -179,39 +178,32 @@ def metrics_by_group(
     rows = defaultdict(list)
     for row, name in enumerate(names):
         rows[name].append(row)
-    return {name: measure(group) for name, group in sorted(rows.items())} if len(rows) > 1 else {}
+    if len(rows) < 2:
+        return {}
+    return {name: measure(group) for name, group in sorted(rows.items())}
 
 
 class Score(Protocol):
-    """The metrics of a checkpoint."""
+    """The metrics of a checkpoint; see `ColumnScore`."""
 
-    def figures(self) -> dict[str, float]:
-        """Return the most important metrics by name."""
-        ...
+    def figures(self) -> dict[str, float]: ...
 
-    def console_line(self) -> str:
-        """Return a few metrics for the console."""
-        ...
+    def console_line(self) -> str: ...
 
-    def table(self) -> str:
-        """Return a Markdown table."""
-        ...
+    def table(self) -> str: ...
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the same for programs."""
-        ...
+    def to_json(self) -> dict[str, Any]: ...
 
 
 ScoreWeights = Callable[[str, Pace], Score]
-"""(checkpoint, pace): measures the weights that a network has; they are those of a checkpoint of
-this name.
+"""(checkpoint, pace): measures the weights of a network, which are those of a checkpoint.
+
+`pace` is called before each batch; nothing is queued on the device then.
 """
 
 
 def print_score(score: Score, folder: Path, json_file: Path | None) -> None:
-    """Print the table and write it to a folder, for report.html of the run; write the JSON if a
-    file is given.
-    """
+    """Print the table, write it to a folder for report.html, and write the JSON to a file."""
     print(score.table())
     if json_file is not None:
         write_json(json_file, score.to_json())

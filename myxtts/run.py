@@ -172,7 +172,7 @@ def train_on(run: OpenRun, run_log: RunLog, started_s: float) -> int:
         # devices, where the hand-over would wait for the produced batch anyway.
         pipeline = setup.training_pipeline(synchronize=setup.between_devices)
         feed = resources.enter_context(pipeline.open_feed(Pass(state.position)))
-        feed.heed(stop.due)
+        feed.stop_waiting_when(stop.due)
         observer.watch(feed)
         filled_s = feed.wait_until_full(config.data.model_start_delay, lambda: stop.requested)
         log.info("feed           filled in %.1f s", filled_s)

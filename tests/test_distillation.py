@@ -21,7 +21,7 @@ from myxtts.data.dataset import teacher_rows_of
 from myxtts.data.features import tts_extractor, vocoder_extractor
 from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Vocabulary
 from myxtts.data.pipeline import trace_produce
-from myxtts.data.texts import TeacherRows, Texts, read_texts, taught_rows
+from myxtts.data.texts import TeacherRows, Texts, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, SynthesisOptions
 from myxtts.placement.audit import audit, has_gpu_kernels
@@ -103,7 +103,7 @@ class FreeTexts(unittest.TestCase):
             ConfigError, "0.05 is less .* has 16, .* Give at least 0.063, or 0 "
         ):
             rows_of(0.05, 16, 8)
-        self.assertEqual(taught_rows(16, 0.063), 1)
+        self.assertEqual(teacher_row_count(16, 0.063), 1)
         with self.assertLogs("myxtts.data.dataset", "WARNING") as logs:
             self.assertEqual(rows_of(0.1, 16, 8, 4).fraction, 0.1)
         self.assertIn("of the batches of 2 of 3 buckets, where", logs.output[0])
@@ -141,7 +141,7 @@ class FreeTexts(unittest.TestCase):
             OpenRun(Start(config, RunFolder(Path())), TWO, replicas).read_corpora()
 
     def test_the_last_rows_of_a_batch_are_spoken_and_not_read(self):
-        self.assertEqual([taught_rows(size, 0.5) for size in (1, 4, 5)], [0, 2, 2])
+        self.assertEqual([teacher_row_count(size, 0.5) for size in (1, 4, 5)], [0, 2, 2])
         arrays = {
             name: np.full(4, 7, np.int32)
             for name in ("row", "samples", "reference_row", "reference_samples")

@@ -12,7 +12,7 @@ from myxtts.config.schema import (
     RunConfig,
     TrainingConfig,
 )
-from myxtts.data.dataset import load_corpora, whole_corpus_step
+from myxtts.data.dataset import batch_exceeds_corpus_warning, load_corpora
 from myxtts.data.metadata_file import hold_out, read_corpus
 from myxtts.errors import DataError
 from myxtts.tasks.length_rules import length_rule_of
@@ -98,7 +98,7 @@ class LargeBatches(Case):
     def load_capped(self, **settings):
         """Return the plan, and the line that a run logs."""
         corpus, _, _ = self.load(validation_fraction=0.0, **settings)
-        return corpus.plan, whole_corpus_step(corpus, self.config)
+        return corpus.plan, batch_exceeds_corpus_warning(corpus, self.config)
 
     def test_a_batch_has_no_more_rows_than_the_corpus_and_one_line_says_so(self):
         plan, line = self.load_capped(batch_size=4096)

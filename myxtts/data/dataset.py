@@ -21,7 +21,7 @@ from myxtts.data.manifest import (
     report_rejected,
 )
 from myxtts.data.metadata_file import RejectedRow, Row, Rows, read_corpora
-from myxtts.data.texts import TeacherRows, read_lines, read_texts, taught_rows
+from myxtts.data.texts import TeacherRows, read_lines, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder
 from myxtts.text import espeak
@@ -184,7 +184,7 @@ def teacher_rows_of(
     teacher, data = config.teacher, config.data
     if not has_teacher_rows(config):
         return None
-    silent = plan.batch_sizes[taught_rows(plan.batch_sizes, teacher.teacher_fraction) == 0]
+    silent = plan.batch_sizes[teacher_row_count(plan.batch_sizes, teacher.teacher_fraction) == 0]
     less = f"--teacher-fraction {teacher.teacher_fraction:g} is less than one row"
     if len(silent) == len(plan.batch_sizes):
         raise ConfigError(
@@ -237,7 +237,7 @@ def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[Rejec
     )
 
 
-def whole_corpus_step(corpus: Corpus, config: Config) -> str:
+def batch_exceeds_corpus_warning(corpus: Corpus, config: Config) -> str:
     """Return a sentence if the settings ask for more utterances in a step than the corpus has, else
     an empty string.
     """

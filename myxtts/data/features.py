@@ -28,7 +28,7 @@ from myxtts.batch import (
     Field,
 )
 from myxtts.config.schema import AugmentationConfig
-from myxtts.data.texts import taught_rows
+from myxtts.data.texts import teacher_row_count
 from myxtts.portable_ops import float32_matmul, fold_in, on_host
 
 VTLP_COSINES = 9  # spectral gain curve over the mel bands, the constant included
@@ -353,12 +353,12 @@ def taught_tts_features(
 ) -> dict:
     """Compute TAUGHT_TTS_FEATURES from TAUGHT_TTS_INPUTS.
 
-    The teacher speaks the last rows of the batch, see `taught_rows`, within TEACHER_STRETCH times
-    the frames of the bucket. The other rows are recordings, whose path is the teacher's alignment.
-    The teacher's references are not augmented.
+    The teacher speaks the last rows of the batch, as many as `teacher_row_count` says, within
+    TEACHER_STRETCH times the frames of the bucket. The other rows are recordings, whose path is the
+    teacher's alignment. The teacher's references are not augmented.
     """
     size = tf.shape(waves["pcm"])[0]
-    count = size - taught_rows(size, teacher_fraction)  # of recordings
+    count = size - teacher_row_count(size, teacher_fraction)  # of recordings
     warp = vtlp_warp(waves["seed"], size, vtlp) if vtlp else None
     texts = {name: waves[name] for name in TEXT}
     spoken = texts | _reference(waves, warp)

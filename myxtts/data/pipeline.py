@@ -347,7 +347,7 @@ class ReplicaFeed:
         self._taken += 1
         return tuple(batches[index] for index in self._order)
 
-    def heed(self, is_stopped: Callable[[], bool]) -> None:
+    def stop_waiting_when(self, is_stopped: Callable[[], bool]) -> None:
         """Let the consumer's waits end with StopArrived at a stop."""
         for feed in chain.from_iterable(self._groups):
             feed.is_stopped = is_stopped

@@ -16,12 +16,14 @@ from myxtts.errors import DataError
 from myxtts.files import decode_text, read_file
 
 MAX_BYTES = 200_000_000
-NEAR = 1.25  # largest ratio of the tokens of a text and of the utterance whose place it takes
+MAX_LENGTH_RATIO = (
+    1.25  # largest ratio of the tokens of a text and of the utterance whose place it takes
+)
 
 log = logging.getLogger(__name__)
 
 
-def taught_rows(rows: Any, fraction: float) -> Any:
+def teacher_row_count(rows: Any, fraction: float) -> Any:
     """Return how many of the rows of a batch, its last ones, a teacher speaks: a number or an int32
     tensor.
     """
@@ -69,16 +71,16 @@ class Texts:
                 chosen.
 
         Returns:
-            int64 [places]: texts of 1 / NEAR to NEAR times the tokens; where there is none, shorter
-            ones, of 1 / NEAR times the tokens of the longest of them or more; -1 where all texts
-            are too long.
+            int64 [places]: a text of similar length (within MAX_LENGTH_RATIO), otherwise one of the
+            longest shorter texts; -1 if none fits.
         """
         last = np.searchsorted(
-            self.counts, np.minimum(np.floor(counts * NEAR), longest), side="right"
+            self.counts, np.minimum(np.floor(counts * MAX_LENGTH_RATIO), longest), side="right"
         )
         nearest = self.counts[np.maximum(last - 1, 0)]
         first = np.searchsorted(
-            self.counts, np.where(nearest < counts / NEAR, nearest, counts) / NEAR
+            self.counts,
+            np.where(nearest < counts / MAX_LENGTH_RATIO, nearest, counts) / MAX_LENGTH_RATIO,
         )
         return np.where(last > 0, first + np.floor(uniform * (last - first)).astype(np.int64), -1)
 
@@ -117,7 +119,7 @@ class TeacherRows:
             reference_samples: longest stretch of a reference.
         """
         size = len(arrays["row"])
-        places = np.arange(size - taught_rows(size, self.fraction), rows)
+        places = np.arange(size - teacher_row_count(size, self.fraction), rows)
         arrays = {name: array.copy() for name, array in arrays.items()}
         reference = random.integers(0, len(manifest), len(places))
         length = np.minimum(manifest.samples[reference], reference_samples)

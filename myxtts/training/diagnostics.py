@@ -14,7 +14,7 @@ import tensorflow as tf
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config, TrainingConfig
 from myxtts.data.batch_plan import Position, planned_steps
-from myxtts.data.dataset import Corpus, whole_corpus_step
+from myxtts.data.dataset import Corpus, batch_exceeds_corpus_warning
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import TrainingError
 from myxtts.models.layers import parameter_count, weight_count
@@ -42,7 +42,7 @@ def log_start(setup: TrainingSetup) -> None:
         groups = [group.name for group in setup.state.groups[1:]]
         log.info("start          %s", start.pretrained.describe(setup.corpora.vocabulary, groups))
     if setup.replicas.is_chief:
-        if small := whole_corpus_step(setup.corpora.training, setup.config):
+        if small := batch_exceeds_corpus_warning(setup.corpora.training, setup.config):
             log.warning("%s", small)
         if long := long_segments(setup.config, setup.corpora.training):
             log.warning("%s", long)

@@ -344,7 +344,7 @@ class Runs(unittest.TestCase):
             np.testing.assert_array_equal(first, again, name)
 
     def test_a_merge_measures_held_out_utterances_without_the_teacher(self):
-        with mock.patch("myxtts.local_sgd.interpolation.Pipeline") as pipeline:
+        with mock.patch("myxtts.data.pipeline.Pipeline") as pipeline:
             merge_evaluator(self.folder)
         self.assertEqual(pipeline.call_args.args[2].features, TTS_FEATURES)
         if LONG:

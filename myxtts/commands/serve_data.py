@@ -1,5 +1,6 @@
-"""`myxtts serve-data`: a dispatcher or a worker of a tf.data service, until Ctrl-C (exit code 130)
-or SIGTERM (143).
+"""`myxtts serve-data`: a dispatcher or a worker of a tf.data service, until a signal ends it.
+
+Exit code 130 after Ctrl-C, 143 after SIGTERM.
 
 docs/guides/data_service.md describes a set-up with several machines.
 """
@@ -98,7 +99,8 @@ def run_until_signal(program: Callable[[], int]) -> int:
     child = os.fork()
     if not child:
         _run_child(program, die_with_parent)
-    if received:  # before the handler knew the child
+    # Before the handler knew the child.
+    if received:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     for number, handler in before.items():
@@ -114,12 +116,12 @@ def _run_child(program: Callable[[], int], die_with_parent: Callable[[], None]) 
     code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(
-                number, signal.SIG_DFL
-            )  # a signal to the whole group ends this process without Python
+            # A signal to the whole group ends this process without Python.
+            signal.signal(number, signal.SIG_DFL)
         die_with_parent()
         code = program()
-    except BaseException:  # nothing may reach the code of the parent, which a fork returns into
+    except BaseException:
+        # Nothing may reach the code of the parent, which a fork returns into.
         sys.excepthook(*sys.exc_info())
     finally:
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None: `>&-` in a shell
@@ -149,7 +151,8 @@ def start_server(options: argparse.Namespace) -> AbstractContextManager[int]:
     dispatcher = (
         host_and_port(options.dispatcher, "--dispatcher") if options.kind == "worker" else None
     )
-    from myxtts.data import service_server  # imports TensorFlow, which takes seconds
+    # Imports TensorFlow, which takes seconds.
+    from myxtts.data import service_server
 
     if dispatcher is None:
         return service_server.dispatcher(options.host, options.port)

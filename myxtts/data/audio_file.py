@@ -21,34 +21,40 @@ from myxtts.errors import DataError
 
 # body of the format chunk: PCM, mono, rate, bytes per second, bytes per frame, bits per sample
 NATIVE_FORMAT = struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)
-STREAMED_BYTES = 0xFFFFFFFF  # data length in a WAV file that was written to a pipe
-MAX_CHUNKS = 64  # real files have fewer than ten; limits the reads of a hostile one
+# Data length in a WAV file that was written to a pipe.
+STREAMED_BYTES = 0xFFFFFFFF
+# Real files have fewer than ten; limits the reads of a damaged one.
+MAX_CHUNKS = 64
 RATE_LIMITS_HZ = (1_000, 768_000)
 COMPRESSED = (b"OggS", b"fLaC", b"ID3\2", b"ID3\3", b"ID3\4")
-END_BYTES = 65_536  # no OGG page or MP3 frame is longer
+# No OGG page or MP3 frame is longer.
+END_BYTES = 65_536
 # Of floats in the range of 16 bits; channels of 1e38 would overflow in their mean.
 MAX_AMPLITUDE = 32_768.0
-BLOCK_SAMPLES = 65_536  # per channel: all channels of a long recording may not fit into memory
-MAX_RECORDING_S = 4 * 3600.0  # a megabyte of FLAC may hold days of silence
+# Per channel: all channels of a long recording may not fit into memory.
+BLOCK_SAMPLES = 65_536
+# A megabyte of FLAC may hold days of silence.
+MAX_RECORDING_S = 4 * 3600.0
 
 
 class UnusableAudio(DataError):
-    """An audio file that cannot be used. `reason` names the kind of fault, `detail` is specific to
-    the file.
-    """
+    """An audio file that cannot be used: the kind of fault, and what is specific to the file."""
 
     def __init__(self, reason: str, detail: str = ""):
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason, self.detail = reason, detail
+        self.reason = reason
+        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True)
 class AudioHeader:
     """Length and format of one file.
 
-    samples: per channel, at the sample rate of the file. native: `tf.audio.decode_wav` reads the
-    file without conversion (RIFF, PCM, 16 bit, mono, SAMPLE_RATE_HZ). floating: the samples are
-    floats, so some of them may not be finite.
+    Attributes:
+        samples: per channel, at the sample rate of the file.
+        native: `tf.audio.decode_wav` reads the file without conversion (RIFF, PCM, 16 bit, mono,
+            SAMPLE_RATE_HZ).
+        floating: the samples are floats, so some of them may not be finite.
     """
 
     samples: int
@@ -61,7 +67,8 @@ def read_header(path: str) -> AudioHeader:
     """Read a header; raise UnusableAudio if the file is missing, empty, unreadable or truncated."""
     try:
         status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):  # a named pipe would block forever
+        # A named pipe would block forever.
+        if not stat.S_ISREG(status.st_mode):
             raise UnusableAudio("not a file")
         if status.st_size == 0:
             raise UnusableAudio("empty file")
@@ -127,20 +134,18 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
                 f" {chunk.available}"
             )
             raise UnusableAudio("truncated", detail)
+    # A length of 16 or 18 excludes the extensible format. decode_wav knows neither padding bytes
+    # nor bytes after the last chunk.
     is_native = (
         len(sound) == 1
         and (chunks[0].name, chunks[0].body) == (b"fmt ", NATIVE_FORMAT)
-        and chunks[0].promised in (16, 18)  # excludes 0xFFFE, the extensible format
-        and all(
-            chunk.promised % 2 == 0 for chunk in chunks
-        )  # decode_wav does not know padding bytes,
-        and chunks[-1].promised == chunks[-1].available  # or bytes after the last chunk
+        and chunks[0].promised in (16, 18)
+        and all(chunk.promised % 2 == 0 for chunk in chunks)
+        and chunks[-1].promised == chunks[-1].available
     )
-    return (
-        AudioHeader(sound[0].promised // 2, SAMPLE_RATE_HZ, native=True, floating=False)
-        if is_native
-        else None
-    )
+    if not is_native:
+        return None
+    return AudioHeader(sound[0].promised // 2, SAMPLE_RATE_HZ, native=True, floating=False)
 
 
 def _chunks(file: BinaryIO, size: int) -> Iterator[_Chunk]:
@@ -157,8 +162,9 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[_Chunk]:
 
 
 def _check_end(file: BinaryIO, size: int) -> None:
-    """Reject compressed audio that ends in zeros, which decoders search to the last one: terabytes
-    of a sparse file.
+    """Reject compressed audio that ends in zeros.
+
+    Decoders search them to the last one, which may be terabytes of a sparse file.
     """
     file.seek(0)
     if size > END_BYTES and file.read(4) in COMPRESSED:
@@ -172,33 +178,34 @@ def _check_end(file: BinaryIO, size: int) -> None:
 def _libsndfile_header(path: str) -> AudioHeader:
     try:
         with soundfile.SoundFile(os.fsencode(path)) as sound:
-            samples, rate_hz = sound.frames, sound.samplerate
-            if samples / rate_hz > 1e9:  # libsndfile's value for a FLAC stream
+            samples = sound.frames
+            # libsndfile's length of a FLAC stream is 2^63 - 1.
+            if samples / sound.samplerate > 1e9:
                 raise UnusableAudio(
                     "unreadable", "the header does not contain the length; write the file again"
                 )
             # Of an OGG file the length is that of its last page. libvorbis crashes if it seeks with
             # damaged codebooks.
-            if samples and not _reads_sample(sound, 0 if sound.format == "OGG" else samples - 1):
+            last = 0 if sound.format == "OGG" else samples - 1
+            if samples and not _reads_sample(sound, last):
                 raise UnusableAudio(
                     "truncated",
                     f"the header promises {samples} samples, but not all can be decoded",
                 )
-            return AudioHeader(
-                samples, rate_hz, native=False, floating=sound.subtype in ("FLOAT", "DOUBLE")
-            )
+            is_floating = sound.subtype in ("FLOAT", "DOUBLE")
+            return AudioHeader(samples, sound.samplerate, native=False, floating=is_floating)
     except soundfile.LibsndfileError as error:
         raise UnusableAudio("unreadable", error.error_string) from error
-    except TypeError as error:  # soundfile takes *.raw for data without a header
+    except TypeError as error:
+        # soundfile takes *.raw for data without a header.
         raise UnusableAudio("unreadable", "raw samples without a header") from error
 
 
 def _reads_sample(sound: soundfile.SoundFile, position: int) -> bool:
     """Whether the sample exists: the header of a truncated FLAC or MP3 file is intact."""
     try:
-        if (
-            position and sound.seek(position) != position
-        ):  # as in an MP3 file whose header was changed
+        # An MP3 file whose header was changed ends at another position.
+        if position and sound.seek(position) != position:
             return False
         return len(sound.read(1)) == 1
     except soundfile.LibsndfileError:
@@ -228,17 +235,15 @@ def read_pcm(
             expected length; the length may differ by one sample after resampling.
     """
     try:
-        with open(path, "rb") as file:  # its errors are clearer than libsndfile's "System error"
+        # The errors of `open` are clearer than libsndfile's "System error".
+        with open(path, "rb") as file:
             mono, rate_hz = _read(file.fileno(), samples, max_s)
     except _OtherLength as other:
         raise DataError(_length_message(path, other.samples, samples)) from None
-    except (soundfile.LibsndfileError, OSError) as error:
-        reason = (
-            error.error_string.rstrip(".")
-            if isinstance(error, soundfile.LibsndfileError)
-            else error.strerror
-        )
-        raise DataError(f"{path} cannot be read: {reason}") from error
+    except soundfile.LibsndfileError as error:
+        raise DataError(f"{path} cannot be read: {error.error_string.rstrip('.')}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     if not np.isfinite(mono).all():
         raise DataError(f"{path} contains samples that are not finite")
     if rate_hz != SAMPLE_RATE_HZ and len(mono):
@@ -252,9 +257,7 @@ def read_pcm(
 
 
 class _OtherLength(Exception):
-    """The header promises another length than the expected one, perhaps more than the
-    memory takes.
-    """
+    """The header promises another length than expected, perhaps more than the memory takes."""
 
     def __init__(self, samples: int):
         super().__init__()
@@ -271,16 +274,14 @@ def _read(file: int, samples: int | None, max_s: float) -> tuple[np.ndarray, int
         if samples is not None and abs(promised - samples) > 1:
             raise _OtherLength(promised)
         frames = min(sound.frames, round(max_s * sound.samplerate))
-        mono, read = np.empty(frames, np.float32), 0
-        while len(
-            block := sound.read(min(BLOCK_SAMPLES, frames - read), dtype="float32", always_2d=True)
-        ):
+        mono = np.empty(frames, np.float32)
+        read = 0
+        for block in sound.blocks(BLOCK_SAMPLES, frames=frames, dtype="float32", always_2d=True):
             finite = np.isfinite(block)
-            block = (
-                np.clip(block, -MAX_AMPLITUDE, MAX_AMPLITUDE)
-                if finite.all()
-                else np.where(finite, 0.0, np.nan)
-            )
+            if finite.all():
+                block = np.clip(block, -MAX_AMPLITUDE, MAX_AMPLITUDE)
+            else:
+                block = np.where(finite, 0.0, np.nan)
             mono[read : read + len(block)] = block.mean(axis=1)
             read += len(block)
         return mono[:read], sound.samplerate

@@ -14,7 +14,8 @@ from myxtts.errors import DataError
 
 # In the order in which files of one stem are taken.
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
-AUDIO_SUBFOLDERS = ("wavs", "wav", "audio", "clips")  # LJSpeech, Piper, others, Common Voice
+# LJSpeech, Piper, others, Common Voice.
+AUDIO_SUBFOLDERS = ("wavs", "wav", "audio", "clips")
 
 
 class AudioFolder:
@@ -30,8 +31,9 @@ class AudioFolder:
         self._by_stem = cache(self._index)
 
     def find(self, name: str) -> str | None:
-        r"""Return the path of a file in this folder, relative to it unless `name` is absolute; None
-        if there is none, or if .. or an absolute name leads out of the folder. Links may.
+        r"""Return the path of a file, relative unless `name` is absolute; None if it is missing.
+
+        None also if .. or an absolute name leads out of the folder. Links may.
 
         These are tried: the name as it is; the name with / instead of \; the file of the same stem,
         compared in the Unicode form NFC, with a suffix of AUDIO_SUFFIXES in upper or lower case. Of
@@ -89,7 +91,9 @@ def audio_subfolders(folder: Path) -> list[Path]:
         names = sorted(os.listdir(folder))
     except OSError:
         return []
-    return [folder / name for usual in AUDIO_SUBFOLDERS for name in names if name.lower() == usual]
+    usual = [name for name in names if name.lower() in AUDIO_SUBFOLDERS]
+    usual.sort(key=lambda name: AUDIO_SUBFOLDERS.index(name.lower()))
+    return [folder / name for name in usual]
 
 
 def leads_outside(name: str) -> bool:
@@ -100,8 +104,7 @@ def leads_outside(name: str) -> bool:
 
 
 def audio_files(folder: Path, others: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the audio files in a folder and below it, in order, relative to it; hidden ones are
-    left out.
+    """Yield the audio files in and below a folder, in order, relative to it; not the hidden ones.
 
     Links are followed, and each folder is listed once, so that a link to a folder around it ends.
 

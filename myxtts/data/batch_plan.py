@@ -22,7 +22,8 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.data.manifest import Manifest
 from myxtts.data.texts import TeacherRows
 
-CANDIDATES = 256  # lengths among which the bounds are chosen
+# Lengths among which the bounds are chosen.
+CANDIDATES = 256
 
 EpochHistory = tuple[tuple[int, int], ...]
 """(replicas, steps) pairs: so many steps of the epoch were taken with so many replicas."""
@@ -55,8 +56,9 @@ def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -
 
 
 def _cheapest_cuts(counts: np.ndarray, edges: np.ndarray, buckets: int) -> list[int]:
-    """The candidates at which buckets end if at most `buckets` have the least padding; ascending,
-    with the last one.
+    """Return the candidates at which buckets end if at most `buckets` have the least padding.
+
+    Ascending, with the last one.
 
     Args:
         counts: int [C], utterances up to each candidate.
@@ -65,10 +67,10 @@ def _cheapest_cuts(counts: np.ndarray, edges: np.ndarray, buckets: int) -> list[
     before = np.concatenate([[0], counts[:-1]])
     # cost[i, j]: padded length of a bucket from candidate i to candidate j, both included
     cost = np.where(np.tri(len(counts), dtype=bool).T, (counts - before[:, None]) * edges, np.inf)
-    least, firsts = (
-        cost[0],
-        [],
-    )  # least[j]: total up to candidate j; firsts: where the last bucket then begins
+    # least[j] is the total up to candidate j. Each entry of firsts says where the last bucket then
+    # begins.
+    least = cost[0]
+    firsts = []
     for _ in range(buckets - 1):
         totals = np.concatenate([[0.0], least[:-1]])[:, None] + cost
         firsts.append(totals.argmin(axis=0))
@@ -115,17 +117,17 @@ class EpochPlan:
         return -(-share // int(self.batch_sizes[self.step_bucket[step]]))
 
     def batches(self, step: int, replica: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the microbatches of one replica in a step, each as (utterances, references),
-        int32.
+        """Return the microbatches of a replica in a step, each as (utterances, references), int32.
 
         In a complete step each replica has `accumulation` full batches. The incomplete step is
         shared evenly: some batches may be shorter or empty, but the first of replica 0 has an
         utterance.
         """
-        begin, end = self.step_start[step], self.step_start[step + 1]
-        first, last = (
-            int(begin - (begin - end) * share // self.replicas) for share in (replica, replica + 1)
-        )  # ceil
+        begin = int(self.step_start[step])
+        utterances = int(self.step_start[step + 1]) - begin
+        # Rounded up, so that replica 0 has the longest share and is never empty.
+        first = begin - (-utterances * replica // self.replicas)
+        last = begin - (-utterances * (replica + 1) // self.replicas)
         size = int(self.batch_sizes[self.step_bucket[step]])
         starts = [
             min(first + microbatch * size, last) for microbatch in range(self.microbatches(step))
@@ -185,7 +187,8 @@ class Plan:
         self.batch_sizes = np.minimum(asked, -(-len(samples) // replicas))
         self.step_sizes = asked * accumulation * replicas
         self.samples, self.replicas = samples, replicas
-        self._seed, self._replica_step_sizes = seed, asked * accumulation
+        self._seed = seed
+        self._replica_step_sizes = asked * accumulation
         self._ranked = np.argsort(samples, kind="stable").astype(np.int32)  # by length
         up_to_bound = np.searchsorted(samples[self._ranked], bounds, side="right")
         longest_text = np.maximum.accumulate(token_counts[self._ranked])
@@ -217,16 +220,12 @@ class Plan:
         return self._shuffle(left, self.replicas, [epoch, *np.ravel(history)])
 
     def _layout(self, ranked: np.ndarray, replicas: int) -> tuple[np.ndarray, np.ndarray]:
-        """Lay out some utterances, int32 and sorted by length, for a number of replicas; see
-        `_lay_out`.
-        """
+        """Lay out utterances, int32 and sorted by length, for some replicas; see `_lay_out`."""
         up_to_bound = np.searchsorted(self.samples[ranked], self.bounds, side="right")
         return _lay_out(up_to_bound, self._replica_step_sizes * replicas)
 
     def _shuffle(self, ranked: np.ndarray, replicas: int, source: list) -> EpochPlan:
-        """Shuffle some utterances; the order depends on the seed and on the integers in
-        `source`.
-        """
+        """Shuffle utterances; the order depends on the seed and the integers in `source`."""
         random = np.random.Generator(
             np.random.PCG64(np.random.SeedSequence([self._seed, *map(int, source)]))
         )
@@ -245,9 +244,7 @@ class Plan:
 
     @cached_property
     def padding(self) -> float:
-        """Fraction of the samples of an epoch that are padding, including empty rows and
-        batches.
-        """
+        """Fraction of an epoch's samples that are padding, including empty rows and batches."""
         epoch = self.epoch(0)
         padded = sum(self.padded_samples(epoch, step) for step in range(epoch.steps))
         return 1 - int(self.samples.sum(dtype=np.int64)) / padded
@@ -258,12 +255,11 @@ class Plan:
 
         The padding is a fraction of the samples of the bucket's steps in an epoch, as in `padding`.
         """
-        epoch, count = self.epoch(0), len(self.bounds)
-        real, padded, utterances = (
-            np.zeros(count, np.int64),
-            np.zeros(count, np.int64),
-            np.zeros(count, np.int64),
-        )
+        epoch = self.epoch(0)
+        count = len(self.bounds)
+        real = np.zeros(count, np.int64)
+        padded = np.zeros(count, np.int64)
+        utterances = np.zeros(count, np.int64)
         for step, bucket in enumerate(epoch.step_bucket):
             rows = epoch.utterances(step)
             real[bucket] += self.samples[rows].sum(dtype=np.int64)
@@ -293,7 +289,9 @@ def _lay_out(up_to_bound: np.ndarray, step_sizes: np.ndarray) -> tuple[np.ndarra
     Returns:
         int64 [S + 1], first utterance of each step, then N; int32 [S], bucket of each step.
     """
-    starts, buckets, begin = [], [], 0
+    starts = []
+    buckets = []
+    begin = 0
     for bucket, (end, size) in enumerate(zip(up_to_bound, step_sizes, strict=True)):
         whole_end = end if bucket == len(step_sizes) - 1 else begin + (end - begin) // size * size
         starts.append(np.arange(begin, whole_end, size, dtype=np.int64))
@@ -313,9 +311,7 @@ class _Speakers:
         self._rank[self._members] = np.arange(len(speakers)) - np.repeat(self._first, self._counts)
 
     def draw_others(self, utterances: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Draw for each utterance another one of its speaker, or the utterance itself if there is
-        no other: int32.
-        """
+        """Draw another utterance of the speaker of each, or itself if there is no other: int32."""
         group = self._group[utterances]
         others = self._counts[group] - 1
         rank = random.integers(0, np.maximum(others, 1))
@@ -364,8 +360,7 @@ HELD_OUT_PASS = Pass(epochs=1, mean_over="epoch")
 
 
 class Turn(NamedTuple):
-    """Which microbatches one of several producers makes, counted from the position where the feed
-    begins.
+    """Which microbatches one of several producers makes, counted from where the feed begins.
 
     Attributes:
         number: of the producer, from 0; microbatch n is made by number n mod `producers`.
@@ -431,7 +426,8 @@ def planned_steps(
         start: position of the first step.
         epochs: the last epoch plus 1; endless if None.
     """
-    for epoch in count(start.epoch) if epochs is None else range(start.epoch, epochs):
+    planned_epochs = count(start.epoch) if epochs is None else range(start.epoch, epochs)
+    for epoch in planned_epochs:
         first, history = (start.step, start.history) if epoch == start.epoch else (0, ())
         epoch_plan = plan.epoch(epoch, history)
         for step in range(first, epoch_plan.steps):
@@ -455,9 +451,7 @@ def planned_steps(
 
 
 def steps_left(plan: Plan, start: Position, epochs: int) -> int:
-    """Return the number of steps from a position to the end of `epochs` epochs, counted from the
-    first.
-    """
+    """Return the number of steps from a position to the end of `epochs` epochs."""
     if start.epoch >= epochs:
         return 0
     return (

@@ -38,7 +38,8 @@ DEMO_FOLDER = Path("data/demo")
 # In 76 % of 400 random corpora of 5 demo sentences, all that is held out by default has symbols
 # that the others lack, in 20 % of those of 10 sentences, in 6 % of 20, and in none of 30.
 SPARE_UTTERANCES = 30
-HEADER_THREADS = 8  # more than cores, since they mostly wait for the disk
+# More than cores, since they mostly wait for the disk.
+HEADER_THREADS = 8
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +63,8 @@ def manifest_of(
     cache: Path | None = None,
 ) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
     """Call `build_manifest` with the settings of a run."""
-    if (
-        length_rule and data.text_frontend == "phonemes"
-    ):  # characters need no language, so that any name is one
+    # Characters need no language, so that any name is one.
+    if length_rule and data.text_frontend == "phonemes":
         rows = with_canonical_codes(rows, vocabulary.languages if vocabulary else ())
     return build_manifest(
         rows,
@@ -87,8 +87,7 @@ def load_corpora(
     known: Vocabulary | None = None,
     replicas: int = 1,
 ) -> tuple[Corpus, Corpus | None, Vocabulary]:
-    """Load the training corpus and the validation corpus, if there is one, with a common
-    vocabulary.
+    """Load the training corpus and the validation corpus, if any, with a common vocabulary.
 
     Args:
         config: the settings of the run.
@@ -104,15 +103,12 @@ def load_corpora(
         ConfigError: the folder cannot be made, or the teacher's share of a batch is less than one
             row.
     """
-    data, seed, accumulation = (
-        config.data,
-        config.training.seed,
-        config.training.gradient_accumulation,
-    )
+    data = config.data
+    seed = config.training.seed
+    accumulation = config.training.gradient_accumulation
     if has_teacher_rows(config) and config.teacher.texts is not None:
-        read_lines(
-            Path(config.teacher.texts)
-        )  # a mistake there is found before the corpus is read, which may take long
+        # A mistake there is found before the corpus is read, which may take long.
+        read_lines(Path(config.teacher.texts))
     train_path = Path(data.train_data) if data.train_data is not None else ensure_demo_corpus()
     validation_path = Path(data.val_data) if data.val_data is not None else None
     train_rows, validation_rows, malformed = read_corpora(
@@ -137,7 +133,8 @@ def load_corpora(
     validation, vocabulary, unusable_validation = manifest_of(
         validation_rows, data, length_rule, vocabulary, cache=cache
     )
-    checked, unneeded = [(train_rows, train), (validation_rows, validation)], []
+    checked = [(train_rows, train), (validation_rows, validation)]
+    unneeded = []
     is_usable = len(malformed) + len(unusable) <= data.max_rejected * len(train) and len(train)
     if (
         is_usable
@@ -206,9 +203,7 @@ def teacher_rows_of(
 
 
 def _lack_symbols(train_rows: Rows, held_out: Rows, rejected: Sequence[RejectedRow]) -> bool:
-    """Whether the rows were held out from the training rows, and are rejected for what
-    these lack.
-    """
+    """Whether rows were held out from the training rows and lack nothing but their symbols."""
     reasons = {row.reason for row in rejected}
     return (
         held_out.metadata == train_rows.metadata
@@ -218,10 +213,9 @@ def _lack_symbols(train_rows: Rows, held_out: Rows, rejected: Sequence[RejectedR
 
 
 def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[RejectedRow]) -> None:
-    """Raise DataError if validation needs utterances that cannot be used; log a warning if it is
-    off.
-    """
-    count, faults = len(rejected), "; ".join(f"{row.audio}: {row.detail}" for row in rejected[:3])
+    """Raise DataError if validation needs unusable utterances; log a warning if it is off."""
+    count = len(rejected)
+    faults = "; ".join(f"{row.audio}: {row.detail}" for row in rejected[:3])
     found = (
         f"{count} of {left + count} utterances held out have symbols that the other {left} lack"
         f" ({faults})"
@@ -238,10 +232,10 @@ def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[Rejec
 
 
 def batch_exceeds_corpus_warning(corpus: Corpus, config: Config) -> str:
-    """Return a sentence if the settings ask for more utterances in a step than the corpus has, else
-    an empty string.
-    """
-    data, accumulation, plan = config.data, config.training.gradient_accumulation, corpus.plan
+    """Return a sentence if a step needs more utterances than there are, else an empty one."""
+    data = config.data
+    accumulation = config.training.gradient_accumulation
+    plan = corpus.plan
     if plan.step_sizes.min() <= len(corpus.manifest):
         return ""
     rows = (
@@ -249,20 +243,22 @@ def batch_exceeds_corpus_warning(corpus: Corpus, config: Config) -> str:
         if data.batch_seconds
         else f"--batch-size {data.batch_size}"
     )
-    factors = [f"--gradient-accumulation {accumulation}"] * (accumulation > 1)
-    factors += [f"{plan.replicas} replicas"] * (plan.replicas > 1)
+    factors = [rows]
+    if accumulation > 1:
+        factors.append(f"--gradient-accumulation {accumulation}")
+    of_each = ""
+    if plan.replicas > 1:
+        factors.append(f"{plan.replicas} replicas")
+        of_each = " of each replica"
     return (
-        f"{' x '.join([rows, *factors])} asks for {plan.step_sizes.min()} utterances in a step, but"
+        f"{' x '.join(factors)} asks for {plan.step_sizes.min()} utterances in a step, but"
         f" the corpus has {len(corpus.manifest)}: each step is the whole corpus, in"
-        f" {plan.epoch(0).microbatches(0)} x {plan.batch_sizes.max()}"
-        f" rows{' of each replica' * (plan.replicas > 1)}"
+        f" {plan.epoch(0).microbatches(0)} x {plan.batch_sizes.max()} rows{of_each}"
     )
 
 
 def corpus_folder(corpus: str | Path | None) -> Path:
-    """Return the folder of a corpus that is given by its folder or its metadata file; the demo
-    corpus by default.
-    """
+    """Return the folder of a corpus, or of its metadata file; the demo corpus by default."""
     path = Path(corpus or DEMO_FOLDER)
     return path if path.is_dir() else path.parent
 
@@ -312,12 +308,11 @@ def ensure_demo_corpus() -> Path:
 # software has 11 % Latin letters. Texts of another language have nearly 100 %, and 30 % is a corpus
 # of two languages.
 MAX_FOREIGN_LETTERS = 0.3
-EXAMPLES = 8  # languages that are suggested
+EXAMPLES = 8
 
 
 def check_languages(corpora: Sequence[Rows], max_rejected: float) -> None:
-    """Check that espeak-ng speaks the languages of most rows, and that their texts are in a script
-    of the language.
+    """Check that espeak-ng speaks the languages of most rows, and that texts are in their scripts.
 
     Args:
         corpora: training and validation rows of a run.
@@ -347,31 +342,33 @@ def check_languages(corpora: Sequence[Rows], max_rejected: float) -> None:
 
 
 def with_canonical_codes(rows: Rows, kept: Sequence[str] = ()) -> Rows:
-    """Return the rows with one spelling of each language code, but for the codes in `kept`, of an
-    earlier run.
+    """Return the rows with one spelling of each language code, except for the codes in `kept`.
+
+    Those are of an earlier run, whose spelling they keep.
     """
     languages = {row.language for row in rows.rows}
-    codes = {
-        language: language if language in kept else canonical_code(language)
-        for language in languages
-    }
+    codes = {language: canonical_code(language) for language in languages if language not in kept}
     return rows._replace(
-        rows=tuple(row._replace(language=codes[row.language]) for row in rows.rows)
+        rows=tuple(
+            row._replace(language=codes.get(row.language, row.language)) for row in rows.rows
+        )
     )
 
 
 def _check_script(language: str, located: Sequence[tuple[Rows, Row]]) -> None:
-    letters, scripts = letters_by_script(row.text for _, row in located), scripts_of(language)
+    letters = letters_by_script(row.text for _, row in located)
+    scripts = scripts_of(language)
     foreign = {script: count for script, count in letters.items() if script not in scripts}
     share = sum(foreign.values()) / max(letters.total(), 1)
     if not scripts or share <= MAX_FOREIGN_LETTERS:
         return
     found = max(foreign, key=lambda script: foreign[script])
     example = max(located, key=lambda item: letters_by_script([item[1].text])[found])
+    noun = "row" if len(located) == 1 else "rows"
     raise DataError(
         f"language {language!r} was requested, which is written in {names_of(scripts)} letters, but"
-        f" {100 * share:.0f} % of the letters in its {len(located)} row{'s' * (len(located) > 1)}"
-        f" are not ({100 * foreign[found] / letters.total():.0f} % are {names_of([found])})."
+        f" {100 * share:.0f} % of the letters in its {len(located)} {noun} are not"
+        f" ({100 * foreign[found] / letters.total():.0f} % are {names_of([found])})."
         f" {_where(example)} {_to_do(languages_of(found))} If the rows have several languages, add"
         " a language column. The text front end 'characters' accepts any script."
     )

@@ -65,14 +65,11 @@ class Grammar:
             number, index = divmod(number, len(self.slots[name]))
             choices[name] = self.slots[name][index]
         text = template.format(**choices)
-        return (
-            text[0].upper() + text[1:] if text[0].isascii() else text
-        )  # Georgian has no capital letters
+        # Georgian has no capital letters.
+        return text[0].upper() + text[1:] if text[0].isascii() else text
 
     def draw(self, count: int, source: random.Random) -> list[str]:
-        """Draw `count` distinct sentences from the templates in turn, as long as each has sentences
-        left.
-        """
+        """Draw `count` distinct sentences from the templates in turn, while each has some left."""
         numbers = {
             template: source.sample(range(size), min(size, count))
             for template, size in zip(self.templates, self.sizes(), strict=True)
@@ -139,7 +136,8 @@ def make_demo_corpus(
         "speakers": speakers,
         "seed": seed,
     }
-    if first_speaker:  # left out if 0, since corpora of older versions do not have it
+    # Left out if 0, since corpora of older versions do not have it.
+    if first_speaker:
         arguments["first_speaker"] = first_speaker
     planned = _plan(utterances, list(languages), speakers, seed, first_speaker)
     if _is_complete(out, arguments):
@@ -155,7 +153,8 @@ def make_demo_corpus(
             folder.rename(out)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and _is_complete(out, arguments):
-            return False  # another process made the same corpus meanwhile
+            # Another process made the same corpus meanwhile.
+            return False
         raise DataError(
             f"the demo corpus cannot be written to {out}: {error}. Give another folder."
         ) from error
@@ -167,7 +166,7 @@ def _plan(
 ) -> list[_Utterance]:
     _check(utterances, languages, speakers, first_speaker)
     numbers = range(first_speaker, first_speaker + speakers)
-    voices = [(language, speaker) for speaker in numbers for language in languages]
+    voices = [(language, speaker) for speaker, language in itertools.product(numbers, languages)]
     texts = {
         language: _texts(language, (utterances - turn + len(languages) - 1) // len(languages), seed)
         for turn, language in enumerate(languages)
@@ -176,7 +175,8 @@ def _plan(
     for number, (language, speaker) in enumerate(
         itertools.islice(itertools.cycle(voices), utterances)
     ):
-        name = f"{language if len(languages) == 1 else 'speaker'}-{speaker:02d}"
+        prefix = language if len(languages) == 1 else "speaker"
+        name = f"{prefix}-{speaker:02d}"
         identifier = f"{language}-{speaker:02d}-{number:05d}"
         planned.append(
             _Utterance(identifier, next(texts[language]), name, _voice(language, speaker))
@@ -220,9 +220,7 @@ def _texts(language: str, count: int, seed: int) -> Iterator[str]:
 
 
 def _voice(language: str, speaker: int) -> EspeakVoice:
-    """One of MAX_SPEAKERS different voices; each pass over the variants gives them another pitch
-    and rate.
-    """
+    """Return one of MAX_SPEAKERS voices; further passes over the variants change pitch and rate."""
     variant = _VARIANTS[speaker % len(_VARIANTS)]
     pitch, rate_wpm = _PITCH_AND_RATE_WPM[
         (speaker + speaker // len(_VARIANTS)) % len(_PITCH_AND_RATE_WPM)
@@ -285,12 +283,14 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
 def speak_trimmed(
     espeak: Espeak, text: str, voice: EspeakVoice
 ) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
-    """Speak a text: int16 samples with silence at both ends, and (symbol, start_s, end_s) of all
-    their phonemes.
+    """Speak a text with silence at both ends: int16 samples, and the times of its phonemes.
+
+    The times are (symbol, start_s, end_s) each.
     """
     samples, events = espeak.synthesize(text, voice)
     sounding = np.flatnonzero(samples)
-    first, last = int(sounding[0]), int(sounding[-1])
+    first = int(sounding[0])
+    last = int(sounding[-1])
     edge = np.zeros(EDGE_SAMPLES, np.int16)
     trimmed = np.concatenate([edge, samples[first : last + 1], edge])
     return trimmed, _spans(
@@ -299,17 +299,15 @@ def speak_trimmed(
 
 
 def _spans(samples: np.ndarray, events: list[tuple[int, str]]) -> list[tuple[str, float, float]]:
-    """Convert events (start in samples, symbol) to gapless spans, from silence at 0 s to the end of
-    `samples`.
+    """Convert events (start in samples, symbol) to spans without gaps, from 0 s to the end.
 
     espeak-ng reports pauses and words early, before the last sound is over, and reports a glide
     between two vowels like a pause. So a silence begins after the last non-zero sample, and a pause
     without silence is left out.
     """
     sounding = np.flatnonzero(samples)
-    silent_from = np.concatenate(
-        [[0], sounding + 1]
-    )  # at i: the end of the first i non-zero samples
+    # At i: the end of the first i non-zero samples.
+    silent_from = np.concatenate([[0], sounding + 1])
     starts: list[tuple[int, str]] = []  # in reverse order
     next_start = next_phoneme = len(samples)
     for start, symbol in reversed(events):
@@ -336,8 +334,9 @@ def _seconds(samples: int) -> float:
 
 
 def _wave_file(samples: np.ndarray) -> bytes:
-    """A RIFF header of 44 bytes and PCM16. (soundfile 0.14 crashes by a double free on Ctrl-C
-    during its close.)
+    """Return a RIFF header of 44 bytes, and PCM16.
+
+    soundfile 0.14 is not used: it crashes by a double free on Ctrl-C during its close.
     """
     pcm = samples.astype("<i2").tobytes()
     riff = struct.pack("<4sI4s", b"RIFF", 36 + len(pcm), b"WAVE")

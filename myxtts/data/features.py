@@ -31,11 +31,11 @@ from myxtts.config.schema import AugmentationConfig
 from myxtts.data.texts import teacher_row_count
 from myxtts.portable_ops import float32_matmul, fold_in, on_host
 
-VTLP_COSINES = 9  # spectral gain curve over the mel bands, the constant included
+# Spectral gain curve over the mel bands, the constant included.
+VTLP_COSINES = 9
 NO_AUGMENTATION = AugmentationConfig()
-TEACHER_SLACK = (
-    4  # a teacher may need a fourth more frames than the longest utterance of the bucket
-)
+# A teacher may need a fourth more frames than the longest utterance of the bucket.
+TEACHER_SLACK = 4
 TEACHER_STRETCH = 1.0 + 1.0 / TEACHER_SLACK
 # on each side of a segment's samples: more than its first and last mel and F0 look at (1.5, 2.7)
 MARGIN_HOPS = 3
@@ -120,8 +120,7 @@ def vocoder_extractor(
     at_random: bool = False,
     load_teacher: LoadFrozen | None = None,
 ) -> FeatureExtractor:
-    """Return the extractor of `vocoder_features`, or of `taught_vocoder_features` if there is a
-    teacher.
+    """Return the extractor of `vocoder_features`, or with a teacher `taught_vocoder_features`.
 
     Args:
         segment_frames: length of the segments; by default the whole utterances, without context.
@@ -144,8 +143,7 @@ def vocoder_extractor(
 def vocoder_features(
     waves: dict, segment_frames: int | None = None, at_random: bool = False
 ) -> dict:
-    """Compute VOCODER_FEATURES from VOCODER_INPUTS: a segment of each utterance, its log-mel and
-    F0.
+    """Compute VOCODER_FEATURES from VOCODER_INPUTS: log-mel and F0 of a segment of each utterance.
 
     These are the mel and F0 of the whole utterance, cut out. CONTEXT_FRAMES more are cut out on
     each side of a segment.
@@ -165,8 +163,7 @@ def vocoder_features(
 def taught_vocoder_features(
     waves: dict, teacher: Any, segment_frames: int | None, at_random: bool
 ) -> dict:
-    """Compute TAUGHT_VOCODER_FEATURES from TTS_INPUTS: see `vocoder_features` and
-    `XTTS.teacher_forced_mel`.
+    """Compute TAUGHT_VOCODER_FEATURES from TTS_INPUTS, with `XTTS.teacher_forced_mel`.
 
     The teacher takes whole utterances, so that its mels are those of synthesis also at the ends of
     a segment.
@@ -209,7 +206,8 @@ def _cut_stretch(waves: dict, segment_frames: int | None, at_random: bool) -> _S
     """Cut the segments and their context out of a batch's waves; see `vocoder_extractor`."""
     frames = tf.cast(frame_count(waves["samples"]), tf.int64)
     if segment_frames is None:
-        first, length = tf.zeros_like(frames), frame_count(tf.shape(waves["pcm"])[1])
+        first = tf.zeros_like(frames)
+        length = frame_count(tf.shape(waves["pcm"])[1])
     else:
         seed = fold_in(waves["seed"], "segment") if at_random else None
         first = segment_start(frames, segment_frames, seed) - CONTEXT_FRAMES
@@ -272,9 +270,8 @@ def cut_out(waves: dict, first, length, margin_hops: int):
     reflected = tf.abs(sample)
     reflected = tf.where(reflected > last, 2 * last - reflected, reflected)
     index = tf.clip_by_value(reflected, 0, tf.maximum(last, 0))
-    whole = (
-        tf.cast(waves["pcm"], tf.float32) / 32768.0
-    )  # before the gather, which has no GPU kernel for int16
+    # Converted before the gather, which has no GPU kernel for int16.
+    whole = tf.cast(waves["pcm"], tf.float32) / 32768.0
     return tf.gather(whole, index, batch_dims=1), inside
 
 
@@ -292,11 +289,9 @@ def asr_features(
         subsampling: of the network; a higher speed leaves each text the frames that CTC needs after
             it.
     """
-    wave, samples, seed = (
-        tf.cast(waves["pcm"], tf.float32) / 32768.0,
-        waves["samples"],
-        waves["seed"],
-    )
+    wave = tf.cast(waves["pcm"], tf.float32) / 32768.0
+    samples = waves["samples"]
+    seed = waves["seed"]
     if augmentation.speed_perturbation:
         fewest = fewest_samples(waves["tokens"], waves["token_count"], subsampling)
         wave, samples = perturb_speed(
@@ -320,10 +315,9 @@ def fewest_samples(tokens, token_count, subsampling: int):
         int32 [batch], in host memory.
     """
     with on_host():
-        labels, count = (
-            tokens[:, 1:-1],
-            tf.maximum(token_count - 2, 0),
-        )  # without begin and end, as CTC sees them
+        # Without begin and end, as CTC sees them.
+        labels = tokens[:, 1:-1]
+        count = tf.maximum(token_count - 2, 0)
         equal = tf.cast(labels[:, 1:] == labels[:, :-1], tf.int32)
         inside = tf.sequence_mask(count - 1, tf.shape(equal)[1], tf.int32)
         needed = count + tf.reduce_sum(equal * inside, axis=1)
@@ -393,15 +387,15 @@ def taught_tts_features(
 
 
 def _recording(waves: dict, warp: tuple | None) -> dict:
-    """Return log-mel, frames and F0 of recordings; `warp` is the result of `vtlp_warp`, if there is
-    one.
-    """
+    """Return log-mel, frames and F0 of recordings; `warp` is of `vtlp_warp`, or None."""
     wave = tf.cast(waves["pcm"], tf.float32) / 32768.0
     f0_hz, _ = f0(wave, waves["samples"])
+    if warp is not None:
+        f0_hz = f0_hz * warp[0][:, None]
     return {
         "mel": log_mel(wave, waves["samples"], warp and warp[1]),
         "frames": frame_count(waves["samples"]),
-        "f0_hz": f0_hz if warp is None else f0_hz * warp[0][:, None],
+        "f0_hz": f0_hz,
     }
 
 
@@ -418,8 +412,7 @@ def _reference(
 
 
 def vtlp_warp(seed, rows, limit):
-    """Draw a warp for each row: vocal tract length perturbation (Jaitly & Hinton 2013) and a random
-    spectral gain.
+    """Draw the warp (Jaitly & Hinton 2013) and the spectral gains of each row.
 
     The batch's seed determines all draws, which are uniform. The logarithm of the gain is a sum of
     VTLP_COSINES cosines over the mel bands, each with an amplitude of up to 2 * limit.

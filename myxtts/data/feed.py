@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-STOP_POLL_S = 0.1  # between two looks at a stop request
+# Between two looks at a stop request.
+STOP_POLL_S = 0.1
 
 Item = TypeVar("Item")
 
@@ -19,8 +20,9 @@ class HoldingQueue(queue.Queue):
     """A queue whose first item can be taken while its place stays occupied."""
 
     def hold(self, is_stopped: Callable[[], bool]) -> Any:
-        """Wait for the first item and return it; `get` then frees its place. Raises StopArrived at
-        a stop.
+        """Wait for the first item and return it; `get` then frees its place.
+
+        Raises StopArrived at a stop.
         """
         with self.not_empty:
             while not self._qsize():
@@ -32,8 +34,7 @@ class HoldingQueue(queue.Queue):
 
 
 class Feed(Generic[Item]):
-    """A bounded queue that a thread fills from an iterable, at most `depth` items ahead of the
-    consumer.
+    """A queue that a thread fills from an iterable, at most `depth` items ahead of the consumer.
 
     Items come out in order, and any depth gives the same items. An error in the iterable is raised
     in the consumer, in place of the item at which it occurred. Closing is safe at any time, also
@@ -78,7 +79,8 @@ class Feed(Generic[Item]):
         self._ended = True
         self._stopping.set()
         while self._thread.is_alive():
-            self._drain()  # frees a producer that is blocked on a full queue
+            # Frees a producer that is blocked on a full queue.
+            self._drain()
             self._thread.join(timeout=0.01)
         self._drain()
 
@@ -91,8 +93,9 @@ class Feed(Generic[Item]):
         return item
 
     def hold(self) -> Item:
-        """Return the next item, as `next` does, but keep its place occupied until `release` or the
-        next call.
+        """Return the next item, as `next` does, but keep its place occupied.
+
+        Until `release` or the next call.
         """
         if self._ended:
             raise StopIteration
@@ -119,16 +122,13 @@ class Feed(Generic[Item]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the thread has nothing to do: `depth` items are ready, or the iterable
-        has ended.
-        """
+        """Whether the thread has nothing to do: the queue is full, or the iterable has ended."""
         return self._ended or self._ready.full() or not self._thread.is_alive()
 
     def wait_until_full(
         self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False
     ) -> float:
-        """Wait until the feed has been full once or its iterable has ended, at most `timeout_s`, or
-        until a stop.
+        """Wait at most `timeout_s` for the feed to be full once, for its end, or for a stop.
 
         Returns:
             The seconds waited.
@@ -148,7 +148,8 @@ class Feed(Generic[Item]):
             finally:
                 if hasattr(iterator, "close"):
                     iterator.close()
-        except BaseException as raised:  # the consumer raises it at this batch
+        except BaseException as raised:
+            # The consumer raises it at this batch.
             error = raised
         self._full.set()
         self._ready.put((None, error))

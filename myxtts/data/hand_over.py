@@ -24,18 +24,15 @@ def copied(batches: Sequence[Batch], devices: Sequence[str]) -> list[Batch]:
 def compile_hand_over(
     fields: Mapping[str, Field], devices: Sequence[str]
 ) -> Callable[[Sequence[Batch]], list[Batch]]:
-    """Return a function that copies one batch of a contract to each device; it is traced here, on
-    the main thread.
-    """
+    """Trace on the main thread a function that copies one batch of a contract to each device."""
     specs = [tensor_specs(dict(fields))] * len(devices)
     compiled = tf.function(
         lambda batches: copied(batches, devices), autograph=False
     ).get_concrete_function(specs)
 
     def hand_over(batches: Sequence[Batch]) -> list[Batch]:
-        with tf.device(
-            devices[0]
-        ):  # the `device` of the results; their `backing_device` is the one of each copy
+        # The `device` of the results; their `backing_device` is the one of each copy.
+        with tf.device(devices[0]):
             return compiled(list(batches))
 
     return hand_over

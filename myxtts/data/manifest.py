@@ -1,6 +1,4 @@
-"""The manifest: the usable utterances of a corpus as columns, and the reason why each other row is
-unusable.
-"""
+"""The manifest: the usable utterances of a corpus as columns, and why other rows are unusable."""
 
 import csv
 import hashlib
@@ -29,12 +27,13 @@ from myxtts.files import file_stamp, write_whole
 from myxtts.text.ctc_feasibility import frames_needed
 from myxtts.text.symbols import SymbolTable
 
-CACHE_FORMAT = 4  # increase it when the columns or the checks change
+# To be increased when the columns or the checks change.
+CACHE_FORMAT = 4
 DIGEST_BYTES = 32
-CHUNK_ROWS = 256  # rows that a thread takes at a time
-MAX_TEXT_CHARACTERS = (
-    20_000  # twice the frames of the longest utterance, which is more than its symbols
-)
+# Rows that a thread takes at a time.
+CHUNK_ROWS = 256
+# Twice the frames of the longest utterance, which is more than its symbols.
+MAX_TEXT_CHARACTERS = 20_000
 STRING_COLUMNS = ("ids", "paths", "texts")
 
 TextFrontend = Literal["phonemes", "characters"]
@@ -131,9 +130,7 @@ class Manifest:
         return digest.hexdigest()
 
     def padded_tokens(self, rows: np.ndarray, size: int, length: int) -> np.ndarray:
-        """Return the tokens of `rows`, followed by empty rows: int32 [size, length], padded
-        with 0.
-        """
+        """Return the tokens of `rows`, then empty rows: int32 [size, length], padded with 0."""
         padded = np.zeros((size, length), np.int32)
         for padded_row, row in zip(padded, rows, strict=False):
             tokens = self.tokens[self.token_start[row] : self.token_start[row + 1]]
@@ -270,8 +267,9 @@ def report_rejected(
 
 
 def _length_advice(rejected: Sequence[RejectedRow], reason: str) -> str:
-    """Return the limit that admits all rows of a reason of LENGTH_LIMITS, as a sentence; empty for
-    other reasons.
+    """Return the limit that accepts all rows of a reason of LENGTH_LIMITS, as a sentence.
+
+    Empty for other reasons.
     """
     if reason not in LENGTH_LIMITS:
         return ""
@@ -317,9 +315,8 @@ def _usable_audio(
             line = line_of[audio.real_path]
             rejections.add(row, "duplicate path", f"line {line} also names it")
         elif audio.samples < min_seconds * SAMPLE_RATE_HZ:
-            seconds = (
-                math.floor(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
-            )  # away from the limit
+            # Rounded away from the limit, so that the message does not seem to contradict it.
+            seconds = math.floor(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
             rejections.add(
                 row, "too short", f"{seconds:.3f} s, at least {min_seconds} s (--min-seconds)"
             )
@@ -348,9 +345,8 @@ def _examine(row: Row, folder: str, max_samples: float) -> _Audio | UnusableAudi
             )
         header = read_header(path)
         samples = resampled_length(header.samples, header.rate_hz)
-        if (
-            header.floating and samples <= max_samples
-        ):  # a longer one is rejected, and may take hours
+        # All samples are read. A longer file is rejected anyway, and might take hours.
+        if header.floating and samples <= max_samples:
             check_finite(path)
     except UnusableAudio as error:
         return error
@@ -369,9 +365,8 @@ def _in_threads(
                 yield from zip(chunk, results, strict=True)
                 bar.update(len(chunk))
         finally:
-            pool.shutdown(
-                cancel_futures=True
-            )  # so that Ctrl-C does not wait for the rest of the corpus
+            # Ctrl-C must not wait for the rest of the corpus.
+            pool.shutdown(cancel_futures=True)
 
 
 def _bar(total: int, label: str, progress: bool) -> tqdm:
@@ -389,9 +384,7 @@ def _usable_text(
     vocabulary: Vocabulary | None,
     progress: bool,
 ) -> Iterator[tuple[_Audio, list[str]]]:
-    """Yield the utterances whose text can be spoken and aligned by the vocabulary, with their
-    symbols.
-    """
+    """Yield the utterances whose text can be spoken and aligned, with their symbols."""
     with _bar(len(audio), "text", progress) as bar:
         for utterance in audio:
             bar.update()
@@ -429,10 +422,10 @@ def _columns(
         tuple(sorted({row.language for row in rows})),
     )
     vocabulary = vocabulary.extended_by(new) if vocabulary else new
-    tokens = [
-        vocabulary.symbols.encode(symbols) if symbols else np.zeros(0, np.int32)
-        for _, symbols in usable
-    ]
+    tokens = [np.zeros(0, np.int32)] * len(usable)
+    for row, (_, symbols) in enumerate(usable):
+        if symbols:
+            tokens[row] = vocabulary.symbols.encode(symbols)
     manifest = Manifest(
         ids=tuple(row.id for row in rows),
         paths=tuple(audio.path for audio, _ in usable),
@@ -453,9 +446,7 @@ def _indices(names: Iterable[str], table: Sequence[str]) -> np.ndarray:
 
 
 def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, workers: int) -> str:
-    """SHA-256 of everything that a manifest depends on: rows, sizes and times of the files,
-    arguments.
-    """
+    """Return a SHA-256 of what a manifest depends on: rows, arguments, sizes and times of files."""
     known = _vocabulary_to_json(vocabulary) if vocabulary else None
     paths = str(rows.metadata), os.path.realpath(rows.folder)
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *paths, settings, known]).encode())
@@ -494,7 +485,8 @@ def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow
         blob = cache.read_bytes()
     except FileNotFoundError:
         return None
-    body, digest = blob[:-DIGEST_BYTES], blob[-DIGEST_BYTES:]
+    body = blob[:-DIGEST_BYTES]
+    digest = blob[-DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
         log.warning("%s is damaged and will be rebuilt", cache)
         return None

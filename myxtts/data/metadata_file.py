@@ -38,10 +38,12 @@ from myxtts.errors import DataError
 DEFAULT_SPEAKER = "default"
 UNREADABLE = (".m4a", ".aac", ".mp4", ".webm", ".wma", ".amr")  # libsndfile has no decoder
 METADATA_NAMES = ("metadata.csv", "metadata.tsv", "metadata.txt")
-MAX_BYTES = 1 << 31  # of a metadata file: ten million rows
+# Of a metadata file: ten million rows.
+MAX_BYTES = 1 << 31
 MAX_LINE_CHARACTERS = 1 << 20
 MAX_PATH_CHARACTERS = 4096  # PATH_MAX of Linux
-SHOWN_CHARACTERS = 500  # of a path or another text of the file in a message
+# Of a path or another text of the file in a message.
+SHOWN_CHARACTERS = 500
 
 SEPARATORS = {"|": "|", "\t": "tabs", ";": "semicolons", ",": "commas"}
 LITERAL = "|\t"
@@ -49,7 +51,8 @@ LITERAL = "|\t"
 but for the quotes around a whole field of a table.
 """
 
-COLUMN_NAMES = {  # meaning: names, of which the first that a header has is used
+# Meaning: names, of which the first that a header has is used.
+COLUMN_NAMES = {
     "path": (
         *("path", "audio_file", "audio_path", "audio_filepath", "audio_filename", "audio"),
         *("file", "file_path", "filepath", "file_name", "filename"),
@@ -78,7 +81,8 @@ FORMATS = (
 NAME_THE_COLUMNS = (
     "Name the columns in their order, such as --columns path text speaker, or in a first line"
 )
-MIN_CHECKED_ROWS = 4  # fewer rows say too little about whether a column repeats
+# Fewer rows say too little about whether a column repeats.
+MIN_CHECKED_ROWS = 4
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +109,7 @@ class RejectedRow(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of one metadata file, whose audio must be in `folder`. `form` describes how the file
-    was understood.
-    """
+    """The rows of one metadata file, whose audio must be in `folder`; and its form in words."""
 
     metadata: Path
     folder: Path
@@ -155,7 +157,7 @@ def read_corpora(
         rows = hold_out(read(train), validation_fraction, seed)
     for form in dict.fromkeys(corpus.form for corpus in rows):
         log.info("%-14s %s", "corpus form", form)
-    return *rows, [rejected for corpus in rows for rejected in corpus.rejected]
+    return *rows, [*rows[0].rejected, *rows[1].rejected]
 
 
 def read_corpus(
@@ -202,8 +204,7 @@ def read_corpus(
 
 
 def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """Split rows into training and validation rows by ids; the choice depends only on (seed, id),
-    not on the order.
+    """Split rows into training and validation rows by (seed, id), whatever their order.
 
     With a fraction above 0 and at least two ids, each part has at least one.
     """
@@ -225,9 +226,7 @@ def _sort_key(seed: int, id_: str) -> bytes:
 
 
 def _metadata_of(path: Path, preferred: str) -> Path:
-    """The metadata file of a corpus: `path` itself, or in a folder `preferred` or else one of
-    METADATA_NAMES.
-    """
+    """Return `path` itself, or in a folder `preferred` or else one of METADATA_NAMES."""
     if os.path.isfile(path):
         return path
     if os.path.isdir(path):
@@ -313,7 +312,8 @@ def _text_of(metadata: Path) -> str:
             f" 0x{blob[error.start]:02x}. Save it as UTF-8."
         ) from error
     if "\n" not in text:
-        text = text.replace("\r", "\n")  # the line end of Excel's "CSV (Macintosh)"
+        # The line end of Excel's "CSV (Macintosh)".
+        text = text.replace("\r", "\n")
     for line, content in enumerate(text.split("\n"), 1):
         if len(content) > MAX_LINE_CHARACTERS:
             raise DataError(
@@ -348,7 +348,7 @@ class _Table(NamedTuple):
         """Return the form in words, such as "table with |, columns audio_file=path, text"."""
         if not self.header:
             return f"lines of {self.line_form()}, no header"
-        known = {name for names in COLUMN_NAMES.values() for name in names}
+        known = set().union(*COLUMN_NAMES.values())
         used = []
         unused = []
         for name, meaning in zip(self.header, self.columns, strict=True):
@@ -485,8 +485,9 @@ def _first_line(text: str) -> str:
 
 
 def _separator_of(line: str) -> str:
-    """Return the separator of a line without a header: | or a tab, else the first ; or comma, since
-    later ones belong to the text. Empty if there is none.
+    """Return the separator of a line without a header; empty if there is none.
+
+    It is | or a tab, else the first ; or comma, since later ones belong to the text.
     """
     for separator in LITERAL:
         if separator in line:
@@ -501,14 +502,14 @@ def _header_of(line: str, separator: str) -> tuple[str, ...]:
 
 
 def _meanings(header: Sequence[str]) -> tuple[str, ...]:
-    """Return the meaning of each column; of several with the same meaning, only the first in
-    COLUMN_NAMES has it.
-    """
-    present = set(header)
-    used = {}
+    """Return the meaning of each column; of several, the first in COLUMN_NAMES has it."""
+    meanings = [""] * len(header)
     for meaning, names in COLUMN_NAMES.items():
-        used[next((name for name in names if name in present), "")] = meaning
-    return tuple(used.get(name, "") if name else "" for name in header)
+        used = next((name for name in names if name in header), None)
+        for column, name in enumerate(header):
+            if name == used:
+                meanings[column] = meaning
+    return tuple(meanings)
 
 
 def _records(text: str, separator: str) -> list[_Record]:
@@ -572,14 +573,12 @@ def _audio_folder_of(
 
 
 def _folders_of(table: _Table, metadata: Path, root: Path | None) -> list[Path]:
-    """The folders that the audio of a table may be in: ids are usually in a subfolder, paths are
-    usually not.
-    """
+    """Return the folders that may hold the audio: ids are usually in a subfolder, paths are not."""
     if table.header:
         base = root or metadata.parent
         return [base, *audio_subfolders(base)]
-    bases = [root, metadata.parent] if root else [metadata.parent]
-    return [folder for base in bases for folder in (*audio_subfolders(base), base)]
+    beside = [*audio_subfolders(metadata.parent), metadata.parent]
+    return [*audio_subfolders(root), root, *beside] if root else beside
 
 
 def _names(table: _Table) -> Iterator[str]:
@@ -673,9 +672,7 @@ def _remedy(names: Sequence[str], base: Path) -> str:
 
 
 def _rows_of_folder(folder: Path, language: str) -> Rows:
-    """The audio files in a folder and below it as rows without texts; the speaker is the name of
-    the subfolder.
-    """
+    """Return the audio files in and below a folder as rows; subfolders name the speakers."""
     rows = []
     rejected = []
     for line, audio in enumerate(audio_files(folder, UNREADABLE), 1):

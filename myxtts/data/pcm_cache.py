@@ -20,8 +20,10 @@ from myxtts.data.reading import ReadRows
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, locked_file
 
-CHUNK_UTTERANCES = 256  # decoded at a time; limits the memory if the disk is slow
-MAX_PASSES = 3  # over files that change while they are decoded
+# Decoded at a time; limits the memory if the disk is slow.
+CHUNK_UTTERANCES = 256
+# Over files that change while they are decoded.
+MAX_PASSES = 3
 
 CHECKSUM = np.dtype("<u4")
 
@@ -42,8 +44,7 @@ class DecodedCorpus(NamedTuple):
 
 
 def open_cache(manifest: Manifest, folder: Path, workers: int) -> DecodedCorpus:
-    """Map the decoded corpus; decode it first if the cache is missing, or if a file of the corpus
-    has changed.
+    """Map the decoded corpus; decode it first if it is missing or a file has changed.
 
     The name of the file contains a digest of the corpus and of its paths, so each corpus has its
     own file, and so has a corpus of equal lengths in another folder. It ends with a digest of the
@@ -138,14 +139,13 @@ def _is_current(path: Path, manifest: Manifest) -> bool:
 
 
 def _make(path: Path, manifest: Manifest, workers: int) -> None:
-    """Write the cache under a temporary name and rename it, or wait for another process
-    that does.
-    """
+    """Write the cache and rename it, or wait for another process that does."""
     temporary = path.with_suffix(".partial")
     with locked_file(temporary) as file:
         is_written = False
         try:
-            if not _is_current(path, manifest):  # else another process has just made it
+            # Else another process has just made it.
+            if not _is_current(path, manifest):
                 _write(manifest, file, workers)
                 is_written = True
         finally:
@@ -162,7 +162,8 @@ def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
         DataError: a file has changed in MAX_PASSES passes.
     """
     file.truncate(0)
-    rows, checksums = list(range(len(manifest))), np.zeros(len(manifest), CHECKSUM)
+    rows = list(range(len(manifest)))
+    checksums = np.zeros(len(manifest), CHECKSUM)
     for _ in range(MAX_PASSES):
         before = _stamps(manifest)
         _decode(manifest, rows, file, checksums, workers)
@@ -189,9 +190,7 @@ def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
 def _decode(
     manifest: Manifest, rows: Sequence[int], file: BinaryIO, checksums: np.ndarray, workers: int
 ) -> None:
-    """Write the samples of some rows to their places in the file, and their checksums to an
-    array.
-    """
+    """Write the samples of some rows to their places, and their checksums to an array."""
     samples = manifest.samples.tolist()
     starts = 2 * (np.cumsum(manifest.samples, dtype=np.int64) - manifest.samples)
     with (

@@ -40,8 +40,7 @@ class ProducedBatch(NamedTuple):
 
 
 class Producer:
-    """Makes batches on one data device for the replicas that it feeds: all of them, or in turn with
-    other producers.
+    """Makes batches on one data device for some replicas, all or in turn with other producers.
 
     Args:
         corpus: manifest and plan.
@@ -98,9 +97,7 @@ class Producer:
     def replica_batches(
         self, corpus_pass: Pass
     ) -> Generator[tuple[ProducedBatch, ...], None, None]:
-        """Make the batches of this producer's turn on the data device, one for each replica at a
-        time, in the order of the routes.
-        """
+        """Make the batches of this producer's turn, one for each replica at a time."""
         with (
             closing(self.read(corpus_pass, self._turn)) as read,
             closing(
@@ -161,7 +158,8 @@ def produced_batches(
     began_s = time.perf_counter()
     for number, (planned, waves) in enumerate(read):
         read_s = time.perf_counter()
-        with tf.device(device):  # places the results; tf.device is per thread
+        # Places the results. tf.device is per thread, so it is entered here.
+        with tf.device(device):
             features, element = produce(waves)
         if synchronize:
             element.numpy()
@@ -209,9 +207,8 @@ class Pipeline:
             corpus.manifest, extractor.inputs, reference_samples, data, cache_folder
         )
         self._depth = data.prefetch_buffer_size
-        routes_of: dict[
-            tuple[str, ...], list[int]
-        ] = {}  # data devices that take turns -> indices of their routes
+        # Routes with the same data devices share their producers, which take turns.
+        routes_of: dict[tuple[str, ...], list[int]] = {}
         for index, route in enumerate(routes):
             routes_of.setdefault(route.data_devices, []).append(index)
         self._indices = list(routes_of.values())
@@ -232,13 +229,11 @@ class Pipeline:
             ]
             for data_devices, indices in routes_of.items()
         ]
-        self.producers = [producer for group in self._groups for producer in group]
+        self.producers = list(chain.from_iterable(self._groups))
 
     @contextmanager
     def open_unbuffered(self, corpus_pass: Pass) -> Iterator[Iterator[tuple[ProducedBatch, ...]]]:
-        """Return the batches of the only producer without a feed: each is produced when it is
-        taken.
-        """
+        """Yield batches of the only producer without a feed: each is produced when it is taken."""
         (producer,) = self.producers
         with closing(producer.replica_batches(corpus_pass)) as batches:
             yield batches
@@ -255,8 +250,9 @@ class Pipeline:
 def held_out_pipeline(
     corpus: Corpus, route: Route, extractor: FeatureExtractor, config: Config, cache_folder: Path
 ) -> Pipeline:
-    """Return the pipeline of held-out batches on one route, for validation, samples, evaluation
-    and merging; open it with HELD_OUT_PASS, or with `Pass(epochs=1)` where losses do not count.
+    """Return the pipeline of held-out batches: validation, samples, evaluation, merging.
+
+    Open it with HELD_OUT_PASS, or with `Pass(epochs=1)` where losses do not count.
     """
     return Pipeline(
         corpus,
@@ -297,8 +293,7 @@ def make_reader(
 
 
 class ReplicaFeed:
-    """The feeds of all producers as one: the next batch of each replica, in the order of the
-    routes.
+    """The feeds of all producers as one: a batch of each replica, in the order of the routes.
 
     An error of a producer is raised in place of its batch, after the batches of the other producers
     before it.
@@ -319,8 +314,9 @@ class ReplicaFeed:
         groups: Sequence[Sequence[Feed[tuple[ProducedBatch, ...]]]],
         indices: Sequence[Sequence[int]],
     ):
-        self._groups, self._taken = groups, 0
-        by_group = [index for of_group in indices for index in of_group]
+        self._groups = groups
+        self._taken = 0
+        by_group = list(chain.from_iterable(indices))
         self._order = sorted(range(len(by_group)), key=by_group.__getitem__)
         self._opened = ExitStack()
 
@@ -365,8 +361,7 @@ class ReplicaFeed:
     def wait_until_full(
         self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False
     ) -> float:
-        """Wait until each feed has been full once or has ended, at most `timeout_s`, or until a
-        stop.
+        """Wait until each feed was full once or ended, or until a stop; at most `timeout_s`.
 
         Returns:
             The seconds waited.

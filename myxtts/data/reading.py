@@ -57,18 +57,14 @@ class Reader(Protocol):
 
 
 def with_host_fields(uploaded: Batch, planned: PlannedBatch, fields: dict[str, Field]) -> Batch:
-    """Return a batch of a contract: what is on the device, and the planned arrays of the fields in
-    host memory.
-    """
+    """Return an uploaded batch with the planned arrays of the fields in host memory."""
     return uploaded | {
         name: planned.arrays[name] for name, field in fields.items() if field.on_host
     }
 
 
 def wave_columns(fields: dict[str, Field]) -> tuple[str, ...]:
-    """Name the planned arrays that locate the waves of a contract, one number for each row of a
-    batch.
-    """
+    """Name the planned arrays that locate the waves of a contract, one number for each row."""
     reference = (
         ("reference_row", "reference_start", "reference_samples")
         if "reference_pcm" in fields
@@ -117,9 +113,7 @@ def fixed_options() -> tf.data.Options:
 
 
 def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> DataError:
-    """Return the error for a batch that cannot be read; it names the utterance whose file is at
-    fault.
-    """
+    """Return the error of a batch that cannot be read, naming the utterance at fault."""
     if not len(planned.rows):
         return DataError(f"a batch without utterances cannot be made: {error}.")
     rows = np.concatenate([planned.rows, planned.arrays["reference_row"][: len(planned.rows)]])
@@ -164,7 +158,8 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
         # tf.debugging.Assert is stateful and would make reading serial under enable_op_determinism;
         # tf.reshape is not.
         wave = tf.reshape(wave, [tf.where(unchanged, lengths[row], NO_SIZE)])
-        return tf.cast(wave * 32768.0, tf.int16)  # decode_wav divides by 32768: exact
+        # decode_wav divides by 32768: exact.
+        return tf.cast(wave * 32768.0, tf.int16)
 
     def convert(row: tf.Tensor) -> tf.Tensor:
         def read(path: bytes, samples: np.int32) -> np.ndarray:
@@ -203,9 +198,7 @@ Element = dict[str, Any]
 
 
 class _Elements:
-    """The elements of one iterator after another by their numbers, each once; the iterator advances
-    in order.
-    """
+    """The elements of one iterator after another, by their numbers, each once."""
 
     def __init__(self) -> None:
         self._iterator: Iterator[Element] = iter(())
@@ -249,9 +242,9 @@ class Source:
     def __init__(self, signature: dict[str, tf.TensorSpec]):
         self._elements = _Elements()
         specs = signature.values()
-        types = [
-            np.bytes_ if spec.dtype == tf.string else spec.dtype.as_numpy_dtype for spec in specs
-        ]
+        # NumPy's type of TensorFlow's strings is `object`, which would be slower to convert.
+        types = [spec.dtype.as_numpy_dtype for spec in specs]
+        types = [np.bytes_ if kind is object else kind for kind in types]
 
         def columns(number: np.ndarray) -> list:
             element = self._elements.take(int(number))
@@ -297,7 +290,8 @@ SILENCE = {
 }
 """One row of no samples."""
 
-END = "end"  # in place of the number of a batch
+# In place of the number of a batch.
+END = "end"
 
 
 class LocalReader:
@@ -344,7 +338,9 @@ class LocalReader:
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
         """See `Reader.read`."""
         in_flight: deque[tuple[str, PlannedBatch]] = deque()
-        of_pass = f"{next(self._passes)}:"  # begins the number of each batch
+        # Numbers of batches begin with that of their pass: what tf.data read ahead for the previous
+        # pass is recognised and dropped.
+        of_pass = f"{next(self._passes)}:"
         end = f"{of_pass}{END}"
 
         def elements() -> Iterator[dict]:
@@ -356,34 +352,35 @@ class LocalReader:
             yield from repeat(SILENCE | {"batch_number": end})
 
         idle = self._idle.setdefault(device, [])
-        with tf.device(
-            None
-        ):  # whatever the caller's is: operations of tf.data have CPU kernels only
+        # Operations of tf.data have CPU kernels only, whatever the device of the caller.
+        with tf.device(None):
             source, iterator = idle.pop() if idle else self._open(device)
         source.begin(elements())
         while True:
             try:
                 waves = next(iterator)
             except tf.errors.ResourceExhaustedError:
-                raise  # the device is out of memory: no utterance is at fault
+                # The device is out of memory: no utterance is at fault.
+                raise
             except READ_ERRORS as error:
                 if not in_flight:
                     raise
                 raise unreadable(self._manifest, in_flight[0][1], error) from error
             found = waves.pop("batch_number").numpy().decode()
             if found.endswith(END) and found != end:
-                continue  # read ahead behind the end of the pass before
+                # Read ahead after the end of the previous pass.
+                continue
             if found == end and not in_flight:
-                idle.append(
-                    (source, iterator)
-                )  # for the next pass; one that is abandoned still has batches
+                # Kept for the next pass. An abandoned iterator still has batches, and is not.
+                idle.append((source, iterator))
                 return
             number, batch = in_flight.popleft()
             if found != number:
                 raise RuntimeError(f"tf.data returned batch {found} in place of {number}")
             yield batch, with_host_fields(waves, batch, self._fields)
 
-    @tf.autograph.experimental.do_not_convert  # the functions of `Source`
+    # AutoGraph would convert the functions of `Source`, which are traced as they are.
+    @tf.autograph.experimental.do_not_convert
     def _open(self, device: str) -> tuple[Source, Iterator[dict]]:
         source = Source(ELEMENT_SPEC)
         dataset = source.dataset.map(
@@ -392,9 +389,8 @@ class LocalReader:
         dataset = dataset.prefetch(self._data.buffer_size)
         options = fixed_options()
         options.experimental_slack = False
-        options.experimental_optimization.apply_default_optimizations = (
-            False  # find nothing here, and take 0.1 s
-        )
+        # The optimizations find nothing here, and take 0.1 s.
+        options.experimental_optimization.apply_default_optimizations = False
         # Only options may follow the upload: any other transformation silently returns to the host.
         upload = tf.data.experimental.prefetch_to_device(
             device, buffer_size=self._data.prefetch_buffer_size

@@ -1,5 +1,4 @@
-"""Reads batches on other machines: workers of a tf.data service read and decode in place of this
-process.
+"""Reads batches on other machines, by the workers of a tf.data service.
 
 The plan stays in this process. It asks the service for one section of the plan after another, each
 as a job, and the service distributes the batches of a job among its workers. Batches arrive in any
@@ -42,10 +41,10 @@ from myxtts.data.reading import (
 from myxtts.distributed.cluster import host_and_port
 from myxtts.errors import DataError
 
-JOB_BATCHES = (
-    256  # making a job's graph takes 0.14 s, so that shorter jobs cost more for each batch
-)
-TRIAL_BATCHES = 8  # in the first jobs of a run, which show whether the service works
+# Making a job's graph takes 0.14 s, so that shorter jobs cost more for each batch.
+JOB_BATCHES = 256
+# In the first jobs of a run, which show whether the service works.
+TRIAL_BATCHES = 8
 # times buffer_size: batches that may wait for an earlier one before this process reads that one
 WINDOW = 4
 CONNECT_S = 5.0
@@ -138,9 +137,7 @@ class ServiceReader:
         return with_host_fields(uploaded, batch, self.fields)
 
     def connect(self) -> None:
-        """Raise OSError if nothing answers at the address, or if the last request was never
-        answered.
-        """
+        """Raise OSError if nothing answers there, or never answered the last request."""
         if self._unanswered is not None and not self._unanswered.answered_within(CONNECT_S):
             raise TimeoutError("it has not answered the last request")
         socket.create_connection(self._host_and_port, CONNECT_S).close()
@@ -162,7 +159,8 @@ class ServiceReader:
         Raises:
             OSError: see `connect`.
         """
-        self.connect()  # TensorFlow itself would retry for ever
+        # TensorFlow itself would retry for ever.
+        self.connect()
         service = tf.data.experimental.service
         distributed = service.distribute(
             service.ShardingPolicy.DYNAMIC,
@@ -175,8 +173,7 @@ class ServiceReader:
         )
 
     def job_dataset(self, batches: list[PlannedBatch], number: int) -> tf.data.Dataset:
-        """Read some batches by operations without Python; each element has its place and the job's
-        number.
+        """Read batches by operations without Python; each has its place and the job's number.
 
         The dataset is sent to the workers, so it holds only the part of the manifest that these
         batches need.
@@ -243,14 +240,14 @@ def _select_rows(manifest: Manifest, rows: np.ndarray) -> Manifest:
 
 
 class _OrderedBatches:
-    """Planned batches with their waves on the host, in order, read by the service or by this
-    process.
+    """Planned batches with their waves on the host, in order, read by the service or here.
 
     One thread iterates; another may call `close`, which soon ends the iteration.
     """
 
     def __init__(self, reader: ServiceReader, planned: Iterable[PlannedBatch]):
-        self._reader, self._planned = reader, iter(planned)
+        self._reader = reader
+        self._planned = iter(planned)
         self._jobs: list[_Job] = []  # the current one and the next
         self._closed = False
 
@@ -293,7 +290,8 @@ class _OrderedBatches:
                 WINDOW * depth,
             )
             self._jobs.append(job)
-            if self._closed:  # by another thread, which did not see this job
+            # By another thread, which did not see this job.
+            if self._closed:
                 job.close()
 
     def _read_here(self, batch: PlannedBatch) -> Batch:
@@ -305,10 +303,9 @@ class _OrderedBatches:
             raise unreadable(self._reader.manifest, batch, error) from error
 
     def _explain(self, job: "_Job", place: int) -> None:
-        """Log why this process reads a batch, or raise DataError if the service was started
-        wrongly.
-        """
-        address, error = self._reader.address, job.error
+        """Log why this process reads a batch; raise DataError if the service is set up wrongly."""
+        address = self._reader.address
+        error = job.error
         if error is not None and not isinstance(error, (*READ_ERRORS, OSError)):
             raise error
         if self._reader.proven or (error is None and job.arrived):
@@ -369,12 +366,15 @@ class _Job:
         depth: int,
         window: int,
     ):
-        self.batches, self.arrived, self.read_here = batches, 0, 0
+        self.batches = batches
+        self.arrived = 0
+        self.read_here = 0
         self.number = secrets.randbits(62)
         self.error: BaseException | None = None
         self._open, self._depth, self._window = open_job, depth, window
         self._ready: dict[int, Batch] = {}
-        self._wanted = 0  # all earlier places were taken or given up
+        # All earlier places were taken or given up.
+        self._wanted = 0
         self._waiting_since_s: float | None = time.monotonic()  # None while no request is open
         self._over = False
         self._changed = threading.Condition()
@@ -382,15 +382,14 @@ class _Job:
         self._thread.start()
 
     def answered_within(self, timeout_s: float) -> bool:
-        """Return whether the service has answered every request; nothing but an answer ends a
-        request.
-        """
+        """Whether the service has answered every request; nothing else ends a request."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def take(self, place: int, patience_s: float) -> Batch | None:
-        """Return the batch of a place, or None if it must be read elsewhere. Each place is
-        requested once, in order.
+        """Return the batch of a place, or None if it must be read elsewhere.
+
+        Each place is requested once, in order.
 
         A batch is given up when nothing has arrived for `patience_s`, when no more batches will
         arrive, or when `window` later ones wait for it.
@@ -420,10 +419,10 @@ class _Job:
         try:
             self._pull(self._open(self.number))
         except (*READ_ERRORS, OSError) as error:
-            self.error = error.with_traceback(
-                None
-            )  # its frames would keep the job alive on the workers
-        except BaseException as error:  # a defect
+            # Its frames would keep the job alive on the workers.
+            self.error = error.with_traceback(None)
+        except BaseException as error:
+            # Raised by the consumer: an unexpected exception.
             self.error = error
         with self._changed:
             self._over = True
@@ -432,12 +431,12 @@ class _Job:
     def _pull(self, source: Iterator[dict]) -> None:
         while self._wait_for_room():
             waves = next(source, None)
-            if waves is None:  # the service has no more batches, even if some are missing
+            # The service has no more batches, even if some are missing.
+            if waves is None:
                 return
             place = int(waves.pop("place"))
-            if (
-                int(waves.pop("job")) != self.number
-            ):  # a restarted dispatcher reuses the ids of earlier jobs
+            # A restarted dispatcher reuses the ids of earlier jobs.
+            if int(waves.pop("job")) != self.number:
                 raise ConnectionError("its dispatcher was restarted")
             with self._changed:
                 self.arrived += 1

@@ -1,5 +1,4 @@
-"""The servers of a data service: a dispatcher, which distributes batches, and workers, which read
-and decode them.
+"""The servers of a data service: a dispatcher of batches, and workers that read them.
 
 A worker runs any operation that it receives, with the permissions of its user, and nothing is
 encrypted. TensorFlow's servers listen on every network interface; this module restricts them to the
@@ -18,9 +17,12 @@ from myxtts.distributed.cluster import bind_to_loopback, is_loopback
 from myxtts.errors import ConfigError, DataError
 from myxtts.tf_internals import dispatcher_config, worker_server_port
 
-HEARTBEAT_S = 2  # interval at which a worker learns which jobs have ended
-CLEAN_UP_S = 10  # the dispatcher ends jobs that no client has read for this time
-TRAINER_TIMEOUT_S = 60  # the dispatcher forgets trainers without a heartbeat for this time
+# Interval at which a worker learns which jobs have ended.
+HEARTBEAT_S = 2
+# The dispatcher ends jobs that no client has read for this time.
+CLEAN_UP_S = 10
+# The dispatcher forgets trainers without a heartbeat for this time.
+TRAINER_TIMEOUT_S = 60
 DISPATCHER_WAIT_S = 60
 
 log = logging.getLogger(__name__)
@@ -28,8 +30,9 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def dispatcher(host: str, port: int) -> Iterator[int]:
-    """Run a dispatcher; the context is its port. Leaving it waits for open requests, with Python's
-    global lock held.
+    """Run a dispatcher; the context is its port.
+
+    Leaving it waits for open requests, with Python's global lock held.
 
     Args:
         host: name of this machine for trainers and workers; a loopback address restricts the
@@ -96,13 +99,10 @@ def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> 
 
 
 def _check_port_free(port: int) -> None:
-    """Raise ConfigError if the port is in use; TensorFlow would share it, and each server get some
-    of the requests.
-    """
+    """Raise ConfigError if the port is in use: TensorFlow would share it."""
     with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # succeeds after a server that has just ended
+        # Succeeds after a server that has just ended.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError as error:

@@ -1,6 +1,4 @@
-"""Texts without recordings, for a teacher to speak; and which rows of a batch it speaks. No
-TensorFlow.
-"""
+"""Texts without recordings for a teacher to speak, and the rows that it speaks. No TensorFlow."""
 
 import hashlib
 import logging
@@ -16,17 +14,14 @@ from myxtts.errors import DataError
 from myxtts.files import decode_text, read_file
 
 MAX_BYTES = 200_000_000
-MAX_LENGTH_RATIO = (
-    1.25  # largest ratio of the tokens of a text and of the utterance whose place it takes
-)
+# Largest ratio of the tokens of a text and of the utterance whose place it takes.
+MAX_LENGTH_RATIO = 1.25
 
 log = logging.getLogger(__name__)
 
 
 def teacher_row_count(rows: Any, fraction: float) -> Any:
-    """Return how many of the rows of a batch, its last ones, a teacher speaks: a number or an int32
-    tensor.
-    """
+    """Return how many of the last rows of a batch a teacher speaks: number or int32 tensor."""
     # In thousandths, since a GPU takes whole numbers from the host and fractions from its own
     # memory.
     return rows * round(1000 * fraction) // 1000
@@ -110,8 +105,7 @@ class TeacherRows:
         reference_samples: int,
         random: np.random.Generator,
     ) -> dict[str, np.ndarray]:
-        """Return the arrays of a planned batch in which the last rows are not read, but spoken with
-        drawn voices.
+        """Return the arrays of a planned batch whose last rows are spoken, with drawn voices.
 
         Args:
             arrays: see `batch_plan`.
@@ -151,8 +145,9 @@ def read_texts(
     vocabulary: Vocabulary,
     longest: int,
 ) -> Texts:
-    """Read sentences, one in a line. Those with symbols that the vocabulary lacks are left out and
-    counted.
+    """Read sentences, one in a line.
+
+    Those with symbols that the vocabulary lacks are left out and counted.
 
     Args:
         longest: the most tokens of an utterance of the corpus. Longer texts take no place, and are

@@ -17,7 +17,8 @@ from myxtts.files import FULL
 from myxtts.terminal import detach_stdout, discard_stdout, printable
 
 _SPACE = "Free some disk space or fix the permissions"
-_REMEDIES = {  # errno of an error of the disk -> what to do
+# Errno of an error of the disk -> what to do.
+_REMEDIES = {
     **dict.fromkeys(
         (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _SPACE
     ),
@@ -46,9 +47,8 @@ def report_errors(program: Callable[[], int]) -> int:
     defect and keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(
-            stream, "reconfigure"
-        ):  # in a locale without UTF-8, letters that it lacks are escaped
+        # In a locale without UTF-8, letters that it lacks are escaped.
+        if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     log_to_console()
     set_environment()
@@ -118,10 +118,8 @@ class _Console(logging.Handler):
             tqdm.write(printable(self.format(record)), file=sys.stdout)
             sys.stdout.flush()
         except OSError as error:
-            if error.errno not in (
-                *FULL,
-                errno.EIO,
-            ):  # such as the end of a reader; EIO is that of a lost terminal
+            # Such as the end of a reader; EIO is that of a lost terminal.
+            if error.errno not in (*FULL, errno.EIO):
                 raise
             detach_stdout(error, "The program goes on")
 
@@ -143,10 +141,9 @@ def _lack_of_memory(error: Exception) -> str | None:
 
 
 def _disk_message(error: OSError) -> str:
-    file, remedy = (
-        error.filename2 or error.filename,
-        _REMEDIES[error.errno or 0],
-    )  # a rename names its target second
+    # A rename names its target second.
+    file = error.filename2 or error.filename
+    remedy = _REMEDIES[error.errno or 0]
     if file is None:
         return f"a file: {error.strerror}. {remedy}."
     folder = os.path.dirname(os.path.abspath(os.fsdecode(file)))

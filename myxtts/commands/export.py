@@ -21,7 +21,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
-    from myxtts.synthesis.export import export_run  # imports TensorFlow, which takes seconds
+    # Imports TensorFlow, which takes seconds.
+    from myxtts.synthesis.export import export_run
 
     export_run(**vars(options))
     return 0

@@ -176,6 +176,11 @@ def add_checkpoint_flag(parser: CommandParser) -> None:
     parser.add_argument("--checkpoint", help=checkpoint)
 
 
+def add_json_flag(parser: argparse._ActionsContainer) -> None:
+    help_ = "write the figures as JSON"
+    parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help=help_)
+
+
 def add_columns_flag(parser: CommandParser, corpus: str) -> None:
     parser.add_argument(
         "--columns",

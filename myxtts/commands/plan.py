@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from myxtts.commands.parser import CommandParser, bounded
+from myxtts.commands.parser import CommandParser, add_json_flag, bounded
 from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_whole
 from myxtts.throughput.model import STAGES, QueueDepths
@@ -31,70 +31,42 @@ from myxtts.throughput.stage_times import (
 NAME = "plan"
 HELP = "Predict the throughput of every placement from the times of the stages."
 MAX_GPUS = 16
-BATCHES = 3200  # 200 steps on 16 GPUs; filling the queues takes a few of them
+# 200 steps on 16 GPUs; filling the queues takes a few of them.
+BATCHES = 3200
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
     parser = CommandParser(
         prog=prog, description=HELP, epilog="Times are means per batch, in milliseconds."
     )
-    milliseconds, mib = bounded(float, 0.0, 1e3 * MAX_STAGE_S), bounded(float, 0.0, 1e7)
-    parser.add_argument(
-        "--gpus", type=bounded(int, 1, MAX_GPUS), required=True, help="number of GPUs"
-    )
-    parser.add_argument(
-        "--profile",
-        metavar="FILE",
-        type=Path,
-        help="read the times from a file that `profile --json` wrote",
-    )
-    parser.add_argument("--read-ms", type=milliseconds, help="one worker reads a batch (default 0)")
-    parser.add_argument("--produce-ms", type=milliseconds, help="P: the data device makes a batch")
-    parser.add_argument(
-        "--transfer-ms", type=milliseconds, help="T: a batch moves to another GPU (default 0)"
-    )
-    parser.add_argument("--step-ms", type=milliseconds, help="C: the model trains on a batch")
-    parser.add_argument(
-        "--variation",
-        type=bounded(float, 0.0, MAX_VARIATION),
-        help="standard deviation of the time of every stage, divided by its mean",
-    )
-    parser.add_argument(
-        "--all-reduce-ms",
-        type=milliseconds,
-        default=0.0,
-        help="A: all-reduce of two replicas; k replicas take 2 (k - 1) / k times as long",
-    )
-    parser.add_argument(
-        "--observe-ms",
-        type=milliseconds,
-        default=0.0,
-        help="V: validation and samples in a step, on the data device where it does not train",
-    )
-    parser.add_argument(
-        "--memory-mib", type=mib, nargs="+", help="memory of each GPU, or one number for all"
-    )
-    parser.add_argument(
-        "--produce-memory-mib", type=mib, default=0.0, help="memory needed to make batches"
-    )
-    parser.add_argument(
-        "--replica-memory-mib", type=mib, default=0.0, help="memory needed to train a replica"
-    )
-    defaults, count = QueueDepths(), bounded(int, 1, 1024)
-    parser.add_argument(
-        "--prefetch-buffer-size", type=count, default=defaults.feed, help="the setting of `train`"
-    )
-    parser.add_argument(
-        "--buffer-size", type=count, default=defaults.host, help="the setting of `train`"
-    )
-    parser.add_argument(
-        "--num-workers",
-        type=count,
-        help=f"readers of each data GPU (default: those of the --profile, or {defaults.workers})",
-    )
-    parser.add_argument(
-        "--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON"
-    )
+    add = parser.add_argument
+    milliseconds = bounded(float, 0.0, 1e3 * MAX_STAGE_S)
+    mib = bounded(float, 0.0, 1e7)
+    count = bounded(int, 1, 1024)
+    defaults = QueueDepths()
+    add("--gpus", type=bounded(int, 1, MAX_GPUS), required=True, help="number of GPUs")
+    profile_help = "read the times from a file that `profile --json` wrote"
+    add("--profile", metavar="FILE", type=Path, help=profile_help)
+    add("--read-ms", type=milliseconds, help="one worker reads a batch (default 0)")
+    add("--produce-ms", type=milliseconds, help="P: the data device makes a batch")
+    add("--transfer-ms", type=milliseconds, help="T: a batch moves to another GPU (default 0)")
+    add("--step-ms", type=milliseconds, help="C: the model trains on a batch")
+    variation_help = "standard deviation of the time of every stage, divided by its mean"
+    add("--variation", type=bounded(float, 0.0, MAX_VARIATION), help=variation_help)
+    all_reduce_help = "A: all-reduce of two replicas; k replicas take 2 (k - 1) / k times as long"
+    add("--all-reduce-ms", type=milliseconds, default=0.0, help=all_reduce_help)
+    observe_help = "V: validation and samples in a step, on the data device where it is free"
+    add("--observe-ms", type=milliseconds, default=0.0, help=observe_help)
+    memory_help = "memory of each GPU, or one number for all"
+    add("--memory-mib", type=mib, nargs="+", help=memory_help)
+    add("--produce-memory-mib", type=mib, default=0.0, help="memory needed to make batches")
+    add("--replica-memory-mib", type=mib, default=0.0, help="memory needed to train a replica")
+    setting_help = "the setting of `train`"
+    add("--prefetch-buffer-size", type=count, default=defaults.feed, help=setting_help)
+    add("--buffer-size", type=count, default=defaults.host, help=setting_help)
+    workers_help = f"readers of each data GPU (default: the --profile's, or {defaults.workers})"
+    add("--num-workers", type=count, help=workers_help)
+    add_json_flag(parser)
     return parser.parse(argv)
 
 
@@ -108,11 +80,9 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         options.prefetch_buffer_size, options.buffer_size, num_workers
     )
     placements = candidate_placements(options.gpus, memory_of(options))
-    times, all_reduce_s, observe_s = (
-        sample_stage_times(costs, BATCHES),
-        options.all_reduce_ms / 1e3,
-        options.observe_ms / 1e3,
-    )
+    times = sample_stage_times(costs, BATCHES)
+    all_reduce_s = options.all_reduce_ms / 1e3
+    observe_s = options.observe_ms / 1e3
     ranked = predict_all(placements, times, depths, all_reduce_s, observe_s)
     print("\n".join(format_table(ranked, placements)))
     if options.json_file:
@@ -145,7 +115,8 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
             " another is unknown. Give --transfer-ms, or profile with --data-gpu and --model-gpu."
         )
     if options.read_ms is not None:
-        costs.pop("read", None)  # with the variation of its arrivals
+        # With the variation of its arrivals.
+        costs.pop("read", None)
     if "read" in costs:
         workers = profile.num_workers or options.num_workers
         if workers is None:
@@ -181,7 +152,9 @@ def memory_of(options: argparse.Namespace) -> MemoryBudget | None:
                 "the memory needed was given without the memory of the GPUs. Add --memory-mib."
             )
         return None
-    limits_mib = tuple(options.memory_mib) * (options.gpus if len(options.memory_mib) == 1 else 1)
+    limits_mib = tuple(options.memory_mib)
+    if len(limits_mib) == 1:
+        limits_mib *= options.gpus
     if len(limits_mib) != options.gpus:
         raise ConfigError(
             f"--memory-mib has {len(limits_mib)} numbers for {options.gpus} GPUs. Give one for"

@@ -5,9 +5,8 @@ Exit codes: 0 all checks passed, 1 a check failed, 2 a mistake in the settings.
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from myxtts.commands.parser import bounded, read_settings, settings_parser
+from myxtts.commands.parser import add_json_flag, bounded, read_settings, settings_parser
 from myxtts.config.schema import Config
 from myxtts.files import check_writable, write_json
 
@@ -18,16 +17,10 @@ HELP = "Check with a short trial whether a training run will work."
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
     description = f"{HELP} Without --data-gpu and --model-gpu: batches on GPU 0, model on GPU 1."
     parser = settings_parser(prog, description)
-    parser.add_argument(
-        "--json", dest="json_file", metavar="FILE", type=Path, help="also write the report as JSON"
-    )
-    parser.add_argument(
-        "--steps",
-        metavar="N",
-        type=bounded(int, 4, 1000),
-        default=12,
-        help="maximum number of training steps (4 to 1000, default 12)",
-    )
+    add_json_flag(parser)
+    steps = bounded(int, 4, 1000)
+    steps_help = "maximum number of training steps (4 to 1000, default 12)"
+    parser.add_argument("--steps", metavar="N", type=steps, default=12, help=steps_help)
     config, options = read_settings(parser, argv)
     check_writable("--json", options.json_file)
     return config, options
@@ -35,7 +28,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config, options = parse(argv, prog)
-    from myxtts.preflight.validate import validate  # imports TensorFlow, which takes seconds
+    # Imports TensorFlow, which takes seconds.
+    from myxtts.preflight.validate import validate
 
     report = validate(config, options.steps)
     print(f"\n{report.summary()}")

@@ -1,13 +1,11 @@
-"""`myxtts profile`: measure a run on the first steps of its plan, without changing its weights or
-its folder.
-"""
+"""`myxtts profile`: measure the first steps of a run, whose weights and folder stay unchanged."""
 
 import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import bounded, read_settings, settings_parser
+from myxtts.commands.parser import add_json_flag, bounded, read_settings, settings_parser
 from myxtts.config.schema import Config
 from myxtts.files import check_writable, write_whole
 
@@ -18,22 +16,12 @@ HELP = "Measure where the time of a training run goes, and recommend faster sett
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
     parser = settings_parser(prog, HELP)
     group = parser.add_argument_group("profile", "What to measure and what to write.")
-    group.add_argument(
-        "--num-steps",
-        metavar="N",
-        type=bounded(int, 2, 1e6),
-        default=100,
-        help="steps to measure, after a warm-up (default 100)",
-    )
-    group.add_argument(
-        "--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON"
-    )
-    group.add_argument(
-        "--trace",
-        metavar="FILE",
-        type=Path,
-        help="write a trace of all batches for ui.perfetto.dev",
-    )
+    steps_help = "steps to measure, after a warm-up (default 100)"
+    steps = bounded(int, 2, 1e6)
+    group.add_argument("--num-steps", metavar="N", type=steps, default=100, help=steps_help)
+    add_json_flag(group)
+    trace_help = "write a trace of all batches for ui.perfetto.dev"
+    group.add_argument("--trace", metavar="FILE", type=Path, help=trace_help)
     return read_settings(parser, argv)
 
 

@@ -39,9 +39,8 @@ _NOISE = re.compile(
 def set_environment() -> None:
     """Set what TensorFlow and CUDA read from the environment, unless the user has set it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # warnings and errors
-    os.environ.setdefault(
-        "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
-    )  # as in nvidia-smi; by default the fastest GPU is first
+    # As in nvidia-smi; by default the fastest GPU is first.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 def filter_stderr() -> None:
@@ -73,9 +72,8 @@ def filter_stderr() -> None:
 def _run_filter(reading: int, original: int) -> None:
     """Copy lines until every process that writes to the pipe has ended; never returns."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # the process that is filtered may still write after these
+        # The process that is filtered may still write after these.
+        signal.signal(number, signal.SIG_IGN)
     for descriptor in (0, 1, 2):
         if descriptor not in (reading, original):
             os.close(descriptor)

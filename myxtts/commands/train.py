@@ -30,7 +30,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
             config = with_inherited_settings(config)
         print(dump(config), end="")
         return 0
-    from myxtts import run  # imports TensorFlow, which takes seconds
+    # Imports TensorFlow, which takes seconds.
+    from myxtts import run
 
     if config.placement.placement == "auto":
         from myxtts.throughput.auto import choose_placement

@@ -4,7 +4,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import CommandParser, add_checkpoint_flag, add_columns_flag, bounded
+from myxtts.commands.parser import (
+    CommandParser,
+    add_checkpoint_flag,
+    add_columns_flag,
+    add_json_flag,
+    bounded,
+)
 from myxtts.errors import ConfigError
 
 NAME = "transcribe"
@@ -14,49 +20,28 @@ HELP = "Transcribe recordings, or measure the error rates of a trained recognise
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
     parser = CommandParser(prog=prog, description=HELP)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run of a recogniser")
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        type=Path,
-        nargs="*",
-        help="audio files; each makes one line of output",
-    )
-    parser.add_argument(
-        "--corpus",
-        type=Path,
-        help="corpus with texts, instead of files: print a table of error rates",
-    )
-    parser.add_argument(
-        "--audio-root", metavar="DIR", type=Path, help="folder that contains all audio of --corpus"
-    )
+    add = parser.add_argument
+    files_help = "audio files; each makes one line of output"
+    add("files", metavar="FILE", type=Path, nargs="*", help=files_help)
+    corpus_help = "corpus with texts, instead of files: print a table of error rates"
+    add("--corpus", type=Path, help=corpus_help)
+    add("--audio-root", metavar="DIR", type=Path, help="folder that contains all audio of --corpus")
     add_columns_flag(parser, "--corpus")
     add_checkpoint_flag(parser)
-    parser.add_argument(
-        "--beam-width",
-        metavar="N",
-        type=bounded(int, 0, 1000),
-        default=0,
-        help="prefixes that the beam search keeps; 0, the default, decodes greedily",
-    )
-    parser.add_argument(
-        "--json", dest="json_file", metavar="FILE", type=Path, help="also write the result as JSON"
-    )
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        type=Path,
-        help="with --corpus: folder for files (default: RUN/evaluation/CHECKPOINT-CORPUS)",
-    )
+    beam = bounded(int, 0, 1000)
+    beam_help = "prefixes that the beam search keeps; 0, the default, decodes greedily"
+    add("--beam-width", metavar="N", type=beam, default=0, help=beam_help)
+    add_json_flag(parser)
+    out_help = "with --corpus: folder for files (default: RUN/evaluation/CHECKPOINT-CORPUS)"
+    add("--out", metavar="DIR", type=Path, help=out_help)
     return parser.parse(argv)
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = vars(parse(argv, prog))
-    files, corpus, audio_root = (
-        options.pop("files"),
-        options.pop("corpus"),
-        options.pop("audio_root"),
-    )
+    files = options.pop("files")
+    corpus = options.pop("corpus")
+    audio_root = options.pop("audio_root")
     if bool(files) == (corpus is not None):
         given = "both were given" if files else "neither was given"
         raise ConfigError(

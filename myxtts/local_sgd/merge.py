@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from myxtts.config.checks import check_settings
-from myxtts.config.flags import Setting, marked, turned_off, values_of
+from myxtts.config.flags import Setting, marked, turned_off, values_of, with_values
 from myxtts.config.load import check_storable, dump
 from myxtts.config.schema import IN_MERGE, OFF_IN_MERGE, Config, LocalSGDConfig, RunConfig
 from myxtts.data.dataset import audio_root_of, manifest_of
@@ -350,14 +350,10 @@ def merged_config(config: Config, output: Path, corpora: CorpusOverrides) -> Con
     `freeze`, which the optimizer state depends on, and `init_from`, without which `freeze` is
     rejected; the pretrained run is not read again.
     """
-    config = turned_off(config, OFF_IN_MERGE)
-    given = {name: value for name, value in corpora._asdict().items() if value is not None}
-    changes = {
-        "data": config.data.model_copy(update=given),
-        "run": config.run.model_copy(update={"run": output.name, "runs_dir": str(output.parent)}),
-        "local_sgd": LocalSGDConfig(),
-    }
-    return config.model_copy(update=changes)
+    values = {name: value for name, value in corpora._asdict().items() if value is not None}
+    values |= {"run": output.name, "runs_dir": str(output.parent)}
+    config = with_values(turned_off(config, OFF_IN_MERGE), values)
+    return config.model_copy(update={"local_sgd": LocalSGDConfig()})
 
 
 def check_corpora(config: Config, corpora: CorpusOverrides) -> None:

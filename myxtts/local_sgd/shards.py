@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.config.flags import with_values
 from myxtts.config.schema import Config
 from myxtts.data.dataset import audio_root_of, corpus_folder, load_corpora
 from myxtts.data.manifest import Manifest, Vocabulary
@@ -77,8 +78,7 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
     # One of a previous split may be there, and this one may hold none out.
     (folder / "held_out.csv").unlink(missing_ok=True)
     # The texts of a teacher are in symbols and languages of its own.
-    teacher = config.teacher.model_copy(update={"teacher_fraction": 0.0})
-    config = config.model_copy(update={"teacher": teacher})
+    config = with_values(config, {"teacher_fraction": 0.0})
     corpus, held_out, vocabulary = load_corpora(config, folder, length_rule_of(config))
     manifest = corpus.manifest
     if len(manifest) < count:

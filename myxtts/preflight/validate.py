@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.config.flags import with_values
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.manifest import Manifest
 from myxtts.errors import PlacementError, UserError
@@ -107,12 +108,9 @@ def check_transfer(trial: Trial) -> Iterator[Check]:
 
 def with_default_routes(config: Config) -> Config:
     """Return the settings, with batches on GPU 0 and the model on GPU 1 if they name no GPU."""
-    placement = config.placement
-    if named_gpus(placement):
+    if named_gpus(config.placement):
         return config
-    return config.model_copy(
-        update={"placement": placement.model_copy(update={"data_gpu": 0, "model_gpu": 1})}
-    )
+    return with_values(config, {"data_gpu": 0, "model_gpu": 1})
 
 
 def try_load(start: Start, run: OpenRun | None) -> tuple[RunCorpora | None, list[Check]]:

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from myxtts.config.flags import marked
+from myxtts.config.flags import marked, with_values
 from myxtts.config.schema import NAMES_GPUS, Config, PlacementConfig
 from myxtts.distributed.cluster import find_cluster
 from myxtts.distributed.processes import child_setup
@@ -136,8 +136,7 @@ def check_single_worker() -> None:
 
 def with_placement(config: Config, **settings: Any) -> Config:
     """Return the settings with a manual placement."""
-    placement = config.placement.model_copy(update={"placement": "manual", **settings})
-    return config.model_copy(update={"placement": placement})
+    return with_values(config, {"placement": "manual", **settings})
 
 
 def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Prediction]:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import Batch, first_rows
+from myxtts.config.flags import with_values
 from myxtts.config.schema import Config
 from myxtts.placement.routes import Placement
 from myxtts.tasks.registry import task_of
@@ -165,8 +166,8 @@ def try_steps(run: ProfiledRun, batch: Batch) -> Trials:
     run.
     """
     setup = run.setup
-    static = setup.config.data.model_copy(update={"enable_static_shapes": True})
-    static_step = make_step(setup.config.model_copy(update={"data": static}), setup.state)
+    static = with_values(setup.config, {"enable_static_shapes": True})
+    static_step = make_step(static, setup.state)
     rows = len(batch["frames"])
     with tf.device(run.route.data):
         half = first_rows(batch, setup.state.model.BATCH_FIELDS, rows // 2)

@@ -20,26 +20,25 @@ from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.placement.routes import flags_of_gpus, named_gpus
 from myxtts.throughput.assess import SHARED_CORES
 from myxtts.throughput.model import STAGES, QueueDepths
-from myxtts.throughput.placements import (
-    Prediction,
-    candidate_placements,
-    format_table,
-    predict,
-    rank,
-    without_idle_producers,
-)
+from myxtts.throughput.placements import Prediction, candidate_placements, format_table, predict_all
 from myxtts.throughput.stage_times import StageProfile, resample_steps
 from myxtts.training.checkpoint_files import latest, read_metadata
 from myxtts.training.runs import RunFolder, settings_of
 
-MEASURED_STEPS = 40  # some seconds with a large model
-SIMULATED_STEPS = 1000  # filling the queues is at most 1 % of them
-END_S = 10.0  # from the SIGTERM of the measuring process to its SIGKILL
-FORWARD = 1 / 3  # of a training step; the gradient takes about twice as long as the losses
+# Some seconds with a large model.
+MEASURED_STEPS = 40
 
-MeasureStages = Callable[
-    [Config, int], StageProfile
-]  # (settings, steps) -> profile; a function of a module
+# Filling the queues is at most 1 % of them.
+SIMULATED_STEPS = 1000
+
+# From the SIGTERM of the measuring process to its SIGKILL.
+END_S = 10.0
+
+# Of a training step; the gradient takes about twice as long as the losses.
+FORWARD = 1 / 3
+
+MeasureStages = Callable[[Config, int], StageProfile]
+"""(settings, steps) -> profile; a function of a module, since another process calls it."""
 
 log = logging.getLogger(__name__)
 
@@ -94,18 +93,15 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
     """Return the GPUs of a run that resumes, if they are here; another placement may have steps of
     another size.
     """
-    newest = (
-        latest(Path(config.run.runs_dir, config.run.run, "checkpoints"))
-        if config.run.resume
-        else None
-    )
+    if not config.run.resume:
+        return None
+    newest = latest(Path(config.run.runs_dir, config.run.run, "checkpoints"))
     if newest is None:
         return None
     placement = settings_of(newest, read_metadata(newest)).placement
-    if (
-        placement.simulate_gpus != config.placement.simulate_gpus
-        or max(named_gpus(placement), default=0) >= gpus
-    ):
+    if placement.simulate_gpus != config.placement.simulate_gpus:
+        return None
+    if max(named_gpus(placement), default=0) >= gpus:
         return None
     return {setting.name: getattr(placement, setting.name) for setting in marked(NAMES_GPUS)}
 
@@ -140,30 +136,26 @@ def with_placement(config: Config, **settings: Any) -> Config:
 
 
 def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Prediction]:
-    """Return a prediction for each placement that can train with these settings, the
-    fastest first.
+    """Return a prediction for each placement that can train with these settings, the fastest
+    first.
     """
     data = config.data
     times = profile.per_reader(data.num_workers)
     depths = QueueDepths.from_settings(
         data.prefetch_buffer_size, data.buffer_size, data.num_workers
     )
-    max_replicas = 1 if config.training.compile == "xla" else gpus
-    all_reduce_s = all_reduce_per_batch_s(profile, config)
-    observe_s = (
-        observe_per_step_s(profile, config) / config.training.gradient_accumulation
-    )  # of a microbatch
     candidates = candidate_placements(gpus, observer=config.placement.observer)
-    allowed = [candidate for candidate in candidates if candidate.replicas <= max_replicas]
-    return rank(
-        predict(
-            candidate,
-            resample_steps(times, profile.bucket, candidate.replicas, SIMULATED_STEPS),
-            depths,
-            all_reduce_s,
-            observe_s,
-        )
-        for candidate in without_idle_producers(allowed, times.mean_s(), depths, all_reduce_s)
+    # XLA compiles the step of one device.
+    if config.training.compile == "xla":
+        candidates = [candidate for candidate in candidates if candidate.replicas == 1]
+    return predict_all(
+        candidates,
+        times,
+        depths,
+        all_reduce_per_batch_s(profile, config),
+        # The simulated steps are microbatches.
+        observe_per_step_s(profile, config) / config.training.gradient_accumulation,
+        lambda replicas: resample_steps(times, profile.bucket, replicas, SIMULATED_STEPS),
     )
 
 
@@ -207,7 +199,8 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
         UserError, OSError, MemoryError: as `measure`.
         TrainingError: the process died.
     """
-    context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
+    # TensorFlow does not survive a fork.
+    context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(
         target=_send_profile, args=(sender, measure, config, os.getpid()), daemon=True
@@ -220,9 +213,8 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
         except EOFError:
             process.join()
             exit_code = process.exitcode or 0
-            if (
-                exit_code > 0 and exit_code != 128 + signal.SIGTERM
-            ):  # a defect; the process has printed its traceback
+            # An unexpected exception, whose traceback the process has printed.
+            if exit_code > 0 and exit_code != 128 + signal.SIGTERM:
                 raise RuntimeError(
                     f"measuring for --placement auto ended with exit code {exit_code}"
                 ) from None
@@ -233,10 +225,12 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
             ) from None
         finally:
             if process.pid is not None:
-                process.terminate()  # it removes its temporary folder
+                # It removes its temporary folder at SIGTERM, if there is time for that; no second
+                # Ctrl-C leaves it behind.
+                process.terminate()
                 try:
                     process.join(END_S)
-                finally:  # also after a second Ctrl-C
+                finally:
                     process.kill()
                     process.join()
     if isinstance(result, Exception):
@@ -245,11 +239,11 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
 
 
 def _send_profile(sender: Connection, measure: MeasureStages, config: Config, parent: int) -> None:
-    child_setup(parent)()  # dies with the parent, whatever ends it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
-    logging.getLogger("myxtts").setLevel(
-        logging.ERROR
-    )  # the parent logs its warnings when the run begins
+    # This process dies with its parent, which ends it at Ctrl-C and logs the warnings of a run when
+    # the run begins.
+    child_setup(parent)()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("myxtts").setLevel(logging.ERROR)
     result: StageProfile | Exception
     try:
         with exit_at_sigterm():

@@ -1,8 +1,6 @@
-"""All placements that a number of GPUs allows, with the throughput that the simulator predicts. No
-TensorFlow.
-"""
+"""All placements that a number of GPUs allows, with their predicted throughput. No TensorFlow."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,8 +54,10 @@ class Candidate:
     @property
     def name(self) -> str:
         models = self.settings.model_gpus
-        shared = not set(named_data_gpus(self.settings)).isdisjoint(models) and len(models) > 1
-        return self.placement.name + (", data GPU trains too" if shared else "")
+        is_shared = not set(named_data_gpus(self.settings)).isdisjoint(models)
+        if is_shared and len(models) > 1:
+            return f"{self.placement.name}, data GPU trains too"
+        return self.placement.name
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -65,12 +65,12 @@ class Candidate:
 
     @property
     def replicas(self) -> int:
-        return len(self.placement.routes)
+        return len(self.routes)
 
     @property
     def producers(self) -> int:
         """Data devices that take turns for each replica."""
-        return len(self.placement.routes[0].data_devices)
+        return len(self.routes[0].data_devices)
 
     @property
     def gpus(self) -> int:
@@ -82,11 +82,15 @@ class Candidate:
         data, models = named_data_gpus(self.settings), self.settings.model_gpus
         if not data and models == (0,):
             return "none"
+        # One device that is not the first needs both flags.
         if not data and len(models) == 1:
             data = models
-        return " ".join(
-            _flag(role, gpus) for role, gpus in (("data", data), ("model", models)) if gpus
-        )
+        words = []
+        for role, gpus in (("data", data), ("model", models)):
+            if gpus:
+                flag = f"--{role}-gpus" if len(gpus) > 1 else f"--{role}-gpu"
+                words += [flag, *map(str, gpus)]
+        return " ".join(words)
 
 
 @dataclass(frozen=True)
@@ -120,62 +124,33 @@ def predict_all(
     depths: QueueDepths = DEFAULT_DEPTHS,
     all_reduce_s: float = 0.0,
     observe_s: float = 0.0,
+    sample: Callable[[int], StageTimes] | None = None,
 ) -> list[Prediction]:
     """Return a prediction for each placement that fits the memory, in the order of `rank`.
+
+    Placements whose last producer gains nothing are left out, by the arithmetic on mean times.
 
     Args:
         times: the same sequence of batches for all placements.
         all_reduce_s: between two replicas; see `ring_all_reduce_s`.
         observe_s: of validation, samples and evaluation, in a step of all replicas.
+        sample: returns the batches of so many replicas, where they are not those of `times`.
     """
-    fitting = [candidate for candidate in candidates if not candidate.memory_shortage]
-    useful = without_idle_producers(fitting, times.mean_s(), depths, all_reduce_s)
-    return rank(predict(candidate, times, depths, all_reduce_s, observe_s) for candidate in useful)
-
-
-def without_idle_producers(
-    candidates: Iterable[Candidate],
-    mean_s: Mapping[str, float],
-    depths: QueueDepths,
-    all_reduce_s: float,
-) -> list[Candidate]:
-    """Return the candidates without those whose last producer gains nothing, by the arithmetic on
-    mean times.
-
-    Args:
-        mean_s: see `analytic_bound`.
-    """
-
-    def bound_s(routes: Sequence[Route]) -> float:
-        return analytic_bound(
-            routes, mean_s, depths.workers, ring_all_reduce_s(all_reduce_s, len(routes))
-        )[1]
-
-    useful = []
+    mean_s = times.mean_s()
+    predictions = []
     for candidate in candidates:
-        fewer = [replace(route, further_data=route.further_data[:-1]) for route in candidate.routes]
-        if candidate.producers == 1 or bound_s(candidate.routes) < (1.0 - TIE_TOLERANCE) * bound_s(
-            fewer
-        ):
-            useful.append(candidate)
-    return useful
-
-
-def rank(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """Sort by throughput; within TIE_TOLERANCE fewer GPUs come first, and then fewer replicas."""
-    remaining = sorted(predictions, key=lambda prediction: -prediction.batches_per_s)
-    ranked = []
-    while remaining:
-        least_per_s = (1.0 - TIE_TOLERANCE) * remaining[0].batches_per_s
-        tied = [prediction for prediction in remaining if prediction.batches_per_s >= least_per_s]
-        ranked.append(
-            min(
-                tied,
-                key=lambda prediction: (prediction.candidate.gpus, prediction.candidate.replicas),
-            )
-        )
-        remaining.remove(ranked[-1])
-    return ranked
+        if candidate.memory_shortage:
+            continue
+        reduce_s = ring_all_reduce_s(all_reduce_s, candidate.replicas)
+        if candidate.producers > 1:
+            fewer = [replace(r, further_data=r.further_data[:-1]) for r in candidate.routes]
+            _, bound_s = analytic_bound(candidate.routes, mean_s, depths.workers, reduce_s)
+            _, fewer_s = analytic_bound(fewer, mean_s, depths.workers, reduce_s)
+            if bound_s >= (1.0 - TIE_TOLERANCE) * fewer_s:
+                continue
+        sampled = times if sample is None else sample(candidate.replicas)
+        predictions.append(predict(candidate, sampled, depths, all_reduce_s, observe_s))
+    return rank(predictions)
 
 
 def predict(
@@ -186,17 +161,31 @@ def predict(
     observe_s: float = 0.0,
 ) -> Prediction:
     """Predict the throughput of a placement; see `predict_all` for the arguments."""
-    reduce_s, observer = (
-        ring_all_reduce_s(all_reduce_s, candidate.replicas),
+    reduce_s = ring_all_reduce_s(all_reduce_s, candidate.replicas)
+    formula, bound_s = analytic_bound(
+        candidate.routes,
+        times.mean_s(),
+        depths.workers,
+        reduce_s,
+        observe_s,
         candidate.placement.observer,
     )
-    formula, bound_s = analytic_bound(
-        candidate.routes, times.mean_s(), depths.workers, reduce_s, observe_s, observer
-    )
     observed = with_observation(times, candidate, observe_s)
-    return Prediction(
-        candidate, formula, bound_s, simulate(candidate.routes, observed, depths, reduce_s)
-    )
+    result = simulate(candidate.routes, observed, depths, reduce_s)
+    return Prediction(candidate, formula, bound_s, result)
+
+
+def rank(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Sort by throughput; within TIE_TOLERANCE fewer GPUs come first, and then fewer replicas."""
+    remaining = sorted(predictions, key=lambda prediction: -prediction.batches_per_s)
+    ranked = []
+    while remaining:
+        least_per_s = (1.0 - TIE_TOLERANCE) * remaining[0].batches_per_s
+        tied = [prediction for prediction in remaining if prediction.batches_per_s >= least_per_s]
+        best = min(tied, key=lambda tie: (tie.candidate.gpus, tie.candidate.replicas))
+        ranked.append(best)
+        remaining.remove(best)
+    return ranked
 
 
 def with_observation(times: StageTimes, candidate: Candidate, observe_s: float) -> StageTimes:
@@ -237,14 +226,12 @@ def candidate_placements(
     Args:
         observer: value of --observer.
     """
-    return [
-        _candidate(data, models, gpus, memory, observer)
-        for data, models in _role_assignments(gpus, memory)
-    ]
-
-
-def _flag(role: str, gpus: Sequence[int]) -> str:
-    return f"--{role}-gpu{'s' * (len(gpus) > 1)} {' '.join(map(str, gpus))}"
+    candidates = []
+    for data, models in _role_assignments(gpus, memory):
+        settings = PlacementConfig(data_gpus=data, model_gpus=models, observer=observer)
+        shortage = _memory_shortage(data, models, memory) if memory else ""
+        candidates.append(Candidate(settings, plan_routes(settings, gpus), shortage))
+    return candidates
 
 
 def _role_assignments(
@@ -253,15 +240,15 @@ def _role_assignments(
     """Yield (data GPUs, model GPUs); there are no data GPUs where each replica makes its own
     batches.
     """
-    produce_mib, replica_mib = (memory.produce_mib, memory.replica_mib) if memory else (0.0, 0.0)
+    produce_mib = memory.produce_mib if memory else 0.0
+    replica_mib = memory.replica_mib if memory else 0.0
     both_mib = produce_mib + replica_mib
     for replicas in range(1, gpus + 1):
         yield (), _assign_gpus([both_mib] * replicas, gpus, memory)
     for producers in range(1, gpus):
         for replicas in range(1, gpus - producers + 1):
-            assigned = _assign_gpus(
-                [produce_mib] * producers + [replica_mib] * replicas, gpus, memory
-            )
+            needs_mib = [produce_mib] * producers + [replica_mib] * replicas
+            assigned = _assign_gpus(needs_mib, gpus, memory)
             yield assigned[:producers], assigned[producers:]
     for replicas in range(2, gpus + 1):
         shared = _assign_gpus([both_mib] + [replica_mib] * (replicas - 1), gpus, memory)
@@ -273,34 +260,22 @@ def _assign_gpus(needs_mib: list[float], gpus: int, memory: MemoryBudget | None)
     need.
     """
     limits = memory.limits_mib if memory else (0.0,) * gpus
-    if all(need <= limit for need, limit in zip(needs_mib, limits, strict=False)):
-        return tuple(range(len(needs_mib)))
-    largest = sorted(range(gpus), key=lambda gpu: -limits[gpu])[: len(needs_mib)]
-    by_role = dict(
-        zip(sorted(range(len(needs_mib)), key=lambda role: -needs_mib[role]), largest, strict=True)
-    )
-    return tuple(by_role[role] for role in range(len(needs_mib)))
-
-
-def _candidate(
-    data: tuple[int, ...],
-    models: tuple[int, ...],
-    gpus: int,
-    memory: MemoryBudget | None,
-    observer: ObserverPlace,
-) -> Candidate:
-    settings = PlacementConfig(data_gpus=data, model_gpus=models, observer=observer)
-    shortage = _memory_shortage(data, models, memory) if memory else ""
-    return Candidate(settings, plan_routes(settings, gpus), shortage)
+    in_order = range(len(needs_mib))
+    if all(needs_mib[number] <= limits[number] for number in in_order):
+        return tuple(in_order)
+    largest_gpus = sorted(range(gpus), key=lambda gpu: -limits[gpu])
+    largest_needs = sorted(in_order, key=lambda number: -needs_mib[number])
+    by_need = dict(zip(largest_needs, largest_gpus, strict=False))
+    return tuple(by_need[number] for number in in_order)
 
 
 def _memory_shortage(data: tuple[int, ...], models: tuple[int, ...], memory: MemoryBudget) -> str:
     for gpu in sorted({*models, *data}):
-        produces, trains = gpu in (data or models), gpu in models
-        needs_mib = {
-            "to produce": memory.produce_mib * produces,
-            "to train": memory.replica_mib * trains,
-        }
+        needs_mib = {}
+        if gpu in (data or models):
+            needs_mib["to produce"] = memory.produce_mib
+        if gpu in models:
+            needs_mib["to train"] = memory.replica_mib
         need_mib = sum(needs_mib.values())
         if need_mib > memory.limits_mib[gpu]:
             roles = " and ".join(f"{mib:g} {role}" for role, mib in needs_mib.items() if mib)
@@ -315,33 +290,38 @@ def format_table(ranked: Sequence[Prediction], candidates: Sequence[Candidate]) 
     Raises:
         PlacementError: there is no prediction.
     """
-    excluded = [candidate for candidate in candidates if candidate.memory_shortage]
-    shortages = list(dict.fromkeys(candidate.memory_shortage for candidate in excluded))
+    names_by_shortage: dict[str, list[str]] = {}
+    for candidate in candidates:
+        if candidate.memory_shortage:
+            names = names_by_shortage.setdefault(candidate.memory_shortage, [])
+            if candidate.name not in names:
+                names.append(candidate.name)
     if not ranked:
         raise PlacementError(
-            f"no placement fits the memory: {'; '.join(shortages)}. Lower the batch size or use"
-            " larger GPUs."
+            f"no placement fits the memory: {'; '.join(names_by_shortage)}. Lower the batch size or"
+            " use larger GPUs."
         )
     rows = [("placement", "flags", "batches/s", "of bound", "busy", "time per batch")]
     for prediction in ranked:
-        candidate = prediction.candidate
-        percentages = f"{prediction.efficiency:.1%}", f"{prediction.result.utilisation:.1%}"
-        rate = f"{prediction.batches_per_s:.2f}"
-        rows.append((candidate.name, candidate.flags, rate, *percentages, prediction.formula))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        rows.append(
+            (
+                prediction.candidate.name,
+                prediction.candidate.flags,
+                f"{prediction.batches_per_s:.2f}",
+                f"{prediction.efficiency:.1%}",
+                f"{prediction.result.utilisation:.1%}",
+                prediction.formula,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for row in rows:
-        left = "  ".join(
-            f"{text:<{width}}" for text, width in zip(row[:2], widths[:2], strict=True)
-        )
+    for name, flags, *numbers, formula in rows:
+        left = f"{name:<{widths[0]}}  {flags:<{widths[1]}}"
         right = "  ".join(
-            f"{text:>{width}}" for text, width in zip(row[2:5], widths[2:], strict=True)
+            f"{text:>{width}}" for text, width in zip(numbers, widths[2:5], strict=True)
         )
-        lines.append(f"{left}  {right}  {row[5]}")
-    for shortage in shortages:
-        names = dict.fromkeys(
-            candidate.name for candidate in excluded if candidate.memory_shortage == shortage
-        )
+        lines.append(f"{left}  {right}  {formula}")
+    for shortage, names in names_by_shortage.items():
         lines.append(f"left out: {'; '.join(names)}: {shortage}")
     best = ranked[0]
     return [

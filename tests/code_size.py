@@ -92,7 +92,7 @@ def inner_conditions(paths: list[Path]) -> Iterator[Place]:
     They may be a whole right side, argument, return value or default.
     """
     whole = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return | ast.Call | ast.keyword
-    whole |= ast.arguments | ast.Expr | ast.Yield | ast.Lambda
+    whole |= ast.arguments | ast.Expr | ast.Yield | ast.Lambda | ast.withitem
     for path in paths:
         tree = _tree(path)
         for parent in ast.walk(tree):

@@ -73,6 +73,7 @@ def run_worker(cluster: Cluster, gpus: int | None) -> int:
         print(
             f"{result.workers} workers, {result.replicas} replicas, each on a {result.device_type}"
         )
-        print("\n".join(line for check in cluster_checks(result) for line in check_lines(check)))
+        for check in cluster_checks(result):
+            print("\n".join(check_lines(check)))
         print("\n".join(all_reduce_table(result)))
     return 0 if result.passed else 1

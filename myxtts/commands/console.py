@@ -125,9 +125,7 @@ class _Console(logging.Handler):
 
 
 def _lack_of_memory(error: Exception) -> str | None:
-    """Return a message if the host or a device is out of memory; training has messages of
-    its own.
-    """
+    """Return a message if the host or a device is out of memory (but not of a training)."""
     if isinstance(error, MemoryError):
         return f"out of memory: {error}. End other programs on this machine."
     tensorflow = sys.modules.get("tensorflow")
@@ -147,7 +145,5 @@ def _disk_message(error: OSError) -> str:
     if file is None:
         return f"a file: {error.strerror}. {remedy}."
     folder = os.path.dirname(os.path.abspath(os.fsdecode(file)))
-    return (
-        f"{os.fsdecode(file)}: {error.strerror}."
-        f" {remedy}{f' of {folder}' if remedy == _SPACE else ''}."
-    )
+    place = f" of {folder}" if remedy == _SPACE else ""
+    return f"{os.fsdecode(file)}: {error.strerror}. {remedy}{place}."

@@ -41,8 +41,6 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     with tqdm(total=options.utterances, unit=" utterances", disable=None) as bar:
         is_new = make_demo_corpus(**vars(options), progress=bar.update)
-    print(
-        f"{options.out}: {'made' if is_new else 'already complete,'} {options.utterances}"
-        " utterances."
-    )
+    made = "made" if is_new else "already complete,"
+    print(f"{options.out}: {made} {options.utterances} utterances.")
     return 0

@@ -20,22 +20,9 @@ from myxtts.distributed.signals import exit_at_sigterm
 from myxtts.errors import ConfigError
 
 COMMANDS = (
-    *(
-        "train",
-        "preflight",
-        "profile",
-        "plan",
-        "synthesize",
-        "evaluate",
-        "transcribe",
-        "export",
-        "launch",
-        "jobs",
-    ),
-    *("merge", "shard", "corpus", "serve-data", "check-distributed"),
+    *("train", "preflight", "profile", "plan", "synthesize", "evaluate", "transcribe", "export"),
+    *("launch", "jobs", "merge", "shard", "corpus", "serve-data", "check-distributed"),
 )
-
-
 # Commands that handle SIGTERM themselves. In the others it raises SystemExit, which removes
 # unfinished files.
 WITH_OWN_STOP = ("train", "launch", "jobs", "serve-data", "check-distributed")

@@ -156,7 +156,8 @@ def setting_help(setting: Setting) -> str:
     """Return the help of a setting's flag, which names other settings by their flags."""
     meaning = _SETTING_NAMES.sub(lambda match: SETTINGS[match[0]].flag, setting.meaning)
     if setting.kind is bool:
-        return f"{meaning} (default: {'on' if setting.default else 'off'})"
+        switch = "on" if setting.default else "off"
+        return f"{meaning} (default: {switch})"
     default = "not set" if setting.default in (None, ()) else setting.default_text
     return f"{meaning} ({setting.allowed.removesuffix(', or null')}; default: {default})"
 

@@ -45,6 +45,9 @@ Injection(("rename",), "third", 1, signal=signal.SIGKILL).arm(root)
 os.replace(root / "first", root / "third")
 """
 
+STOPPED = "stopped        by SIGTERM at step 5, after a checkpoint\nstep      5 | loss 1\n"
+RESUMED = "resumed        runs/run/checkpoints/step-000003\n"
+
 
 class InProcess:
     """Runs programs in this process instead of forks, without faults of system calls."""
@@ -178,29 +181,22 @@ class ChaosTest(FolderCase):
         for _ in range(2):
             with self.assertRaises(OSError) as raised:
                 hook("open", opened)
-            self.assertEqual(
-                (raised.exception.errno, raised.exception.filename), (errno.EIO, opened[0])
-            )
+            error = raised.exception
+            self.assertEqual((error.errno, error.filename), (errno.EIO, opened[0]))
 
     def test_the_preloaded_library_fails_and_kills_at_the_named_call(self):
         shim = compile_shim(self.folder)
         if shim is None:
             self.skipTest("no C compiler")
         (self.folder / "root").mkdir()
-        environ = {
-            **os.environ,
-            "LD_PRELOAD": str(shim),
-            PRELOADED: str(shim),
-            "PYTHONPATH": str(ROOT),
-        }
+        environ = {**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": str(ROOT)}
+        environ[PRELOADED] = str(shim)
         command = [sys.executable, "-u", "-c", IN_SHIM, str(self.folder / "root")]
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
-        self.assertEqual(
-            (done.returncode, done.stdout), (-signal.SIGKILL, "first 1\nsecond 28\n"), done.stderr
-        )
-        self.assertEqual(
-            sorted(path.name for path in (self.folder / "root").iterdir()), ["first", "second"]
-        )
+        end = done.returncode, done.stdout
+        self.assertEqual(end, (-signal.SIGKILL, "first 1\nsecond 28\n"), done.stderr)
+        names = sorted(path.name for path in (self.folder / "root").iterdir())
+        self.assertEqual(names, ["first", "second"])
         self.assertEqual(len({*CALLS.values()}), len(CALLS))
 
     def test_what_a_program_does_wrong_is_a_failure_of_its_kind(self):
@@ -218,17 +214,14 @@ class ChaosTest(FolderCase):
             trial = Trial(None, self.folder, random.Random(0))
             trial.check_end(Finished(code, out, err, hung=False), (0, 2))
             self.assertEqual([failure.kind for failure in trial.failures], kinds, (code, out, err))
-        self.assertFalse(
-            is_advice("KeyError: <Position object at 0x7f0> was raised in this run. Sorry.")
-        )
+        name = "KeyError: <Position object at 0x7f0> was raised in this run. Sorry."
+        self.assertFalse(is_advice(name))
 
     def test_the_error_of_a_start_behind_a_proxy_is_its_own(self):
         trial = mock.Mock(helpers=[], random=random.Random(0))
         trial.start.side_effect = OSError("no process can be started")
-        with (
-            mock.patch.object(several, "Proxy") as proxy,
-            self.assertRaisesRegex(OSError, "no process"),
-        ):
+        failure = self.assertRaisesRegex(OSError, "no process")
+        with mock.patch.object(several, "Proxy") as proxy, failure:
             several._disturbed_workers(trial, mock.Mock())
         proxy.return_value.close.assert_called_once_with()
         self.assertEqual(trial.helpers, [])
@@ -240,23 +233,12 @@ class ChaosTest(FolderCase):
             ("step      6 | loss 1\n", 0, True, []),
             ("step     10 | loss 1\n", 0, True, ["lost steps"]),  # that of step 6 was complete
             ("step     10 | loss 1\n", 6, False, ["lost steps", "lost steps"]),
-            (
-                "stopped        by SIGTERM at step 5, after a checkpoint\nstep      5 | loss 1\n",
-                0,
-                True,
-                ["lost steps"],
-            ),
-            (
-                "resumed        runs/run/checkpoints/step-000003\n",
-                6,
-                False,
-                ["lost steps", "lost steps"],
-            ),
+            (STOPPED, 0, True, ["lost steps"]),
+            (RESUMED, 6, False, ["lost steps", "lost steps"]),
         ):
             trial.failures.clear()
-            trial.check_checkpoints(
-                Finished(0, out, "", hung=False), before, is_killed, checks_start=True
-            )
+            finished = Finished(0, out, "", hung=False)
+            trial.check_checkpoints(finished, before, is_killed, checks_start=True)
             self.assertEqual([failure.kind for failure in trial.failures], kinds, out)
 
     def test_no_scenario_takes_a_program_that_does_nothing_for_a_run(self):
@@ -275,13 +257,9 @@ class ChaosTest(FolderCase):
                 continue  # of several processes, which wait for what each says
             kinds = set()
             for number in range(4):
-                trial = Trial(
-                    lab,
-                    self.folder / f"{scenario.name}-{number}",
-                    random.Random(number),
-                    limit_s=1.0,
-                )
-                trial.folder.mkdir()
+                folder = self.folder / f"{scenario.name}-{number}"
+                folder.mkdir()
+                trial = Trial(lab, folder, random.Random(number), limit_s=1.0)
                 scenario.run(trial)
                 kinds |= {failure.kind for failure in trial.failures}
                 self.assertTrue(trial.steps)
@@ -294,15 +272,9 @@ class ChaosTest(FolderCase):
         cases = [run_case(settings, lab, number, limit_s=60.0) for number in numbers_of(settings)]
         self.assertEqual([case["failures"] for case in cases], [[]] * 5)
         self.assertGreater(sum(case["processes"] for case in cases), 5)  # one follows advice
-        result = {
-            "seed": 0,
-            "jobs": 1,
-            "shim": False,
-            "limit_s": 60.0,
-            "undisturbed_s": 1.0,
-            "undisturbed_cpu_s": 1.0,
-        }
-        result |= {"seconds": 60.0, "folder": "", "cases": cases}
+        result = {"seed": 0, "jobs": 1, "shim": False, "folder": "", "cases": cases}
+        result |= {"undisturbed_s": 1.0, "undisturbed_cpu_s": 1.0}
+        result |= {"limit_s": 60.0, "seconds": 60.0}
         self.assertFalse(failed(result))
         self.assertIn("5.0 cases and 5.0 faults a minute; 0 cases failed", describe(result))
         self.assertIn("no failures", describe(result))
@@ -310,19 +282,9 @@ class ChaosTest(FolderCase):
     @long
     def test_cases_of_a_fixed_seed_find_nothing(self):
         out = self.folder / "chaos.json"
-        command = [
-            sys.executable,
-            "tests/robustness/chaos.py",
-            "--seed",
-            "0",
-            "--cases",
-            "20",
-            "--json",
-            str(out),
-        ]
-        done = subprocess.run(
-            [*command, "--out", str(self.folder)], cwd=ROOT, capture_output=True, text=True
-        )
+        flags = f"--seed 0 --cases 20 --json {out} --out {self.folder}"
+        command = [sys.executable, "tests/robustness/chaos.py", *flags.split()]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
         self.assertEqual(len(json.loads(out.read_text())["cases"]), 20)
 

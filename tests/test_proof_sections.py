@@ -46,31 +46,19 @@ class PlacementsTest(unittest.TestCase):
             gpus: [case.name for case in placements.cases_of(scope(gpus)) if case.problem]
             for gpus in (1, 2, 3)
         }
+        of_three = ["dual, 2 replicas", "dual, 2 producers"]
         # All but single and split.
-        self.assertEqual(
-            missing[1],
-            [
-                "dual",
-                "2 replicas",
-                "dual, the other way round",
-                "dual, 2 replicas",
-                "dual, 2 producers",
-            ],
-        )
-        self.assertEqual(missing[2], ["dual, 2 replicas", "dual, 2 producers"])
+        of_two = ["dual", "2 replicas", "dual, the other way round"]
+        self.assertEqual(missing[1], of_two + of_three)
+        self.assertEqual(missing[2], of_three)
         self.assertEqual(missing[3], [])
         self.assertEqual(placements.cases_of(scope(3))[-1].flags, ["--model-gpus", "0", "1", "2"])
 
     def test_all_simulated_placements_have_the_same_devices(self):
         for gpus in (1, 2, 3):
-            runnable = [
-                case
-                for case in placements.cases_of(scope(gpus, simulated=True))
-                if not case.problem
-            ]
-            placed = [
-                plan_routes(PlacementConfig(**case.settings), gpu_count=0) for case in runnable
-            ]
+            cases = placements.cases_of(scope(gpus, simulated=True))
+            settings = [PlacementConfig(**case.settings) for case in cases if not case.problem]
+            placed = [plan_routes(placement, gpu_count=0) for placement in settings]
             self.assertEqual({len(placement.devices) for placement in placed}, {gpus})
             self.assertEqual(len(placed), {1: 1, 2: 5, 3: 8}[gpus])
 
@@ -81,60 +69,39 @@ class PlacementsTest(unittest.TestCase):
             ("planner", {"predicted_s": 0.109}, {"predicted_s": 0.089}),
         ):
             for figures, verdict in ((good, "met"), (bad, "not met")):
-                found = self.findings(
-                    **{"period_s": 0.1, "wait": 0.0, "predicted_s": 0.1} | figures
-                )
-                self.assertEqual(
-                    self.verdict(claim, placements.time_figures(scope(), found)), verdict, figures
-                )
+                usual = {"period_s": 0.1, "wait": 0.0, "predicted_s": 0.1}
+                found = self.findings(**usual | figures)
+                real = placements.time_figures(scope(), found)
+                self.assertEqual(self.verdict(claim, real), verdict, figures)
                 simulated = placements.time_figures(scope(simulated=True), found)
                 self.assertEqual(self.verdict(claim, simulated), "not shown")
 
     def test_wait_is_not_held_against_a_slow_producer(self):
         found = self.findings(produce_s=0.2, step_s=0.1, period_s=0.2, wait=0.5)
-        self.assertEqual(
-            self.verdict("does not wait", placements.time_figures(scope(), found)), "not shown"
-        )
+        figures = placements.time_figures(scope(), found)
+        self.assertEqual(self.verdict("does not wait", figures), "not shown")
 
     def test_predictions_follow_the_arithmetic(self):
         profile = stages(produce_s=0.03, step_s=0.1)
-        turns = {"data_gpus": (0, 1), "model_gpu": 2}
-        for settings, expected_s in (
-            ({}, 0.13),
-            ({"data_gpu": 0, "model_gpu": 1}, 0.1),
-            (turns, 0.1),
-        ):
-            predicted_s, bound_s = placements.predicted_and_bound_s(
-                profile, Config(), Case("", settings)
-            )
+        dual, turns = {"data_gpu": 0, "model_gpu": 1}, {"data_gpus": (0, 1), "model_gpu": 2}
+        for settings, expected_s in (({}, 0.13), (dual, 0.1), (turns, 0.1)):
+            case = Case("", settings)
+            predicted_s, bound_s = placements.predicted_and_bound_s(profile, Config(), case)
             self.assertAlmostEqual(bound_s, expected_s, delta=0.002)
             self.assertAlmostEqual(predicted_s, expected_s, delta=0.002)
 
     def test_predictions_take_the_stages_of_section_3(self):
-        measured = {
-            "task": "tts",
-            "error": "",
-            "produce_s": 0.03,
-            "transfer_s": 0.001,
-            "step_s": 0.1,
-        }
+        times = {"produce_s": 0.03, "transfer_s": 0.001, "step_s": 0.1}
+        tiny, small = ({"task": "tts", "error": "", "size": size} for size in ("tiny", "small"))
+        single = Case("single", {})
+        two = Case("2 replicas", {"model_gpus": (0, 1)})
         with tempfile.TemporaryDirectory() as folder:
             file, section = Path(folder) / "section-3.json", scope(out=f"{folder}/section-4")
             self.assertIsNone(placements.stages_of_section_3(section, "small"))
-            write_json(
-                file, {"data": {"models": [measured | {"size": "tiny", "error": "out of memory"}]}}
-            )
+            write_json(file, {"data": {"models": [tiny | times | {"error": "out of memory"}]}})
             self.assertIsNone(placements.stages_of_section_3(section, "tiny"))
-            write_json(
-                file,
-                {"data": {"models": [measured | {"size": "tiny"}, measured | {"size": "small"}]}},
-            )
-            found, single, two = (
-                self.findings(),
-                Case("single", {}),
-                Case("2 replicas", {"model_gpus": (0, 1)}),
-            )
-            placements.predict_periods(section, found, [single, two])
+            write_json(file, {"data": {"models": [tiny | times, small | times]}})
+            placements.predict_periods(section, self.findings(), [single, two])
         self.assertAlmostEqual(single.predicted_s, 0.13, delta=0.002)
         self.assertIsNone(two.predicted_s)  # section 3 has no all-reduce
 
@@ -146,18 +113,12 @@ class PlacementsTest(unittest.TestCase):
         for difference, verdict in ((0.0, "met"), (1e-9, "not met")):
             found = self.findings()
             found.differences = {"dual": difference}
-            self.assertEqual(
-                self.verdict(
-                    "placements of one replica", placements.weight_figures(scope(), found)
-                ),
-                verdict,
-            )
+            figures = placements.weight_figures(scope(), found)
+            self.assertEqual(self.verdict("placements of one replica", figures), verdict)
 
     def test_a_run_that_fails_is_not_met_and_one_without_time_is_not_shown(self):
-        for problem, verdict in (
-            ("exit code 2: error: no", "not met"),
-            (f"{NO_TIME} after 9 s", "not shown"),
-        ):
+        late = f"{NO_TIME} after 9 s"
+        for problem, verdict in (("exit code 2: error: no", "not met"), (late, "not shown")):
             found = self.findings(problem=problem)
             (figure,) = placements.run_figures(found)
             self.assertEqual(figure.verdict, verdict)
@@ -171,9 +132,8 @@ class ProcessesTest(unittest.TestCase):
     def test_a_process_is_killed_at_a_line(self):
         code = "import time; print('step 1'); print('step 2'); time.sleep(600)"
         finished = self.run_code(code, stop=lambda line: line == "step 2")
-        self.assertEqual(
-            (finished.code, finished.ended, finished.lines), (-9, KILLED, ["step 1", "step 2"])
-        )
+        self.assertEqual((finished.code, finished.ended), (-9, KILLED))
+        self.assertEqual(finished.lines, ["step 1", "step 2"])
 
     def test_a_process_is_killed_at_its_limit(self):
         finished = self.run_code("import time; time.sleep(600)", limit_s=0.1)
@@ -191,17 +151,14 @@ class PreflightTest(unittest.TestCase):
             checks = [{"name": name, "status": status} for name, status in statuses.items()]
             return {"sections": [{"checks": checks}, {"checks": []}]}
 
+        good = report(driver="passed", overlap="warning")
+        bad = report(driver="failed", overlap="failed")
         for simulated in (True, False):
-            self.assertIs(
-                whole.is_ready(report(driver="passed", overlap="warning"), simulated), True
-            )
-            self.assertIs(
-                whole.is_ready(report(driver="failed", overlap="failed"), simulated), False
-            )
-        self.assertIs(
-            whole.is_ready(report(driver="passed", overlap="failed"), simulated=False), False
-        )
-        self.assertIsNone(whole.is_ready(report(driver="passed", overlap="failed"), simulated=True))
+            self.assertIs(whole.is_ready(good, simulated), True)
+            self.assertIs(whole.is_ready(bad, simulated), False)
+        without_overlap = report(driver="passed", overlap="failed")
+        self.assertIs(whole.is_ready(without_overlap, simulated=False), False)
+        self.assertIsNone(whole.is_ready(without_overlap, simulated=True))
 
 
 class ResumeTest(unittest.TestCase):
@@ -215,10 +172,8 @@ class ResumeTest(unittest.TestCase):
             log.parent.mkdir(parents=True)
             log.write_text("2026-11-22 08:13:39 step      2 | loss 2.000\n")
             found = SectionResult(whole.TITLE)
-            with (
-                mock.patch.object(whole, "run_thrice", return_value=problem),
-                mock.patch.object(whole, "losses_of", lambda scope, name: losses[name]),
-            ):
+            values = {"run_thrice": lambda *_: problem, "losses_of": lambda _, name: losses[name]}
+            with mock.patch.multiple(whole, **values):
                 whole.check_resume(scope(out=folder), found)
         return found.figures[0]
 
@@ -230,21 +185,10 @@ class ResumeTest(unittest.TestCase):
         self.assertEqual(self.figure({1: 3.0}).verdict, "not met")
 
     def test_times_and_padding_since_the_last_report_may_differ(self):
-        reports = [
-            {
-                "step": 10,
-                "loss": 3.0,
-                "learning_rate": 1e-3,
-                "padding": 0.1,
-                "step_s": 0.2,
-                "remaining_s": 9.0,
-            }
-        ]
-        with mock.patch.object(whole, "read_reports", lambda scope, name: reports):
-            self.assertEqual(
-                whole.losses_of(scope(), "whole"),
-                {10: {"step": 10, "loss": 3.0, "learning_rate": 1e-3}},
-            )
+        losses = {"step": 10, "loss": 3.0, "learning_rate": 1e-3}
+        report = losses | {"padding": 0.1, "step_s": 0.2, "remaining_s": 9.0}
+        with mock.patch.object(whole, "read_reports", lambda scope, name: [report]):
+            self.assertEqual(whole.losses_of(scope(), "whole"), {10: losses})
 
     def test_a_run_without_time_is_not_shown(self):
         self.assertEqual(self.figure({}, NO_TIME).verdict, "not shown")

@@ -82,12 +82,10 @@ class Frozen:
     """What `training.load_teacher.FrozenVoice` is, without a run."""
 
     def __init__(self, network: keras.Model, ode_steps: int, guidance: float):
-        self._network, self.align, self._ode_steps, self._guidance = (
-            network,
-            network.align,
-            ode_steps,
-            guidance,
-        )
+        self._network = network
+        self.align = network.align
+        self._ode_steps = ode_steps
+        self._guidance = guidance
 
     def speak(
         self, features: dict, padded_frames: tf.Tensor

@@ -408,11 +408,8 @@ def augmented(scope: Scope, inputs: Inputs) -> Operation:
     """Return the producer of the recogniser, which distorts each utterance in every way."""
     config = configs.config_of(scope, "asr", augmentation=EVERY_DISTORTION)
     extractor = task_of(config).extractor(config, training=True)
-    return Operation(
-        f"{PRODUCER} of the recogniser with augmentation",
-        producing(extractor, inputs.waves),
-        DISTORTED,
-    )
+    run_on = producing(extractor, inputs.waves)
+    return Operation(f"{PRODUCER} of the recogniser with augmentation", run_on, DISTORTED)
 
 
 def taught(

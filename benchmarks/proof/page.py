@@ -19,11 +19,8 @@ def write_page(out: Path) -> None:
 
 def page_lines(outcomes: list[dict[str, Any]]) -> list[str]:
     """Return the page: each section, and the table of all claims at the end."""
-    lines = [
-        "# GPU proof",
-        "",
-        *(setting_lines(outcomes[0]["run"]) if outcomes else ["No section has run yet."]),
-    ]
+    lines = ["# GPU proof", ""]
+    lines += setting_lines(outcomes[0]["run"]) if outcomes else ["No section has run yet."]
     for outcome in outcomes:
         lines += ["", f"## {outcome['section']}. {outcome['title']}", ""]
         lines += [
@@ -41,33 +38,20 @@ def page_lines(outcomes: list[dict[str, Any]]) -> list[str]:
     rows = [(number, *(figure[name] for name in columns)) for number, figure in figures]
     verdicts = [figure["verdict"] for _, figure in figures]
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in ("met", "not met", "not shown"))
-    return [
-        *lines,
-        "",
-        "## Claims",
-        "",
-        f"{len(figures)} claims: {counts}.",
-        *table(("section", *columns), rows),
-    ]
+    lines += ["", "## Claims", "", f"{len(figures)} claims: {counts}."]
+    return [*lines, *table(("section", *columns), rows)]
 
 
 def setting_lines(run: dict[str, Any]) -> list[str]:
-    count = run["gpus"]
-    if not run["simulated"]:
-        return [
-            f"On {count} GPU{'s' * (count > 1)}."
-            + (" With the smallest settings." if run["small"] else "")
+    devices = f"{run['gpus']} simulated GPUs" if run["simulated"] else f"{run['gpus']} GPUs"
+    if run["gpus"] == 1:
+        devices = devices.removesuffix("s")
+    lines = [f"On {devices}."]
+    if run["simulated"]:
+        lines = [
+            f"On {devices}, which are logical devices of the CPU: nothing here was measured on a"
+            " GPU, and every claim about one is not shown."
         ]
-    lines = [
-        f"On {count} simulated GPU{'s' * (count > 1)}, which are logical devices of the CPU:"
-        " nothing here was"
-    ]
-    lines += ["measured on a GPU, and every claim about one is not shown."]
-    return [
-        *lines,
-        *(
-            ["The smallest settings were used, which test the proof itself."]
-            if run["small"]
-            else []
-        ),
-    ]
+    if run["small"]:
+        lines.append("The smallest settings were used, which test the proof itself.")
+    return lines

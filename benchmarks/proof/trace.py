@@ -17,9 +17,8 @@ COPIES = {
     "MemcpyD2D": "on_device",
     "MemcpyP2P": "between_devices",
 }
-COMPILATION = (
-    "Compiler::RunBackend"  # ends the name of XLA's event for each function that it compiles
-)
+# Ends the name of XLA's event for each function that it compiles.
+COMPILATION = "Compiler::RunBackend"
 
 
 class Activity(NamedTuple):
@@ -88,9 +87,5 @@ def activity(planes: Iterable[Any], calls: int, seconds: float) -> Activity:
                 busy_s += event.duration_ps / 1e12
     if not has_gpu:
         return Activity(None, {}, None, compilations)
-    return Activity(
-        kernels / calls,
-        {name: n / calls for name, n in copies.items()},
-        busy_s / seconds,
-        compilations,
-    )
+    means = {name: count / calls for name, count in copies.items()}
+    return Activity(kernels / calls, means, busy_s / seconds, compilations)

@@ -36,8 +36,8 @@ from myxtts.report.reporter import console_line
 from myxtts.throughput.assess import InputBoundWarning
 from myxtts.training import loop
 from myxtts.training.checkpoints import save_nothing
-from myxtts.training.hooks import Observe, Report, StepEnd
-from myxtts.training.observer import NoObserver, Observer
+from myxtts.training.hooks import Observe, Report
+from myxtts.training.observation import Observer
 from myxtts.training.schedule import VALIDATION, Observation, Schedule, without
 from myxtts.training.stop_request import StopRequest
 
@@ -416,31 +416,23 @@ class EmulatedState:
 
 
 class Validations:
-    """The validations of an emulated run: a hook, and an observer if they run during training."""
-
-    pause_kind = "validation"
+    """The validations of an emulated run: a hook of the loop, and its observer."""
 
     def __init__(self, held_out: HeldOut, machine: Machine, state: EmulatedState):
         self._held_out, self._machine, self._state = held_out, machine, state
         model, time = machine.models[0], machine.time
         self._device = {"model": model, "data": machine.data[0], "other": Gpu(time)}[held_out.place]
-        self.observer, self.hook = NoObserver(), self
-        if held_out.place != "model":
-            with mock.patch(
-                "myxtts.training.observer.Queue", lambda depth: ObserverQueue(depth, time)
-            ):
-                self.observer = Observer(
-                    self._observe, self._record, now=time.now, sleep=time.sleep
-                )
-            self.hook = Observe(
-                {VALIDATION: held_out.every}, self.observer, self, lambda step: None
+        with mock.patch(
+            "myxtts.training.observation.Queue", lambda depth: ObserverQueue(depth, time)
+        ):
+            self.observer = Observer(
+                self._observe,
+                self._record,
+                in_thread=held_out.place != "model",
+                now=time.now,
+                sleep=time.sleep,
             )
-
-    def is_due(self, end: StepEnd) -> bool:
-        return end.is_due(self._held_out.every)
-
-    def __call__(self, end: StepEnd) -> None:
-        self._observe(None, lambda: None)
+        self.hook = Observe({VALIDATION: held_out.every}, self.observer, self, lambda step: None)
 
     def take(self) -> None:
         """Copy the weights to the observer's device."""
@@ -448,10 +440,11 @@ class Validations:
             self._machine.models[0].send(self._device, self._held_out.copy_s)
         )
 
-    def _observe(self, _: Observation | None, pace: Callable[[], None]) -> dict[str, float]:
+    def _observe(self, _: Observation, pace: Callable[[], None] | None) -> dict[str, float]:
         seconds, launch_s = self._held_out.batch_s, 0.2 * self._held_out.batch_s
         for _ in range(self._held_out.batches):
-            pace()
+            if pace is not None:
+                pace()
             self._device.launch(seconds, launch_s)
             self._machine.time.sleep(launch_s)
             self._device.synchronize()
@@ -473,7 +466,7 @@ def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None)
     hooks = [Report(reporter, InputBoundWarning(0, DataConfig(), workload.is_single, devices=2))]
     schedule = Schedule(steps, LOG_EVERY, 0, lambda step: 1.0, lambda step: 0.9)
     state, step = EmulatedState(machine.models[0]), EmulatedStep(machine)
-    observer = NoObserver()
+    observer = None
     with ExitStack() as stack:
         if held_out is not None:
             validations = Validations(held_out, machine, state)

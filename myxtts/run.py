@@ -3,7 +3,8 @@
 import logging
 import os
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from myxtts.clock import Clock, Timeline
@@ -19,12 +20,13 @@ from myxtts.local_sgd.averaging import owes_sync
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.placement.devices import describe_threads
 from myxtts.report.page import PageThread, RunPage
-from myxtts.report.reporter import RunLog, time_line
+from myxtts.report.reporter import Reporter, RunLog, time_line
+from myxtts.tasks.base import Evaluator
 from myxtts.tasks.registry import task_of
-from myxtts.throughput.assess import assess_run
+from myxtts.throughput.assess import InputBoundWarning, assess_run
 from myxtts.training import loop
+from myxtts.training.checkpoint_files import checkpoint_of
 from myxtts.training.checkpoints import Checkpoints, save_nothing
-from myxtts.training.chief_hooks import chief_hooks
 from myxtts.training.description import describe_run
 from myxtts.training.diagnostics import (
     ending_setting,
@@ -32,10 +34,11 @@ from myxtts.training.diagnostics import (
     explained_out_of_memory,
     log_start,
 )
-from myxtts.training.hooks import CheckDevices, Hook, note_owed, periods_of
-from myxtts.training.observer import NoObserver
+from myxtts.training.hooks import CheckDevices, Hook, Observe, Report, SyncWeights
+from myxtts.training.observation import Observer, Pace, Snapshot, held_out_work, vocoder_loader
 from myxtts.training.report_hooks import RecordMetrics, RefreshPage
 from myxtts.training.runs import RunFolder
+from myxtts.training.schedule import Observation, due_parts, periods_of, without
 from myxtts.training.setup import OpenRun, TrainingSetup, open_run, resolve_start
 from myxtts.training.stop_request import SharedStopRequest, StopRequest, stop_on_signals
 
@@ -76,18 +79,19 @@ def check_workers_settings(config: Config, cluster: Cluster | None) -> None:
     check_worker_count(config, cluster.count)
 
 
-def sync_owed(
+def finish_pending_sync(
     weight_sync: WeightSync, setup: TrainingSetup, checkpoints: Checkpoints, request: StopRequest
 ) -> None:
-    """Do the sync that a stopped run owes, if it owes one; the step of it is then observed with the
-    average.
-    """
+    """Do the sync that a stopped run owes, if it owes one; the average is then observed."""
     state, owed_step = setup.state, setup.state.step
     with stop_on_signals(request):
         if not weight_sync.is_due(state) or not weight_sync.sync(state, request.due):
             return
-    note_owed(state, periods_of(setup.config.run), owed_step, setup.schedule.total_steps)
-    checkpoints.save(state, None)
+    is_last = state.step >= setup.schedule.total_steps
+    state.pending_observations = without(state.pending_observations, owed_step)
+    if parts := due_parts(periods_of(setup.config.run), owed_step, is_last):
+        state.pending_observations += (Observation(state.step, parts),)
+    checkpoints.save(state)
     checkpoints.wait()
 
 
@@ -127,7 +131,7 @@ def train_on(run: OpenRun, run_log: RunLog, started_s: float) -> int:
         hooks: list[Hook] = [CheckDevices(started_s)]
         # The chief saves for all workers.
         save: loop.Save = save_nothing
-        observer = NoObserver()
+        observer: Observer | None = None
         request = (
             SharedStopRequest(step.stop_requested) if replicas.is_distributed else StopRequest()
         )
@@ -141,7 +145,7 @@ def train_on(run: OpenRun, run_log: RunLog, started_s: float) -> int:
                 weight_sync.prepare(
                     state, new_run=start.checkpoint is None, resumes=config.run.resume
                 )
-                sync_owed(weight_sync, setup, checkpoints, request)
+                finish_pending_sync(weight_sync, setup, checkpoints, request)
                 if request.requested:
                     log.info(
                         "stopped        by %s at step %d; resume with --resume",
@@ -149,10 +153,20 @@ def train_on(run: OpenRun, run_log: RunLog, started_s: float) -> int:
                         state.step,
                     )
                     return request.exit_code
-            of_chief, observer = resources.enter_context(
-                chief_hooks(setup, folder, checkpoints, weight_sync, timeline, open_evaluator)
+            reporter = resources.enter_context(
+                Reporter(folder.metrics, folder.tensorboard, state.step, schedule.total_steps)
             )
-            hooks += of_chief
+            if weight_sync is not None:
+                hooks.append(SyncWeights(weight_sync, checkpoints.wait))
+            hooks.append(Report(reporter, input_bound_warning_of(setup)))
+            if corpora.held_out is not None and config.run.uses_held_out:
+                observer, snapshot = resources.enter_context(
+                    open_observer(setup, checkpoints, reporter, timeline)
+                )
+                periods = periods_of(config.run)
+                hooks.append(Observe(periods, observer, snapshot, checkpoints.add_provisional))
+            else:
+                state.pending_observations = ()
             save = checkpoints.save
             folder.write_description(description)
             page = resources.enter_context(PageThread(RunPage(folder.path, timeline)))
@@ -161,7 +175,7 @@ def train_on(run: OpenRun, run_log: RunLog, started_s: float) -> int:
             run.folder.write_description(description)
             hooks.append(resources.enter_context(RecordMetrics(run.folder.metrics, state.step)))
         if not schedule.total_steps:  # --stop-at-step 0
-            save(state, None)
+            save(state)
             if replicas.is_chief:
                 checkpoints.finish()
             log.info("first weights  saved in %s, without a step", folder.checkpoints)
@@ -173,7 +187,8 @@ def train_on(run: OpenRun, run_log: RunLog, started_s: float) -> int:
         pipeline = setup.training_pipeline(synchronize=setup.between_devices)
         feed = resources.enter_context(pipeline.open_feed(Pass(state.position)))
         feed.stop_waiting_when(stop.due)
-        observer.watch(feed)
+        if observer is not None:
+            observer.watch(feed)
         filled_s = feed.wait_until_full(config.data.model_start_delay, lambda: stop.requested)
         log.info("feed           filled in %.1f s", filled_s)
 
@@ -182,7 +197,8 @@ def train_on(run: OpenRun, run_log: RunLog, started_s: float) -> int:
         )
         with explained(setup):
             loop.train(state, step, feed, schedule, hooks, save, clock, stop, observer)
-        observer.close()
+        if observer is not None:
+            observer.close()
         if replicas.is_chief:
             with clock.pause(loop.CHECKPOINTS):
                 checkpoints.finish()
@@ -221,3 +237,75 @@ def train_on(run: OpenRun, run_log: RunLog, started_s: float) -> int:
         else:
             log.info("stopped        by %s before the first step: nothing was saved", stop.name)
     return stop.exit_code
+
+
+def input_bound_warning_of(setup: TrainingSetup) -> InputBoundWarning:
+    """Return what advises on long waits for batches."""
+    routes = setup.replicas.routes
+    # Advice to use another GPU is for one replica: several replicas use their GPUs already.
+    gpu_count = setup.gpu_count if len(routes) == 1 else 1
+    return InputBoundWarning(
+        setup.state.step,
+        setup.config.data,
+        not setup.between_devices,
+        gpu_count,
+        len(routes[0].data_devices),
+    )
+
+
+@contextmanager
+def open_observer(
+    setup: TrainingSetup, checkpoints: Checkpoints, reporter: Reporter, timeline: Timeline
+) -> Iterator[tuple[Observer, Snapshot]]:
+    """Open the observer of a run, and the snapshot that it works on."""
+    config, folder, device = setup.config, setup.run.start.folder, setup.observer
+    began_s, in_thread = time.perf_counter(), bool(setup.replicas.observer)
+    snapshot, load = Snapshot.of_run(setup), vocoder_loader(setup, device, folder)
+    evaluator: Evaluator | None = None
+    if config.run.evaluate_every:
+        evaluator = open_evaluator(setup, snapshot.network, device, folder, load)
+    work = held_out_work(setup, snapshot, reporter.tensorboard, load, evaluator)
+    if in_thread:
+        # Keras and tracing are for the main thread alone, and TensorFlow prepares a function at its
+        # first call.
+        work.trace()
+        snapshot.take()
+        log.info("observer       traced for %s in %.1f s", device, time.perf_counter() - began_s)
+
+    def observe(observation: Observation, pace: Pace | None) -> dict[str, float]:
+        # If the run is killed before a checkpoint knows the result, the resumed run repeats the
+        # observation, and writes an equal result once more.
+        metrics = work.observe(observation, pace)
+        if metrics:
+            reporter.write(observation.step, metrics)
+        return metrics
+
+    def record(observation: Observation, metrics: dict[str, float]) -> None:
+        checkpoints.record(setup.state, observation.step, metrics.get("validation_loss"))
+
+    def may_record() -> bool:
+        return not checkpoints.is_writing
+
+    with Observer(observe, record, in_thread, may_record, timeline) as observer:
+        repeat_pending(setup, observer, snapshot)
+        yield observer, snapshot
+
+
+def repeat_pending(setup: TrainingSetup, observer: Observer, snapshot: Snapshot) -> None:
+    """Redo the observations whose results the checkpoint does not know; with a thread, the last one
+    runs during training.
+    """
+    state, checkpoints = setup.state, setup.run.start.folder.checkpoints
+    for observation in state.pending_observations:
+        checkpoint = checkpoint_of(checkpoints, observation.step)
+        if not checkpoint.exists():
+            log.warning(
+                "%s: lost, because the run ended before it was done, and the checkpoint of that"
+                " step is gone",
+                observation,
+            )
+            state.pending_observations = without(state.pending_observations, observation.step)
+            continue
+        observer.wait(lambda: False)
+        snapshot.load(checkpoint)
+        observer.begin(observation)

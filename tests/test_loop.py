@@ -1,6 +1,5 @@
 """The order of hooks, reports and checkpoints, with a state and a step that only count."""
 
-import contextlib
 import signal
 import unittest
 from collections.abc import Collection
@@ -14,8 +13,8 @@ from myxtts.clock import Clock, Times
 from myxtts.data.feed import StopArrived
 from myxtts.errors import DataError, PlacementError
 from myxtts.training import loop
-from myxtts.training.hooks import NoteDue, Observe, PeriodicHook, Report, Validate, WriteSamples
-from myxtts.training.observer import NoObserver, ObserverFailed
+from myxtts.training.hooks import Observe, Report
+from myxtts.training.observation import Observer, ObserverFailed
 from myxtts.training.schedule import SAMPLES, VALIDATION, Observation, Schedule, without
 from myxtts.training.stop_request import SharedStopRequest, StopRequest
 from tests.fixtures import ManualTime
@@ -40,12 +39,17 @@ class CountingState:
         self.step += 1
 
 
-class Recorder(PeriodicHook):
+class Recorder:
     """A hook that appends its name and the step to a list."""
 
+    pause_kind = "other hooks"
+
     def __init__(self, every, name, calls, error=None):
-        super().__init__(every)
+        self._every = every
         self._name, self._calls, self._error = name, calls, error
+
+    def is_due(self, end):
+        return end.is_due(self._every)
 
     def __call__(self, end):
         self._calls.append((self._name, end.step))
@@ -109,7 +113,7 @@ class CountingStep:
         return {"loss": float(outcome)}
 
 
-class DelayedObserver(NoObserver):
+class DelayedObserver:
     """An observer, and its snapshot, whose results are there some steps later."""
 
     def __init__(self, state, delay, calls, error=None):
@@ -159,9 +163,9 @@ class LoopTest(unittest.TestCase):
     ):
         schedule = Schedule(steps, log_every, checkpoint_every, lambda step: 1.0, lambda step: 0.9)
 
-        def save(state, validation_loss):
+        def save(state):
             self.calls.append(("save", state.step))
-            self.saved.append((state.step, validation_loss))
+            self.saved.append(state.step)
 
         clock = clock or NoTimes()
         feed = feed or CountingFeed()
@@ -205,78 +209,70 @@ class LoopTest(unittest.TestCase):
                 clock = self.train([], steps=7, feed=CountingFeed(producers=producers))
                 self.assertEqual(clock.total().steps, 7 - producers)
 
-    def test_validation_asks_for_a_checkpoint_only_if_its_loss_is_the_best(self):
-        losses = iter([2.0, 3.0])
-        validate = Validate(
-            2,
-            lambda state: {"loss": next(losses)},
-            lambda loss: loss < 2.5,
-            Recorder(0, "report", []),
+    def observe_between_steps(self, observe, periods, **options):
+        """Train for 5 steps with an observer without a thread, and report every 2 steps."""
+        reports, provisional = [], []
+        state = self.state
+
+        def record(observation, metrics):
+            self.calls.append((f"result of {observation.step}", state.step, metrics))
+            state.pending_observations = without(state.pending_observations, observation.step)
+
+        reporter = SimpleNamespace(write=lambda step, metrics: reports.append(step))
+        observer = Observer(observe, record, in_thread=False)
+        snapshot = SimpleNamespace(take=lambda: self.calls.append(("snapshot", state.step)))
+        hooks = [
+            Report(reporter, lambda step, metrics: None),
+            Observe(periods, observer, snapshot, provisional.append),
+        ]
+        try:
+            self.train(hooks, steps=5, log_every=2, observer=observer, **options)
+        finally:
+            self.assertEqual(reports, [step for step in (2, 4, 5) if step <= state.step])
+        return provisional
+
+    def test_an_observation_between_two_steps_has_a_checkpoint_and_a_result_as_one_in_a_thread(
+        self,
+    ):
+        provisional = self.observe_between_steps(
+            lambda observation, pace: {"loss": 2.0}, {VALIDATION: 4}
         )
-        self.train([validate], steps=4)
-        self.assertEqual(self.saved, [(2, 2.0), (4, 3.0)])  # the last step is saved in any case
+        self.assertEqual(
+            self.calls,
+            [
+                ("snapshot", 4),
+                ("save", 4),
+                ("result of 4", 4, {"loss": 2.0}),
+                ("snapshot", 5),
+                ("save", 5),
+                ("result of 5", 5, {"loss": 2.0}),
+            ],
+        )
+        self.assertEqual((provisional, self.state.pending_observations), ([4], ()))
+
+    def test_a_failed_observation_is_repeated_and_leaves_no_step_without_a_report(self):
+        def fail(observation, pace):
+            raise DataError("a held-out file is gone")
+
+        with self.assertRaisesRegex(DataError, "a held-out file is gone"):
+            self.observe_between_steps(fail, {VALIDATION: 2, SAMPLES: 4})
+        self.assertEqual(self.saved, [2])
+        self.assertEqual(self.state.pending_observations, (Observation(2, (VALIDATION,)),))
 
     def test_a_report_includes_the_metrics_of_earlier_hooks(self):
+        class Measure(Recorder):
+            def __call__(self, end):
+                end.metrics["size"] = 7.0
+
         reports = []
         reporter = SimpleNamespace(
             write=lambda step, metrics: reports.append((step, dict(metrics)))
         )
         report = Report(reporter, lambda step, metrics: None)
-        validate = Validate(2, lambda state: {"loss": 7.0}, lambda loss: False, report)
-        self.train([validate, report], steps=3, log_every=3)
+        self.train([Measure(2, "size", []), report], steps=3, log_every=3)
         self.assertEqual([step for step, _ in reports], [2, 3])
-        self.assertEqual(reports[0][1], {"validation_loss": 7.0})
-        self.assertEqual((reports[1][1]["loss"], reports[1][1]["validation_loss"]), (3.0, 7.0))
-
-    def test_a_failed_validation_leaves_no_step_without_a_report(self):
-        def fail(state):
-            raise DataError("a held-out file is gone")
-
-        reports = []
-        reporter = SimpleNamespace(
-            write=lambda step, metrics: reports.append((step, metrics["loss"]))
-        )
-        report = Report(reporter, lambda step, metrics: None)
-        with self.assertRaises(DataError):
-            self.train(
-                [Validate(2, fail, lambda loss: False, report), report], steps=4, log_every=2
-            )
-        self.assertEqual((reports, self.saved), ([(2, 2.0)], [(2, None)]))
-
-    def test_an_error_of_a_later_hook_loses_no_validation(self):
-        validate = Validate(
-            2, lambda state: {"loss": 2.0}, lambda loss: True, Recorder(0, "report", [])
-        )
-        with self.assertRaisesRegex(DataError, "samples"):
-            self.train([validate, self.recorder(2, "samples", DataError("no samples"))], steps=4)
-        self.assertEqual(self.saved, [(2, 2.0)])
-
-    def test_the_loss_of_a_validation_belongs_to_its_step_alone(self):
-        validate = Validate(
-            2, lambda state: {"loss": 2.0}, lambda loss: False, Recorder(0, "report", [])
-        )
-        with self.assertRaises(DataError):
-            self.train([validate], steps=9, feed=CountingFeed(fail_after=3))
-        self.assertEqual(self.saved, [(3, None)])
-
-    def test_what_failed_and_what_was_to_follow_is_noted_for_the_resumed_run(self):
-        def fail(step):
-            raise DataError("no samples")
-
-        def hooks(every):
-            periods = {VALIDATION: 2, SAMPLES: every}
-            validate = Validate(
-                2, lambda state: {"loss": 2.0}, lambda loss: True, Recorder(0, "report", [])
-            )
-            return [NoteDue(periods), validate, WriteSamples(every, fail)]
-
-        self.state.averaged_weights = contextlib.nullcontext
-        with self.assertRaisesRegex(DataError, "no samples"):
-            self.train(hooks(4), steps=5)
-        self.assertEqual(self.state.pending_observations, (Observation(4, (SAMPLES,)),))
-        self.setUp()
-        self.train(hooks(0), steps=5)
-        self.assertEqual(self.state.pending_observations, ())
+        self.assertEqual(reports[0][1], {"size": 7.0})
+        self.assertEqual((reports[1][1]["loss"], reports[1][1]["size"]), (3.0, 7.0))
 
     def test_a_report_counts_the_updates_that_were_skipped_since_the_one_before(self):
         reports = []
@@ -383,10 +379,10 @@ class LoopTest(unittest.TestCase):
     def test_an_error_of_a_batch_or_a_hook_saves_the_steps_before_it(self):
         with self.assertRaisesRegex(DataError, "utterance 'a'"):
             self.train([], feed=CountingFeed(fail_after=3))
-        self.assertEqual(self.saved, [(3, None)])
+        self.assertEqual(self.saved, [3])
         with self.assertRaisesRegex(DataError, "held-out"):
             self.train([self.recorder(5, "validation", DataError("held-out file"))], steps=9)
-        self.assertEqual(self.saved, [(3, None), (5, None)])
+        self.assertEqual(self.saved, [3, 5])
 
     def test_a_data_device_out_of_memory_or_a_defect_saves_the_steps_before_it(self):
         feed = CountingFeed(fail_after=3)
@@ -395,7 +391,7 @@ class LoopTest(unittest.TestCase):
             self.train([], feed=feed)
         with self.assertRaises(KeyError):
             self.train([self.recorder(5, "samples", KeyError("defect"))], steps=9)
-        self.assertEqual(self.saved, [(3, None), (5, None)])
+        self.assertEqual(self.saved, [3, 5])
 
     def test_an_error_within_a_step_saves_nothing(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
@@ -407,7 +403,7 @@ class LoopTest(unittest.TestCase):
 
     def test_a_worker_that_is_lost_before_an_update_costs_no_step(self):
         error = tf.errors.AbortedError(None, None, "<<worker 1 (b:2) gave up: no such file>>")
-        for is_unchanged, saved in ((True, [(2, None)]), (False, [])):
+        for is_unchanged, saved in ((True, [2]), (False, [])):
             self.setUp()
             step = mock.Mock(wraps=self.step, side_effect=[(1, [2]), (2, [3]), error])
             step.left_unchanged = mock.Mock(return_value=is_unchanged)
@@ -449,7 +445,7 @@ class LoopTest(unittest.TestCase):
             self.setUp()
             request = StopRequest()
             self.train([], feed=StuckFeed(fail_after=batches), stop=request)
-            self.assertEqual([step for step, _ in self.saved], [batches] * bool(batches))
+            self.assertEqual(self.saved, [batches] * bool(batches))
 
     def test_an_error_of_the_feed_is_raised_after_exactly_the_steps_before_it(self):
         for microbatches, batches, steps in ((1, 5, 5), (1, 0, 0), (2, 4, 2), (2, 5, 2), (3, 5, 1)):
@@ -458,7 +454,7 @@ class LoopTest(unittest.TestCase):
                 with self.assertRaisesRegex(DataError, "utterance 'a'"):
                     self.train([], steps=9, feed=CountingFeed(batches, microbatches))
                 self.assertEqual(self.state.step, steps)
-                self.assertEqual(self.saved, [(steps, None)] * bool(steps))
+                self.assertEqual(self.saved, [steps] * bool(steps))
 
     def test_a_batch_that_is_late_is_waited_for_after_the_device_is_done(self):
         class SlowStep(CountingStep):

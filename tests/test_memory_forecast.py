@@ -106,14 +106,18 @@ class Parts(unittest.TestCase):
             set(on_gpu.parts_mib), {"for 20 batches of audio", "to write a checkpoint"}
         )
         self.assertEqual(on_gpu.observer_mib, beside.observer_mib)
-        self.assertEqual(without.observer_mib, 0.0)
+        self.assertEqual(without.observer_mib, 4.0)
+        self.assertEqual(without.parts_mib["for the snapshot"], 4.0)
+        off = RunConfig(validate_every=0, sample_every=0)
+        self.assertNotIn("for the snapshot", forecast(CPUS[:1], run=off).parts_mib)
 
-    def test_an_evaluation_has_a_network_and_utterances_of_its_own_wherever_it_runs(self):
+    def test_an_evaluation_has_utterances_and_perhaps_a_network_of_its_own_wherever_it_runs(self):
         plain, run = RunConfig(), RunConfig(evaluate_every=5, evaluate_utterances=2)
-        needed = 4.0 + 2 * SAMPLES * (EVALUATED_BYTES + PRODUCE_BYTES / SAMPLE_RATE_HZ) / 2**20
-        self.assertAlmostEqual(
-            forecast(CPUS[:1], 2**20, run=run).parts_mib["for the evaluation"], needed
-        )
+        needed = 2 * SAMPLES * (EVALUATED_BYTES + PRODUCE_BYTES / SAMPLE_RATE_HZ) / 2**20
+        half = TrainingConfig(precision="mixed_bfloat16")
+        for training, network_mib in ((TrainingConfig(), 0.0), (half, 4.0)):
+            parts = forecast(CPUS[:1], 2**20, run=run, training=training).parts_mib
+            self.assertAlmostEqual(parts["for the evaluation"], needed + network_mib)
         for routes, observer in ((CPUS[:1], "/CPU:0"), (GPUS, "/GPU:0")):
             with_it, without = (
                 forecast(routes, 2**20, observer=observer, run=each) for each in (run, plain)

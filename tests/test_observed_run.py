@@ -26,8 +26,7 @@ from myxtts.models.xtts import SYNTHESIS_SIGNATURE
 from myxtts.report.metrics import MetricsFile, read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, read_best, read_metadata
 from myxtts.training.checkpoints import Checkpoints
-from myxtts.training.observer import Observer, ObserverFailed
-from myxtts.training.validation import Validation
+from myxtts.training.observation import Observer, ObserverFailed, Validation
 from tests.fixtures import DUAL, REVERSED, files_below, temporary_folder
 from tests.kill_points import Killed, KillPoints, RealKillPoints
 from tests.long import long
@@ -64,7 +63,7 @@ from myxtts.report.metrics import read_metrics
 metrics = Path(sys.argv[sys.argv.index("--runs-dir") + 1]) / "data/worker-1/metrics.jsonl"
 
 def main():
-    from myxtts.training.held_out import HeldOutWork
+    from myxtts.training.observation import HeldOutWork
     observe = HeldOutWork.observe
 
     def observe_when_worker_1_is_ahead(work, observation, pace=None):

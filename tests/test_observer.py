@@ -4,7 +4,7 @@ import threading
 import unittest
 
 from myxtts.errors import DataError, PlacementError
-from myxtts.training.observer import Observer, ObserverFailed, Result, slow_observer
+from myxtts.training.observation import Observer, ObserverFailed, Result, slow_observer
 from myxtts.training.schedule import (
     EVALUATION,
     SAMPLES,
@@ -74,7 +74,7 @@ class ObserverTest(unittest.TestCase):
             self.allowed.release()
             return False
 
-        with self.assertLogs("myxtts.training.observer", "WARNING") as logs:
+        with self.assertLogs("myxtts.training.observation", "WARNING") as logs:
             for step in (2, 4, 6):
                 self.assertTrue(self.observer.wait(waiting, step))
                 self.begin(step)

@@ -24,7 +24,7 @@ from myxtts.report.history import POINTS, History, Series
 from myxtts.report.metrics import read_last_report, validation_scores
 from myxtts.report.overview import TEMPLATE, JobsPage, merge_marks, sync_marks, write_overview
 from myxtts.report.page import PageThread, RunPage, changed_settings, excerpt
-from myxtts.training.report_hooks import recorded
+from myxtts.training.observation import Observer, ObserverFailed
 from myxtts.training.schedule import Observation
 from tests.feeds import wait_until
 from tests.fixtures import temporary_folder
@@ -329,9 +329,10 @@ class Lanes(unittest.TestCase):
 
     def test_an_observation_is_on_the_timeline_even_if_it_fails(self):
         timeline = Timeline()
-        observe = recorded(lambda observation, pace: 1 / 0, timeline)
-        with self.assertRaises(ZeroDivisionError):
-            observe(Observation(30, ("validation", "samples")), lambda: None)
+        observer = Observer(lambda observation, pace: 1 / 0, lambda *_: None, timeline=timeline)
+        with observer, self.assertRaises(ObserverFailed):
+            observer.begin(Observation(30, ("validation", "samples")))
+            observer.wait(lambda: False)
         (span,) = timeline.newest()
         self.assertEqual(
             (span.lane, span.kind, span.number), ("observer", "validation and samples", 30)

@@ -13,9 +13,9 @@ import tensorflow as tf
 from myxtts.batch import TTS_FEATURES
 from myxtts.placement.audit import require_device
 from myxtts.training.loop import NonFiniteLoss, require_finite
+from myxtts.training.observation import Snapshot, Validation
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.step import TABLE_STEPS, Controls, Step
-from myxtts.training.validation import Validation
 from tests.long import long
 from tests.tiny import (
     Toy,
@@ -51,6 +51,10 @@ def run_step(step, *batches, number=1, learning_rate=1e-2, ema_decay=0.9):
     return step.read(
         take_step(step, [[on_device(batch)] for batch in batches], number, learning_rate, ema_decay)
     )
+
+
+def snapshot_of(state):
+    return Snapshot(build_toy(), state.inference_variables(), MODEL)
 
 
 def weights(state):
@@ -183,24 +187,21 @@ class StepArguments(unittest.TestCase):
             for mean, average in zip(expected, state.averages, strict=True):
                 np.testing.assert_allclose(average.numpy(), mean, atol=1e-6)
 
-    def test_without_averages_averaged_weights_are_the_weights(self):
-        state, step = make_step(averaged=False)
-        run_step(step, features(ROWS))
-        before = weights(state)
-        with state.averaged_weights():
-            np.testing.assert_array_equal(weights(state)[0], before[0])
-        self.assertEqual(state.averages, [])
-
-    def test_averaged_weights_are_swapped_in_and_restored_even_after_an_error(self):
-        state, step = make_step()
-        run_step(step, features(ROWS))
-        before = weights(state)
-        with self.assertRaises(ZeroDivisionError), state.averaged_weights():
-            for average, weight in zip(state.averages, weights(state), strict=True):
-                np.testing.assert_array_equal(average.numpy(), weight)
-            raise ZeroDivisionError
-        for left, right in zip(before, weights(state), strict=True):
-            np.testing.assert_array_equal(left, right)
+    def test_a_snapshot_has_the_averaged_weights_or_the_weights_and_changes_none(self):
+        for averaged in (True, False):
+            state, step = make_step(averaged=averaged)
+            run_step(step, features(ROWS))
+            before = weights(state)
+            expected = [average.numpy() for average in state.averages] or before
+            snapshot = snapshot_of(state)
+            snapshot.take()
+            for variable, weight in zip(
+                snapshot.network.trainable_variables, expected, strict=True
+            ):
+                np.testing.assert_array_equal(variable.numpy(), weight)
+            for left, right in zip(before, weights(state), strict=True):
+                np.testing.assert_array_equal(left, right)
+            self.assertEqual(len(state.averages), len(before) if averaged else 0)
 
 
 class HandOverTest(unittest.TestCase):
@@ -371,6 +372,7 @@ class ValidationTest(unittest.TestCase):
     def test_losses_are_those_of_inference_with_the_averages_and_nothing_changes(self):
         with mock.patch("fakes.toy.Toy", TrainedDifferently):
             state, step = make_step()
+            snapshot = snapshot_of(state)
         run_step(step, features(ROWS))
         held_out = [
             on_device(rows_of(features(ROWS, seed=3), rows)) for rows in (slice(0, 2), slice(2, 4))
@@ -378,11 +380,13 @@ class ValidationTest(unittest.TestCase):
         held_out.append(on_device(features([(2, 30)], padded=(2, 30))))  # of another shape
         feed = contextlib.nullcontext([(SimpleNamespace(features=batch),) for batch in held_out])
         before = {group: dict(state.arrays(group)) for group in state.variables()}
-        with tf.device(MODEL), state.averaged_weights():
-            expected = [state.model(batch, training=False)[0] for batch in held_out]
-        calls = state.model.calls
-        losses = Validation(state.model, MODEL, lambda: feed)(state)
-        self.assertEqual(state.model.calls, calls + 1, "traced more than once")
+        snapshot.take()
+        network = snapshot.network
+        with tf.device(MODEL):
+            expected = [network(batch, training=False)[0] for batch in held_out]
+        calls = network.calls
+        losses = Validation(network, MODEL, lambda: feed).evaluate()
+        self.assertEqual(network.calls, calls + 1, "traced more than once")
         for name in Toy.LOSS_NAMES:
             self.assertAlmostEqual(
                 losses[name] / sum(float(share[name]) for share in expected), 1.0, 5
@@ -419,7 +423,7 @@ class ValidationTest(unittest.TestCase):
         feed = contextlib.nullcontext([(SimpleNamespace(features=batch),) for batch in held_out])
         validation = Validation(state.model, MODEL, lambda: feed, FrameError)
         for _ in range(2):
-            figures = validation(state)
+            figures = validation.evaluate()
             self.assertEqual((figures["frame_errors"], figures["frame_error"]), (2, 0.0))
             self.assertEqual(set(figures), {*Toy.LOSS_NAMES, "loss", "frame_errors", "frame_error"})
 

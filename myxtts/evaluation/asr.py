@@ -20,8 +20,7 @@ from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.table import ScoreWeights, print_score
 from myxtts.recognition.transcriber import NetworkTranscriber, Transcriber
 from myxtts.text.edit_distance import error_rates
-from myxtts.training.held_out import LoadVocoder
-from myxtts.training.observation import Pace, no_pace
+from myxtts.training.observation import LoadVocoder, Pace, no_pace
 from myxtts.training.runs import RunFolder
 from myxtts.training.setup import TrainingSetup
 

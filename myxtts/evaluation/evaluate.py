@@ -11,7 +11,7 @@ from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.table import ScoreWeights
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.held_out import LoadVocoder
+from myxtts.training.observation import LoadVocoder
 from myxtts.training.runs import RunFolder, select_checkpoint, settings_of
 from myxtts.training.setup import TrainingSetup
 

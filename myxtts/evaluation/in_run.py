@@ -13,13 +13,12 @@ from myxtts.evaluation.table import ScoreWeights, write_table
 from myxtts.files import tolerate_full_disk
 from myxtts.models.loss_groups import network_variables
 from myxtts.report.samples import EVALUATION_FOLDER
+from myxtts.tasks.base import computes_as_evaluated
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import checkpoint_of
-from myxtts.training.held_out import LoadVocoder
-from myxtts.training.observation import no_pace
+from myxtts.training.observation import LoadVocoder, Snapshot, no_pace
 from myxtts.training.runs import RunFolder
 from myxtts.training.setup import TrainingSetup
-from myxtts.training.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -27,20 +26,18 @@ log = logging.getLogger(__name__)
 class InRunEvaluator:
     """Measures the weights of a network during its run; see `tasks.base.Evaluator`.
 
-    They are copied to a network for inference, such as `evaluate` loads: it computes in float32,
-    has no discriminators, and aligns without a teacher.
-
     Args:
-        snapshot: the network for inference, and where its weights come from.
-        score: measures it.
+        snapshot: a further network, which gets the weights; None to measure the network itself.
+        score: measures a network.
         folder: gets `evaluation/CHECKPOINT/scores.md`, as from `evaluate`.
     """
 
-    def __init__(self, snapshot: Snapshot, score: ScoreWeights, folder: RunFolder):
+    def __init__(self, snapshot: Snapshot | None, score: ScoreWeights, folder: RunFolder):
         self._snapshot, self._score, self._folder = snapshot, score, folder
 
     def __call__(self, step: int, pace: Callable[[], None] | None) -> dict[str, float]:
-        self._snapshot.take()
+        if self._snapshot is not None:
+            self._snapshot.take()
         checkpoint = checkpoint_of(self._folder.checkpoints, step).name
         score = self._score(checkpoint, pace or no_pace)
         with tolerate_full_disk(f"the scores of step {step}"):
@@ -63,15 +60,21 @@ def open_evaluator(
     Raises:
         UserError: the recogniser or the vocoder cannot be used, or a file cannot be read.
     """
-    from myxtts.evaluation.evaluate import EVALUATORS  # only where it is needed: it imports much
+    # Imported here, because it imports every evaluator, which few runs need.
+    from myxtts.evaluation.evaluate import EVALUATORS
 
-    started_s, task = time.perf_counter(), task_of(setup.config)
-    with tf.device(device):
-        network = task.build(setup.config, setup.corpora.vocabulary, training=False)
-    local = setup.replicas.local_results
-    sources = {variable.path: local(variable.value)[0] for variable in network_variables(source)}
-    snapshot = Snapshot(network, sources, device)
-    snapshot.take()  # TensorFlow prepares a function at its first call
+    started_s, config = time.perf_counter(), setup.config
+    task, network, snapshot = task_of(config), source, None
+    # The scores are to be those of `evaluate`. Most runs have a network that computes as it does,
+    # and hold no further one.
+    if not computes_as_evaluated(config):
+        with tf.device(device):
+            network = task.build(config, setup.corpora.vocabulary, training=False)
+        local = setup.replicas.local_results
+        sources = {v.path: local(v.value)[0] for v in network_variables(source)}
+        snapshot = Snapshot(network, sources, device)
+        # TensorFlow prepares a function at its first call.
+        snapshot.take()
     score = EVALUATORS[task.name].in_run(setup, network, device, folder, load)
     log.info("evaluation     prepared for %s in %.1f s", device, time.perf_counter() - started_s)
     return InRunEvaluator(snapshot, score, folder)

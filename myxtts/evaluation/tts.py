@@ -57,10 +57,9 @@ from myxtts.report.plots import f0_curves, mel_and_alignment, png_bytes
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.held_out import LoadVocoder
 from myxtts.training.load_model import load_model
 from myxtts.training.load_vocoder import load_vocoder
-from myxtts.training.observation import Pace, no_pace
+from myxtts.training.observation import LoadVocoder, Pace, no_pace
 from myxtts.training.runs import RunFolder, select_vocoder, vocabulary_of
 from myxtts.training.setup import TrainingSetup
 

@@ -58,9 +58,8 @@ from myxtts.evaluation.table import (
 from myxtts.files import numbered_name
 from myxtts.machine import core_count
 from myxtts.report.plots import png_bytes, spectra
-from myxtts.training.held_out import LoadVocoder
 from myxtts.training.load_vocoder import TrainedVocoder
-from myxtts.training.observation import Pace, no_pace
+from myxtts.training.observation import LoadVocoder, Pace, no_pace
 from myxtts.training.runs import RunFolder, read_vocoder_run
 from myxtts.training.setup import TrainingSetup
 

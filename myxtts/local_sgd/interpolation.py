@@ -30,9 +30,9 @@ from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts import synthesis_options
 from myxtts.training.load_model import load_model
 from myxtts.training.load_teacher import teacher_loader
+from myxtts.training.observation import Validation
 from myxtts.training.runs import read_teacher, vocabulary_of
 from myxtts.training.setup import typical_sizes
-from myxtts.training.validation import Validation
 
 # On the line from one set of weights to another.
 POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)

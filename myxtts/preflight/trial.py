@@ -296,7 +296,8 @@ def check_gpu_memory(placement: Placement, forecast: MemoryForecast) -> Iterator
     for device, role in device_roles(placement).items():
         peak_mib = tf.config.experimental.get_memory_info(device[1:])["peak"] / 2**20
         limit_mib = device_memory_mib(device)
-        observer_mib = forecast.observer_mib if device == placement.observer else 0.0
+        is_observer = device == (placement.observer or placement.routes[0].model)
+        observer_mib = forecast.observer_mib if is_observer else 0.0
         headroom_mib = limit_mib - peak_mib - observer_mib
         beside = f" and about {observer_mib:,.0f} MiB for the observer" if observer_mib else ""
         yield recommended(

@@ -239,6 +239,17 @@ def dimensions(task: str, config: Config, sizes: Mapping) -> str:
     return ", ".join((task, size, *numbers))
 
 
+def computes_as_evaluated(config: Config) -> bool:
+    """Whether the network of a run computes what `evaluate` measures of its weights: in float32,
+    without discriminators, and with an alignment without a teacher.
+    """
+    return (
+        config.training.precision == "float32"
+        and config.teacher.teacher is None
+        and not config.vocoder.discriminators
+    )
+
+
 def kept_bytes(config: Config) -> int:
     """Return the bytes of a kept value."""
     return 4 if config.training.precision == "float32" else 2

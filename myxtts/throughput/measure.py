@@ -31,9 +31,9 @@ from myxtts.training import loop
 from myxtts.training import setup as training_setup
 from myxtts.training.checkpoints import save_nothing
 from myxtts.training.diagnostics import explained_out_of_memory
-from myxtts.training.held_out import make_sampler, vocoder_loader
 from myxtts.training.hooks import Hook
 from myxtts.training.load_teacher import NoVoice
+from myxtts.training.observation import make_sampler, vocoder_loader
 from myxtts.training.runs import RunFolder
 from myxtts.training.schedule import Rates, Schedule
 from myxtts.training.setup import TrainingSetup, resolve_start

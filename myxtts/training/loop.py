@@ -11,7 +11,7 @@ from myxtts.data.feed import StopArrived
 from myxtts.data.pipeline import ProducedBatch
 from myxtts.errors import PlacementError, TrainingError
 from myxtts.training.hooks import Hook, StepEnd
-from myxtts.training.observer import OBSERVER, NoObserver
+from myxtts.training.observation import OBSERVER, Observer
 from myxtts.training.schedule import Rates, Schedule
 from myxtts.training.state import TrainingState
 from myxtts.training.step import SKIPPED
@@ -19,8 +19,8 @@ from myxtts.training.stop_request import StopRequest
 
 CHECKPOINTS = "checkpoints"  # the kind of their pauses
 
-Save = Callable[[TrainingState, float | None], object]
-"""(state, validation loss or None): writes a checkpoint."""
+Save = Callable[[TrainingState], object]
+"""(state): writes a checkpoint."""
 
 
 class StepFunction(Protocol):
@@ -81,7 +81,7 @@ def train(
     save: Save,
     clock: Clock,
     stop: StopRequest,
-    observer: NoObserver | None = None,
+    observer: Observer | None = None,
 ) -> None:
     """Train to the end of the schedule or to a stop request; leave a checkpoint of the last step.
 
@@ -109,22 +109,21 @@ def train(
         UserError: a batch could not be made, or a hook or the observer failed.
         ObserverFailed: the observer failed by a defect.
     """
-    observer = observer or NoObserver()
     first_step, saved_step = state.step + 1, state.step
     ahead, first, outcome = LookAhead(feed, step, clock), None, None
     senders: set[str] = set()
     total_skipped = 0.0  # updates up to the report before
     is_whole = True  # the state is that of the end of a step
-    end: StepEnd | None = None  # of the last step, while the state is that of its end
     try:
         while state.step < schedule.total_steps and not stop.due():
-            observer.poll()
+            if observer is not None:
+                observer.poll()
             try:
                 taken = ahead.take(running=outcome, is_last=state.step + 1 >= schedule.total_steps)
             except StopArrived:
                 break
             planned_step = taken.microbatches[0][0].planned.step
-            is_whole, end = False, None
+            is_whole = False
             try:
                 first = first or step.hand_over(taken.features[0])
                 outcome, handed = step(
@@ -173,7 +172,7 @@ def train(
                         hook(end)
             if end.save:
                 with clock.pause(CHECKPOINTS):
-                    save(state, end.validation_loss)
+                    save(state)
                 saved_step = state.step
             if not is_prepared and not log:
                 # most of its time is tracing, or preparing the step for copies from another data
@@ -183,24 +182,21 @@ def train(
         raise  # the state must not be saved
     except Exception:  # of a batch, a hook or the observer, such as a data device out of memory
         if is_whole:
-            save_unsaved(state, saved_step, save, end)
+            save_unsaved(state, saved_step, save)
         raise
     with clock.pause(CHECKPOINTS):
-        save_unsaved(state, saved_step, save, end)
+        save_unsaved(state, saved_step, save)
     with clock.pause(OBSERVER):
-        if not observer.wait(lambda: stop.requested or stop.due()) or state.pending_observations:
+        is_done = observer is None or observer.wait(lambda: stop.requested or stop.due())
+        if not is_done or state.pending_observations:
             stop.settle()
 
 
-def save_unsaved(state: TrainingState, saved_step: int, save: Save, end: StepEnd | None) -> None:
-    """Save the last step, unless there is a checkpoint of it.
-
-    Args:
-        end: of that step; None if its hooks were not called.
-    """
+def save_unsaved(state: TrainingState, saved_step: int, save: Save) -> None:
+    """Save the last step, unless there is a checkpoint of it."""
     if saved_step < state.step:
         require_finite(state)
-        save(state, None if end is None else end.validation_loss)
+        save(state)
 
 
 class StepBatches(NamedTuple):

@@ -15,7 +15,7 @@ from myxtts.data.pipeline import reference_samples_of
 from myxtts.errors import ConfigError
 from myxtts.machine import available_memory_mib
 from myxtts.placement.routes import Route
-from myxtts.tasks.base import KEPT_ARRAYS
+from myxtts.tasks.base import KEPT_ARRAYS, computes_as_evaluated
 from myxtts.tasks.registry import task_of
 
 # Bytes to make the features of a second of audio: frames and spectra of log-mel in float64, and F0.
@@ -34,9 +34,9 @@ class MemoryForecast(NamedTuple):
     Attributes:
         parts_mib: by purpose.
         rows, seconds: of the largest batch, with padding.
-        observer_mib: what the observer takes on its own device: snapshot, held-out batch and its
-            features, a lower estimate of the activations, and evaluation. One of the parts if that
-            device is on the host.
+        observer_mib: what the observer takes on its device: snapshot, held-out batch and its
+            features, a lower estimate of the activations, and evaluation; only the snapshot where
+            that device trains. One of the parts if that device is on the host.
     """
 
     parts_mib: dict[str, float]
@@ -100,7 +100,10 @@ def forecast_memory(
         audio_s * PRODUCE_BYTES,
         max(task.activation_bytes(config, size) for size in sizes),
     )
-    observing, evaluating = 0.0, _evaluation_bytes(config, parameters, largest["samples"])
+    evaluating = _evaluation_bytes(config, parameters, largest["samples"])
+    # Without an observer, validation and samples take turns with the step, and only the snapshot's
+    # weights are added.
+    observing = 4 * parameters if config.run.uses_held_out else 0.0
     if observer:
         audio += data.num_workers + data.buffer_size
         observing = 4 * parameters + making + activations / KEPT_ARRAYS
@@ -120,6 +123,7 @@ def forecast_memory(
         f"for {features} batches of features": features * batch_bytes(extractor.features, largest),
         "for the step": len(models) * (gradients * 4 * parameters + activations),
         "for the observer": observing if "CPU:" in observer else 0.0,
+        "for the snapshot": observing if models and not observer else 0.0,
         "for the evaluation": evaluating if models and not observer else 0.0,
         # Weights, the two moments of AdamW, and averages.
         "to write a checkpoint": 4 * parameters * (3 + bool(config.training.ema_decay)),
@@ -151,8 +155,9 @@ def _evaluation_bytes(config: Config, parameters: int, samples: int) -> float:
     if not run.evaluate_every:
         return 0.0
     rows, audio_s = run.evaluate_utterances, samples / SAMPLE_RATE_HZ
+    network = 0 if computes_as_evaluated(config) else 4 * parameters
     return (
-        4 * parameters
+        network
         + rows * samples * EVALUATED_BYTES
         + min(rows, EVALUATED_ROWS) * audio_s * PRODUCE_BYTES
     )

@@ -1,9 +1,11 @@
 """What happens after which step: rates, the length of a run, and observations. No TensorFlow."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, pi
 from typing import NamedTuple, Protocol
+
+from myxtts.config.schema import RunConfig
 
 # The parts of an observation, in the order in which they are done.
 VALIDATION = "validation"
@@ -79,6 +81,25 @@ def run_length(max_steps: int, by_epochs: int) -> int:
     return min(limit for limit in (max_steps, by_epochs) if limit)
 
 
+def is_due(every: int, step: int, is_last: bool) -> bool:
+    """Whether a step is a multiple of `every` steps, or the last step; never if `every` is 0."""
+    return every > 0 and (is_last or step % every == 0)
+
+
+def periods_of(run: RunConfig) -> dict[str, int]:
+    """Return the periods of the parts of an observation in steps; 0 turns one off."""
+    return {
+        VALIDATION: run.validate_every,
+        SAMPLES: run.sample_every,
+        EVALUATION: run.evaluate_every,
+    }
+
+
+def due_parts(periods: Mapping[str, int], step: int, is_last: bool) -> tuple[str, ...]:
+    """Return the parts of an observation that are due after a step."""
+    return tuple(part for part, every in periods.items() if is_due(every, step, is_last))
+
+
 class Observation(NamedTuple):
     """Work on the weights of a step whose results are not known yet.
 
@@ -104,19 +125,6 @@ def observations_of(metadata: dict) -> tuple[Observation, ...]:
     oldest first.
     """
     return tuple(Observation(step, tuple(parts)) for step, parts in metadata.get("observing", ()))
-
-
-def without_part(
-    observations: Iterable[Observation], step: int, part: str
-) -> tuple[Observation, ...]:
-    """Return the observations without a part of those of a step."""
-    left = []
-    for observation in observations:
-        parts = tuple(
-            name for name in observation.parts if (observation.step, name) != (step, part)
-        )
-        left += [observation._replace(parts=parts)] if parts else []
-    return tuple(left)
 
 
 def without(observations: Iterable[Observation], step: int) -> tuple[Observation, ...]:

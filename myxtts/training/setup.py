@@ -54,7 +54,6 @@ from myxtts.training.runs import (
     taught_settings,
 )
 from myxtts.training.schedule import Schedule
-from myxtts.training.snapshot import Snapshot
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 from myxtts.training.warm_start import (
@@ -381,6 +380,13 @@ class TrainingSetup:
         """Number of GPUs, real or simulated, that a placement may use."""
         return self.config.placement.simulate_gpus or devices.gpu_count()
 
+    @property
+    def observer(self) -> str:
+        """The device that validates, writes samples and evaluates: a further one, or that of the
+        first replica.
+        """
+        return self.replicas.observer or self.replicas.device
+
     def make_step(self) -> Step:
         """Make the training step; see `make_step`."""
         return make_step(self.config, self.state)
@@ -404,14 +410,6 @@ class TrainingSetup:
             synchronize=synchronize,
             first_replica=replicas.first,
         )
-
-    def build_snapshot(self) -> Snapshot:
-        """Build the network of the observer, which gets its weights from the state."""
-        config, device = self.config, self.replicas.observer
-        with tf.device(device):
-            network = task_of(config).build(config, self.corpora.vocabulary)
-        task_of(config).tune(config, network, device, typical_sizes(self.corpora.training.plan))
-        return Snapshot(network, self.state.inference_variables(), device)
 
     def validation_pipeline(self) -> Pipeline:
         """Make the pipeline of the held-out batches."""

@@ -1,7 +1,6 @@
 """Everything that a run changes: weights, optimizer, averages, and the position in the plan."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import keras
@@ -188,34 +187,6 @@ class TrainingState:
         array = np.asarray(tf.raw_ops.ReadVariableOp(resource=local.handle, dtype=local.dtype))
         array.flags.writeable = False
         return array
-
-    @contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        """Give the model its averaged weights for the scope, as validation and samples need
-        them.
-        """
-        trained = [v.value for v in self.groups[0].trained] if self.averages else []
-        with self._other_weights(trained, self.averages):
-            yield
-
-    @contextmanager
-    def other_weights(self, arrays: Mapping[str, np.ndarray]) -> Iterator[None]:
-        """Give the network other weights for the scope, by the names of all of its variables."""
-        variables = self.variables()[NETWORK]
-        with self._other_weights(list(variables.values()), [arrays[name] for name in variables]):
-            yield
-
-    @contextmanager
-    def _other_weights(self, variables: list[tf.Variable], values: Sequence) -> Iterator[None]:
-        with tf.device(self.device):
-            saved = [tf.identity(v) for v in variables]
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
-            try:
-                yield
-            finally:
-                for variable, weights in zip(variables, saved, strict=True):
-                    variable.assign(weights)
 
 
 def make_optimizers(

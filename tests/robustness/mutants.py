@@ -71,7 +71,7 @@ TESTS = {
     "training/step.py": ("test_step", "test_audit", RESUME, EQUIVALENCE),
     "training/state.py": ("test_step", "test_checkpoint", RESUME, DEVICES, EQUIVALENCE),
     "training/schedule.py": ("test_schedule",),
-    "training/validation.py": ("test_step", "test_run.CompleteRun", RESUME),
+    "training/observation.py": ("test_step", "test_run.CompleteRun", RESUME),
     "training/checkpoints.py": ("test_checkpoint", "test_sync", RESUME),
     "models/alignment.py": ("test_alignment", "test_model"),
     "models/ctc.py": ("test_ctc", "test_transcribe", "test_asr"),

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from myxtts.batch import Batch
 from myxtts.clock import FIRST_STEP
+from myxtts.data.batch_plan import PlannedStep
 from myxtts.placement.audit import require_device
 from myxtts.report.reporter import Reporter
 from myxtts.throughput.assess import InputBoundWarning
@@ -27,13 +28,13 @@ class StepEnd:
 
     Attributes:
         state: after the step.
+        outcome: what `Step` returned.
+        planned: the step in the plan.
+        total_steps: of the run.
         step: its number. `SyncWeights` may move the state to a later step; then only this number
             stays.
-        outcome: what `Step` returned.
-        batches: of the first step, the first microbatch and that of the next step, on the model
-            devices. No other step keeps its batches.
-        total_steps: of the run.
-        is_first: whether it is the first step of this process.
+        batches: of the first step of this process, the first microbatch and that of the next step,
+            on the model devices. No other step keeps its batches.
         stop: tells whether the run received a request to stop.
         metrics: of the report that is due; hooks add to it.
         save: whether a checkpoint of this step is written; set by the loop, and by a hook that
@@ -43,15 +44,23 @@ class StepEnd:
     """
 
     state: TrainingState
-    step: int
     outcome: tf.Tensor
-    batches: Sequence[Sequence[Batch]]
+    planned: PlannedStep
     total_steps: int
-    is_first: bool
     stop: StopRequest
+    step: int = field(init=False)
+    batches: Sequence[Sequence[Batch]] = ()
     metrics: dict[str, float | str] = field(default_factory=dict)
     save: bool = False
     owes_sync: bool = False
+
+    def __post_init__(self) -> None:
+        self.step = self.state.step
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first step of this process."""
+        return bool(self.batches)
 
     @property
     def is_last(self) -> bool:

@@ -1,12 +1,21 @@
-"""The outer loop: what happens when, and why in this order."""
+"""The outer loop: what happens when, and why in this order.
 
-from collections.abc import Callable, Sequence
+After a step at which something is due, in this order: read the losses (a non-finite loss is found
+before anything is written), call the hooks that are due in the order of their list, and save.
+Saving comes last, because a hook may ask for a checkpoint, and a checkpoint records what hooks did.
+The loop waits for the device only where a report, a hook or a checkpoint is due, and where the feed
+has no batch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
 from myxtts.batch import Batch
 from myxtts.clock import Clock, Times
+from myxtts.data.batch_plan import PlannedStep
 from myxtts.data.feed import StopArrived
 from myxtts.data.pipeline import ProducedBatch
 from myxtts.errors import PlacementError, TrainingError
@@ -17,7 +26,8 @@ from myxtts.training.state import TrainingState
 from myxtts.training.step import SKIPPED
 from myxtts.training.stop_request import StopRequest
 
-CHECKPOINTS = "checkpoints"  # the kind of their pauses
+# The kind of the pauses for checkpoints.
+CHECKPOINTS = "checkpoints"
 
 Save = Callable[[TrainingState], object]
 """(state): writes a checkpoint."""
@@ -85,118 +95,180 @@ def train(
 ) -> None:
     """Train to the end of the schedule or to a stop request; leave a checkpoint of the last step.
 
-    After a step at which something is due, in this order: read the losses (a non-finite loss is
-    found before anything is written), run the hooks that are due in the order of the list, and
-    save. Saving comes last, so that a hook may ask for a checkpoint, and the checkpoint knows the
-    validation of its step. The loop waits for the device only where a report, a hook or a
-    checkpoint is due, and where the feed has no batch.
-
-    Each step hands over the first microbatch of the next one, so the loop is one batch ahead of the
-    step.
-
-    Whatever else ends the loop, the steps before it are saved, unless the error came from within a
-    step: then the state may have a part of that step. (It has none if the step waited for a worker
-    that is lost, so that is saved, too.) The checkpoints before it are intact in any case.
-
-    Results of the observer are applied before a step, when all that was due after the one before is
-    done.
-
-    Args:
-        observer: validates and writes samples during training; its hook begins that.
-
     Raises:
         NonFiniteLoss, StepOutOfMemory: of a step, which is not saved.
         UserError: a batch could not be made, or a hook or the observer failed.
-        ObserverFailed: the observer failed by a defect.
+        ObserverFailed: the observer raised an unexpected exception.
     """
-    first_step, saved_step = state.step + 1, state.step
-    ahead, first, outcome = LookAhead(feed, step, clock), None, None
-    senders: set[str] = set()
-    total_skipped = 0.0  # updates up to the report before
-    is_whole = True  # the state is that of the end of a step
-    try:
+    ahead = LookAhead(feed, step, clock)
+    intervals = Intervals(clock, schedule)
+    first_step = state.step + 1
+    first, outcome = None, None
+    with Savepoint(state, save, clock) as savepoint:
         while state.step < schedule.total_steps and not stop.due():
+            # All that was due after the previous step is done here, so that the result of an
+            # observation is applied to a state at rest.
             if observer is not None:
                 observer.poll()
             try:
-                taken = ahead.take(running=outcome, is_last=state.step + 1 >= schedule.total_steps)
+                batches = ahead.take(outcome, is_last=state.step + 1 >= schedule.total_steps)
             except StopArrived:
                 break
-            planned_step = taken.microbatches[0][0].planned.step
-            is_whole = False
-            try:
-                first = first or step.hand_over(taken.features[0])
-                outcome, handed = step(
-                    first, taken.features[1:], state.step + 1, schedule, stop.requested
-                )
-            except tf.errors.ResourceExhaustedError as error:
-                raise StepOutOfMemory(state.step + 1, planned_step.bucket, error) from error
-            except tf.errors.OpError as error:
-                is_whole = step.left_unchanged(error)  # another worker gave up or died
-                raise
-            state.advance(planned_step)
-            is_whole = True
-            stop.observe(outcome)
-            clock.finish_step(planned_step.audio_s, planned_step.padded_s, taken.times)
-            is_prepared, senders = senders >= taken.senders, senders | taken.senders
-            del taken  # frees its features before the next ones are taken
 
-            is_first = state.step == first_step
-            checked = (first, handed) if is_first else ()
-            end = StepEnd(state, state.step, outcome, checked, schedule.total_steps, is_first, stop)
-            first = handed
-            log, end.save = end.is_due(schedule.log_every), end.is_due(schedule.checkpoint_every)
-            if is_prepared and not (log or end.save or any(hook.is_due(end) for hook in hooks)):
-                continue
-            require_finite(state)
-            if log:
-                epoch, learning_rate = (
-                    planned_step.position.epoch,
-                    schedule.learning_rate(end.step - 1),
+            # The step copies the first microbatch of the next step while it runs. A copy of its own
+            # would block until the device is done.
+            with savepoint.advance(step, batches.planned):
+                first = first or step.hand_over(batches.features[0])
+                outcome, next_first = step(
+                    first, batches.features[1:], state.step + 1, schedule, stop.requested
                 )
-                losses = step.read(outcome)
-                if SKIPPED in losses:
-                    total_skipped, losses[SKIPPED] = (
-                        losses[SKIPPED],
-                        losses[SKIPPED] - total_skipped,
-                    )
-                end.metrics = {"epoch": epoch, **losses, "learning_rate": learning_rate}
-                interval = clock.report() if is_prepared else clock.forget()
-                end.metrics |= interval.metrics()
-                end.metrics["remaining_s"] = clock.remaining_s(
-                    interval, schedule.total_steps - state.step
-                )
-            for hook in hooks:
-                if hook.is_due(end):
-                    with clock.pause(hook.pause_kind):
-                        hook(end)
-            if end.save:
-                with clock.pause(CHECKPOINTS):
-                    save(state)
-                saved_step = state.step
-            if not is_prepared and not log:
-                # most of its time is tracing, or preparing the step for copies from another data
-                # device
-                clock.forget()
-    except (NonFiniteLoss, StepOutOfMemory, PlacementError):
-        raise  # the state must not be saved
-    except Exception:  # of a batch, a hook or the observer, such as a data device out of memory
-        if is_whole:
-            save_unsaved(state, saved_step, save)
-        raise
-    with clock.pause(CHECKPOINTS):
-        save_unsaved(state, saved_step, save)
+            stop.observe(outcome)
+            intervals.finish_step(batches)
+            end = StepEnd(state, outcome, batches.planned, schedule.total_steps, stop)
+            if end.step == first_step:
+                end.batches = (first, next_first)
+
+            # The features of this step are free before the next ones are taken.
+            first = next_first
+            del batches
+            between_steps(end, step, schedule, hooks, intervals, savepoint, clock)
+
+    # The last observation may take long. A request to stop leaves it to the resumed run.
     with clock.pause(OBSERVER):
         is_done = observer is None or observer.wait(lambda: stop.requested or stop.due())
-        if not is_done or state.pending_observations:
-            stop.settle()
+    if not is_done or state.pending_observations:
+        stop.count_local_request()
 
 
-def save_unsaved(state: TrainingState, saved_step: int, save: Save) -> None:
-    """Save the last step, unless there is a checkpoint of it."""
-    if saved_step < state.step:
-        require_finite(state)
-        save(state)
+def between_steps(
+    end: StepEnd,
+    step: StepFunction,
+    schedule: Schedule,
+    hooks: Sequence[Hook],
+    intervals: "Intervals",
+    savepoint: "Savepoint",
+    clock: Clock,
+) -> None:
+    """Report, call the hooks and save, as far as they are due after a step."""
+    is_reported = end.is_due(schedule.log_every)
+    end.save = end.is_due(schedule.checkpoint_every)
+    is_anything_due = is_reported or end.save or any(hook.is_due(end) for hook in hooks)
+    # Most steps end here, and the device is still at work on them.
+    if intervals.counts and not is_anything_due:
+        return
+    require_finite(end.state)
+    if is_reported:
+        end.metrics = intervals.report(end, step.read(end.outcome))
+    for hook in hooks:
+        if hook.is_due(end):
+            with clock.pause(hook.pause_kind):
+                hook(end)
+    if end.save:
+        savepoint.save()
+    if not is_reported:
+        intervals.forget_preparation()
+
+
+class Savepoint:
+    """Saves the state of a run, and knows whether it may be saved.
+
+    A context manager, which saves the last step at the end of its scope, whatever ends it. There
+    are two exceptions. A state with a non-finite loss or on a wrong device is worth nothing. An
+    error from within a step may leave a part of the step in the state; a step that waited for a
+    worker that is lost leaves none. Earlier checkpoints are intact in any case.
+    """
+
+    def __init__(self, state: TrainingState, save: Save, clock: Clock):
+        self._state, self._save, self._clock = state, save, clock
+        self._saved_step = state.step
+        self._is_complete = True
+
+    def __enter__(self) -> "Savepoint":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        is_interrupted = kind is not None and not issubclass(kind, Exception)
+        is_unusable = kind is not None and issubclass(kind, (NonFiniteLoss, PlacementError))
+        is_saved = self._saved_step >= self._state.step
+        if not self._is_complete or is_interrupted or is_unusable or is_saved:
+            return
+        require_finite(self._state)
+        self.save()
+
+    @contextmanager
+    def advance(self, step: StepFunction, planned: PlannedStep) -> Iterator[None]:
+        """Take the step in the scope; count it in the state if it succeeds.
+
+        Raises:
+            StepOutOfMemory: it did not fit into memory.
+        """
+        self._is_complete = False
+        try:
+            yield
+        except tf.errors.ResourceExhaustedError as error:
+            raise StepOutOfMemory(self._state.step + 1, planned.bucket, error) from error
+        except tf.errors.OpError as error:
+            self._is_complete = step.left_unchanged(error)
+            raise
+        self._state.advance(planned)
+        self._is_complete = True
+
+    def save(self) -> None:
+        """Save the state as it is after a step."""
+        with self._clock.pause(CHECKPOINTS):
+            self._save(self._state)
+        self._saved_step = self._state.step
+
+
+class Intervals:
+    """Times the intervals between two reports, and knows which of them count.
+
+    TensorFlow prepares the step when it gets the first batch of a data device: it traces, or plans
+    the copies from there. This takes seconds and does not recur, so an interval that ends with such
+    a step enters no rate; the clock counts it as a pause.
+
+    Attributes:
+        counts: the newest step needed no preparation.
+    """
+
+    def __init__(self, clock: Clock, schedule: Schedule):
+        self._clock, self._schedule = clock, schedule
+        self._senders: set[str] = set()
+        self._skipped_updates = 0.0
+        self.counts = True
+
+    def finish_step(self, batches: "StepBatches") -> None:
+        """Count a step."""
+        planned = batches.planned
+        self._clock.finish_step(planned.audio_s, planned.padded_s, batches.times)
+        self.counts = self._senders >= batches.senders
+        self._senders |= batches.senders
+
+    def report(self, end: StepEnd, losses: dict[str, float]) -> dict[str, float | str]:
+        """Return the metrics of the interval that a step ends.
+
+        Args:
+            losses: of that step. Skipped updates are those since this process started; the metrics
+                have those of the interval.
+        """
+        if SKIPPED in losses:
+            skipped_updates = losses[SKIPPED]
+            losses = losses | {SKIPPED: skipped_updates - self._skipped_updates}
+            self._skipped_updates = skipped_updates
+        interval = self._clock.report() if self.counts else self._clock.forget()
+        remaining_steps = self._schedule.total_steps - end.state.step
+        return {
+            "epoch": end.planned.position.epoch,
+            **losses,
+            "learning_rate": self._schedule.learning_rate(end.step - 1),
+            **interval.metrics(),
+            "remaining_s": self._clock.remaining_s(interval, remaining_steps),
+        }
+
+    def forget_preparation(self) -> None:
+        """Leave the time of the newest step out of the interval, if the step was prepared."""
+        if not self.counts:
+            self._clock.forget()
 
 
 class StepBatches(NamedTuple):
@@ -209,6 +281,11 @@ class StepBatches(NamedTuple):
 
     microbatches: list[tuple[ProducedBatch, ...]]
     next_first: tuple[ProducedBatch, ...]
+
+    @property
+    def planned(self) -> PlannedStep:
+        """The step in the plan."""
+        return self.microbatches[0][0].planned.step
 
     @property
     def features(self) -> list[list[Batch]]:
@@ -252,11 +329,11 @@ class LookAhead:
         """Return the batches of the next step.
 
         Args:
-            running: outcome of the step before, if there is one.
+            running: outcome of the previous step, if there is one.
             is_last: no step follows, so none of its batches is taken.
 
         Raises:
-            An error of the feed in place of a batch of this step; in place of the batch ahead, the
+            An error of the feed instead of a batch of this step; instead of the batch ahead, the
             next call raises it.
         """
         if self._error is not None:
@@ -268,7 +345,8 @@ class LookAhead:
         if not is_last:
             try:
                 self._next = self._take(running)
-            except Exception as error:  # raised after this step, in place of the next one
+            except Exception as error:
+                # This step still has its batches; the error is raised instead of the next one.
                 self._error = error
         return StepBatches(microbatches, self._next or microbatches[0])
 

@@ -31,9 +31,9 @@ class StopRequest:
     def observe(self, outcome: tf.Tensor) -> None:
         """Look at the outcome of each step."""
 
-    def settle(self) -> None:
-        """Let a request to this process alone count, at the end of the run, where no worker waits
-        for another.
+    def count_local_request(self) -> None:
+        """Let a request to this process alone count, at the end of the run: no worker waits for
+        another there.
         """
 
     @property
@@ -74,7 +74,7 @@ class SharedStopRequest(StopRequest):
         if self._steps % READ_EVERY == 0:
             self._due = self._stop_requested(outcome)
 
-    def settle(self) -> None:
+    def count_local_request(self) -> None:
         self._due = self._due or self.requested
 
 

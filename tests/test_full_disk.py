@@ -18,7 +18,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.wav import write_wav
 from myxtts.files import tolerate_full_disk
 from myxtts.report.reporter import Reporter, RunLog, TensorBoard
-from myxtts.training.report_hooks import RecordMetrics
+from myxtts.training.hooks import RecordMetrics
 from tests.fixtures import FolderCase
 
 FULL = Path("/dev/full")  # each write to it fails with ENOSPC

@@ -26,7 +26,7 @@ ROWS = (
     ("recognition", "synthesis"),
     ("evaluation",),
     ("local_sgd",),
-    ("run",),
+    ("train",),
     ("throughput",),
     ("preflight",),
     ("commands",),

@@ -34,7 +34,7 @@ from myxtts.training.checkpoint_files import (
     read_metadata,
     write_checkpoint,
 )
-from myxtts.training.diagnostics import explained_out_of_memory
+from myxtts.training.description import translate_oom
 from myxtts.training.loop import StepOutOfMemory
 from myxtts.training.runs import RunFolder, check_same_corpus, check_same_settings, settings_of
 from tests.fixtures import DUAL, files_below, replace_arrays
@@ -362,7 +362,7 @@ class Stopped(Case):
                 with (
                     self.subTest(error=error, can_resume=can_resume),
                     self.assertRaises(TrainingError) as caught,
-                    explained_out_of_memory(TWO, can_resume),
+                    translate_oom(TWO, can_resume),
                 ):
                     raise error
                 self.assertEqual("--resume" in str(caught.exception), can_resume)

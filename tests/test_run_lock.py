@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from unittest import mock
 
-from myxtts import run
 from myxtts.commands.console import report_errors
 from myxtts.config.load import load
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import write_whole
+from myxtts.train import train
 from myxtts.training.runs import RunFolder
 from tests.fixtures import FolderCase, temporary_folder
 
@@ -37,14 +37,14 @@ class RunLockTest(unittest.TestCase):
                 with self.assertRaisesRegex(
                     ConfigError, "another process is training it in .*/runs/a"
                 ):
-                    run.train(config)
+                    train(config)
             raise DataError("no corpus")
 
         with (
-            mock.patch("myxtts.run.resolve_start", resolve_start),
+            mock.patch("myxtts.train.resolve_start", resolve_start),
             self.assertRaisesRegex(DataError, "no corpus"),
         ):
-            run.train(config)
+            train(config)
         return len(starts)
 
     def test_a_start_while_another_one_prepares_its_corpus_reads_nothing(self):
@@ -57,7 +57,7 @@ class RunLockTest(unittest.TestCase):
         )
         config, error = load(None, {"run": "a", "runs_dir": str(self.runs)}), io.StringIO()
         with refused, contextlib.redirect_stderr(error):
-            self.assertEqual(report_errors(lambda: run.train(config)), 2)
+            self.assertEqual(report_errors(lambda: train(config)), 2)
         self.assertIn(
             f"{self.runs}/a/.lock: No locks available. Use a file system with locks",
             error.getvalue(),

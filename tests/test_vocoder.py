@@ -35,7 +35,7 @@ from myxtts.placement.copies import find_copies
 from myxtts.report.metrics import read_metrics
 from myxtts.tasks.base import Examples
 from myxtts.tasks.vocoder import VocoderSampler
-from myxtts.training.diagnostics import long_segments
+from myxtts.training.description import long_segments
 from tests.tiny import arrays_of, on_device, rows_of
 from tests.tiny_vocoder import (
     FRAMES,

@@ -229,7 +229,7 @@ def train_in_fork(points: KillPoints, argv: Sequence[str]) -> int:
     """
     context = multiprocessing.get_context("forkserver")
     # tests.two_devices starts TensorFlow.
-    context.set_forkserver_preload(["myxtts.run", "fakes.toy"])
+    context.set_forkserver_preload(["myxtts.train", "fakes.toy"])
     process = context.Process(target=_train_in_fork, args=(points, argv))
     process.start()
     process.join()

@@ -30,12 +30,12 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
             config = with_inherited_settings(config)
         print(dump(config), end="")
         return 0
-    # Imports TensorFlow, which takes seconds.
-    from myxtts import run
+    # Imported here, because TensorFlow takes seconds.
+    from myxtts.train import train
 
     if config.placement.placement == "auto":
         from myxtts.throughput.auto import choose_placement
         from myxtts.throughput.measure import measure_stage_times
 
         config = choose_placement(config, measure_stage_times)
-    return run.train(config)
+    return train(config)

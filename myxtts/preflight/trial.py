@@ -32,7 +32,7 @@ from myxtts.preflight.prerequisites import existing_parent
 from myxtts.tf_internals import device_memory_mib
 from myxtts.throughput.measure import SynchronousStep, step_spans, train_steps
 from myxtts.training import loop
-from myxtts.training.diagnostics import describe_batch, explain_out_of_memory, segments_of
+from myxtts.training.description import describe_batch, explain_out_of_memory, segments_of
 from myxtts.training.hooks import StepEnd
 from myxtts.training.memory_forecast import MemoryForecast
 from myxtts.training.schedule import ConstantRates, Schedule

@@ -30,7 +30,7 @@ from myxtts.throughput.stage_times import StageProfile
 from myxtts.training import loop
 from myxtts.training import setup as training_setup
 from myxtts.training.checkpoints import save_nothing
-from myxtts.training.diagnostics import explained_out_of_memory
+from myxtts.training.description import translate_oom
 from myxtts.training.hooks import Hook
 from myxtts.training.load_teacher import NoVoice
 from myxtts.training.observation import make_sampler, vocoder_loader
@@ -79,7 +79,7 @@ def open_run(config: Config) -> Iterator[ProfiledRun]:
         config = with_values(turned_off(config, OFF_IN_TRIAL), {"observer": "model"})
         with training_setup.open_run(resolve_start(config, RunFolder(Path(name)))) as opened:
             single_route(opened.placement, "a profile")
-            with explained_out_of_memory(opened.placement, can_resume=False):
+            with translate_oom(opened.placement, can_resume=False):
                 setup = opened.set_up(opened.read_corpora())
                 yield ProfiledRun(setup, setup.make_step())
 

@@ -1,9 +1,13 @@
-"""run.json: what a run is, for its page and for other programs."""
+"""What a run says of itself: at its start, in run.json, and when training cannot go on."""
 
+import logging
 import platform
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +16,143 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.config.schema import Config, TrainingConfig
+from myxtts.data.batch_plan import Position, planned_steps
+from myxtts.data.dataset import Corpus, batch_exceeds_corpus_warning
+from myxtts.data.manifest import Vocabulary
+from myxtts.errors import TrainingError
+from myxtts.models.layers import parameter_count, weight_count
 from myxtts.placement.devices import describe
-from myxtts.training.diagnostics import derived_numbers
+from myxtts.placement.routes import Placement
+from myxtts.tasks.registry import task_of
+from myxtts.training.loop import NonFiniteLoss, StepOutOfMemory
 from myxtts.training.setup import TrainingSetup
+from myxtts.training.state import TrainingState
 
 SOURCE_TREE = Path(__file__).parents[2]
 GIT_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def log_start(setup: TrainingSetup) -> None:
+    """Log where the weights come from, and the derived numbers of the run."""
+    start = setup.run.start
+    if start.checkpoint is not None:
+        log.info("resumed        %s", start.checkpoint)
+    elif setup.config.run.resume:
+        folder = Path(setup.config.run.runs_dir, setup.config.run.run)
+        log.info(
+            "new run        --resume finds no checkpoint in %s, so training starts at step 0",
+            folder,
+        )
+    if start.pretrained is not None:
+        groups = [group.name for group in setup.state.groups[1:]]
+        log.info("start          %s", start.pretrained.describe(setup.corpora.vocabulary, groups))
+    if setup.replicas.is_chief:
+        if small := batch_exceeds_corpus_warning(setup.corpora.training, setup.config):
+            log.warning("%s", small)
+        if long := long_segments(setup.config, setup.corpora.training):
+            log.warning("%s", long)
+        for name, text in derived_numbers(setup).items():
+            log.info("%-14s %s", name, text)
+
+
+def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
+    """Return the lines of the log by their names."""
+    config, corpora, schedule = setup.config, setup.corpora, setup.schedule
+    training, data, replicas = config.training, config.data, setup.replicas.count
+    plan, samples, vocabulary = (
+        corpora.training.plan,
+        corpora.training.manifest.samples,
+        corpora.vocabulary,
+    )
+    audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ
+    steps, sizes, total = plan.steps_per_epoch, plan.batch_sizes, schedule.total_steps
+    rows = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes.max()}"
+    peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
+    held_out = f", {len(corpora.held_out.manifest)} held out" if corpora.held_out else ""
+    utterances, seconds, accumulation = (
+        len(samples) / steps,
+        audio_s / steps,
+        training.gradient_accumulation,
+    )
+    speakers, depth = len(vocabulary.speakers), data.prefetch_buffer_size
+    per_replica = (
+        f"{replicas} replicas with {utterances / replicas:.1f} and {seconds / replicas:.1f}, each "
+    )
+    return {
+        "corpus": (
+            f"{len(samples)} utterances{held_out}, {audio_s / 60:.1f} min, "
+            f"{speakers} speaker{'s' * (speakers != 1)}, {_describe_texts(vocabulary)}"
+        ),
+        "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in plan.bounds) + " s",
+        "padding": f"{100 * plan.padding:.1f} %",
+        "model": (
+            f"{task_of(config).describe(config)}, {parameters_line(setup.state)}, "
+            f"{training.precision}{'' if training.tf32 else ' without TF32'}"
+        ),
+        **setup.choices,
+        "step": (
+            f"{utterances:.1f} utterances and {seconds:.1f} audio seconds in"
+            f" {per_replica * (replicas > 1)}{accumulation} x {rows} rows{segments_of(config)}"
+        ),
+        "host memory": f"about {setup.memory}",
+        "learning rate": (
+            f"{schedule.learning_rate(0):.2g} at first, {peak:.2g} at most, "
+            f"{schedule.learning_rate(total - 1):.2g} at the end"
+        ),
+        "length": (
+            f"{total} steps of {steps} an epoch ({total / steps:.1f} epochs), from step"
+            f" {setup.state.step} until {ending_setting(training, total)}"
+        ),
+        "buffers": (
+            f"{data.buffer_size} batches on the host (--buffer-size); on the data device {depth} of"
+            f" audio and {depth} in the feed (--prefetch-buffer-size), 1 to enter it and"
+            f" {accumulation + 1} that the step takes; on the model device"
+            f" {2 + (accumulation > 1)}, one of them of the next step"
+        ),
+    }
+
+
+def segments_of(config: Config) -> str:
+    """Return what a step takes of each utterance, to be appended to the size of a step; empty for
+    whole utterances.
+    """
+    seconds = task_of(config).segment_s(config)
+    return "" if seconds is None else f", of each utterance a segment of {seconds:g} s"
+
+
+def long_segments(config: Config, corpus: Corpus) -> str:
+    """Return a sentence if most utterances are shorter than the segments of the task, else an empty
+    string.
+    """
+    segment_s, median_s = (
+        task_of(config).segment_s(config),
+        float(np.median(corpus.manifest.samples)) / SAMPLE_RATE_HZ,
+    )
+    if segment_s is None or segment_s <= median_s:
+        return ""
+    return (
+        f"each step takes segments of {segment_s:g} s, but half of the utterances are shorter than"
+        f" {median_s:.2g} s, and the rest of their segments is silence. Lower"
+        " --vocoder-segment-seconds."
+    )
+
+
+def parameters_line(state: TrainingState) -> str:
+    """Return `2,714,305 parameters`, and those of the groups that only training needs."""
+    count = parameter_count(state.model)
+    further = {group.name: weight_count(group.spec.variables) for group in state.groups[1:]}
+    network = f"{count - sum(further.values()):,} parameters"
+    return ", ".join([network, *(f"{count:,} of the {name}" for name, count in further.items())])
+
+
+def ending_setting(training: TrainingConfig, total_steps: int) -> str:
+    """Return the setting that ends a run of `total_steps` steps, as a flag with its value."""
+    limits = {"--stop-at-step": training.stop_at_step, "--max-steps": training.max_steps}
+    by_steps = (f"{flag} {total_steps}" for flag, limit in limits.items() if limit == total_steps)
+    return next(by_steps, f"--epochs {training.epochs}")
 
 
 def describe_run(setup: TrainingSetup) -> dict[str, Any]:
@@ -79,3 +214,98 @@ def source_commit(root: Path = SOURCE_TREE) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return git.stdout.strip()
+
+
+@contextmanager
+def translate_training_errors(setup: TrainingSetup) -> Iterator[None]:
+    """Raise what ends the loop as a TrainingError that says at which utterances, and what to do."""
+    corpus, state = setup.corpora.training, setup.state
+    checkpoints = setup.run.start.folder.checkpoints
+    try:
+        yield
+    except NonFiniteLoss as error:
+        raise TrainingError(explain_non_finite(error, corpus, checkpoints, *state.began)) from error
+    except StepOutOfMemory as error:
+        batch = describe_batch(error, corpus)
+        raise TrainingError(
+            explain_out_of_memory(error.cause, setup.run.placement, batch)
+        ) from error
+
+
+@contextmanager
+def translate_oom(placement: Placement, can_resume: bool = True) -> Iterator[None]:
+    """Raise an out-of-memory error as a TrainingError with the limits and what to do."""
+    try:
+        yield
+    except StepOutOfMemory as error:
+        raise TrainingError(
+            explain_out_of_memory(error.cause, placement, can_resume=can_resume)
+        ) from error
+    except tf.errors.ResourceExhaustedError as error:
+        raise TrainingError(
+            explain_out_of_memory(error, placement, can_resume=can_resume)
+        ) from error
+
+
+def explain_non_finite(
+    error: NonFiniteLoss, corpus: Corpus, checkpoints: Path, began_step: int, began: Position
+) -> str:
+    """Return the message of a non-finite loss, with the utterances of its step.
+
+    Args:
+        checkpoints: folder of the run's checkpoints.
+        began_step, began: a step before it and its position, from which the plan was followed
+            without a jump.
+    """
+    taken = error.step - 1 - began_step
+    _, _, step = next(islice(planned_steps(corpus.plan, began), taken, None))
+    names = ", ".join(f"'{corpus.manifest.ids[row]}'" for row in step.utterances[:32])
+    epoch = step.position.epoch + 1
+    return (
+        f"the loss or its gradient was not finite at step {error.step} (epoch {epoch}, utterances"
+        f" {names}). The checkpoints in {checkpoints} are of earlier steps and intact. Listen to"
+        " these utterances. Resume with --resume and a lower --learning-rate or --gradient-clip,"
+        " or start another run with --precision float32."
+    )
+
+
+def _describe_texts(vocabulary: Vocabulary) -> str:
+    if not vocabulary.symbols.symbols:
+        return "texts are not used"
+    return f"{len(vocabulary.symbols)} symbols, languages {' '.join(vocabulary.languages)}"
+
+
+def describe_batch(error: StepOutOfMemory, corpus: Corpus) -> str:
+    """Return the step and shape of the batch that did not fit, as a part of a message."""
+    rows, samples, tokens = corpus.plan.shape(error.bucket)
+    texts = f" and {tokens} tokens" if tokens else ""
+    return (
+        f" at step {error.step}, with a batch of {rows} utterances of up to"
+        f" {samples / SAMPLE_RATE_HZ:.1f} s{texts} (bucket {error.bucket + 1} of"
+        f" {len(corpus.plan.bounds)})"
+    )
+
+
+def explain_out_of_memory(
+    error: tf.errors.ResourceExhaustedError,
+    placement: Placement,
+    batch: str = "",
+    can_resume: bool = True,
+) -> str:
+    """Return the message of an out-of-memory error, with the limits of the devices.
+
+    Args:
+        batch: as from `describe_batch`.
+        can_resume: the run has a folder to resume from; a profile or a preflight has none.
+    """
+    again = "Resume with --resume and" if can_resume else "Repeat the command with"
+    otherwise = "start another run with" if can_resume else "with"
+    limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
+    return (
+        f"out of memory{batch}: {error.message.splitlines()[0]} (the model is on"
+        f" {placement.routes[0].model}; limits: {limits}). {again} a higher --model-gpu-memory or"
+        f" --data-gpu-memory; or {otherwise} a lower --batch-size (and a higher"
+        " --gradient-accumulation, which keeps the step's size), a lower --max-seconds (for a"
+        " vocoder --vocoder-segment-seconds) or a smaller --model-size, or with --precision"
+        " mixed_bfloat16 or (not for speech recognition) --gradient-checkpointing."
+    )

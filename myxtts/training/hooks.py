@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import tensorflow as tf
@@ -11,7 +12,10 @@ import tensorflow as tf
 from myxtts.batch import Batch
 from myxtts.clock import FIRST_STEP
 from myxtts.data.batch_plan import PlannedStep
+from myxtts.files import tolerate_full_disk
 from myxtts.placement.audit import require_device
+from myxtts.report.metrics import MetricsFile
+from myxtts.report.page import PageThread
 from myxtts.report.reporter import Reporter
 from myxtts.throughput.assess import InputBoundWarning
 from myxtts.training.observation import OBSERVER, Observer, Snapshot
@@ -126,37 +130,6 @@ def check_devices(
             require_device(device, batch.items())
 
 
-class WeightSyncProtocol(Protocol):
-    """What `SyncWeights` needs of `local_sgd.sync.WeightSync`, which stands above this module."""
-
-    def is_due(self, state: TrainingState) -> bool: ...
-
-    def sync(self, state: TrainingState, stop_requested: Callable[[], bool]) -> bool: ...
-
-
-class SyncWeights:
-    """Averages the weights with those of other jobs (local SGD) and asks for a checkpoint of the
-    result.
-
-    Args:
-        wait_for_checkpoint: until none is being written. A sync removes the previous contributions,
-            which a job needs that is killed and resumes from a previous checkpoint.
-    """
-
-    pause_kind = "syncs"
-
-    def __init__(self, weight_sync: WeightSyncProtocol, wait_for_checkpoint: Callable[[], None]):
-        self._weight_sync, self._wait_for_checkpoint = weight_sync, wait_for_checkpoint
-
-    def is_due(self, end: StepEnd) -> bool:
-        return self._weight_sync.is_due(end.state)
-
-    def __call__(self, end: StepEnd) -> None:
-        self._wait_for_checkpoint()
-        end.owes_sync = not self._weight_sync.sync(end.state, end.stop.due)
-        end.save |= not end.owes_sync
-
-
 class Report:
     """Writes the metrics of a step, if there are any."""
 
@@ -171,6 +144,50 @@ class Report:
     def __call__(self, end: StepEnd) -> None:
         self._reporter.write(end.state.step, end.metrics)
         self._input_bound_warning(end.state.step, end.metrics)
+
+
+class RefreshPage:
+    """Asks for a new report.html after each report."""
+
+    pause_kind = "reports"
+
+    def __init__(self, page: PageThread):
+        self._page = page
+
+    def is_due(self, end: StepEnd) -> bool:
+        return bool(end.metrics)
+
+    def __call__(self, end: StepEnd) -> None:
+        self._page.request()
+
+
+class RecordMetrics:
+    """Writes the metrics of a worker other than the chief to its own metrics.jsonl, for the page of
+    the run.
+
+    Args:
+        path: of the file.
+        step: steps that are done already.
+    """
+
+    pause_kind = "reports"
+
+    def __init__(self, path: Path, step: int):
+        self._file = MetricsFile(path, step)
+
+    def __enter__(self) -> "RecordMetrics":
+        return self
+
+    def __exit__(self, *_) -> None:
+        with tolerate_full_disk("the last metrics"):
+            self._file.close()
+
+    def is_due(self, end: StepEnd) -> bool:
+        return bool(end.metrics)
+
+    def __call__(self, end: StepEnd) -> None:
+        with tolerate_full_disk(f"the metrics of step {end.step}"):
+            self._file.write({"step": end.step, **end.metrics})
 
 
 class Observe:

@@ -11,7 +11,7 @@ from itertools import count, islice
 from pathlib import Path
 
 import myxtts.commands.train
-import myxtts.run  # noqa: F401 - imports TensorFlow, for all forks
+import myxtts.train  # noqa: F401 - imports TensorFlow, for all forks
 from fakes.toy_models import toy_models
 from tests.robustness.faults import children, warm
 from tests.robustness.faults.case import Result, Settings, draw

@@ -1,4 +1,8 @@
-"""One run in five stages: devices, corpus, state, feed, loop."""
+"""One run on one page: devices, corpus, state, hooks, feed, loop, last lines.
+
+`train` tells what a run does and in which order. What each part is stands in the modules it calls:
+`training.setup` opens a run, `training.loop` trains it, `training.step` is one step.
+"""
 
 import logging
 import os
@@ -27,19 +31,26 @@ from myxtts.throughput.assess import InputBoundWarning, assess_run
 from myxtts.training import loop
 from myxtts.training.checkpoint_files import checkpoint_of
 from myxtts.training.checkpoints import Checkpoints, save_nothing
-from myxtts.training.description import describe_run
-from myxtts.training.diagnostics import (
+from myxtts.training.description import (
+    describe_run,
     ending_setting,
-    explained,
-    explained_out_of_memory,
     log_start,
+    translate_oom,
+    translate_training_errors,
 )
-from myxtts.training.hooks import CheckDevices, Hook, Observe, Report, SyncWeights
+from myxtts.training.hooks import (
+    CheckDevices,
+    Hook,
+    Observe,
+    RecordMetrics,
+    RefreshPage,
+    Report,
+    StepEnd,
+)
 from myxtts.training.observation import Observer, Pace, Snapshot, held_out_work, vocoder_loader
-from myxtts.training.report_hooks import RecordMetrics, RefreshPage
 from myxtts.training.runs import RunFolder
 from myxtts.training.schedule import Observation, due_parts, periods_of, without
-from myxtts.training.setup import OpenRun, TrainingSetup, open_run, resolve_start
+from myxtts.training.setup import TrainingSetup, open_run, resolve_start
 from myxtts.training.stop_request import SharedStopRequest, StopRequest, stop_on_signals
 
 log = logging.getLogger(__name__)
@@ -53,17 +64,147 @@ def train(config: Config) -> int:
     """
     started_s = time.perf_counter()
     cluster = find_cluster(os.environ)
-    folder = RunFolder(Path(config.run.runs_dir) / config.run.run)
     check_workers_settings(config, cluster)
-    with ExitStack() as resources:
-        # Before anything is read or written, so that of two starts one trains.
+    folder = RunFolder(Path(config.run.runs_dir) / config.run.run)
+    with ExitStack() as run_resources:
+        # Devices. A run folder is locked before anything is read or written, so that of two starts
+        # one trains. Several workers lock theirs when they have met: whatever is wrong with one of
+        # them, all of them then learn of it.
         if cluster is None:
-            resources.enter_context(folder.locked())
+            run_resources.enter_context(folder.locked())
             folder.check_not_existing(config.run.resume)
-        run_log = resources.enter_context(RunLog())
-        run = resources.enter_context(open_run(resolve_start(config, folder), cluster))
-        with explained_out_of_memory(run.placement):
-            return train_on(run, run_log, started_s)
+        run_log = run_resources.enter_context(RunLog())
+        run = run_resources.enter_context(open_run(resolve_start(config, folder), cluster))
+        run_resources.enter_context(translate_oom(run.placement))
+        config, start, replicas = run.config, run.start, run.replicas
+        resources = run_resources.enter_context(ExitStack())
+        if replicas.is_distributed:
+            resources.enter_context(run.folder.locked())
+            if replicas.is_chief:
+                folder.check_not_existing(config.run.resume)
+
+        # Corpus. The log file comes after it, so that a run that cannot start leaves no folder.
+        corpora = run.read_corpora()
+        run_log.open(run.folder.path / "log.txt")
+
+        # State: from the seed, a pretrained run or the run's own checkpoint. A finished run is done
+        # here, unless it was stopped in its last sync or observation.
+        setup = run.set_up(corpora)
+        log_start(setup)
+        state, schedule, step = setup.state, setup.schedule, setup.make_step()
+        is_pending = bool(state.pending_observations) or owes_sync(
+            config.local_sgd.sync_every, state.audio_s_since_sync
+        )
+        if start.checkpoint and state.step >= schedule.total_steps and not is_pending:
+            log.info(
+                "nothing to do  run %s has its %d steps; train longer with a higher %s",
+                config.run.run,
+                state.step,
+                ending_setting(config.training, schedule.total_steps).split()[0],
+            )
+            return 0
+
+        # Hooks, in the order in which the loop calls them between two steps. A sync comes first,
+        # since it changes the weights; the report before the observation, so that a step has its
+        # line if its validation fails; the page last, since it shows all of them. Of several
+        # workers the chief writes the run folder, and the others write only their metrics.
+        timeline = Timeline()
+        run.folder.write_description(describe_run(setup))
+        hooks: list[Hook] = [CheckDevices(started_s)]
+        save: loop.Save = save_nothing
+        observer: Observer | None = None
+        request = StopRequest()
+        if replicas.is_distributed:
+            request = SharedStopRequest(step.stop_requested)
+        if replicas.is_chief:
+            folder.write_config(f"# threads on this machine: {describe_threads()}\n{dump(config)}")
+            checkpoints = resources.enter_context(
+                Checkpoints(folder.checkpoints, config.run.keep_checkpoints, setup.metadata)
+            )
+            save = checkpoints.save
+            weight_sync = WeightSync.of_run(config, schedule.total_steps, setup.metadata)
+            if weight_sync is not None:
+                weight_sync.prepare(
+                    state, new_run=start.checkpoint is None, resumes=config.run.resume
+                )
+                finish_pending_sync(weight_sync, setup, checkpoints, request)
+                if request.requested:
+                    log.info(
+                        "stopped        by %s at step %d; resume with --resume",
+                        request.name,
+                        state.step,
+                    )
+                    return request.exit_code
+                hooks.append(SyncWeights(weight_sync, checkpoints))
+            reporter = resources.enter_context(
+                Reporter(folder.metrics, folder.tensorboard, state.step, schedule.total_steps)
+            )
+            hooks.append(Report(reporter, input_bound_warning_of(setup)))
+            if corpora.held_out is not None and config.run.uses_held_out:
+                observer, snapshot = resources.enter_context(
+                    open_observer(setup, checkpoints, reporter, timeline)
+                )
+                periods = periods_of(config.run)
+                hooks.append(Observe(periods, observer, snapshot, checkpoints.add_provisional))
+            else:
+                state.pending_observations = ()
+            page = resources.enter_context(PageThread(RunPage(folder.path, timeline)))
+            hooks.append(RefreshPage(page))
+        else:
+            hooks.append(resources.enter_context(RecordMetrics(run.folder.metrics, state.step)))
+        if not schedule.total_steps:
+            # --stop-at-step 0 is for the common start of several jobs.
+            save(state)
+            if replicas.is_chief:
+                checkpoints.finish()
+            log.info("first weights  saved in %s, without a step", folder.checkpoints)
+            return 0
+
+        # Feed. Synchronizing times producing apart from the hand-over. It costs nothing between two
+        # devices, where the hand-over would wait for the produced batch anyway.
+        stop = resources.enter_context(stop_on_signals(request))
+        pipeline = setup.training_pipeline(synchronize=setup.between_devices)
+        feed = resources.enter_context(pipeline.open_feed(Pass(state.position)))
+        feed.stop_waiting_when(stop.due)
+        if observer is not None:
+            observer.watch(feed)
+        filled_s = feed.wait_until_full(config.data.model_start_delay, lambda: stop.requested)
+        log.info("feed           filled in %.1f s", filled_s)
+
+        # Loop. The last checkpoint is on the disk before the run says how it went.
+        clock = Clock(
+            producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline
+        )
+        with translate_training_errors(setup):
+            loop.train(state, step, feed, schedule, hooks, save, clock, stop, observer)
+        if observer is not None:
+            observer.close()
+        if replicas.is_chief:
+            with clock.pause(loop.CHECKPOINTS):
+                checkpoints.finish()
+            log_times(setup, clock, started_s)
+
+        # Last lines, after the feed, the progress bar and the handlers of signals are closed.
+        resources.close()
+        if skipped := int(state.skipped_updates.numpy()):
+            log.info(
+                "float16        %d updates were skipped since this process started, because their"
+                " gradients overflowed",
+                skipped,
+            )
+        log.info("traces         %d of the training step", step.traces)
+        if replicas.is_chief:
+            outcome = f"stopped by {stop.name}" if stop.due() else "finished"
+            log.info("report         %s", page.end(outcome))
+        if stop.due() and state.step:
+            log.info(
+                "stopped        by %s at step %d, after a checkpoint; resume with --resume",
+                stop.name,
+                state.step,
+            )
+        elif stop.due():
+            log.info("stopped        by %s before the first step: nothing was saved", stop.name)
+        return stop.exit_code
 
 
 def check_workers_settings(config: Config, cluster: Cluster | None) -> None:
@@ -77,6 +218,27 @@ def check_workers_settings(config: Config, cluster: Cluster | None) -> None:
             f" {DEMO_FOLDER}` on every host first, or give a corpus."
         )
     check_worker_count(config, cluster.count)
+
+
+class SyncWeights:
+    """Averages the weights with those of other jobs (local SGD) and asks for a checkpoint of the
+    result.
+    """
+
+    pause_kind = "syncs"
+
+    def __init__(self, weight_sync: WeightSync, checkpoints: Checkpoints):
+        self._weight_sync, self._checkpoints = weight_sync, checkpoints
+
+    def is_due(self, end: StepEnd) -> bool:
+        return self._weight_sync.is_due(end.state)
+
+    def __call__(self, end: StepEnd) -> None:
+        # A sync removes the previous contributions, which a job needs that is killed and resumes
+        # from a previous checkpoint.
+        self._checkpoints.wait()
+        end.owes_sync = not self._weight_sync.sync(end.state, end.stop.due)
+        end.save |= not end.owes_sync
 
 
 def finish_pending_sync(
@@ -93,150 +255,6 @@ def finish_pending_sync(
         state.pending_observations += (Observation(state.step, parts),)
     checkpoints.save(state)
     checkpoints.wait()
-
-
-def train_on(run: OpenRun, run_log: RunLog, started_s: float) -> int:
-    """Corpus, state, feed and loop, on devices that are set up. Of several workers the chief writes
-    the run folder.
-    """
-    placement, replicas, config, start = run.placement, run.replicas, run.config, run.start
-    folder = start.folder
-    with ExitStack() as resources:
-        # Only now, so that the other workers learn of the error.
-        if replicas.is_distributed:
-            resources.enter_context(run.folder.locked())
-        if replicas.is_distributed and replicas.is_chief:
-            folder.check_not_existing(config.run.resume)
-        corpora = run.read_corpora()
-        run_log.open(corpora.folder / "log.txt")
-
-        setup = run.set_up(corpora)
-        log_start(setup)
-        state, schedule, step = setup.state, setup.schedule, setup.make_step()
-        weight_sync = WeightSync.of_run(config, schedule.total_steps, setup.metadata)
-        is_owing = owes_sync(config.local_sgd.sync_every, state.audio_s_since_sync)
-        is_done = state.step >= schedule.total_steps and not (
-            is_owing or state.pending_observations
-        )
-        if is_done and start.checkpoint is not None:
-            log.info(
-                "nothing to do  run %s has its %d steps; train longer with a higher %s",
-                config.run.run,
-                state.step,
-                ending_setting(config.training, schedule.total_steps).split()[0],
-            )
-            return 0
-
-        timeline, description = Timeline(), describe_run(setup)
-        hooks: list[Hook] = [CheckDevices(started_s)]
-        # The chief saves for all workers.
-        save: loop.Save = save_nothing
-        observer: Observer | None = None
-        request = (
-            SharedStopRequest(step.stop_requested) if replicas.is_distributed else StopRequest()
-        )
-        if replicas.is_chief:
-            folder.write_config(f"# threads on this machine: {describe_threads()}\n{dump(config)}")
-            keep = config.run.keep_checkpoints
-            checkpoints = resources.enter_context(
-                Checkpoints(folder.checkpoints, keep, setup.metadata)
-            )
-            if weight_sync is not None:
-                weight_sync.prepare(
-                    state, new_run=start.checkpoint is None, resumes=config.run.resume
-                )
-                finish_pending_sync(weight_sync, setup, checkpoints, request)
-                if request.requested:
-                    log.info(
-                        "stopped        by %s at step %d; resume with --resume",
-                        request.name,
-                        state.step,
-                    )
-                    return request.exit_code
-            reporter = resources.enter_context(
-                Reporter(folder.metrics, folder.tensorboard, state.step, schedule.total_steps)
-            )
-            if weight_sync is not None:
-                hooks.append(SyncWeights(weight_sync, checkpoints.wait))
-            hooks.append(Report(reporter, input_bound_warning_of(setup)))
-            if corpora.held_out is not None and config.run.uses_held_out:
-                observer, snapshot = resources.enter_context(
-                    open_observer(setup, checkpoints, reporter, timeline)
-                )
-                periods = periods_of(config.run)
-                hooks.append(Observe(periods, observer, snapshot, checkpoints.add_provisional))
-            else:
-                state.pending_observations = ()
-            save = checkpoints.save
-            folder.write_description(description)
-            page = resources.enter_context(PageThread(RunPage(folder.path, timeline)))
-            hooks.append(RefreshPage(page))
-        else:
-            run.folder.write_description(description)
-            hooks.append(resources.enter_context(RecordMetrics(run.folder.metrics, state.step)))
-        if not schedule.total_steps:  # --stop-at-step 0
-            save(state)
-            if replicas.is_chief:
-                checkpoints.finish()
-            log.info("first weights  saved in %s, without a step", folder.checkpoints)
-            return 0
-
-        stop = resources.enter_context(stop_on_signals(request))
-        # Synchronizing times producing apart from the hand-over. It costs nothing between two
-        # devices, where the hand-over would wait for the produced batch anyway.
-        pipeline = setup.training_pipeline(synchronize=setup.between_devices)
-        feed = resources.enter_context(pipeline.open_feed(Pass(state.position)))
-        feed.stop_waiting_when(stop.due)
-        if observer is not None:
-            observer.watch(feed)
-        filled_s = feed.wait_until_full(config.data.model_start_delay, lambda: stop.requested)
-        log.info("feed           filled in %.1f s", filled_s)
-
-        clock = Clock(
-            producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline
-        )
-        with explained(setup):
-            loop.train(state, step, feed, schedule, hooks, save, clock, stop, observer)
-        if observer is not None:
-            observer.close()
-        if replicas.is_chief:
-            with clock.pause(loop.CHECKPOINTS):
-                checkpoints.finish()
-            elapsed_s = time.perf_counter() - started_s
-            total = clock.total()
-            log.info("time           %s", time_line(elapsed_s, total, clock.pauses_s))
-            if total.steps:  # more than the first step
-                augmentation = task_of(config).augmentation
-                assessment = assess_run(
-                    total,
-                    placement,
-                    replicas.count,
-                    setup.gpu_count,
-                    setup.can_replicate,
-                    augmentation,
-                )
-                log.info("grade          %s", assessment.line)
-    if skipped := int(state.skipped_updates.numpy()):
-        log.info(
-            "float16        %d updates were skipped since this process started, because their"
-            " gradients overflowed",
-            skipped,
-        )
-    log.info("traces         %d of the training step", step.traces)
-    if replicas.is_chief:
-        log.info(
-            "report         %s", page.end(f"stopped by {stop.name}" if stop.due() else "finished")
-        )
-    if stop.due():
-        if state.step:
-            log.info(
-                "stopped        by %s at step %d, after a checkpoint; resume with --resume",
-                stop.name,
-                state.step,
-            )
-        else:
-            log.info("stopped        by %s before the first step: nothing was saved", stop.name)
-    return stop.exit_code
 
 
 def input_bound_warning_of(setup: TrainingSetup) -> InputBoundWarning:
@@ -260,7 +278,8 @@ def open_observer(
     """Open the observer of a run, and the snapshot that it works on."""
     config, folder, device = setup.config, setup.run.start.folder, setup.observer
     began_s, in_thread = time.perf_counter(), bool(setup.replicas.observer)
-    snapshot, load = Snapshot.of_run(setup), vocoder_loader(setup, device, folder)
+    snapshot = Snapshot.of_run(setup)
+    load = vocoder_loader(setup, device, folder)
     evaluator: Evaluator | None = None
     if config.run.evaluate_every:
         evaluator = open_evaluator(setup, snapshot.network, device, folder, load)
@@ -309,3 +328,21 @@ def repeat_pending(setup: TrainingSetup, observer: Observer, snapshot: Snapshot)
         observer.wait(lambda: False)
         snapshot.load(checkpoint)
         observer.begin(observation)
+
+
+def log_times(setup: TrainingSetup, clock: Clock, started_s: float) -> None:
+    """Log where the time of the run went, and how its placement was used."""
+    total = clock.total()
+    elapsed_s = time.perf_counter() - started_s
+    log.info("time           %s", time_line(elapsed_s, total, clock.pauses_s))
+    # The first step is in no interval, so a run of one step has nothing to grade.
+    if total.steps:
+        assessment = assess_run(
+            total,
+            setup.run.placement,
+            setup.replicas.count,
+            setup.gpu_count,
+            setup.can_replicate,
+            task_of(setup.config).augmentation,
+        )
+        log.info("grade          %s", assessment.line)

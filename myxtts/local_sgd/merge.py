@@ -456,13 +456,7 @@ def write_mean(
     used = [(source, weight) for source, weight in pairs if kept_input in (None, source)]
     first = inputs[0].metadata
     step = max(source.metadata["step"] for source, _ in used)
-    # Inputs may differ in speakers only.
-    speakers = dict.fromkeys(name for source in inputs for name in source.metadata["speakers"])
-    vocabulary = {
-        "symbols": first["symbols"],
-        "languages": first["languages"],
-        "speakers": list(speakers),
-    }
+    vocabulary = merged_vocabulary(inputs)
     metadata = {
         "step": step,
         "position": [0, 0, []],
@@ -497,6 +491,19 @@ def write_mean(
     metadata["start"] = starts.pop() if len(starts) == 1 else digest
     update_metadata(target, metadata)
     return target
+
+
+def merged_vocabulary(inputs: Sequence[MergeInput]) -> dict[str, list[str]]:
+    """Return the vocabulary of the merged run: inputs may differ in speakers only."""
+    speakers: dict[str, None] = {}
+    for source in inputs:
+        speakers |= dict.fromkeys(source.metadata["speakers"])
+    first = inputs[0].metadata
+    return {
+        "symbols": first["symbols"],
+        "languages": first["languages"],
+        "speakers": list(speakers),
+    }
 
 
 def averaged_groups(

@@ -150,8 +150,19 @@ class WeightSync:
         Raises:
             ConfigError: another run has used the directory under this job number.
         """
+        if new_run:
+            self._check_unused(resumes)
+        start = self._averaged(state.step)
+        if not self._outer_optimizer.is_plain_average and state.audio_s == 0 and not start.exists():
+            metadata = self._common | {"participants": [], "missed_syncs": {}}
+            self._publish(
+                start, [(group, state.arrays(group)) for group in state.weight_groups], metadata
+            )
+
+    def _check_unused(self, resumes: bool) -> None:
+        """Raise ConfigError if the directory has traces of another run with this job number."""
         first_step = min(self._group.sync_every, self._total_steps)
-        for trace in self._group.folder.glob(f"sync-*/*{self._name}") if new_run else ():
+        for trace in self._group.folder.glob(f"sync-*/*{self._name}"):
             # A kill leaves hidden files, which are written anew.
             is_own = resumes and trace.parent == self._folder(first_step)
             if not is_own and not trace.name.startswith("."):
@@ -160,12 +171,6 @@ class WeightSync:
                     " of another run. Give an empty folder; or --resume, if it is of this run,"
                     " which was killed in its first sync."
                 )
-        start = self._averaged(state.step)
-        if not self._outer_optimizer.is_plain_average and state.audio_s == 0 and not start.exists():
-            metadata = self._common | {"participants": [], "missed_syncs": {}}
-            self._publish(
-                start, [(group, state.arrays(group)) for group in state.weight_groups], metadata
-            )
 
     def is_due(self, state: TrainingState) -> bool:
         """Return whether this step ends with a sync that has not taken place yet."""
@@ -190,6 +195,7 @@ class WeightSync:
         newest = self._newest_step()
         if newest < step:
             contribution = self._contribution(step, self._group.job)
+            # A run that was stopped in its sync has contributed already.
             if not contribution.exists():
                 write_state(contribution, state, self._metadata | {"best": None})
             trained = {group.name: [v.path for v in group.trained] for group in state.groups}
@@ -212,7 +218,8 @@ class WeightSync:
                 newest,
                 step,
             )
-            state.step, state.began = newest, (newest, state.position)
+            state.step = newest
+            state.began = (newest, state.position)
         state.audio_s_since_sync = 0.0
         return True
 
@@ -229,6 +236,7 @@ class WeightSync:
                 job for job in range(self._group.jobs) if self._contribution(step, job).exists()
             ]
             now_s = self._clock_s()
+            # One job averages: the first that is present, or the next one 10 s later if that died.
             if self._expected_jobs().issubset(present) or now_s - began_s >= self._group.timeout_s:
                 ready_s = min(ready_s, now_s)
             if now_s - ready_s >= TAKEOVER_S * present.index(self._group.job):
@@ -381,8 +389,9 @@ class WeightSync:
         for contribution in self._group.folder.glob(f"sync-*/{self._name}"):
             if sync_step(contribution.parent) < step:
                 shutil.rmtree(contribution, ignore_errors=True)
-        for folder in sync_folders(self._group.folder)[:-KEPT_SYNCS] if is_first else ():
-            shutil.rmtree(folder, ignore_errors=True)
+        if is_first:
+            for folder in sync_folders(self._group.folder)[:-KEPT_SYNCS]:
+                shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def _name(self) -> str:

@@ -104,19 +104,15 @@ def load_corpora(
             row.
     """
     data = config.data
-    seed = config.training.seed
-    accumulation = config.training.gradient_accumulation
     if has_teacher_rows(config) and config.teacher.texts is not None:
         # A mistake there is found before the corpus is read, which may take long.
         read_lines(Path(config.teacher.texts))
-    train_path = Path(data.train_data) if data.train_data is not None else ensure_demo_corpus()
-    validation_path = Path(data.val_data) if data.val_data is not None else None
     train_rows, validation_rows, malformed = read_corpora(
-        train_path,
-        validation_path,
+        Path(data.train_data) if data.train_data is not None else ensure_demo_corpus(),
+        Path(data.val_data) if data.val_data is not None else None,
         data.language,
         data.validation_fraction,
-        seed,
+        config.training.seed,
         audio_root_of(data),
         needs_text=length_rule is not None,
         columns=data.columns,
@@ -133,30 +129,41 @@ def load_corpora(
     validation, vocabulary, unusable_validation = manifest_of(
         validation_rows, data, length_rule, vocabulary, cache=cache
     )
+
+    # Held-out rows that only lack symbols are no fault of the corpus: a small one has none to
+    # spare. Where validation is off, they are listed, and do not count.
     checked = [(train_rows, train), (validation_rows, validation)]
+    rejected = [*malformed, *unusable]
     unneeded = []
-    is_usable = len(malformed) + len(unusable) <= data.max_rejected * len(train) and len(train)
-    if (
-        is_usable
-        and not len(validation)
-        and _lack_symbols(train_rows, validation_rows, unusable_validation)
-    ):
+    is_usable = len(train) > 0 and len(rejected) <= data.max_rejected * len(train)
+    lack_symbols = _lack_symbols(train_rows, validation_rows, unusable_validation)
+    if is_usable and lack_symbols and not len(validation):
         _report_nothing_to_spare(config, len(train), unusable_validation)
-        checked, unusable_validation, unneeded = checked[:1], [], unusable_validation
-    rejected = [*malformed, *unusable, *unusable_validation]
+        checked = checked[:1]
+        unneeded = unusable_validation
+    else:
+        rejected += unusable_validation
     report_rejected(rejected, checked, data.max_rejected, folder / "rejected.csv", unneeded)
+    return *_plan_corpora(config, train, validation, vocabulary, replicas), vocabulary
+
+
+def _plan_corpora(
+    config: Config, train: Manifest, validation: Manifest, vocabulary: Vocabulary, replicas: int
+) -> tuple[Corpus, Corpus | None]:
+    """Plan the batches of both corpora; None for a validation corpus without utterances."""
+    data = config.data
+    accumulation = config.training.gradient_accumulation
     # For the step of one replica, so that shapes do not depend on the number of replicas.
-    bounds = bucket_bounds(
-        train.samples, data.buckets, 1 if data.batch_seconds else data.batch_size * accumulation
-    )
+    step_utterances = 1 if data.batch_seconds else data.batch_size * accumulation
+    bounds = bucket_bounds(train.samples, data.buckets, step_utterances)
     plan = make_plan(train, bounds, config, accumulation, replicas)
     training = Corpus(train, plan, teacher_rows_of(config, vocabulary, train, plan))
     if not len(validation):
-        return training, None, vocabulary
+        return training, None
     longest = bucket_bounds(validation.samples, 1)
     if longest[-1] > bounds[-1]:
         bounds = np.append(bounds, longest[-1])
-    return training, Corpus(validation, make_plan(validation, bounds, config)), vocabulary
+    return training, Corpus(validation, make_plan(validation, bounds, config))
 
 
 def has_teacher_rows(config: Config) -> bool:

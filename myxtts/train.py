@@ -20,7 +20,7 @@ from myxtts.data.dataset import DEMO_FOLDER
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.errors import ConfigError
 from myxtts.evaluation.in_run import open_evaluator
-from myxtts.local_sgd.averaging import owes_sync
+from myxtts.local_sgd.averaging import has_pending_sync
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.placement.devices import describe_threads
 from myxtts.report.page import PageThread, RunPage
@@ -92,7 +92,7 @@ def train(config: Config) -> int:
         setup = run.set_up(corpora)
         log_start(setup)
         state, schedule, step = setup.state, setup.schedule, setup.make_step()
-        is_pending = bool(state.pending_observations) or owes_sync(
+        is_pending = bool(state.pending_observations) or has_pending_sync(
             config.local_sgd.sync_every, state.audio_s_since_sync
         )
         if start.checkpoint and state.step >= schedule.total_steps and not is_pending:

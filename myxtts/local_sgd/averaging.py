@@ -70,7 +70,7 @@ def weighted_mean(
             yield name, total.astype(spec[1])
 
 
-def owes_sync(sync_every: int, audio_s_since_sync: float) -> bool:
+def has_pending_sync(sync_every: int, audio_s_since_sync: float) -> bool:
     """Return whether a run that has all its steps lacks the last sync, in which it was stopped."""
     return bool(sync_every) and audio_s_since_sync > 0
 

@@ -43,7 +43,7 @@ from myxtts.distributed.processes import (
 from myxtts.distributed.signals import StopSignals, counted_stop_signals
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import locked_file, make_folder, write_whole
-from myxtts.local_sgd.averaging import newest_average, owes_sync, sync_folders
+from myxtts.local_sgd.averaging import has_pending_sync, newest_average, sync_folders
 from myxtts.local_sgd.job_settings import WARMSTART, job_config, warmstart_config
 from myxtts.local_sgd.shards import CorpusShards, split_corpus
 from myxtts.local_sgd.status import (
@@ -182,8 +182,10 @@ class JobsSpec:
             return False
         if name == WARMSTART:
             return step_of(newest) >= self.warmstart_steps
-        has_pending_sync = owes_sync(self.sync_every, read_metadata(newest)["audio_s_since_sync"])
-        return step_of(newest) >= self.total_steps and not has_pending_sync
+        audio_s = read_metadata(newest)["audio_s_since_sync"]
+        return step_of(newest) >= self.total_steps and not has_pending_sync(
+            self.sync_every, audio_s
+        )
 
     def has_work(self, name: str) -> bool:
         """Return whether a run lacks steps, a sync or an observation, which it repeats."""

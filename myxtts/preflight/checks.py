@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Generator, Iterator
+from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import tensorflow as tf
@@ -106,8 +107,12 @@ class Report:
         for line in check_lines(check):
             print(printable(line), flush=True)
 
+    @property
+    def checks(self) -> list[Check]:
+        return [*chain.from_iterable(section.checks for section in self.sections)]
+
     def count(self, status: Status) -> int:
-        return sum(check.status == status for section in self.sections for check in section.checks)
+        return sum(check.status == status for check in self.checks)
 
     @property
     def passed(self) -> bool:
@@ -117,8 +122,7 @@ class Report:
         """Return the last line of the report."""
         result = "all checks passed"
         if not self.passed:
-            checks = [check for section in self.sections for check in section.checks]
-            first = next(check for check in checks if check.status == "failed")
+            first = next(check for check in self.checks if check.status == "failed")
             result = f"{self.count('failed')} failed: start with '{first.name}'"
         return (
             f"{result} ({self.count('passed')} ✅, {self.count('failed')} ❌,"

@@ -57,11 +57,14 @@ def check_placement(
             describe(match, placement) if match else "no such device",
             "This is a defect of the program: report it with this output.",
         )
-    roles = [("data device", device) for route in placement.routes for device in route.data_devices]
+    roles = []
+    for route in placement.routes:
+        roles += [("data device", device) for device in route.data_devices]
     roles += [("model device", route.model) for route in placement.routes]
     for role, name in dict.fromkeys(roles):
         yield check_matrix_product(role, name, placement)
-    policy, soft = tf.config.experimental.get_device_policy(), tf.config.get_soft_device_placement()
+    policy = tf.config.experimental.get_device_policy()
+    soft = tf.config.get_soft_device_placement()
     yield required(policy == "silent", "device policy", "silent", policy, CONFIGURED_ELSEWHERE)
     yield required(
         not soft,
@@ -106,7 +109,8 @@ def memory_limits(physical) -> list[int | None]:
     parts = tf.config.get_logical_device_configuration(physical)
     if parts:
         return [part.memory_limit for part in parts]
-    return [None if tf.config.experimental.get_memory_growth(physical) else -1]
+    grows = tf.config.experimental.get_memory_growth(physical)
+    return [None] if grows else [-1]
 
 
 def describe(device: LogicalDevice, placement: Placement) -> str:
@@ -240,8 +244,9 @@ def check_peer_access(placement: Placement, route: Route) -> Check:
             True, name, "does not apply: the devices share the memory of the host", "no GPU is used"
         )
     physical = {device.name: device.physical for device in placement.devices}
+    data = physical[route.data]
+    model = physical[route.model]
     # Both are GPUs.
-    data, model = physical[route.data], physical[route.model]
     assert data is not None and model is not None
     if data == model:
         return required(True, name, expected, f"both devices are parts of GPU {data}")

@@ -20,9 +20,14 @@ from myxtts.preflight.checks import Check, required
 
 TOLERANCE = 1e-5
 STEPS = 20
-ROWS, WIDTH = 32, 16  # of the global batch
-WARM_UP = 3  # untimed all-reduces of each size
-REPETITIONS = {4: 50, 1 << 12: 50, 1 << 16: 50, 1 << 20: 30, 1 << 24: 10, 1 << 26: 5}  # by bytes
+
+# Of the global batch.
+ROWS = 32
+WIDTH = 16
+
+# Untimed all-reduces of each size, and timed ones by bytes.
+WARM_UP = 3
+REPETITIONS = {4: 50, 1 << 12: 50, 1 << 16: 50, 1 << 20: 30, 1 << 24: 10, 1 << 26: 5}
 
 
 class AllReduceTime(NamedTuple):
@@ -132,7 +137,8 @@ def _all_reduce_sum(
 
 
 def _sum_error(strategy: tf.distribute.Strategy) -> float:
-    numbers, replicas = tf.range(1024.0), strategy.num_replicas_in_sync
+    numbers = tf.range(1024.0)
+    replicas = strategy.num_replicas_in_sync
     total = _all_reduce_sum(strategy, lambda replica: numbers * tf.cast(replica + 1, tf.float32))
     return float(tf.reduce_max(tf.abs(total - numbers * (replicas * (replicas + 1) / 2))))
 
@@ -141,7 +147,8 @@ def _time_all_reduce(
     strategy: tf.distribute.Strategy, size_bytes: int, repetitions: int
 ) -> AllReduceTime:
     with strategy.scope():
-        numbers = tf.Variable(tf.ones([size_bytes // 4]))  # on the device of each replica
+        # On the device of each replica.
+        numbers = tf.Variable(tf.ones([size_bytes // 4]))
 
     @tf.function(autograph=False)
     def all_reduce_once():
@@ -164,7 +171,8 @@ def _train_both_ways(strategy: tf.distribute.Strategy) -> tuple[float, float]:
         The largest difference of a weight between the two, and the largest change of a weight by
         training.
     """
-    tf.config.experimental.enable_tensor_float_32_execution(False)  # a GPU would round to 10 bits
+    # A GPU would round to 10 bits.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     with strategy.scope():
         distributed = _network()
     with tf.device(strategy.extended.worker_devices[0]):
@@ -201,7 +209,8 @@ def _train(network: keras.Model, strategy: tf.distribute.Strategy | None) -> Non
     targets = tf.constant(random.normal(size=(ROWS, 1)), tf.float32)
 
     def step():
-        first, stride = 0, 1
+        first = 0
+        stride = 1
         if strategy is not None:
             first = tf.distribute.get_replica_context().replica_id_in_sync_group
             stride = strategy.num_replicas_in_sync

@@ -64,59 +64,58 @@ def required_gpus(placement: PlacementConfig) -> int:
 
 def check_driver(gpu_count: int) -> Check:
     version = driver_version()
-    expected = f"an NVIDIA driver, {MIN_DRIVER} or later" if gpu_count else NO_GPU_NEEDED
-    to_do = f"Install a current NVIDIA driver and restart. {TRY_WITHOUT_GPU}"
-    suitable = version is not None and Version(version) >= Version(MIN_DRIVER)
+    is_suitable = version is not None and Version(version) >= Version(MIN_DRIVER)
     return required(
-        suitable or not gpu_count, "driver", expected, version or "no NVIDIA driver", to_do
+        is_suitable or not gpu_count,
+        "driver",
+        f"an NVIDIA driver, {MIN_DRIVER} or later" if gpu_count else NO_GPU_NEEDED,
+        version or "no NVIDIA driver",
+        f"Install a current NVIDIA driver and restart. {TRY_WITHOUT_GPU}",
     )
 
 
 def check_gpus(gpu_count: int, simulated: int) -> Check:
-    gpus = [describe_gpu(gpu) for gpu in tf.config.list_physical_devices("GPU")]
-    expected = f"TensorFlow sees {gpu_count} GPUs or more" if gpu_count else NO_GPU_NEEDED
-    found = (
-        "; ".join(f"{number}: {gpu}" for number, gpu in enumerate(gpus)) or "TensorFlow sees no GPU"
-    )
+    gpus = []
+    for number, gpu in enumerate(tf.config.list_physical_devices("GPU")):
+        details = tf.config.experimental.get_device_details(gpu)
+        capability = ".".join(map(str, details.get("compute_capability", ()))) or "unknown"
+        name = details.get("device_name", "unnamed")
+        gpus.append(f"{number}: {name} (compute capability {capability})")
+    found = "; ".join(gpus) or "TensorFlow sees no GPU"
     if simulated and gpus:
-        found += "; hidden by --simulate-gpus"
         return recommended(
             False,
             "GPUs",
             "simulated GPUs hide no real one",
-            found,
+            f"{found}; hidden by --simulate-gpus",
             "To use them: --simulate-gpus 0.",
         )
-    to_do = (
+    return required(
+        len(gpus) >= gpu_count,
+        "GPUs",
+        f"TensorFlow sees {gpu_count} GPUs or more" if gpu_count else NO_GPU_NEEDED,
+        found,
         "Run nvidia-smi. A GPU that nvidia-smi lists but TensorFlow does not see is hidden by"
-        " CUDA_VISIBLE_DEVICES, "
+        f" CUDA_VISIBLE_DEVICES, or CUDA libraries are missing ({install_cuda()})."
+        f" {TRY_WITHOUT_GPU}",
     )
-    to_do += f"or CUDA libraries are missing ({install_cuda()}). {TRY_WITHOUT_GPU}"
-    return required(len(gpus) >= gpu_count, "GPUs", expected, found, to_do)
 
 
 def install_cuda() -> str:
     return f'pip install "tensorflow[and-cuda]=={tf.__version__}"'
 
 
-def describe_gpu(gpu) -> str:
-    details = tf.config.experimental.get_device_details(gpu)
-    capability = ".".join(map(str, details.get("compute_capability", ()))) or "unknown"
-    return f"{details.get('device_name', 'unnamed')} (compute capability {capability})"
-
-
 def check_tensorflow(gpu_count: int) -> Check:
     build = tf.sysconfig.get_build_info()
-    cuda = build["is_cuda_build"]
-    expected = "a build with CUDA" if gpu_count else "any build: the settings name no real GPU"
-    built = (
-        f"with CUDA {build['cuda_version']} and cuDNN {build['cudnn_version']}"
-        if cuda
-        else "without CUDA"
-    )
-    to_do = f"Install a build with CUDA: {install_cuda()}."
+    built = "without CUDA"
+    if build["is_cuda_build"]:
+        built = f"with CUDA {build['cuda_version']} and cuDNN {build['cudnn_version']}"
     return required(
-        cuda or not gpu_count, "TensorFlow", expected, f"{tf.__version__}, built {built}", to_do
+        build["is_cuda_build"] or not gpu_count,
+        "TensorFlow",
+        "a build with CUDA" if gpu_count else "any build: the settings name no real GPU",
+        f"{tf.__version__}, built {built}",
+        f"Install a build with CUDA: {install_cuda()}.",
     )
 
 
@@ -124,11 +123,13 @@ def check_memory_limits(placement: PlacementConfig) -> Iterator[Check]:
     """Check the memory limits against what the driver reports, where there are limits."""
     try:
         limits = limits_of(plan_routes(placement, len(tf.config.list_physical_devices("GPU"))))
-    except PlacementError:  # section 2 reports it
+    # Section 2 reports it.
+    except PlacementError:
         return
     if not limits:
         return
-    name, expected = "memory limits", "they fit beside what CUDA and its libraries need"
+    name = "memory limits"
+    expected = "they fit besides what CUDA and its libraries need"
     try:
         memory = read_memory(tuple(limits))
         check_limits(limits, memory)
@@ -150,12 +151,8 @@ def package_requirements() -> list[Requirement]:
         lines = metadata.requires("myxtts") or []
     except metadata.PackageNotFoundError:
         text = REQUIREMENTS_FILE.read_text(encoding="utf-8")
-        lines = [
-            requirement
-            for line in text.splitlines()
-            if (requirement := line.partition("#")[0].strip())
-        ]
-    requirements = map(Requirement, lines)
+        lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    requirements = [Requirement(line) for line in lines if line]
     return [
         item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})
     ]
@@ -163,53 +160,56 @@ def package_requirements() -> list[Requirement]:
 
 def check_packages(requirements: Sequence[Requirement]) -> Check:
     """Compare the installed versions with the requirements."""
-    faults = {
-        requirement: fault for requirement in requirements if (fault := package_fault(requirement))
-    }
-    found = ", ".join(faults.values()) or f"{len(requirements)} of {len(requirements)} installed"
-    to_do = "Install them: pip install " + " ".join(
-        f'"{requirement.name}{requirement.specifier}"' for requirement in faults
-    )
+    faults = []
+    unmet = []
+    for requirement in requirements:
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            faults.append(f"{requirement.name} is missing")
+            unmet.append(requirement)
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            faults.append(f"{requirement.name} is {version}, not {requirement.specifier}")
+            unmet.append(requirement)
+    packages = " ".join(f'"{requirement.name}{requirement.specifier}"' for requirement in unmet)
+    count = len(requirements)
     return required(
         not faults,
         "packages",
-        f"the {len(requirements)} packages that MyXTTS requires, in suitable versions",
-        found,
-        to_do,
+        f"the {count} packages that MyXTTS requires, in suitable versions",
+        ", ".join(faults) or f"{count} of {count} installed",
+        f"Install them: pip install {packages}",
     )
-
-
-def package_fault(requirement: Requirement) -> str:
-    """Return what is wrong with an installed package, or an empty string."""
-    try:
-        version = metadata.version(requirement.name)
-    except metadata.PackageNotFoundError:
-        return f"{requirement.name} is missing"
-    fits = requirement.specifier.contains(version, prereleases=True)
-    return "" if fits else f"{requirement.name} is {version}, not {requirement.specifier}"
 
 
 def check_disk(config: Config) -> Iterator[Check]:
     runs_dir = Path(config.run.runs_dir)
     folder = existing_parent(runs_dir)
     error = write_error(folder)
-    found = f"{folder} is not writable: {error}" if error else f"{folder} is writable"
     yield required(
-        not error, "run folder", f"{runs_dir} is writable", found, "Choose another --runs-dir."
+        not error,
+        "run folder",
+        f"{runs_dir} is writable",
+        f"{folder} is not writable: {error}" if error else f"{folder} is writable",
+        "Choose another --runs-dir.",
     )
     free_mib = shutil.disk_usage(folder).free / 2**20
-    expected = f"{MIN_FREE_MIB} MiB or more in {runs_dir}, plus the checkpoints (section 3)"
-    to_do = "Free some disk space, or choose another --runs-dir."
     yield required(
-        free_mib >= MIN_FREE_MIB, "free disk space", expected, f"{free_mib:,.0f} MiB", to_do
+        free_mib >= MIN_FREE_MIB,
+        "free disk space",
+        f"{MIN_FREE_MIB} MiB or more in {runs_dir}, plus the checkpoints (section 3)",
+        f"{free_mib:,.0f} MiB",
+        "Free some disk space, or choose another --runs-dir.",
     )
-    name, expected = "name of the run", "no run has this name, or --resume is given"
+    name = "name of the run"
+    expected = "no run has this name, or --resume is given"
     try:
         RunFolder(runs_dir / config.run.run).check_not_existing(config.run.resume)
-    except ConfigError as error:
-        yield failed_by(error, name, expected)._replace(status="warning")
+    except ConfigError as existing:
+        yield failed_by(existing, name, expected)._replace(status="warning")
     else:
-        yield recommended(True, name, expected, config.run.run)
+        yield required(True, name, expected, config.run.run)
 
 
 def existing_parent(path: Path) -> Path:
@@ -231,19 +231,25 @@ def check_gpu_software(settings: PlacementConfig) -> Iterator[Check]:
     """Check whether this build of TensorFlow and its libraries suit the GPUs of the settings."""
     capabilities = used_capabilities(settings)
     if not capabilities:
-        expected, found = (
+        yield required(
+            True,
+            "kernels, cuDNN and XLA",
             "they suit the GPUs of the run",
             "nothing was checked: the run has no real GPU",
         )
-        yield recommended(True, "kernels, cuDNN and XLA", expected, found)
         return
-    built, driver = (
-        tf.sysconfig.get_build_info().get("cuda_compute_capabilities", []),
-        driver_version(),
-    )
+    built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
+    driver = driver_version()
     yield from (check_kernels(capability, built, driver) for capability in capabilities)
     yield check_cudnn(cudnn_version())
-    yield from (check_xla(capability) for capability in capabilities)
+    for capability in capabilities:
+        yield recommended(
+            capability < UNSUPPORTED_CAPABILITY,
+            "XLA",
+            "XLA of this TensorFlow generates code for compute capabilities below 12.0",
+            f"compute capability {'.'.join(map(str, capability))}",
+            f"Do not use --compile xla, or use {NVIDIA_CONTAINER}.",
+        )
 
 
 def used_capabilities(settings: PlacementConfig) -> list[tuple[int, int]]:
@@ -256,60 +262,74 @@ def used_capabilities(settings: PlacementConfig) -> list[tuple[int, int]]:
     try:
         devices = plan_routes(settings, len(gpus)).devices
         gpus = [gpus[device.physical] for device in devices if device.physical is not None]
-    except PlacementError:  # section 2 reports it
+    # Section 2 reports it.
+    except PlacementError:
         pass
-    details = map(tf.config.experimental.get_device_details, gpus)
-    return sorted(
-        {detail["compute_capability"] for detail in details if "compute_capability" in detail}
-    )
+    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    known = {detail.get("compute_capability") for detail in details}
+    return sorted(known - {None})
 
 
 def check_kernels(capability: tuple[int, int], built: Sequence[str], driver: str | None) -> Check:
     """Check that TensorFlow has code for a GPU, and that the driver can compile it if it is PTX."""
     number = ".".join(map(str, capability))
+    name = f"kernels for compute capability {number}"
+    expected = "native ones in this build of TensorFlow"
     code = code_for(number, built)
-    name, expected = (
-        f"kernels for compute capability {number}",
-        "native ones in this build of TensorFlow",
-    )
     found = f"{code}; built for {', '.join(built) or 'no GPU'}"
-    if code == "none":
-        return required(
-            False, name, expected, found, "Use another GPU, or a build of TensorFlow for this one."
-        )
-    if code == "PTX":
-        to_do = (
-            "The driver compiles the kernels at their first use, which may take many minutes; set "
-        )
-        to_do += "CUDA_CACHE_MAXSIZE=4294967296 to keep all of them. "
-        if driver is not None and Version(driver) < Version(PTX_DRIVER):
-            to_do += f"Driver {driver} is too old for this: install {PTX_DRIVER} or later. "
-        to_do += f"If the kernels fail with CUDA_ERROR_INVALID_PTX, use {NVIDIA_CONTAINER}."
-        return recommended(False, name, expected, found, to_do)
-    return required(True, name, expected, found)
+    if code != "PTX":
+        to_do = "Use another GPU, or a build of TensorFlow for this one."
+        return required(code != "none", name, expected, found, to_do)
+    to_do = (
+        "The driver compiles the kernels at their first use, which may take many minutes; set "
+        "CUDA_CACHE_MAXSIZE=4294967296 to keep all of them. "
+    )
+    if driver is not None and Version(driver) < Version(PTX_DRIVER):
+        to_do += f"Driver {driver} is too old for this: install {PTX_DRIVER} or later. "
+    to_do += f"If the kernels fail with CUDA_ERROR_INVALID_PTX, use {NVIDIA_CONTAINER}."
+    return recommended(False, name, expected, found, to_do)
+
+
+def code_for(capability: str, built: Sequence[str]) -> str:
+    """Return what a build of TensorFlow has for a card: native code, PTX that the driver compiles,
+    or no code (`none`).
+
+    Native code of a capability runs on cards with the same major number and the same or a higher
+    minor number; PTX on all cards of the same or a higher capability (CUDA C++ Programming Guide,
+    "Application Compatibility").
+
+    Args:
+        built: such as sm_80 (native) and compute_90 (PTX, and native for 9.0).
+    """
+    match = re.fullmatch(r"(\d+)\.(\d)", capability)
+    if not match:
+        return "unknown"
+    card = int(match[1]), int(match[2])
+    code = "none"
+    for name in built:
+        digits = re.search(r"\d+", name)
+        if digits is None:
+            continue
+        target = divmod(int(digits[0]), 10)
+        if target[0] == card[0] and target[1] <= card[1]:
+            return "native"
+        if name.startswith("compute_") and target <= card:
+            code = "PTX"
+    return code
 
 
 def check_cudnn(version: tuple[int, int, int] | None) -> Check:
     """Check the version of cuDNN against those with which XLA cannot compile convolutions."""
-    name, expected = "cuDNN", "9.6 or later, as --compile xla fails on convolutions with 9.3 to 9.5"
-    to_do = f'pip install "nvidia-cudnn-cu12{CUDNN_REQUIREMENT}", or do not use --compile xla.'
-    found = (
-        "unknown: TensorFlow has loaded no cuDNN"
-        if version is None
-        else ".".join(map(str, version))
+    found = "unknown: TensorFlow has loaded no cuDNN"
+    if version is not None:
+        found = ".".join(map(str, version))
+    return recommended(
+        version is not None and version >= CUDNN_FIXED,
+        "cuDNN",
+        "9.6 or later, as --compile xla fails on convolutions with 9.3 to 9.5",
+        found,
+        f'pip install "nvidia-cudnn-cu12{CUDNN_REQUIREMENT}", or do not use --compile xla.',
     )
-    return recommended(version is not None and version >= CUDNN_FIXED, name, expected, found, to_do)
-
-
-def check_xla(capability: tuple[int, int]) -> Check:
-    """Check that XLA of this TensorFlow generates code for a GPU."""
-    name, expected = (
-        "XLA",
-        "XLA of this TensorFlow generates code for compute capabilities below 12.0",
-    )
-    to_do = f"Do not use --compile xla, or use {NVIDIA_CONTAINER}."
-    found = f"compute capability {'.'.join(map(str, capability))}"
-    return recommended(capability < UNSUPPORTED_CAPABILITY, name, expected, found, to_do)
 
 
 def driver_version() -> str | None:
@@ -328,12 +348,13 @@ def cudnn_version() -> tuple[int, int, int] | None:
     """Return the version of the cuDNN that TensorFlow has loaded, else of the one that is
     installed, or None.
     """
-    path = next(
-        (path for path in mapped_files() if Path(path).name.startswith("libcudnn.so")), None
-    )
-    number = None if path is None else library_version(path, "cudnnGetVersion", by_argument=False)
-    if number is not None:
-        return number // 10_000, number // 100 % 100, number % 100  # cuDNN 9: 91002 is 9.10.2
+    for path in mapped_files():
+        if Path(path).name.startswith("libcudnn.so"):
+            number = library_version(path, "cudnnGetVersion", by_argument=False)
+            # cuDNN 9: 91002 is 9.10.2.
+            if number is not None:
+                return number // 10_000, number // 100 % 100, number % 100
+            break
     try:
         major, minor, patch = metadata.version("nvidia-cudnn-cu12").split(".")[:3]
     except metadata.PackageNotFoundError:
@@ -341,38 +362,12 @@ def cudnn_version() -> tuple[int, int, int] | None:
     return int(major), int(minor), int(patch)
 
 
-def code_for(capability: str, built: Sequence[str]) -> str:
-    """Return what a build of TensorFlow has for a card: native code, PTX that the driver compiles,
-    or no code.
-
-    Native code of a capability runs on cards with the same major number and the same or a higher
-    minor number; PTX on all cards of the same or a higher capability (CUDA C++ Programming Guide,
-    "Application Compatibility").
-
-    Args:
-        built: such as sm_80 (native) and compute_90 (PTX, and native for 9.0).
-    """
-    if not (match := re.fullmatch(r"(\d+)\.(\d)", capability)):
-        return "unknown"
-    card = int(match[1]), int(match[2])
-    targets = [
-        (name.partition("_")[0], divmod(int(digits[0]), 10))
-        for name in built
-        if (digits := re.findall(r"\d+", name))
-    ]
-    if any(target[0] == card[0] and target[1] <= card[1] for _, target in targets):
-        return "native"
-    return (
-        "PTX" if any(kind == "compute" and target <= card for kind, target in targets) else "none"
-    )
-
-
 def mapped_files() -> Iterator[str]:
     """Yield the files that are mapped into this process (Linux)."""
     maps = Path("/proc/self/maps")
-    for line in (
-        maps.read_text(encoding="utf-8", errors="replace").splitlines() if maps.exists() else ()
-    ):
+    if not maps.exists():
+        return
+    for line in maps.read_text(encoding="utf-8", errors="replace").splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6:
             yield fields[5]

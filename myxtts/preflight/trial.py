@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,7 +95,8 @@ class StepResult(NamedTuple):
 
 def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Trial | None]:
     """Set up a run and train on the heaviest batches; returns the trial."""
-    config, placement = run.config, run.placement
+    config = run.config
+    placement = run.placement
     initial_mib = process_peak_mib()
     plan = corpora.training.plan
     setup = run.set_up(corpora)
@@ -108,8 +110,9 @@ def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Tri
     yield check_checkpoint_space(state, config)
     pipeline = setup.training_pipeline(synchronize=True)
     step = setup.make_step()
-    for name in device_roles(placement) if placement.on_gpu else ():
-        tf.config.experimental.reset_memory_stats(name[1:])
+    if placement.on_gpu:
+        for name in device_roles(placement):
+            tf.config.experimental.reset_memory_stats(name[1:])
     built_mib = process_peak_mib()
     for bucket in heaviest_buckets(plan):
         batches = full_step(bucket, plan, pipeline, step, config.training.gradient_accumulation)
@@ -141,9 +144,12 @@ def check_variables(state: TrainingState, size: str) -> Check:
     """Check that everything a step changes is on the model devices; raises PlacementError
     if not.
     """
-    slots = [v for group in state.groups for v in group.optimizer.variables]
-    groups = {"variables": state.model.variables, "optimizer slots": slots}
-    groups["averages"] = state.averages
+    slots = [*chain.from_iterable(group.optimizer.variables for group in state.groups)]
+    groups = {
+        "variables": state.model.variables,
+        "optimizer slots": slots,
+        "averages": state.averages,
+    }
     state.require_devices()
     devices = " and ".join(state.replicas.devices)
     counts = ", ".join(f"{len(group)} {name}" for name, group in groups.items() if group)
@@ -173,15 +179,8 @@ def check_checkpoint_space(state: TrainingState, config: Config) -> Check:
     """Check the disk space for the checkpoints that a run keeps, the best one and the one that is
     being written.
     """
-    groups = state.variables()
-    size_mib = (
-        sum(
-            v.shape.num_elements() * v.dtype.size
-            for group in groups.values()
-            for v in group.values()
-        )
-        / 2**20
-    )
+    variables = chain.from_iterable(group.values() for group in state.variables().values())
+    size_mib = sum(v.shape.num_elements() * v.dtype.size for v in variables) / 2**20
     count = config.run.keep_checkpoints + 2
     free_mib = shutil.disk_usage(existing_parent(Path(config.run.runs_dir))).free / 2**20
     return required(
@@ -202,10 +201,11 @@ def heaviest_buckets(plan: Plan) -> list[int]:
     """
     used = np.unique(plan.epoch(0).step_bucket)
     rows, samples = zip(*(plan.shape(int(bucket))[:2] for bucket in used), strict=True)
-    longest, largest = used[np.argmax(samples)], used[np.argmax(np.multiply(rows, samples))]
-    if np.multiply(rows, samples).max() == math.prod(plan.shape(int(longest))[:2]):
-        largest = longest
-    return [int(longest)] if longest == largest else [int(longest), int(largest)]
+    total = np.multiply(rows, samples)
+    longest = np.argmax(samples)
+    largest = np.argmax(total)
+    heaviest = [longest] if total[longest] == total[largest] else [longest, largest]
+    return [int(used[number]) for number in heaviest]
 
 
 def full_step(
@@ -217,9 +217,9 @@ def full_step(
     epoch = plan.epoch(0)
     utterances = np.where(epoch.step_bucket == bucket, np.diff(epoch.step_start), -1)
     with pipeline.open_feed(Pass(Position(0, int(utterances.argmax())))) as feed:
-        taken = loop.LookAhead(feed, step, Clock()).take(running=None, is_last=True)
-    microbatches = taken.microbatches
-    return taken._replace(
+        batches = loop.LookAhead(feed, step, Clock()).take(running=None, is_last=True)
+    microbatches = batches.microbatches
+    return batches._replace(
         microbatches=[microbatches[number % len(microbatches)] for number in range(accumulation)]
     )
 
@@ -311,7 +311,8 @@ def check_gpu_memory(placement: Placement, forecast: MemoryForecast) -> Iterator
 
 def check_process_memory(initial_mib: float, built_mib: float, forecast: MemoryForecast) -> Check:
     """Check the peak memory of the process. On the CPU, all logical devices share one memory."""
-    peak_mib, free_mib = process_peak_mib(), available_memory_mib()
+    peak_mib = process_peak_mib()
+    free_mib = available_memory_mib()
     free = (
         "the free memory of this machine is unknown"
         if free_mib is None
@@ -451,7 +452,8 @@ class Deadline(StopRequest):
 def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
     """Take steps from the start of the plan in the training loop, and check what they show."""
     setup = trial.setup
-    timeline, hook = Timeline(), CollectLosses()
+    timeline = Timeline()
+    hook = CollectLosses()
     traces_before = trial.step.traces
     with trial.pipeline.open_feed(Pass()) as feed:
         interval = train_steps(
@@ -556,7 +558,7 @@ def check_operations(name: str, functions: Sequence) -> Check:
 
 def check_loop_copies(name: str, functions: Sequence) -> Check:
     """Count the copies between host and GPU memory in one call of each concrete function."""
-    copies = [copy for function in functions for copy in find_copies(function)]
+    copies = [*chain.from_iterable(map(find_copies, functions))]
     to_host = sum(copy.to_host for copy in copies)
     found = f"{to_host} to the host, {len(copies) - to_host} to the GPU"
     in_loops = [copy for copy in copies if copy.to_host and copy.in_loop]

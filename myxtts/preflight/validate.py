@@ -122,9 +122,9 @@ def try_load(start: Start, run: OpenRun | None) -> tuple[RunCorpora | None, list
         # The listing here is temporary.
         message = str(error).replace(str(listing), "rejected.csv of the run folder")
         checks = [failed_by(UserError(message), "corpus", "a corpus that a run accepts")]
-        return None, checks + (
-            [check_rejected(listing, start.config.data.max_rejected)] if listing.exists() else []
-        )
+        if listing.exists():
+            checks.append(check_rejected(listing, start.config.data.max_rejected))
+        return None, checks
 
 
 def check_corpus(data: DataConfig, corpora: RunCorpora) -> Iterator[Check]:
@@ -133,7 +133,8 @@ def check_corpus(data: DataConfig, corpora: RunCorpora) -> Iterator[Check]:
         corpora.folder / "rejected.csv", data.max_rejected, sum(map(len, manifests))
     )
     yield check_durations(manifests, data.min_seconds, data.max_seconds)
-    if corpora.vocabulary.symbols.symbols:  # a vocoder needs no texts
+    # A vocoder needs no texts.
+    if corpora.vocabulary.symbols.symbols:
         yield check_characters(manifests, corpora.vocabulary.languages, data.text_frontend)
     plan = corpora.training.plan
     yield recommended(
@@ -156,7 +157,9 @@ def check_rejected(listing: Path, max_rejected: float, usable: int | None = None
     with open(listing, encoding="utf-8", errors="surrogateescape", newline="") as file:
         rejected = list(csv.DictReader(file))
     reasons = Counter(row["reason"] for row in rejected)
-    found = f"{len(rejected)}" + (f" of {usable + len(rejected)}" if usable is not None else "")
+    found = f"{len(rejected)}"
+    if usable is not None:
+        found += f" of {usable + len(rejected)}"
     if rejected:
         counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
         examples = "; ".join(

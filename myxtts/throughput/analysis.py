@@ -217,7 +217,7 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
         without_s = float(measurement.produce_without_teacher_s.sum())
         teacher_share = max(0.0, 1.0 - without_s / total_s["produce"])
     return Analysis(
-        rates={stage: work / shared_s[stage] if shared_s[stage] else None for stage in STAGES},
+        rates={stage: _rate(work, shared_s[stage]) for stage in STAGES},
         mean_s=isolated.mean_s(),
         variations={stage: coefficient_of_variation(isolated[stage]) for stage in STAGES},
         producers=measurement.producers,
@@ -244,6 +244,10 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
         assessment=assess(measurement, duration_s, 1.0 - wait_fraction, variation),
         teacher_share=teacher_share,
     )
+
+
+def _rate(work: float, seconds: float) -> float | None:
+    return work / seconds if seconds else None
 
 
 def assess(
@@ -340,7 +344,8 @@ def _apply_change(
     """Return the pipeline after a change of settings, and the basis of its times; None where they
     are unknown.
     """
-    depths, trials = current.depths, measurement.trials
+    depths = current.depths
+    trials = measurement.trials
     match change:
         case {"num_workers": workers}:
             more_workers = replace(current, depths=replace(depths, workers=workers))

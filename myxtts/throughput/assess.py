@@ -374,7 +374,9 @@ def gpus_of(placement: Placement) -> tuple[int, ...]:
     physical = {device.name: device.physical or 0 for device in placement.devices}
     route = placement.routes[0]
     *data, model = (physical[name] for name in (*route.data_devices, route.model))
-    return (*data, model) if data != [model] else (model, 0 if model else 1)
+    if data != [model]:
+        return *data, model
+    return (model, 0) if model else (model, 1)
 
 
 def shared_hardware(placement: Placement) -> str:

@@ -107,7 +107,8 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
 
 
 def _gpu_count() -> int:
-    from myxtts.placement import devices  # imports TensorFlow, which takes seconds
+    # Imports TensorFlow, which takes seconds.
+    from myxtts.placement import devices
 
     return devices.gpu_count()
 
@@ -168,7 +169,8 @@ def observe_per_step_s(profile: StageProfile, config: Config) -> float:
     """Return the seconds in each step of validation, from producing and a share of the step,
     samples and evaluation.
     """
-    mean_s, run = profile.times.mean_s(), config.run
+    mean_s = profile.times.mean_s()
+    run = config.run
     validation_s = profile.held_out_batches * (mean_s["produce"] + FORWARD * mean_s["step"])
     periods = (
         (validation_s, run.validate_every),

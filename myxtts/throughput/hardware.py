@@ -144,16 +144,19 @@ def _operation_flops(operation: tf.Operation, sizes: list[list[int]]) -> int:
     kind = operation.type
     if kind in MATRIX_PRODUCTS:
         transposed = operation.get_attr("transpose_a" if kind == "MatMul" else "adj_x")
-        return 2 * inputs[0][-2 if transposed else -1] * prod(output)
+        inner = inputs[0][-2] if transposed else inputs[0][-1]
+        return 2 * inner * prod(output)
     if kind == "Einsum":
         subscripts = operation.get_attr("equation").decode().split("->")[0].split(",")
         size_of = dict(zip("".join(subscripts), chain(*inputs), strict=True))
         return 2 * prod(size_of.values()) if len(inputs) == 2 else 0
     # A convolution or its gradient: positions of its output times the weights of one position;
     # channels come last.
-    positions, kernel = output, inputs[1]
+    positions = output
+    kernel = inputs[1]
     if kind.endswith("BackpropFilter"):
-        positions, kernel = inputs[2], output
+        positions = inputs[2]
+        kernel = output
     elif kind.endswith("BackpropInput"):
         positions = inputs[2]
     return 2 * prod(positions[:-1]) * prod(kernel)
@@ -221,7 +224,8 @@ class GpuSampler:
         except DriverUnavailable as error:
             # The figures of a part of the time are not those of all of it.
             self.usage.clear()
-            self._readers, self.reason = {}, str(error)
+            self._readers = {}
+            self.reason = str(error)
 
     def take_samples(self) -> None:
         for gpu, read in self._readers.items():

@@ -410,7 +410,7 @@ def train_steps(
         The times of all steps but the first, which the loop does not count.
     """
     routes = setup.replicas.routes
-    producers = {device for route in routes for device in route.data_devices}
+    producers = set().union(*(route.data_devices for route in routes))
     clock = Clock(producers=len(producers), replicas=len(routes), timeline=timeline)
     schedule = replace(schedule, total_steps=setup.state.step + steps, checkpoint_every=0)
     loop.train(setup.state, step, feed, schedule, hooks, save_nothing, clock, stop or StopRequest())

@@ -156,14 +156,8 @@ def simulate(
             share some but not all of their data devices.
     """
     models = [route.model for route in routes]
-    if not routes or len(set(models)) < len(models):
-        raise ValueError(
-            f"at least one route is needed, each with a model device of its own: {routes}"
-        )
-    steps = len(times) // len(models)
-    if not steps:
-        raise ValueError(f"{len(times)} batches are not enough for a step on {len(models)} routes")
-    # Routes take batches in turn: int [steps, routes].
+    steps = _step_count(models, len(times))
+    # Routes take batches in turn.
     batches = np.arange(steps * len(models)).reshape(steps, -1)
     makers = _makers(routes, batches, times, depths)
     shared = [makers[model] for model in models if model in makers]
@@ -180,11 +174,8 @@ def simulate(
             begin_s = max(host_s, ended_s)
             for maker in shared:
                 maker.make_until(begin_s, free_s)
-            done_s = [
-                max(begin_s, free_s[model]) + seconds
-                for model, seconds in zip(models, step_s[step - 1].tolist(), strict=True)
-            ]
-            ended_s = max(done_s)
+            begins_s = [max(begin_s, free_s[model]) for model in models]
+            ended_s = float(np.max(begins_s + step_s[step - 1]))
             if len(models) > 1:
                 ended_s += all_reduce_s
             free_s.update(dict.fromkeys(models, ended_s))
@@ -193,6 +184,16 @@ def simulate(
     for device, maker in makers.items():
         busy_s[device] = busy_s.get(device, 0.0) + maker.busy_s
     return RunResult(ended_s, steps, steps * len(models), busy_s, tuple(models))
+
+
+def _step_count(models: Sequence[str], batches: int) -> int:
+    if not models or len(set(models)) < len(models):
+        raise ValueError(
+            f"at least one route is needed, each with a model device of its own: {models}"
+        )
+    if batches < len(models):
+        raise ValueError(f"{batches} batches are not enough for a step on {len(models)} routes")
+    return batches // len(models)
 
 
 def _makers(
@@ -300,7 +301,8 @@ class _Maker:
 
     def _deliver(self, number: int) -> None:
         """Read a batch: by the worker whose turn it is, in order, into a place that is free."""
-        workers, places = self._depths.workers, self._depths.host + self._depths.uploaded
+        workers = self._depths.workers
+        places = self._depths.host + self._depths.uploaded
         end_s = self._read_s[number]
         if number >= workers:
             end_s += self._delivered_s[number - workers]
@@ -359,7 +361,9 @@ def analytic_bound(
         The formula in words, such as `max(P, T, C) = max(20, 2, 22) = 22 ms`, and the seconds.
     """
     seconds = {letter: mean_s[stage] for stage, letter in LETTERS.items()}
-    seconds |= {"A": all_reduce_s if len(routes) > 1 else 0.0, "V": observe_s}
+    seconds |= {"A": all_reduce_s, "V": observe_s}
+    if len(routes) == 1:
+        seconds["A"] = 0.0
     # The term of a resource -> its seconds in a step; equal terms are one.
     loads_s: dict[str, float] = {}
     for counts, divisor in _resource_loads(routes, seconds, workers, observer):
@@ -369,11 +373,13 @@ def analytic_bound(
     formula = ", ".join(loads_s)
     values = ", ".join(f"{1e3 * load_s:.4g}" for load_s in loads_s.values())
     if len(loads_s) > 1:
-        formula, values = f"max({formula})", f"max({values})"
+        formula = f"max({formula})"
+        values = f"max({values})"
     elif len(routes) > 1:
         formula = f"({formula})"
     if len(routes) > 1:
-        formula, values = f"{formula} / {len(routes)}", f"{values} / {len(routes)}"
+        formula += f" / {len(routes)}"
+        values += f" / {len(routes)}"
     if len(loads_s) == len(routes) == 1:
         return f"{formula} = {values} ms", bound_s
     return f"{formula} = {values} = {1e3 * bound_s:.4g} ms", bound_s
@@ -409,7 +415,7 @@ def _resource_loads(
         sent = sum(len(fed) - fed.count(device) for device in data_devices)
         if sent and seconds["T"]:
             yield {"T": Fraction(sent, len(data_devices))}, 1
-    producers = {device for data_devices in groups for device in data_devices}
+    producers = set().union(*groups)
     if observed and observer in models - producers:
         yield step | observed, 1
     elif not models & producers:

@@ -79,7 +79,8 @@ class Candidate:
     @property
     def flags(self) -> str:
         """Flags of `myxtts train` that select this placement."""
-        data, models = named_data_gpus(self.settings), self.settings.model_gpus
+        data = named_data_gpus(self.settings)
+        models = self.settings.model_gpus
         if not data and models == (0,):
             return "none"
         # One device that is not the first needs both flags.
@@ -199,16 +200,19 @@ def with_observation(times: StageTimes, candidate: Candidate, observe_s: float) 
         times: of the replicas in turn.
         observe_s: in a step of all replicas.
     """
-    routes, observer = candidate.routes, candidate.placement.observer
+    routes = candidate.routes
+    observer = candidate.placement.observer
     if not observer:
         return replace(times, step_s=times.step_s + observe_s)
     fed = [number for number, route in enumerate(routes) if observer in route.data_devices]
     trained = [number for number, route in enumerate(routes) if observer == route.model]
-    produce_s, step_s = times.produce_s.copy(), times.step_s.copy()
+    produce_s = times.produce_s.copy()
+    step_s = times.step_s.copy()
     for number in fed:
         produce_s[number :: len(routes)] += observe_s / len(fed)
-    for number in trained if not fed else ():
-        step_s[number :: len(routes)] += observe_s
+    if not fed:
+        for number in trained:
+            step_s[number :: len(routes)] += observe_s
     if not fed and not trained:
         step_s = np.maximum(step_s, observe_s)
     return replace(times, produce_s=produce_s, step_s=step_s)

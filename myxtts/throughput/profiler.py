@@ -169,9 +169,11 @@ def try_steps(run: ProfiledRun, batch: Batch) -> Trials:
     static = with_values(setup.config, {"enable_static_shapes": True})
     static_step = make_step(static, setup.state)
     rows = len(batch["frames"])
-    with tf.device(run.route.data):
-        half = first_rows(batch, setup.state.model.BATCH_FIELDS, rows // 2)
-    variants = [(run.step, batch), (static_step, batch), (run.step, half if rows > 1 else batch)]
+    half = batch
+    if rows > 1:
+        with tf.device(run.route.data):
+            half = first_rows(batch, setup.state.model.BATCH_FIELDS, rows // 2)
+    variants = [(run.step, batch), (static_step, batch), (run.step, half)]
     times_s = [
         [time_step(setup, step, [variant]) for step, variant in variants]
         for _ in range(REPEATS + 1)

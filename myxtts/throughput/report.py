@@ -81,7 +81,8 @@ def report_lines(analysis: Analysis) -> list[str]:
     for stage in STAGES:
         rate = analysis.rates[stage]
         rate_text = "no time" if rate is None else f"{rate:.1f}"
-        mean_ms, variation = 1e3 * analysis.mean_s[stage], analysis.variations[stage]
+        mean_ms = 1e3 * analysis.mean_s[stage]
+        variation = analysis.variations[stage]
         lines.append(_line(f"  {stage}", f"{rate_text:>17}   {mean_ms:12.2f}   {variation:9.1%}"))
     texts = {}
     if analysis.teacher_share is not None:
@@ -158,8 +159,9 @@ def device_texts(assessment: Assessment) -> dict[str, str]:
 
 
 def gain_text(recommendation: Recommendation) -> str:
-    gain, basis = recommendation.gain, recommendation.basis
-    return f"at most {gain:+.0%}" if basis == "at most" else f"{gain:+.0%} ({basis})"
+    gain = f"{recommendation.gain:+.0%}"
+    basis = recommendation.basis
+    return f"at most {gain}" if basis == "at most" else f"{gain} ({basis})"
 
 
 def _line(label: str, text: str) -> str:
@@ -227,5 +229,6 @@ def timeline_rows(spans: Sequence[Span]) -> dict[str, list[Span]]:
             else:
                 free_row.append(span)
         for number, row in enumerate(stage_rows, 1):
-            rows[stage if len(stage_rows) == 1 else f"{stage} {number}"] = row
+            name = stage if len(stage_rows) == 1 else f"{stage} {number}"
+            rows[name] = row
     return rows

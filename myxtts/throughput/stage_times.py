@@ -60,9 +60,11 @@ def gamma_times(random: np.random.Generator, mean_s: float, variation: float, n:
         )
     times = random.gamma(variation**-2, size=n)
     times /= times.max()
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while coefficient_of_variation(times**high) < variation:
-        low, high = high, 2 * high
+        low = high
+        high *= 2
     # 50 bisections leave no digit of a float64 open.
     for _ in range(50):
         middle = (low + high) / 2

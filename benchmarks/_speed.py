@@ -21,9 +21,7 @@ from myxtts.placement.routes import Placement, Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts import synthesis_options
 from myxtts.throughput.hardware import matmul_flops_per_s, step_flops
-from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.load_model import load_model
-from myxtts.training.runs import select_checkpoint, vocabulary_of
+from myxtts.training.runs import TrainedRun
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.setup import build_state, configure_devices, make_step, tune
 
@@ -39,25 +37,22 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
     """
     placement = configure_devices(Config())
     route = placement.routes[0]
-    checkpoint = select_checkpoint(run)
-    metadata = read_metadata(checkpoint)
-    (config, corpus, *_), held_out = load_held_out(checkpoint, metadata, run, run)
+    trained = TrainedRun.open(run)
+    (config, corpus, *_), held_out = load_held_out(trained, run)
     with tf.device(route.model):
         rate = matmul_flops_per_s()
-    figures = step_speed(config, corpus, metadata, placement, run, steps)
+    figures = step_speed(config, corpus, trained, placement, run, steps)
     figures |= {"rate_share": figures["step_flops_per_s"] / rate, "matmul_gflops": rate / 1e9}
-    return figures | synthesis_speed(
-        config, held_out, checkpoint, metadata, route, run, utterances, iterations
-    )
+    return figures | synthesis_speed(config, held_out, trained, route, run, utterances, iterations)
 
 
 def step_speed(
-    config: Config, corpus: Corpus, metadata: dict, placement: Placement, run: Path, steps: int
+    config: Config, corpus: Corpus, trained: TrainedRun, placement: Placement, run: Path, steps: int
 ) -> dict[str, float]:
     """Return time and matrix products of the training step on one batch of medium length."""
     training = config.training.model_copy(update={"gradient_accumulation": 1})
     config = config.model_copy(update={"training": training})
-    state = build_state(config, vocabulary_of(metadata), make_replicas(placement.routes))
+    state = build_state(config, trained.record.vocabulary, make_replicas(placement.routes))
     tune(config, state, corpus.plan)
     step = make_step(config, state)
     features = medium_batch(config, corpus, placement.routes[0], run).features
@@ -87,15 +82,14 @@ def medium_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> Pro
 def synthesis_speed(
     config: Config,
     held_out: Manifest,
-    checkpoint: Path,
-    metadata: dict,
+    trained: TrainedRun,
     route: Route,
     run: Path,
     utterances: int,
     iterations: int,
 ) -> dict[str, float]:
     """Return the seconds of computation per second of speech, after one warm-up pass."""
-    network = load_model(checkpoint, metadata, route.model, task="tts")
+    network = trained.load_network(route.model, "tts")
     loaded = load_utterances(network, held_out, config, route, run, utterances).utterances
     options = synthesis_options(config.model)
 
@@ -107,7 +101,9 @@ def synthesis_speed(
             [utterance.language for utterance in batch],
         )
         references = [utterance.reference for utterance in batch]
-        mels = predict_mels(network, metadata, texts, languages, references, options, route.model)
+        mels = predict_mels(
+            network, trained.record, texts, languages, references, options, route.model
+        )
         waves = vocode_mels(vocoder, mels, route.model)
         return sum(map(len, waves)) / SAMPLE_RATE_HZ
 

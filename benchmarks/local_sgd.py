@@ -203,14 +203,12 @@ def measure(cases: dict[str, list[Path]]) -> dict:
     paths = dict.fromkeys(path for checkpoints in cases.values() for path in checkpoints)
     inputs = [read_input(path) for path in paths]
     first = inputs[0]
-    run = first.checkpoint.parents[1]
-    (config, *_), held_out = load_held_out(first.checkpoint, first.metadata, run, run)
-    evaluate = make_evaluator(
-        inputs, held_out, config, placement.routes[0], first.checkpoint.parents[1]
-    )
+    run = first.run
+    (config, *_), held_out = load_held_out(run, run.path)
+    evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], run.path)
     measurements = {}
     for name, checkpoints in cases.items():
-        used = [source.checkpoint in checkpoints for source in inputs]
+        used = [source.path in checkpoints for source in inputs]
         weights = merge_weights(
             [source for source, is_used in zip(inputs, used, strict=True) if is_used], None
         )

@@ -95,7 +95,7 @@ def train(config: Config) -> int:
         is_pending = bool(state.pending_observations) or has_pending_sync(
             config.local_sgd.sync_every, state.audio_s_since_sync
         )
-        if start.checkpoint and state.step >= schedule.total_steps and not is_pending:
+        if start.resumed and state.step >= schedule.total_steps and not is_pending:
             log.info(
                 "nothing to do  run %s has its %d steps; train longer with a higher %s",
                 config.run.run,
@@ -119,14 +119,12 @@ def train(config: Config) -> int:
         if replicas.is_chief:
             folder.write_config(f"# threads on this machine: {describe_threads()}\n{dump(config)}")
             checkpoints = resources.enter_context(
-                Checkpoints(folder.checkpoints, config.run.keep_checkpoints, setup.metadata)
+                Checkpoints(folder.checkpoints, config.run.keep_checkpoints, setup.record)
             )
             save = checkpoints.save
-            weight_sync = WeightSync.of_run(config, schedule.total_steps, setup.metadata)
+            weight_sync = WeightSync.of_run(config, schedule.total_steps, setup.record)
             if weight_sync is not None:
-                weight_sync.prepare(
-                    state, new_run=start.checkpoint is None, resumes=config.run.resume
-                )
+                weight_sync.prepare(state, new_run=start.resumed is None, resumes=config.run.resume)
                 finish_pending_sync(weight_sync, setup, checkpoints, request)
                 if request.requested:
                     log.info(

@@ -14,13 +14,15 @@ from unittest import mock
 
 import numpy as np
 
+from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.commands.console import report_errors
+from myxtts.config.schema import Config
 from myxtts.training.checkpoint_files import (
+    Checkpoint,
+    Record,
     archive_of,
-    read_metadata,
-    update_metadata,
     write_arrays,
-    write_metadata,
+    write_state_json,
 )
 
 DEADLINE_S = 120.0  # of what takes a second on an idle machine
@@ -81,18 +83,24 @@ def files_below(folder: Path) -> dict[str, bytes]:
     }
 
 
+def make_record(**values) -> Record:
+    """Return a record with these values, and small ones for the rest that has no default."""
+    small = {"symbols": ("a", "b"), "languages": ("en",), "speakers": ("s0",), "start": "f00"}
+    return Record(**{"settings": Config(), "audio_format": AUDIO_FORMAT, **small, **values})
+
+
 def replace_arrays(checkpoint: Path, group: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Write other arrays to a checkpoint, which records them as its own."""
-    digests = read_metadata(checkpoint)["digests"]
+    read = Checkpoint.read(checkpoint)
     digest = write_arrays(archive_of(checkpoint, group), arrays)
-    update_metadata(checkpoint, {"digests": digests | {group: digest}})
+    read.update(digests=read.record.digests | {group: digest})
 
 
 def rewrite_state(checkpoint: Path, change: Callable[[dict], object]) -> None:
-    """Change the metadata of a checkpoint as `change` does, also to what no run writes."""
-    metadata = json.loads((checkpoint / "state.json").read_bytes())
-    change(metadata)
-    write_metadata(checkpoint, {k: v for k, v in metadata.items() if k != "sha256"})
+    """Change the state.json of a checkpoint as `change` does, also to what no run writes."""
+    values = json.loads((checkpoint / "state.json").read_bytes())
+    change(values)
+    write_state_json(checkpoint, {k: v for k, v in values.items() if k not in ("format", "sha256")})
 
 
 class ManualTime:

@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 from tests import two_devices  # noqa: F401 - before TensorFlow starts
+from tests.fixtures import make_record
 
 # isort: split
 
@@ -160,8 +161,9 @@ class ChoosePlacementTest(unittest.TestCase):
     def test_a_run_that_resumes_keeps_its_placement(self):
         runs = temporary_folder(self.addCleanup)
         started = Config(placement=PlacementConfig(simulate_gpus=2, data_gpu=0, model_gpu=1))
-        metadata = {"settings": started.model_dump(mode="json"), "step": 5}
-        write_checkpoint(runs / "own" / "checkpoints" / "step-000005", [], metadata)
+        write_checkpoint(
+            runs / "own" / "checkpoints" / "step-000005", [], make_record(settings=started)
+        )
         run = RunConfig(run="own", runs_dir=str(runs), resume=True)
         with mock.patch.object(auto, "measure_in_subprocess", not_called):
             chosen = choose_placement(self.AUTO.model_copy(update={"run": run}), not_called)

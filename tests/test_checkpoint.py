@@ -9,22 +9,22 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Position
 from myxtts.errors import CheckpointError
 from myxtts.training import checkpoint_files as archive
 from myxtts.training.checkpoint_files import (
+    Checkpoint,
     archive_of,
     latest,
     list_checkpoints,
-    read_arrays,
-    read_best,
-    read_metadata,
-    remove_remains,
+    read_record,
+    remove_partial_checkpoints,
 )
-from myxtts.training.checkpoints import Checkpoints, copy_state, restore
+from myxtts.training.checkpoints import Checkpoints, copy_arrays, restore
 from myxtts.training.schedule import VALIDATION, Observation
 from tests.feeds import TIMEOUT_S
-from tests.fixtures import replace_arrays, temporary_folder
+from tests.fixtures import make_record, replace_arrays, temporary_folder
 from tests.kill_points import FullDisk
 from tests.tiny import build_model, build_toy, training_state
 
@@ -52,10 +52,8 @@ class Case(unittest.TestCase):
     def setUp(self):
         self.folder = temporary_folder(self.addCleanup) / "checkpoints"
 
-    def checkpoints(self, keep=3, **metadata):
-        return Checkpoints(
-            self.folder, keep, {"settings": {"a": {"b": 1}}, "symbols": ["ა", "b"]} | metadata
-        )
+    def checkpoints(self, keep=3, **values):
+        return Checkpoints(self.folder, keep, make_record(symbols=("ა", "b"), **values))
 
     def save(self, state, loss=None, checkpoints=None):
         """Save a state, and wait until the thread has written it."""
@@ -89,7 +87,7 @@ class RoundTrip(Case):
                 saved = self.save(state)
                 randomise(state, seed=1)
                 state.step, state.position = 0, Position()
-                restore(saved, state)
+                restore(Checkpoint.read(saved), state)
                 self.assert_equal_values(values(state), saved_values)
                 self.assertEqual((state.step, state.position), (41, Position(2, 5)))
                 self.folder = self.folder.with_name("other")
@@ -102,14 +100,16 @@ class RoundTrip(Case):
         self.assert_equal_values(values(state), before)
         self.assertEqual((state.step, state.position), (7, Position(1, 3)))
 
-    def test_metadata_of_the_run_is_stored(self):
+    def test_the_record_of_the_run_is_stored(self):
         state = training_state(build_toy())
-        state.step = 3
-        metadata = read_metadata(self.save(state))
+        state.step, state.position = 3, Position(1, 2, ((2, 1),))
+        state.pending_observations = (Observation(3, (VALIDATION,)),)
+        record = read_record(self.save(state, 0.5))
         self.assertEqual(
-            (metadata["settings"], metadata["symbols"], metadata["step"]),
-            ({"a": {"b": 1}}, ["ა", "b"], 3),
+            (record.settings, record.symbols, record.step, record.position, record.best),
+            (Config(), ("ა", "b"), 3, state.position, (3, 0.5)),
         )
+        self.assertEqual(record.pending_observations, state.pending_observations)
 
 
 class Retention(Case):
@@ -174,7 +174,7 @@ class Retention(Case):
             mock.patch("shutil.rmtree", side_effect=refused),
             self.assertLogs("myxtts.training", "WARNING") as logs,
         ):
-            remove_remains(self.folder)
+            remove_partial_checkpoints(self.folder)
         self.assertIn(
             ".partial-step-000010 cannot be removed: model: Permission denied", logs.output[0]
         )
@@ -188,7 +188,8 @@ class Retention(Case):
             checkpoints.record(self.state, 20, 0.5)
             checkpoints.wait()
         self.assertEqual(
-            [read_best(self.folder / f"step-0000{step}") for step in (20, 40)], [(20, 0.5)] * 2
+            [read_record(self.folder / f"step-0000{step}").best for step in (20, 40)],
+            [(20, 0.5)] * 2,
         )
 
     def test_best_checkpoint_is_known_after_a_restart(self):
@@ -199,7 +200,7 @@ class Retention(Case):
         self.assertFalse(again.improves(0.6))
         self.save_steps(again, 30)
         self.assertEqual(self.steps(), [10, 30])
-        self.assertEqual(read_best(latest(self.folder)), (10, 0.5))
+        self.assertEqual(read_record(latest(self.folder)).best, (10, 0.5))
 
     def test_what_only_an_observation_asked_for_goes_also_after_a_restart(self):
         def observe(loss):
@@ -307,7 +308,7 @@ class Background(Case):
             self.state.step, self.state.position = 11, Position(2, 6)
             self.assertFalse(saved.exists())
             gate.set()
-        restore(saved, self.state)
+        restore(Checkpoint.read(saved), self.state)
         self.assert_equal_values(values(self.state), self.saved_values)
         self.assertEqual((self.state.step, self.state.position), (10, Position(2, 5)))
 
@@ -329,12 +330,12 @@ class Background(Case):
         for change in changes:
             with tf.device(self.state.device):
                 change()  # traced, compiled
-                before, copy = values(self.state), copy_state(self.state)
+                before, copy = values(self.state), copy_arrays(self.state)
                 change()
                 change()
             copied = {
                 (group, name): array
-                for group, named in copy.groups.items()
+                for group, named in copy.items()
                 for name, array in named.items()
             }
             self.assert_equal_values(copied, before)
@@ -342,7 +343,7 @@ class Background(Case):
                 True, [np.any(value != before[key]) for key, value in values(self.state).items()]
             )
         with self.assertRaises(ValueError):  # the memory may be that of the variable
-            copy.groups["optimizer"].popitem()[1][...] = 0
+            copy["optimizer"].popitem()[1][...] = 0
 
     def test_the_next_checkpoint_waits_for_the_one_before_and_says_so(self):
         gate = self.gated()
@@ -351,7 +352,7 @@ class Background(Case):
             wait = checkpoints.wait
             with (
                 mock.patch.object(checkpoints, "wait", lambda: (gate.set(), wait())),
-                mock.patch("myxtts.training.checkpoints.LEAST_SAID_S", 0.0),
+                mock.patch("myxtts.training.checkpoints.MIN_LOGGED_WAIT_S", 0.0),
                 self.assertLogs("myxtts", "WARNING") as logs,
             ):
                 self.save_at(checkpoints, 20)
@@ -427,7 +428,7 @@ class Damaged(Case):
 
     def restore_error(self, state=None):
         with self.assertRaises(CheckpointError) as caught:
-            restore(self.saved, state or self.state)
+            restore(Checkpoint.read(self.saved), state or self.state)
         return str(caught.exception)
 
     def test_truncated_missing_or_empty_archive_is_rejected_by_name(self):
@@ -446,7 +447,7 @@ class Damaged(Case):
             path.unlink()
             self.assertIn(f"{path} cannot be read", self.restore_error())
             path.write_bytes(whole)
-        restore(self.saved, self.state)
+        restore(Checkpoint.read(self.saved), self.state)
 
     def test_flipped_bit_is_rejected_or_harmless(self):
         path = archive_of(self.saved, "model")
@@ -457,7 +458,7 @@ class Damaged(Case):
             flipped[at] ^= 1 << random.integers(8)
             path.write_bytes(flipped)
             try:
-                restore(self.saved, self.state)
+                restore(Checkpoint.read(self.saved), self.state)
                 self.assert_equal_values(values(self.state), self.saved_values)
             except CheckpointError:
                 rejected += 1
@@ -490,7 +491,7 @@ class Damaged(Case):
 
     def test_error_for_another_architecture_names_the_first_difference(self):
         path = archive_of(self.saved, "model")
-        arrays = read_arrays(self.saved, "model")
+        arrays = Checkpoint.read(self.saved).arrays("model")
         kernel = next(name for name in arrays if name.endswith("kernel"))
         for changed, message in (
             (

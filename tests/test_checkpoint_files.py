@@ -17,22 +17,27 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file
 
+from myxtts.config.schema import Config, TrainingConfig
+from myxtts.data.batch_plan import Position
 from myxtts.errors import CheckpointError
 from myxtts.training.checkpoint_files import (
-    FORMAT,
+    Ancestor,
+    Best,
+    Checkpoint,
+    MergedInput,
+    Participant,
+    Source,
     archive_of,
     checkpoint_of,
     latest,
-    opened_arrays,
-    put_back_former,
-    read_arrays,
-    read_best,
-    read_metadata,
-    remove_remains,
+    read_record,
+    recover_interrupted_replace,
+    remove_partial_checkpoints,
     write_checkpoint,
-    write_metadata,
+    write_record,
 )
-from tests.fixtures import temporary_folder
+from myxtts.training.schedule import Observation
+from tests.fixtures import make_record, rewrite_state, temporary_folder
 from tests.kill_points import FullDisk, Killed, KillPoints, RealKillPoints
 from tests.long import long
 
@@ -40,7 +45,6 @@ ROOT = Path(__file__).parents[1]
 BEFORE = {5: 1.0, 10: 2.0}  # step -> value of the weights
 NEW = 3.0
 STEPS = (20, 10)  # of the checkpoint that is cut off: a new one, and one that exists
-METADATA = {"format": FORMAT, "step": 10}
 GROUPS = ("model", "optimizer")
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json"]
 
@@ -49,9 +53,11 @@ def write(folder: Path, step: int, value: float) -> None:
     """Write a checkpoint whose weights all have one value, as a run does."""
     arrays = [("w", np.full(3, value, np.float32))]
     groups = [("model", arrays), ("optimizer", arrays)]
-    write_checkpoint(
-        checkpoint_of(folder, step), groups, {"step": step, "best": None}, replace=True
-    )
+    write_checkpoint(checkpoint_of(folder, step), groups, make_record(step=step), replace=True)
+
+
+def read_arrays(checkpoint: Path, group: str) -> dict[str, np.ndarray]:
+    return Checkpoint.read(checkpoint).arrays(group)
 
 
 def kill_at(at: int, folder: str, step: int) -> None:
@@ -85,15 +91,13 @@ class Case(unittest.TestCase):
 
     def restarted(self):
         """Return the value of each checkpoint by its step, as the next start finds them."""
-        put_back_former(self.folder)
+        recover_interrupted_replace(self.folder)
         newest = latest(self.folder)
-        remove_remains(self.folder)
+        remove_partial_checkpoints(self.folder)
         found = {}
         for checkpoint in self.folder.iterdir():
             arrays = [read_arrays(checkpoint, group)["w"] for group in GROUPS]
-            (found[read_metadata(checkpoint)["step"]],) = {
-                float(x) for array in arrays for x in array
-            }
+            (found[read_record(checkpoint).step],) = {float(x) for array in arrays for x in array}
             self.assertEqual(sorted(path.name for path in checkpoint.iterdir()), FILES)
         self.assertEqual(newest, checkpoint_of(self.folder, max(found)))
         return found
@@ -182,7 +186,7 @@ class Archives(Case):
         super().setUp()
         self.checkpoint = checkpoint_of(self.folder, 1)
         groups = [("model", self.ARRAYS.items()), ("empty", [])]
-        write_checkpoint(self.checkpoint, groups, {"step": 1})
+        write_checkpoint(self.checkpoint, groups, make_record())
 
     def assert_same_arrays(self, arrays):
         self.assertEqual(arrays.keys(), self.ARRAYS.keys())
@@ -195,7 +199,7 @@ class Archives(Case):
         self.assert_same_arrays(arrays)
         for array in arrays.values():
             array[...] = 0
-        with opened_arrays(self.checkpoint, "model") as opened:
+        with Checkpoint.read(self.checkpoint).opened("model") as opened:
             self.assert_same_arrays(opened)
         self.assertEqual(read_arrays(self.checkpoint, "empty"), {})
 
@@ -206,7 +210,7 @@ class Archives(Case):
         old = os.umask(0o027)
         self.addCleanup(os.umask, old)
         checkpoint = checkpoint_of(self.folder, 2)
-        write_checkpoint(checkpoint, [("model", self.ARRAYS.items())], {"step": 2})
+        write_checkpoint(checkpoint, [("model", self.ARRAYS.items())], make_record())
         self.assertEqual(archive_of(checkpoint, "model").stat().st_mode & 0o777, 0o640)
 
     def test_no_flipped_bit_of_an_archive_changes_what_is_read(self):
@@ -226,7 +230,7 @@ class Archives(Case):
 
     def test_an_archive_of_another_checkpoint_is_rejected(self):
         other = checkpoint_of(self.folder, 2)
-        write_checkpoint(other, [("model", {"weights": np.ones(3)}.items())], {"step": 2})
+        write_checkpoint(other, [("model", {"weights": np.ones(3)}.items())], make_record())
         shutil.copy(archive_of(other, "model"), archive_of(self.checkpoint, "model"))
         with self.assertRaisesRegex(CheckpointError, "not those that state.json records"):
             read_arrays(self.checkpoint, "model")
@@ -246,62 +250,89 @@ class Damaged(Case):
             read(*arguments)
         return str(raised.exception)
 
-    def test_a_value_of_another_type_in_the_metadata_is_named(self):
+    def test_a_value_of_another_type_in_the_record_is_named(self):
         for key, value in (
             ("step", "ten"),
-            ("step", -1),
-            ("step", 10**30),
-            ("position", [0]),
-            ("replicas", 0),
+            ("position", ["first"]),
             ("audio_s", None),
             ("best", [5]),
-            ("settings", []),
             ("symbols", [1]),
             ("ancestor", {"symbols": "all"}),
             ("participants", [1]),
         ):
-            write_metadata(self.checkpoint, METADATA | {key: value})
+            self.prepare()
+            rewrite_state(
+                self.checkpoint, lambda state, key=key, value=value: state.update({key: value})
+            )
             with self.subTest(key=key, value=value):
-                message = self.message(read_metadata, self.checkpoint)
+                message = self.message(read_record, self.checkpoint)
                 self.assertRegex(
                     message,
                     rf"^{self.state} cannot be read: {key}[\w.]*: .*The newest intact"
                     r" checkpoint is ",
                 )
 
+    def test_settings_of_another_version_are_named_as_such(self):
+        rewrite_state(self.checkpoint, lambda state: state["settings"]["data"].update(echo=1))
+        self.assertEqual(
+            self.message(read_record, self.checkpoint),
+            f"the settings in {self.checkpoint} cannot be used: data.echo: Extra inputs are not"
+            " permitted. Use the version of MyXTTS that wrote it.",
+        )
+
+    def test_every_value_of_a_record_is_read_as_it_was_written(self):
+        record = make_record(
+            settings=Config(training=TrainingConfig(freeze=("decoder",), init_from="x")),
+            symbols=("ა", "\u200b", "b"),
+            held_out="d",
+            ancestor=Ancestor(run="r", step=1, weights="w", symbols=2, languages=1, speakers=0),
+            teacher=Source(run="t", step=2, weights="v"),
+            position=Position(1, 2, ((2, 3),)),
+            best=Best(5, 0.1),
+            audio_s=1 / 3,
+            pending_observations=(Observation(4, ("validation", "samples")),),
+            participants=(Participant(job=1, audio_s=2.0, coefficient=0.5),),
+            missed_syncs={1: 2},
+            merge_inputs=(MergedInput(checkpoint="c", step=3, audio_s=0.0, coefficient=1.0),),
+        )
+        write_record(self.checkpoint, record)
+        self.assertEqual(read_record(self.checkpoint), record)
+
     def test_a_long_format_is_not_quoted_whole(self):
         self.state.write_text(json.dumps({"format": "x" * 60_000}))
         with self.assertRaises(CheckpointError) as caught:
-            read_metadata(self.checkpoint)
+            read_record(self.checkpoint)
         self.assertLess(len(str(caught.exception)), 1_000)
 
-    def test_no_flipped_bit_of_the_metadata_changes_what_is_read(self):
-        expected, whole = read_metadata(self.checkpoint), self.state.read_bytes()
-        self.assertEqual({"format", "step", "best", "digests"}, expected.keys())
-        for bit in range(len(whole) * 8):
+    def test_no_flipped_bit_of_the_record_changes_what_is_read(self):
+        whole = self.state.read_bytes()
+        self.assertLess(len(whole), 6000)
+        # Every second byte, with another bit each: reading all bits takes 10 s.
+        for at in range(0, len(whole), 2):
             damaged = bytearray(whole)
-            damaged[bit // 8] ^= 1 << bit % 8
+            damaged[at] ^= 1 << at // 2 % 8
             self.state.write_bytes(damaged)
-            self.message(read_metadata, self.checkpoint)
+            self.message(read_record, self.checkpoint)
 
-    def test_metadata_without_checksum_are_rejected(self):
-        self.state.write_text(json.dumps(METADATA))
-        self.assertIn("is not its checksum", self.message(read_metadata, self.checkpoint))
+    def test_a_record_without_checksum_is_rejected(self):
+        values = json.loads(self.state.read_bytes())
+        self.state.write_text(json.dumps(values))
+        self.assertIn(
+            "is not the checksum of the lines", self.message(read_record, self.checkpoint)
+        )
 
     def test_a_checkpoint_of_an_older_version_is_named_with_what_to_do(self):
-        self.state.write_text(json.dumps(METADATA | {"format": 6}))
+        self.state.write_text(json.dumps({"format": 6}))
         self.assertEqual(
             self.message(read_arrays, self.checkpoint, "model"),
             f"{self.checkpoint} has format 6, but this version of MyXTTS reads format 7"
             " (safetensors). Formats up to 6 are numpy archives. Use the version that wrote it.",
         )
 
-    def test_a_missing_key_of_the_metadata_is_named(self):
-        write_metadata(self.checkpoint, METADATA | {"settings": {"training": {}}})
-        metadata = read_metadata(self.checkpoint)
-        self.assertIn(f"{self.state} lacks 'best'. ", self.message(read_best, self.checkpoint))
-        missing = self.message(lambda: metadata["settings"]["training"]["ema_decay"])
-        self.assertIn(f"{self.state} lacks 'settings.training.ema_decay'. ", missing)
+    def test_a_missing_value_of_the_record_is_named(self):
+        rewrite_state(self.checkpoint, lambda state: state.pop("symbols"))
+        message = self.message(read_record, self.checkpoint)
+        self.assertIn(f"{self.state} cannot be read: symbols: Field required. ", message)
 
     def test_a_damaged_checkpoint_names_the_newest_intact_one_and_how_to_take_it(self):
         for step in (20, 30):

@@ -27,11 +27,9 @@ from myxtts.placement.copies import find_copies
 from myxtts.report.metrics import read_metrics
 from myxtts.synthesis.export import vocoder_export, write_export
 from myxtts.tasks.vocoder import VocoderTask
-from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.runs import VocoderRun
 from myxtts.training.step import Step
 from tests.long import long
-from tests.tiny import arrays_of, on_device, take_step, training_state
+from tests.tiny import arrays_of, on_device, run_at, take_step, training_state
 from tests.tiny_vocoder import build, small_vocoders, vocoder_features, vocoder_run
 from tests.two_devices import MODEL
 
@@ -260,10 +258,9 @@ class SecondStageRun(unittest.TestCase):
 
     def test_the_exported_vocoder_has_no_discriminators(self):
         checkpoint = self.checkpoint("gan", 4)
-        source = VocoderRun(self.workspace.run_dir("gan"), checkpoint, read_metadata(checkpoint))
         out = self.workspace.folder / "export"
         with small_vocoders(), tf.device(MODEL):
-            write_export(vocoder_export(source, MODEL), out)
+            write_export(vocoder_export(run_at(checkpoint), MODEL), out)
         saved = [
             shape
             for name, shape in tf.train.list_variables(str(out / "variables/variables"))

@@ -23,13 +23,13 @@ from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Vocabulary
 from myxtts.data.pipeline import trace_produce
 from myxtts.data.texts import TeacherRows, Texts, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
+from myxtts.models.teacher import NullTeacher
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, SynthesisOptions
 from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.placement.copies import find_copies
 from myxtts.tasks.alignment_choice import search_of
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import read_arrays, read_metadata
-from myxtts.training.load_teacher import NoVoice
+from myxtts.training.checkpoint_files import Checkpoint, read_record
 from myxtts.training.runs import RunFolder
 from myxtts.training.setup import OpenRun, Start
 from tests.fixtures import replace_arrays
@@ -265,7 +265,9 @@ class TaughtFeatures(unittest.TestCase):
 
     def test_without_the_teachers_network_the_rest_of_the_batch_is_the_same(self):
         """So the difference of the times is the network's."""
-        rest = produced(DATA, replace(self.extractor, load_frozen=lambda _: NoVoice()), self.batch)
+        rest = produced(
+            DATA, replace(self.extractor, load_frozen=lambda _: NullTeacher()), self.batch
+        )
         check_batch(rest, TAUGHT_TTS_FEATURES, "test")
         for name, value in rest.items():
             # recordings.
@@ -303,7 +305,7 @@ class Runs(unittest.TestCase):
         cls.voice = cls.workspace.run_dir("voice")
         assert cls.workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code == 0
         cls.texts = cls.workspace.folder / "texts.txt"
-        symbols = read_metadata(cls.voice / "checkpoints/step-000000")["symbols"]
+        symbols = read_record(cls.voice / "checkpoints/step-000000").symbols
         cls.texts.write_text(
             "".join(f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip())
         )
@@ -369,7 +371,7 @@ class Runs(unittest.TestCase):
     def test_a_teacher_of_another_architecture_leaves_no_run(self):
         other = self.workspace.copy_run("voice", "other", self.addCleanup)
         checkpoint = other / "checkpoints/step-000000"
-        arrays = read_arrays(checkpoint, "averages")
+        arrays = Checkpoint.read(checkpoint).arrays("averages")
         renamed = {f"former_{name}": array for name, array in arrays.items()}
         replace_arrays(checkpoint, "averages", renamed)
         refused = self.workspace.train("refused", *self.flags, "--teacher", str(other))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+from myxtts.training.runs import TrainedRun
 from tests.fixtures import rewrite_state
 from tests.two_devices import MODEL, TWO
 
@@ -52,8 +53,7 @@ from myxtts.evaluation.tts import (
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.tasks.tts import synthesis_options
 from myxtts.throughput.hardware import contraction_flops
-from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.runs import RunFolder, VocoderChoice, select_checkpoint
+from myxtts.training.runs import RunFolder, VocoderChoice
 from myxtts.training.setup import RunCorpora
 from tests.fixtures import temporary_folder, working_in
 from tests.tiny import SECONDS, arrays_of, cached_network, cached_networks, utterance, whole_run
@@ -360,19 +360,19 @@ class CompleteEvaluation(unittest.TestCase):
     def setUpClass(cls):
         cls.workspace, cls.run_folder = whole_run().workspace, whole_run().folder
         cls.plots = temporary_folder(cls.addClassCleanup) / "plots"
-        cls.checkpoint = select_checkpoint(cls.run_folder)
+        cls.checkpoint = TrainedRun.open(cls.run_folder).checkpoint.path
         cls.score = cls.measure(asr_run=asr_run().folder)
 
     @classmethod
     def measure(cls, run: Path | None = None, plots: Path | None = None, **options) -> ColumnScore:
         run, plots = run or cls.run_folder, plots or cls.plots
         with (
-            cached_networks("myxtts.evaluation.tts"),
+            cached_networks(),
             cached_transcribers("myxtts.evaluation.tts"),
             contextlib.redirect_stdout(io.StringIO()),
         ):
             evaluation_options = EvaluationOptions(**{"ode_steps": 1, **options})
-            return score_tts(run, select_checkpoint(run), evaluation_options, TWO.routes[0], plots)
+            return score_tts(TrainedRun.open(run), evaluation_options, TWO.routes[0], plots)
 
     def copy_run(self, name: str) -> Path:
         return self.workspace.copy_run("whole", name, self.addCleanup)
@@ -412,12 +412,11 @@ class CompleteEvaluation(unittest.TestCase):
     def test_a_tts_run_as_recogniser_is_rejected(self):
         options = EvaluationOptions(asr_run=self.run_folder)
         with (
-            cached_networks("myxtts.evaluation.tts"),
+            cached_networks(),
             self.assertRaisesRegex(CheckpointError, "Give a run that was trained with --task asr"),
         ):
             score_tts(
-                self.run_folder,
-                self.checkpoint,
+                TrainedRun.open(self.run_folder),
                 options,
                 TWO.routes[0],
                 self.plots.with_name("refused"),
@@ -471,10 +470,10 @@ class CompleteEvaluation(unittest.TestCase):
     def test_beside_a_trained_vocoder_griffin_lim_has_columns_of_its_own(self):
         one_iteration = GriffinLim(1)  # in place of a trained vocoder
         with (
-            mock.patch(
-                f"{TTS_SCORE}.select_vocoder", return_value=VocoderChoice(trained=mock.sentinel.run)
+            mock.patch.object(
+                TrainedRun, "select_vocoder", return_value=VocoderChoice(mock.sentinel.run)
             ),
-            mock.patch(f"{TTS_SCORE}.load_vocoder", return_value=one_iteration),
+            mock.patch.object(VocoderChoice, "load", return_value=one_iteration),
         ):
             score = self.measure(utterances=2)
         self.assertEqual(
@@ -494,10 +493,8 @@ class CompleteEvaluation(unittest.TestCase):
         )
 
     def test_scores_in_a_run_are_measured_in_another_thread_and_are_those_of_evaluate(self):
-        metadata = read_metadata(self.checkpoint)
-        corpora, manifest = load_held_out(
-            self.checkpoint, metadata, self.run_folder, self.run_folder
-        )
+        trained = TrainedRun.open(self.run_folder)
+        corpora, manifest = load_held_out(trained, self.run_folder)
         config = corpora.config
         run = config.run.model_copy(
             update={"evaluate_every": 1, "evaluate_asr": str(asr_run().folder)}
@@ -508,7 +505,7 @@ class CompleteEvaluation(unittest.TestCase):
         corpora = RunCorpora(
             mock.Mock(), mock.Mock(manifest=manifest), mock.Mock(), self.run_folder
         )
-        setup = mock.Mock(config=config, corpora=corpora, metadata=metadata)
+        setup = mock.Mock(config=config, corpora=corpora, record=trained.record)
         network, batches = cached_network(self.checkpoint, MODEL), []
         with cached_transcribers(TTS_SCORE):
             score_weights = score_in_run(
@@ -537,12 +534,13 @@ class CompleteEvaluation(unittest.TestCase):
             np.testing.assert_array_equal(variable.numpy(), saved[f"averages/{variable.path}"])
 
     def test_a_checkpoint_is_selected_by_name(self):
-        self.assertEqual(select_checkpoint(self.run_folder, "step-000005").name, "step-000005")
+        selected = TrainedRun.open(self.run_folder, "step-000005")
+        self.assertEqual(selected.checkpoint.path.name, "step-000005")
         for wrong in ("step-000003", "../checkpoints/step-000005", "", "config.yaml"):
             with self.assertRaisesRegex(CheckpointError, "step-000005, step-000008"):
-                select_checkpoint(self.run_folder, wrong)
+                TrainedRun.open(self.run_folder, wrong)
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
-            select_checkpoint(self.run_folder / "checkpoints")
+            TrainedRun.open(self.run_folder / "checkpoints")
 
     def test_unusable_outputs_are_rejected_first(self):
         for message, options in (
@@ -561,8 +559,7 @@ class CompleteEvaluation(unittest.TestCase):
             self.measure(self.copy_run("changed"))
 
     def test_changed_held_out_utterances_are_rejected(self):
-        metadata = read_metadata(self.checkpoint)
-        _, manifest = load_held_out(self.checkpoint, metadata, self.run_folder, self.run_folder)
+        _, manifest = load_held_out(TrainedRun.open(self.run_folder), self.run_folder)
         text = self.workspace.corpus.read_text(encoding="utf-8")
         row = next(
             line for line in text.splitlines() if line.startswith(Path(manifest.paths[0]).name)
@@ -583,20 +580,19 @@ class CompleteEvaluation(unittest.TestCase):
         self.rewrite(
             run, lambda settings: settings["data"].update(val_data=str(others)), corpus=None
         )
-        checkpoint = select_checkpoint(run)
-        corpora, manifest = load_held_out(checkpoint, read_metadata(checkpoint), run, run)
+        corpora, manifest = load_held_out(TrainedRun.open(run), run)
         names = [corpora.vocabulary.speakers[speaker] for speaker in manifest.speaker]
         self.assertEqual(sorted(names), ["s1", "unseen"])
 
     def test_a_missing_demo_corpus_is_named_and_not_made(self):
-        metadata = read_metadata(self.checkpoint)
-        metadata["settings"]["data"]["train_data"] = None
+        run = self.copy_run("demo")
+        self.rewrite(run, lambda settings: settings["data"].update(train_data=None))
         folder = temporary_folder(self.addCleanup)
         with working_in(folder):
             with self.assertRaisesRegex(
                 DataError, "was trained on data/demo, which does not exist under"
             ):
-                load_held_out(self.checkpoint, metadata, self.run_folder, self.run_folder)
+                load_held_out(TrainedRun.open(run), run)
             self.assertEqual(list(folder.iterdir()), [])
 
     def test_each_corpus_has_a_folder_of_its_own(self):
@@ -690,7 +686,7 @@ class CompleteEvaluation(unittest.TestCase):
             state.update(metadata)
             change(state["settings"])
 
-        rewrite_state(select_checkpoint(run), change_all)
+        rewrite_state(TrainedRun.open(run).checkpoint.path, change_all)
 
 
 class ShuffledTextsTest(unittest.TestCase):

@@ -24,10 +24,9 @@ from myxtts.commands.console import report_errors
 from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.synthesis import export
-from myxtts.training.load_vocoder import TrainedVocoder
-from myxtts.training.runs import read_vocoder_run
+from myxtts.training.runs import TrainedRun
 from tests import tiny_vocoder
-from tests.fixtures import entered, temporary_folder
+from tests.fixtures import entered, make_record, temporary_folder
 from tests.sine_corpus import sine
 from tests.tiny import (
     SYMBOLS,
@@ -77,26 +76,22 @@ def write_run(folder: Path) -> Path:
         model=ModelConfig(model_size="tiny", ode_steps=6),
         data=DataConfig(text_frontend="characters"),
     )
-    vocabulary = {"symbols": LETTERS, "speakers": ["s"], "languages": ["en", "ka"]}
-    metadata = {"settings": settings.model_dump(mode="json"), **vocabulary}
+    record = make_record(
+        settings=settings, symbols=tuple(LETTERS), speakers=("s",), languages=("en", "ka")
+    )
     state = training_state(build_model())
     random = np.random.default_rng(0)
     for average in state.averages:
         average.assign_add(random.normal(0.0, 0.1, average.shape))
     state.step = 7
-    return save_checkpoint(folder, metadata, state)
+    return save_checkpoint(folder, record, state)
 
 
 def write_vocoder(folder: Path) -> Path:
     """Write the run of a vocoder with initial weights; returns its checkpoint."""
     settings = Config(model=ModelConfig(task="vocoder", model_size="tiny"))
-    metadata = {
-        "settings": settings.model_dump(mode="json"),
-        "symbols": [],
-        "speakers": [],
-        "languages": [],
-    }
-    return save_checkpoint(folder, metadata, training_state(tiny_vocoder.vocoder()))
+    record = make_record(settings=settings, symbols=(), speakers=(), languages=())
+    return save_checkpoint(folder, record, training_state(tiny_vocoder.vocoder()))
 
 
 class StubModule(tf.Module):
@@ -122,7 +117,7 @@ class Exported(unittest.TestCase):
             cls.checkpoint = write_run(cls.run_folder)
         write_vocoder(cls.vocoder_folder)
         entered(cls.addClassCleanup, tiny_vocoder.small_vocoders())
-        with cached_networks("myxtts.synthesis.export"):
+        with cached_networks():
             flags = ("--checkpoint", cls.checkpoint.name, "--vocoder", str(cls.vocoder_folder))
             cls.result = cls.program("--out", str(cls.exported), *flags)
         cls.vocoder_result = cls.program(
@@ -162,7 +157,7 @@ class Exported(unittest.TestCase):
             mel, lengths, _ = network.synthesize(
                 *(tf.constant(value) for value in inputs.values()), OPTIONS
             )
-            vocoder = TrainedVocoder(read_vocoder_run(self.vocoder_folder), "/CPU:0")
+            vocoder = TrainedRun.open(self.vocoder_folder).load_vocoder("/CPU:0")
             waves, griffin_lim_waves = (
                 vocode(way, mel, lengths, (OPTIONS.seed, 0))
                 for way in (vocoder, GriffinLim(ITERATIONS))
@@ -334,7 +329,7 @@ class Exported(unittest.TestCase):
             raise OSError(28, "No space left on device")
 
         with (
-            cached_networks("myxtts.synthesis.export"),
+            cached_networks(),
             # Quick to save.
             mock.patch.object(export, "synthesis_module", return_value=StubModule()),
             mock.patch.object(export, "write_json", side_effect=full),

@@ -17,20 +17,19 @@ from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.tasks.registry import TASKS
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import latest, list_checkpoints, read_arrays, read_metadata
-from myxtts.training.runs import RunFolder, describe_missing, select_checkpoint
-from myxtts.training.setup import resolve_start
+from myxtts.training.checkpoint_files import (
+    Ancestor,
+    Checkpoint,
+    digest_of,
+    latest,
+    list_checkpoints,
+    read_record,
+)
+from myxtts.training.runs import TrainedRun
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
-from myxtts.training.warm_start import (
-    Pretrained,
-    digest_of,
-    extend_rows,
-    inherited_vocabulary,
-    load_pretrained,
-    read_pretrained,
-)
-from tests.fixtures import entered, replace_arrays, temporary_folder, working_in
+from myxtts.training.warm_start import Pretrained, extend_rows, load_pretrained, read_pretrained
+from tests.fixtures import entered, make_record, replace_arrays, temporary_folder, working_in
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import (
     SYMBOLS,
@@ -149,38 +148,38 @@ class Started(Runs):
         self.assertEqual((tuned.code, tuned.err), (0, ""))
         base = read_pretrained(self.base, self.workspace.folder)
         self.assertIn(
-            f"start          {self.base} step {base.metadata['step']}: 8 symbols kept, 2 new (ა ბ),"
+            f"start          {self.base} step {base.run.record.step}: 8 symbols kept, 2 new (ა ბ),"
             " 1 language kept, 1 new (ka)\n",
             tuned.out,
         )
         # 10 symbols and 3 special ids.
         self.assertIn("2 speakers, 13 symbols, languages en ka\n", tuned.out)
-        metadata = read_metadata(latest(self.workspace.run_dir("tuned") / "checkpoints"))
+        record = read_record(latest(self.workspace.run_dir("tuned") / "checkpoints"))
         self.assertEqual(
-            (metadata["symbols"], metadata["languages"]), ([*"abcdefgh", "ა", "ბ"], ["en", "ka"])
+            (record.symbols, record.languages), ((*"abcdefgh", "ა", "ბ"), ("en", "ka"))
         )
-        self.assertEqual(metadata["speakers"], ["s0", "s1"])
-        self.assertEqual(
-            metadata["ancestor"],
-            {
-                "run": str(self.base),
-                "step": base.metadata["step"],
-                "weights": digest_of(base.weights),
-                "symbols": 8,
-                "languages": 1,
-                "speakers": 0,
-            },
+        self.assertEqual(record.speakers, ("s0", "s1"))
+        ancestor = Ancestor(
+            run=str(self.base),
+            step=base.run.record.step,
+            weights=digest_of(base.groups["model"]),
+            symbols=8,
+            languages=1,
+            speakers=0,
         )
-        self.assertEqual(inherited_vocabulary(metadata), vocabulary("abcdefgh", ["en"]))
-        self.assertIsNone(inherited_vocabulary(base.metadata))
+        self.assertEqual(record.ancestor, ancestor)
+        self.assertEqual(record.inherited_vocabulary, vocabulary("abcdefgh", ["en"]))
+        self.assertIsNone(base.run.record.inherited_vocabulary)
 
     def test_starts_from_the_averaged_weights_of_the_best_checkpoint(self):
         """Steps with a learning rate too small for float32 leave the weights unchanged."""
-        best = read_metadata(latest(self.base / "checkpoints"))["best"][0]
-        expected = read_arrays(self.base / f"checkpoints/step-{best:06d}", "averages")
+        best = read_record(latest(self.base / "checkpoints")).best.step
+        expected = Checkpoint.read(self.base / f"checkpoints/step-{best:06d}").arrays("averages")
         still = ("--learning-rate", "1e-30", "--weight-decay", "0", "--max-steps", "1")
         self.assertEqual(tune("still", *still).code, 0)
-        weights = read_arrays(self.workspace.run_dir("still") / "checkpoints/step-000001", "model")
+        weights = Checkpoint.read(
+            self.workspace.run_dir("still") / "checkpoints/step-000001"
+        ).arrays("model")
         self.assertEqual(weights.keys(), expected.keys())
         for name, array in expected.items():
             np.testing.assert_array_equal(weights[name][: len(array)], array, err_msg=name)
@@ -219,11 +218,11 @@ class Started(Runs):
         self.assertEqual(left.keys(), right.keys())
         for name, array in left.items():
             self.assertEqual(array.tobytes(), right[name].tobytes(), name)
-        metadata = [
-            read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))
+        records = [
+            read_record(latest(self.workspace.run_dir(name) / "checkpoints"))
             for name in ("tuned", "broken")
         ]
-        self.assertEqual(metadata[0]["ancestor"], metadata[1]["ancestor"])
+        self.assertEqual(records[0].ancestor, records[1].ancestor)
 
     def test_a_fine_tuned_run_can_be_fine_tuned_again(self):
         finished = tune("second", "--max-steps", "2", base=self.workspace.run_dir("tuned"))
@@ -246,7 +245,7 @@ class Frozen(Runs):
         )
         self.assertEqual(tune("frozen", *flags).code, 0)
         arrays = dict(arrays_of(latest(self.workspace.run_dir("frozen") / "checkpoints")))
-        start = read_pretrained(self.base, self.workspace.folder).weights
+        start = read_pretrained(self.base, self.workspace.folder).groups["model"]
         for name, array in start.items():
             for group in ("model", "averages"):
                 weights = arrays[f"{group}/{name}"][: len(array)]
@@ -301,7 +300,6 @@ class MissingRunTest(unittest.TestCase):
 
     def test_the_runs_that_exist_are_listed(self):
         runs = "Runs in runs: voice_a, voice_b."
-        train = "python train_main.py"
         for run, reason in (
             ("runs/none", f"there is no such folder. {runs}"),
             ("runs/voice", f"there is no such folder. Did you mean runs/voice_b? {runs}"),
@@ -317,32 +315,11 @@ class MissingRunTest(unittest.TestCase):
                 "it is a file. Give the folder of a run of MyXTTS; weights of other programs"
                 " cannot be read.",
             ),
-            (
-                "runs/begun",
-                f"the run ended before its first. Resume it with `{train} --resume --run begun`.",
-            ),
+            ("runs/begun", "the run ended before its first. Resume it with --resume."),
         ):
             with self.subTest(run), self.assertRaises(CheckpointError) as caught:
-                select_checkpoint(Path(run))
+                TrainedRun.open(Path(run))
             self.assertEqual(str(caught.exception), f"{run} has no checkpoint: {reason}")
-
-    def test_a_run_of_a_shipped_configuration_is_answered_by_its_commands(self):
-        shutil.rmtree("runs")
-        shutil.copytree(ROOT / "configs", "configs")
-        (self.folder / "configs" / "broken.yaml").write_text("x: [")
-        with self.assertRaises(CheckpointError) as caught:
-            resolve_start(load(Path("configs/georgian.yaml")), RunFolder(Path("runs/georgian")))
-        corpus = load(Path("configs/voices.yaml")).data.train_data
-        self.assertEqual(
-            str(caught.exception),
-            "runs/voices has no checkpoint: there is no such folder. These commands train it:\n "
-            f" python utilities/make_demo_corpus.py --out {Path(corpus).parent} --utterances 1200"
-            " --languages en ka fa --speakers 8\n  python train_main.py --config"
-            " configs/voices.yaml",
-        )
-        Path(corpus).parent.mkdir(parents=True)
-        Path(corpus).touch()
-        self.assertNotIn("make_demo_corpus", describe_missing(Path("runs/voices")))
 
 
 class Rejected(Runs):
@@ -373,7 +350,7 @@ class Rejected(Runs):
         changed = self.workspace.folder / "runs" / "other"
         shutil.copytree(self.base, changed)
         for checkpoint in list_checkpoints(changed / "checkpoints"):
-            arrays = read_arrays(checkpoint, "averages")
+            arrays = Checkpoint.read(checkpoint).arrays("averages")
             arrays["tiny/decoder/kernel"] = np.zeros([80, 81], np.float32)
             replace_arrays(checkpoint, "averages", arrays)
         self.assertIn(
@@ -430,15 +407,9 @@ class Network(unittest.TestCase):
             v.path: random.normal(size=v.shape).astype(np.float32)
             for v in model.trainable_variables
         }
-        metadata = {
-            "symbols": list(symbols),
-            "speakers": [],
-            "languages": list(languages),
-            "step": 1,
-        }
-        return Pretrained(
-            Path("runs/base"), Path("runs/base/checkpoints/step-000001"), metadata, weights
-        )
+        record = make_record(symbols=tuple(symbols), languages=tuple(languages), step=1)
+        checkpoint = Checkpoint(Path("runs/base/checkpoints/step-000001"), record)
+        return Pretrained(TrainedRun(Path("runs/base"), checkpoint), {"model": weights})
 
     def test_components_match_the_choices_of_the_setting(self):
         self.assertEqual(set(self.model.component_layers()), set(TASKS["tts"].components))
@@ -458,22 +429,22 @@ class Network(unittest.TestCase):
         for variable in model.trainable_variables:
             if variable is not symbols and variable is not languages:
                 np.testing.assert_array_equal(
-                    variable.numpy(), base.weights[variable.path], err_msg=variable.path
+                    variable.numpy(), base.groups["model"][variable.path], err_msg=variable.path
                 )
-        old_rows, rows = base.weights[symbols.path], symbols.numpy()
+        old_rows, rows = base.groups["model"][symbols.path], symbols.numpy()
         np.testing.assert_array_equal(rows[:3], old_rows[:3])
         np.testing.assert_array_equal(rows[3:12], old_rows[:3:-1])
         np.testing.assert_allclose(rows[12], old_rows[3:].mean(axis=0) + fresh[12], rtol=1e-5)
-        np.testing.assert_array_equal(languages.numpy()[0], base.weights[languages.path][1])
+        np.testing.assert_array_equal(languages.numpy()[0], base.groups["model"][languages.path][1])
 
     def test_rejected_weights_leave_the_network_unchanged(self):
         model = self.model
         before = [v.numpy() for v in model.trainable_variables]
         good = self.pretrained_of(model, LETTERS, ["en", "ka"])
-        fewer = dict(list(good.weights.items())[:-1])
+        fewer = dict(list(good.groups["model"].items())[:-1])
         for pretrained, known, freeze, error, expected in (
             (
-                Pretrained(good.run, good.checkpoint, good.metadata, fewer),
+                Pretrained(good.run, {"model": fewer}),
                 LETTERS,
                 (),
                 CheckpointError,

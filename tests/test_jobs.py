@@ -40,10 +40,10 @@ from myxtts.local_sgd.status import (
     read_progress,
     read_state,
 )
-from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
+from myxtts.training.checkpoint_files import latest, read_record, write_checkpoint
 from myxtts.training.runs import RunFolder, with_inherited_settings
 from tests.feeds import wait_until
-from tests.fixtures import DEADLINE_S, ends, temporary_folder
+from tests.fixtures import DEADLINE_S, ends, make_record, temporary_folder
 from tests.long import long
 from tests.sine_corpus import write_corpus
 from tests.tiny import arrays_of, toy_models
@@ -52,13 +52,16 @@ from tests.two_devices import SIMULATED
 ROOT = Path(__file__).parents[1]
 TRAINER = """
 # A run whose only weight is its step. A file beside its settings injects a fault, once or always.
-# It reads its settings without their schema, whose import takes longest here.
 import json, os, signal, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 import yaml
-from myxtts.training.checkpoint_files import checkpoint_of, latest, read_arrays, write_checkpoint
+from myxtts.audio.format import AUDIO_FORMAT
+from myxtts.config.schema import Config
+from myxtts.training.checkpoint_files import (
+    Checkpoint, Record, checkpoint_of, latest, write_checkpoint
+)
 
 _, _, settings, resume = sys.argv
 settings = Path(settings)
@@ -68,19 +71,22 @@ folder = Path(run.runs_dir, run.run)
 faults = settings.with_suffix(".fault")
 fault = json.loads(faults.read_text()) if faults.exists() else {}
 newest = latest(folder / "checkpoints")
-weight = float(read_arrays(newest, "model")["w"]) if newest else 0.0
+weight = float(Checkpoint.read(newest).arrays("model")["w"]) if newest else 0.0
 signals = []
 signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
 
 def save():
-    state = {"settings": values, "symbols": [], "languages": [], "speakers": [], "best": None}
+    record = Record(
+        settings=Config.model_validate_json(json.dumps(values)),
+        symbols=(), languages=(), speakers=(), audio_format=AUDIO_FORMAT, start="first",
+        step=int(weight),
+        audio_s_since_sync=float("unmerged" == os.environ.get("FAKE")),
+    )
     if "unobserved" == os.environ.get("FAKE"):
-        state["observing"] = [[int(weight), ["validation"]]]
-    audio_s = float(os.environ.get("FAKE") == "unmerged")
-    state |= {"step": int(weight), "start": "first", "audio_s_since_sync": audio_s}
+        record = record.model_copy(update={"pending_observations": [(int(weight), ["validation"])]})
     target = checkpoint_of(folder / "checkpoints", int(weight))
     if not target.exists():
-        write_checkpoint(target, [("model", [("w", np.array(weight))])], state)
+        write_checkpoint(target, [("model", [("w", np.array(weight))])], record)
 
 folder.mkdir(exist_ok=True)
 gpus, cores = os.environ["CUDA_VISIBLE_DEVICES"], sorted(os.sched_getaffinity(0))
@@ -251,8 +257,8 @@ class JobsTest(Case):
         self.assertEqual(
             [self.reported(name) for name in runs], [[1, 2], [3, 4, 5, 6], [3, 4, 5, 6]]
         )
-        forked = read_metadata(self.run_folder / "gpu1/checkpoints/step-000002")
-        self.assertEqual((forked["settings"]["run"]["run"], forked["start"]), ("gpu1", "first"))
+        forked = read_record(self.run_folder / "gpu1/checkpoints/step-000002")
+        self.assertEqual((forked.settings.run.run, forked.start), ("gpu1", "first"))
         arguments = self.read("merged/arguments.json")
         # The flags of `myxtts merge`
         self.assertEqual(parse(arguments).val_data, runs["warmstart"].data.val_data)
@@ -391,11 +397,7 @@ class JobsTest(Case):
         settings = Config(
             data=DataConfig(text_frontend="characters"), model=ModelConfig(model_size="small")
         )
-        write_checkpoint(
-            checkpoints / "step-000009",
-            [],
-            {"settings": settings.model_dump(mode="json"), "best": None},
-        )
+        write_checkpoint(checkpoints / "step-000009", [], make_record(settings=settings))
         argv = [
             flag
             for flag in self.argv("--init-from", str(checkpoints.parent), "--freeze", "decoder")
@@ -552,11 +554,7 @@ class SettingsTest(Case):
         voice = Config(data=DataConfig(text_frontend="characters"))
         checkpoints = self.folder / "voice" / "checkpoints"
         checkpoints.mkdir(parents=True)
-        write_checkpoint(
-            checkpoints / "step-000009",
-            [],
-            {"settings": voice.model_dump(mode="json"), "best": None},
-        )
+        write_checkpoint(checkpoints / "step-000009", [], make_record(settings=voice))
         teacher = TeacherConfig(teacher=str(checkpoints.parent))
         for data in (DataConfig(), DataConfig(text_frontend="characters")):
             config = with_inherited_settings(Config(data=data, teacher=teacher))
@@ -717,7 +715,7 @@ class RealTrainingTest(Case):
         code, out, err = self.launch_with([*argv, "--resume"], (trainer, MERGER))
         self.assertEqual((code, err), (0, ""), out)
         self.assertIn("gpu1 was killed by SIGKILL", out)
-        parts = read_metadata(latest(self.run_folder / "merged/checkpoints"))["merge_inputs"]
+        parts = read_record(latest(self.run_folder / "merged/checkpoints")).merge_inputs
         inputs = [(Path(part["checkpoint"]).parts[-3], part["step"]) for part in parts]
         self.assertEqual(inputs, [("gpu0", 6), ("gpu1", 6)])
 

@@ -10,15 +10,18 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import TTS_FEATURES
-from myxtts.local_sgd.merge import averaged_groups
+from myxtts.config.schema import Config
+from myxtts.local_sgd.merge import MergeInput, averaged_groups
 from myxtts.local_sgd.sync import OuterOptimizer
 from myxtts.models.loss_groups import LossGroup, loss_groups_of
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
+from myxtts.training.checkpoint_files import Checkpoint
 from myxtts.training.checkpoints import restore, write_state
+from myxtts.training.runs import TrainedRun
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
-from tests.fixtures import temporary_folder
+from tests.fixtures import make_record, temporary_folder
 from tests.test_sync import Job, sync_both
 from tests.tiny import features, on_device, replicas_on, rows_of, take_step
 from tests.two_devices import MODEL
@@ -223,13 +226,13 @@ class Checkpoints(unittest.TestCase):
         state, step = built(rise_steps=RISE_STEPS)
         run(step, features(ROWS), learning_rate=learning_rate)
         state.step = 1
-        write_state(self.folder / name, state, {"best": None})
+        write_state(self.folder / name, state, make_record(settings=Config()))
         return state, step
 
     def test_a_resumed_state_repeats_the_next_step_bit_for_bit(self):
         state, step = self.written("first")
         resumed, again = built(rise_steps=RISE_STEPS)
-        restore(self.folder / "first", resumed)
+        restore(Checkpoint.read(self.folder / "first"), resumed)
         outcomes = [run(each, features(ROWS, seed=1), number=2) for each in (step, again)]
         self.assertEqual(*outcomes)
         for name in state.variables():
@@ -238,7 +241,7 @@ class Checkpoints(unittest.TestCase):
     def test_a_merge_averages_every_group(self):
         states = [self.written(name, rate)[0] for name, rate in (("first", 1e-3), ("second", 3e-3))]
         inputs = [
-            SimpleNamespace(checkpoint=self.folder / name, weights=(self.folder / name, "averages"))
+            MergeInput(TrainedRun(self.folder, Checkpoint.read(self.folder / name)))
             for name in ("first", "second")
         ]
         config = SimpleNamespace(training=SimpleNamespace(ema_decay=0.9))

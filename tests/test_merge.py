@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import tracemalloc
@@ -10,7 +11,8 @@ from itertools import permutations
 from pathlib import Path
 from unittest import mock
 
-from tests.fixtures import replace_arrays, rewrite_state
+from myxtts.training.checkpoint_files import Checkpoint, Record, Source
+from tests.fixtures import make_record, replace_arrays, rewrite_state
 from tests.two_devices import SIMULATED
 
 # isort: split
@@ -38,15 +40,7 @@ from myxtts.local_sgd.merge import (
     read_input,
 )
 from myxtts.models.xtts import SynthesisOptions
-from myxtts.training.checkpoint_files import (
-    digest_of,
-    latest,
-    read_arrays,
-    read_metadata,
-    write_checkpoint,
-)
-from myxtts.training.runs import vocabulary_of
-from myxtts.training.warm_start import inherited_vocabulary
+from myxtts.training.checkpoint_files import digest_of, latest, read_record, write_checkpoint
 from tests.fixtures import reported, temporary_folder
 from tests.tiny import arrays_of, features, on_device
 from tests.tiny_asr import asr_run, cached_transcriber, small_asr_models
@@ -54,21 +48,16 @@ from tests.tiny_asr import asr_run, cached_transcriber, small_asr_models
 NO_OVERRIDES = CorpusOverrides()
 
 
-def metadata(**changes) -> dict:
-    """Return the state.json of an input; `settings` holds changed settings by section."""
+def record(**changes) -> Record:
+    """Return the record of an input; `settings` holds changed settings by section."""
     settings = Config(training=TrainingConfig(seed=1)).model_dump(mode="json")
     for section, values in changes.pop("settings", {}).items():
         settings[section] |= values
-    vocabulary = {"symbols": ["a", "b"], "languages": ["en"], "speakers": ["s0"]}
-    common = {
-        "start": "f00",
-        "position": [0, 0, []],
-        "replicas": 1,
-        "best": None,
-        "corpus": "c",
-        "ancestor": None,
+    changes = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
     }
-    return {"step": 3, "audio_s": 1.0, "settings": settings, **vocabulary, **common, **changes}
+    settings = Config.model_validate_json(json.dumps(settings))
+    return make_record(**{"step": 3, "audio_s": 1.0, "corpus": "c", "settings": settings} | changes)
 
 
 def arrays(kernel, count: int = 1) -> dict[str, np.ndarray]:
@@ -93,11 +82,10 @@ class Case(unittest.TestCase):
             group: arrays([1, 2]) if content is None else content
             for group, content in given.items()
         }
-        state = metadata(**changes)
-        target = self.folder / name / f"checkpoints/step-{state['step']:06d}"
-        write_checkpoint(
-            target, ((group, content.items()) for group, content in groups.items()), state
-        )
+        written = record(**changes)
+        target = self.folder / name / f"checkpoints/step-{written.step:06d}"
+        contents = ((group, content.items()) for group, content in groups.items())
+        write_checkpoint(target, contents, written)
         return self.folder / name
 
     def merge(self, *runs: Path, weights=None, force=False, corpora=NO_OVERRIDES) -> dict:
@@ -158,7 +146,7 @@ class Mean(Case):
         results = set()
         for order in permutations(runs):
             digest = digest_of(self.merge(*order))
-            results.add((digest, read_metadata(self.checkpoint)["start"]))
+            results.add((digest, read_record(self.checkpoint).start))
             shutil.rmtree(self.merged)
         self.assertEqual(len(results), 1)
 
@@ -174,12 +162,10 @@ class Mean(Case):
                     self.make_run(f"part{i}", audio_s=audio_s) for i, audio_s in enumerate(audio)
                 ]
                 self.merge(*runs, weights=weights)
-                state = read_metadata(self.checkpoint)
-                self.assertEqual(
-                    [entry["coefficient"] for entry in state["merge_inputs"]], expected
-                )
-                self.assertEqual([entry["audio_s"] for entry in state["merge_inputs"]], list(audio))
-                self.assertEqual(state["audio_s"], sum(audio))
+                state = read_record(self.checkpoint)
+                self.assertEqual([entry.coefficient for entry in state.merge_inputs], expected)
+                self.assertEqual([entry.audio_s for entry in state.merge_inputs], list(audio))
+                self.assertEqual(state.audio_s, sum(audio))
                 for folder in (*runs, self.merged):
                     shutil.rmtree(folder)
 
@@ -240,24 +226,21 @@ class MergedRun(Case):
             )
         self.assertEqual([line for line in logs.output if "difference" in line], [logs.output[2]])
         self.assertIn("seed: 1, 7; the merged run has 1", logs.output[2])
-        state, config = read_metadata(self.checkpoint), load(self.merged / "config.yaml")
-        self.assertEqual((self.checkpoint.name, state["step"]), ("step-000005", 5))
-        self.assertEqual(
-            (state["corpus"], state["position"], state["replicas"]), (None, [0, 0, []], 1)
-        )
-        self.assertEqual((state["best"], state["kept_input"], state["start"]), (None, None, "f00"))
-        self.assertEqual(state["settings"], config.model_dump(mode="json"))
+        state, config = read_record(self.checkpoint), load(self.merged / "config.yaml")
+        self.assertEqual((self.checkpoint.name, state.step), ("step-000005", 5))
+        self.assertEqual((state.corpus, state.position, state.replicas), (None, (0, 0, ()), 1))
+        self.assertEqual((state.best, state.kept_input, state.start), (None, None, "f00"))
+        self.assertEqual(state.settings, config)
         # A job knows the speakers of its warm start, in their order.
-        for teacher in (None, {"run": "runs/voice"}):
-            self.assertEqual(
-                inherited_vocabulary(state | {"teacher": teacher}), vocabulary_of(state)
-            )
+        for teacher in (None, Source(run="runs/voice", step=0, weights="")):
+            taught = state.model_copy(update={"teacher": teacher})
+            self.assertEqual(taught.inherited_vocabulary, state.vocabulary)
         model = {
             name.partition("/")[2]: array
             for name, array in merged.items()
             if name.startswith("model/")
         }
-        self.assertEqual(state["ancestor"]["weights"], digest_of(model))
+        self.assertEqual(state.ancestor.weights, digest_of(model))
         self.assertEqual((config.run.run, config.run.runs_dir), ("merged", str(self.folder)))
         self.assertEqual(
             (config.data.train_data, config.data.audio_root), (str(corpus), str(self.folder))
@@ -269,14 +252,14 @@ class MergedRun(Case):
         first = self.make_run("one", speakers=["s1", "s0"])
         second = self.make_run("other", speakers=["s2", "s1"], start="aaa")
         merged = self.merge(first, second, force=True)
-        state = read_metadata(self.checkpoint)
-        self.assertEqual(state["speakers"], ["s1", "s0", "s2"])
+        state = read_record(self.checkpoint)
+        self.assertEqual(state.speakers, ("s1", "s0", "s2"))
         model = {
             name.partition("/")[2]: array
             for name, array in merged.items()
             if name.startswith("model/")
         }
-        self.assertEqual(state["start"], digest_of(model))
+        self.assertEqual(state.start, digest_of(model))
 
 
 class Rejected(Case):
@@ -376,6 +359,7 @@ class Rejected(Case):
         self.assertIn("has no checkpoint", self.error_of(first, self.folder / "none"))
         self.assertIn("has no checkpoint", self.error_of(first, second / "checkpoints/step-000099"))
         file = archive.with_name("state.json")
+        whole = file.read_bytes()
         for changed, expected in (
             (
                 {"audio_s": "long"},
@@ -389,6 +373,7 @@ class Rejected(Case):
             ),
         ):
             with self.subTest(changed=changed):
+                file.write_bytes(whole)
                 rewrite_state(file.parent, lambda state, changed=changed: state.update(changed))
                 self.assertIn(expected, self.error_of(first, second))
         file.write_text('{"format": 6}')
@@ -434,13 +419,18 @@ class LayerDistanceTest(Case):
         ):
             values = {"net/one/x": left, "net/two/x": right, "net/two/y": [0]}
             arrays = [(k, np.array(v, np.float32)) for k, v in values.items()]
-            write_checkpoint(self.folder / name, [("model", arrays)], {})
-        distances = layer_distances([(self.folder / name, "model") for name in "abc"])
+            write_checkpoint(self.folder / name, [("model", arrays)], make_record())
+        distances = layer_distances(
+            [(Checkpoint.read(self.folder / name), "model") for name in "abc"]
+        )
         # a and b are at a right angle and 5 apart, over 4; b and c √52 over 6; a and c 3 over 6
         self.assertEqual(distances["net/one"].cosine, 0.0)
         self.assertAlmostEqual(distances["net/one"].distance, 5 / 4)
         self.assertEqual(distances["net/two"], (0.0, 1.0))  # two layers of zeros have cosine 1
-        self.assertEqual(layer_distances([(self.folder / "a", "model")] * 2)["net/two"], (1.0, 0.0))
+        self.assertEqual(
+            layer_distances([(Checkpoint.read(self.folder / "a"), "model")] * 2)["net/two"],
+            (1.0, 0.0),
+        )
         self.assertIn("below 0.5) in net/one, net/two: try", layer_table(distances))
 
 
@@ -558,7 +548,7 @@ class ASRRuns(unittest.TestCase):
         run = self.workspace.copy_run("asr", name, self.addCleanup)
         for group in ("model", "averages"):
             checkpoint = latest(run / "checkpoints")
-            weights = read_arrays(checkpoint, group)
+            weights = Checkpoint.read(checkpoint).arrays(group)
             weights["asr/out/bias"][0] += blank
             replace_arrays(checkpoint, group, weights)
         return run
@@ -593,9 +583,9 @@ class ASRRuns(unittest.TestCase):
         self.assertEqual(out.count("\n| 0"), 4)  # 0, ¼, ½, ¾
         self.assertIn("| 0.5 | merged |", out)
         checkpoint = latest(self.merged / "checkpoints")
-        state = read_metadata(checkpoint)
-        self.assertEqual(state["kept_input"], str(latest(working / "checkpoints")))
-        self.assertEqual([entry["coefficient"] for entry in state["merge_inputs"]], [0.0, 1.0])
+        state = read_record(checkpoint)
+        self.assertEqual(state.kept_input, str(latest(working / "checkpoints")))
+        self.assertEqual([entry.coefficient for entry in state.merge_inputs], [0.0, 1.0])
         left, right = dict(arrays_of(checkpoint)), dict(arrays_of(latest(working / "checkpoints")))
         self.assertEqual(digest_of(left), digest_of(right))
 
@@ -633,13 +623,12 @@ class ASRRuns(unittest.TestCase):
             )
         self.assertEqual((done.code, done.err), (0, ""))
         self.assertIn(f"resumed        {self.merged}/checkpoints/step-000000", done.out)
-        after = read_metadata(latest(self.merged / "checkpoints"))
+        after = read_record(latest(self.merged / "checkpoints"))
         self.assertEqual(
-            (after["step"], after["start"]),
-            (1, read_metadata(latest(self.whole / "checkpoints"))["start"]),
+            (after.step, after.start), (1, read_record(latest(self.whole / "checkpoints")).start)
         )
-        self.assertIsNotNone(after["corpus"])
-        self.assertGreater(after["audio_s"], 0.0)
+        self.assertIsNotNone(after.corpus)
+        self.assertGreater(after.audio_s, 0.0)
 
     def test_user_errors_exit_with_code_2_and_no_traceback(self):
         first = self.make_run("one", 1.0)

@@ -24,7 +24,7 @@ from myxtts.evaluation.table import ColumnScore
 from myxtts.evaluation.tts import evaluate_tts
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE
 from myxtts.report.metrics import MetricsFile, read_metrics
-from myxtts.training.checkpoint_files import list_checkpoints, read_best, read_metadata
+from myxtts.training.checkpoint_files import list_checkpoints, read_record
 from myxtts.training.checkpoints import Checkpoints
 from myxtts.training.observation import Observer, ObserverFailed, Validation
 from tests.fixtures import DUAL, REVERSED, files_below, temporary_folder
@@ -114,7 +114,7 @@ def speaking_toys():
         mock.patch.object(Toy, "synthesize_mel", synthesize_mel, create=True),
         mock.patch.object(Toy, "align", align, create=True),
         mock.patch("myxtts.tasks.tts.GriffinLim", Hum),
-        mock.patch("myxtts.training.load_vocoder.GriffinLim", Hum),
+        mock.patch("myxtts.audio.griffin_lim.GriffinLim", Hum),
         mock.patch("myxtts.tasks.tts.mel_and_alignment", lambda *_: np.zeros((2, 2, 3), np.uint8)),
     ):
         yield
@@ -156,7 +156,7 @@ class ObservationPoints(KillPoints):
 
     @contextlib.contextmanager
     def active(self):
-        pace, record, begin_record = Observer._pace, Checkpoints._record, Checkpoints.record
+        pace, record, begin_record = Observer._pace, Checkpoints._write_result, Checkpoints.record
         write_line, write_bytes = MetricsFile.write, Path.write_bytes
 
         def reach_batch(observer):
@@ -187,7 +187,7 @@ class ObservationPoints(KillPoints):
             speaking_toys(),
             mock.patch.object(Observer, "_pace", reach_batch),
             mock.patch.object(Checkpoints, "record", reach_record),
-            mock.patch.object(Checkpoints, "_record", record_result),
+            mock.patch.object(Checkpoints, "_write_result", record_result),
             mock.patch.object(MetricsFile, "write", write_report),
             mock.patch.object(Path, "write_bytes", write_sample),
         ):
@@ -316,8 +316,8 @@ class ToyRuns(unittest.TestCase):
         left, right = (list_checkpoints(folder / "checkpoints") for folder in (run, expected))
         self.assertEqual([path.name for path in left], [path.name for path in right])
         for path, other in zip(left, right, strict=True):
-            self.assertEqual(read_best(path), read_best(other))
-            self.assertEqual(read_metadata(path)["observing"], [])
+            self.assertEqual(read_record(path).best, read_record(other).best)
+            self.assertEqual(read_record(path).pending_observations, ())
         arrays, expected_arrays = (dict(arrays_of(paths[-1])) for paths in (left, right))
         for key, array in arrays.items():
             self.assertEqual(array.tobytes(), expected_arrays[key].tobytes(), key)
@@ -361,7 +361,7 @@ class ToyRuns(unittest.TestCase):
         self.assertEqual((broken.code, broken.err), (2, "error: held-out file\n"))
         folder = self.workspace.run_dir("broken")
         newest = list_checkpoints(folder / "checkpoints")[-1]
-        self.assertEqual(read_metadata(newest)["observing"][0], [2, ["validation"]])
+        self.assertEqual(read_record(newest).pending_observations[0], (2, ("validation",)))
         resumed = self.workspace.train("broken", *self.flags, "--resume")
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         self.assert_same_as_blocking("broken")

@@ -5,14 +5,7 @@ import unittest
 
 from myxtts.errors import DataError, PlacementError
 from myxtts.training.observation import Observer, ObserverFailed, Result, slow_observer
-from myxtts.training.schedule import (
-    EVALUATION,
-    SAMPLES,
-    VALIDATION,
-    Observation,
-    observations_of,
-    without,
-)
+from myxtts.training.schedule import EVALUATION, SAMPLES, VALIDATION, Observation, without
 from tests.feeds import TIMEOUT_S, wait_until
 from tests.fixtures import entered
 from tests.test_routes import plan
@@ -145,14 +138,8 @@ class WarningTest(unittest.TestCase):
 
 class ObservationTest(unittest.TestCase):
     def test_a_checkpoint_lists_those_without_a_result(self):
-        pending = observations_of(
-            {"observing": [[4, ["validation"]], [6, ["validation", "samples"]]]}
-        )
-        self.assertEqual(
-            pending, (Observation(4, (VALIDATION,)), Observation(6, (VALIDATION, SAMPLES)))
-        )
+        pending = (Observation(4, (VALIDATION,)), Observation(6, (VALIDATION, SAMPLES)))
         self.assertEqual(without(pending, 4), pending[1:])
-        self.assertEqual(observations_of({}), ())  # of a version without an observer
         parts = (VALIDATION, SAMPLES, EVALUATION)
         texts = [str(Observation(6, parts[:count])) for count in (1, 2, 3)]
         both = "validation and samples of step 6"

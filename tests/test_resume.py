@@ -7,9 +7,10 @@ import subprocess
 import sys
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from myxtts.report.metrics import read_metrics
-from myxtts.training.checkpoint_files import latest, read_metadata
+from myxtts.training.checkpoint_files import latest, read_record
 from tests.fixtures import DUAL, REVERSED, SINGLE, entered, signal_at
 from tests.kill_points import KillPoints, RealKillPoints
 from tests.long import long
@@ -89,9 +90,7 @@ class NetworkRun(Case):
         broken = workspace.copy_run("whole", "broken", self.addCleanup)
         shutil.rmtree(broken / "checkpoints/step-000008")
         newest = latest(broken / "checkpoints")
-        self.assertEqual(
-            (newest.name, read_metadata(newest)["position"]), ("step-000005", [1, 2, []])
-        )
+        self.assertEqual((newest.name, read_record(newest).position), ("step-000005", (1, 2, ())))
         silent = ("--validate-every", "0", "--sample-every", "0")
         resumed = workspace.train("broken", "--resume", *whole.flags, *silent, *REVERSED)
         self.assertEqual((resumed.code, resumed.err), (0, ""))
@@ -107,7 +106,7 @@ class TaughtRun(Case):
             workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code, 0
         )
         texts = workspace.folder / "texts.txt"
-        symbols = read_metadata(workspace.run_dir("voice") / "checkpoints/step-000000")["symbols"]
+        symbols = read_record(workspace.run_dir("voice") / "checkpoints/step-000000").symbols
         texts.write_text(
             "".join(f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip())
         )
@@ -145,6 +144,26 @@ class ToyRuns(Case):
         )
         cls.whole = cls.workspace.train("whole", *DUAL)
 
+    def test_resuming_reads_the_state_of_each_checkpoint_once_and_of_the_newest_twice(self):
+        flags = ("--checkpoint-every", "2", "--keep-checkpoints", "3", "--validate-every", "0")
+        begun = self.workspace.train("counted", *flags, "--max-steps", "6")
+        self.assertEqual((begun.code, begun.err), (0, ""))
+        opened = []
+        read_bytes = Path.read_bytes
+
+        def counted(path):
+            if path.name == "state.json":
+                opened.append(path.parent.name)
+            return read_bytes(path)
+
+        with mock.patch.object(Path, "read_bytes", counted):
+            resumed = self.workspace.train("counted", *flags, "--resume", "--max-steps", "7")
+        self.assertEqual((resumed.code, resumed.err), (0, ""))
+        self.assertEqual(
+            {name: opened.count(name) for name in opened},
+            {"step-000002": 1, "step-000004": 1, "step-000006": 2},
+        )
+
     def test_killed_and_terminated_run_resumed_on_other_placements_equals_an_uninterrupted_run(
         self,
     ):
@@ -172,7 +191,7 @@ class ToyRuns(Case):
         )
         self.assertEqual(latest(checkpoints).name, "step-000007")
         # An epoch has 3 steps.
-        self.assertEqual(read_metadata(latest(checkpoints))["position"], [2, 1, []])
+        self.assertEqual(read_record(latest(checkpoints)).position, (2, 1, ()))
 
         finished = self.workspace.train("killed", *SINGLE, "--resume")
         self.assertEqual((finished.code, finished.err), (0, ""))
@@ -209,7 +228,7 @@ class ToyRuns(Case):
             self.assertEqual(self.workspace.train("stopped", *flags).code, 128 + signal.SIGINT)
         stopped_at = latest(self.workspace.run_dir("stopped") / "checkpoints")
         self.assertEqual(
-            (stopped_at.name, read_metadata(stopped_at)["position"]), ("step-000005", [1, 2, []])
+            (stopped_at.name, read_record(stopped_at).position), ("step-000005", (1, 2, ()))
         )
         self.assertEqual(self.workspace.train("stopped", "--resume", *flags).code, 0)
         self.assert_same_run(self.workspace, "stopped", "scaled")
@@ -228,9 +247,7 @@ class ToyRuns(Case):
             stopped.out,
         )
         newest = latest(self.workspace.run_dir("turns") / "checkpoints")
-        self.assertEqual(
-            (newest.name, read_metadata(newest)["position"]), ("step-000004", [1, 1, []])
-        )
+        self.assertEqual((newest.name, read_record(newest).position), ("step-000004", (1, 1, ())))
         self.assertEqual(self.workspace.train("turns", *three, "--resume").code, 0)
         self.assert_same_run(self.workspace, "turns", "whole")
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -26,17 +27,17 @@ from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import plan_routes
 from myxtts.report.metrics import MetricsFile, read_metrics
 from myxtts.report.samples import sound_file
+from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import (
+    Checkpoint,
     latest,
     list_checkpoints,
-    read_arrays,
-    read_best,
-    read_metadata,
+    read_record,
     write_checkpoint,
 )
 from myxtts.training.description import translate_oom
 from myxtts.training.loop import StepOutOfMemory
-from myxtts.training.runs import RunFolder, check_same_corpus, check_same_settings, settings_of
+from myxtts.training.runs import RunFolder, check_same_corpus, check_same_settings
 from tests.fixtures import DUAL, files_below, replace_arrays
 from tests.tiny import Workspace, arrays_of, toy_models, whole_run
 from tests.tiny_asr import small_asr_models
@@ -186,17 +187,15 @@ class CompleteRun(Case):
             if "validation_loss" in line
         }
         checkpoints = list_checkpoints(self.folder / "checkpoints")
-        best = read_best(checkpoints[-1])
+        best = read_record(checkpoints[-1]).best
         self.assertEqual(tuple(best), min(losses.items(), key=lambda item: item[1]))
         self.assertEqual(
             {path.name for path in checkpoints},
             {"step-000005", "step-000008", f"step-{best.step:06d}"},
         )
-        metadata = read_metadata(checkpoints[-1])
-        self.assertEqual((metadata["symbols"], metadata["languages"]), (list("abcdefgh"), ["en"]))
-        self.assertEqual(
-            (metadata["step"], metadata["position"], metadata["replicas"]), (8, [2, 2, []], 1)
-        )
+        record = read_record(checkpoints[-1])
+        self.assertEqual((record.symbols, record.languages), (tuple("abcdefgh"), ("en",)))
+        self.assertEqual((record.step, record.position, record.replicas), (8, (2, 2, ()), 1))
 
     def test_samples_are_sounds_and_pictures_of_held_out_utterances(self):
         for step in ("step-000004", "step-000008"):
@@ -277,30 +276,31 @@ class CompleteRun(Case):
     def test_every_fixed_setting_and_the_corpus_are_checked_at_resume(self):
         checkpoint = latest(RunFolder(self.folder).checkpoints)
         self.assertEqual(checkpoint, self.folder / "checkpoints/step-000008")
-        metadata = read_metadata(checkpoint)
-        settings = settings_of(checkpoint, metadata)
-        check_same_settings(checkpoint, settings, settings)
+        checkpoint = Checkpoint.read(checkpoint)
+        record, settings = checkpoint.record, checkpoint.record.settings
+        check_same_settings(checkpoint, settings)
         for setting in marked(FIXED):
             other = with_values(settings, {setting.name: "other"})
             if not setting.needs.is_met(values_of(settings)):
-                check_same_settings(checkpoint, settings, other)  # it has no effect
+                check_same_settings(checkpoint, other)  # it has no effect
                 continue
             place = rf"^{setting.section}\.{setting.name} is other, but .* was written with "
             with self.assertRaisesRegex(CheckpointError, place):
-                check_same_settings(checkpoint, settings, other)
-        for name in ("symbols", "languages", "corpus"):
+                check_same_settings(checkpoint, other)
+        known, corpus = record.vocabulary, record.corpus
+        check_same_corpus(checkpoint, known, corpus)
+        for name, vocabulary, fingerprint in (
+            ("symbols", replace(known, symbols=SymbolTable(("x",))), corpus),
+            ("languages", replace(known, languages=("ka",)), corpus),
+            ("corpus", known, "other"),
+        ):
             with self.assertRaisesRegex(
                 CheckpointError, rf"trained on another corpus \(different {name}\)"
             ):
-                check_same_corpus(
-                    self.folder / "checkpoints/step-000008", metadata | {name: ["other"]}
-                )
+                check_same_corpus(checkpoint, vocabulary, fingerprint)
         # Without symbols, as of a vocoder, the languages of texts do not matter.
-        saved = mock.patch(
-            "myxtts.training.runs.read_metadata", lambda _: metadata | {"symbols": []}
-        )
-        with saved:
-            check_same_corpus(self.folder, metadata | {"symbols": [], "languages": ["other"]})
+        silent = replace(known, symbols=SymbolTable(()), languages=("ka",))
+        check_same_corpus(checkpoint, silent, corpus)
 
 
 class Stopped(Case):
@@ -313,7 +313,7 @@ class Stopped(Case):
     def test_non_finite_loss_names_step_and_utterances_and_keeps_the_checkpoints(self):
         self.assertEqual(self.workspace.train("nan", "--max-steps", "3").code, 0)
         saved = self.workspace.run_dir("nan") / "checkpoints/step-000003"
-        arrays = read_arrays(saved, "model")
+        arrays = Checkpoint.read(saved).arrays("model")
         next(iter(arrays.values()))[:] = np.nan
         replace_arrays(saved, "model", arrays)
         before = files_below(self.workspace.run_dir("nan") / "checkpoints")

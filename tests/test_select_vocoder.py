@@ -4,12 +4,12 @@ import os
 import unittest
 from pathlib import Path
 
-from myxtts.audio.format import AUDIO_FORMAT, UNRECORDED_FORMAT
+from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, UserError
-from myxtts.training.checkpoint_files import read_metadata, write_metadata
-from myxtts.training.runs import select_vocoder
-from tests.fixtures import entered, temporary_folder, working_in
+from myxtts.training.checkpoint_files import write_record
+from myxtts.training.runs import TrainedRun
+from tests.fixtures import entered, make_record, temporary_folder, working_in
 
 
 class SelectVocoder(unittest.TestCase):
@@ -20,20 +20,16 @@ class SelectVocoder(unittest.TestCase):
             self.write(f"runs/{name}", task="vocoder")
         self.voice = self.write("runs/voice")
 
-    def write(self, run: str, *, audio_format: object = AUDIO_FORMAT, **model) -> Path:
+    def write(self, run: str, *, audio_format: dict = AUDIO_FORMAT, **model) -> Path:
         """Write a run of one checkpoint without weights."""
         checkpoint = self.folder / run / "checkpoints" / "step-000007"
         checkpoint.mkdir(parents=True, exist_ok=True)
-        settings = Config(model=ModelConfig(**model)).model_dump(mode="json")
-        state = {"best": None, "step": 7, "settings": settings}
-        recorded = {"audio_format": audio_format} if audio_format else {}
-        write_metadata(checkpoint, state | recorded)
+        settings = Config(model=ModelConfig(**model))
+        write_record(checkpoint, make_record(settings=settings, step=7, audio_format=audio_format))
         return Path(run)
 
     def select(self, *requested, voice: str = "runs/voice"):
-        return select_vocoder(
-            Path(voice), read_metadata(Path(voice, "checkpoints/step-000007")), *requested
-        )
+        return TrainedRun.open(Path(voice)).select_vocoder(*requested)
 
     def assert_refused(
         self, error: type[UserError], *expected: str, requested=(), voice: str = "runs/voice"
@@ -46,13 +42,13 @@ class SelectVocoder(unittest.TestCase):
     def test_the_requested_vocoder_goes_before_the_named_one_and_griffin_lim_is_last(self):
         self.assertEqual(self.select(), (None, None, " (no --vocoder was given)"))
         self.assertEqual(self.select("griffin-lim", 60), (None, 60, ""))
-        self.assertEqual(self.select("runs/other").trained.run, Path("runs/other"))
+        self.assertEqual(self.select("runs/other").trained.path, Path("runs/other"))
         self.write("runs/voice", vocoder="runs/vocoder")
-        self.assertEqual(self.select().trained.run, Path("runs/vocoder"))
+        self.assertEqual(self.select().trained.path, Path("runs/vocoder"))
         self.assertEqual(
-            self.select().trained.checkpoint, Path("runs/vocoder/checkpoints/step-000007")
+            self.select().trained.checkpoint.path, Path("runs/vocoder/checkpoints/step-000007")
         )
-        self.assertEqual(self.select(Path("runs/other")).trained.run, Path("runs/other"))
+        self.assertEqual(self.select(Path("runs/other")).trained.path, Path("runs/other"))
         self.assertEqual(self.select("griffin-lim"), (None, None, ""))
 
     def test_iterations_are_for_griffin_lim_only(self):
@@ -123,13 +119,8 @@ class SelectVocoder(unittest.TestCase):
             ),
             requested=("runs/other",),
         )
-        self.write("runs/other", task="vocoder", audio_format=["unusable"])
+        self.write("runs/other", task="vocoder", audio_format={})
         self.assert_refused(CheckpointError, "sample_rate_hz None", requested=("runs/other",))
-
-    def test_a_checkpoint_without_an_audio_format_has_the_only_one_of_earlier_versions(self):
-        self.write("runs/other", task="vocoder", audio_format=None)
-        self.assertNotIn("audio_format", self.select("runs/other").trained.metadata)
-        self.assertEqual(AUDIO_FORMAT, UNRECORDED_FORMAT)
 
 
 if __name__ == "__main__":

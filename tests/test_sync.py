@@ -20,13 +20,12 @@ from myxtts.config.schema import Config, LocalSGDConfig, TrainingConfig
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.sync import TAKEOVER_S, OuterOptimizer, SyncGroup, WeightSync
 from myxtts.report.metrics import read_metrics
-from myxtts.training.checkpoint_files import latest, read_metadata
+from myxtts.training.checkpoint_files import latest, read_record
 from myxtts.training.state import TrainingState
-from tests.fixtures import temporary_folder
+from tests.fixtures import make_record, temporary_folder
 from tests.tiny import Workspace, arrays_of, build_toy, training_state
 
 TIMEOUT_S = 60.0
-SYNC_SETTINGS = ("sync_every", "jobs", "outer_learning_rate", "outer_momentum", "sync_optimizer")
 
 
 class Job:
@@ -52,15 +51,14 @@ class Job:
             "sync_optimizer": "keep",
             "total_steps": 35,
         } | options
-        settings = {"local_sgd": {name: None for name in SYNC_SETTINGS} | {"jobs": jobs}}
-        metadata = {
-            "start": start,
-            "symbols": ["a"],
-            "languages": ("en",),
-            "settings": settings,
-        } | (changed or {})
+        local_sgd = LocalSGDConfig(jobs=jobs, sync_every=10, sync_dir=str(folder))
+        values = {"start": start, "settings": Config(local_sgd=local_sgd), **(changed or {})}
         self.weight_sync = WeightSync(
-            group, metadata=metadata, clock_s=lambda: self.now_s, sleep=self.sleep, **options
+            group,
+            record=make_record(**values),
+            clock_s=lambda: self.now_s,
+            sleep=self.sleep,
+            **options,
         )
         self.weight_sync.prepare(self.state, new_run)
 
@@ -124,9 +122,9 @@ class Syncs(Case):
             (first.state.audio_s, first.state.audio_s_since_sync, second.state.audio_s_since_sync),
             (30.0, 0.0, 0.0),
         )
-        participants = read_metadata(self.folder / "sync-000010/averaged")["participants"]
+        participants = read_record(self.folder / "sync-000010/averaged").participants
         self.assertEqual(
-            [(entry["job"], entry["coefficient"]) for entry in participants], [(0, 0.75), (1, 0.25)]
+            [(entry.job, entry.coefficient) for entry in participants], [(0, 0.75), (1, 0.25)]
         )
         sync_both(first.train(20, 1.0), second.train(20, 0.0))
         self.assertEqual((first.change, second.change), (1.75, 1.75))
@@ -232,10 +230,9 @@ class LateAndLostJobs(Case):
         archive.write_bytes(archive.read_bytes()[:-100])
         first.train(10, 1.0).sync()
         self.assertEqual(first.change, 1.0)
-        metadata = read_metadata(self.folder / "sync-000010/averaged")
+        record = read_record(self.folder / "sync-000010/averaged")
         self.assertEqual(
-            ([entry["job"] for entry in metadata["participants"]], metadata["missed_syncs"]),
-            ([0], {"1": 1}),
+            ([entry.job for entry in record.participants], record.missed_syncs), ([0], {1: 1})
         )
 
     def test_missed_syncs_are_counted_per_job(self):
@@ -244,9 +241,7 @@ class LateAndLostJobs(Case):
             first.train(step, 0.0).sync()
         second.train(10, 0.0).sync()
         sync_both(first.train(30, 0.0), second.train(30, 0.0))
-        self.assertEqual(
-            read_metadata(self.folder / "sync-000030/averaged")["missed_syncs"], {"1": 2}
-        )
+        self.assertEqual(read_record(self.folder / "sync-000030/averaged").missed_syncs, {1: 2})
 
 
 class StoppedJobs(Case):
@@ -338,10 +333,8 @@ class Rejected(Case):
     def test_jobs_with_other_initial_weights_symbols_or_sync_settings_are_rejected(self):
         changes = {
             "start": {"start": "other"},
-            "symbols": {"symbols": ["b"]},
-            "jobs": {
-                "settings": {"local_sgd": {name: None for name in SYNC_SETTINGS} | {"jobs": 3}}
-            },
+            "symbols": {"symbols": ("b",)},
+            "jobs": {"settings": Config(local_sgd=LocalSGDConfig(jobs=3, sync_every=10))},
         }
         for name, changed in changes.items():
             with self.subTest(name):
@@ -449,9 +442,9 @@ class Run(unittest.TestCase):
                     latest(self.workspace.run_dir(name) / "checkpoints").name, f"step-{at:06d}"
                 )
                 self.assertGreater(
-                    read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))[
-                        "audio_s_since_sync"
-                    ],
+                    read_record(
+                        latest(self.workspace.run_dir(name) / "checkpoints")
+                    ).audio_s_since_sync,
                     0,
                 )
                 with stopped_while_waiting(at):
@@ -466,9 +459,9 @@ class Run(unittest.TestCase):
                 self.assertIn(f"jobs 1 at step {at}, ", resumed.out)
                 self.assertEqual(self.final(name), self.final("whole"))
                 self.assertEqual(
-                    read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))[
-                        "audio_s_since_sync"
-                    ],
+                    read_record(
+                        latest(self.workspace.run_dir(name) / "checkpoints")
+                    ).audio_s_since_sync,
                     0,
                 )
 
@@ -492,7 +485,7 @@ class Run(unittest.TestCase):
         ]
         self.assertEqual(list(losses[0]), [3, 6, 8])
         self.assertEqual(*losses)
-        self.assertEqual(*(read_metadata(latest(run / "checkpoints"))["best"] for run in runs))
+        self.assertEqual(*(read_record(latest(run / "checkpoints")).best for run in runs))
 
     def test_a_job_killed_in_its_first_sync_repeats_it_without_a_checkpoint(self):
         flags = self.jobs("syncs-killed", "0.1")
@@ -536,7 +529,7 @@ class Run(unittest.TestCase):
         self.assertEqual(self.workspace.train("begun", "--resume").code, 0)
         self.assertEqual(self.final("begun"), self.final("whole"))
         starts = {
-            read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))["start"]
+            read_record(latest(self.workspace.run_dir(name) / "checkpoints")).start
             for name in ("begun", "whole")
         }
         self.assertEqual(len(starts), 1)

@@ -19,7 +19,9 @@ import numpy as np
 import soundfile
 import tensorflow as tf
 
-from myxtts.training.checkpoint_files import write_metadata
+from myxtts.training.checkpoint_files import write_record
+from myxtts.training.runs import TrainedRun
+from tests.fixtures import make_record, rewrite_state
 from tests.two_devices import MODEL
 
 # isort: split
@@ -41,7 +43,6 @@ from myxtts.tasks.base import Examples
 from myxtts.tasks.tts import TTSSampler
 from myxtts.text.sentences import Boundary
 from myxtts.training.checkpoint_files import write_checkpoint
-from myxtts.training.runs import select_checkpoint
 from tests.fixtures import FolderCase, reported, temporary_folder
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import cached_networks, features, on_device, small_models, whole_run
@@ -61,7 +62,7 @@ def setUpModule():
     global folder, run_folder, synthesizer
     folder, run_folder = temporary_folder(unittest.addModuleCleanup), whole_run().folder
     logging.getLogger("myxtts").handlers = [logging.NullHandler()]  # not the console of that run
-    with cached_networks("myxtts.synthesis.synthesizer"):
+    with cached_networks():
         synthesizer = Synthesizer(run_folder, MODEL, iterations=ITERATIONS)
 
 
@@ -520,24 +521,29 @@ class Training(Case):
 class Checkpoint(Case):
     def test_the_best_is_selected_or_else_the_newest(self):
         run = folder / "selected"
-        for step, best, selected in ((5, None, 5), (7, [7, 0.5], 7), (9, [7, 0.5], 7)):
-            write_checkpoint(run / f"checkpoints/step-{step:06d}", [], {"step": step, "best": best})
-            self.assertEqual(select_checkpoint(run).name, f"step-{selected:06d}")
+        for step, best, selected in ((5, None, 5), (7, (7, 0.5), 7), (9, (7, 0.5), 7)):
+            record = make_record(step=step, best=best)
+            write_checkpoint(run / f"checkpoints/step-{step:06d}", [], record)
+            found = TrainedRun.open(run).checkpoint.path
+            self.assertEqual(found.name, f"step-{selected:06d}")
         shutil.rmtree(run / "checkpoints/step-000007")
         with self.assertLogs("myxtts", "WARNING"):
-            self.assertEqual(select_checkpoint(run).name, "step-000009")
+            self.assertEqual(TrainedRun.open(run).checkpoint.path.name, "step-000009")
 
     def test_settings_of_another_version_are_an_error(self):
-        metadata = {"settings": {"model": {"no_such_setting": 1}}}
-        with (
-            mock.patch("myxtts.synthesis.synthesizer.read_metadata", return_value=metadata),
-            self.assertRaisesRegex(CheckpointError, "cannot be used: model.no_such_setting"),
-        ):
-            Synthesizer(self.run_folder, MODEL)
+        run = folder / "other_version"
+        write_checkpoint(run / "checkpoints/step-000001", [], make_record())
+
+        def change(state):
+            state["settings"]["model"] = {"no_such_setting": 1}
+
+        rewrite_state(run / "checkpoints/step-000001", change)
+        with self.assertRaisesRegex(CheckpointError, "cannot be used: model.no_such_setting"):
+            Synthesizer(run, MODEL)
 
     def test_a_folder_without_a_run_is_an_error(self):
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
-            select_checkpoint(folder)
+            TrainedRun.open(folder)
 
 
 class Writing(Case):
@@ -636,9 +642,9 @@ class Program(unittest.TestCase):
         ):
             checkpoint = self.folder / run / "checkpoints" / "step-000004"
             checkpoint.mkdir(parents=True)
-            settings = Config(model=ModelConfig(task=task)).model_dump(mode="json")
-            state = {"best": None, "languages": languages, "settings": settings}
-            write_metadata(checkpoint, state)
+            settings = Config(model=ModelConfig(task=task))
+            record = make_record(settings=settings, languages=tuple(languages))
+            write_record(checkpoint, record)
         write_sound(self.folder / "short.wav", sine(220.0, 0.3), SAMPLE_RATE_HZ, "PCM_16")
 
     def argv(self, *flags: str) -> list[str]:

@@ -15,14 +15,14 @@ from myxtts.config.schema import Config, DataConfig, ModelConfig, TeacherConfig
 from myxtts.data.features import FeatureExtractor, tts_extractor, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import ConfigError
+from myxtts.models.teacher import NullTeacher
 from myxtts.models.vocoder import Vocoder, fluctuation
 from myxtts.report.metrics import read_metrics
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import read_arrays, read_metadata
-from myxtts.training.load_teacher import NoVoice
-from myxtts.training.runs import inherit_settings
+from myxtts.training.checkpoint_files import Checkpoint, read_record
+from myxtts.training.runs import TrainedRun, inherit_settings
 from myxtts.training.warm_start import Pretrained, load_pretrained
-from tests.fixtures import entered, replace_arrays
+from tests.fixtures import entered, make_record, replace_arrays
 from tests.long import long
 from tests.tiny import Workspace, arrays_of, features, on_device
 from tests.tiny_teacher import UntrainedTeacher, merge_evaluator, produced, spoken_inputs
@@ -68,7 +68,9 @@ class TaughtFeatures(unittest.TestCase):
             self.assertTrue((taught[~real] == np.float32(SILENCE)).all())
 
     def test_without_the_teachers_network_the_mel_is_the_recordings(self):
-        rest = produced(DATA, replace(self.extractor, load_frozen=lambda _: NoVoice()), self.batch)
+        rest = produced(
+            DATA, replace(self.extractor, load_frozen=lambda _: NullTeacher()), self.batch
+        )
         for name, value in rest.items():
             np.testing.assert_array_equal(
                 value, self.taught["target_mel" if name == "mel" else name], name
@@ -106,8 +108,9 @@ class MelHead(unittest.TestCase):
         plain, taught = vocoder(), build(refine_mel=True, seed=1)
         weights = {v.path: v.numpy() for v in plain.variables}
         vocabulary = Vocabulary(SymbolTable(()), (), ())
-        metadata = {"symbols": vocabulary.symbols.to_list(), "speakers": [], "languages": []}
-        load_pretrained(Pretrained(Path(), Path(), metadata, weights), taught, vocabulary)
+        record = make_record(symbols=(), speakers=(), languages=())
+        trained = TrainedRun(Path(), Checkpoint(Path(), record))
+        load_pretrained(Pretrained(trained, {"model": weights}), taught, vocabulary)
         mel = on_device(
             {"mel": np.random.default_rng(0).normal(-5.5, 2.0, (1, 20, 80)).astype(np.float32)}
         )["mel"]
@@ -183,9 +186,9 @@ class Runs(unittest.TestCase):
             r" float32",
         )
         self.assertEqual(self.finished.out.count("\nteacher "), 1)
-        teacher = read_metadata(self.folder / "checkpoints/step-000004")["teacher"]
+        teacher = read_record(self.folder / "checkpoints/step-000004").teacher
         self.assertEqual(
-            (teacher["run"], teacher["step"], len(teacher["weights"])), (str(self.voice), 0, 64)
+            (teacher.run, teacher.step, len(teacher.weights)), (str(self.voice), 0, 64)
         )
         metrics = read_metrics(self.folder / "metrics.jsonl")
         self.assertTrue(all(0.0 < line["loss"] < 100.0 for line in metrics if "loss" in line))
@@ -223,7 +226,7 @@ class Runs(unittest.TestCase):
         self.assertIn("was trained with --teacher", refused.err)
         self.workspace.copy_run("voice", "other_voice", self.addCleanup)
         (copy,) = self.workspace.run_dir("other_voice").glob("checkpoints/step-*")
-        arrays = read_arrays(copy, "model")
+        arrays = Checkpoint.read(copy).arrays("model")
         replace_arrays(copy, "averages", {name: array + 1.0 for name, array in arrays.items()})
         refused = self.taught(
             "taught", "--teacher", str(self.workspace.run_dir("other_voice")), "--resume"
@@ -236,12 +239,12 @@ class Runs(unittest.TestCase):
         refused = self.workspace.train("refused", *no_teacher, "--init-from", str(self.folder))
         self.assertEqual(refused.code, 2)
         self.assertIn("no --teacher was given, but the run starts from", refused.err)
-        checkpoint = self.folder / "checkpoints/step-000004"
+        trained = TrainedRun.open(self.folder, "step-000004")
         with self.assertRaisesRegex(ConfigError, "no --teacher was given"):
-            inherit_settings(Config(), checkpoint)  # the task is inherited, too
+            inherit_settings(Config(), trained)  # the task is inherited, too
         vocoder, teacher = ModelConfig(task="vocoder"), TeacherConfig(teacher="a voice of phonemes")
         config = Config(model=vocoder, teacher=teacher, data=DataConfig(text_frontend="phonemes"))
-        inherited = inherit_settings(config, checkpoint)  # whose voice had characters
+        inherited = inherit_settings(config, trained)  # whose voice had characters
         self.assertEqual((inherited.data, inherited.model.model_size), (config.data, "tiny"))
 
     def test_a_teacher_that_cannot_be_used_is_named_before_anything_is_built(self):

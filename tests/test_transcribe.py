@@ -10,6 +10,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from myxtts.training.runs import TrainedRun
 from tests.fixtures import rewrite_state
 from tests.two_devices import MODEL
 
@@ -34,7 +35,6 @@ from myxtts.recognition.transcriber import (
     split_wave,
 )
 from myxtts.text.edit_distance import error_rates
-from myxtts.training.runs import select_checkpoint
 from tests.fixtures import reported, temporary_folder
 from tests.sine_corpus import sine, write_sound
 from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers
@@ -110,7 +110,7 @@ class RecogniserCase(unittest.TestCase):
         """Copy the run with changed metadata."""
         folder = temporary_folder(self.addCleanup)
         run = Path(shutil.copytree(self.run_folder, folder / "run"))
-        rewrite_state(select_checkpoint(run), change)
+        rewrite_state(TrainedRun.open(run).checkpoint.path, change)
         return run
 
 

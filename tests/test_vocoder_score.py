@@ -7,6 +7,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from myxtts.training.setup import run_record
 from tests.two_devices import MODEL
 
 # isort: split
@@ -25,7 +26,6 @@ from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.vocoder import medians, metrics_of_rows, quartiles
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
-from myxtts.training.setup import run_metadata
 from tests.fixtures import entered, temporary_folder
 from tests.sine_corpus import sine, vowels, write_sound
 from tests.tiny import replicas_on, save_checkpoint, training_state
@@ -61,8 +61,8 @@ def untrained_run(folder: Path, corpus: Path) -> Path:
     keras.utils.set_random_seed(0)
     with replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)
-    metadata = run_metadata(config, loaded, vocabulary, None, "")
-    save_checkpoint(folder, metadata, training_state(network))
+    record = run_record(config, loaded, vocabulary, None, "")
+    save_checkpoint(folder, record, training_state(network))
     return folder
 
 

@@ -28,9 +28,9 @@ from myxtts.models.build import build_xtts
 from myxtts.models.xtts import SIZES, XTTS, XTTSSize
 from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route
-from myxtts.training.checkpoint_files import groups_of, read_arrays, read_metadata
+from myxtts.training.checkpoint_files import Checkpoint, Record
 from myxtts.training.checkpoints import Checkpoints
-from myxtts.training.load_model import load_model
+from myxtts.training.runs import TrainedRun
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
@@ -79,9 +79,9 @@ def training_state(
         return TrainingState(model, make_optimizers(model, 0.01, precision), averaged, replicas)
 
 
-def save_checkpoint(run: Path, metadata: dict, state: TrainingState) -> Path:
+def save_checkpoint(run: Path, record: Record, state: TrainingState) -> Path:
     """Write the only checkpoint of a run; return its folder."""
-    with Checkpoints(run / "checkpoints", 1, metadata) as checkpoints:
+    with Checkpoints(run / "checkpoints", 1, record) as checkpoints:
         return checkpoints.save(state)
 
 
@@ -269,25 +269,37 @@ def whole_run() -> WholeRun:
         return WholeRun(workspace, flags, workspace.train("whole", *flags))
 
 
+LOAD_NETWORK = TrainedRun.load_network
+
+
 @cache
 def cached_network(checkpoint: Path, device: str) -> XTTS:
     """Load the network of a checkpoint once for all tests of a process, which takes 4 s."""
     with small_models():
-        return load_model(checkpoint, read_metadata(checkpoint), device, task="tts")
+        return LOAD_NETWORK(run_at(checkpoint), device, "tts")
 
 
-def cached_networks(module: str) -> contextlib.AbstractContextManager:
-    """Return a context in which a module of the package loads networks with `cached_network`."""
-    return mock.patch(
-        f"{module}.load_model",
-        lambda checkpoint, _, device, task: cached_network(checkpoint, device),
-    )
+def run_at(checkpoint: Path) -> TrainedRun:
+    return TrainedRun(checkpoint.parents[1], Checkpoint.read(checkpoint))
+
+
+def cached_networks() -> contextlib.AbstractContextManager:
+    """Return a context in which the networks of voices are loaded with `cached_network`."""
+
+    def load_network(run, device, task, precision="float32"):
+        if (task, precision) == ("tts", "float32"):
+            run.check_task(task)
+            return cached_network(run.checkpoint.path, device)
+        return LOAD_NETWORK(run, device, task, precision)
+
+    return mock.patch.object(TrainedRun, "load_network", load_network)
 
 
 def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Yield every array of a checkpoint by group and name."""
-    for group in groups_of(checkpoint):
-        arrays = read_arrays(checkpoint, group)
+    read = Checkpoint.read(checkpoint)
+    for group in read.groups:
+        arrays = read.arrays(group)
         yield from ((f"{group}/{name}", arrays[name]) for name in sorted(arrays))
 
 

@@ -17,7 +17,7 @@ from myxtts.recognition.transcriber import Transcriber
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import digest_of
-from myxtts.training.setup import run_metadata
+from myxtts.training.setup import run_record
 from tests.fixtures import temporary_folder
 from tests.tiny import Workspace, replicas_on, save_checkpoint, training_state
 from tests.two_devices import MODEL
@@ -49,10 +49,10 @@ def asr_run() -> ASRRun:
     with small_asr_models(), replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)
     network.out.kernel.assign(20.0 * network.out.kernel)  # confident predictions of several symbols
-    metadata = run_metadata(
+    record = run_record(
         config, corpus, vocabulary, None, digest_of({v.path: v.numpy() for v in network.variables})
     )
-    save_checkpoint(run, metadata, training_state(network))
+    save_checkpoint(run, record, training_state(network))
     return ASRRun(workspace, run)
 
 

@@ -12,14 +12,13 @@ from myxtts.data.features import FeatureExtractor
 from myxtts.local_sgd.interpolation import Coefficients, Measurement, make_evaluator
 from myxtts.local_sgd.merge import read_input
 from myxtts.tasks.length_rules import length_rule_of
-from myxtts.training.warm_start import inherited_vocabulary
 from tests.tiny import build_model, replicas_on, small_models
 from tests.tiny_vocoder import vocoder_inputs
 from tests.two_devices import MODEL
 
 
 class UntrainedTeacher:
-    """What a producer needs of a teacher: see `training.load_teacher.FrozenVoice`."""
+    """What a producer needs of a teacher: see `models.teacher.TeacherModel`."""
 
     def __init__(self, device: str, ode_steps: int = 2, guidance: float = 1.0):
         self.network = build_model(device=device)
@@ -50,7 +49,7 @@ def spoken_inputs() -> dict:
 def merge_evaluator(run: Path) -> Callable[[Coefficients], Measurement]:
     """Return what measures merges of the checkpoints of a run after 2 and 4 steps."""
     inputs = [read_input(run / f"checkpoints/step-00000{step}") for step in (2, 4)]
-    config, known = inputs[0].config, inherited_vocabulary(inputs[0].metadata)
+    config, known = inputs[0].config, inputs[0].record.inherited_vocabulary
     _, held_out, _ = load_corpora(config, run, length_rule_of(config), known)
     with small_models():
         return make_evaluator(inputs, held_out.manifest, config, replicas_on(MODEL).routes[0], run)

@@ -79,7 +79,7 @@ class Voices(Networks):
 
 
 class Frozen:
-    """What `training.load_teacher.FrozenVoice` is, without a run."""
+    """What `training.load_teacher.TeacherModel` is, without a run."""
 
     def __init__(self, network: keras.Model, ode_steps: int, guidance: float):
         self._network = network

@@ -19,7 +19,7 @@ from myxtts.throughput.auto import MEASURED_STEPS, SIMULATED_STEPS, measure_in_s
 from myxtts.throughput.model import QueueDepths, StageTimes
 from myxtts.throughput.placements import Candidate, predict
 from myxtts.throughput.stage_times import StageProfile, resample_steps
-from myxtts.training.checkpoint_files import checkpoint_of, read_arrays
+from myxtts.training.checkpoint_files import Checkpoint, checkpoint_of
 
 TITLE = "Placements"
 # A GPU of 8 GB has both, and what CUDA needs.
@@ -227,7 +227,7 @@ def compare_weights(scope: Scope, found: Findings, cases: list[Case]) -> None:
     checkpoints = {case.name: case.checkpoint for case in cases if case.checkpoint is not None}
     if len(checkpoints) > 1:
         expected, *others = (
-            (name, read_arrays(path, "model")) for name, path in checkpoints.items()
+            (name, Checkpoint.read(path).arrays("model")) for name, path in checkpoints.items()
         )
         found.differences = {
             name: largest_difference(arrays, expected[1]) for name, arrays in others

@@ -34,12 +34,6 @@ AUDIO_FORMAT = {
 }
 """What checkpoints record of the waves and mels that a run was trained on."""
 
-UNRECORDED_FORMAT = {
-    **{"sample_rate_hz": 22_050, "fft_samples": 1024, "window_samples": 1024, "hop_samples": 256},
-    **{"mel_bands": 80, "low_hz": 0.0, "high_hz": 8_000.0, "log_floor": 1e-5},
-}
-"""The audio format of checkpoints that do not record it. It never changes, unlike AUDIO_FORMAT."""
-
 
 def frame_count(samples):
     """Return the number of mel frames of `samples` samples (a number, an array or a tensor)."""

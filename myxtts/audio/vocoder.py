@@ -32,6 +32,23 @@ class VocoderProtocol(Protocol):
         ...
 
 
+class NetworkVocoder:
+    """A trained network as a vocoder, see `VocoderProtocol`.
+
+    Args:
+        network: has a compiled method `synthesize`.
+    """
+
+    def __init__(self, network: Any, description: str, metadata: dict[str, Any]):
+        # A tf.function holds no reference to the object that it is a method of.
+        self._network = network
+        self.description = description
+        self.metadata = metadata
+        # Those that it reads: discriminators are not part of an export.
+        self.variables = list(network.synthesize.get_concrete_function().variables)
+        self.synthesize = network.synthesize
+
+
 def vocode(
     vocoder: VocoderProtocol, log_mel, frames, seed: tuple[int, int] = (0, 0)
 ) -> list[np.ndarray]:

@@ -192,12 +192,13 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     Raises:
         UserError: the run, a corpus, an output or an option cannot be used.
     """
-    selected, folder, route = open_target(run, checkpoint, "asr", options)
-    transcriber = Transcriber(run, route.model, selected.name, options.beam_width)
-    corpus = load_measured(run, selected, options, folder)
+    trained, folder, route = open_target(run, checkpoint, "asr", options)
+    name = trained.checkpoint.path.name
+    transcriber = Transcriber(run, route.model, name, options.beam_width)
+    corpus = load_measured(trained, options, folder)
     score = score_asr(
         transcriber,
-        selected.name,
+        name,
         corpus.manifest,
         corpus.vocabulary.speakers,
         options.utterances or len(corpus.manifest),
@@ -214,7 +215,7 @@ def score_in_run(
     held_out = setup.corpora.held_out
     count = setup.config.run.evaluate_utterances
     assert held_out is not None
-    transcriber = NetworkTranscriber(folder.path, setup.metadata, network, device)
+    transcriber = NetworkTranscriber(folder.path, setup.record, network, device)
     speakers = setup.corpora.vocabulary.speakers
 
     def score(checkpoint: str, pace: Pace) -> ASRScore:

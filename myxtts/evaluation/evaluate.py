@@ -9,10 +9,8 @@ import keras
 from myxtts.evaluation import asr, tts, vocoder
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.table import ScoreWeights
-from myxtts.tasks.registry import task_of
-from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.observation import LoadVocoder
-from myxtts.training.runs import RunFolder, select_checkpoint, settings_of
+from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.setup import TrainingSetup
 
 
@@ -42,6 +40,5 @@ def evaluate_run(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     Raises:
         UserError: the run, a corpus or an output cannot be used.
     """
-    selected = select_checkpoint(run, checkpoint)
-    task = task_of(settings_of(selected, read_metadata(selected)))
-    EVALUATORS[task.name].of_run(run, selected.name, options)
+    trained = TrainedRun.open(run, checkpoint)
+    EVALUATORS[trained.task].of_run(run, trained.checkpoint.path.name, options)

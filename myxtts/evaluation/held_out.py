@@ -4,7 +4,7 @@ import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -27,11 +27,8 @@ from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
-from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.runs import check_same_corpus, select_checkpoint, settings_of, vocabulary_of
-from myxtts.training.setup import run_metadata
-from myxtts.training.warm_start import inherited_vocabulary
+from myxtts.training.runs import TrainedRun, check_same_corpus
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +91,7 @@ class MeasuredCorpus(NamedTuple):
 
 
 def load_measured(
-    run: Path,
-    checkpoint: Path,
-    options: EvaluationOptions,
-    folder: Path,
-    needs_training: bool = False,
+    run: TrainedRun, options: EvaluationOptions, folder: Path, needs_training: bool = False
 ) -> MeasuredCorpus:
     """Load the held-out utterances of a checkpoint, or those of --data.
 
@@ -110,25 +103,25 @@ def load_measured(
         DataError: a corpus is missing or cannot be used, or nothing was held out.
         CheckpointError: the corpus or the held-out utterances have changed since.
     """
-    metadata = read_metadata(checkpoint)
+    record = run.record
     if options.data is None:
-        corpora, manifest = load_held_out(checkpoint, metadata, run, folder)
+        corpora, manifest = load_held_out(run, folder)
         training = corpora.training.manifest
         speakers = speakers_of(training, corpora.vocabulary)
         source = "held-out utterances"
         return MeasuredCorpus(
             manifest, corpora.vocabulary, corpora.config, training, speakers, source
         )
-    config = settings_of(checkpoint, metadata)
-    known = vocabulary_of(metadata)
+    config = record.settings
+    known = record.vocabulary
     other_training = None
     if needs_training:
-        corpora = load_checkpoint_corpora(checkpoint, metadata, run, folder)
+        corpora = load_checkpoint_corpora(run, folder)
         config = corpora.config
         known = corpora.vocabulary
         other_training = corpora.training.manifest
     manifest, vocabulary = load_other_corpus(options, config, known, folder)
-    speakers = set(metadata["speakers"]) - {DEFAULT_SPEAKER}
+    speakers = set(record.speakers) - {DEFAULT_SPEAKER}
     source = f"utterances of {options.data}"
     return MeasuredCorpus(manifest, vocabulary, config, other_training, speakers, source)
 
@@ -154,36 +147,32 @@ class CheckpointCorpora(NamedTuple):
     vocabulary: Vocabulary
 
 
-def load_held_out(
-    checkpoint: Path, metadata: dict[str, Any], run: Path, listing: Path
-) -> tuple[CheckpointCorpora, Manifest]:
+def load_held_out(run: TrainedRun, listing: Path) -> tuple[CheckpointCorpora, Manifest]:
     """Return the corpora of a checkpoint, and its held-out utterances.
 
     Raises:
         DataError: the corpus is missing, or nothing was held out.
         CheckpointError: the corpus or the held-out utterances have changed since.
     """
-    corpora = load_checkpoint_corpora(checkpoint, metadata, run, listing)
+    corpora = load_checkpoint_corpora(run, listing)
     if corpora.held_out is None:
         raise DataError(
-            f"an evaluation needs utterances that the run was not trained on, but {run} held none"
-            f" out (validation_fraction {corpora.config.data.validation_fraction}). Train with"
+            f"an evaluation needs utterances that the run was not trained on, but {run.path} held"
+            f" none out (validation_fraction {corpora.config.data.validation_fraction}). Train with"
             " --validation-fraction or --val-data, or give another corpus with --data."
         )
     manifest = corpora.held_out.manifest
-    former = metadata.get("held_out")
+    record = run.record
     # A fork or merge has no corpus of its own yet.
-    if metadata["corpus"] is not None and former not in (None, manifest.fingerprint):
+    if record.corpus is not None and record.held_out not in (None, manifest.fingerprint):
         raise CheckpointError(
-            f"the utterances that {checkpoint} was validated on have changed since. Restore them,"
-            " or give them as another corpus with --data."
+            f"the utterances that {run.checkpoint.path} was validated on have changed since."
+            " Restore them, or give them as another corpus with --data."
         )
     return corpora, manifest
 
 
-def load_checkpoint_corpora(
-    checkpoint: Path, metadata: dict[str, Any], run: Path, listing: Path
-) -> CheckpointCorpora:
+def load_checkpoint_corpora(run: TrainedRun, listing: Path) -> CheckpointCorpora:
     """Load the corpora that a checkpoint was trained and validated on.
 
     Args:
@@ -193,22 +182,20 @@ def load_checkpoint_corpora(
         DataError: a corpus is missing.
         CheckpointError: the training corpus has changed since.
     """
-    config = for_evaluation(settings_of(checkpoint, metadata))
+    config = for_evaluation(run.record.settings)
     data = config.data
     for path in filter(None, (data.train_data or str(DEMO_FOLDER), data.val_data, data.audio_root)):
         if not Path(path).exists():
             raise DataError(
-                f"{run} was trained on {path}, which does not exist under {Path.cwd()}. Restore it,"
-                " or work in the folder in which the run was started."
+                f"{run.path} was trained on {path}, which does not exist under {Path.cwd()}."
+                " Restore it, or work in the folder in which the run was started."
             )
     # The run has the manifests of its corpus.
-    folder = run if os.access(run, os.W_OK | os.X_OK) else listing
-    loaded = load_corpora(config, folder, length_rule_of(config), inherited_vocabulary(metadata))
+    record = run.record
+    folder = run.path if os.access(run.path, os.W_OK | os.X_OK) else listing
+    loaded = load_corpora(config, folder, length_rule_of(config), record.inherited_vocabulary)
     corpora = CheckpointCorpora(config, *loaded)
-    current = run_metadata(
-        config, corpora.training, corpora.vocabulary, metadata["ancestor"], metadata["start"]
-    )
-    check_same_corpus(checkpoint, current)
+    check_same_corpus(run.checkpoint, corpora.vocabulary, corpora.training.manifest.fingerprint)
     return corpora
 
 
@@ -315,7 +302,7 @@ def evenly_spaced(rows: np.ndarray, count: int) -> np.ndarray:
 class Target(NamedTuple):
     """What is measured, where, and the folder for files of the evaluation."""
 
-    checkpoint: Path
+    run: TrainedRun
     folder: Path
     route: Route
 
@@ -327,11 +314,12 @@ def open_target(run: Path, checkpoint: str | None, task: str, options: Evaluatio
         UserError: the run, an output or an option cannot be used.
     """
     check_options(run, task, options)
-    selected = select_checkpoint(run, checkpoint)
+    trained = TrainedRun.open(run, checkpoint)
+    trained.check_task(task)
     check_writable("--json", options.json_file)
-    folder = output_folder(run, selected, options)
+    folder = output_folder(run, trained.checkpoint.path, options)
     make_folder(folder, "--out")
-    return Target(selected, folder, devices.configure_default().routes[0])
+    return Target(trained, folder, devices.configure_default().routes[0])
 
 
 def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Path:

@@ -1,8 +1,8 @@
 """Synthesis, vocoding and feature extraction on a device."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,8 +21,8 @@ from myxtts.evaluation.metrics import (
 from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.portable_ops import function_per_device_type
 from myxtts.text.frontend import symbols_of
+from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.runs import vocabulary_of
 
 BATCH_UTTERANCES = 8
 
@@ -32,7 +32,7 @@ _log_mel, _f0 = _of_waves(log_mel), _of_waves(f0)
 
 def predict_mels(
     network: XTTS,
-    metadata: Mapping[str, Any],
+    record: Record,
     texts: Sequence[str],
     languages: Sequence[int],
     references: Sequence[np.ndarray],
@@ -43,12 +43,12 @@ def predict_mels(
     """Synthesize the log-mels of texts, float32 [frames, 80] each: front end and network.
 
     Args:
-        metadata: of the network's checkpoint, for its front end and vocabulary.
+        record: of the network's checkpoint, for its front end and vocabulary.
         languages: index of each text's language.
         references: float32 [frames, 80] each.
     """
-    vocabulary = vocabulary_of(metadata)
-    frontend = metadata["settings"]["data"]["text_frontend"]
+    vocabulary = record.vocabulary
+    frontend = record.settings.data.text_frontend
     tokens = [
         vocabulary.symbols.encode(symbols_of(text, vocabulary.languages[language], frontend))
         for text, language in zip(texts, languages, strict=True)

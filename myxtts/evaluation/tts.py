@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,11 +56,9 @@ from myxtts.recognition.transcriber import Transcriber
 from myxtts.report.plots import f0_curves, mel_and_alignment, png_bytes
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.edit_distance import error_rates
-from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.load_model import load_model
-from myxtts.training.load_vocoder import load_vocoder
+from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import LoadVocoder, Pace, no_pace
-from myxtts.training.runs import RunFolder, select_vocoder, vocabulary_of
+from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.setup import TrainingSetup
 
 MAX_UTTERANCES = 50
@@ -78,35 +76,34 @@ def evaluate_tts(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     Raises:
         UserError: the run, its vocoder, a corpus, an output or an option cannot be used.
     """
-    selected, folder, route = open_target(run, checkpoint, "tts", options)
-    print_score(score_tts(run, selected, options, route, folder), folder, options.json_file)
+    trained, folder, route = open_target(run, checkpoint, "tts", options)
+    print_score(score_tts(trained, options, route, folder), folder, options.json_file)
     log.info("plots          %s", folder)
 
 
 def score_tts(
-    run: Path, checkpoint: Path, options: EvaluationOptions, route: Route, folder: Path
+    run: TrainedRun, options: EvaluationOptions, route: Route, folder: Path
 ) -> ColumnScore:
     """Measure a checkpoint, and write plots.
 
     Raises:
         UserError: the checkpoint, the vocoder, a corpus or a file cannot be used.
     """
-    metadata = read_metadata(checkpoint)
     device = route.model
-    choice = select_vocoder(run, metadata, options.vocoder)
-    corpus = load_measured(run, checkpoint, options, folder, needs_training=True)
-    network = load_model(checkpoint, metadata, device, task="tts")
-    vocoder = load_vocoder(choice, device)
+    choice = run.select_vocoder(options.vocoder)
+    corpus = load_measured(run, options, folder, needs_training=True)
+    network = run.load_network(device, "tts")
+    vocoder = choice.load(device)
     vocoders = {"": vocoder}
     if choice.trained:
         vocoders[GRIFFIN_LIM_SUFFIX] = GriffinLim()
     transcriber = Transcriber(options.asr_run, device) if options.asr_run else None
     count = options.utterances or MAX_UTTERANCES
-    held_out = load_utterances(network, corpus.manifest, corpus.config, route, run, count)
+    held_out = load_utterances(network, corpus.manifest, corpus.config, route, run.path, count)
     evaluator = TTSEvaluator(
-        network, metadata, corpus.config, held_out, vocoders, transcriber, options, device
+        network, run.record, corpus.config, held_out, vocoders, transcriber, options, device
     )
-    log.info("evaluation     %s, %d utterances", checkpoint, len(held_out.utterances))
+    log.info("evaluation     %s, %d utterances", run.checkpoint.path, len(held_out.utterances))
     measured = evaluator.measure()
     recorded = evaluator.recorded
     plotted = slice(PLOTTED_UTTERANCES)
@@ -116,7 +113,7 @@ def score_tts(
         recorded[plotted],
         measured.columns["synthesized"].features[plotted],
     )
-    score = evaluator.score(run, checkpoint.name, measured)
+    score = evaluator.score(run.path, run.checkpoint.path.name, measured)
     features = {name: column.features for name, column in measured.columns.items()}
     assert corpus.training is not None
     speakers, speaker_note = speaker_accuracy(
@@ -180,7 +177,7 @@ class TTSEvaluator:
 
     Args:
         network: an `XTTS` for inference, on the device.
-        metadata: of a checkpoint of its run.
+        record: of a checkpoint of its run.
         config: of the run.
         held_out: the utterances to measure.
         vocoders: by the suffix of their columns. That of "" also makes shuffled texts.
@@ -199,7 +196,7 @@ class TTSEvaluator:
     def __init__(
         self,
         network: XTTS,
-        metadata: Mapping[str, Any],
+        record: Record,
         config: Config,
         held_out: HeldOut,
         vocoders: Mapping[str, VocoderProtocol],
@@ -209,7 +206,7 @@ class TTSEvaluator:
         in_run: bool = False,
     ):
         self._network = network
-        self._metadata = metadata
+        self._record = record
         self._held_out = held_out
         self._device = device
         self._vocoders = vocoders
@@ -217,7 +214,7 @@ class TTSEvaluator:
         self._in_run = in_run
         self._synthesis = override(synthesis_options(config.model), options)
         utterances = held_out.utterances
-        self._languages = [metadata["languages"][utterance.language] for utterance in utterances]
+        self._languages = [record.languages[utterance.language] for utterance in utterances]
         self._references: list[str] = []
         if transcriber:
             self._references = [
@@ -247,7 +244,7 @@ class TTSEvaluator:
         waves, factors = synthesize_columns(
             self._network,
             utterances,
-            self._metadata,
+            self._record,
             self._synthesis,
             self._vocoders,
             self._device,
@@ -264,7 +261,7 @@ class TTSEvaluator:
             metrics = column_metrics(rows, measured.columns, self._copies, self._references)
             return metrics if self._is_perceptual else without_perceptual(metrics)
 
-        symbols = vocabulary_of(self._metadata).symbols
+        symbols = self._record.vocabulary.symbols
         boundaries, boundary_note = alignment_metrics(measured.utterances, self.alignments, symbols)
         columns: tuple[str, ...] = COLUMNS[:2] if self._in_run else COLUMNS
         for suffix in filter(None, self._vocoders):
@@ -337,7 +334,7 @@ def score_in_run(
     options = EvaluationOptions(perceptual=False)
     evaluator = TTSEvaluator(
         network,
-        setup.metadata,
+        setup.record,
         config,
         loaded,
         {"": load()},
@@ -364,7 +361,7 @@ def override(run_options: SynthesisOptions, options: EvaluationOptions) -> Synth
 def synthesize_columns(
     network: XTTS,
     utterances: Sequence[Utterance],
-    metadata: Mapping[str, Any],
+    record: Record,
     options: SynthesisOptions,
     vocoders: Mapping[str, VocoderProtocol],
     device: str,
@@ -382,7 +379,7 @@ def synthesize_columns(
         """Synthesize the text of each source with the reference of the utterance of its index."""
         texts = [source.text for source in sources]
         languages = [source.language for source in sources]
-        return predict_mels(network, metadata, texts, languages, references, options, device, pace)
+        return predict_mels(network, record, texts, languages, references, options, device, pace)
 
     # They come first, since they are also the warm-up of the synthesis that is timed.
     shuffled_mels = predict(shuffle_texts(utterances)) if shuffled else []

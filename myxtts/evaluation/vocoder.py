@@ -58,9 +58,8 @@ from myxtts.evaluation.table import (
 from myxtts.files import numbered_name
 from myxtts.machine import core_count
 from myxtts.report.plots import png_bytes, spectra
-from myxtts.training.load_vocoder import TrainedVocoder
 from myxtts.training.observation import LoadVocoder, Pace, no_pace
-from myxtts.training.runs import RunFolder, read_vocoder_run
+from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.setup import TrainingSetup
 
 MAX_UTTERANCES = 50
@@ -107,25 +106,25 @@ def evaluate_vocoder(run: Path, checkpoint: str | None, options: EvaluationOptio
     Raises:
         UserError: the run, a corpus, an output or an option cannot be used.
     """
-    selected, folder, route = open_target(run, checkpoint, "vocoder", options)
-    score = score_vocoder(run, selected, options, route.model, folder)
+    trained, folder, route = open_target(run, checkpoint, "vocoder", options)
+    score = score_vocoder(trained, options, route.model, folder)
     print_score(score, folder, options.json_file)
     log.info("pictures       %s", folder)
 
 
 def score_vocoder(
-    run: Path, checkpoint: Path, options: EvaluationOptions, device: str, folder: Path
+    run: TrainedRun, options: EvaluationOptions, device: str, folder: Path
 ) -> ColumnScore:
     """Measure a checkpoint, and write sounds and pictures.
 
     Raises:
         UserError: the checkpoint, a corpus or a file cannot be used.
     """
-    vocoder = TrainedVocoder(read_vocoder_run(run, checkpoint.name), device)
-    corpus = load_measured(run, checkpoint, options, folder)
+    vocoder = run.load_vocoder(device)
+    corpus = load_measured(run, options, folder)
     count = options.utterances or MAX_UTTERANCES
     recordings = recordings_of(corpus.manifest, corpus.vocabulary, count)
-    log.info("evaluation     %s, %d utterances", checkpoint, len(recordings))
+    log.info("evaluation     %s, %d utterances", run.checkpoint.path, len(recordings))
     evaluator = VocoderEvaluator(
         recordings,
         corpus.trained_speakers,
@@ -139,7 +138,7 @@ def score_vocoder(
     for row, recording in enumerate(recordings[:PLOTTED_UTTERANCES]):
         name = numbered_name(row + 1, recording.id)
         write_example(folder, name, {column: of.waves[row] for column, of in copies.items()})
-    score = evaluator.score(run, checkpoint.name, copies)
+    score = evaluator.score(run.path, run.checkpoint.path.name, copies)
     cores = core_count()
     named_cores = "1 core" if cores == 1 else f"{cores} cores"
     note = (

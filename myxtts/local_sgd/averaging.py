@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.errors import CheckpointError
-from myxtts.training.checkpoint_files import archive_of, opened_arrays
+from myxtts.training.checkpoint_files import Checkpoint, archive_of
 
 OTHER_NETWORK = "the networks differ. Leave one of them out."
 
@@ -22,7 +22,7 @@ def normalised(weights: Sequence[float]) -> list[float]:
 
 
 def weighted_mean(
-    groups: Sequence[tuple[Path, str]], weights: Sequence[float]
+    groups: Sequence[tuple[Checkpoint, str]], weights: Sequence[float]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Average the arrays of several checkpoints by name; of integers, take the largest.
 
@@ -38,8 +38,8 @@ def weighted_mean(
     """
     coefficients = normalised(weights)
     with ExitStack() as opened:
-        contents = [opened.enter_context(opened_arrays(*group)) for group in groups]
-        archives = [archive_of(*group) for group in groups]
+        contents = [opened.enter_context(checkpoint.opened(group)) for checkpoint, group in groups]
+        archives = [archive_of(checkpoint.path, group) for checkpoint, group in groups]
         for path, arrays in zip(archives, contents, strict=True):
             if difference := set(arrays) ^ set(contents[0]):
                 name = min(difference)

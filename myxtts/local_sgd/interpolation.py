@@ -28,10 +28,9 @@ from myxtts.placement import devices
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts import synthesis_options
-from myxtts.training.load_model import load_model
-from myxtts.training.load_teacher import teacher_loader
+from myxtts.training.checkpoints import assign_arrays
 from myxtts.training.observation import Validation
-from myxtts.training.runs import read_teacher, vocabulary_of
+from myxtts.training.runs import open_teacher, teacher_loader
 from myxtts.training.setup import typical_sizes
 
 # On the line from one set of weights to another.
@@ -217,7 +216,7 @@ def measure_interpolation(
         f"{len(held_out)} utterances of {config.data.val_data}, with the weights that inference"
         f" uses{criterion.note}"
     )
-    names = [str(merge_input.checkpoint) for merge_input in inputs]
+    names = [str(merge_input.path) for merge_input in inputs]
     return InterpolationLine(names, mean, ends, measurements, criterion, note)
 
 
@@ -227,19 +226,17 @@ def make_evaluator(
     """Return a function that measures the mean of the inputs with some coefficients."""
     task = task_of(config)
     device = route.model
-    metadata = inputs[0].metadata
-    network = load_model(inputs[0].checkpoint, metadata, device, task.name)
+    network = inputs[0].run.load_network(device, task.name)
     corpus = single_bucket_corpus(held_out, config)
     config = for_evaluation(config)
     extractor = task.extractor(config, False)
     # A vocoder refines its teacher's mels.
     if extractor.features.keys() != network.BATCH_FIELDS.keys():
-        load_teacher = teacher_loader(
-            read_teacher(config, inputs[0].checkpoint), config, typical_sizes(corpus.plan)
-        )
+        teacher = open_teacher(config, inputs[0].run)
+        load_teacher = teacher_loader(teacher, config, typical_sizes(corpus.plan))
         extractor = task.extractor(config, False, load_teacher)
     pipeline = held_out_pipeline(corpus, route, extractor, config, folder)
-    make_metric = task.metric(vocabulary_of(metadata))
+    make_metric = task.metric(inputs[0].record.vocabulary)
     if make_metric is None:
         make_metric = partial(MelDistortion, network, synthesis_options(config.model))
     validation = Validation(network, device, lambda: pipeline.open_feed(HELD_OUT_PASS), make_metric)
@@ -249,8 +246,7 @@ def make_evaluator(
     def evaluate(coefficients: Coefficients) -> Measurement:
         pairs = zip(inputs, coefficients, strict=True)
         used = [(source.weights, coefficient) for source, coefficient in pairs if coefficient]
-        for name, array in weighted_mean(*zip(*used, strict=True)):
-            variables[name].assign(array)
+        assign_arrays(variables, dict(weighted_mean(*zip(*used, strict=True))))
         results = validation.evaluate()
         metric_and_loss = (results[name] for name in names)
         return Measurement(*(x if math.isfinite(x) else math.inf for x in metric_and_loss))

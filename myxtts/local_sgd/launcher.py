@@ -31,6 +31,7 @@ from myxtts.config.flags import marked
 from myxtts.config.load import dump, format_value, load
 from myxtts.config.names import command_line
 from myxtts.config.schema import IN_SHARDS, Config
+from myxtts.data.batch_plan import Position
 from myxtts.distributed.processes import (
     ChildProcess,
     Exit,
@@ -61,24 +62,20 @@ from myxtts.local_sgd.status import (
 from myxtts.machine import usable_cores
 from myxtts.report.overview import JobsPage
 from myxtts.training.checkpoint_files import (
+    MODEL,
+    Ancestor,
+    Checkpoint,
     checkpoint_of,
-    digest_of,
-    groups_of,
     latest,
-    opened_arrays,
-    put_back_former,
-    read_arrays,
-    read_metadata,
+    read_record,
+    recover_interrupted_replace,
     step_of,
     write_checkpoint,
 )
 from myxtts.training.runs import LOCK, RunFolder
-from myxtts.training.schedule import observations_of
 
 # Name of the folder of the split corpus.
 SHARDS = "shards"
-# Metadata of a merged checkpoint, which a fork does not inherit.
-MERGE_KEYS = ("merge_inputs", "kept_input")
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +179,7 @@ class JobsSpec:
             return False
         if name == WARMSTART:
             return step_of(newest) >= self.warmstart_steps
-        audio_s = read_metadata(newest)["audio_s_since_sync"]
+        audio_s = read_record(newest).audio_s_since_sync
         return step_of(newest) >= self.total_steps and not has_pending_sync(
             self.sync_every, audio_s
         )
@@ -192,7 +189,7 @@ class JobsSpec:
         newest = self.newest_checkpoint(name)
         if newest is None or not self.is_done(name):
             return True
-        return bool(observations_of(read_metadata(newest)))
+        return bool(read_record(newest).pending_observations)
 
 
 def job_devices(gpus: Sequence[int], simulated: int, resumed: str | None = None) -> list[JobDevice]:
@@ -431,10 +428,10 @@ class _Launcher(SupervisorEvents):
                     " the same command and --resume."
                 )
         average = newest_average(spec.sync_dir) if spec.sync_every else None
-        missed_syncs = read_metadata(average)["missed_syncs"] if average else {}
+        missed_syncs = read_record(average).missed_syncs if average else {}
         for index, syncs in missed_syncs.items():
             self._error(
-                f"{spec.names[int(index)]} missed {syncs} syncs because it was late or failed: its"
+                f"{spec.names[index]} missed {syncs} syncs because it was late or failed: its"
                 " updates for them are not in the result. Raise --sync-timeout to wait longer."
             )
         return len(done) == len(spec.jobs) and not missed_syncs
@@ -548,32 +545,35 @@ def fork(start: Path, run: Path, config: Config) -> None:
         CheckpointError: `start` is damaged.
     """
     checkpoints = run / "checkpoints"
-    put_back_former(checkpoints)
+    recover_interrupted_replace(checkpoints)
     if latest(checkpoints):
         return
-    metadata = read_metadata(start)
-    with opened_arrays(start, "model") as weights:
-        digest = digest_of(weights)
-    changed = {
-        "settings": config.model_dump(mode="json"),
-        "corpus": None,
-        "position": [0, 0, []],
-        "audio_s": 0.0,
-        "audio_s_since_sync": 0.0,
-        "best": None,
-        # Those of the warm start are its own.
-        "observing": [],
-        "provisional": False,
-        "ancestor": {
-            "run": str(start.parents[1]),
-            "step": metadata["step"],
-            "weights": digest,
-            **{name: len(metadata[name]) for name in ("symbols", "languages", "speakers")},
-        },
-    }
-    inherited = {name: value for name, value in metadata.items() if name not in MERGE_KEYS}
-    write_checkpoint(
-        checkpoint_of(checkpoints, metadata["step"]),
-        ((group, read_arrays(start, group).items()) for group in groups_of(start)),
-        inherited | changed,
+    source = Checkpoint.read(start)
+    record = source.record
+    ancestor = Ancestor(
+        run=str(start.parents[1]),
+        step=record.step,
+        weights=record.digests[MODEL],
+        symbols=len(record.symbols),
+        languages=len(record.languages),
+        speakers=len(record.speakers),
     )
+    # What the run has not done itself is not inherited: its corpus, progress and observations, and
+    # what it was merged from.
+    record = record.model_copy(
+        update={
+            "settings": config,
+            "corpus": None,
+            "position": Position(),
+            "audio_s": 0.0,
+            "audio_s_since_sync": 0.0,
+            "best": None,
+            "pending_observations": (),
+            "provisional": False,
+            "ancestor": ancestor,
+            "merge_inputs": (),
+            "kept_input": None,
+        }
+    )
+    groups = ((group, source.arrays(group).items()) for group in source.groups)
+    write_checkpoint(checkpoint_of(checkpoints, record.step), groups, record)

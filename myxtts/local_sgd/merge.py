@@ -33,21 +33,15 @@ from myxtts.files import fsync_folder, partial_folder_of, write_whole
 from myxtts.local_sgd.averaging import normalised, weighted_mean
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.training.checkpoint_files import (
+    MODEL,
+    Ancestor,
+    Checkpoint,
+    MergedInput,
+    Record,
     checkpoint_of,
-    digest_of,
-    groups_of,
-    opened_arrays,
-    read_metadata,
-    update_metadata,
     write_checkpoint,
 )
-from myxtts.training.runs import (
-    audio_format_of,
-    select_checkpoint,
-    settings_of,
-    vocabulary_of,
-    weights_group,
-)
+from myxtts.training.runs import TrainedRun
 
 # No weights depend on these, so --force allows inputs to differ in them.
 FORCEABLE = ("speakers", "start")
@@ -65,27 +59,36 @@ def merge_settings(task: str) -> list[Setting]:
 
 @dataclass(frozen=True, eq=False)
 class MergeInput:
-    """A checkpoint to merge.
+    """A checkpoint to merge."""
 
-    Attributes:
-        metadata: its state.json.
-        config: its settings.
-    """
-
-    checkpoint: Path
-    metadata: dict[str, Any]
-    config: Config
+    run: TrainedRun
 
     @property
-    def weights(self) -> tuple[Path, str]:
+    def checkpoint(self) -> Checkpoint:
+        return self.run.checkpoint
+
+    @property
+    def path(self) -> Path:
+        return self.checkpoint.path
+
+    @property
+    def record(self) -> Record:
+        return self.checkpoint.record
+
+    @property
+    def config(self) -> Config:
+        return self.record.settings
+
+    @property
+    def weights(self) -> tuple[Checkpoint, str]:
         """Checkpoint and group of the weights that inference uses."""
-        return self.checkpoint, weights_group(self.metadata)
+        return self.checkpoint, self.record.weights_group
 
     @property
     def signature(self) -> dict[str, Any]:
         """What the arrays of the checkpoint depend on, by name; the same for all inputs."""
         config = self.config
-        metadata = self.metadata
+        record = self.record
         task = config.model.task
         # The optimizer state covers the trained variables and, with mixed_float16, the loss scale.
         is_scaled = config.training.precision == "mixed_float16"
@@ -94,11 +97,14 @@ class MergeInput:
             "model_size": config.model.model_size,
             **{setting.name: setting.of(config) for setting in merge_settings(task)},
             "text_frontend": config.data.text_frontend,
-            "audio_format": audio_format_of(metadata),
-            "teacher": (metadata.get("teacher") or {"weights": "none"})["weights"],
+            "audio_format": record.audio_format,
+            "teacher": record.teacher.weights if record.teacher else "none",
             "freeze": " ".join(sorted(config.training.freeze)) or "nothing",
             "precision": "mixed_float16" if is_scaled else "another",
-            **{name: metadata[name] for name in ("symbols", "languages", "speakers", "start")},
+            "symbols": record.symbols,
+            "languages": record.languages,
+            "speakers": record.speakers,
+            "start": record.start,
         }
 
 
@@ -110,7 +116,7 @@ def read_inputs(paths: Sequence[Path]) -> list[MergeInput]:
         ConfigError: there are not two or more different ones.
     """
     inputs = [read_input(path) for path in paths]
-    resolved = [merge_input.checkpoint.resolve() for merge_input in inputs]
+    resolved = [merge_input.path.resolve() for merge_input in inputs]
     if repeated := next((path for path in resolved if resolved.count(path) > 1), None):
         raise ConfigError(
             f"a merge needs different checkpoints, but {repeated} was given twice. Name each one"
@@ -129,12 +135,9 @@ def read_input(path: Path) -> MergeInput:
     is_checkpoint = path.is_dir() and (
         (path / "state.json").exists() or re.fullmatch(r"step-\d+", path.name)
     )
-    checkpoint = path if is_checkpoint else select_checkpoint(path)
-    metadata = read_metadata(checkpoint)
-    config = settings_of(checkpoint, metadata)
-    vocabulary_of(metadata)
-    metadata["settings"] = config.model_dump(mode="json")
-    return MergeInput(checkpoint, metadata, config)
+    if is_checkpoint:
+        return MergeInput(TrainedRun(path.parent.parent, Checkpoint.read(path)))
+    return MergeInput(TrainedRun.open(path))
 
 
 def merge_weights(inputs: Sequence[MergeInput], given: Sequence[float] | None) -> list[float]:
@@ -145,7 +148,7 @@ def merge_weights(inputs: Sequence[MergeInput], given: Sequence[float] | None) -
         ConfigError: the given weights are no weights, or too few or too many.
     """
     if given is None:
-        weights = [float(merge_input.metadata["audio_s"]) for merge_input in inputs]
+        weights = [merge_input.record.audio_s for merge_input in inputs]
         if not all(0 <= weight < math.inf for weight in weights):
             raise CheckpointError(
                 "the state.json files say that the inputs were trained on"
@@ -177,7 +180,7 @@ def check_compatible(inputs: Sequence[MergeInput], force: bool) -> None:
             if name in FORCEABLE:
                 to_do += ", or merge them anyway with --force"
             raise CheckpointError(
-                f"{first.checkpoint} and {other.checkpoint} cannot be merged:"
+                f"{first.path} and {other.path} cannot be merged:"
                 f" {describe_difference(name, value, values[name])}. {to_do}."
             )
 
@@ -189,7 +192,7 @@ def describe_difference(name: str, first: Any, second: Any) -> str:
             f"they did not start from the same weights ({first[:12]}…, {second[:12]}…): their mean"
             " is rarely useful"
         )
-    if not isinstance(first, list):
+    if not isinstance(first, tuple):
         return f"{name} is {first} in the first and {second} in the second"
     rows = enumerate(zip_longest(first, second), 1)
     row, pair = next((row, pair) for row, pair in rows if pair[0] != pair[1])
@@ -212,7 +215,7 @@ class LayerDistance(NamedTuple):
     distance: float
 
 
-def layer_distances(groups: Sequence[tuple[Path, str]]) -> dict[str, LayerDistance]:
+def layer_distances(groups: Sequence[tuple[Checkpoint, str]]) -> dict[str, LayerDistance]:
     """Return the distance of each layer: the variables whose names share the first two parts.
 
     One variable of each checkpoint is in memory at a time. Integers count as equal.
@@ -224,7 +227,7 @@ def layer_distances(groups: Sequence[tuple[Path, str]]) -> dict[str, LayerDistan
     # Of each pair: the inner product, both squared norms and that of the difference.
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((4, len(pairs))))
     with ExitStack() as opened:
-        contents = [opened.enter_context(opened_arrays(*group)) for group in groups]
+        contents = [opened.enter_context(checkpoint.opened(group)) for checkpoint, group in groups]
         for name in contents[0]:
             layer = sums["/".join(name.split("/")[:2])]
             arrays = [content[name] for content in contents]
@@ -390,7 +393,7 @@ def read_held_out(config: Config, first: MergeInput, output: Path) -> Manifest:
         columns=data.columns,
     )
     log.info("corpus form    %s", rows.form)
-    manifest, _, rejected = manifest_of(rows, data, length_rule, vocabulary_of(first.metadata))
+    manifest, _, rejected = manifest_of(rows, data, length_rule, first.record.vocabulary)
     if unusable := [*rows.rejected, *rejected]:
         output.parent.mkdir(parents=True, exist_ok=True)
         listing = output.with_name(f"{output.name}-rejected.csv")
@@ -405,9 +408,9 @@ def log_inputs(
     for source, coefficient in zip(inputs, coefficients, strict=True):
         log.info(
             "input          %s: step %d, %.1f s of speech, coefficient %.4f",
-            source.checkpoint,
-            source.metadata["step"],
-            source.metadata["audio_s"],
+            source.path,
+            source.record.step,
+            source.record.audio_s,
             coefficient,
         )
     documents = [config.model_dump(mode="json") for config in configs]
@@ -450,60 +453,57 @@ def write_mean(
         kept_input: the input whose weights the checkpoint has, if it does not have the mean.
     """
     # A fixed order makes rounding independent of the order of the inputs.
-    pairs = sorted(
-        zip(inputs, weights, strict=True), key=lambda pair: str(pair[0].checkpoint.resolve())
-    )
+    pairs = sorted(zip(inputs, weights, strict=True), key=lambda pair: str(pair[0].path.resolve()))
     used = [(source, weight) for source, weight in pairs if kept_input in (None, source)]
-    first = inputs[0].metadata
-    step = max(source.metadata["step"] for source, _ in used)
-    vocabulary = merged_vocabulary(inputs)
-    metadata = {
-        "step": step,
-        "position": [0, 0, []],
-        "replicas": 1,
-        "audio_s": math.fsum(source.metadata["audio_s"] for source, _ in used),
-        "audio_s_since_sync": 0.0,
-        "settings": config.model_dump(mode="json"),
-        **vocabulary,
-        "corpus": None,
-        "audio_format": audio_format_of(first),
-        "teacher": first.get("teacher"),
-        "texts": first.get("texts"),
-        "best": None,
-        "merge_inputs": [
-            {
-                "checkpoint": str(source.checkpoint),
-                "step": source.metadata["step"],
-                "audio_s": source.metadata["audio_s"],
-                "coefficient": coefficient,
-            }
-            for source, coefficient in zip(inputs, normalised(weights), strict=True)
-        ],
-        "kept_input": str(kept_input.checkpoint) if kept_input else None,
-    }
+    records = [source.record for source, _ in used]
+    step = max(record.step for record in records)
+    starts = {record.start for record in records}
+    first = inputs[0].record
+    # Inputs may differ in speakers only.
+    speakers = dict.fromkeys(name for source in inputs for name in source.record.speakers)
     target = checkpoint_of(folder / "checkpoints", step)
-    write_checkpoint(target, averaged_groups(used, config), metadata)
-    with opened_arrays(target, "model") as arrays:
-        digest = digest_of(arrays)
-    rows = {table: len(names) for table, names in vocabulary.items()}
-    starts = {source.metadata["start"] for source, _ in used}
-    metadata["ancestor"] = {"run": str(run), "step": step, "weights": digest, **rows}
-    metadata["start"] = starts.pop() if len(starts) == 1 else digest
-    update_metadata(target, metadata)
+    record = Record(
+        settings=config,
+        symbols=first.symbols,
+        languages=first.languages,
+        speakers=tuple(speakers),
+        audio_format=first.audio_format,
+        start="",
+        teacher=first.teacher,
+        texts=first.texts,
+        step=step,
+        audio_s=math.fsum(record.audio_s for record in records),
+        merge_inputs=merged_inputs(inputs, normalised(weights)),
+        kept_input=str(kept_input.path) if kept_input else None,
+    )
+    # The merged run is the start of itself where its inputs started differently.
+    checkpoint = write_checkpoint(target, averaged_groups(used, config), record)
+    digest = checkpoint.record.digests[MODEL]
+    ancestor = Ancestor(
+        run=str(run),
+        step=step,
+        weights=digest,
+        symbols=len(record.symbols),
+        languages=len(record.languages),
+        speakers=len(record.speakers),
+    )
+    checkpoint.update(ancestor=ancestor, start=starts.pop() if len(starts) == 1 else digest)
     return target
 
 
-def merged_vocabulary(inputs: Sequence[MergeInput]) -> dict[str, list[str]]:
-    """Return the vocabulary of the merged run: inputs may differ in speakers only."""
-    speakers: dict[str, None] = {}
-    for source in inputs:
-        speakers |= dict.fromkeys(source.metadata["speakers"])
-    first = inputs[0].metadata
-    return {
-        "symbols": first["symbols"],
-        "languages": first["languages"],
-        "speakers": list(speakers),
-    }
+def merged_inputs(
+    inputs: Sequence[MergeInput], coefficients: Sequence[float]
+) -> tuple[MergedInput, ...]:
+    """Return what a merged checkpoint records about its inputs."""
+    return tuple(
+        MergedInput(
+            checkpoint=str(source.path),
+            step=source.record.step,
+            audio_s=source.record.audio_s,
+            coefficient=coefficient,
+        )
+        for source, coefficient in zip(inputs, coefficients, strict=True)
+    )
 
 
 def averaged_groups(
@@ -518,7 +518,7 @@ def averaged_groups(
     inputs, weights = zip(*used, strict=True)
     groups = {
         group: [(source.checkpoint, group) for source in inputs]
-        for group in groups_of(inputs[0].checkpoint)
+        for group in inputs[0].checkpoint.groups
         if group != "averages"
     }
     groups["averages" if config.training.ema_decay else "model"] = [

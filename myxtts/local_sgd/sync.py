@@ -11,7 +11,6 @@ all jobs load the same average.
 """
 
 import errno
-import json
 import logging
 import math
 import shutil
@@ -35,13 +34,13 @@ from myxtts.local_sgd.averaging import (
     weighted_mean,
 )
 from myxtts.training.checkpoint_files import (
-    groups_of,
-    opened_arrays,
-    read_arrays,
-    read_metadata,
+    Checkpoint,
+    Participant,
+    Record,
+    read_record,
     write_checkpoint,
 )
-from myxtts.training.checkpoints import restore_groups, write_state
+from myxtts.training.checkpoints import load_variables, write_state
 from myxtts.training.state import TrainingState
 from myxtts.training.step import unscaled
 
@@ -97,7 +96,7 @@ class WeightSync:
     Args:
         sync_optimizer: what happens to the job's own (inner) optimizer state at a sync.
         total_steps: length of the run; the last step also syncs.
-        metadata: of the run's checkpoints.
+        record: of the run's checkpoints.
         clock_s, sleep: time, for tests.
     """
 
@@ -107,7 +106,7 @@ class WeightSync:
         outer_optimizer: OuterOptimizer,
         sync_optimizer: Literal["keep", "average", "reset"],
         total_steps: int,
-        metadata: Mapping[str, Any],
+        record: Record,
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
@@ -115,16 +114,13 @@ class WeightSync:
         self._outer_optimizer = outer_optimizer
         self._sync_optimizer = sync_optimizer
         self._total_steps = total_steps
-        # Tuples become lists, as in state.json.
-        self._metadata = json.loads(json.dumps(dict(metadata)))
-        self._common = common_settings(self._metadata)
+        self._record = record
+        self._common = common_settings(record)
         self._clock_s = clock_s
         self._sleep = sleep
 
     @classmethod
-    def of_run(
-        cls, config: Config, total_steps: int, metadata: Mapping[str, Any]
-    ) -> "WeightSync | None":
+    def of_run(cls, config: Config, total_steps: int, record: Record) -> "WeightSync | None":
         """Return the syncs of a run; None if it is not one of several jobs."""
         settings = config.local_sgd
         if not settings.sync_every or settings.sync_dir is None:
@@ -137,7 +133,7 @@ class WeightSync:
             settings.sync_timeout,
         )
         outer_optimizer = OuterOptimizer(settings.outer_learning_rate, settings.outer_momentum)
-        return cls(group, outer_optimizer, settings.sync_optimizer, total_steps, metadata)
+        return cls(group, outer_optimizer, settings.sync_optimizer, total_steps, record)
 
     def prepare(self, state: TrainingState, new_run: bool, resumes: bool = False) -> None:
         """Check the shared directory, and publish the weights that an outer optimizer starts from.
@@ -154,10 +150,8 @@ class WeightSync:
             self._check_unused(resumes)
         start = self._averaged(state.step)
         if not self._outer_optimizer.is_plain_average and state.audio_s == 0 and not start.exists():
-            metadata = self._common | {"participants": [], "missed_syncs": {}}
-            self._publish(
-                start, [(group, state.arrays(group)) for group in state.weight_groups], metadata
-            )
+            groups = [(group, state.arrays(group)) for group in state.weight_groups]
+            self._publish(start, groups, self._record)
 
     def _check_unused(self, resumes: bool) -> None:
         """Raise ConfigError if the directory has traces of another run with this job number."""
@@ -197,7 +191,7 @@ class WeightSync:
             contribution = self._contribution(step, self._group.job)
             # A run that was stopped in its sync has contributed already.
             if not contribution.exists():
-                write_state(contribution, state, self._metadata | {"best": None})
+                write_state(contribution, state, self._record)
             trained = {group.name: [v.path for v in group.trained] for group in state.groups}
             awaited = self._wait_for_average(step, trained, stop_requested)
             if awaited is None:
@@ -248,9 +242,9 @@ class WeightSync:
     def _expected_jobs(self) -> set[int]:
         """Return the jobs that took part in the last sync or loaded its average; at first all."""
         last = self._averaged(self._newest_step())
-        participants = set()
+        participants: set[int] = set()
         if last.exists():
-            participants = {entry["job"] for entry in read_metadata(last)["participants"]}
+            participants = {entry.job for entry in read_record(last).participants}
         if not participants:
             return set(range(self._group.jobs))
         loaded = last.parent.glob("loaded-by-job-*")
@@ -258,39 +252,42 @@ class WeightSync:
 
     def _average(self, step: int, jobs: Sequence[int], trained: Trained) -> None:
         """Publish the mean of these jobs' contributions; damaged ones are left out."""
-        metadata = {}
+        contributions: dict[int, Checkpoint] = {}
         for job in jobs:
-            entry = self._read_contribution(self._contribution(step, job))
-            if entry is not None:
-                metadata[job] = entry
-        if not metadata:
+            contribution = self._read_contribution(self._contribution(step, job))
+            if contribution is not None:
+                contributions[job] = contribution
+        if not contributions:
             raise CheckpointError(
                 f"no contribution in {self._folder(step)} can be read, so there is nothing to"
                 " average. Repair that disk, then resume with --resume."
             )
-        folders = [self._contribution(step, job) for job in metadata]
-        weights = [entry["audio_s_since_sync"] for entry in metadata.values()]
-        participants = [
-            {"job": job, "audio_s": entry["audio_s_since_sync"], "coefficient": coefficient}
-            for (job, entry), coefficient in zip(metadata.items(), normalised(weights), strict=True)
-        ]
+        weights = [entry.record.audio_s_since_sync for entry in contributions.values()]
+        participants = tuple(
+            Participant(job=job, audio_s=weight, coefficient=coefficient)
+            for job, weight, coefficient in zip(
+                contributions, weights, normalised(weights), strict=True
+            )
+        )
         last = self._averaged(self._newest_step())
-        missed_syncs = dict(read_metadata(last)["missed_syncs"]) if last.exists() else {}
-        for job in set(range(self._group.jobs)).difference(metadata):
-            missed_syncs[str(job)] = missed_syncs.get(str(job), 0) + 1
+        missed_syncs = dict(read_record(last).missed_syncs) if last.exists() else {}
+        for job in set(range(self._group.jobs)).difference(contributions):
+            missed_syncs[job] = missed_syncs.get(job, 0) + 1
         self._publish(
             self._averaged(step),
-            self._averaged_groups(folders, weights, trained),
-            self._common | {"participants": participants, "missed_syncs": missed_syncs},
+            self._averaged_groups(list(contributions.values()), weights, trained),
+            self._record.model_copy(
+                update={"step": step, "participants": participants, "missed_syncs": missed_syncs}
+            ),
         )
 
     def _averaged_groups(
-        self, folders: Sequence[Path], weights: Sequence[float], trained: Trained
+        self, contributions: Sequence[Checkpoint], weights: Sequence[float], trained: Trained
     ) -> Iterator[tuple[str, Iterable[tuple[str, np.ndarray]]]]:
         """Yield each group of an average, with its arrays."""
 
         def mean(group: str) -> Iterator[tuple[str, np.ndarray]]:
-            return weighted_mean([(folder, group) for folder in folders], weights)
+            return weighted_mean([(each, group) for each in contributions], weights)
 
         change: Arrays = {}
         momentum: Arrays = {}
@@ -299,9 +296,8 @@ class WeightSync:
                 group_change, group_momentum = self._outer_step(group, dict(mean(group)), names)
                 change |= group_change
                 momentum |= group_momentum
-        present = groups_of(folders[0])
         for group in (*trained, "averages"):
-            if group in present:
+            if group in contributions[0].groups:
                 # The averages of trained variables move as far as the variables.
                 yield (
                     group,
@@ -315,39 +311,40 @@ class WeightSync:
         if momentum:
             yield "outer", momentum.items()
 
-    def _read_contribution(self, folder: Path) -> dict[str, Any] | None:
-        """Return the metadata of a contribution; None if it is damaged, as if the job were absent.
+    def _read_contribution(self, folder: Path) -> Checkpoint | None:
+        """Read a contribution; None if it is damaged, as if the job were absent.
 
         Raises:
             CheckpointError: it comes from another group of jobs.
         """
         try:
-            metadata = read_metadata(folder)
-            for group in groups_of(folder):
-                with opened_arrays(folder, group):
+            contribution = Checkpoint.read(folder)
+            for group in contribution.groups:
+                with contribution.opened(group):
                     pass
         except CheckpointError as error:
             log.error("%s is left out of the average: %s", folder, error)
             return None
-        self._check_same_settings(folder, common_settings(metadata))
-        return metadata
+        self._check_same_settings(contribution)
+        return contribution
 
-    def _check_same_settings(self, path: Path, common: Mapping[str, Any]) -> None:
+    def _check_same_settings(self, checkpoint: Checkpoint) -> None:
+        common = common_settings(checkpoint.record)
         for name, value in self._common.items():
-            if common.get(name) != value:
+            if common[name] != value:
                 raise CheckpointError(
-                    f"{path} and this run cannot be averaged: they differ in {name}. Start all jobs"
-                    " with the same --init-from, vocabulary and sync flags, and give each group of"
-                    " jobs a --sync-dir of its own."
+                    f"{checkpoint.path} and this run cannot be averaged: they differ in {name}."
+                    " Start all jobs with the same --init-from, vocabulary and sync flags, and give"
+                    " each group of jobs a --sync-dir of its own."
                 )
 
     def _outer_step(
         self, group: str, mean: Mapping[str, np.ndarray], trained: Sequence[str]
     ) -> tuple[Arrays, Arrays]:
         """Return what is added to the mean of each trained variable, and the momentum, by name."""
-        last = self._averaged(self._newest_step())
-        previous = read_arrays(last, group)
-        previous_momentum = read_arrays(last, "outer") if "outer" in groups_of(last) else {}
+        last = Checkpoint.read(self._averaged(self._newest_step()))
+        previous = last.arrays(group)
+        previous_momentum = last.arrays("outer") if "outer" in last.groups else {}
         learning_rate, decay = self._outer_optimizer
         outer_change: Arrays = {}
         momentum: Arrays = {}
@@ -357,30 +354,29 @@ class WeightSync:
             outer_change[name] = learning_rate * (change + decay * momentum[name]) - change
         return outer_change, momentum
 
-    def _publish(self, target: Path, groups: Iterable[tuple], metadata: Mapping[str, Any]) -> None:
+    def _publish(self, target: Path, groups: Iterable[tuple], record: Record) -> None:
         """Write an average, unless another job was faster."""
         try:
-            write_checkpoint(target, groups, metadata, by=f"-{self._name}")
+            write_checkpoint(target, groups, record, by=f"-{self._name}")
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
 
     def _load_average(self, state: TrainingState, step: int) -> list[int]:
         """Load an average into the state; return the jobs that took part in it."""
-        average = self._averaged(step)
+        average = Checkpoint.read(self._averaged(step))
         groups = state.variables()
-        metadata = read_metadata(average)
-        self._check_same_settings(average, metadata)
+        self._check_same_settings(average)
         if self._sync_optimizer != "average":
             del groups["optimizer"]
-        restore_groups(average, groups)
+        load_variables(average, groups)
         if self._sync_optimizer == "reset":
             # Zero is also assigned to the learning rate, which is set at each step.
             for trained in state.groups:
                 for variable in unscaled(trained.optimizer).variables:
                     variable.assign(tf.zeros_like(variable))
-        (average.parent / f"loaded-by-{self._name}").touch()
-        participants = [entry["job"] for entry in metadata["participants"]]
+        (average.path.parent / f"loaded-by-{self._name}").touch()
+        participants = [entry.job for entry in average.record.participants]
         self._remove_past(step, is_first=self._group.job == participants[0])
         return participants
 
@@ -412,8 +408,7 @@ class WeightSync:
         return self._group.folder / f"sync-{max(step, 0):06d}"
 
 
-def common_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what all jobs of a group have in common, from a checkpoint's metadata."""
-    local_sgd = metadata["settings"]["local_sgd"]
-    common = {name: metadata[name] for name in ("start", "symbols", "languages")}
-    return common | {setting.name: local_sgd[setting.name] for setting in marked(IN_SYNC)}
+def common_settings(record: Record) -> dict[str, Any]:
+    """Return what all jobs of a group have in common."""
+    common = {"start": record.start, "symbols": record.symbols, "languages": record.languages}
+    return common | {setting.name: setting.of(record.settings) for setting in marked(IN_SYNC)}

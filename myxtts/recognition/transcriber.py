@@ -2,9 +2,8 @@
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -15,10 +14,9 @@ from myxtts.audio.mel import log_mel
 from myxtts.errors import DataError
 from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
 from myxtts.text.frontend import symbols_of
-from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.load_model import load_model
+from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Pace, no_pace
-from myxtts.training.runs import select_checkpoint, vocabulary_of
+from myxtts.training.runs import TrainedRun
 
 # Waves that are in memory at the same time; more for a longer wave.
 GROUP_S = 600.0
@@ -31,7 +29,7 @@ class NetworkTranscriber:
 
     Args:
         run: folder of the run of the network.
-        metadata: of a checkpoint of the run, for its front end and vocabulary.
+        record: of a checkpoint of the run, for its front end and vocabulary.
         network: an `ASR`, on the device.
         device: the device to compute on.
         beam_width: see `Transcriber`.
@@ -45,15 +43,15 @@ class NetworkTranscriber:
     def __init__(
         self,
         run: Path,
-        metadata: Mapping[str, Any],
+        record: Record,
         network: keras.Model,
         device: str = "/CPU:0",
         beam_width: int = 0,
     ):
-        self.vocabulary = vocabulary_of(metadata)
+        self.vocabulary = record.vocabulary
         self.run, self.device, self._beam_width = run, device, beam_width
         self.decoding = f"beam search of width {beam_width}" if beam_width else "greedy decoding"
-        self._frontend = metadata["settings"]["data"]["text_frontend"]
+        self._frontend = record.settings.data.text_frontend
 
         def recognise(wave, samples):
             with tf.device(device):
@@ -150,11 +148,11 @@ class Transcriber(NetworkTranscriber):
     def __init__(
         self, run: Path, device: str = "/CPU:0", checkpoint: str | None = None, beam_width: int = 0
     ):
-        self.checkpoint = select_checkpoint(run, checkpoint)
-        metadata = read_metadata(self.checkpoint)
-        network = load_model(self.checkpoint, metadata, device, task="asr")
-        super().__init__(run, metadata, network, device, beam_width)
-        log.info("transcriber    %s, step %d", run, metadata["step"])
+        trained = TrainedRun.open(run, checkpoint)
+        self.checkpoint = trained.checkpoint.path
+        network = trained.load_network(device, "asr")
+        super().__init__(run, trained.record, network, device, beam_width)
+        log.info("transcriber    %s, step %d", run, trained.record.step)
 
 
 MAX_CHUNK_S = 20.0

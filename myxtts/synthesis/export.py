@@ -12,7 +12,6 @@ FOLDER/
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import VocoderProtocol
-from myxtts.config.schema import ModelConfig, PlacementConfig
+from myxtts.config.schema import PlacementConfig
 from myxtts.errors import ConfigError
 from myxtts.files import write_json
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE, XTTS
@@ -31,19 +30,8 @@ from myxtts.placement.routes import plan_routes
 from myxtts.report.reporter import disk_errors
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
-from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.load_model import load_model
-from myxtts.training.load_vocoder import TrainedVocoder, load_vocoder
-from myxtts.training.runs import (
-    VocoderChoice,
-    VocoderRun,
-    audio_format_of,
-    check_task,
-    select_checkpoint,
-    select_vocoder,
-    settings_of,
-    vocabulary_of,
-)
+from myxtts.training.checkpoint_files import Record
+from myxtts.training.runs import TrainedRun, VocoderChoice
 
 FORMAT = 2
 VOCODER_SIGNATURE = (
@@ -91,13 +79,11 @@ def export_run(
         str(out).encode()
     except UnicodeEncodeError:
         raise ConfigError(f"--out {out} has bytes that are not UTF-8. Give another name.") from None
-    selected = select_checkpoint(run, checkpoint)
-    metadata = read_metadata(selected)
-    task = settings_of(selected, metadata).model.task
+    trained = TrainedRun.open(run, checkpoint)
     choice = None
-    if task != "vocoder":
-        check_task(selected, task, "tts")
-        choice = select_vocoder(run, metadata, vocoder, iterations)
+    if trained.task != "vocoder":
+        trained.check_task("tts")
+        choice = trained.select_vocoder(vocoder, iterations)
     elif vocoder is not None or iterations is not None:
         flag = "--iterations" if vocoder is None else "--vocoder"
         raise ConfigError(
@@ -108,31 +94,29 @@ def export_run(
     device = placement.routes[0].model
     with tf.device(device):
         if choice is None:
-            export = vocoder_export(VocoderRun(run, selected, metadata), device)
+            export = vocoder_export(trained, device)
         else:
-            export = voice_export(selected, metadata, choice, device)
+            export = voice_export(trained, choice, device)
     write_export(export, out)
-    log.info("export         %s of %s", out, selected)
+    log.info("export         %s of %s", out, trained.checkpoint.path)
 
 
-def voice_export(
-    checkpoint: Path, metadata: dict[str, Any], choice: VocoderChoice, device: str
-) -> Export:
+def voice_export(run: TrainedRun, choice: VocoderChoice, device: str) -> Export:
     """Return the export of a voice with its vocoder; raises CheckpointError on damage."""
-    network = load_model(checkpoint, metadata, device, task="tts")
-    vocoder = load_vocoder(choice, device)
-    document = export_metadata(metadata, vocoder)
+    network = run.load_network(device, "tts")
+    vocoder = choice.load(device)
+    document = export_metadata(run.record, vocoder)
     module = synthesis_module(network, vocoder, document["reference_samples"])
     return Export(
         module, {"serving_default": module.synthesize, "reference": module.reference_mel}, document
     )
 
 
-def vocoder_export(source: VocoderRun, device: str) -> Export:
+def vocoder_export(run: TrainedRun, device: str) -> Export:
     """Return the export of a vocoder alone; raises CheckpointError if it is damaged."""
-    vocoder = TrainedVocoder(source, device)
+    vocoder = run.load_vocoder(device)
     module = vocoder_module(vocoder)
-    document = common_metadata(source.metadata, vocoder)
+    document = common_metadata(run.record, vocoder)
     return Export(
         module, {"serving_default": module.synthesize, "log_mel": module.log_mel}, document
     )
@@ -205,34 +189,26 @@ def padded_waves(vocoder: VocoderProtocol, mel, frames, seed):
     return {"wave": wave, "samples": samples}
 
 
-def common_metadata(metadata: Mapping[str, Any], vocoder: VocoderProtocol) -> dict[str, Any]:
-    """Return the part of metadata.json that voices and vocoders have.
-
-    Args:
-        metadata: content of state.json of the checkpoint.
-    """
+def common_metadata(record: Record, vocoder: VocoderProtocol) -> dict[str, Any]:
+    """Return the part of metadata.json that voices and vocoders have."""
     return {
         "format": FORMAT,
-        "task": metadata["settings"]["model"]["task"],
-        "run": metadata["settings"]["run"]["run"],
-        "step": metadata["step"],
-        **audio_format_of(metadata),
+        "task": record.settings.model.task,
+        "run": record.settings.run.run,
+        "step": record.step,
+        **record.audio_format,
         "vocoder": vocoder.metadata,
     }
 
 
-def export_metadata(metadata: dict[str, Any], vocoder: VocoderProtocol) -> dict[str, Any]:
-    """Return the content of metadata.json of a voice, which a program needs to call the signatures.
-
-    Args:
-        metadata: content of state.json of the checkpoint.
-    """
-    settings = metadata["settings"]
-    vocabulary = vocabulary_of(metadata)
-    options = synthesis_options(ModelConfig(**settings["model"]))
-    return common_metadata(metadata, vocoder) | {
-        "reference_samples": int(settings["data"]["reference_seconds"] * SAMPLE_RATE_HZ),
-        "text_frontend": settings["data"]["text_frontend"],
+def export_metadata(record: Record, vocoder: VocoderProtocol) -> dict[str, Any]:
+    """Return the metadata.json of a voice, which a program needs to call the signatures."""
+    data = record.settings.data
+    vocabulary = record.vocabulary
+    options = synthesis_options(record.settings.model)
+    return common_metadata(record, vocoder) | {
+        "reference_samples": int(data.reference_seconds * SAMPLE_RATE_HZ),
+        "text_frontend": data.text_frontend,
         "padding_id": PADDING_ID,
         "begin_id": BEGIN_ID,
         "end_id": END_ID,

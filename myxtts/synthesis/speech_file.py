@@ -21,8 +21,7 @@ from myxtts.files import check_writable, partial_file_of
 from myxtts.synthesis.inputs import check_reference, choose_language
 from myxtts.synthesis.wav_stream import wav_stream
 from myxtts.text.sentences import empty_text_message, split_text
-from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.runs import check_task, select_checkpoint, select_vocoder, settings_of
+from myxtts.training.runs import TrainedRun
 
 FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG"}
 BLOCK_SAMPLES = 65_536
@@ -110,11 +109,10 @@ def check_inputs(
     """
     if next(split_text(text), None) is None:
         raise DataError(empty_text_message(text))
-    checkpoint = select_checkpoint(run, checkpoint_name)
-    metadata = read_metadata(checkpoint)
-    check_task(checkpoint, settings_of(checkpoint, metadata).model.task, "tts")
-    choose_language(language, metadata["languages"])
-    select_vocoder(run, metadata, vocoder, iterations)
+    trained = TrainedRun.open(run, checkpoint_name)
+    trained.check_task("tts")
+    choose_language(language, trained.record.languages)
+    trained.select_vocoder(vocoder, iterations)
     for reference in references:
         check_reference(reference)
 

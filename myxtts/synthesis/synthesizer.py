@@ -21,10 +21,7 @@ from myxtts.tasks.tts import synthesis_options
 from myxtts.text.frontend import symbols_of
 from myxtts.text.sentences import Boundary, TextChunk, empty_text_message, split_text
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
-from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.load_model import load_model
-from myxtts.training.load_vocoder import load_vocoder
-from myxtts.training.runs import select_checkpoint, select_vocoder, settings_of, vocabulary_of
+from myxtts.training.runs import TrainedRun
 
 BATCH_CHUNKS = 8
 MAX_UNKNOWN_FRACTION = 0.25  # of the symbols of a chunk
@@ -70,18 +67,17 @@ class Synthesizer:
         iterations: int | None = None,
         checkpoint: str | None = None,
     ):
-        selected = select_checkpoint(run, checkpoint)
-        metadata = read_metadata(selected)
-        config = settings_of(selected, metadata)
+        trained = TrainedRun.open(run, checkpoint)
+        config = trained.record.settings
         self.options = synthesis_options(config.model)
         self._frontend = config.data.text_frontend
         self._reference_samples = int(config.data.reference_seconds * SAMPLE_RATE_HZ)
-        self._vocabulary = vocabulary_of(metadata)
+        self._vocabulary = trained.record.vocabulary
         self._device = device
-        choice = select_vocoder(run, metadata, vocoder, iterations)
-        self._network = load_model(selected, metadata, device, task="tts")
-        log.info("synthesizer    %s, step %d", run, metadata["step"])
-        self._vocoder = load_vocoder(choice, device)
+        choice = trained.select_vocoder(vocoder, iterations)
+        self._network = trained.load_network(device, "tts")
+        log.info("synthesizer    %s, step %d", run, trained.record.step)
+        self._vocoder = choice.load(device)
         self._warm_up()
 
     def synthesize(

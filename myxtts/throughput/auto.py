@@ -22,8 +22,7 @@ from myxtts.throughput.assess import SHARED_CORES
 from myxtts.throughput.model import STAGES, QueueDepths
 from myxtts.throughput.placements import Prediction, candidate_placements, format_table, predict_all
 from myxtts.throughput.stage_times import StageProfile, resample_steps
-from myxtts.training.checkpoint_files import latest, read_metadata
-from myxtts.training.runs import RunFolder, settings_of
+from myxtts.training.runs import RunFolder, TrainedRun
 
 # Some seconds with a large model.
 MEASURED_STEPS = 40
@@ -95,10 +94,10 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
     """
     if not config.run.resume:
         return None
-    newest = latest(Path(config.run.runs_dir, config.run.run, "checkpoints"))
-    if newest is None:
+    resumed = TrainedRun.newest(Path(config.run.runs_dir, config.run.run))
+    if resumed is None:
         return None
-    placement = settings_of(newest, read_metadata(newest)).placement
+    placement = resumed.record.settings.placement
     if placement.simulate_gpus != config.placement.simulate_gpus:
         return None
     if max(named_gpus(placement), default=0) >= gpus:

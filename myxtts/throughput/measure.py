@@ -20,6 +20,7 @@ from myxtts.config.schema import OFF_IN_TRIAL, Config
 from myxtts.data.batch_plan import Pass
 from myxtts.data.pipeline import Pipeline, ProduceFunction, trace_produce
 from myxtts.evaluation.in_run import open_evaluator
+from myxtts.models.teacher import NullTeacher
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route, single_route
@@ -32,7 +33,6 @@ from myxtts.training import setup as training_setup
 from myxtts.training.checkpoints import save_nothing
 from myxtts.training.description import translate_oom
 from myxtts.training.hooks import Hook
-from myxtts.training.load_teacher import NoVoice
 from myxtts.training.observation import make_sampler, vocoder_loader
 from myxtts.training.runs import RunFolder
 from myxtts.training.schedule import Rates, Schedule
@@ -219,12 +219,12 @@ def time_producing_without_teacher(
     """Return the seconds to produce each measured batch without the teacher's network, float
     [measured batches]; None if the run has no teacher.
 
-    The same batches are produced by a function in which `NoVoice` replaces the network.
+    The same batches are produced by a function in which `NullTeacher` replaces the network.
     """
     producer = pipeline.producers[0]
     if producer.extractor.load_frozen is None:
         return None
-    extractor = replace(producer.extractor, load_frozen=lambda _: NoVoice())
+    extractor = replace(producer.extractor, load_frozen=lambda _: NullTeacher())
     produce = produce_on(producer.device, trace_produce(producer.device, extractor))
     _, waves = time_reading(pipeline, window)
     return time_stage(window, waves, produce)[0]

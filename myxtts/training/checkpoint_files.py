@@ -5,7 +5,7 @@ checkpoints/step-000500/
     averages.safetensors    their moving averages, with --ema-decay
     optimizer.safetensors   the state of the optimizers
     GROUP.safetensors       weights of a further loss group of the model, such as discriminators
-    state.json              step, position, best so far, vocabulary, corpus, settings, digests
+    state.json              a `Record`
 
 The last line of state.json is the checksum of the lines above it. These hold the digest of each
 group of arrays, so this one checksum covers the whole checkpoint.
@@ -18,15 +18,19 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
+from myxtts.config.schema import Config
+from myxtts.data.batch_plan import Position
+from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError
 from myxtts.files import (
     attach_path_to_errors,
@@ -35,15 +39,20 @@ from myxtts.files import (
     partial_folder_of,
     write_whole,
 )
-from myxtts.training.checkpoint_metadata import Metadata, check_types, describe_types
+from myxtts.text.symbols import SymbolTable
+from myxtts.training.schedule import Observation
 
 FORMAT = 7
-# What users of older versions call the formats that are rejected by name.
-FORMER_FORMATS = "Formats up to 6 are numpy archives."
-CHECKSUM = "sha256"  # key of state.json
-DIGESTS = "digests"  # key of state.json: group of arrays -> digest
-_CHECKSUM = re.compile(rb' "%s": "([0-9a-f]{64})"\n}\Z' % CHECKSUM.encode())
-SHOWN_CHARACTERS = 300  # of a reason, which may quote a name in the file
+
+# Names of groups of arrays.
+MODEL = "model"
+AVERAGES = "averages"
+OPTIMIZER = "optimizer"
+
+_CHECKSUM_LINE = re.compile(rb' "sha256": "([0-9a-f]{64})"\n}\Z')
+# Of a reason: it may quote a name in the file.
+MAX_REASON_CHARACTERS = 300
+UNREADABLE = (OSError, ValueError, SafetensorError, RecursionError)
 SAFETENSORS_TYPES = {
     "bool": "BOOL",
     "bfloat16": "BF16",
@@ -51,7 +60,6 @@ SAFETENSORS_TYPES = {
     **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
 }
-UNREADABLE = (OSError, ValueError, SafetensorError, RecursionError)
 
 log = logging.getLogger(__name__)
 
@@ -63,288 +71,196 @@ class Best(NamedTuple):
     loss: float
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the complete checkpoints, oldest first; folders of other names are ignored."""
-    return sorted(
-        (path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()),
-        key=step_of,
-    )
+class _Section(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-def former_of(checkpoint: Path) -> Path:
-    """Return the name of a checkpoint that exists while another one of the same step takes its
-    place.
+class Source(_Section):
+    """A checkpoint of another run.
+
+    Attributes:
+        weights: digest of its weights.
     """
-    return checkpoint.with_name(f".former-{checkpoint.name}")
+
+    run: str
+    step: int
+    weights: str
 
 
-def put_back_former(folder: Path) -> None:
-    """Put back each checkpoint whose process was killed after it gave its name up, and before
-    another took it.
+class Ancestor(Source):
+    """The checkpoint that a run started from. Runs with equal `weights` started equally.
+
+    Attributes:
+        symbols, languages, speakers: how many rows of the vocabulary come from it, the first ones.
     """
-    for former in folder.glob(".former-*"):
-        target = folder / former.name.removeprefix(".former-")
-        if not target.exists():
-            with suppress(FileNotFoundError):  # another worker of the job was faster
-                os.rename(former, target)
-                log.warning(
-                    "checkpoint     %s was put back; the process was killed while it rewrote it",
-                    target,
-                )
+
+    symbols: int
+    languages: int
+    speakers: int
 
 
-def remove_remains(folder: Path) -> None:
-    """Remove what killed processes left behind: parts of checkpoints, and former ones that are
-    replaced.
+class Participant(_Section):
+    """A job of an average."""
+
+    job: int
+    audio_s: float
+    coefficient: float
+
+
+class MergedInput(_Section):
+    """A checkpoint of a merge."""
+
+    checkpoint: str
+    step: int
+    audio_s: float
+    coefficient: float
+
+
+class Record(_Section):
+    """What a checkpoint records besides its arrays; the content of state.json.
+
+    A running process has the record of its checkpoints, too, with the defaults of what changes with
+    each step.
+
+    Attributes:
+        position: of the next step in the plan.
+        replicas: number of replicas that shared the steps.
+        audio_s: seconds of speech trained on since the start or the fork.
+        audio_s_since_sync: the same since the last sync with other jobs (local SGD).
+        best: best checkpoint up to this one, if any was validated.
+        pending_observations: due up to this step, with results that it does not know; oldest first.
+        provisional: nothing but an observation asked for the checkpoint.
+        corpus: fingerprint of the training corpus; None before the first step of a fork or merge.
+        held_out, texts: fingerprints of held-out utterances and of the teacher's texts.
+        start: digest of the weights that the run, or the run it was forked from, started with.
+        participants, missed_syncs: of the average of a sync; job -> number of syncs it missed.
+        merge_inputs, kept_input: of a merge; the input whose weights it has instead of the mean.
+        digests: group of arrays -> digest.
     """
-    for remains in (*folder.glob(".partial-*"), *folder.glob(".former-*")):
-        try:
-            shutil.rmtree(remains)
-        except OSError as error:  # of another user
-            log.warning("%s cannot be removed: %s: %s", remains, error.filename, error.strerror)
+
+    settings: Config
+    symbols: tuple[str, ...]
+    languages: tuple[str, ...]
+    speakers: tuple[str, ...]
+    audio_format: dict[str, Any]
+    start: str
+    corpus: str | None = None
+    held_out: str | None = None
+    ancestor: Ancestor | None = None
+    teacher: Source | None = None
+    texts: str | None = None
+
+    step: int = 0
+    position: Position = Position()
+    replicas: int = 1
+    audio_s: float = 0.0
+    audio_s_since_sync: float = 0.0
+    best: Best | None = None
+    pending_observations: tuple[Observation, ...] = ()
+    provisional: bool = False
+
+    participants: tuple[Participant, ...] = ()
+    missed_syncs: dict[int, int] = {}
+    merge_inputs: tuple[MergedInput, ...] = ()
+    kept_input: str | None = None
+    digests: dict[str, str] = {}
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(SymbolTable(self.symbols), self.speakers, self.languages)
+
+    @property
+    def inherited_vocabulary(self) -> Vocabulary | None:
+        """Rows from the run's teacher, from its pretrained run, or from the run of its fork.
+
+        None if the run started from the seed, without a teacher.
+        """
+        ancestor = self.ancestor
+        speakers = self.speakers[: ancestor.speakers] if ancestor else ()
+        if self.teacher is not None:
+            return Vocabulary(SymbolTable(self.symbols), speakers, self.languages)
+        if ancestor is None:
+            return None
+        symbols = SymbolTable(self.symbols[: ancestor.symbols])
+        return Vocabulary(symbols, speakers, self.languages[: ancestor.languages])
+
+    @property
+    def weights_group(self) -> str:
+        """The group of the weights to use: the averaged ones if the run has them."""
+        return AVERAGES if self.settings.training.ema_decay else MODEL
 
 
-def checkpoint_of(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:06d}"
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A checkpoint whose state.json was read."""
+
+    path: Path
+    record: Record
+
+    @classmethod
+    def read(cls, path: Path) -> "Checkpoint":
+        """Read the record of a checkpoint; raises as `read_record`."""
+        return cls(path, read_record(path))
+
+    @property
+    def groups(self) -> list[str]:
+        """The names of its groups of arrays."""
+        return sorted(self.record.digests)
+
+    @property
+    def further_groups(self) -> list[str]:
+        """The loss groups whose weights it has besides those of the network."""
+        return [group for group in self.groups if group not in (MODEL, AVERAGES, OPTIMIZER)]
+
+    @property
+    def weights_digest(self) -> str:
+        """The digest of the weights that inference uses."""
+        return self.record.digests[self.record.weights_group]
+
+    def arrays(self, group: str) -> dict[str, np.ndarray]:
+        """Return the arrays of a group by name.
+
+        Raises:
+            CheckpointError: the group is missing or damaged, or is not that of this checkpoint.
+        """
+        path = archive_of(self.path, group)
+        with _explain_unreadable(path):
+            arrays = load_file(path)
+            _check_digest(self.record, group, digest_of(arrays))
+        return arrays
+
+    @contextmanager
+    def opened(self, group: str) -> Iterator[Mapping[str, np.ndarray]]:
+        """Open a group of arrays, each of which is read when it is used.
+
+        All are read once before: what has begun must not fail. Raises as `arrays`.
+        """
+        path = archive_of(self.path, group)
+        with _explain_unreadable(path):
+            file = _OpenArrays(path)
+            _check_digest(self.record, group, digest_of(file))
+        with file:
+            yield file
+
+    def update(self, **changes: Any) -> "Checkpoint":
+        """Write a record with some changes, whole or not at all."""
+        record = self.record.model_copy(update=changes)
+        write_record(self.path, record)
+        return Checkpoint(self.path, record)
 
 
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))
+class _OpenArrays(Mapping):
+    """The arrays of an open file; each access reads one. A context manager."""
 
+    def __init__(self, path: Path):
+        self._file = safe_open(path, framework="np")
+        self._names = self._file.keys()
 
-def groups_of(checkpoint: Path) -> list[str]:
-    """Return the names of the groups of arrays of a checkpoint."""
-    return sorted(read_metadata(checkpoint)[DIGESTS])
+    def __enter__(self) -> "_OpenArrays":
+        return self
 
-
-def further_groups(checkpoint: Path) -> list[str]:
-    """Return the loss groups whose weights a checkpoint has besides those of the network."""
-    return [
-        group for group in groups_of(checkpoint) if group not in ("model", "averages", "optimizer")
-    ]
-
-
-def latest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint, if there is one."""
-    checkpoints = list_checkpoints(folder)
-    return checkpoints[-1] if checkpoints else None
-
-
-def read_best(checkpoint: Path) -> Best | None:
-    """Return the best checkpoint up to this one, if any was validated."""
-    best = read_metadata(checkpoint)["best"]
-    return Best(*best) if best else None
-
-
-def read_metadata(checkpoint: Path) -> Metadata:
-    """Return the metadata of a checkpoint: its state.json.
-
-    Raises:
-        CheckpointError: the file is missing, damaged or of another format, or a value has another
-            type.
-    """
-    with _explained(checkpoint / "state.json"):
-        metadata = _load_metadata(checkpoint)
-    if (written := metadata.get("format")) != FORMAT:
-        raise CheckpointError(
-            f"{checkpoint} has format {str(written)[:SHOWN_CHARACTERS]}, but this version of MyXTTS"
-            f" reads format {FORMAT} (safetensors). {FORMER_FORMATS} Use the version that wrote it."
-        )
-    return Metadata(metadata, checkpoint / "state.json", lambda: advice(checkpoint))
-
-
-def _load_metadata(checkpoint: Path) -> dict[str, Any]:
-    """Return the content of a state.json; raises one of UNREADABLE."""
-    content = (checkpoint / "state.json").read_bytes()
-    checksum = _CHECKSUM.search(content)
-    if checksum and checksum[1] != _checksum(content[: checksum.start()]):
-        raise ValueError("its checksum is wrong")
-    text = content.decode("utf-8")
-    metadata = json.loads(text)
-    if not isinstance(metadata, dict):
-        raise ValueError("it does not hold a JSON object")
-    if metadata.get("format") == FORMAT:
-        if not checksum:
-            raise ValueError("its last line is not its checksum")
-        check_types(text)
-    metadata.pop(CHECKSUM, None)
-    return metadata
-
-
-def write_metadata(checkpoint: Path, metadata: Mapping[str, Any]) -> None:
-    """Write the state.json of a checkpoint, whole or not at all."""
-    values = {name: value for name, value in metadata.items() if name != "format"}
-    body = json_bytes({"format": FORMAT, **values}).removesuffix(b"\n}") + b",\n"
-    write_whole(
-        checkpoint / "state.json", body + b' "%s": "%s"\n}' % (CHECKSUM.encode(), _checksum(body))
-    )
-
-
-def _checksum(content: bytes) -> bytes:
-    return hashlib.sha256(content).hexdigest().encode()
-
-
-def update_metadata(checkpoint: Path, changes: Mapping[str, Any]) -> None:
-    """Replace some of the metadata of a checkpoint, whole or not at all."""
-    write_metadata(checkpoint, {**read_metadata(checkpoint), **changes})
-
-
-def advice(checkpoint: Path) -> str:
-    """Return what to do about a damaged checkpoint: which others to remove, so that the newest
-    intact one is used.
-    """
-    folder = checkpoint.parent
-    if not checkpoint.exists() and list_checkpoints(folder):
-        return (
-            "It was removed meanwhile, as a run removes old checkpoints while it trains. Start the"
-            " command again."
-        )
-    others = [other for other in list_checkpoints(folder) if other != checkpoint]
-    if not checkpoint.name.startswith("step-"):  # of a sync
-        return f"Remove the folder {checkpoint}."
-    intact = next(filter(_is_intact, reversed(others)), None)
-    if intact is None:
-        return f"No other checkpoint in {folder} is intact: start another run with --run."
-    damaged = [checkpoint, *(other for other in others if step_of(other) > step_of(intact))]
-    return (
-        f"The newest intact checkpoint is {intact}. To use it, remove"
-        f" {' and '.join(map(str, damaged))}."
-    )
-
-
-def _is_intact(checkpoint: Path) -> bool:
-    """Whether the metadata and all arrays of a checkpoint can be read."""
-    try:
-        metadata = _load_metadata(checkpoint)
-        if metadata.get("format") != FORMAT:
-            return False
-        for group, digest in metadata[DIGESTS].items():
-            with _checked_archive(archive_of(checkpoint, group), digest):
-                pass
-    except UNREADABLE:
-        return False
-    return True
-
-
-def archive_of(checkpoint: Path, group: str) -> Path:
-    """Return the file of a group of arrays."""
-    return checkpoint / f"{group}.safetensors"
-
-
-def write_checkpoint(
-    target: Path,
-    groups: Iterable[tuple[str, Iterable[tuple[str, np.ndarray]]]],
-    metadata: Mapping[str, Any],
-    by: str = "",
-    replace: bool = False,
-) -> None:
-    """Write a checkpoint under a temporary name, to the disk, then rename it.
-
-    Args:
-        target: folder of the checkpoint; its parents are made.
-        groups: (name of a group, its arrays by name); one group after another is in memory.
-        metadata: of state.json, besides the format and the digests.
-        by: distinguishes the temporary names of writers that may write the same checkpoint at the
-            same time.
-        replace: replace a checkpoint that exists.
-
-    Raises:
-        OSError: the disk refuses, or the checkpoint exists (ENOTEMPTY). The temporary folder is
-            removed, a checkpoint that was to be replaced stays, and the error names the file.
-    """
-    temporary = partial_folder_of(target.with_name(target.name + by))
-    if temporary.exists():  # left behind by a kill
-        shutil.rmtree(temporary)
-    temporary.mkdir(parents=True)
-    try:
-        digests = {
-            group: write_arrays(archive_of(temporary, group), dict(arrays))
-            for group, arrays in groups
-        }
-        write_metadata(temporary, {**metadata, DIGESTS: digests})
-        fsync_folder(temporary)
-        if replace and target.exists():
-            _replace(target, temporary)
-        else:
-            os.rename(temporary, target)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    fsync_folder(target.parent)
-
-
-def _replace(target: Path, temporary: Path) -> None:
-    """Rename a complete checkpoint to the name of one that exists. A kill between the renames:
-    `put_back_former`.
-    """
-    former = former_of(target)
-    os.rename(target, former)
-    try:
-        os.rename(temporary, target)
-    except OSError:
-        os.rename(former, target)
-        raise
-    try:
-        fsync_folder(target.parent)
-    finally:
-        shutil.rmtree(former, ignore_errors=True)
-
-
-def read_arrays(checkpoint: Path, group: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a group by name.
-
-    Raises:
-        CheckpointError: the group is missing or damaged, or is not that of this checkpoint.
-    """
-    digest = _recorded_digest(checkpoint, group)
-    path = archive_of(checkpoint, group)
-    with _explained(path):
-        arrays = load_file(path)
-        _check_digest(digest, digest_of(arrays))
-    return arrays
-
-
-@contextmanager
-def opened_arrays(checkpoint: Path, group: str) -> Iterator[Mapping[str, np.ndarray]]:
-    """Open a group of arrays, each of which is read when it is used.
-
-    All are read once before: what has begun must not fail.
-
-    Raises:
-        CheckpointError: as `read_arrays`.
-    """
-    digest = _recorded_digest(checkpoint, group)
-    path = archive_of(checkpoint, group)
-    with ExitStack() as scope:
-        with _explained(path):
-            arrays = scope.enter_context(_checked_archive(path, digest))
-        yield arrays
-
-
-def _recorded_digest(checkpoint: Path, group: str) -> str:
-    return read_metadata(checkpoint)[DIGESTS][group]
-
-
-@contextmanager
-def _checked_archive(path: Path, digest: str) -> Iterator[Mapping[str, np.ndarray]]:
-    """Open a file of arrays; raises one of UNREADABLE if it does not have this digest."""
-    with safe_open(path, framework="np") as file:
-        arrays = _Arrays(file)
-        _check_digest(digest, digest_of(arrays))
-        yield arrays
-
-
-def _check_digest(expected: str, digest: str) -> None:
-    if digest != expected:
-        raise ValueError("its arrays are not those that state.json records")
-
-
-class _Arrays(Mapping):
-    """The arrays of an open file; each access reads one."""
-
-    def __init__(self, file: safe_open):
-        self._file = file
-        self._names = file.keys()
+    def __exit__(self, *exception: object) -> None:
+        self._file.__exit__(*exception)
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
@@ -358,19 +274,237 @@ class _Arrays(Mapping):
         return len(self._names)
 
 
+def _check_digest(record: Record, group: str, digest: str) -> None:
+    if record.digests.get(group) != digest:
+        raise ValueError("its arrays are not those that state.json records")
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints, oldest first; folders of other names are ignored."""
+    return sorted(
+        (path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()),
+        key=step_of,
+    )
+
+
+def latest(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint, if there is one."""
+    checkpoints = list_checkpoints(folder)
+    return checkpoints[-1] if checkpoints else None
+
+
+def checkpoint_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def archive_of(checkpoint: Path, group: str) -> Path:
+    """Return the file of a group of arrays."""
+    return checkpoint / f"{group}.safetensors"
+
+
+def backup_path(checkpoint: Path) -> Path:
+    """Return the name of a checkpoint while another one of the same step replaces it."""
+    return checkpoint.with_name(f".former-{checkpoint.name}")
+
+
+def recover_interrupted_replace(folder: Path) -> None:
+    """Restore checkpoints whose replacement was interrupted between the two renames."""
+    for backup in folder.glob(".former-*"):
+        target = folder / backup.name.removeprefix(".former-")
+        if not target.exists():
+            # Another worker of the job may be faster.
+            with suppress(FileNotFoundError):
+                os.rename(backup, target)
+                log.warning(
+                    "checkpoint     %s was put back; the process was killed while it rewrote it",
+                    target,
+                )
+
+
+def remove_partial_checkpoints(folder: Path) -> None:
+    """Remove what killed processes left: parts of checkpoints, and replaced ones."""
+    for remains in (*folder.glob(".partial-*"), *folder.glob(".former-*")):
+        # The folder may belong to another user.
+        try:
+            shutil.rmtree(remains)
+        except OSError as error:
+            log.warning("%s cannot be removed: %s: %s", remains, error.filename, error.strerror)
+
+
+def read_record(checkpoint: Path) -> Record:
+    """Read the state.json of a checkpoint.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or of another format, or a value has another
+            type.
+    """
+    path = checkpoint / "state.json"
+    with _explain_unreadable(path):
+        content = path.read_bytes()
+        version = _format_of(content)
+        if version == FORMAT:
+            return _parse_record(content)
+    raise CheckpointError(
+        f"{checkpoint} has format {str(version)[:MAX_REASON_CHARACTERS]}, but this version of"
+        f" MyXTTS reads format {FORMAT} (safetensors). Formats up to 6 are numpy archives. Use the"
+        " version that wrote it."
+    )
+
+
+def _format_of(content: bytes) -> Any:
+    document = json.loads(content)
+    if not isinstance(document, dict):
+        raise ValueError("it does not hold a JSON object")
+    return document.get("format")
+
+
+def _parse_record(content: bytes) -> Record:
+    checksum = _CHECKSUM_LINE.search(content)
+    if checksum is None or checksum[1] != _checksum(content[: checksum.start()]):
+        raise ValueError("its last line is not the checksum of the lines above it")
+    return Record.model_validate_json(content)
+
+
+def write_record(checkpoint: Path, record: Record) -> None:
+    """Write the state.json of a checkpoint, whole or not at all."""
+    write_state_json(checkpoint, record.model_dump(mode="json"))
+
+
+def write_state_json(checkpoint: Path, values: Mapping[str, Any]) -> None:
+    """Write the values of a record with the format before and the checksum behind them."""
+    body = json_bytes({"format": FORMAT, **values}).removesuffix(b"\n}") + b",\n"
+    write_whole(checkpoint / "state.json", body + b' "sha256": "%s"\n}' % _checksum(body))
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def advice(checkpoint: Path) -> str:
+    """Return what to do about a damaged checkpoint.
+
+    The newest intact checkpoint is used if the newer ones are removed.
+    """
+    folder = checkpoint.parent
+    if not checkpoint.exists() and list_checkpoints(folder):
+        return (
+            "It was removed meanwhile, as a run removes old checkpoints while it trains. Start the"
+            " command again."
+        )
+    # A contribution or an average of a sync.
+    if not checkpoint.name.startswith("step-"):
+        return f"Remove the folder {checkpoint}."
+    others = [other for other in list_checkpoints(folder) if other != checkpoint]
+    intact = next(filter(_is_intact, reversed(others)), None)
+    if intact is None:
+        return f"No other checkpoint in {folder} is intact: start another run with --run."
+    damaged = [checkpoint, *(other for other in others if step_of(other) > step_of(intact))]
+    return (
+        f"The newest intact checkpoint is {intact}. To use it, remove"
+        f" {' and '.join(map(str, damaged))}."
+    )
+
+
+def _is_intact(checkpoint: Path) -> bool:
+    """Whether the record and all arrays of a checkpoint can be read."""
+    try:
+        record = _parse_record((checkpoint / "state.json").read_bytes())
+        for group in record.digests:
+            with _OpenArrays(archive_of(checkpoint, group)) as arrays:
+                _check_digest(record, group, digest_of(arrays))
+    except UNREADABLE:
+        return False
+    return True
+
+
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explain_unreadable(path: Path) -> Iterator[None]:
+    """Raise CheckpointError instead of UNREADABLE: which file, why, and what to do."""
     try:
         yield
     except UNREADABLE as error:
-        reason = (
-            describe_types(error)
-            if isinstance(error, ValidationError)
-            else str(error) or type(error).__name__
-        )
+        reason = str(error) or type(error).__name__
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            location = [str(part) for part in first["loc"]]
+            reason = f"{'.'.join(location)}: {first['msg']}"
+            # A setting that this version lacks, or whose values have changed. The file is intact.
+            if location[0] == "settings":
+                raise CheckpointError(
+                    f"the settings in {path.parent} cannot be used:"
+                    f" {reason.removeprefix('settings.')}. Use the version of MyXTTS that wrote it."
+                ) from error
         raise CheckpointError(
-            f"{path} cannot be read: {reason[:SHOWN_CHARACTERS]}. {advice(path.parent)}"
+            f"{path} cannot be read: {reason[:MAX_REASON_CHARACTERS]}. {advice(path.parent)}"
         ) from error
+
+
+def write_checkpoint(
+    target: Path,
+    groups: Iterable[tuple[str, Iterable[tuple[str, np.ndarray]]]],
+    record: Record,
+    by: str = "",
+    replace: bool = False,
+) -> Checkpoint:
+    """Write a checkpoint under a temporary name, to the disk, then rename it.
+
+    Args:
+        target: folder of the checkpoint; its parents are made.
+        groups: (name of a group, its arrays by name); one group after another is in memory.
+        by: distinguishes the temporary names of writers that may write the same checkpoint at the
+            same time.
+        replace: replace a checkpoint that exists.
+
+    Returns:
+        the checkpoint, with the digests of its arrays in its record.
+
+    Raises:
+        OSError: the disk refuses, or the checkpoint exists (ENOTEMPTY). The temporary folder is
+            removed, a checkpoint that was to be replaced stays, and the error names the file.
+    """
+    temporary = partial_folder_of(target.with_name(target.name + by))
+    # A kill may have left it.
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+    digests = {}
+    try:
+        for group, arrays in groups:
+            digests[group] = write_arrays(archive_of(temporary, group), dict(arrays))
+        record = record.model_copy(update={"digests": digests})
+        write_record(temporary, record)
+        fsync_folder(temporary)
+        if replace and target.exists():
+            _replace(target, temporary)
+        else:
+            os.rename(temporary, target)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    fsync_folder(target.parent)
+    return Checkpoint(target, record)
+
+
+def _replace(target: Path, temporary: Path) -> None:
+    """Rename a complete checkpoint to the name of one that exists.
+
+    `recover_interrupted_replace` mends a kill between the renames.
+    """
+    backup = backup_path(target)
+    os.rename(target, backup)
+    try:
+        os.rename(temporary, target)
+    except OSError:
+        os.rename(backup, target)
+        raise
+    try:
+        fsync_folder(target.parent)
+    finally:
+        shutil.rmtree(backup, ignore_errors=True)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:

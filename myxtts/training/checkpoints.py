@@ -8,77 +8,69 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.data.batch_plan import Position
 from myxtts.errors import CheckpointError
 from myxtts.files import FULL, partial_folder_of
 from myxtts.training.checkpoint_files import (
-    SHOWN_CHARACTERS,
+    MAX_REASON_CHARACTERS,
     Best,
+    Checkpoint,
+    Record,
     archive_of,
     checkpoint_of,
     latest,
     list_checkpoints,
-    read_arrays,
-    read_best,
-    read_metadata,
-    remove_remains,
+    read_record,
+    remove_partial_checkpoints,
     step_of,
-    update_metadata,
     write_checkpoint,
 )
-from myxtts.training.schedule import observations_of, without
+from myxtts.training.schedule import without
 from myxtts.training.state import TrainingState
 
-LEAST_SAID_S = 0.1  # a shorter wait for the checkpoint before is of the size of a copy
-HEADER_BYTES = 128  # of the entry of an array in the header of its file
+# A shorter wait for the previous checkpoint takes as long as a copy.
+MIN_LOGGED_WAIT_S = 0.1
+# Of the entry of an array in the header of its file.
+HEADER_BYTES = 128
+
+Groups = dict[str, dict[str, np.ndarray]]
+"""Group of arrays -> name -> array."""
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class StateCopy:
-    """A training state as it was after a step, in host memory.
+def copy_arrays(state: TrainingState) -> Groups:
+    """Copy the values of a state to host memory; no later step changes them.
 
-    Attributes:
-        step: that step.
-        progress: of state.json: step, position and what else changes with each step.
-        groups: group -> name -> array. No later step changes an array.
-    """
-
-    step: int
-    progress: dict[str, Any]
-    groups: dict[str, dict[str, np.ndarray]]
-
-    @property
-    def file_bytes(self) -> int:
-        """Bytes of the files of arrays."""
-        return sum(
-            array.nbytes + HEADER_BYTES
-            for arrays in self.groups.values()
-            for array in arrays.values()
-        )
-
-
-def copy_state(state: TrainingState) -> StateCopy:
-    """Take the values of a state to host memory; waits for the device. A variable of two groups
-    is read once.
+    Waits for the device. A variable of two groups is read once.
     """
     arrays: dict[int, np.ndarray] = {}
-    groups: dict[str, dict[str, np.ndarray]] = {}
+    groups: Groups = {}
     for group, variables in state.variables().items():
         for variable in variables.values():
             if id(variable) not in arrays:
                 arrays[id(variable)] = state.host_value(variable)
         groups[group] = {name: arrays[id(variable)] for name, variable in variables.items()}
-    return StateCopy(state.step, progress_of(state), groups)
+    return groups
+
+
+def record_of(state: TrainingState, record: Record) -> Record:
+    """Return the record of a run with the progress of its state."""
+    return record.model_copy(
+        update={
+            "step": state.step,
+            "position": state.position,
+            "replicas": state.replicas.count,
+            "audio_s": state.audio_s,
+            "audio_s_since_sync": state.audio_s_since_sync,
+            "pending_observations": state.pending_observations,
+        }
+    )
 
 
 class BackgroundWriter:
@@ -97,9 +89,7 @@ class BackgroundWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, write: Callable[[], None]) -> None:
-        """Wait for the function before, then start this one in a thread; raises what `wait`
-        raises.
-        """
+        """Start a function in a thread, after the previous one; raises what `wait` raises."""
         self.wait()
         self._thread = threading.Thread(
             target=self._run, args=(write,), name="background writer", daemon=True
@@ -111,20 +101,21 @@ class BackgroundWriter:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
 
     def _run(self, write: Callable[[], None]) -> None:
+        # Whatever it is, it is raised where the training waits for the thread.
         try:
             write()
-        except BaseException as error:  # raised where the training waits for it
+        except BaseException as error:
             self._error = error
 
 
 class Checkpoints:
-    """The checkpoints of a run: the newest `keep`, and the best. A thread writes them while
-    training goes on.
+    """The newest `keep` checkpoints of a run and the best; a thread writes them during training.
 
     A context manager: leaving it waits for the checkpoint that is being written, unless a second
     Ctrl-C ends the program.
@@ -132,35 +123,53 @@ class Checkpoints:
     Args:
         folder: made at the first save.
         keep: newest checkpoints to keep.
-        metadata: of each state.json, beside step and position; see `setup.run_metadata`.
+        record: of the run; see `setup.run_record`.
 
     Attributes:
         best: of the checkpoints that are written or being written.
     """
 
-    def __init__(self, folder: Path, keep: int, metadata: dict[str, Any]):
+    def __init__(self, folder: Path, keep: int, record: Record):
         self._folder = folder
         self._keep = keep
-        self._metadata = metadata
+        self._record = record
         self._writer = BackgroundWriter()
         self._failure: CheckpointError | None = None
-        remove_remains(folder)
-        newest = latest(folder)
-        self.best = read_best(newest) if newest else None
-        if self.best is not None and not checkpoint_of(folder, self.best.step).exists():
-            self.best = None  # it was removed, so any checkpoint may be the best
-        if self.best is not None and newest is not None and self._has_other_held_out(newest):
+        # Checkpoints that could not be removed.
+        self._protected: set[Path] = set()
+        self._provisional: set[int] = set()
+        self.best: Best | None = None
+        remove_partial_checkpoints(folder)
+        self._read_existing()
+
+    def _read_existing(self) -> None:
+        """Find the best and the provisional checkpoints, reading each state.json once."""
+        checkpoints = list_checkpoints(self._folder)
+        for checkpoint in checkpoints[:-1]:
+            # A damaged one counts as one that was asked for.
+            try:
+                if read_record(checkpoint).provisional:
+                    self._provisional.add(step_of(checkpoint))
+            except CheckpointError as error:
+                log.debug("%s", error)
+        if not checkpoints:
+            return
+        newest = checkpoints[-1]
+        record = read_record(newest)
+        if record.provisional:
+            self._provisional.add(step_of(newest))
+        # Any checkpoint may be the best after the previous best one was removed, and after the
+        # held-out utterances have changed, since their losses cannot be compared.
+        if record.best is None or not checkpoint_of(self._folder, record.best.step).exists():
+            return
+        utterances = (record.held_out, self._record.held_out)
+        if None not in utterances and utterances[0] != utterances[1]:
             log.warning(
                 "validation uses other utterances than before: any checkpoint from now on may be"
                 " the best"
             )
-            self.best = None
-        self._protected: set[Path] = set()  # which could not be removed
-        self._provisional = {
-            step_of(checkpoint)
-            for checkpoint in list_checkpoints(folder)
-            if is_provisional(checkpoint)
-        }
+            return
+        self.best = record.best
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -168,37 +177,30 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or issubclass(kind, Exception):
             self.wait()
-        if (
-            kind is not None and self._failure is not None
-        ):  # that of the last checkpoint; `finish` was not reached
+        # `finish` was not reached, which raises the error of the last checkpoint.
+        if kind is not None and self._failure is not None:
             log.error("%s", self._failure)
 
-    def _has_other_held_out(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint was validated on other utterances; one of an older version does not
-        tell.
-        """
-        before, now = read_metadata(checkpoint).get("held_out"), self._metadata.get("held_out")
-        return None not in (before, now) and before != now
-
     def save(self, state: TrainingState, validation_loss: float | None = None) -> Path:
-        """Copy the state, and start to write it; then checkpoints are removed that are neither new
-        nor the best.
+        """Copy the state, start to write it, then remove checkpoints that are neither new nor best.
 
-        If the checkpoint before is still being written, wait for it first, so that there is one
+        If the previous checkpoint is still being written, wait for it first, so that there is one
         copy at a time. If the disk refuses, the log says so, and training goes on.
 
         Returns:
             the folder that the checkpoint will have.
         """
-        self._wait_for_checkpoint_before(state.step)
-        best_before = self.best
+        self._wait_for_previous(state.step)
+        previous_best = self.best
         if validation_loss is not None and self.improves(validation_loss):
             self.best = Best(state.step, validation_loss)
         target = checkpoint_of(self._folder, state.step)
-        changing = {"best": self.best, "provisional": state.step in self._provisional}
+        record = record_of(state, self._record).model_copy(
+            update={"best": self.best, "provisional": state.step in self._provisional}
+        )
         needed = self._needed_steps(state)
         self._writer.start(
-            partial(self._write, target, copy_state(state), changing, best_before, needed)
+            partial(self._write, target, copy_arrays(state), record, previous_best, needed)
         )
         return target
 
@@ -222,16 +224,15 @@ class Checkpoints:
             raise self._failure
 
     def add_provisional(self, step: int) -> None:
-        """Let the checkpoint of a step go when its observation is done and a newer one is there,
-        unless it is the best.
+        """Let a checkpoint go when its observation is done and a newer one is there.
 
-        Until then it holds the weights with which a killed run repeats the observation.
+        The best one stays. Until then it holds the weights with which a killed run repeats the
+        observation.
         """
         self._provisional.add(step)
 
     def record(self, state: TrainingState, step: int, validation_loss: float | None) -> None:
-        """Record the result of the observation of a step, in the state and in the checkpoints from
-        that step on.
+        """Record the result of an observation in the state and in the checkpoints from its step on.
 
         Waits for the checkpoint that is being written; then the thread records the result in the
         files. A run that resumes from a checkpoint that does not know the result repeats the
@@ -242,37 +243,40 @@ class Checkpoints:
         """
         self.wait()
         state.pending_observations = without(state.pending_observations, step)
-        saved = checkpoint_of(self._folder, step).exists()  # else the disk was full
-        if validation_loss is not None and saved and self.improves(validation_loss):
+        # The checkpoint is missing if the disk was full.
+        is_saved = checkpoint_of(self._folder, step).exists()
+        if validation_loss is not None and is_saved and self.improves(validation_loss):
             self.best = Best(step, validation_loss)
-            self._provisional.discard(step)  # as if the validation had asked for it
-        needed, provisional = self._needed_steps(state), set(self._provisional)
-        self._writer.start(partial(self._record, step, self.best, needed, provisional))
+            # As if the validation had asked for it.
+            self._provisional.discard(step)
+        needed = self._needed_steps(state)
+        provisional = set(self._provisional)
+        self._writer.start(partial(self._write_result, step, self.best, needed, provisional))
 
-    def _record(
+    def _write_result(
         self, step: int, best: Best | None, needed: set[int], provisional: set[int]
     ) -> None:
         """Write the result of an observation to the checkpoints, in the thread of the writer."""
-        for checkpoint in list_checkpoints(self._folder):
-            if step_of(checkpoint) >= step:
-                try:
-                    changes = {
-                        "best": best,
-                        "observing": without(observations_of(read_metadata(checkpoint)), step),
-                        "provisional": step_of(checkpoint) in provisional,
-                    }
-                    if "held_out" in self._metadata:
-                        changes["held_out"] = self._metadata["held_out"]
-                    update_metadata(checkpoint, changes)
-                except OSError as error:
-                    log.error(
-                        "%s: %s. A resumed run validates step %d again.",
-                        error.filename,
-                        error.strerror,
-                        step,
-                    )
-                except CheckpointError as error:
-                    log.error("%s A run that resumes from it validates step %d again.", error, step)
+        for path in list_checkpoints(self._folder):
+            if step_of(path) < step:
+                continue
+            try:
+                checkpoint = Checkpoint.read(path)
+                checkpoint.update(
+                    best=best,
+                    pending_observations=without(checkpoint.record.pending_observations, step),
+                    provisional=step_of(path) in provisional,
+                    held_out=self._record.held_out,
+                )
+            except OSError as error:
+                log.error(
+                    "%s: %s. A resumed run validates step %d again.",
+                    error.filename,
+                    error.strerror,
+                    step,
+                )
+            except CheckpointError as error:
+                log.error("%s A run that resumes from it validates step %d again.", error, step)
         self._prune(needed)
 
     def improves(self, validation_loss: float) -> bool:
@@ -281,11 +285,12 @@ class Checkpoints:
             self.best is None or validation_loss < self.best.loss
         )
 
-    def _wait_for_checkpoint_before(self, step: int) -> None:
-        was_busy, began_s = self._writer.is_busy, time.perf_counter()
+    def _wait_for_previous(self, step: int) -> None:
+        was_busy = self._writer.is_busy
+        began_s = time.perf_counter()
         self.wait()
         waited_s = time.perf_counter() - began_s
-        if was_busy and waited_s >= LEAST_SAID_S:
+        if was_busy and waited_s >= MIN_LOGGED_WAIT_S:
             log.warning(
                 "checkpoint     training waited %.1f s at step %d: the checkpoint before was still"
                 " being written. Raise --checkpoint-every, or choose a faster disk with"
@@ -297,21 +302,20 @@ class Checkpoints:
     def _write(
         self,
         target: Path,
-        copy: StateCopy,
-        changing: dict[str, Any],
-        best_before: Best | None,
+        groups: Groups,
+        record: Record,
+        previous_best: Best | None,
         needed: set[int],
     ) -> None:
         """Write a copy, in the thread of the writer."""
-        groups = ((group, arrays.items()) for group, arrays in copy.groups.items())
+        contents = ((group, arrays.items()) for group, arrays in groups.items())
         try:
-            write_checkpoint(
-                target, groups, {**copy.progress, **self._metadata, **changing}, replace=True
-            )
+            write_checkpoint(target, contents, record, replace=True)
         except OSError as error:
-            self.best, reason = best_before, describe_refusal(target, copy, error)
+            self.best = previous_best
+            reason = disk_error_message(target, groups, error)
             self._failure = CheckpointError(
-                f"{reason} It is the last one of the run. {remedy(target.parent)}"
+                f"{reason} It is the last one of the run. {disk_error_hint(target.parent)}"
             )
             log.error("%s If the run goes on, it tries again at its next checkpoint.", reason)
         else:
@@ -320,63 +324,47 @@ class Checkpoints:
 
     def _needed_steps(self, state: TrainingState) -> set[int]:
         """Return the steps whose checkpoints are kept however old they are."""
-        return {observation.step for observation in state.pending_observations} | (
-            {self.best.step} if self.best else set()
-        )
+        steps = {observation.step for observation in state.pending_observations}
+        if self.best:
+            steps.add(self.best.step)
+        return steps
 
     def _prune(self, needed: set[int]) -> None:
         folders = list_checkpoints(self._folder)
         asked_for = [folder for folder in folders if step_of(folder) not in self._provisional]
-        kept = {*asked_for[-self._keep :], *folders[-1:]}
+        kept = {*asked_for[-self._keep :], *folders[-1:], *self._protected}
         for folder in folders:
-            if (
-                folder not in kept
-                and step_of(folder) not in needed
-                and folder not in self._protected
-            ):
-                try:
-                    if not os.access(folder, os.W_OK):  # it can be renamed all the same
-                        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-                    os.replace(
-                        folder, partial_folder_of(folder)
-                    )  # so that a part of it is never taken for a checkpoint
-                    shutil.rmtree(partial_folder_of(folder))
-                except OSError as error:  # such as one that the user has protected
-                    self._protected.add(folder)
-                    log.warning(
-                        "%s cannot be removed: %s: %s", folder, error.filename, error.strerror
-                    )
+            if folder in kept or step_of(folder) in needed:
+                continue
+            # One that the user has protected can still be renamed. The rename comes first, so that
+            # a part of it never counts as a checkpoint.
+            try:
+                if not os.access(folder, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+                os.replace(folder, partial_folder_of(folder))
+                shutil.rmtree(partial_folder_of(folder))
+            except OSError as error:
+                self._protected.add(folder)
+                log.warning("%s cannot be removed: %s: %s", folder, error.filename, error.strerror)
 
 
-def is_provisional(checkpoint: Path) -> bool:
-    """Whether nothing but an observation asked for a checkpoint; a damaged one is taken for an
-    ordinary one.
-    """
-    try:
-        return read_metadata(checkpoint).get("provisional", False)
-    except CheckpointError:
-        return False
-
-
-def describe_refusal(target: Path, copy: StateCopy, error: OSError) -> str:
-    """Return a sentence on why a checkpoint is not on the disk, with the file; if the disk is full,
-    with the bytes.
-    """
+def disk_error_message(target: Path, groups: Groups, error: OSError) -> str:
+    """Say why a checkpoint is not on the disk, with the file; on a full disk, also the bytes."""
     space = ""
     if error.errno in FULL:
+        arrays = [array for named in groups.values() for array in named.values()]
+        needed_mb = sum(array.nbytes + HEADER_BYTES for array in arrays) / 1e6
         existing = next(folder for folder in target.parents if folder.exists())
         free_mb = shutil.disk_usage(existing).free / 1e6
-        space = f" ({copy.file_bytes / 1e6:,.1f} MB are needed, {free_mb:,.1f} MB are free)"
+        space = f" ({needed_mb:,.1f} MB are needed, {free_mb:,.1f} MB are free)"
     return (
-        f"the checkpoint of step {copy.step} was not written: {error.filename or target}:"
+        f"the checkpoint of step {step_of(target)} was not written: {error.filename or target}:"
         f" {error.strerror}{space}."
     )
 
 
-def remedy(folder: Path) -> str:
-    """Return what to do if the last checkpoint of a run was not written to the folder of its
-    checkpoints.
-    """
+def disk_error_hint(folder: Path) -> str:
+    """Say what to do if the last checkpoint of a run was not written to the folder of all."""
     newest = latest(folder)
     source = f", which continues from {newest}" if newest else ""
     return (
@@ -389,76 +377,72 @@ def save_nothing(state: TrainingState, validation_loss: float | None = None) -> 
     """Stand in for `Checkpoints.save` in a process that writes no checkpoints."""
 
 
-def write_state(target: Path, state: TrainingState, metadata: Mapping[str, Any]) -> None:
-    """Write a state as a checkpoint, with its own step and position beside the metadata; training
-    waits for it.
-    """
+def write_state(target: Path, state: TrainingState, record: Record) -> None:
+    """Write a state as a checkpoint; training waits for it."""
     groups = ((group, state.arrays(group)) for group in state.variables())
-    write_checkpoint(target, groups, {**progress_of(state), **metadata})
+    write_checkpoint(target, groups, record_of(state, record))
 
 
-def progress_of(state: TrainingState) -> dict[str, Any]:
-    """Return what a checkpoint records of a state beside its variables."""
-    return {
-        "step": state.step,
-        "position": state.position,
-        "replicas": state.replicas.count,
-        "audio_s": state.audio_s,
-        "audio_s_since_sync": state.audio_s_since_sync,
-        "observing": state.pending_observations,
-    }
-
-
-def restore(checkpoint: Path, state: TrainingState) -> None:
+def restore(checkpoint: Checkpoint, state: TrainingState) -> None:
     """Set every variable of the state, its step and its position from a checkpoint.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or of another architecture (names the first
             difference). The state is unchanged then.
     """
-    metadata = read_metadata(checkpoint)
-    restore_groups(checkpoint, state.variables())
-    state.step, state.audio_s = metadata["step"], metadata["audio_s"]
-    state.audio_s_since_sync = metadata["audio_s_since_sync"]
-    state.position, before = position_of(metadata), metadata["replicas"]
-    if before != state.replicas.count:
+    load_variables(checkpoint, state.variables())
+    record = checkpoint.record
+    state.step = record.step
+    state.audio_s = record.audio_s
+    state.audio_s_since_sync = record.audio_s_since_sync
+    state.position = record.position
+    if record.replicas != state.replicas.count:
         log.info(
             "replicas       %d now, %d before: they share the rest of the epoch",
             state.replicas.count,
-            before,
+            record.replicas,
         )
-        state.position = state.position.after_resize(before)
+        state.position = state.position.after_resize(record.replicas)
     state.began = state.step, state.position
-    state.pending_observations = observations_of(metadata)
+    state.pending_observations = record.pending_observations
 
 
-def position_of(metadata: Mapping[str, Any]) -> Position:
-    """Return the position in the plan that a checkpoint recorded."""
-    epoch, step, history = metadata["position"]
-    return Position(epoch, step, tuple(map(tuple, history)))
-
-
-def restore_groups(checkpoint: Path, groups: Mapping[str, Mapping[str, tf.Variable]]) -> None:
+def load_variables(checkpoint: Checkpoint, groups: Mapping[str, Mapping[str, tf.Variable]]) -> None:
     """Set variables from groups of a checkpoint that have exactly their names, shapes and types.
+
+    All weights that come from files enter a network here.
 
     Raises:
         CheckpointError: naming the first difference; no variable is changed then.
     """
-    values = {
-        group: _arrays_for(checkpoint, group, variables) for group, variables in groups.items()
-    }
+    values = {}
     for group, variables in groups.items():
-        for name, variable in variables.items():
-            variable.assign(values[group][name])
+        values[group] = checkpoint.arrays(group)
+        check_fit(archive_of(checkpoint.path, group), values[group], variables)
+    for group, variables in groups.items():
+        assign_arrays(variables, values[group])
 
 
-def _arrays_for(
-    checkpoint: Path, group: str, variables: Mapping[str, tf.Variable]
-) -> dict[str, np.ndarray]:
-    """Return the arrays of a group, which fit the variables of the same names."""
-    arrays = read_arrays(checkpoint, group)
-    path = archive_of(checkpoint, group)
-    check_names(path, set(arrays), set(variables))
+def assign_arrays(variables: Mapping[str, tf.Variable], arrays: Mapping[str, np.ndarray]) -> None:
+    for name, variable in variables.items():
+        variable.assign(arrays[name])
+
+
+def check_fit(
+    path: Path, arrays: Mapping[str, np.ndarray], variables: Mapping[str, tf.Variable]
+) -> None:
+    """Raise CheckpointError if arrays do not fit the variables; names the first difference."""
+    if arrays.keys() != variables.keys():
+        name = min(arrays.keys() ^ variables.keys())
+        shown = name
+        if len(name) > MAX_REASON_CHARACTERS:
+            shown = f"{name[:MAX_REASON_CHARACTERS]}…"
+        where = "the checkpoint" if name in arrays else "the model"
+        raise CheckpointError(
+            f"{path}: '{shown}' is only in {where} ({len(arrays)} variables there,"
+            f" {len(variables)} in the model). Use the settings that the run was started with (its"
+            " config.yaml)."
+        )
     for name, variable in variables.items():
         array = arrays[name]
         dtype = np.dtype(variable.dtype.as_numpy_dtype)
@@ -468,16 +452,3 @@ def _arrays_for(
                 f"{path}: '{name}' is {array.dtype} {array.shape}, but the model has {dtype}"
                 f" {shape}. Use the settings that the run was started with (its config.yaml)."
             )
-    return arrays
-
-
-def check_names(path: Path, saved: set[str], expected: set[str]) -> None:
-    """Raise CheckpointError if a group has not exactly the expected names."""
-    if saved != expected:
-        name = min(saved ^ expected)
-        shown = f"{name[:SHOWN_CHARACTERS]}…" if len(name) > SHOWN_CHARACTERS else name
-        where = "the checkpoint" if name in saved else "the model"
-        raise CheckpointError(
-            f"{path}: '{shown}' is only in {where} ({len(saved)} variables there, {len(expected)}"
-            " in the model). Use the settings that the run was started with (its config.yaml)."
-        )

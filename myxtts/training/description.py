@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 def log_start(setup: TrainingSetup) -> None:
     """Log where the weights come from, and the derived numbers of the run."""
     start = setup.run.start
-    if start.checkpoint is not None:
-        log.info("resumed        %s", start.checkpoint)
+    if start.resumed is not None:
+        log.info("resumed        %s", start.resumed.checkpoint.path)
     elif setup.config.run.resume:
         folder = Path(setup.config.run.runs_dir, setup.config.run.run)
         log.info(

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import keras
 import tensorflow as tf
 
+from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.batch import Batch, tensor_specs
 from myxtts.clock import Span, Timeline, format_duration
@@ -32,10 +33,9 @@ from myxtts.placement.audit import require_device
 from myxtts.report.reporter import TensorBoard
 from myxtts.tasks.base import Evaluator, Examples, Metric, Sampler
 from myxtts.tasks.registry import task_of
-from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.checkpoints import restore_groups
-from myxtts.training.load_vocoder import load_vocoder
-from myxtts.training.runs import RunFolder, select_vocoder, weights_group
+from myxtts.training.checkpoint_files import Checkpoint
+from myxtts.training.checkpoints import load_variables
+from myxtts.training.runs import RunFolder, select_vocoder
 from myxtts.training.schedule import EVALUATION, SAMPLES, VALIDATION, Observation, join_and
 from myxtts.training.setup import TrainingSetup, typical_sizes
 
@@ -114,7 +114,8 @@ class Snapshot:
 
     def load(self, checkpoint: Path) -> None:
         """Set the weights from a checkpoint; raises CheckpointError if it is damaged."""
-        restore_groups(checkpoint, {weights_group(read_metadata(checkpoint)): self._variables})
+        read = Checkpoint.read(checkpoint)
+        load_variables(read, {read.record.weights_group: self._variables})
 
 
 class Validation:
@@ -289,7 +290,7 @@ def held_out_work(
 
 def vocoder_loader(setup: TrainingSetup, device: str, folder: RunFolder) -> LoadVocoder:
     """Return what loads the vocoder that the settings of a run name, once for all calls."""
-    return cache(lambda: load_vocoder(select_vocoder(folder.path, setup.metadata), device))
+    return cache(lambda: select_vocoder(folder.path, setup.config, AUDIO_FORMAT).load(device))
 
 
 def make_sampler(

@@ -120,13 +120,6 @@ def join_and(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def observations_of(metadata: dict) -> tuple[Observation, ...]:
-    """Return the observations that were due up to a checkpoint and whose results it does not know,
-    oldest first.
-    """
-    return tuple(Observation(step, tuple(parts)) for step, parts in metadata.get("observing", ()))
-
-
 def without(observations: Iterable[Observation], step: int) -> tuple[Observation, ...]:
     """Return the observations of all other steps."""
     return tuple(observation for observation in observations if observation.step != step)

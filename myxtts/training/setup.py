@@ -37,32 +37,30 @@ from myxtts.placement.routes import Placement, Route, named_gpus, plan_routes
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training import schedule
-from myxtts.training.checkpoint_files import digest_of, latest, put_back_former, read_metadata
+from myxtts.training.checkpoint_files import (
+    Ancestor,
+    Record,
+    digest_of,
+    recover_interrupted_replace,
+)
 from myxtts.training.checkpoints import restore
-from myxtts.training.load_teacher import teacher_loader
 from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
 from myxtts.training.runs import (
     RunFolder,
-    Teacher,
+    TrainedRun,
+    apply_teacher_settings,
     check_same_corpus,
     check_same_settings,
     check_same_texts,
     inherit_settings,
-    read_teacher,
+    open_teacher,
     select_vocoder,
-    settings_of,
-    taught_settings,
+    teacher_loader,
 )
 from myxtts.training.schedule import Schedule
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
-from myxtts.training.warm_start import (
-    Pretrained,
-    check_freeze,
-    inherited_vocabulary,
-    load_pretrained,
-    read_pretrained,
-)
+from myxtts.training.warm_start import Pretrained, check_freeze, load_pretrained, read_pretrained
 
 # Instead of a digest, of the same length: workers compare digests digit by digit.
 NO_TEXTS = "0" * 64
@@ -78,6 +76,7 @@ class Start:
 
     Attributes:
         config: with the settings that the weights of a pretrained run or a teacher fix.
+        resumed: the run itself, if it resumes.
         vocabulary: rows that the run's vocabulary begins with.
         ancestor: what the run's checkpoints record of the pretrained run.
         digest: of the run's first weights, if it has a checkpoint.
@@ -86,12 +85,12 @@ class Start:
 
     config: Config
     folder: RunFolder
-    checkpoint: Path | None = None
+    resumed: TrainedRun | None = None
     pretrained: Pretrained | None = None
     vocabulary: Vocabulary | None = None
-    ancestor: dict[str, Any] | None = None
+    ancestor: Ancestor | None = None
     digest: str | None = None
-    teacher: Teacher | None = None
+    teacher: TrainedRun | None = None
 
 
 def resolve_start(config: Config, folder: RunFolder) -> Start:
@@ -104,32 +103,35 @@ def resolve_start(config: Config, folder: RunFolder) -> Start:
         ConfigError, CheckpointError: the settings do not fit the checkpoint, the pretrained run or
             the teacher, or the vocoder cannot be used.
     """
-    select_vocoder(
-        folder.path, {"settings": config.model_dump(mode="json"), "audio_format": AUDIO_FORMAT}
-    )
-    put_back_former(folder.checkpoints)
-    checkpoint = latest(folder.checkpoints) if config.run.resume else None
-    teacher = read_teacher(config, checkpoint)
+    select_vocoder(folder.path, config, AUDIO_FORMAT)
+    recover_interrupted_replace(folder.checkpoints)
+    resumed = TrainedRun.newest(folder.path) if config.run.resume else None
+    teacher = open_teacher(config, resumed)
     if teacher is not None:
-        config = taught_settings(config, teacher.run, teacher.settings)
+        config = apply_teacher_settings(config, teacher)
     pretrained = None
     if config.training.init_from is not None:
-        if checkpoint is None:
+        if resumed is None:
             pretrained = read_pretrained(Path(config.training.init_from), folder.path)
-        weights = pretrained.checkpoint if pretrained else checkpoint
-        assert weights is not None
-        config = inherit_settings(config, weights)
-    if checkpoint is None:
+        source = pretrained.run if pretrained else resumed
+        assert source is not None
+        config = inherit_settings(config, source)
+    if resumed is not None:
+        record = resumed.record
+        check_same_settings(resumed.checkpoint, config)
         check_freeze(config)
-        source = teacher or pretrained
-        vocabulary = source.vocabulary if source else None
-        ancestor = pretrained.ancestor() if pretrained else None
-        return Start(config, folder, None, pretrained, vocabulary, ancestor, None, teacher)
-    metadata = read_metadata(checkpoint)
-    check_same_settings(checkpoint, settings_of(checkpoint, metadata), config)
+        rows = record.inherited_vocabulary
+        return Start(config, folder, resumed, None, rows, record.ancestor, record.start, teacher)
     check_freeze(config)
-    vocabulary, ancestor = inherited_vocabulary(metadata), metadata["ancestor"]
-    return Start(config, folder, checkpoint, None, vocabulary, ancestor, metadata["start"], teacher)
+    rows = None
+    ancestor = None
+    if pretrained is not None:
+        rows = pretrained.vocabulary
+        ancestor = pretrained.ancestor
+    # A teacher fixes all symbols and languages.
+    if teacher is not None:
+        rows = teacher.inheritable_vocabulary
+    return Start(config, folder, None, pretrained, rows, ancestor, None, teacher)
 
 
 @dataclass(frozen=True)
@@ -214,14 +216,14 @@ class OpenRun:
             replicas.routes,
             parameter_count(state.model),
             task_of(config).extractor(config, training=True, load_teacher=load_teacher),
-            start.teacher.parameters if start.teacher else 0,
+            start.teacher.parameter_count() if start.teacher else 0,
             replicas.observer if config.run.uses_held_out else "",
         )
         check_memory(memory)
         if load_teacher is not None:
             load_teacher(replicas.routes[0].data)
 
-        metadata = run_metadata(
+        record = run_record(
             config,
             corpora.training,
             corpora.vocabulary,
@@ -230,13 +232,14 @@ class OpenRun:
             start.teacher,
             corpora.held_out,
         )
-        if start.checkpoint is not None:
-            check_same_corpus(start.checkpoint, metadata)
-            check_same_texts(start.checkpoint, metadata)
-            restore(start.checkpoint, state)
+        if start.resumed is not None:
+            checkpoint = start.resumed.checkpoint
+            check_same_corpus(checkpoint, corpora.vocabulary, corpora.training.manifest.fingerprint)
+            check_same_texts(checkpoint, record.texts)
+            restore(checkpoint, state)
         if replicas.is_distributed:
             check_same_weights(replicas, state)
-        return TrainingSetup(self, corpora, state, metadata, memory, choices, load_teacher)
+        return TrainingSetup(self, corpora, state, record, memory, choices, load_teacher)
 
 
 @contextmanager
@@ -293,8 +296,8 @@ def shared_settings(start: Start) -> dict[str, str]:
         if PER_MACHINE not in setting.marks:
             value = values[setting.section][setting.name]
             shared[f"{setting.section}.{setting.name}"] = str(value)
-    shared["checkpoint"] = start.checkpoint.name if start.checkpoint else "none"
-    shared["teacher"] = start.teacher.digest if start.teacher else "none"
+    shared["checkpoint"] = start.resumed.checkpoint.path.name if start.resumed else "none"
+    shared["teacher"] = start.teacher.checkpoint.weights_digest if start.teacher else "none"
     return shared
 
 
@@ -336,7 +339,7 @@ class TrainingSetup:
     """A run before its first step.
 
     Attributes:
-        metadata: what its checkpoints record besides the weights; see `run_metadata`.
+        record: what its checkpoints record besides the weights; see `run_record`.
         memory: forecast of what training takes on the host.
         choices: lines of the log on what the task chose for the model device, by name.
         load_teacher: loads the teacher on a device; None without one.
@@ -345,7 +348,7 @@ class TrainingSetup:
     run: OpenRun
     corpora: RunCorpora
     state: TrainingState
-    metadata: dict[str, Any]
+    record: Record
     memory: MemoryForecast
     choices: dict[str, str]
     load_teacher: LoadFrozen | None
@@ -501,35 +504,33 @@ def make_step(config: Config, state: TrainingState) -> Step:
     )
 
 
-def run_metadata(
+def run_record(
     config: Config,
     corpus: Corpus,
     vocabulary: Vocabulary,
-    ancestor: dict[str, Any] | None,
+    ancestor: Ancestor | None,
     start: str,
-    teacher: Teacher | None = None,
+    teacher: TrainedRun | None = None,
     held_out: Corpus | None = None,
-) -> dict[str, Any]:
-    """Return what a checkpoint records beside the weights: enough to resume, to synthesize and to
-    merge.
+) -> Record:
+    """Return what a checkpoint records: enough to resume, to synthesize and to merge.
 
     Args:
-        start: SHA-256 of the weights that the run, or the run that it was forked from, started
-            with.
+        start: digest of the weights that the run, or the run that it was forked from, started with.
     """
-    return {
-        "settings": config.model_dump(mode="json"),
-        "symbols": vocabulary.symbols.to_list(),
-        "languages": vocabulary.languages,
-        "speakers": vocabulary.speakers,
-        "corpus": corpus.manifest.fingerprint,
-        "held_out": held_out.manifest.fingerprint if held_out else None,
-        "audio_format": AUDIO_FORMAT,
-        "ancestor": ancestor,
-        "start": start,
-        "teacher": teacher.record() if teacher else None,
-        "texts": corpus.teacher_rows.fingerprint if corpus.teacher_rows else None,
-    }
+    return Record(
+        settings=config,
+        symbols=vocabulary.symbols.symbols,
+        languages=vocabulary.languages,
+        speakers=vocabulary.speakers,
+        audio_format=AUDIO_FORMAT,
+        start=start,
+        corpus=corpus.manifest.fingerprint,
+        held_out=held_out.manifest.fingerprint if held_out else None,
+        ancestor=ancestor,
+        teacher=teacher.source if teacher else None,
+        texts=corpus.teacher_rows.fingerprint if corpus.teacher_rows else None,
+    )
 
 
 def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> Schedule:

@@ -1,5 +1,4 @@
-"""--init-from: the pretrained run that another run starts from, its vocabulary, its weights and its
-fixed settings.
+"""--init-from: the pretrained run that another run starts from: its vocabulary and its weights.
 
 Rows of embeddings are matched by name: the vocabulary of the new run begins with that of the
 pretrained run, so that each symbol and language of the pretrained run keeps its weights, whether
@@ -7,9 +6,8 @@ the new corpus has it or not.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -19,65 +17,56 @@ from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.models.loss_groups import NETWORK, loss_groups_of
 from myxtts.tasks.registry import task_of
-from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
-from myxtts.training.checkpoint_files import digest_of, further_groups, read_arrays, read_metadata
-from myxtts.training.runs import select_checkpoint, vocabulary_of, weights_group
+from myxtts.text.symbols import FIRST_SYMBOL_ID
+from myxtts.training.checkpoint_files import Ancestor
+from myxtts.training.checkpoints import Groups, assign_arrays
+from myxtts.training.runs import TrainedRun
 
-LISTED_NAMES = 12
+MAX_LISTED_NAMES = 12
 
 
 @dataclass(frozen=True, eq=False)
 class Pretrained:
-    """The checkpoint of another run, in memory.
+    """A pretrained run with its weights in memory: it may go on training, and prune checkpoints.
 
     Attributes:
-        run: folder of that run, as --init-from gives it.
-        checkpoint: its best checkpoint, or the newest if none is best.
-        metadata: of the checkpoint.
-        weights: by name, the averaged ones if the run has them.
-        further: weights of the groups that only training needs, by group and name.
+        run: at its best checkpoint, or the newest if none is best.
+        groups: the weights of the network (the averaged ones if the run has them), and those of the
+            groups that only training needs.
     """
 
-    run: Path
-    checkpoint: Path
-    metadata: dict[str, Any]
-    weights: dict[str, np.ndarray]
-    further: Mapping[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    run: TrainedRun
+    groups: Groups
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Symbols and languages of the run. Speakers have no weights: each run names its own."""
-        return replace(vocabulary_of(self.metadata), speakers=())
+        return self.run.inheritable_vocabulary
 
-    def ancestor(self) -> dict[str, Any]:
-        """Return what the new run's checkpoints record; runs with equal `weights` started from the
-        same weights.
-
-        `weights` is a SHA-256. `symbols`, `languages` and `speakers` count the first rows of the
-        new run's vocabulary, which come from the pretrained run.
-        """
-        return {
-            "run": str(self.run),
-            "step": self.metadata["step"],
-            "weights": digest_of(self.weights),
-            "symbols": len(self.metadata["symbols"]),
-            "languages": len(self.metadata["languages"]),
-            "speakers": 0,
-        }
+    @property
+    def ancestor(self) -> Ancestor:
+        """What the checkpoints of the new run record."""
+        record = self.run.record
+        return Ancestor(
+            **self.run.source.model_dump(),
+            symbols=len(record.symbols),
+            languages=len(record.languages),
+            speakers=0,
+        )
 
     def describe(self, vocabulary: Vocabulary, groups: Sequence[str] = ()) -> str:
-        """Return a line on what a run with this vocabulary and further loss groups keeps of the
-        pretrained run.
+        """Say what a run with this vocabulary and further loss groups keeps of the pretrained run.
+
+        In one line.
         """
-        symbols = describe_rows(
-            "symbol", self.vocabulary.symbols.symbols, vocabulary.symbols.symbols
-        )
-        languages = describe_rows("language", self.vocabulary.languages, vocabulary.languages)
-        origins = (
-            f", {name} {'kept' if name in self.further else 'from random weights'}"
-            for name in groups
-        )
-        return f"{self.run} step {self.metadata['step']}: {symbols}, {languages}{''.join(origins)}"
+        known = self.vocabulary
+        kept = [
+            describe_rows("symbol", known.symbols.symbols, vocabulary.symbols.symbols),
+            describe_rows("language", known.languages, vocabulary.languages),
+        ]
+        for name in groups:
+            origin = "kept" if name in self.groups else "from random weights"
+            kept.append(f"{name} {origin}")
+        return f"{self.run.path} step {self.run.record.step}: {', '.join(kept)}"
 
 
 def read_pretrained(run: Path, folder: Path) -> Pretrained:
@@ -96,36 +85,10 @@ def read_pretrained(run: Path, folder: Path) -> Pretrained:
             f"{folder} cannot start from its own weights (--init-from {run}). Resume a run with"
             " --resume, or give the new run another name with --run."
         )
-    checkpoint = select_checkpoint(run)
-    metadata = read_metadata(checkpoint)
-    further = {group: read_arrays(checkpoint, group) for group in further_groups(checkpoint)}
-    weights = read_arrays(checkpoint, weights_group(metadata))
-    return Pretrained(run, checkpoint, metadata, weights, further)
-
-
-def inherited_vocabulary(metadata: dict[str, Any]) -> Vocabulary | None:
-    """Return the rows that a run took over from its teacher, its pretrained run, or the run that it
-    was forked from.
-
-    Args:
-        metadata: of one of the run's checkpoints.
-
-    Returns:
-        None if the run started from the seed, without a teacher.
-    """
-    ancestor, vocabulary = metadata["ancestor"], vocabulary_of(metadata)
-    if metadata.get("teacher") is not None:
-        return replace(
-            vocabulary, speakers=vocabulary.speakers[: ancestor["speakers"]] if ancestor else ()
-        )
-    if ancestor is None:
-        return None
-    symbols = vocabulary.symbols.symbols[: ancestor["symbols"]]
-    return Vocabulary(
-        SymbolTable(symbols),
-        vocabulary.speakers[: ancestor["speakers"]],
-        vocabulary.languages[: ancestor["languages"]],
-    )
+    trained = TrainedRun.open(run)
+    checkpoint = trained.checkpoint
+    groups = {group: checkpoint.arrays(group) for group in checkpoint.further_groups}
+    return Pretrained(trained, {NETWORK: trained.weights(), **groups})
 
 
 def check_freeze(config: Config) -> None:
@@ -170,72 +133,71 @@ def load_pretrained(
         CheckpointError: the weights belong to another architecture.
         ConfigError: rows of new symbols would stay random.
     """
+    check_frozen_rows(pretrained, network, vocabulary, freeze)
     known = pretrained.vocabulary
-    new_symbols = known.symbols.unknown(vocabulary.symbols.symbols)
-    components = network.component_layers() if freeze else {}
-    frozen = {
-        v.path: name for name in freeze for layer in components[name] for v in layer.variables
-    }
     rows_by_table = {
         "symbols": (known.symbols.symbols, vocabulary.symbols.symbols, FIRST_SYMBOL_ID),
         "languages": (known.languages, vocabulary.languages, 0),
     }
-    groups = {
-        name: {v.path: v.value for v in group.variables}
-        for name, group in loss_groups_of(network).items()
-    }
-    variables = groups.pop(NETWORK)
-    shapes, row_variables = (
-        {path: tuple(v.shape) for path, v in variables.items()},
-        network.vocabulary_variables(),
-    )
-    for path, (table, axis) in row_variables.items():
-        if table == "symbols" and new_symbols and path in frozen:
+    row_variables = network.vocabulary_variables()
+    # Everything is checked before the first variable is changed.
+    assignments = []
+    for name, group in loss_groups_of(network).items():
+        if name not in pretrained.groups:
+            continue
+        weights = pretrained.groups[name]
+        variables = {v.path: v.value for v in group.variables}
+        for path in added_variables(network).difference(weights):
+            variables.pop(path, None)
+        expected = {path: tuple(variable.shape) for path, variable in variables.items()}
+        for path, (table, axis) in row_variables.items():
+            if path in expected:
+                known_names, _, special = rows_by_table[table]
+                shape = list(expected[path])
+                shape[axis] = special + len(known_names)
+                expected[path] = tuple(shape)
+        check_shapes(pretrained.run.checkpoint.path, weights, expected)
+        values = dict(weights)
+        for path, (table, axis) in row_variables.items():
+            if path in values:
+                initial = np.moveaxis(variables[path].numpy(), axis, 0)
+                known_rows = np.moveaxis(values[path], axis, 0)
+                rows = extend_rows(known_rows, initial, *rows_by_table[table])
+                values[path] = np.moveaxis(rows, 0, axis)
+        assignments.append((variables, values))
+    for variables, values in assignments:
+        assign_arrays(variables, values)
+
+
+def check_frozen_rows(
+    pretrained: Pretrained, network: keras.Model, vocabulary: Vocabulary, freeze: Sequence[str]
+) -> None:
+    """Raise ConfigError if rows of new symbols would be frozen as random ones."""
+    new_symbols = pretrained.vocabulary.symbols.unknown(vocabulary.symbols.symbols)
+    if not freeze or not new_symbols:
+        return
+    components = network.component_layers()
+    tables = network.vocabulary_variables()
+    for name in freeze:
+        paths = {variable.path for layer in components[name] for variable in layer.variables}
+        if any(tables[path][0] == "symbols" for path in paths.intersection(tables)):
             raise ConfigError(
-                f"--freeze {frozen[path]} was given, but the corpus has symbols that"
-                f" {pretrained.run} does not have ({list_names(new_symbols)}), and these would"
-                f" never be learnt. Leave {frozen[path]} out of --freeze."
+                f"--freeze {name} was given, but the corpus has symbols that"
+                f" {pretrained.run.path} does not have ({list_names(new_symbols)}), and these would"
+                f" never be learnt. Leave {name} out of --freeze."
             )
-        known_names, _, special = rows_by_table[table]
-        shapes[path] = (*shapes[path][:axis], special + len(known_names), *shapes[path][axis + 1 :])
-    added = {v.path for layer in added_layers_of(network) for v in layer.variables}.difference(
-        pretrained.weights
-    )
-    variables = {path: variable for path, variable in variables.items() if path not in added}
-    check_shapes(
-        pretrained.checkpoint, pretrained.weights, {path: shapes[path] for path in variables}
-    )
-    for path, variable in variables.items():
-        weights = pretrained.weights[path]
-        if path in row_variables:
-            table, axis = row_variables[path]
-            initial = np.moveaxis(variable.numpy(), axis, 0)
-            weights = np.moveaxis(
-                extend_rows(np.moveaxis(weights, axis, 0), initial, *rows_by_table[table]), 0, axis
-            )
-        variable.assign(weights)
-    for name in groups.keys() & pretrained.further.keys():
-        further = pretrained.further[name]
-        check_shapes(
-            pretrained.checkpoint,
-            further,
-            {path: tuple(v.shape) for path, v in groups[name].items()},
-        )
-        for path, variable in groups[name].items():
-            variable.assign(further[path])
 
 
-def added_layers_of(network: keras.Model) -> list[keras.layers.Layer]:
-    """Return the layers that a pretrained run of the same task may lack."""
-    return network.added_layers() if hasattr(network, "added_layers") else []
+def added_variables(network: keras.Model) -> set[str]:
+    """Return the paths of the variables that a pretrained run of the same task may lack."""
+    layers = network.added_layers() if hasattr(network, "added_layers") else []
+    return {variable.path for layer in layers for variable in layer.variables}
 
 
 def check_shapes(
     checkpoint: Path, weights: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raise CheckpointError if the weights of a checkpoint do not have the expected shapes, by
-    name.
-    """
+    """Raise CheckpointError unless weights have the expected shapes, by name."""
     shapes = {name: array.shape for name, array in weights.items()}
     if shapes != expected:
         name = min(
@@ -257,14 +219,15 @@ def extend_rows(
     names: Sequence[str],
     special: int,
 ) -> np.ndarray:
-    """Return a known row for each known name, and for each new name the mean of the named rows plus
-    its initial row.
+    """Return the known rows in a new order, with rows for new names.
+
+    A new row is the mean of the known rows that have names plus its initial row.
 
     Args:
         known: float32 [special + K, …], special rows and rows of `known_names`.
         initial: float32 [special + N, …], special rows and random rows of `names`.
-        special: rows without a name. They are copied, and not part of the mean: the row of the
-            padding is never learnt.
+        special: number of rows without a name. They are copied, and not part of the mean: the row
+            of the padding is never learnt.
 
     Returns:
         float32 [special + N, …], special rows and rows of `names`.
@@ -281,10 +244,14 @@ def extend_rows(
 def describe_rows(noun: str, known: Sequence[str], names: Sequence[str]) -> str:
     """Return a text such as "41 symbols kept, 7 new (ə ʁ …)"."""
     new = [name for name in names if name not in known]
-    counts = f"{len(known)} {noun}{'s' if len(known) != 1 else ''} kept, {len(new)} new"
+    plural = "" if len(known) == 1 else "s"
+    counts = f"{len(known)} {noun}{plural} kept, {len(new)} new"
     return f"{counts} ({list_names(new)})" if new else counts
 
 
 def list_names(names: Sequence[str]) -> str:
     """Return the first names in one line."""
-    return " ".join([*names[:LISTED_NAMES], *(["…"] if len(names) > LISTED_NAMES else [])])
+    listed = list(names[:MAX_LISTED_NAMES])
+    if len(names) > MAX_LISTED_NAMES:
+        listed.append("…")
+    return " ".join(listed)

@@ -100,7 +100,7 @@ class FreeTexts(unittest.TestCase):
             )
 
         with self.assertRaisesRegex(
-            ConfigError, "0.05 is less .* has 16, .* Give at least 0.063, or 0 "
+            ConfigError, "0.05 is less .* has 16. Give at least 0.063, or 0 "
         ):
             rows_of(0.05, 16, 8)
         self.assertEqual(teacher_row_count(16, 0.063), 1)

@@ -225,7 +225,7 @@ def read_pcm(
     Args:
         path: the file.
         samples: expected length after resampling; None turns the check off.
-        max_s: seconds to read; nothing that is behind them is decoded.
+        max_s: seconds to read; nothing after them is decoded.
 
     Returns:
         int16 [samples].

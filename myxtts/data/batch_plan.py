@@ -50,7 +50,8 @@ def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -
     hops = np.sort(-(-np.asarray(samples, np.int64) // HOP_SAMPLES))
     counts = np.append(np.arange(step_utterances, len(hops), step_utterances), len(hops))
     intervals = (hops[counts - 1] - hops[0]) * CANDIDATES // (hops[-1] - hops[0] + 1)
-    counts = counts[np.append(intervals[1:] != intervals[:-1], True)]  # the last of each interval
+    # The last of each interval.
+    counts = counts[np.append(intervals[1:] != intervals[:-1], True)]
     edges = hops[counts - 1]
     return (edges[_cheapest_cuts(counts, edges, buckets)] * HOP_SAMPLES).astype(np.int32)
 
@@ -189,7 +190,8 @@ class Plan:
         self.samples, self.replicas = samples, replicas
         self._seed = seed
         self._replica_step_sizes = asked * accumulation
-        self._ranked = np.argsort(samples, kind="stable").astype(np.int32)  # by length
+        # By length.
+        self._ranked = np.argsort(samples, kind="stable").astype(np.int32)
         up_to_bound = np.searchsorted(samples[self._ranked], bounds, side="right")
         longest_text = np.maximum.accumulate(token_counts[self._ranked])
         self._padded_tokens = np.concatenate([[0], longest_text])[up_to_bound]

@@ -185,16 +185,17 @@ def teacher_rows_of(
         ConfigError: its share is less than one row of any batch.
         DataError: the texts cannot be used.
     """
-    teacher, data = config.teacher, config.data
+    teacher = config.teacher
+    data = config.data
     if not has_teacher_rows(config):
         return None
     silent = plan.batch_sizes[teacher_row_count(plan.batch_sizes, teacher.teacher_fraction) == 0]
     less = f"--teacher-fraction {teacher.teacher_fraction:g} is less than one row"
     if len(silent) == len(plan.batch_sizes):
         raise ConfigError(
-            f"{less} of the largest batch, which has {silent.max()}, so the teacher would speak"
-            f" nothing. Give at least {math.ceil(1000 / silent.max()) / 1000:g}, or 0 for a teacher"
-            " that only aligns the recordings."
+            f"{less} of the largest batch, which has {silent.max()}. Give at least"
+            f" {math.ceil(1000 / silent.max()) / 1000:g}, or 0 for a teacher that only aligns the"
+            " recordings."
         )
     if len(silent):
         buckets = f"{len(silent)} of {len(plan.batch_sizes)} buckets"

@@ -34,7 +34,8 @@ from myxtts.text.espeak import PAUSE, WORD_GAP, Espeak, EspeakVoice, isolated_co
 from myxtts.text.frontend import normalise_text
 
 ARGUMENTS_FILE = "demo_corpus.json"
-EDGE_SAMPLES = 1102  # 50 ms of silence at both ends
+# 50 ms of silence at both ends.
+EDGE_SAMPLES = 1102
 
 _GRAMMARS = Path(__file__).parent / "grammars"
 # Variants with `breath` (f2, f3, f5, …) read uninitialised memory: six processes made six different
@@ -308,7 +309,8 @@ def _spans(samples: np.ndarray, events: list[tuple[int, str]]) -> list[tuple[str
     sounding = np.flatnonzero(samples)
     # At i: the end of the first i non-zero samples.
     silent_from = np.concatenate([[0], sounding + 1])
-    starts: list[tuple[int, str]] = []  # in reverse order
+    # In reverse order.
+    starts: list[tuple[int, str]] = []
     next_start = next_phoneme = len(samples)
     for start, symbol in reversed(events):
         if symbol in (PAUSE, WORD_GAP):

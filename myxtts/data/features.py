@@ -352,15 +352,15 @@ def taught_tts_features(
     teacher's alignment. The teacher's references are not augmented.
     """
     size = tf.shape(waves["pcm"])[0]
-    count = size - teacher_row_count(size, teacher_fraction)  # of recordings
+    recordings = size - teacher_row_count(size, teacher_fraction)
     warp = vtlp_warp(waves["seed"], size, vtlp) if vtlp else None
     texts = {name: waves[name] for name in TEXT}
     spoken = texts | _reference(waves, warp)
     by_row = [name for name in spoken if TTS_FEATURES[name].dims[:1] == ("batch",)]
-    first = spoken | {name: spoken[name][:count] for name in by_row}
-    of_recordings = None if warp is None else (warp[0][:count], warp[1][:count])
+    first = spoken | {name: spoken[name][:recordings] for name in by_row}
+    of_recordings = None if warp is None else (warp[0][:recordings], warp[1][:recordings])
     recording = _recording(
-        {name: waves[name][:count] for name in ("pcm", "samples")}, of_recordings
+        {name: waves[name][:recordings] for name in ("pcm", "samples")}, of_recordings
     )
     recording["path"] = teacher.align(first | recording)
     utterances = {name: waves[name] for name in ("frames", "utterance_tokens")}
@@ -369,11 +369,11 @@ def taught_tts_features(
         return features
     frames = tf.shape(recording["mel"])[1]
     further = frames // TEACHER_SLACK
-    last = spoken | {name: spoken[name][count:] for name in by_row}
+    last = spoken | {name: spoken[name][recordings:] for name in by_row}
     mel, f0_hz, path = teacher.speak(last, frames + further)
 
     def join(of_recordings, of_teacher, padding):
-        shape = tf.concat([[count, further], tf.shape(of_recordings)[2:]], axis=0)
+        shape = tf.concat([[recordings, further], tf.shape(of_recordings)[2:]], axis=0)
         padded = tf.concat(
             [of_recordings, tf.fill(shape, tf.cast(padding, of_recordings.dtype))], axis=1
         )

@@ -1,4 +1,4 @@
-"""Runs a producer in a thread of its own, ahead of its consumer."""
+"""Runs a producer in its own thread, ahead of its consumer."""
 
 import queue
 import threading
@@ -37,7 +37,7 @@ class Feed(Generic[Item]):
     """A queue that a thread fills from an iterable, at most `depth` items ahead of the consumer.
 
     Items come out in order, and any depth gives the same items. An error in the iterable is raised
-    in the consumer, in place of the item at which it occurred. Closing is safe at any time, also
+    in the consumer, instead of the item at which it occurred. Closing is safe at any time, also
     while the feed is full, and leaves no thread behind.
 
         with Feed(batches, depth=3) as feed:
@@ -51,7 +51,7 @@ class Feed(Generic[Item]):
         thread_name: for debuggers and profilers.
 
     Attributes:
-        is_stopped: looked at while the consumer waits for an item; never by default.
+        is_stopped: polled while the consumer waits; by default it never stops.
 
     Raises:
         StopArrived: it was stopped while it waited.

@@ -187,7 +187,7 @@ def build_manifest(
         vocabulary: of the training manifest, for a validation corpus: rows with another symbol or
             language are rejected, other speakers are appended. If None, it is made from the usable
             rows.
-        grow: append other symbols and languages to `vocabulary`, too, instead of rejecting their
+        grow: also append other symbols and languages to `vocabulary` instead of rejecting their
             rows.
         cache: file for the result, valid until a file, a row or an argument changes; its folder
             must exist.

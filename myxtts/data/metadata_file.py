@@ -36,12 +36,14 @@ from myxtts.data.audio_folder import (
 from myxtts.errors import DataError
 
 DEFAULT_SPEAKER = "default"
-UNREADABLE = (".m4a", ".aac", ".mp4", ".webm", ".wma", ".amr")  # libsndfile has no decoder
+# libsndfile has no decoder for these.
+UNREADABLE = (".m4a", ".aac", ".mp4", ".webm", ".wma", ".amr")
 METADATA_NAMES = ("metadata.csv", "metadata.tsv", "metadata.txt")
 # Of a metadata file: ten million rows.
 MAX_BYTES = 1 << 31
 MAX_LINE_CHARACTERS = 1 << 20
-MAX_PATH_CHARACTERS = 4096  # PATH_MAX of Linux
+# PATH_MAX of Linux.
+MAX_PATH_CHARACTERS = 4096
 # Of a path or another text of the file in a message.
 SHOWN_CHARACTERS = 500
 
@@ -535,7 +537,7 @@ def _records(text: str, separator: str) -> list[_Record]:
 
 
 def _width(record: _Record) -> int:
-    """Return the number of fields, without the empty ones that spreadsheets write behind two."""
+    """Return the number of fields, without the empty ones that spreadsheets write after two."""
     last = max((number for number, field in enumerate(record.fields, 1) if field), default=0)
     return max(last, min(len(record.fields), 2))
 
@@ -577,8 +579,8 @@ def _folders_of(table: _Table, metadata: Path, root: Path | None) -> list[Path]:
     if table.header:
         base = root or metadata.parent
         return [base, *audio_subfolders(base)]
-    beside = [*audio_subfolders(metadata.parent), metadata.parent]
-    return [*audio_subfolders(root), root, *beside] if root else beside
+    folders = [*audio_subfolders(metadata.parent), metadata.parent]
+    return [*audio_subfolders(root), root, *folders] if root else folders
 
 
 def _names(table: _Table) -> Iterator[str]:

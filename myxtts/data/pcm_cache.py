@@ -73,8 +73,9 @@ def rows_from_cache(manifest: Manifest, corpus: DecodedCorpus) -> ReadRows:
     µs for 5 s. If it is wrong, the utterance is decoded from its file.
     """
     offsets = np.concatenate([[0], np.cumsum(manifest.samples, dtype=np.int64)])
-    is_intact = np.zeros(len(manifest), bool)  # those compared
-    decoded: dict[int, np.ndarray] = {}  # in place of damaged ones
+    # Utterances whose checksum was compared, and those that replace damaged ones.
+    is_intact = np.zeros(len(manifest), bool)
+    decoded: dict[int, np.ndarray] = {}
 
     def wave(row: int) -> np.ndarray:
         if row in decoded:
@@ -95,7 +96,8 @@ def rows_from_cache(manifest: Manifest, corpus: DecodedCorpus) -> ReadRows:
         batch = np.zeros((len(rows), padded), np.int16)
         # One copy per row; an index array would take 8 times the memory of the data.
         for i, (row, start, count) in enumerate(zip(rows.tolist(), starts, samples, strict=True)):
-            if count:  # else silence
+            # An empty row stays silent.
+            if count:
                 batch[i, :count] = wave(row)[start : start + count]
         return batch
 
@@ -178,8 +180,7 @@ def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
     else:
         raise DataError(
             f"{manifest.paths[rows[0]]} changes again and again while it is decoded for"
-            " --cache-dataset. Let the program that writes it end first, or leave --cache-dataset"
-            " out."
+            " --cache-dataset. Stop the program that writes it, or drop --cache-dataset."
         )
     file.seek(2 * _sample_count(manifest))
     file.write(checksums.tobytes() + _digest(before))

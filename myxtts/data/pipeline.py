@@ -71,10 +71,15 @@ class Producer:
         reference_samples: int,
         synchronize: bool = False,
     ):
-        self._corpus, self._reader = corpus, reader
-        self._replicas, self._turn, self._seed = replicas, turn, seed
-        self._reference_samples, self._synchronize = reference_samples, synchronize
-        self.device, self.extractor = device, extractor
+        self.device = device
+        self.extractor = extractor
+        self._corpus = corpus
+        self._reader = reader
+        self._replicas = replicas
+        self._turn = turn
+        self._seed = seed
+        self._reference_samples = reference_samples
+        self._synchronize = synchronize
         self.produce = trace_produce(device, extractor)
 
     def planned(self, corpus_pass: Pass, turn: Turn = ALL_TURNS) -> Iterator[PlannedBatch]:
@@ -140,7 +145,7 @@ def produced_batches(
 ) -> Generator[ProducedBatch, None, None]:
     """Compute the features of each batch; runs in the feed's thread.
 
-    For each batch, this thread issues one call of a compiled function. Eager operations beside it
+    For each batch, this thread issues one call of a compiled function. Eager operations of its own
     could meet those of the main thread: two Python threads that compute shapes on one GPU are
     reported to corrupt each other's (TensorFlow pull request 123993).
 
@@ -295,7 +300,7 @@ def make_reader(
 class ReplicaFeed:
     """The feeds of all producers as one: a batch of each replica, in the order of the routes.
 
-    An error of a producer is raised in place of its batch, after the batches of the other producers
+    An error of a producer is raised instead of its batch, after the batches of the other producers
     before it.
 
     Where producers take turns, the place of a batch in its feed is freed when the next batch is

@@ -41,8 +41,8 @@ class Reader(Protocol):
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
         """Yield each planned batch as read, in order, with one pass at a time for each device.
 
-        Closing the generator before its end also ends its threads; behind its end they may wait for
-        the next pass.
+        Closing the generator early stops its threads. After a normal end they idle until the next
+        pass.
 
         Args:
             planned: iterated once, some batches ahead.
@@ -103,7 +103,7 @@ def read_waves(
 def fixed_options() -> tf.data.Options:
     """Return options of a dataset whose depths and widths are all settings.
 
-    They belong behind the last transformation, too, since an upload and a data service do not pass
+    They also belong after the last transformation, since an upload and a data service do not pass
     them on. With autotuning, closing an iterator waits up to a minute for the thread that tunes, if
     that misses its cancellation (Model::OptimizeLoop in tensorflow/core/framework/model.cc).
     """
@@ -138,7 +138,8 @@ def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> D
     )
 
 
-NO_SIZE = -2  # tf.reshape rejects it
+# A size that tf.reshape rejects.
+NO_SIZE = -2
 
 
 def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
@@ -267,7 +268,7 @@ class Source:
 
         Args:
             elements: of the pass. Behind them it must yield others without end, which tf.data reads
-                ahead; the next pass begins behind these.
+                ahead; the next pass begins after these.
         """
         self._elements.replace(elements)
 
@@ -316,7 +317,8 @@ class LocalReader:
         data: DataConfig,
         read_rows: ReadRows,
     ):
-        self._manifest, self._fields = manifest, fields
+        self._manifest = manifest
+        self._fields = fields
         self._data = data
 
         def read(batch: dict) -> dict:
@@ -327,9 +329,9 @@ class LocalReader:
                 batch, batch["padded_samples"], fields, reference_samples, read_rows
             )
 
-        self._idle: dict[str, list[tuple[Source, Iterator[dict]]]] = {}  # by device
-        # Before Python ends: later, the end of an iterator waits for ever for threads that want to
-        # call Python.
+        self._idle: dict[str, list[tuple[Source, Iterator[dict]]]] = {}
+        # Idle iterators are closed before the interpreter shuts down; afterwards closing deadlocks
+        # on the GIL.
         weakref.finalize(self, self._idle.clear)
         self._passes = count()
         # One trace for all passes.
@@ -376,7 +378,7 @@ class LocalReader:
                 return
             number, batch = in_flight.popleft()
             if found != number:
-                raise RuntimeError(f"tf.data returned batch {found} in place of {number}")
+                raise RuntimeError(f"tf.data returned batch {found} instead of {number}")
             yield batch, with_host_fields(waves, batch, self._fields)
 
     # AutoGraph would convert the functions of `Source`, which are traced as they are.

@@ -151,7 +151,8 @@ class ServiceReader:
             )
         self.proven |= job.arrived > 0
         if not job.arrived and not job.answered_within(0.0):
-            self._unanswered = job  # the next job waits for it
+            # The next job waits for it.
+            self._unanswered = job
 
     def open_job(self, batches: list[PlannedBatch], number: int) -> Iterator[dict]:
         """Ask the service for some batches.
@@ -248,7 +249,8 @@ class _OrderedBatches:
     def __init__(self, reader: ServiceReader, planned: Iterable[PlannedBatch]):
         self._reader = reader
         self._planned = iter(planned)
-        self._jobs: list[_Job] = []  # the current one and the next
+        # The current one and the next.
+        self._jobs: list[_Job] = []
         self._closed = False
 
     def __iter__(self) -> Iterator[tuple[PlannedBatch, Batch]]:
@@ -342,7 +344,8 @@ class _OrderedBatches:
             for batch in batches:
                 self._reader.read_here(batch)
         except tf.errors.OpError:
-            return False  # raised again at its batch
+            # Raised again at its batch.
+            return False
         return True
 
 
@@ -375,7 +378,8 @@ class _Job:
         self._ready: dict[int, Batch] = {}
         # All earlier places were taken or given up.
         self._wanted = 0
-        self._waiting_since_s: float | None = time.monotonic()  # None while no request is open
+        # None while no request is open.
+        self._waiting_since_s: float | None = time.monotonic()
         self._over = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="myxtts-data-service", daemon=True)

@@ -151,7 +151,7 @@ def read_texts(
 
     Args:
         longest: the most tokens of an utterance of the corpus. Longer texts take no place, and are
-            counted, too.
+            also counted.
 
     Raises:
         DataError: the file cannot be read, or has no usable sentence, or the vocabulary lacks the

@@ -107,18 +107,7 @@ def load_corpora(
     if has_teacher_rows(config) and config.teacher.texts is not None:
         # A mistake there is found before the corpus is read, which may take long.
         read_lines(Path(config.teacher.texts))
-    train_rows, validation_rows, malformed = read_corpora(
-        Path(data.train_data) if data.train_data is not None else ensure_demo_corpus(),
-        Path(data.val_data) if data.val_data is not None else None,
-        data.language,
-        data.validation_fraction,
-        config.training.seed,
-        audio_root_of(data),
-        needs_text=length_rule is not None,
-        columns=data.columns,
-    )
-    if length_rule and data.text_frontend == "phonemes":
-        check_languages([train_rows, validation_rows], data.max_rejected)
+    train_rows, validation_rows, malformed = _read_rows(config, length_rule is not None)
     make_folder(folder, "--runs-dir")
     cache = folder / "manifest-train.npz"
     grow = config.teacher.teacher is None
@@ -145,6 +134,24 @@ def load_corpora(
         rejected += unusable_validation
     report_rejected(rejected, checked, data.max_rejected, folder / "rejected.csv", unneeded)
     return *_plan_corpora(config, train, validation, vocabulary, replicas), vocabulary
+
+
+def _read_rows(config: Config, needs_text: bool) -> tuple[Rows, Rows, list[RejectedRow]]:
+    """Read the rows of both corpora, with their languages checked, and the malformed rows."""
+    data = config.data
+    train_rows, validation_rows, malformed = read_corpora(
+        Path(data.train_data) if data.train_data is not None else ensure_demo_corpus(),
+        Path(data.val_data) if data.val_data is not None else None,
+        data.language,
+        data.validation_fraction,
+        config.training.seed,
+        audio_root_of(data),
+        needs_text=needs_text,
+        columns=data.columns,
+    )
+    if needs_text and data.text_frontend == "phonemes":
+        check_languages([train_rows, validation_rows], data.max_rejected)
+    return train_rows, validation_rows, malformed
 
 
 def _plan_corpora(

@@ -26,8 +26,10 @@ from myxtts.training.setup import TrainingSetup
 
 SEED = 20_20
 KINDS = ("blue", "speech-shaped", "modulated", "hum")
-MODULATION_HZ = 4.0  # the rate of syllables
-EARLY_S = (0.003, 0.05)  # when the reflections of a room arrive
+# Speech has about 4 syllables a second.
+MODULATION_HZ = 4.0
+# Reflections of a room arrive 3 to 50 ms after the sound itself.
+EARLY_S = (0.003, 0.05)
 REFLECTIONS = 12
 
 Distortion = Callable[[np.ndarray, int], np.ndarray]

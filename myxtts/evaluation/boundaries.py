@@ -39,7 +39,8 @@ RELIABLE_BETWEEN = {
     "stop": ("stop",),
     "approximant": ("fricative",),
 }
-MAX_S = 86_400.0  # of a time in alignments.jsonl
+# No recording is longer than a day, so a later time in alignments.jsonl is damage.
+MAX_S = 86_400.0
 
 
 class Phoneme(NamedTuple):

@@ -329,7 +329,8 @@ def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Pa
         ConfigError: it is a file.
     """
     suffix = ""
-    if options.data:  # several folders may be called `test`, and a folder may have several tables
+    if options.data:
+        # Several folders may be called `test`, and a folder may have several tables.
         data = Path(options.data).resolve()
         names = data.with_suffix("").parts[-3:] if data.is_file() else data.parts[-2:]
         suffix = "".join(f"-{name}" for name in names if name != data.anchor)

@@ -17,13 +17,15 @@ from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ,
 from myxtts.data.audio_file import to_pcm
 from myxtts.evaluation.table import METRICS, Metrics
 
-PACKAGES = {"pesq_wb": "pesq", "stoi": "pystoi"}  # by score
+# The score and the package that measures it, each under a licence of its own.
+PACKAGES = {"pesq_wb": "pesq", "stoi": "pystoi"}
 PESQ_RATE_HZ = 16_000
 MIN_PESQ_S = 0.25
 # The package has room for 50 stretches of speech; each takes 0.4 s or more with its pause. The 51st
 # crashes Python.
 MAX_PESQ_S = 20.0
-MIN_STOI_S = 30 * 128 / 10_000  # its 30 frames, without silent ones
+# STOI needs 30 frames of 128 samples at 10 kHz, silent ones not counted.
+MIN_STOI_S = 30 * 128 / 10_000
 NEEDS = {
     "pesq_wb": (
         f"needs {MIN_PESQ_S:g} to {MAX_PESQ_S:g} s with speech, and a copy that is not silent"
@@ -31,7 +33,8 @@ NEEDS = {
     "stoi": f"needs {MIN_STOI_S:.1f} s of speech, pauses not counted",
 }
 CEPSTRA = 13
-MCD_FACTOR = 10.0 * np.sqrt(2.0) / np.log(10.0)  # from the distance of two mel cepstra to decibels
+# It turns the distance of two mel cepstra into decibels.
+MCD_FACTOR = 10.0 * np.sqrt(2.0) / np.log(10.0)
 DURATION_BOUNDS = (0.95, 1.05)
 # A frame this far from its counterpart on the warping path has nothing in common with it.
 UNRELATED_DB = 6.0

@@ -11,7 +11,8 @@ from myxtts.evaluation.metrics import AcousticFeatures, mel_cepstrum
 from myxtts.evaluation.speech import log_mels
 from myxtts.evaluation.table import Metrics
 
-RECORDINGS_PER_SPEAKER = 20  # for its centroid
+# The centroid of a speaker is the mean of 20 recordings at most.
+RECORDINGS_PER_SPEAKER = 20
 COEFFICIENTS = 19
 
 

@@ -10,8 +10,11 @@ from myxtts.files import write_json, write_whole
 from myxtts.report.samples import SCORES
 from myxtts.training.observation import Pace
 
-Metric = dict[str, float | None]  # by column; None where it does not apply or nothing was measured
-Metrics = dict[str, Metric]  # by the keys of METRICS
+Metric = dict[str, float | None]
+"""Values by column; None where the metric does not apply or nothing was measured."""
+
+Metrics = dict[str, Metric]
+"""By the keys of METRICS."""
 
 # Titles in the table.
 COLUMNS = {
@@ -59,20 +62,18 @@ METRICS = {
     ),
     "speaker_accuracy_unseen": MetricFormat("speaker accuracy, unseen speakers", "%", 100, 0),
     "real_time_factor": MetricFormat("real-time factor", "s/s", 1, 4),
-} | {
-    f"{key}_{statistic}": MetricFormat(f"{boundary}, {name}", unit, factor, decimals)
-    for key, boundary in (
-        ("boundary", "phoneme boundaries"),
-        ("boundary_onset", "… where silence ends"),
-        ("boundary_offset", "… where silence begins"),
-        ("boundary_between", "… between two sounds"),
-    )
-    for statistic, name, unit, factor, decimals in (
-        ("signed_median", "signed median error", "ms", 1, 1),
-        ("absolute_median", "absolute median error", "ms", 1, 1),
-        ("within_20_ms", "within 20 ms", "%", 100, 0),
-    )
 }
+for key, boundary in (
+    ("boundary", "phoneme boundaries"),
+    ("boundary_onset", "… where silence ends"),
+    ("boundary_offset", "… where silence begins"),
+    ("boundary_between", "… between two sounds"),
+):
+    METRICS |= {
+        f"{key}_signed_median": MetricFormat(f"{boundary}, signed median error", "ms", 1, 1),
+        f"{key}_absolute_median": MetricFormat(f"{boundary}, absolute median error", "ms", 1, 1),
+        f"{key}_within_20_ms": MetricFormat(f"{boundary}, within 20 ms", "%", 100, 0),
+    }
 
 # In a line of the console.
 SHOWN = (

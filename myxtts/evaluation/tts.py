@@ -64,8 +64,10 @@ from myxtts.training.setup import TrainingSetup
 MAX_UTTERANCES = 50
 PLOTTED_UTTERANCES = 4
 COLUMNS = ("synthesized", "copy_synthesis", "shuffled_texts")
-GRIFFIN_LIM_SUFFIX = "_griffin_lim"  # of columns beside those of a trained vocoder
-COPY_METRICS = ("pesq_wb", "stoi", "log_mel_error")  # of copy synthesis only
+# A trained vocoder is compared with Griffin-Lim in columns of this suffix.
+GRIFFIN_LIM_SUFFIX = "_griffin_lim"
+# Only copy synthesis has the same times as the recording.
+COPY_METRICS = ("pesq_wb", "stoi", "log_mel_error")
 
 log = logging.getLogger(__name__)
 

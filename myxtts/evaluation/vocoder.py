@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +67,8 @@ MAX_UTTERANCES = 50
 PLOTTED_UTTERANCES = 4
 SEEDS = (0, 1, 2)
 QUARTILES = (25, 50, 75)
-PICTURED = ("recordings", "neural", "griffin_lim")  # from the top down
+# The picture has the recording at the top, so that the copies lie below it.
+PICTURED = ("recordings", "neural", "griffin_lim")
 
 Means = dict[str, float | None]
 """Means of `CopyMetrics` by name; None where nothing was measured."""
@@ -214,10 +216,7 @@ class VocoderEvaluator:
             return of_rows if self._is_perceptual else without_perceptual(of_rows)
 
         languages = [recording.language for recording in recordings]
-        familiarity = [
-            "seen" if recording.speaker in self._trained_speakers else "unseen"
-            for recording in recordings
-        ]
+        familiarity = [self._familiarity(recording) for recording in recordings]
         notes = self._notes(familiarity)
         if self._is_perceptual:
             notes += score_notes(metrics["recordings"][0])
@@ -241,6 +240,9 @@ class VocoderEvaluator:
                 **utterance_details(recordings, metrics),
             },
         )
+
+    def _familiarity(self, recording: Recording) -> str:
+        return "seen" if recording.speaker in self._trained_speakers else "unseen"
 
     def _copies_by(self, vocoder: VocoderProtocol, pace: Pace) -> Copies:
         """Return the copies with each seed, made one at a time, and the time that each took."""
@@ -350,8 +352,8 @@ def metrics_of_rows(
 
 
 def measured_values(items: Sequence[Means]) -> dict[str, list[float]]:
-    """Return the values of each key, without None."""
-    values: dict[str, list[float]] = {key: [] for key in items[0]}
+    """Return the values of each key that has some, without None."""
+    values: dict[str, list[float]] = defaultdict(list)
     for item in items:
         for key, value in item.items():
             if value is not None:
@@ -361,15 +363,16 @@ def measured_values(items: Sequence[Means]) -> dict[str, list[float]]:
 
 def medians(items: Sequence[Means]) -> Means:
     """Return the median of each key; None where no item has a value."""
-    values = measured_values(items)
-    return {key: median(of_key) if of_key else None for key, of_key in values.items()}
+    return dict.fromkeys(items[0]) | {
+        key: median(values) for key, values in measured_values(items).items()
+    }
 
 
 def quartiles(items: Sequence[Means]) -> dict[str, list[float] | None]:
     """Return the 25th, 50th and 75th percentile of each key."""
-    return {
-        key: np.percentile(of_key, QUARTILES).tolist() if of_key else None
-        for key, of_key in measured_values(items).items()
+    return dict.fromkeys(items[0]) | {
+        key: np.percentile(values, QUARTILES).tolist()
+        for key, values in measured_values(items).items()
     }
 
 

@@ -11,9 +11,12 @@ from myxtts.clock import format_duration
 from myxtts.report.history import History, Point
 from myxtts.throughput.assess import WAIT_SHARE, grade
 
-FLAT = 0.005  # a relative change of the mean loss below this is none
-PATIENCE = 3  # validations without a better loss before the answer is no
-RECENT = 8  # points whose mean is compared
+# A change of the mean loss by less than 0.5 % is none.
+FLAT = 0.005
+# After 3 validations without a better loss the answer is no.
+PATIENCE = 3
+# The mean of 8 points is compared with that of the previous 8.
+RECENT = 8
 
 
 class Answer(NamedTuple):

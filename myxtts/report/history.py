@@ -9,7 +9,8 @@ import numpy as np
 
 from myxtts.report.metrics import parse_report
 
-POINTS = 240  # a curve has so many points at least, and twice as many at most
+# A curve has 240 to 480 points: more than a phone has pixels.
+POINTS = 240
 
 
 class Point(NamedTuple):
@@ -91,7 +92,8 @@ class Series:
     def _join_neighbours(self) -> None:
         _, low, total, high, count = self._rows[::2].T
         step, next_low, next_total, next_high, next_count = self._rows[1::2].T
-        with np.errstate(over="ignore"):  # values may be as large as a float64 can be
+        with np.errstate(over="ignore"):
+            # Values may be as large as a float64 can be, so their sum may overflow.
             total = total + next_total
         low = np.minimum(low, next_low)
         high = np.maximum(high, next_high)

@@ -17,23 +17,26 @@ from typing import Any, NoReturn
 
 from myxtts.files import attach_path_to_errors, write_whole
 
-MAX_STEP = 2**53  # beyond it a float64 skips whole numbers
-TAIL_BYTES = 1 << 16  # several hundred lines
-TEXTS = ("bottleneck",)  # the metrics that are words
+# Beyond it a float64 skips whole numbers.
+MAX_STEP = 2**53
+# Several hundred lines, among which the newest report is.
+TAIL_BYTES = 1 << 16
+# All other metrics are numbers.
+TEXTS = ("bottleneck",)
 
 log = logging.getLogger(__name__)
 
 
 def parse_report(line: bytes) -> dict[str, Any] | None:
-    """Return the report in a line; None for a damaged line, which is anything but what
-    `MetricsFile` writes.
+    """Return the report in a line; None for a damaged line.
 
     A report is a JSON object: `step` is a whole number of at least 0, the metrics in TEXTS are
     text, and all others are finite numbers, or null for numbers that were not finite.
     """
     try:
         report = json.loads(line, parse_constant=_reject)
-    except (ValueError, RecursionError):  # no UTF-8, no JSON, NaN, or nested too deeply
+    except (ValueError, RecursionError):
+        # The line is no UTF-8, no JSON, has NaN, or is nested too deeply.
         return None
     if not isinstance(report, dict) or not _is_step(report.get("step")):
         return None
@@ -41,9 +44,7 @@ def parse_report(line: bytes) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any] | None]:
-    """Return the report in each line of a metrics.jsonl, None for damaged ones; no lines if there
-    is no file.
-    """
+    """Return the report in each line of a metrics.jsonl, None for damaged ones."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -52,8 +53,7 @@ def read_lines(path: Path) -> list[dict[str, Any] | None]:
 
 
 def merge_lines(lines: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """Return one report for each step, in the order of the steps, from the lines of a
-    metrics.jsonl.
+    """Return one report for each step, in the order of the steps.
 
     Several lines of a step are one report; a later line wins, as that of an observation which a
     resumed run repeats. Damaged lines (None) are left out.
@@ -77,7 +77,8 @@ def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:
     """
     try:
         with open(metrics, "rb") as file:
-            end, length = os.fstat(file.fileno()).st_size, TAIL_BYTES
+            end = os.fstat(file.fileno()).st_size
+            length = TAIL_BYTES
             while True:
                 start = max(end - length, 0)
                 file.seek(start)
@@ -133,9 +134,8 @@ class MetricsFile:
         self._lock = threading.Lock()
 
     def write(self, metrics: dict[str, float | str]) -> None:
-        """Append a line. A number that is not finite (a skipped float16 step has one) becomes null,
-        as in JSON.
-        """
+        """Append a line; a number that is not finite becomes null, as in JSON."""
+        # A skipped float16 step has such numbers.
         # What a full disk refuses stays in the buffer, and follows with a later line.
         with attach_path_to_errors(self._path), self._lock:
             self._file.write(json.dumps(_finite(metrics)) + "\n")
@@ -147,11 +147,15 @@ class MetricsFile:
 
 
 def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {n: v if isinstance(v, str) or math.isfinite(v) else None for n, v in metrics.items()}
+    return {name: _json_value(value) for name, value in metrics.items()}
+
+
+def _json_value(value: float | str) -> float | str | None:
+    return value if isinstance(value, str) or math.isfinite(value) else None
 
 
 def validation_scores(metrics: Mapping[str, Any]) -> list[str]:
-    """Return what a validation measured beside the losses, such as `character error rate 1.2 %`."""
+    """Return the scores of a validation in words, such as `character error rate 1.2 %`."""
     measured = {
         name.removeprefix("validation_").replace("_", " "): value
         for name, value in metrics.items()

@@ -66,7 +66,8 @@ def write_overview(runs: Path) -> Path:
     newest_first = sorted(_runs(runs), key=lambda run: -run[1])
     rows = []
     for folder, newest_s in newest_first:
-        with suppress(OSError):  # another user's
+        with suppress(OSError):
+            # Folders may be another user's.
             rows.append({**_row(folder), "name": folder.relative_to(runs).as_posix()})
             rows[-1]["newest"] = newest_s
     page = {"name": f"Runs in {runs.resolve().name}", "runs": rows}
@@ -79,7 +80,8 @@ def _runs(runs: Path) -> Iterator[tuple[Path, float]]:
     """Yield the folder of each run or job, and the time of its newest report."""
     for folder in runs.iterdir():
         metrics = folder / "metrics.jsonl"
-        with suppress(OSError):  # removed since, or another user's
+        with suppress(OSError):
+            # The folder may be removed since, or another user's.
             if metrics.exists():
                 yield folder, metrics.stat().st_mtime
             elif (folder / "launcher.json").exists():
@@ -137,7 +139,8 @@ class JobsPage:
         }
         content = document("jobs", page, written_s=time.time(), reload_s=JOBS_REFRESH_S)
         write_whole(folder / "report.html", content)
-        with suppress(OSError):  # the folder of all runs may be another user's
+        with suppress(OSError):
+            # The folder of all runs may be another user's.
             write_overview(folder.parent)
         return folder / "report.html"
 
@@ -152,7 +155,8 @@ def merge_marks(state: Mapping[str, Any], step: int) -> list[tuple[int, str]]:
     marks = [
         mark for mark in sync_marks(every, step) if mark[0] > state["immutable"]["warmstart_steps"]
     ]
-    if every and step >= total and total % every:  # the last sync
+    if every and step >= total and total % every:
+        # The last sync is at the end, whatever the period is.
         marks.append((total, "weights averaged"))
     if merge := state.get("merge"):
         names = ", ".join(merge["job_steps"])
@@ -175,12 +179,16 @@ def _merge_text(state: Mapping[str, Any]) -> str:
 def _job(state: Mapping[str, Any], name: str, history: History) -> dict[str, Any]:
     """Return what the page shows of a job, or of the warm start of all jobs."""
     jobs = [name for name in state["processes"] if name not in ("merge", "warmstart")]
-    is_job = name in jobs
+    total = state["immutable"]["warmstart_steps"]
+    gpu = None
+    if name in jobs:
+        total = state["total_steps"]
+        gpu = state["immutable"]["gpus"][jobs.index(name)]
     return {
         "process": state["processes"][name],
         "step": history.step,
-        "total": state["total_steps"] if is_job else state["immutable"]["warmstart_steps"],
-        "gpu": state["immutable"]["gpus"][jobs.index(name)] if is_job else None,
+        "total": total,
+        "gpu": gpu,
         "report": history.newest,
         "series": {key: history.points(key) for key in CURVES},
     }

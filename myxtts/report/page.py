@@ -29,19 +29,27 @@ from myxtts.report.overview import document, read_facts, sync_marks, write_overv
 from myxtts.report.samples import Samples, read_scores
 
 TIMELINE = "timeline.json"
-STEPS = 24  # of the lanes
+# The lanes show the newest 24 steps: a bar of more is too thin on a phone. After a pause of more
+# than 1 s the 8 steps that follow are enough, because the pause would leave no room for them.
+STEPS = 24
 ENOUGH_STEPS = 8
 LONG_PAUSE_S = 1.0
-RELOAD_S = 10.0  # an open page of a run reloads itself at this age
-ENDED_RELOAD_S = 120.0  # and one of a run that has ended at this one, since it may be resumed
-STALE_REPORTS = 5  # without news for the time of so many reports, the page says so
-STALE_S = 120.0  # but not before this age
-OVERVIEW_S = 60.0  # between two index.html
-REFRESH_S = 5.0  # between two pages: a person does not look more often
-# Of a processor in a refresh, for new sounds and pictures; the others follow with the next ones.
+# An open page reloads itself at the age of 10 s; after the end of a run at 120 s, since it may be
+# resumed.
+RELOAD_S = 10.0
+ENDED_RELOAD_S = 120.0
+# A page without news says so after the time of 5 reports, but not before 120 s.
+STALE_REPORTS = 5
+STALE_S = 120.0
+# A page is written every 5 s at most, since a person does not look more often, and index.html of
+# all runs every 60 s.
+REFRESH_S = 5.0
+OVERVIEW_S = 60.0
+# Processor time of a refresh for new sounds and pictures; the others follow with the next ones.
 COMPRESS_S = 0.1
-EXAMPLES = 3  # rows named for each reason of a rejection
-_WRITING = threading.Lock()  # one page at a time, since all have the same temporary name
+EXAMPLES = 3
+# One page is written at a time, since all have the same temporary name.
+_WRITING = threading.Lock()
 
 log = logging.getLogger(__name__)
 
@@ -158,15 +166,17 @@ class RunPage:
 def changed_settings(sections: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of a config.yaml that are not the defaults, as flag -> value."""
     changed = {}
-    for section in sections.values():
-        for name, value in (section if isinstance(section, dict) else {}).items():
+    for section in filter(None, sections.values()):
+        for name, value in section.items():
             setting = SETTINGS.get(name)
             if setting is None or OF_FOLDER in setting.marks:
                 continue
             if value in (None, [], setting.default):
                 continue
-            texts = "" if value is True else value if isinstance(value, list) else [value]
-            changed[setting.flag] = " ".join(map(str, texts))
+            if isinstance(value, list):
+                changed[setting.flag] = " ".join(map(str, value))
+            else:
+                changed[setting.flag] = "" if value is True else str(value)
     return changed
 
 

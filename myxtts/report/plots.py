@@ -12,7 +12,8 @@ from PIL import Image
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 
 FRAME_S = HOP_SAMPLES / SAMPLE_RATE_HZ
-MEL_LIMITS = (-11.5, 1.0)  # of the colours: silence, and loud speech
+# Silence has the darkest colour, and loud speech the lightest.
+MEL_LIMITS = (-11.5, 1.0)
 
 
 def mel_and_alignment(
@@ -117,7 +118,8 @@ def _render(figure: Figure, title: str) -> np.ndarray:
     # matplotlib's own wrapping and parsing would read text between two dollars as a formula.
     lines = textwrap.fill(title, 110, max_lines=3, placeholder=" …")
     figure.suptitle(lines, fontsize=9, parse_math=False)
-    canvas = FigureCanvasAgg(figure)  # not pyplot, which keeps every figure in a global list
+    # Not pyplot, which keeps every figure in a global list.
+    canvas = FigureCanvasAgg(figure)
     canvas.draw()
     image = np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
     # The parts of a figure refer to each other, so Python frees them late: 2.7 MiB of each, and 0.2

@@ -23,7 +23,8 @@ from myxtts.files import FULL, tolerate_full_disk
 from myxtts.report.metrics import MetricsFile, validation_scores
 
 PACKAGE = logging.getLogger("myxtts")
-MIN_SHOWN_PAUSE_S = 0.05  # a shorter pause is left out of the summary
+# A shorter pause is left out of the summary.
+MIN_SHOWN_PAUSE_S = 0.05
 # What a disk refuses besides being full.
 REFUSALS = (errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
 
@@ -222,7 +223,8 @@ class RunLog(MemoryHandler):
             self.emit(PACKAGE.makeRecord(PACKAGE.name, logging.ERROR, "", 0, message, (), None))
         PACKAGE.removeHandler(self)
         if self.target is not None:
-            with suppress(OSError):  # of a full disk: the console has the lines
+            with suppress(OSError):
+                # The disk may be full; the console has the lines.
                 self.target.close()
 
     def open(self, path: Path) -> None:

@@ -29,14 +29,17 @@ LABELS = {
 the page.
 """
 
-EMBEDDED_BYTES = 3_500_000  # of sounds and pictures within the page
+# Sounds and pictures within the page take 3.5 MB at most, so that it can be sent by mail.
+EMBEDDED_BYTES = 3_500_000
 JPEG_QUALITY = 80
-SMALL_WIDTH = 300  # pixels of the pictures of other steps
+# Pictures of older steps are 300 pixels wide, so that several stand side by side.
+SMALL_WIDTH = 300
 SMALL_QUALITY = 40
-SHOWN_STEPS = 100  # of samples; a page of thousands, each of 4 to 30 kB, is of no use to anybody
-SHOWN_SCORES = 100  # of 3 kB each
-EVALUATION_FOLDER = "evaluation"  # of a run
-SCORES = "scores.md"  # the table in the folder of a checkpoint
+# The page has the newest 100 steps and tables: each takes 3 to 30 kB, and nobody reads thousands.
+SHOWN_STEPS = 100
+SHOWN_SCORES = 100
+EVALUATION_FOLDER = "evaluation"
+SCORES = "scores.md"
 # PIL raises all of them for pictures, the last one for damaged PNG.
 UNREADABLE = (OSError, ValueError, SyntaxError)
 REFERENCE_NOTE = (
@@ -161,7 +164,8 @@ class Samples:
         names = {folder.name for folder in newest_first[1:SHOWN_STEPS]}
         self._small = {name: step for name, step in self._small.items() if name in names}
         steps: list[dict[str, Any]] = []
-        with suppress(FileNotFoundError):  # a repeated step replaces its samples
+        with suppress(FileNotFoundError):
+            # A repeated step replaces its samples.
             for folder in newest_first[:SHOWN_STEPS]:
                 steps.append(self._older(folder) if steps else self._step(folder, "whole"))
         return {"steps": steps, "older": max(len(newest_first) - SHOWN_STEPS, 0)}
@@ -197,6 +201,8 @@ class Samples:
     def _sample(self, picture: Path, names: list[str], form: str) -> dict[str, Any]:
         media = self._media
         url_of = media.embed if form == "whole" else media.link
+        image = media.small(picture) if form == "small" else url_of(picture)
+        whole = media.link(picture) if form == "small" else ""
         sounds = [
             [label, url_of(picture.with_name(sound_file(picture.stem, kind)))]
             for kind, label in LABELS.items()
@@ -205,8 +211,8 @@ class Samples:
         return {
             "name": picture.stem,
             "sounds": sounds,
-            "image": media.small(picture) if form == "small" else url_of(picture),
-            "whole": media.link(picture) if form == "small" else "",
+            "image": image,
+            "whole": whole,
             "size": _size(picture),
         }
 

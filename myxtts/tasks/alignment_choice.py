@@ -110,7 +110,8 @@ def _fastest(searches: dict[str, Search], device: str, sizes: dict[str, int]) ->
 
 
 def _milliseconds(search: Search, arguments: tuple) -> float:
-    search(*arguments).numpy()  # compiles
+    # The first call compiles.
+    search(*arguments).numpy()
     times_s = []
     for _ in range(REPEATS):
         started_s = time.perf_counter()

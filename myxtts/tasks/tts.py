@@ -25,7 +25,8 @@ from myxtts.report.samples import sound_file
 from myxtts.tasks.alignment_choice import choose_alignment_search
 from myxtts.tasks.base import KEPT_ARRAYS, Examples, Task, dimensions, kept_bytes
 
-KEPT_SCORES = 2  # arrays of the size of attention scores, and of the alignment search's
+# A step keeps 2 arrays of the size of the attention scores and of the search's scores.
+KEPT_SCORES = 2
 
 
 class TTSTask(Task):

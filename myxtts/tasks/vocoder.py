@@ -28,7 +28,8 @@ from myxtts.tasks.base import KEPT_ARRAYS, Examples, Metric, Task, dimensions, k
 
 # float32 arrays of the size of a spectrum that filters, projection and losses keep.
 KEPT_SPECTRA = 60
-SEED = (0, 0)  # of the vocoder's noise and of Griffin-Lim's phases
+# Samples of all steps have the same noise and the same phases of Griffin-Lim.
+SEED = (0, 0)
 
 
 class VocoderTask(Task):

@@ -8,7 +8,7 @@ from statistics import median
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import GriffinLim
+from myxtts.audio.vocoder import GriffinLim
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import Corpus

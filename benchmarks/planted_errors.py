@@ -42,7 +42,7 @@ def main() -> int:
         "--sentences", type=bounded(int, 1), default=150, help="number of sentences (default 150)"
     )
     options = parser.parse_args()
-    from myxtts.audio.griffin_lim import GriffinLim  # imports TensorFlow
+    from myxtts.audio.vocoder import GriffinLim  # imports TensorFlow
     from myxtts.evaluation.boundaries import plant_errors, random_word
     from myxtts.evaluation.metrics import utterance_metrics
     from myxtts.evaluation.speech import acoustic_features, vocode_mels

@@ -21,7 +21,7 @@ from myxtts.models.asr import (
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.placement.copies import find_copies
-from myxtts.text.ctc_feasibility import subsampled_length
+from myxtts.text.symbols import subsampled_length
 from tests.tiny import SYMBOLS, features, on_device, rows_of
 from tests.two_devices import MODEL
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from fakes.toy import traced_once
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import GriffinLim
+from myxtts.audio.vocoder import GriffinLim
 from myxtts.data.features import tts_extractor
 from myxtts.errors import PlacementError
 from myxtts.placement.audit import Audit, audit, has_gpu_kernels, require_device

@@ -11,8 +11,7 @@ from myxtts.models import ctc
 from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
 from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.placement.copies import find_copies
-from myxtts.text.ctc_feasibility import frames_needed, subsampled_length
-from myxtts.text.symbols import SymbolTable
+from myxtts.text.symbols import SymbolTable, frames_needed, subsampled_length
 from tests.two_devices import MODEL
 
 TABLE = SymbolTable(("a", "b", "c"))  # ids 3, 4, 5

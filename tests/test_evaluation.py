@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.mel import SILENCE
+from myxtts.audio.vocoder import GriffinLim
 from myxtts.commands import evaluate
 from myxtts.config.schema import ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError

@@ -16,9 +16,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from myxtts.audio.format import AUDIO_FORMAT, HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.mel import log_mel
-from myxtts.audio.vocoder import vocode
+from myxtts.audio.vocoder import GriffinLim, vocode
 from myxtts.commands import export as export_model
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import Config, DataConfig, ModelConfig

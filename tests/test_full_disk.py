@@ -15,7 +15,7 @@ import soundfile
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.wav import write_wav
+from myxtts.data.audio_file import write_wav
 from myxtts.files import tolerate_full_disk
 from myxtts.report.reporter import Reporter, RunLog, TensorBoard
 from myxtts.training.hooks import RecordMetrics

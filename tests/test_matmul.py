@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from fakes.gpu_numerics import on_emulated_gpu, tf32_products
-from myxtts.audio.griffin_lim import inverse_mel_scale
 from myxtts.audio.mel import log_mel
 from myxtts.audio.pitch import f0
+from myxtts.audio.vocoder import inverse_mel_scale
 from myxtts.batch import tensor_specs
 from myxtts.config.schema import Config, TrainingConfig
 from myxtts.data.features import tts_extractor

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import _istft, griffin_lim, inverse_mel_scale
 from myxtts.audio.mel import SILENCE, log_mel, mel_filters, warped_mel_filters
+from myxtts.audio.vocoder import _istft, griffin_lim, inverse_mel_scale
 from myxtts.portable_ops import float32_matmul
 from tests.sine_corpus import frequency, sine
 
@@ -206,7 +206,7 @@ class InversionTest(unittest.TestCase):
             shapes.add((*a.shape, *b.shape))
             return float32_matmul(a, b, **keywords)
 
-        with mock.patch("myxtts.audio.griffin_lim.float32_matmul", product):
+        with mock.patch("myxtts.audio.vocoder.float32_matmul", product):
             for frames in (1, 17, 64, 65, 127, 128):
                 np.testing.assert_allclose(
                     inverse_mel_scale(mel[:, :frames]), whole[:, :frames], rtol=1e-3
@@ -228,10 +228,10 @@ class InversionTest(unittest.TestCase):
             np.random.default_rng(0).uniform(-8.0, 0.0, (2, 100, MEL_BANDS)), tf.float32
         )
         rows: set[int] = set()
-        with mock.patch("myxtts.audio.griffin_lim._istft", inverse):
+        with mock.patch("myxtts.audio.vocoder._istft", inverse):
             padded = waves()
             self.assertEqual(rows, {64, 128})
-            with mock.patch("myxtts.audio.griffin_lim.grid_padding", lambda frames: 0):
+            with mock.patch("myxtts.audio.vocoder.grid_padding", lambda frames: 0):
                 for wave, alone in zip(padded, waves(), strict=True):
                     np.testing.assert_allclose(wave, alone, rtol=0, atol=1e-4)
         self.assertEqual(rows, {64, 128, 1, 65, 100})

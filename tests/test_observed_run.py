@@ -114,7 +114,7 @@ def speaking_toys():
         mock.patch.object(Toy, "synthesize_mel", synthesize_mel, create=True),
         mock.patch.object(Toy, "align", align, create=True),
         mock.patch("myxtts.tasks.tts.GriffinLim", Hum),
-        mock.patch("myxtts.audio.griffin_lim.GriffinLim", Hum),
+        mock.patch("myxtts.audio.vocoder.GriffinLim", Hum),
         mock.patch("myxtts.tasks.tts.mel_and_alignment", lambda *_: np.zeros((2, 2, 3), np.uint8)),
     ):
         yield

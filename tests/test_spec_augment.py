@@ -5,8 +5,8 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.augmentation import spec_augment
 from myxtts.audio.mel import SILENCE, log_mel
-from myxtts.audio.spec_augment import spec_augment
 from myxtts.batch import TEXT, check_batch, empty_batch
 from myxtts.config.schema import ASRConfig, Config
 from myxtts.tasks.asr import ASRTask

@@ -27,18 +27,30 @@ from tests.two_devices import MODEL
 # isort: split
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import ITERATIONS as ITERATIONS_OF_SPEECH
-from myxtts.audio.griffin_lim import GriffinLim
-from myxtts.audio.vocoder import vocode
+from myxtts.audio.vocoder import ITERATIONS as ITERATIONS_OF_SPEECH
+from myxtts.audio.vocoder import GriffinLim, vocode
 from myxtts.commands import synthesize
 from myxtts.commands.console import report_errors, sound_on_stdout
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError
-from myxtts.synthesis.concatenation import FADE_S, PAUSES_S, fade_ends, pause_between
 from myxtts.synthesis.inputs import choose_language
-from myxtts.synthesis.speech_file import sound_file, write_speech
-from myxtts.synthesis.synthesizer import BATCH_CHUNKS, Synthesizer
-from myxtts.synthesis.wav_stream import HEADER_BYTES, UNKNOWN, WavStream, wav_header, wav_stream
+from myxtts.synthesis.speech_file import (
+    HEADER_BYTES,
+    UNKNOWN,
+    WavStream,
+    sound_file,
+    wav_header,
+    wav_stream,
+    write_speech,
+)
+from myxtts.synthesis.synthesizer import (
+    BATCH_CHUNKS,
+    FADE_S,
+    PAUSES_S,
+    Synthesizer,
+    fade_ends,
+    pause_between,
+)
 from myxtts.tasks.base import Examples
 from myxtts.tasks.tts import TTSSampler
 from myxtts.text.sentences import Boundary

@@ -27,8 +27,8 @@ from benchmarks.proof.networks import Networks, Voices, sizes
 from benchmarks.proof.runs import NO_TIME
 from benchmarks.proof.section import Scope, SectionResult, table
 from fakes.toy_models import toy_models
-from myxtts.audio.griffin_lim import griffin_lim
 from myxtts.audio.mel import log_mel
+from myxtts.audio.vocoder import griffin_lim
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass
 from myxtts.data.features import FeatureExtractor
@@ -42,7 +42,7 @@ from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts import synthesis_options
-from myxtts.text.ctc_feasibility import BLANK_ID
+from myxtts.text.symbols import BLANK_ID
 from myxtts.training.runs import RunFolder
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.setup import RunCorpora, Start, build_state, make_step, read_corpora, tune

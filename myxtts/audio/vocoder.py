@@ -1,9 +1,18 @@
-"""From log-mels to waves by a vocoder, trained or not."""
+"""Waves from log-mels: Griffin-Lim (Griffin & Lim 1984), or a trained vocoder."""
 
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
+
+from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SAMPLES
+from myxtts.audio.mel import inverse_mel_filters, mel_filters, stft
+from myxtts.portable_ops import float32_matmul, function_per_device_type, grid_padding
+
+# copy synthesis has 1.27 dB mel-cepstral distortion; 60 take 1.8 times as long and reach 1.24 dB
+ITERATIONS = 30
+NNLS_STEPS = 16
+MOMENTUM = 0.99
 
 
 class VocoderProtocol(Protocol):
@@ -69,3 +78,98 @@ def vocode(
         vocoder.synthesize(row[None, :length], seed_of_rows).numpy()[0]
         for row, length in zip(np.asarray(log_mel), np.asarray(frames), strict=True)
     ]
+
+
+def inverse_mel_scale(log_mel):
+    """Return the non-negative STFT magnitudes whose mel is closest to the given one.
+
+    Uses multiplicative updates for non-negative least squares (Lee & Seung 2001), which keep every
+    magnitude positive; the pseudo-inverse alone returns negative ones. The exponent of the updates
+    is 1.5. They are stable between 0 and 2 (Badeau, Bertin & Vincent 2010), and 16 steps end closer
+    than 32 steps with exponent 1.
+
+    Args:
+        log_mel: float32 [batch, frames, 80].
+
+    Returns:
+        float32 [batch, frames, 513]; 1e-6 in the bins above the highest band.
+    """
+    bins = inverse_mel_filters().shape[1]
+    filters = tf.constant(mel_filters()[:bins])  # [bins, bands]
+    frames = tf.shape(log_mel)[1]
+    mel = tf.exp(tf.pad(log_mel, [[0, 0], [0, grid_padding(frames)], [0, 0]]))
+    target = float32_matmul(mel, filters, transpose_b=True)
+    magnitude = tf.maximum(float32_matmul(mel, inverse_mel_filters()), 1e-6)
+    for _ in range(NNLS_STEPS):
+        # Two products are a third of the work of one with filters · filtersᵀ.
+        estimate = float32_matmul(float32_matmul(magnitude, filters), filters, transpose_b=True)
+        ratio = target / tf.maximum(estimate, 1e-10)
+        magnitude *= ratio * tf.sqrt(ratio)
+    return tf.pad(
+        magnitude[:, :frames],
+        [[0, 0], [0, 0], [0, FFT_SAMPLES // 2 + 1 - bins]],
+        constant_values=1e-6,
+    )
+
+
+@function_per_device_type(
+    tf.TensorSpec([None, None, None], tf.float32),
+    tf.TensorSpec([], tf.int32),
+    tf.TensorSpec([2], tf.int32),
+)
+def griffin_lim(log_mel, iterations, seed):
+    """Compute fast Griffin-Lim (Perraudin, Balazs & Søndergaard 2013) on the current device.
+
+    The momentum is applied to waves instead of spectra. The results are equal because the transform
+    is linear, and waves have a quarter of the numbers.
+
+    Args:
+        log_mel: float32 [batch, frames, 80]; frames after the end of an utterance are silence.
+        iterations: int32 scalar.
+        seed: int32 [2], seed of the initial phases.
+
+    Returns:
+        float32 [batch, frames * 256] in [-1, 1].
+    """
+    magnitude = inverse_mel_scale(log_mel)
+    phase = tf.random.stateless_uniform(tf.shape(magnitude), seed, 0.0, 2.0 * np.pi)
+    frames = tf.shape(log_mel)[1]
+    # Frames of magnitude 0 add nothing to the wave.
+    grid = [[0, 0], [0, grid_padding(frames)], [0, 0]]
+    magnitude, phase = tf.pad(magnitude, grid), tf.pad(phase, grid)
+    wave = _istft(tf.complex(magnitude * tf.cos(phase), magnitude * tf.sin(phase)))
+
+    def iterate(number, wave, previous):
+        spectrum = stft(wave + MOMENTUM * (wave - previous))
+        return number + 1, _istft(_with_magnitude(spectrum, magnitude)), wave
+
+    _, wave, _ = tf.while_loop(lambda number, *_: number < iterations, iterate, (0, wave, wave))
+    wave = wave[:, PAD_SAMPLES : PAD_SAMPLES + HOP_SAMPLES * frames]
+    return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
+
+
+class GriffinLim:
+    """Griffin-Lim as a vocoder, see `audio.vocoder.VocoderProtocol`."""
+
+    def __init__(self, iterations: int = ITERATIONS):
+        self._iterations = iterations
+        self.description = f"Griffin-Lim, {iterations} iterations"
+        self.metadata = {"name": "griffin-lim", "iterations": iterations}
+        self.variables: list[tf.Variable] = []
+
+    def synthesize(self, log_mel, seed):
+        return griffin_lim(log_mel, tf.constant(self._iterations), seed)
+
+
+def _with_magnitude(spectrum, magnitude):
+    real, imaginary = tf.math.real(spectrum), tf.math.imag(spectrum)
+    gain = magnitude / tf.sqrt(real * real + imaginary * imaginary + 1e-20)
+    return tf.complex(real * gain, imaginary * gain)
+
+
+def _istft(spectrum):
+    """Invert `stft` by least squares: complex64 [B, T, bins] -> float32 [B, samples]."""
+    window = tf.signal.inverse_stft_window_fn(HOP_SAMPLES, forward_window_fn=tf.signal.hann_window)
+    return tf.signal.inverse_stft(
+        spectrum, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=window
+    )

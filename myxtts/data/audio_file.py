@@ -4,6 +4,7 @@ Headers are read with a bounded number of reads. This module parses those of pla
 since a corpus may have a million of them; libsndfile reads all others.
 """
 
+import io
 import os
 import stat
 import struct
@@ -18,6 +19,7 @@ import soxr
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import DataError
+from myxtts.files import attach_path_to_errors
 
 # body of the format chunk: PCM, mono, rate, bytes per second, bytes per frame, bits per sample
 NATIVE_FORMAT = struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)
@@ -351,3 +353,15 @@ def read_recording(
         return read_wave(path, max_s=max_s)
     except DataError as error:
         raise DataError(f"{error}. {advice}") from error
+
+
+def write_wav(path: Path, wave: np.ndarray) -> None:
+    """Write a wave, float32 [samples] in [-1, 1], as 16-bit WAV.
+
+    Raises:
+        OSError: naming the file. soundfile would report any refusal of the disk as "System error".
+    """
+    content = io.BytesIO()
+    soundfile.write(content, wave, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
+    with attach_path_to_errors(path):
+        path.write_bytes(content.getvalue())

@@ -24,8 +24,7 @@ from myxtts.data.audio_file import UnusableAudio, check_finite, read_header, res
 from myxtts.data.metadata_file import RejectedRow, Row, Rows, shortened
 from myxtts.errors import DataError
 from myxtts.files import file_stamp, write_whole
-from myxtts.text.ctc_feasibility import frames_needed
-from myxtts.text.symbols import SymbolTable
+from myxtts.text.symbols import SymbolTable, frames_needed
 
 # To be increased when the columns or the checks change.
 CACHE_FORMAT = 4

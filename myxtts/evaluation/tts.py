@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import GriffinLim
-from myxtts.audio.vocoder import VocoderProtocol
+from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
 from myxtts.config.schema import Config
 from myxtts.data.dataset import corpus_folder
 from myxtts.evaluation.boundaries import alignment_metrics, alignments_of, planted_errors_note

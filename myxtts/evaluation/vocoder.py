@@ -20,9 +20,8 @@ from myxtts.audio.format import (
     SAMPLE_RATE_HZ,
     frame_count,
 )
-from myxtts.audio.griffin_lim import GriffinLim
-from myxtts.audio.vocoder import VocoderProtocol
-from myxtts.audio.wav import write_wav
+from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
+from myxtts.data.audio_file import write_wav
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.data.metadata_file import DEFAULT_SPEAKER
 from myxtts.evaluation.held_out import (

@@ -16,7 +16,7 @@ from myxtts.models.ctc import ctc_labels, ctc_losses
 from myxtts.models.layers import CompositeLayer, Dense, SeededDropout, length_mask
 from myxtts.models.lmu import LegendreMemory
 from myxtts.models.xtts import MEL_MEAN, MEL_STD
-from myxtts.text.ctc_feasibility import subsampled_length
+from myxtts.text.symbols import subsampled_length
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class ASRModel(keras.Model):
 
         Raises:
             tf.errors.InvalidArgumentError: on the CPU, a row has fewer frames than
-            `ctc_feasibility.frames_needed`.
+            `symbols.frames_needed`.
         """
         logits, frames = self.compute_logits(
             batch["mel"], batch["frames"], batch["seed"] if training else None

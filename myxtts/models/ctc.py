@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from myxtts import tf_internals
 from myxtts.portable_ops import on_host
-from myxtts.text.ctc_feasibility import BLANK_ID
-from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
+from myxtts.text.symbols import BLANK_ID, FIRST_SYMBOL_ID, SymbolTable
 
 # Of a row: `cudnnCTCLoss` returns an error from 256 on (pytorch/pytorch issue 53505).
 CUDNN_MAX_LABELS = 255
@@ -36,7 +35,7 @@ def ctc_losses(logits, frames, labels, count):
 
     Args:
         logits: float32 [B, T, V].
-        frames: int32 [B], at least `ctc_feasibility.frames_needed`.
+        frames: int32 [B], at least `symbols.frames_needed`.
         labels: int32 [B, U], padded with the blank.
         count: int32 [B].
     """

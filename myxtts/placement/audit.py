@@ -10,6 +10,12 @@ import tensorflow as tf
 from myxtts import tf_internals
 from myxtts.errors import PlacementError
 
+# TensorFlow uses a DEFAULT kernel if the device has no kernel that fits.
+GPU = ("GPU", "DEFAULT")
+XLA = ("XLA_GPU_JIT",)
+# tf.py_function: its DEFAULT kernel runs Python on the host.
+PYTHON = {"EagerPyFunc"}
+
 
 def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
     """Check that tensors and variables are on a device.
@@ -199,13 +205,6 @@ def _dtypes(node) -> str:
         if value.type or value.list.type
     }
     return ", ".join(f"{name}={' '.join(names)}" for name, names in types.items())
-
-
-# TensorFlow uses a DEFAULT kernel if the device has no kernel that fits.
-GPU = ("GPU", "DEFAULT")
-XLA = ("XLA_GPU_JIT",)
-# tf.py_function: its DEFAULT kernel runs Python on the host.
-PYTHON = {"EagerPyFunc"}
 
 
 def has_gpu_kernels() -> bool:

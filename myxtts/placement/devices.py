@@ -19,6 +19,10 @@ from myxtts.placement.gpu_memory import DriverUnavailable, check_limits, limits_
 from myxtts.placement.routes import Placement, hidden_gpus_warning, plan_routes
 from myxtts.tf_internals import has_started
 
+# LLVM ends the process: its PTX 8.5 does not support sm_120
+# (github.com/tensorflow/tensorflow/issues/111958).
+UNSUPPORTED_CAPABILITY = (12, 0)
+
 log = logging.getLogger(__name__)
 
 
@@ -195,11 +199,6 @@ def describe(placement: Placement) -> list[str]:
             " training"
         )
     return lines
-
-
-# LLVM ends the process: its PTX 8.5 does not support sm_120
-# (github.com/tensorflow/tensorflow/issues/111958).
-UNSUPPORTED_CAPABILITY = (12, 0)
 
 
 @cache

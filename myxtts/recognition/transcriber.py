@@ -20,6 +20,12 @@ from myxtts.training.runs import TrainedRun
 
 # Waves that are in memory at the same time; more for a longer wave.
 GROUP_S = 600.0
+MAX_CHUNK_S = 20.0
+# Chunks are padded to one of these lengths.
+BUCKETS_S = (2.5, 5.0, 10.0, MAX_CHUNK_S)
+BATCH_S = 80.0  # padded seconds of a batch
+# Length over which the power of a pause is averaged.
+PAUSE_S = 0.2
 
 log = logging.getLogger(__name__)
 
@@ -153,14 +159,6 @@ class Transcriber(NetworkTranscriber):
         network = trained.load_network(device, "asr")
         super().__init__(run, trained.record, network, device, beam_width)
         log.info("transcriber    %s, step %d", run, trained.record.step)
-
-
-MAX_CHUNK_S = 20.0
-# Chunks are padded to one of these lengths.
-BUCKETS_S = (2.5, 5.0, 10.0, MAX_CHUNK_S)
-BATCH_S = 80.0  # padded seconds of a batch
-# Length over which the power of a pause is averaged.
-PAUSE_S = 0.2
 
 
 def split_wave(wave: np.ndarray) -> list[np.ndarray]:

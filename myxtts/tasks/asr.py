@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.spec_augment import spec_augment
+from myxtts.audio.augmentation import spec_augment
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.batch import ASR_FEATURES, tensor_specs
 from myxtts.config.schema import Config
@@ -22,9 +22,8 @@ from myxtts.models.ctc import decoded_texts, greedy_decode
 from myxtts.report.plots import mel_and_posteriors, png_bytes
 from myxtts.report.reporter import TensorBoard
 from myxtts.tasks.base import KEPT_ARRAYS, Examples, Metric, Task, dimensions, kept_bytes
-from myxtts.text.ctc_feasibility import BLANK_ID
 from myxtts.text.edit_distance import error_rates
-from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
+from myxtts.text.symbols import BLANK_ID, FIRST_SYMBOL_ID, SymbolTable
 
 
 class ASRTask(Task):

@@ -7,12 +7,10 @@ from typing import Any
 import keras
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import GriffinLim
-from myxtts.audio.vocoder import VocoderProtocol, vocode
-from myxtts.audio.wav import write_wav
+from myxtts.audio.vocoder import GriffinLim, VocoderProtocol, vocode
 from myxtts.batch import TAUGHT_TTS_FEATURES
 from myxtts.config.schema import Config, ModelConfig
-from myxtts.data.audio_file import read_wave
+from myxtts.data.audio_file import read_wave, write_wav
 from myxtts.data.features import FeatureExtractor, LoadFrozen, tts_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.files import numbered_name, replaced_folder, tolerate_full_disk

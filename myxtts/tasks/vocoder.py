@@ -8,12 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import DECIBELS_PER_NEPER, FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.mel import log_mel
-from myxtts.audio.vocoder import VocoderProtocol, vocode
-from myxtts.audio.wav import write_wav
+from myxtts.audio.vocoder import GriffinLim, VocoderProtocol, vocode
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES
 from myxtts.config.schema import Config, VocoderConfig
+from myxtts.data.audio_file import write_wav
 from myxtts.data.features import FeatureExtractor, LoadFrozen, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.files import numbered_name, replaced_folder, tolerate_full_disk

@@ -1,4 +1,4 @@
-"""Table of the symbols of a model and their ids."""
+"""Symbols of a model and their ids, and how many frames CTC needs for them. No TensorFlow."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ PADDING_ID = 0
 BEGIN_ID = 1
 END_ID = 2
 FIRST_SYMBOL_ID = 3
+# The padding of a text, which is never a label.
+BLANK_ID = 0
 
 
 @dataclass(frozen=True)
@@ -72,3 +74,17 @@ class SymbolTable:
     @cached_property
     def _ids(self) -> dict[str, int]:
         return {symbol: FIRST_SYMBOL_ID + index for index, symbol in enumerate(self.symbols)}
+
+
+def subsampled_length(frames, subsampling: int):
+    """Return how many of `frames` remain if one of each `subsampling` is kept."""
+    return (frames + subsampling - 1) // subsampling
+
+
+def frames_needed(labels: np.ndarray) -> int:
+    """Return the fewest frames for labels [U]: one each, and a blank between two equal ones.
+
+    With fewer frames the loss is infinite, and a single step on it destroys the weights.
+    """
+    labels = np.asarray(labels)
+    return len(labels) + int(np.count_nonzero(labels[1:] == labels[:-1]))

@@ -365,7 +365,7 @@ class VocoderChoice(NamedTuple):
         Raises:
             CheckpointError: the weights are damaged, or are no vocoder's.
         """
-        from myxtts.audio.griffin_lim import ITERATIONS, GriffinLim
+        from myxtts.audio.vocoder import ITERATIONS, GriffinLim
 
         vocoder: VocoderProtocol
         if self.trained:

@@ -129,9 +129,8 @@ def real(index):
 class Durations(unittest.TestCase):
     def test_durations_count_the_frames_of_each_token(self):
         path = tf.constant([[0, 0, 1, 2, 2, 2], [0, 1, -1, -1, -1, -1], [-1, -1, -1, -1, -1, -1]])
-        self.assertEqual(
-            durations_of_path(path, 4).numpy().tolist(), [[2, 1, 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
-        )
+        actual = durations_of_path(path, 4).numpy().tolist()
+        self.assertEqual(actual, [[2, 1, 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
 
 
 class Score(unittest.TestCase):
@@ -169,9 +168,8 @@ class Frames(unittest.TestCase):
     def test_path_from_ends_inverts_durations(self):
         path = path_from_ends(tf.constant([[2, 3, 3], [1, 2, 5]]), tf.constant([2, 3]), 6).numpy()
         self.assertEqual(path.tolist(), [[0, 0, 1, -1, -1, -1], [0, 1, 2, 2, 2, -1]])
-        self.assertEqual(
-            durations_of_path(path, 3).numpy().tolist(), [[2.0, 1.0, 0.0], [1.0, 1.0, 3.0]]
-        )
+        actual = durations_of_path(path, 3).numpy().tolist()
+        self.assertEqual(actual, [[2.0, 1.0, 0.0], [1.0, 1.0, 3.0]])
 
     def test_gathered_rows_are_zero_at_index_minus_1(self):
         rows = gather_rows(tf.constant([[[1.0], [2.0]]]), tf.constant([[1, 1, 0, -1]])).numpy()

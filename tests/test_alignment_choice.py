@@ -103,9 +103,8 @@ class Choice(unittest.TestCase):
                 path = alignment_choice.search_of(name, MODEL)(*rows)
             np.testing.assert_array_equal(path, search_by_frames(*rows))
             self.assertTrue(path.device.endswith(MODEL[1:]), name)
-        self.assertGreater(
-            alignment_choice._milliseconds(alignment_choice.search_of("loop", MODEL), rows), 0.0
-        )
+        actual = alignment_choice._milliseconds(alignment_choice.search_of("loop", MODEL), rows)
+        self.assertGreater(actual, 0.0)
 
     @unittest.skipUnless(
         has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up"
@@ -135,9 +134,8 @@ class Probe(unittest.TestCase):
         with mock.patch.object(
             devices, "_loop", lambda x: tf.py_function(lambda x: x, [x], tf.float32)
         ):
-            self.assertIn(
-                "InvalidArgumentError: Detected unsupported operations", devices.xla_failure(MODEL)
-            )
+            message = devices.xla_failure(MODEL)
+            self.assertIn("InvalidArgumentError: Detected unsupported operations", message)
         devices.xla_failure.cache_clear()
 
 

@@ -154,9 +154,8 @@ class EmptyRows(unittest.TestCase):
             batch = asr_features([(0, 0), (0, 0)]) | {"step_tokens": np.float32(7)}
             loss, gradients = gradients_of(model_of(encoder, 0.0), batch)
             self.assertEqual(loss, 0.0)
-            self.assertEqual(
-                [float(np.abs(gradient).max()) for gradient in gradients], [0.0] * len(gradients)
-            )
+            actual = [float(np.abs(gradient).max()) for gradient in gradients]
+            self.assertEqual(actual, [0.0] * len(gradients))
 
     def test_rows_without_labels_add_nothing(self):
         model = model_of("lmu")
@@ -208,9 +207,8 @@ class Subsampling(unittest.TestCase):
             np.testing.assert_array_equal(
                 outputs["frames"], subsampled_length(batch["frames"], subsampling)
             )
-            self.assertEqual(
-                outputs["logits"].shape, (4, subsampled_length(24, subsampling), SYMBOLS)
-            )
+            shape = outputs["logits"].shape
+            self.assertEqual(shape, (4, subsampled_length(24, subsampling), SYMBOLS))
 
     def test_unknown_encoders_and_factors_are_rejected(self):
         for options in ({"subsampling": 3}, {"encoder": "lstm"}):
@@ -231,9 +229,8 @@ class Training(unittest.TestCase):
             self.assertEqual(call(model, batch, training=True)[0]["ctc"], first)
             self.assertNotEqual(call(model, reseeded, training=True)[0]["ctc"], first)
             self.assertNotEqual(inference, first)
-        self.assertEqual(
-            call(model_of("lmu"), reseeded)[0]["ctc"], call(model_of("lmu"), batch)[0]["ctc"]
-        )
+        actual = call(model_of("lmu"), reseeded)[0]["ctc"]
+        self.assertEqual(actual, call(model_of("lmu"), batch)[0]["ctc"])
 
     def test_dropout_differs_between_layers(self):
         names = [
@@ -295,9 +292,8 @@ class Precision(unittest.TestCase):
                 losses, outputs = call(model, batch)
                 with self.subTest(encoder=encoder, precision=precision):
                     np.testing.assert_allclose(losses["ctc"], expected, rtol=0.03)
-                    self.assertEqual(
-                        {losses["ctc"].dtype, outputs["logits"].dtype}, {np.dtype("float32")}
-                    )
+                    actual = {losses["ctc"].dtype, outputs["logits"].dtype}
+                    self.assertEqual(actual, {np.dtype("float32")})
                     self.assertEqual({v.dtype for v in model.variables}, {"float32"})
                     _, gradients = gradients_of(model, batch)
                     self.assertTrue(all(np.isfinite(gradient).all() for gradient in gradients))

@@ -48,9 +48,8 @@ class AssessmentTest(unittest.TestCase):
             (0.79, 0.1): "below minimum",
         }
         self.assertEqual({case: grade(*case) for case in cases}, cases)
-        self.assertEqual(
-            replace(IDLE, step_variation=0.25).grade_text, "good, since steps vary by 25 %"
-        )
+        grade_text = replace(IDLE, step_variation=0.25).grade_text
+        self.assertEqual(grade_text, "good, since steps vary by 25 %")
         self.assertEqual([target.model_busy for target in TARGETS], [0.9, 0.85, 0.8])
 
     def test_data_device_has_a_target_from_40_to_60_per_cent(self):
@@ -106,9 +105,8 @@ class AssessmentTest(unittest.TestCase):
         faster = replace(turns, mean_s=stages(10.0, 0.0, 20.0))
         limit = "if the all-reduce of its step takes less than 30 s"  # (10 + 20 + 30) / 3 = 20
         self.assertEqual(faster.recommended[0], f"--model-gpus 0 1 2 {limit}")
-        self.assertEqual(
-            replace(faster, all_reduce_s=3.0).placements_s["replicas"], (10.0 + 20.0 + 4.0) / 3
-        )
+        replicas = replace(faster, all_reduce_s=3.0).placements_s["replicas"]
+        self.assertEqual(replicas, (10.0 + 20.0 + 4.0) / 3)
 
     def test_single_placement_says_what_a_second_device_would_bring(self):
         self.assertEqual(SINGLE.placements_s, {"single": 40.0, "dual": 30.0, "replicas": 20.0})
@@ -121,26 +119,22 @@ class AssessmentTest(unittest.TestCase):
     def test_a_step_longer_than_by_arithmetic_is_as_much_longer_in_the_other_placements(self):
         self.assertEqual(replace(SINGLE, interval_s=80.0).gains, SINGLE.gains)
         self.assertEqual(replace(SINGLE, interval_s=80.0).break_even_s, SINGLE.break_even_s)
-        self.assertEqual(
-            replace(EQUAL, interval_s=30.0).placements_s,
-            {"single": 60.0, "dual": 30.0, "replicas": 30.0},
-        )
+        placements_s = replace(EQUAL, interval_s=30.0).placements_s
+        self.assertEqual(placements_s, {"single": 60.0, "dual": 30.0, "replicas": 30.0})
 
     def test_no_flag_is_recommended_that_would_be_rejected(self):
         self.assertEqual(replace(SINGLE, second_device=False).recommended, [])
         self.assertNotIn("--model-gpus", replace(IDLE, can_replicate=False).line)
-        self.assertEqual(
-            replace(SINGLE, can_replicate=False).recommended, ["--data-gpu 0 --model-gpu 1"]
-        )
+        recommended = replace(SINGLE, can_replicate=False).recommended
+        self.assertEqual(recommended, ["--data-gpu 0 --model-gpu 1"])
         self.assertIn("--model-gpus 3 2 ", replace(IDLE, gpus=(3, 2)).line)
         self.assertNotIn("more work for the data device", replace(IDLE, augmentation="").line)
 
     def test_slow_reading_comes_before_any_placement(self):
         for assessment in (IDLE, SINGLE):
             slow = replace(assessment, interval_s=50.0, mean_s=assessment.mean_s | {"read": 50.0})
-            self.assertEqual(
-                [change.split()[:2] for change in slow.recommended], [["faster", "reading"]]
-            )
+            actual = [change.split()[:2] for change in slow.recommended]
+            self.assertEqual(actual, [["faster", "reading"]])
 
 
 DUAL, ONE = PlacementConfig(data_gpu=0, model_gpu=1), PlacementConfig()
@@ -168,9 +162,8 @@ class RunTest(unittest.TestCase):
 
     def test_dual_run_knows_the_time_of_each_stage(self):
         assessed = run(placement(DUAL))
-        self.assertEqual(
-            (assessed.interval_s, assessed.model_busy, assessed.data_busy), (25.0, 1.0, 0.4)
-        )
+        actual = (assessed.interval_s, assessed.model_busy, assessed.data_busy)
+        self.assertEqual(actual, (25.0, 1.0, 0.4))
         self.assertEqual(assessed.placements_s, {"single": 35.0, "dual": 25.0, "replicas": 17.5})
         self.assertEqual(assessed.note, "")
 
@@ -209,9 +202,8 @@ class RunTest(unittest.TestCase):
         turns = PlacementConfig(data_gpus=(0, 1), model_gpu=2)
         # 10 s a step and producer: each makes every other batch in 20 s.
         assessed = run(placement(turns, gpus=3))
-        self.assertEqual(
-            (assessed.gpus, assessed.data_busy, assessed.mean_s["produce"]), ((0, 1, 2), 0.4, 20.0)
-        )
+        actual = (assessed.gpus, assessed.data_busy, assessed.mean_s["produce"])
+        self.assertEqual(actual, ((0, 1, 2), 0.4, 20.0))
         self.assertEqual(assessed.placements_s, {"single": 45.0, "dual": 25.0, "replicas": 15.0})
 
     def test_replicas_are_not_compared_but_their_utilisation_is_known(self):
@@ -226,10 +218,8 @@ class RunTest(unittest.TestCase):
         )
         self.assertIn("share one GPU", run(placement(split, gpus=1)).note)
         cases = ((split, False), (DUAL, True), (ONE, False))
-        self.assertEqual(
-            [has_two_devices(placement(settings)) for settings, _ in cases],
-            [two for _, two in cases],
-        )
+        actual = [has_two_devices(placement(settings)) for settings, _ in cases]
+        self.assertEqual(actual, [two for _, two in cases])
 
 
 if __name__ == "__main__":

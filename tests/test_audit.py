@@ -112,12 +112,10 @@ class PlantedOperationTest(unittest.TestCase):
         self.assertEqual(result.host_only[0].name, "StringLength")
 
     def test_kernel_must_match_types(self):
-        self.assertEqual(
-            missing_kernels(lambda x: tf.matmul(x, x), WHOLE), [("MatMul", "GPU kernel")]
-        )
-        self.assertEqual(
-            missing_kernels(lambda x: tf.matmul(x, x), tf.TensorSpec([4, 4], tf.float32)), []
-        )
+        actual = missing_kernels(lambda x: tf.matmul(x, x), WHOLE)
+        self.assertEqual(actual, [("MatMul", "GPU kernel")])
+        actual = missing_kernels(lambda x: tf.matmul(x, x), tf.TensorSpec([4, 4], tf.float32))
+        self.assertEqual(actual, [])
         self.assertEqual(audit_of(lambda x: tf.matmul(x, x), WHOLE).host_only[0].dtypes, "T=int32")
 
     def test_default_kernel_with_host_arguments_counts(self):
@@ -126,14 +124,10 @@ class PlantedOperationTest(unittest.TestCase):
         self.assertEqual(missing_kernels(lambda text, x: call(text, x)[1], TEXTS, NUMBERS), [])
 
     def test_python_functions_are_found_despite_their_default_kernel(self):
-        self.assertEqual(
-            missing_kernels(lambda x: tf.numpy_function(abs, [x], tf.float32), NUMBERS)[0][0],
-            "PyFunc",
-        )
-        self.assertEqual(
-            missing_kernels(lambda x: tf.py_function(abs, [x], tf.float32), NUMBERS)[0][0],
-            "EagerPyFunc",
-        )
+        actual = missing_kernels(lambda x: tf.numpy_function(abs, [x], tf.float32), NUMBERS)[0][0]
+        self.assertEqual(actual, "PyFunc")
+        actual = missing_kernels(lambda x: tf.py_function(abs, [x], tf.float32), NUMBERS)[0][0]
+        self.assertEqual(actual, "EagerPyFunc")
 
     def test_reading_and_decoding_are_found(self):
         path = tf.TensorSpec([], tf.string)
@@ -188,9 +182,8 @@ class PlantedOperationTest(unittest.TestCase):
         product = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
         self.assertEqual(missing_kernels(product, WHOLE), [])
         self.assertEqual(missing_kernels(lambda x: product(x) + 1, WHOLE), [])
-        self.assertEqual(
-            missing_kernels(lambda x: tf.matmul(product(x), x), WHOLE), [("MatMul", "GPU kernel")]
-        )
+        actual = missing_kernels(lambda x: tf.matmul(product(x), x), WHOLE)
+        self.assertEqual(actual, [("MatMul", "GPU kernel")])
         # Compiled if its caller is, but not by itself.
         plain = tf.function(lambda x: tf.matmul(x, x))
         self.assertEqual(missing_kernels(lambda x: plain(x) + 1, WHOLE, xla=True), [])

@@ -77,9 +77,8 @@ def constants(*values: float) -> tuple[tf.Tensor, ...]:
 class BatchTest(unittest.TestCase):
     def test_nothing_is_changed_if_all_is_off(self):
         rows = tf.constant(waves())
-        self.assertIs(
-            augment(rows, tf.constant(SAMPLES), tf.constant(SEED), AugmentationConfig()), rows
-        )
+        actual = augment(rows, tf.constant(SAMPLES), tf.constant(SEED), AugmentationConfig())
+        self.assertIs(actual, rows)
 
     def test_padding_is_silent_and_all_values_are_finite(self):
         for seed in range(4):

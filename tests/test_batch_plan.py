@@ -63,9 +63,8 @@ class BucketBounds(unittest.TestCase):
                 for cut in itertools.combinations(np.unique(hops[hops < hops.max()]), buckets - 1)
             )
             least = min(padded(hops, np.array(choice)) for choice in choices)
-            self.assertEqual(
-                padded(hops, bucket_bounds(hops * HOP_SAMPLES, buckets) // HOP_SAMPLES), least
-            )
+            actual = padded(hops, bucket_bounds(hops * HOP_SAMPLES, buckets) // HOP_SAMPLES)
+            self.assertEqual(actual, least)
 
     def test_bounds_are_ascending_multiples_of_the_hop_and_cover_the_longest_utterance(self):
         for utterances, buckets, step in itertools.product(
@@ -216,10 +215,8 @@ class Replicas(unittest.TestCase):
         }
         for utterances, shares in expected.items():
             epoch = plan_of(corpus(utterances), batch_size=3, accumulation=2, replicas=3).epoch(0)
-            self.assertEqual(
-                [[len(rows) for rows, _ in epoch.batches(0, replica)] for replica in range(3)],
-                shares,
-            )
+            actual = [[len(rows) for rows, _ in epoch.batches(0, replica)] for replica in range(3)]
+            self.assertEqual(actual, shares)
 
     def test_two_replicas_have_the_steps_of_one_replica_with_twice_the_batch_size(self):
         both = plan_of(corpus(200), batch_size=4, replicas=2).epoch(0)

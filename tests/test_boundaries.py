@@ -80,10 +80,8 @@ class BoundaryTest(unittest.TestCase):
             *(("t", 0.1, 0.2), ("ˈuː", 0.2, 0.3), (" ", 0.3, 0.3)),
             *(("s", 0.3, 0.4), ("ɪ", 0.4, 0.4), ("s", 0.4, 0.6)),
         )
-        self.assertEqual(
-            [boundary.true_s for boundary in boundaries(self.TOKEN_SYMBOLS, phonemes)],
-            [0.1, 0.2, 0.6],
-        )
+        true_s = [boundary.true_s for boundary in boundaries(self.TOKEN_SYMBOLS, phonemes)]
+        self.assertEqual(true_s, [0.1, 0.2, 0.6])
 
     def test_length_marks_may_be_missing_but_no_other_letters(self):
         self.assertIsNone(
@@ -98,12 +96,10 @@ class BoundaryTest(unittest.TestCase):
 
     def test_aligned_times_are_where_the_path_passes_the_tokens(self):
         path, frame_s = np.array([0, 1, 1, 2, 3, 3, 4, 4, 5]), HOP_SAMPLES / SAMPLE_RATE_HZ
-        self.assertAlmostEqual(
-            aligned_s(path, Boundary("silence", "vowel", 0.0, 2, False)), 3 * frame_s
-        )
-        self.assertAlmostEqual(
-            aligned_s(path, Boundary("vowel", "silence", 0.0, 3, True)), 6 * frame_s
-        )
+        actual = aligned_s(path, Boundary("silence", "vowel", 0.0, 2, False))
+        self.assertAlmostEqual(actual, 3 * frame_s)
+        actual = aligned_s(path, Boundary("vowel", "silence", 0.0, 3, True))
+        self.assertAlmostEqual(actual, 6 * frame_s)
 
     def test_metrics_of_known_errors(self):
         metrics = boundary_metrics("boundary", np.array([-30.0, -10.0, 20.0]))
@@ -118,9 +114,8 @@ class BoundaryTest(unittest.TestCase):
             file.write_text(
                 json.dumps(good) + "\n" + json.dumps({"id": "b", "phonemes": []}), encoding="utf-8"
             )
-            self.assertEqual(
-                read_alignments(file), {"a": [("", 0.0, 0.1), ("t", 0.1, 0.2)], "b": []}
-            )
+            actual = read_alignments(file)
+            self.assertEqual(actual, {"a": [("", 0.0, 0.1), ("t", 0.1, 0.2)], "b": []})
             huge = f'{{"id": "c", "phonemes": [["a", 0, 1{"0" * 400}]]}}'
             for bad in (
                 "{",
@@ -156,12 +151,10 @@ class BoundaryTest(unittest.TestCase):
         }
         metrics, note = alignment_metrics(utterances, alignments, symbols)
         frame_ms = 1000 * HOP_SAMPLES / SAMPLE_RATE_HZ
-        self.assertAlmostEqual(
-            metrics["boundary_onset_signed_median"]["synthesized"], frame_ms - 20
-        )
-        self.assertAlmostEqual(
-            metrics["boundary_offset_signed_median"]["synthesized"], 3 * frame_ms - 40
-        )
+        actual = metrics["boundary_onset_signed_median"]["synthesized"]
+        self.assertAlmostEqual(actual, frame_ms - 20)
+        actual = metrics["boundary_offset_signed_median"]["synthesized"]
+        self.assertAlmostEqual(actual, 3 * frame_ms - 40)
         self.assertNotIn("boundary_between_signed_median", metrics)
         self.assertIn("2 phoneme boundaries (1 offset, 1 onset), without 1 whose", note)
         self.assertIn("2 recordings whose text and phonemes differ", note)

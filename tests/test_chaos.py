@@ -123,18 +123,14 @@ class ChaosTest(FolderCase):
         for number in range(50):
             (scenario, source), (again, same) = draw(3, number), draw(3, number)
             self.assertEqual((scenario, source.random()), (again, same.random()))
-        self.assertEqual(
-            {draw(3, number)[0].name for number in range(300)},
-            {scenario.name for scenario in SCENARIOS},
-        )
+        names = {draw(3, number)[0].name for number in range(300)}
+        self.assertEqual(names, {scenario.name for scenario in SCENARIOS})
 
     def test_chosen_scenarios_leave_the_numbers_of_their_cases(self):
         both = list(numbers_of(self.settings(scenarios=("clock", "damaged-run"), cases=40)))
         damaged = set(numbers_of(self.settings(cases=200)))
-        self.assertEqual(
-            {number for number in both if draw(0, number)[0].name == "damaged-run"},
-            damaged & set(both),
-        )
+        actual = {number for number in both if draw(0, number)[0].name == "damaged-run"}
+        self.assertEqual(actual, damaged & set(both))
 
     def test_each_scenario_says_what_it_does(self):
         for scenario in SCENARIOS:

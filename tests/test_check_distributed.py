@@ -156,18 +156,16 @@ class ClusterResultTest(unittest.TestCase):
         for name, fault in faults.items():
             result = GOOD._replace(**fault)
             self.assertFalse(result.passed)
-            self.assertEqual(
-                [check.name for check in cluster_checks(result) if check.status == "failed"], [name]
-            )
+            names = [check.name for check in cluster_checks(result) if check.status == "failed"]
+            self.assertEqual(names, [name])
         self.assertFalse(GOOD._replace(weight_differences=(float("nan"), 0.0)).passed)
         # Unchanged weights would be equal too.
         self.assertFalse(GOOD._replace(largest_update=0.0).passed)
 
     def test_speed_is_for_the_size_of_the_tensor(self):
         self.assertEqual(GOOD.all_reduce_times[0].bytes_per_s, (1 << 20) / 0.002)
-        self.assertEqual(
-            list(all_reduce_table(GOOD))[1].split(), ["1,048,576", "2.00", "ms", "0.524"]
-        )
+        actual = list(all_reduce_table(GOOD))[1].split()
+        self.assertEqual(actual, ["1,048,576", "2.00", "ms", "0.524"])
 
 
 class MistakeTest(unittest.TestCase):

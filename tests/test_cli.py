@@ -282,9 +282,8 @@ class FreshInterpreterTest(unittest.TestCase):
     def test_list_of_commands_is_fast_and_needs_no_tensorflow(self):
         program = "from myxtts.commands import main; sys.exit(main.run(['--help']))"
         modules, output = self.run_counting_modules(program, {"tensorflow", "keras"})
-        self.assertEqual(
-            re.findall(r"^  ([a-z-]+)  +[A-Z].*\.$", output, re.MULTILINE), list(main.COMMANDS)
-        )
+        actual = re.findall(r"^  ([a-z-]+)  +[A-Z].*\.$", output, re.MULTILINE)
+        self.assertEqual(actual, list(main.COMMANDS))
         self.assertLess(modules, 600)  # 376
 
     def test_user_error_writes_no_file_and_no_traceback(self):
@@ -436,9 +435,8 @@ class DiskErrorTest(unittest.TestCase):
             fault = mock.Mock(side_effect=OSError(number, os.strerror(number), "runs/a/.lock"))
             with contextlib.redirect_stderr(io.StringIO()) as err:
                 self.assertEqual(report_errors(fault), 2)
-            self.assertEqual(
-                err.getvalue(), f"error: runs/a/.lock: {os.strerror(number)}. {remedy}\n"
-            )
+            actual = err.getvalue()
+            self.assertEqual(actual, f"error: runs/a/.lock: {os.strerror(number)}. {remedy}\n")
 
     def test_a_full_disk_behind_stdout_ends_no_program(self):
         def program() -> int:

@@ -108,17 +108,15 @@ class ClockTest(unittest.TestCase):
 
     def test_an_empty_interval_has_finite_metrics(self):
         metrics = self.clock.report().metrics()
-        self.assertEqual(
-            (metrics["steps_per_s"], metrics["wait_s"], metrics["padding"]), (0.0, 0.0, 0.0)
-        )
+        actual = (metrics["steps_per_s"], metrics["wait_s"], metrics["padding"])
+        self.assertEqual(actual, (0.0, 0.0, 0.0))
         self.assertEqual((metrics["accelerator_utilisation"], metrics["bottleneck"]), (1.0, "step"))
 
     def test_producer_time_is_split_by_stage(self):
         self.step(work_s=4.0, batches=[Times(0.0, 1.0, 3.5), Times(4.0, 4.25, 7.0)])
         metrics = self.clock.report().metrics()
-        self.assertEqual(
-            [metrics[f"{name}_s"] for name in ("read", "produce", "blocked")], [1.25, 5.25, 0.5]
-        )
+        actual = [metrics[f"{name}_s"] for name in ("read", "produce", "blocked")]
+        self.assertEqual(actual, [1.25, 5.25, 0.5])
 
     def test_blocked_time_is_counted_between_batches_and_across_reports(self):
         self.step(batches=[Times(0.0, 0.0, 1.0)])
@@ -143,9 +141,8 @@ class ClockTest(unittest.TestCase):
             self.time.advance(2.0)
             clock.finish_step(3.0, 4.0, [Times(began_s, began_s + 1.0, began_s + 3.0, device)])
         metrics = clock.report().metrics()
-        self.assertEqual(
-            [metrics[f"{name}_s"] for name in ("step", "read", "produce")], [2.0, 0.5, 1.0]
-        )
+        actual = [metrics[f"{name}_s"] for name in ("step", "read", "produce")]
+        self.assertEqual(actual, [2.0, 0.5, 1.0])
         self.assertEqual(metrics["blocked_s"], 0.25)  # twice 1 s by two producers in four steps
 
     def test_bottleneck_is_the_stage_that_the_others_wait_for(self):

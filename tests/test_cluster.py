@@ -35,9 +35,8 @@ class TfConfigTest(unittest.TestCase):
     def test_chief_is_worker_0(self):
         jobs = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
         self.assertEqual(find_cluster(tf_config(jobs, "chief")), Cluster(("a:1", "b:2", "c:3"), 0))
-        self.assertEqual(
-            find_cluster(tf_config(jobs, "worker", 1)), Cluster(("a:1", "b:2", "c:3"), 2)
-        )
+        actual = find_cluster(tf_config(jobs, "worker", 1))
+        self.assertEqual(actual, Cluster(("a:1", "b:2", "c:3"), 2))
 
     def test_tf_config_round_trips(self):
         cluster = Cluster(("a:1", "b:2"), 1)
@@ -92,9 +91,8 @@ class KubernetesTest(unittest.TestCase):
         spec = job["spec"]
         pod = spec["template"]["spec"]
         name, count = job["metadata"]["name"], spec["completions"]
-        self.assertEqual(
-            (service["spec"]["selector"], spec["parallelism"]), ({"job-name": name}, count)
-        )
+        actual = (service["spec"]["selector"], spec["parallelism"])
+        self.assertEqual(actual, ({"job-name": name}, count))
         self.assertEqual(policy["spec"]["podSelector"]["matchLabels"], {"job-name": name})
         index_variable, tf_config_variable = pod["containers"][0]["env"]
         # The second refers to the first, and Kubernetes replaces the reference.
@@ -117,9 +115,8 @@ class SlurmTest(unittest.TestCase):
         # 15000 + 31234 % 16000.
         workers = ("n2:30234", "n2:30235", "n9:30234", "n9:30235", "n10:30234")
         self.assertEqual(find_cluster(SLURM), Cluster(workers, 4))
-        self.assertEqual(
-            find_cluster({**SLURM, "SLURM_NODEID": "1", "SLURM_LOCALID": "1"}), Cluster(workers, 3)
-        )
+        actual = find_cluster({**SLURM, "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
+        self.assertEqual(actual, Cluster(workers, 3))
 
     def test_every_task_has_its_own_index_under_any_distribution(self):
         # The order of SLURM_PROCID under the cyclic distribution.
@@ -131,9 +128,8 @@ class SlurmTest(unittest.TestCase):
         self.assertEqual([find_cluster({**SLURM, **task}).index for task in tasks], [0, 2, 4, 1, 3])
 
     def test_tf_config_takes_precedence(self):
-        self.assertEqual(
-            find_cluster({**SLURM, **tf_config({"worker": ["a:1", "b:2"]})}).workers, ("a:1", "b:2")
-        )
+        workers = find_cluster({**SLURM, **tf_config({"worker": ["a:1", "b:2"]})}).workers
+        self.assertEqual(workers, ("a:1", "b:2"))
         self.assertIsNone(find_cluster({**SLURM, **tf_config({"worker": ["a:1"]})}))
 
     def test_allocation_without_a_step_or_with_one_task_is_not_a_cluster(self):
@@ -149,9 +145,8 @@ class SlurmTest(unittest.TestCase):
 
     def test_node_lists_are_expanded_in_their_order(self):
         self.assertEqual(expand_hosts("n[9-11],gpu"), ["n9", "n10", "n11", "gpu"])
-        self.assertEqual(
-            expand_hosts("r[1-2]n[08-09]-ib"), ["r1n08-ib", "r1n09-ib", "r2n08-ib", "r2n09-ib"]
-        )
+        actual = expand_hosts("r[1-2]n[08-09]-ib")
+        self.assertEqual(actual, ["r1n08-ib", "r1n09-ib", "r2n08-ib", "r2n09-ib"])
         self.assertEqual(expand_counts("2(x3),1"), [2, 2, 2, 1])
         for text in ("", "n[1", "n[1-]", "n[a-b]", "n[3-1]", "a,,b", "n[0-99999999]"):
             with self.subTest(text=text), self.assertRaises(PlacementError):

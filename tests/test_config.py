@@ -46,9 +46,8 @@ class YamlTest(unittest.TestCase):
 
     def test_override_replaces_file_and_file_replaces_default(self):
         config = self.load("data:\n  batch_size: 8\n  buckets: 4\n", batch_size=3)
-        self.assertEqual(
-            (config.data.batch_size, config.data.buckets, config.data.num_workers), (3, 4, 2)
-        )
+        actual = (config.data.batch_size, config.data.buckets, config.data.num_workers)
+        self.assertEqual(actual, (3, 4, 2))
 
     def test_plain_values_are_those_of_yaml_1_2(self):
         for setting, text, value in (
@@ -175,19 +174,16 @@ class YamlTest(unittest.TestCase):
                 self.assertIn(advice, self.error_of(text))
 
     def test_all_unknown_names_of_a_file_are_listed(self):
-        self.assertEqual(
-            len(self.error_of("training:\n  lr: 1\n  fp16: 1\nseeds:\n  a: 1\n").splitlines()), 3
-        )
+        actual = len(self.error_of("training:\n  lr: 1\n  fp16: 1\nseeds:\n  a: 1\n").splitlines())
+        self.assertEqual(actual, 3)
 
     def test_name_given_twice_is_rejected(self):
         self.assertEqual(
             self.error_of("data:\n  buckets: 3\n  buckets: 3\n"),
             "c.yaml, line 3: broken YAML: 'buckets' was already given in line 2. Keep one of them.",
         )
-        self.assertIn(
-            "line 2: broken YAML: 'data' was already given in line 1",
-            self.error_of("data: {}\ndata: {}\n"),
-        )
+        message = self.error_of("data: {}\ndata: {}\n")
+        self.assertIn("line 2: broken YAML: 'data' was already given in line 1", message)
 
     def test_file_that_is_not_a_mapping_of_sections_is_rejected(self):
         for text, place in (
@@ -250,9 +246,8 @@ class YamlTest(unittest.TestCase):
             ):
                 with self.subTest(path=path), self.assertRaises(ConfigError) as caught:
                     load(path)
-                self.assertEqual(
-                    str(caught.exception), f"{path}: the configuration cannot be read: {message}"
-                )
+                actual = str(caught.exception)
+                self.assertEqual(actual, f"{path}: the configuration cannot be read: {message}")
 
     def test_file_without_permission_is_rejected(self):
         denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -286,9 +281,8 @@ class YamlTest(unittest.TestCase):
             with self.subTest(text=text, flags=flags):
                 self.path.with_name("a.yaml").write_text("training: {max_steps: 70}\n")
                 self.assertEqual(limits(text, **flags), expected)
-                self.assertEqual(
-                    self.load(dump(self.load(text, **flags))), self.load(text, **flags)
-                )
+                actual = self.load(dump(self.load(text, **flags)))
+                self.assertEqual(actual, self.load(text, **flags))
         written = dump(load(None, {"epochs": 5}))
         self.assertEqual(limits(written, epochs=9), (0, 9))  # to resume it
         self.assertEqual(limits(dump(Config()), epochs=9), (0, 9))
@@ -297,13 +291,10 @@ class YamlTest(unittest.TestCase):
     def test_settings_that_contradict_each_other_are_rejected(self):
         self.assertIn("--enable-static-shapes", self.error_of("training:\n  compile: xla\n"))
         self.assertIn("never end", self.error_of("training:\n  max_steps: 0\n"))
-        self.assertIn(
-            "min_seconds 4 must", self.error_of("data:\n  min_seconds: 4\n  max_seconds: 4\n")
-        )
-        self.assertIn(
-            "--val-data are both c.csv",
-            self.error_of("data:\n  train_data: c.csv\n  val_data: c.csv\n"),
-        )
+        message = self.error_of("data:\n  min_seconds: 4\n  max_seconds: 4\n")
+        self.assertIn("min_seconds 4 must", message)
+        message = self.error_of("data:\n  train_data: c.csv\n  val_data: c.csv\n")
+        self.assertIn("--val-data are both c.csv", message)
         self.load("training:\n  compile: xla\n", enable_static_shapes=True)
         self.load("training:\n  max_steps: 0\n", epochs=1)
 
@@ -434,10 +425,8 @@ class SchemaTest(unittest.TestCase):
 
     def test_the_recogniser_has_the_default_size_placement_and_length(self):
         config, default = load(ROOT / "configs/asr_lmu.yaml"), Config()
-        self.assertEqual(
-            (config.placement, config.model.model_size),
-            (default.placement, default.model.model_size),
-        )
+        actual = (config.placement, config.model.model_size)
+        self.assertEqual(actual, (default.placement, default.model.model_size))
         self.assertEqual((config.model.task, config.training), ("asr", default.training))
 
     def test_memory_presets_hold_the_published_matrix(self):
@@ -488,10 +477,8 @@ class BrokenFiles(FolderCase):
     def test_an_escape_of_no_character_is_broken_yaml(self):
         for escape in (r"\U00110000", r"\UFFFFFFFF"):
             with self.subTest(escape):
-                self.assertIn(
-                    "broken YAML",
-                    self.error_of(self.write("c.yaml", f'run: {{run: "{escape}"}}\n')),
-                )
+                message = self.error_of(self.write("c.yaml", f'run: {{run: "{escape}"}}\n'))
+                self.assertIn("broken YAML", message)
 
 
 if __name__ == "__main__":

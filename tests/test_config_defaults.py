@@ -30,9 +30,8 @@ class DefaultsTest(FolderCase):
             "c.yaml": "data: {num_workers: 3, buffer_size: 3}\ndefaults: [a, b.yaml]\n",
         }
         data = self.load(files, buffer_size=4).data
-        self.assertEqual(
-            (data.batch_size, data.buckets, data.num_workers, data.buffer_size), (1, 2, 3, 4)
-        )
+        actual = (data.batch_size, data.buckets, data.num_workers, data.buffer_size)
+        self.assertEqual(actual, (1, 2, 3, 4))
 
     def test_listed_file_may_list_further_files(self):
         files = {

@@ -41,15 +41,12 @@ class CopiesTest(unittest.TestCase):
         self.assertEqual(summary(lambda x: tf.reshape(x * 2.0, [-1, tf.shape(x)[0] + 1]), X), [])
 
     def test_a_shape_among_floats_is_copied_to_the_gpu(self):
-        self.assertEqual(
-            summary(lambda x: x * tf.cast(tf.shape(x)[0], tf.float32), X),
-            [("to GPU", "StridedSlice", "Cast")],
-        )
+        actual = summary(lambda x: x * tf.cast(tf.shape(x)[0], tf.float32), X)
+        self.assertEqual(actual, [("to GPU", "StridedSlice", "Cast")])
 
     def test_a_value_as_shape_is_copied_to_the_host(self):
-        self.assertEqual(
-            summary(lambda x: tf.zeros(tf.cast(x[0], tf.int32)), X), [("to host", "Cast", "Fill")]
-        )
+        actual = summary(lambda x: tf.zeros(tf.cast(x[0], tf.int32)), X)
+        self.assertEqual(actual, [("to host", "Cast", "Fill")])
 
     def test_consumers_in_the_same_memory_share_a_copy(self):
         def two_consumers(x, number):
@@ -58,9 +55,8 @@ class CopiesTest(unittest.TestCase):
         self.assertEqual(summary(two_consumers, X, WHOLE), [("to GPU", "Placeholder", "Cast")])
 
     def test_integer_results_return_to_the_host(self):
-        self.assertEqual(
-            summary(lambda x: tf.cast(x, tf.int32), X), [("to host", "Cast", "Identity")]
-        )
+        actual = summary(lambda x: tf.cast(x, tf.int32), X)
+        self.assertEqual(actual, [("to host", "Cast", "Identity")])
         self.assertEqual(summary(lambda x: tf.cast(x, tf.int64), X), [])
 
     def test_copies_in_called_functions_are_found_with_their_lines(self):
@@ -82,10 +78,8 @@ class CopiesTest(unittest.TestCase):
 
     def test_xla_keeps_integers_on_the_gpu(self):
         compiled = tf.function(lambda x, number: tf.gather(x, number + 1), jit_compile=True)
-        self.assertEqual(
-            summary(lambda x, number: compiled(x, number), X, WHOLE),
-            [("to GPU", "Placeholder", "PartitionedCall")],
-        )
+        actual = summary(lambda x, number: compiled(x, number), X, WHOLE)
+        self.assertEqual(actual, [("to GPU", "Placeholder", "PartitionedCall")])
 
     def test_the_product_of_an_unknown_shape_waits_for_the_gpu(self):
         directions = [copy.to_host for copy in copies_of(tensordot, X)]

@@ -188,9 +188,8 @@ class Greedy(unittest.TestCase):
 
     def test_no_rows_and_no_frames_have_no_symbols(self):
         self.assertEqual(decoded(greedy_decode, tf.zeros([0, 7, 6]), tf.zeros([0], tf.int32)), [])
-        self.assertEqual(
-            decoded(greedy_decode, tf.zeros([2, 0, 6]), tf.zeros([2], tf.int32)), [[], []]
-        )
+        actual = decoded(greedy_decode, tf.zeros([2, 0, 6]), tf.zeros([2], tf.int32))
+        self.assertEqual(actual, [[], []])
 
     def test_is_traced_once_for_all_lengths(self):
         function = tf.function(
@@ -198,19 +197,16 @@ class Greedy(unittest.TestCase):
             input_signature=[tf.TensorSpec([None, None, 6]), tf.TensorSpec([None], tf.int32)],
         )
         for paths in (([3, 4],), ([3, 0, 3], [4, 4, 4])):
-            self.assertEqual(
-                decoded(function, *logits_of(*paths)), decoded(greedy_decode, *logits_of(*paths))
-            )
+            actual = decoded(function, *logits_of(*paths))
+            self.assertEqual(actual, decoded(greedy_decode, *logits_of(*paths)))
         self.assertEqual(function.experimental_get_tracing_count(), 1)
 
 
 class Beam(unittest.TestCase):
     def test_confident_logits_decode_as_in_greedy_decoding(self):
         logits, frames = logits_of([3, 3, 0, 3, 4, 4, 5], [0, 0, 5], [0])
-        self.assertEqual(
-            decoded(beam_search_decode, logits, frames, width=4),
-            decoded(greedy_decode, logits, frames),
-        )
+        actual = decoded(beam_search_decode, logits, frames, width=4)
+        self.assertEqual(actual, decoded(greedy_decode, logits, frames))
 
     def test_probabilities_of_all_paths_of_a_text_are_added(self):
         """Two frames, P(blank) = 0.6, P(a) = 0.4: silence 0.36, `a` 0.64 (Graves 2012)."""
@@ -222,9 +218,8 @@ class Beam(unittest.TestCase):
 
     def test_frames_after_the_end_are_ignored(self):
         logits, _ = logits_of([3, 4, 5, 5], [3, 4, 0, 5])
-        self.assertEqual(
-            decoded(beam_search_decode, logits, tf.constant([2, 0]), width=4), [[3, 4], []]
-        )
+        actual = decoded(beam_search_decode, logits, tf.constant([2, 0]), width=4)
+        self.assertEqual(actual, [[3, 4], []])
 
 
 class Texts(unittest.TestCase):

@@ -174,9 +174,8 @@ class UnusualCorpusTest(unittest.TestCase):
         # 30 s in whole frames.
         self.assertEqual({d.features["reference"].shape[1] for d in delivered}, {2583})
         # 20 s.
-        self.assertEqual(
-            max(int(d.features["reference_frames"].numpy().max()) for d in delivered), 1722
-        )
+        actual = max(int(d.features["reference_frames"].numpy().max()) for d in delivered)
+        self.assertEqual(actual, 1722)
 
     def test_paths_with_spaces_and_letters_of_any_script_are_read(self):
         self.delivered(

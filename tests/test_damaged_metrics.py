@@ -95,10 +95,8 @@ class DamagedMetricsTest(unittest.TestCase):
         self.damage()
         history = History(self.path)
         history.update()
-        self.assertEqual(
-            [point.mean for point in history.points("loss")],
-            [round(report["loss"], 5) for report in WHOLE],
-        )
+        means = [point.mean for point in history.points("loss")]
+        self.assertEqual(means, [round(report["loss"], 5) for report in WHOLE])
         self.path.write_bytes(written(json.dumps(WHOLE[0]).encode(), *DAMAGED.values()))
         self.assertEqual(read_last_report(self.path), WHOLE[0])
         self.assertEqual(read_progress(self.path.parent).step, 1)

@@ -434,18 +434,14 @@ class ProgramTest(ServiceCase):
             ended = subprocess.run(
                 [sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=600
             )
-            self.assertEqual(
-                (ended.returncode, ended.stderr.startswith(f"error: {message}")),
-                (2, True),
-                ended.stderr,
-            )
+            actual = (ended.returncode, ended.stderr.startswith(f"error: {message}"))
+            self.assertEqual(actual, (2, True), ended.stderr)
 
 
 class AddressTest(unittest.TestCase):
     def test_an_address_is_a_host_and_a_port(self):
-        self.assertEqual(
-            service_address("grpc://node-1.example.org:5050"), ("node-1.example.org", 5050)
-        )
+        actual = service_address("grpc://node-1.example.org:5050")
+        self.assertEqual(actual, ("node-1.example.org", 5050))
         self.assertEqual(service_address("grpc://10.0.0.1:1"), ("10.0.0.1", 1))
         self.assertEqual(service_address("grpc://node_1.a-b.lan.:1"), ("node_1.a-b.lan.", 1))
 

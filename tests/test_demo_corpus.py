@@ -59,9 +59,8 @@ class GeneratedCorpus(unittest.TestCase):
         for row in self.rows:
             samples, _ = soundfile.read(self.out / row["path"], dtype="int16")
             sounding = np.flatnonzero(samples)
-            self.assertEqual(
-                (sounding[0], len(samples) - 1 - sounding[-1]), (EDGE_SAMPLES, EDGE_SAMPLES)
-            )
+            actual = (sounding[0], len(samples) - 1 - sounding[-1])
+            self.assertEqual(actual, (EDGE_SAMPLES, EDGE_SAMPLES))
 
     def test_metadata_has_the_ljspeech_format(self):
         lines = (self.out / "metadata.csv").read_text("utf-8").splitlines()
@@ -77,9 +76,8 @@ class GeneratedCorpus(unittest.TestCase):
         self.assertEqual([row["language"] for row in self.rows], ["en", "ka", "fa"] * 4)
 
     def test_each_speaker_speaks_every_language(self):
-        self.assertEqual(
-            [row["speaker"] for row in self.rows], (["speaker-00"] * 3 + ["speaker-01"] * 3) * 2
-        )
+        speakers = [row["speaker"] for row in self.rows]
+        self.assertEqual(speakers, (["speaker-00"] * 3 + ["speaker-01"] * 3) * 2)
 
     def test_texts_are_distinct(self):
         self.assertEqual(len({row["text"] for row in self.rows}), len(self.rows))
@@ -148,9 +146,8 @@ class Speakers(unittest.TestCase):
             with open(later / "corpus.csv", encoding="utf-8", newline="") as file:
                 speakers = [row["speaker"] for row in csv.DictReader(file)]
             self.assertEqual(speakers, ["en-08", "en-09"])
-            self.assertEqual(
-                json.loads((later / "demo_corpus.json").read_text())["first_speaker"], 8
-            )
+            actual = json.loads((later / "demo_corpus.json").read_text())["first_speaker"]
+            self.assertEqual(actual, 8)
             self.assertNotIn("first_speaker", json.loads((first / "demo_corpus.json").read_text()))
 
     def test_all_voices_differ(self):

@@ -139,9 +139,8 @@ class ThreadsTest(unittest.TestCase):
 
     def test_given_sizes_are_set_with_and_without_gpus(self):
         for names in ((), (A100,)):
-            self.assertEqual(
-                self.pools(2, names=names, intra_op_threads=5, inter_op_threads=7), [5, 7]
-            )
+            actual = self.pools(2, names=names, intra_op_threads=5, inter_op_threads=7)
+            self.assertEqual(actual, [5, 7])
 
     def test_processes_share_the_cores_unless_they_are_pinned(self):
         self.assertEqual(self.pools(8, processes=2), [4, 4])
@@ -170,10 +169,8 @@ class RealGpuSetUpTest(unittest.TestCase):
     def assert_roles(self, fake, route, data, model):
         """Check (physical GPU, limit) of both ends of a route."""
         logical = fake.logical_gpus()
-        self.assertEqual(
-            [logical[name] for name in route],
-            [(f"GPU {data[0]}", data[1]), (f"GPU {model[0]}", model[1])],
-        )
+        actual = [logical[name] for name in route]
+        self.assertEqual(actual, [(f"GPU {data[0]}", data[1]), (f"GPU {model[0]}", model[1])])
 
     def test_each_role_is_on_its_gpu_in_any_order(self):
         for data, model in itertools.product(range(4), repeat=2):
@@ -203,9 +200,8 @@ class RealGpuSetUpTest(unittest.TestCase):
 
     def test_gpus_2_and_3_become_the_first_two_of_tensorflow(self):
         fake, routes = configured(data_gpu=3, model_gpu=2)
-        self.assertEqual(
-            fake.logical_gpus(), {"/GPU:0": ("GPU 2", None), "/GPU:1": ("GPU 3", None)}
-        )
+        actual = fake.logical_gpus()
+        self.assertEqual(actual, {"/GPU:0": ("GPU 2", None), "/GPU:1": ("GPU 3", None)})
         self.assertEqual(routes, [("/GPU:1", "/GPU:0")])
 
     def test_memory_grows_on_exactly_the_visible_gpus_without_limits(self):
@@ -408,13 +404,11 @@ class DevicesOfTestsTest(unittest.TestCase):
             (8, [("/GPU:0", 0, None), ("/GPU:1", 1, None)]),
         ):
             placement = plan_routes(two_devices(gpus), gpus)
-            self.assertEqual(
-                [(d.name, d.physical, d.memory_mib) for d in placement.devices], expected
-            )
+            actual = [(d.name, d.physical, d.memory_mib) for d in placement.devices]
+            self.assertEqual(actual, expected)
             (route,) = placement.routes
-            self.assertEqual(
-                [route.data, route.model], [device.name for device in placement.devices[:2]]
-            )
+            actual = [route.data, route.model]
+            self.assertEqual(actual, [device.name for device in placement.devices[:2]])
 
     def test_modules_on_gpus_have_a_process_of_their_own_where_there_are_gpus(self):
         modules = sorted(path.stem for path in (ROOT / "tests").glob("test_*.py"))

@@ -40,9 +40,8 @@ class EditDistance(unittest.TestCase):
             left, right = (
                 "".join(random.choice(list("abc"), random.integers(0, 9))) for _ in range(2)
             )
-            self.assertEqual(
-                edit_distance(left, right), recursive_edit_distance(left, right), (left, right)
-            )
+            actual = edit_distance(left, right)
+            self.assertEqual(actual, recursive_edit_distance(left, right), (left, right))
 
 
 class ErrorRate(unittest.TestCase):
@@ -50,9 +49,8 @@ class ErrorRate(unittest.TestCase):
         self.assertEqual(error_rate([("a", "b"), ("abcdefghi", "abcdefghi")]), 0.1)
 
     def test_lists_of_words_have_a_word_error_rate(self):
-        self.assertEqual(
-            error_rate([(["one", "two", "three", "four"], ["one", "too", "three"])]), 0.5
-        )
+        actual = error_rate([(["one", "two", "three", "four"], ["one", "too", "three"])])
+        self.assertEqual(actual, 0.5)
 
     def test_insertions_can_exceed_100_percent(self):
         self.assertEqual(error_rate([("a", "bcd")]), 3.0)

@@ -56,16 +56,14 @@ class NeedsTest(unittest.TestCase):
             (either & needs(encoder="lmu"), ["task", "encoder"]),
         ):
             with self.subTest(needed.text):
-                self.assertEqual(
-                    (needed.unmet(values), needed.is_met(values)), (expected, not expected)
-                )
+                actual = (needed.unmet(values), needed.is_met(values))
+                self.assertEqual(actual, (expected, not expected))
         self.assertTrue(either.is_met(values | {"teacher": "runs/voice"}))
 
     def test_conditions_of_a_section_and_of_a_setting_are_joined(self):
         self.assertEqual((needs(task=("tts", "asr")) & needs(task="asr")).text, "with --task asr")
-        self.assertEqual(
-            SETTINGS["time_mask_fraction"].needs.text, "with --task asr and with --time-masks"
-        )
+        actual = SETTINGS["time_mask_fraction"].needs.text
+        self.assertEqual(actual, "with --task asr and with --time-masks")
         self.assertEqual(SETTINGS["batch_size"].needs.text, "without --batch-seconds")
 
     def test_conditions_are_about_other_settings_and_values_that_they_may_have(self):
@@ -74,9 +72,8 @@ class NeedsTest(unittest.TestCase):
                 for name, condition in conditions.items():
                     self.assertNotEqual(name, setting.name)
                     if isinstance(condition, tuple):
-                        self.assertLessEqual(
-                            set(condition), set(SETTINGS[name].choices), setting.name
-                        )
+                        actual = set(condition)
+                        self.assertLessEqual(actual, set(SETTINGS[name].choices), setting.name)
 
 
 class EffectsTest(unittest.TestCase):
@@ -98,9 +95,8 @@ class EffectsTest(unittest.TestCase):
                 given = meeting(conditions) | WITH_OTHERS.get(setting.name, {})
                 with self.subTest(setting.name, given=given):
                     config = load(None, {setting.name: value} | given)
-                    self.assertEqual(
-                        values_of(config)[setting.name], given.get(setting.name, value)
-                    )
+                    actual = values_of(config)[setting.name]
+                    self.assertEqual(actual, given.get(setting.name, value))
             if setting.needs.is_met(defaults):
                 continue
             with self.subTest(setting.name):
@@ -198,9 +194,8 @@ class ResumeTest(unittest.TestCase):
     def test_a_run_that_was_moved_or_renamed_has_its_own_settings(self):
         config = self.resumed("--run", "mine")
         self.assertEqual((config.run.run, config.run.runs_dir), ("mine", str(self.runs)))
-        self.assertEqual(
-            (config.training.learning_rate, config.training.stop_at_step), (3e-4, None)
-        )
+        actual = (config.training.learning_rate, config.training.stop_at_step)
+        self.assertEqual(actual, (3e-4, None))
         self.assertEqual((config.placement.model_gpu, config.run.resume), (1, True))
 
     def test_flags_replace_the_settings_of_the_run(self):
@@ -209,13 +204,11 @@ class ResumeTest(unittest.TestCase):
 
     def test_flags_that_name_GPUs_replace_all_GPUs_of_the_run(self):
         placement = self.resumed("--run", "mine", "--model-gpus", "2", "3").placement
-        self.assertEqual(
-            (placement.data_gpu, placement.model_gpu, placement.model_gpus), (None, None, (2, 3))
-        )
+        actual = (placement.data_gpu, placement.model_gpu, placement.model_gpus)
+        self.assertEqual(actual, (None, None, (2, 3)))
         self.assertEqual(placement.model_gpu_memory, 999)
-        self.assertEqual(
-            self.resumed("--run", "mine", "--model-gpu-memory", "888").placement.data_gpu, 0
-        )
+        data_gpu = self.resumed("--run", "mine", "--model-gpu-memory", "888").placement.data_gpu
+        self.assertEqual(data_gpu, 0)
 
     def test_the_limit_of_a_data_GPU_goes_with_it(self):
         (self.runs / "mine" / "config.yaml").write_text(

@@ -89,9 +89,8 @@ class FullDiskTest(FolderCase):
                 self.assertRaises(OSError) as raised,
             ):
                 TensorBoard(self.folder).scalars(3, {"loss": 1.0})
-            self.assertEqual(
-                (raised.exception.errno, raised.exception.filename), (number, str(self.folder))
-            )
+            actual = (raised.exception.errno, raised.exception.filename)
+            self.assertEqual(actual, (number, str(self.folder)))
 
     def test_only_a_full_disk_lets_a_run_go_on(self):
         with self.assertRaises(PermissionError), tolerate_full_disk("the samples"):
@@ -100,9 +99,8 @@ class FullDiskTest(FolderCase):
     def test_a_sound_on_a_full_disk_is_an_error_that_names_the_file(self):
         with self.assertRaises(OSError) as raised:
             write_wav(FULL, np.zeros(10_000, np.float32))
-        self.assertEqual(
-            (raised.exception.errno, raised.exception.filename), (errno.ENOSPC, str(FULL))
-        )
+        actual = (raised.exception.errno, raised.exception.filename)
+        self.assertEqual(actual, (errno.ENOSPC, str(FULL)))
 
     def test_a_sound_has_the_bytes_that_soundfile_writes(self):
         wave, expected = np.sin(np.arange(999, dtype=np.float32)), self.folder / "expected.wav"

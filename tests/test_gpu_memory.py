@@ -91,10 +91,8 @@ class ReadMemoryTest(unittest.TestCase):
     def test_gpus_are_those_of_cuda_in_any_order_and_with_hidden_ones(self):
         for order in (["a", "b"], ["b", "a"], ["b"], ["c", "b"]):
             names = {"a": "NVIDIA L4", "b": "NVIDIA H100", "c": "NVIDIA A100 MIG 1g.5gb"}
-            self.assertEqual(
-                with_driver(order, driver_indices, *range(len(order))),
-                ["abc".index(uuid) for uuid in order],
-            )
+            actual = with_driver(order, driver_indices, *range(len(order)))
+            self.assertEqual(actual, ["abc".index(uuid) for uuid in order])
             memory = read(order, *range(len(order)))
             self.assertEqual([memory[gpu].name for gpu in memory], [names[uuid] for uuid in order])
 
@@ -128,10 +126,8 @@ class GpuSamplerTest(unittest.TestCase):
     def test_usage_is_read_of_each_gpu(self):
         sampler = with_driver(["b", "a"], GpuSampler, 0, 1)
         sampler.take_samples()
-        self.assertEqual(
-            {gpu: usage.memory_mib for gpu, usage in sampler.usage.items()},
-            {0: [559.0], 1: [534.0]},
-        )
+        actual = {gpu: usage.memory_mib for gpu, usage in sampler.usage.items()}
+        self.assertEqual(actual, {0: [559.0], 1: [534.0]})
         self.assertEqual([usage.utilisation for usage in sampler.usage.values()], [[0.4], [0.4]])
 
     def test_a_gpu_that_is_lost_while_it_is_sampled_has_a_reason_instead_of_usage(self):
@@ -229,9 +225,8 @@ class LimitsTest(unittest.TestCase):
             (9, 80_000, 1800),
             (12, 32_000, 1800),
         ):
-            self.assertEqual(
-                GpuMemory("", total_mib, total_mib, capability).reserve_mib(1), expected
-            )
+            actual = GpuMemory("", total_mib, total_mib, capability).reserve_mib(1)
+            self.assertEqual(actual, expected)
 
 
 if __name__ == "__main__":

@@ -130,18 +130,16 @@ class SectionsTest(unittest.TestCase):
             *(planned(name, number) for number, name in enumerate(names, 1))
         )
         raised, killed, silent, _ = outcomes
-        self.assertEqual(
-            [outcome["status"] for outcome in outcomes], ["failed", "killed", "failed", "complete"]
-        )
+        status = [outcome["status"] for outcome in outcomes]
+        self.assertEqual(status, ["failed", "killed", "failed", "complete"])
         self.assertEqual(raised["error"], "ValueError: the cable is loose")
         self.assertEqual(raised["lines"], ["before the error"])
         self.assertIn("was killed by SIGKILL", killed["error"])
         self.assertIn("the last words", killed["error"])
         self.assertEqual(silent["error"], "the process ended without a result")
         self.assertEqual([failed(outcome) for outcome in outcomes], [True, True, True, False])
-        self.assertIn(
-            "ValueError: the cable is loose", (self.out / "section-1" / "log.txt").read_text()
-        )
+        message = (self.out / "section-1" / "log.txt").read_text()
+        self.assertIn("ValueError: the cable is loose", message)
         self.assertEqual(self.page().count("runs to its end"), 3)
 
     def test_a_section_ends_at_its_limit_with_what_it_found(self):
@@ -315,9 +313,8 @@ class SimulatedTest(unittest.TestCase):
             for item in self.outcomes["section-2"]["data"]["operations"]
         }
         producers = [name for name in operations_of if name.startswith(operations.PRODUCER)]
-        self.assertEqual(
-            {name: operations_of[name] for name in producers}, {name: [] for name in producers}
-        )
+        actual = {name: operations_of[name] for name in producers}
+        self.assertEqual(actual, {name: [] for name in producers})
         self.assertEqual(len(producers), 4)
 
     def test_stages_have_times(self):
@@ -382,9 +379,8 @@ class HardwareTest(unittest.TestCase):
         self.assertEqual((first["name"], second["name"]), ("a", "b"))
 
     def test_libraries_are_asked_for_their_versions(self):
-        self.assertEqual(
-            hardware.library_version("libc.so.6", "getpid", by_argument=False), os.getpid()
-        )
+        actual = hardware.library_version("libc.so.6", "getpid", by_argument=False)
+        self.assertEqual(actual, os.getpid())
         self.assertIsNone(
             hardware.library_version("libc.so.6", "no_such_function", by_argument=True)
         )
@@ -392,9 +388,8 @@ class HardwareTest(unittest.TestCase):
         loaded = ["/opt/cuda/libcudnn.so.9.8", "/usr/lib/libm.so.6"]
         with mock.patch.object(hardware, "mapped_files", lambda: iter(loaded)):
             versions = hardware.library_versions("/CPU:0")
-        self.assertEqual(
-            versions["libcudnn.so.9.8"], {"path": "/opt/cuda/libcudnn.so.9.8", "version": None}
-        )
+        actual = versions["libcudnn.so.9.8"]
+        self.assertEqual(actual, {"path": "/opt/cuda/libcudnn.so.9.8", "version": None})
         self.assertNotIn("libm.so.6", versions)
 
     def test_a_machine_with_gpus_is_described(self):
@@ -533,10 +528,8 @@ class VerdictsTest(unittest.TestCase):
         activity = trace.activity(space.planes, calls=2, seconds=0.8)
         self.assertEqual((activity.kernels, activity.compilations), (2.0, 1))
         self.assertAlmostEqual(activity.busy, 0.5)
-        self.assertEqual(
-            activity.copies,
-            {"to_host": 0.5, "to_device": 1.0, "on_device": 0.0, "between_devices": 0.0},
-        )
+        expected = {"to_host": 0.5, "to_device": 1.0, "on_device": 0.0, "between_devices": 0.0}
+        self.assertEqual(activity.copies, expected)
         self.assertEqual(trace.activity([host], 2, 0.8), trace.Activity(None, {}, None, 1))
 
     def test_the_peak_leaves_out_what_was_used_before(self):

@@ -32,10 +32,8 @@ class GpuSoftware(unittest.TestCase):
         ):
             with mock.patch.object(tf.config, "list_physical_devices", return_value=[]):
                 (check,) = prerequisites.check_gpu_software(settings)
-            self.assertEqual(
-                (check.status, check.found),
-                ("passed", "nothing was checked: the run has no real GPU"),
-            )
+            actual = (check.status, check.found)
+            self.assertEqual(actual, ("passed", "nothing was checked: the run has no real GPU"))
 
     def test_only_the_gpus_of_the_settings_are_checked(self):
         details = ({"compute_capability": (8, 0)}, {"compute_capability": (12, 0)})
@@ -56,9 +54,8 @@ class GpuSoftware(unittest.TestCase):
                 ),
             ):
                 checks = list(prerequisites.check_gpu_software(settings))
-                self.assertEqual(
-                    [check.name for check in checks if check.status != "passed"], failing
-                )
+                names = [check.name for check in checks if check.status != "passed"]
+                self.assertEqual(names, failing)
 
     def test_kernels_are_native_compiled_by_the_driver_or_missing(self):
         for capability, status, code in (
@@ -69,9 +66,8 @@ class GpuSoftware(unittest.TestCase):
             ((5, 2), "failed", "none"),
         ):
             check = prerequisites.check_kernels(capability, self.BUILT, "570.86.10")
-            self.assertEqual(
-                (check.status, check.found.partition(";")[0]), (status, code), capability
-            )
+            actual = (check.status, check.found.partition(";")[0])
+            self.assertEqual(actual, (status, code), capability)
             self.assertNotIn("too old", check.to_do)
         old = prerequisites.check_kernels((12, 0), self.BUILT, "550.54.14")
         self.assertIn("Driver 550.54.14 is too old for this: install 555.42.02 or later", old.to_do)
@@ -102,9 +98,8 @@ class GpuSoftware(unittest.TestCase):
             (None, "warning"),
         ):
             self.assertEqual(prerequisites.check_cudnn(version).status, status, version)
-        self.assertIn(
-            'pip install "nvidia-cudnn-cu12>=9.24,<10"', prerequisites.check_cudnn((9, 5, 1)).to_do
-        )
+        message = prerequisites.check_cudnn((9, 5, 1)).to_do
+        self.assertIn('pip install "nvidia-cudnn-cu12>=9.24,<10"', message)
         requirements = (ROOT / "requirements-gpu.txt").read_text(encoding="utf-8")
         self.assertIn(f"nvidia-cudnn-cu12{prerequisites.CUDNN_REQUIREMENT}", requirements)
 
@@ -136,9 +131,8 @@ class GpuSoftware(unittest.TestCase):
             (None, "failed"),
         ):
             with mock.patch.object(prerequisites, "driver_version", return_value=version):
-                self.assertEqual(
-                    (check_driver(1).status, check_driver(0).status), (status, "passed")
-                )
+                actual = (check_driver(1).status, check_driver(0).status)
+                self.assertEqual(actual, (status, "passed"))
 
     def test_memory_limits_are_checked_where_there_are_limits_and_gpus(self):
         split = PlacementConfig(

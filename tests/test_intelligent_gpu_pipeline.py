@@ -104,9 +104,8 @@ class PipelineTest(PipelineCase):
             np.testing.assert_array_equal(
                 batch["reference_frames"][:real], np.minimum(references, half_second) // HOP_SAMPLES
             )
-            self.assertAlmostEqual(
-                planned.audio_s, self.manifest.samples[rows].sum() / SAMPLE_RATE_HZ
-            )
+            audio_s = planned.audio_s
+            self.assertAlmostEqual(audio_s, self.manifest.samples[rows].sum() / SAMPLE_RATE_HZ)
             size, samples, tokens = self.corpus.plan.shape(planned.step.bucket)
             self.assertAlmostEqual(planned.padded_s, size * samples / SAMPLE_RATE_HZ)
             self.assertEqual(batch["mel"].shape, (size, samples // HOP_SAMPLES, 80))
@@ -132,9 +131,8 @@ class PipelineTest(PipelineCase):
             steps.setdefault(produced_batch.planned.step.position, []).append(produced_batch)
         self.assertTrue(any(len(batches) == 2 for batches in steps.values()))
         for batches in steps.values():
-            self.assertEqual(
-                [d.planned.last for d in batches], [False] * (len(batches) - 1) + [True]
-            )
+            lasts = [d.planned.last for d in batches]
+            self.assertEqual(lasts, [False] * (len(batches) - 1) + [True])
             frames, tokens = (
                 sum(host(d)[name].sum() for d in batches) for name in ("frames", "token_count")
             )
@@ -146,19 +144,16 @@ class PipelineTest(PipelineCase):
         frames, tokens = (
             sum(batch[name].sum() for batch in delivered) for name in ("frames", "token_count")
         )
-        self.assertEqual(
-            {(float(b["step_frames"]), float(b["step_tokens"])) for b in delivered},
-            {(frames, tokens)},
-        )
+        actual = {(float(b["step_frames"]), float(b["step_tokens"])) for b in delivered}
+        self.assertEqual(actual, {(frames, tokens)})
 
     def test_each_batch_has_its_own_seed(self):
         seeds = {tuple(host(produced_batch)["seed"]) for produced_batch in self.delivered}
         self.assertEqual(len(seeds), len(self.delivered))
 
     def test_producing_is_traced_once_over_all_buckets_and_epochs(self):
-        self.assertEqual(
-            len({produced_batch.planned.step.bucket for produced_batch in self.delivered}), 2
-        )
+        buckets = len({produced_batch.planned.step.bucket for produced_batch in self.delivered})
+        self.assertEqual(buckets, 2)
         # The utterance and its reference, before any thread runs.
         self.assertEqual((self.traced_before, self.traced), (2, 2))
 
@@ -167,10 +162,8 @@ class PipelineTest(PipelineCase):
         for produced_batch in self.delivered:
             rows, samples, tokens = self.corpus.plan.shape(produced_batch.planned.step.bucket)
             batch = host(produced_batch)
-            self.assertEqual(
-                batch["mel"].shape[:2] + batch["tokens"].shape,
-                (rows, frame_count(samples), rows, tokens),
-            )
+            actual = batch["mel"].shape[:2] + batch["tokens"].shape
+            self.assertEqual(actual, (rows, frame_count(samples), rows, tokens))
 
     def test_reading_options_change_no_bit(self):
         for settings in (
@@ -322,9 +315,8 @@ class PipelineTest(PipelineCase):
                 timeouts_s.append(timeout_s)
                 return 2.0
 
-        self.assertEqual(
-            ReplicaFeed([[Waiting()], [Waiting()]], [[0], [1]]).wait_until_full(5.0), 4.0
-        )
+        actual = ReplicaFeed([[Waiting()], [Waiting()]], [[0], [1]]).wait_until_full(5.0)
+        self.assertEqual(actual, 4.0)
         self.assertEqual(timeouts_s, [5.0, 3.0])
 
     def test_every_operation_that_produces_features_is_bound_to_the_device(self):

@@ -130,9 +130,8 @@ class LauncherTest(FolderCase):
                     launcher.send_signal(number)
                 output, _ = launcher.communicate(timeout=DEADLINE_S)
                 self.assertEqual(launcher.returncode, code)
-                self.assertEqual(
-                    sorted(output.splitlines()), ["[worker 0] saved", "[worker 1] saved"]
-                )
+                actual = sorted(output.splitlines())
+                self.assertEqual(actual, ["[worker 0] saved", "[worker 1] saved"])
 
     def test_a_signal_that_comes_twice_at_once_kills_nobody(self):
         with self.started(
@@ -162,9 +161,8 @@ class LauncherTest(FolderCase):
             launcher.stdout.close()
             launcher.send_signal(signal.SIGTERM)
             launcher.wait(DEADLINE_S)
-        self.assertEqual(
-            [(self.folder / f"saved-{index}").exists() for index in (0, 1)], [True, True]
-        )
+        actual = [(self.folder / f"saved-{index}").exists() for index in (0, 1)]
+        self.assertEqual(actual, [True, True])
 
     def test_a_full_disk_under_a_log_ends_no_worker(self):
         (self.folder / "logs").mkdir()
@@ -173,9 +171,8 @@ class LauncherTest(FolderCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         for line in ("[worker 0] a", "[worker 0] b", "[worker 1] b"):
             self.assertIn(line, done.stdout)
-        self.assertEqual(
-            (done.stdout + done.stderr).count("worker-0.log cannot be written: No space left"), 1
-        )
+        actual = (done.stdout + done.stderr).count("worker-0.log cannot be written: No space left")
+        self.assertEqual(actual, 1)
 
     def test_worker_that_fails_to_save_is_named(self):
         with self.started(SAVES.replace("print('saved')", "1 / index")) as launcher:
@@ -226,9 +223,8 @@ class LauncherTest(FolderCase):
             self.skipTest("one core")
         flags = ("--workers", "2", "--cores-per-worker", "1")
         done = self.run_workers("print(*os.sched_getaffinity(0))", *flags)
-        self.assertEqual(
-            sorted(done.stdout.splitlines()), [f"[worker {i}] {cores[i]}" for i in (0, 1)]
-        )
+        actual = sorted(done.stdout.splitlines())
+        self.assertEqual(actual, [f"[worker {i}] {cores[i]}" for i in (0, 1)])
         done = self.run_workers("", "--workers", "2", "--cores-per-worker", str(len(cores)))
         self.assertEqual(done.returncode, 2)
         self.assertIn(f"may use {len(cores)} cores", done.stderr)
@@ -238,9 +234,8 @@ class LauncherTest(FolderCase):
         for each, seen in (("2", ["4,5", "6,7"]), ("0", ["-1", "-1"])):
             flags = ("--workers", "2", "--gpus-per-worker", each)
             done = self.run_workers(source, *flags, CUDA_VISIBLE_DEVICES="4,5,6,7")
-            self.assertEqual(
-                sorted(done.stdout.splitlines()), [f"[worker {i}] {seen[i]}" for i in (0, 1)]
-            )
+            actual = sorted(done.stdout.splitlines())
+            self.assertEqual(actual, [f"[worker {i}] {seen[i]}" for i in (0, 1)])
         done = self.run_workers(source, "--gpus-per-worker", "1", CUDA_VISIBLE_DEVICES="4")
         self.assertEqual(done.returncode, 2)
         self.assertIn("sees 1 GPUs", done.stderr)

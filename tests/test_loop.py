@@ -191,15 +191,13 @@ class LoopTest(unittest.TestCase):
 
     def test_a_hook_is_called_after_the_last_step_unless_its_period_is_0(self):
         self.train([self.recorder(3, "third"), self.recorder(0, "off")], steps=5)
-        self.assertEqual(
-            [call for call in self.calls if call[0] != "save"], [("third", 3), ("third", 5)]
-        )
+        actual = [call for call in self.calls if call[0] != "save"]
+        self.assertEqual(actual, [("third", 3), ("third", 5)])
 
     def test_pauses_are_counted_by_kind(self):
         clock = self.train([self.recorder(1, "a")], steps=2)
-        self.assertEqual(
-            set(clock.pauses_s), {"other hooks", "checkpoints", "observer", "first step"}
-        )
+        pauses_s = set(clock.pauses_s)
+        self.assertEqual(pauses_s, {"other hooks", "checkpoints", "observer", "first step"})
         self.assertEqual(clock.total().steps, 1)  # the first step is none of them
 
     def test_first_hand_over_from_each_data_device_is_part_of_no_interval(self):
@@ -297,9 +295,8 @@ class LoopTest(unittest.TestCase):
         self.train([report, Pausing(3, "pausing", [])], steps=5, log_every=1, clock=NoTimes(time))
         self.assertEqual([metrics["pause_s"] for metrics in reports], [0.0, 0.0, 0.0, 10.0, 0.0])
         # The first step counts in no mean.
-        self.assertEqual(
-            [metrics["remaining_s"] for metrics in reports], [0.0, 0.0, 0.0, 10.0 / 3.0, 0.0]
-        )
+        remaining_s = [metrics["remaining_s"] for metrics in reports]
+        self.assertEqual(remaining_s, [0.0, 0.0, 0.0, 10.0 / 3.0, 0.0])
 
     def test_an_observation_has_a_checkpoint_and_its_result_belongs_to_its_step(self):
         observer, provisional = DelayedObserver(self.state, 3, self.calls), []
@@ -310,9 +307,8 @@ class LoopTest(unittest.TestCase):
         )
         first = [("snapshot", 4), ("save", 4), ("result of 4", 7)]
         second = [("snapshot", 8), ("save", 8), ("result of 8", 9)]  # for which the third one waits
-        self.assertEqual(
-            self.calls, [*first, *second, ("snapshot", 9), ("save", 9), ("result of 9", 9)]
-        )
+        calls = self.calls
+        self.assertEqual(calls, [*first, *second, ("snapshot", 9), ("save", 9), ("result of 9", 9)])
         self.assertEqual((provisional, self.state.pending_observations), ([4, 8], ()))
 
     def test_an_error_of_the_observer_ends_the_run_and_leaves_the_observation_to_repeat(self):
@@ -371,10 +367,8 @@ class LoopTest(unittest.TestCase):
             observer=observer,
         )
         both = VALIDATION, SAMPLES
-        self.assertEqual(
-            observer.begun,
-            [Observation(2, (VALIDATION,)), Observation(4, both), Observation(5, both)],
-        )
+        expected = [Observation(2, (VALIDATION,)), Observation(4, both), Observation(5, both)]
+        self.assertEqual(observer.begun, expected)
 
     def test_an_error_of_a_batch_or_a_hook_saves_the_steps_before_it(self):
         with self.assertRaisesRegex(DataError, "utterance 'a'"):

@@ -26,9 +26,8 @@ class AutomaticPoolsTest(unittest.TestCase):
         self.assertEqual(sizes, [1, 1, 3, 64])
 
     def test_other_operations_use_all_cores(self):
-        self.assertEqual(
-            [automatic_pools(False, count, False) for count in (1, 2, 8)], [(1, 1), (2, 2), (8, 8)]
-        )
+        actual = [automatic_pools(False, count, False) for count in (1, 2, 8)]
+        self.assertEqual(actual, [(1, 1), (2, 2), (8, 8)])
 
     def test_with_gpus_the_default_is_left_to_tensorflow(self):
         self.assertEqual(automatic_pools(True, 2, small_operations=True), (None, None))
@@ -73,12 +72,10 @@ class CoresTest(unittest.TestCase):
 
     def test_quota_is_the_smallest_of_all_cgroups_around_the_process(self):
         self.assertEqual(self.quota("0::/", _="150000 100000\n"), 1.5)
-        self.assertEqual(
-            self.quota("0::/pods/a", pods_a="max 100000\n", pods="200000 100000\n"), 2.0
-        )
-        self.assertEqual(
-            self.quota("0::/pods/a", pods_a="50000 100000\n", pods="200000 100000\n"), 0.5
-        )
+        actual = self.quota("0::/pods/a", pods_a="max 100000\n", pods="200000 100000\n")
+        self.assertEqual(actual, 2.0)
+        actual = self.quota("0::/pods/a", pods_a="50000 100000\n", pods="200000 100000\n")
+        self.assertEqual(actual, 0.5)
 
     def test_quotas_of_control_groups_version_1_count(self):
         for quota, expected in (("150000", 1.5), ("-1", math.inf)):

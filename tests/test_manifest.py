@@ -123,9 +123,8 @@ class Columns(CorpusCase):
         self.sound("f.wav", 25_000, subtype="PCM_24")
         manifest, _, rejected = self.build()
         self.assertEqual(rejected, [])
-        self.assertEqual(
-            manifest.samples.tolist(), [30_000, 30_000, 13_781, 20_000, 25_000, 25_000]
-        )
+        actual = manifest.samples.tolist()
+        self.assertEqual(actual, [30_000, 30_000, 13_781, 20_000, 25_000, 25_000])
         self.assertEqual(manifest.native.tolist(), [True, False, False, False, False, False])
         self.assertEqual(manifest.paths[2], os.path.realpath(self.folder / "c.flac"))
 
@@ -139,9 +138,8 @@ class Columns(CorpusCase):
         self.assertEqual(manifest.token_counts.tolist(), [4, 5])
         self.assertEqual((vocabulary.speakers, manifest.speaker.tolist()), (("ann", "zoe"), [1, 0]))
         self.assertEqual((vocabulary.languages, manifest.language.tolist()), (("en", "ka"), [0, 1]))
-        self.assertEqual(
-            manifest.padded_tokens(np.array([1]), 2, 6).tolist(), [[1, 5, 3, 4, 2, 0], [0] * 6]
-        )
+        actual = manifest.padded_tokens(np.array([1]), 2, 6).tolist()
+        self.assertEqual(actual, [[1, 5, 3, 4, 2, 0], [0] * 6])
 
     def test_dtypes_match_the_contract_even_without_utterances(self):
         self.add("empty.wav").write_bytes(b"")
@@ -163,10 +161,8 @@ class Columns(CorpusCase):
         self.sound("a.wav", text="ab")
         self.sound("short.wav", 100, text="z", speaker="gone", language="ka")
         _, vocabulary, _ = self.build()
-        self.assertEqual(
-            (vocabulary.symbols.to_list(), vocabulary.speakers, vocabulary.languages),
-            (["a", "b"], ("s",), ("en",)),
-        )
+        actual = (vocabulary.symbols.to_list(), vocabulary.speakers, vocabulary.languages)
+        self.assertEqual(actual, (["a", "b"], ("s",), ("en",)))
 
     def test_validation_uses_the_vocabulary_of_training_and_may_add_speakers(self):
         self.sound("a.wav", text="ab")
@@ -337,12 +333,10 @@ class RejectedRows(CorpusCase):
         self.add("disk/d.wav")
         os.symlink("nowhere.wav", self.add("dropped.wav"))  # as of `git annex drop`
         manifest, _, rejected = self.build()
-        self.assertEqual(
-            [(row.audio, row.reason) for row in rejected], [("dropped.wav", "missing file")]
-        )
-        self.assertEqual(
-            list(manifest.paths), [str(self.folder / name) for name in (*names, "disk/d.wav")]
-        )
+        actual = [(row.audio, row.reason) for row in rejected]
+        self.assertEqual(actual, [("dropped.wav", "missing file")])
+        paths = list(manifest.paths)
+        self.assertEqual(paths, [str(self.folder / name) for name in (*names, "disk/d.wav")])
         self.assertTrue(manifest.native.all())
 
     def test_a_linked_corpus_folder_may_be_named_by_its_target(self):
@@ -358,10 +352,8 @@ class RejectedRows(CorpusCase):
         for path in ("./a.wav", "x/../a.wav", str(self.folder / "a.wav")):
             self.add(path)
         rejected = self.build()[2]
-        self.assertEqual(
-            [(row.reason, row.detail) for row in rejected],
-            [("duplicate path", "line 2 also names it")] * 4,
-        )
+        actual = [(row.reason, row.detail) for row in rejected]
+        self.assertEqual(actual, [("duplicate path", "line 2 also names it")] * 4)
 
     def test_impossible_file_names_are_rejected(self):
         self.sound("a.wav")
@@ -403,9 +395,8 @@ class RejectedReport(CorpusCase):
                 [name, "4", "too", "malformed row", "2 fields, but the header names 4"],
             ],
         )
-        self.assertEqual(
-            [path.name for path in self.outside.iterdir() if path.is_file()], ["rejected.csv"]
-        )
+        names = [path.name for path in self.outside.iterdir() if path.is_file()]
+        self.assertEqual(names, ["rejected.csv"])
 
     def test_only_a_fraction_above_max_rejected_is_an_error(self):
         self.sound("a.wav")
@@ -427,9 +418,8 @@ class RejectedReport(CorpusCase):
         (self.outside / "rejected.csv").write_text("old")
         self.sound("a.wav")
         self.report(0.0)
-        self.assertEqual(
-            (self.outside / "rejected.csv").read_text().strip(), "metadata,line,audio,reason,detail"
-        )
+        actual = (self.outside / "rejected.csv").read_text().strip()
+        self.assertEqual(actual, "metadata,line,audio,reason,detail")
 
 
 class Cache(CorpusCase):
@@ -458,10 +448,8 @@ class Cache(CorpusCase):
         self.assertEqual(read, [])
         for name, column in vars(first).items():
             np.testing.assert_array_equal(column, vars(again)[name], name)
-        self.assertEqual(
-            (vocabulary, rejected, first.fingerprint),
-            (tables_again, rejected_again, again.fingerprint),
-        )
+        actual = (vocabulary, rejected, first.fingerprint)
+        self.assertEqual(actual, (tables_again, rejected_again, again.fingerprint))
 
     def test_any_change_rebuilds_the_cache(self):
         self.cached()
@@ -513,9 +501,8 @@ class Cache(CorpusCase):
         self.cached()
         with np.load(self.cache, allow_pickle=False) as arrays:
             self.assertEqual(arrays["samples"].tolist(), [22_050, 22_050])
-        self.assertEqual(
-            sorted(path.name for path in self.outside.iterdir()), ["corpus", "manifest.npz"]
-        )
+        names = sorted(path.name for path in self.outside.iterdir())
+        self.assertEqual(names, ["corpus", "manifest.npz"])
 
 
 class Native(unittest.TestCase):

@@ -86,9 +86,8 @@ class TF32(unittest.TestCase):
             tf.TensorSpec([2, None], tf.int32),
         ]
         extractor = tts_extractor(vtlp=0.1)
-        self.assertEqual(
-            float32_products(extractor.produce, tensor_specs(extractor.inputs)), (4, 0)
-        )
+        actual = float32_products(extractor.produce, tensor_specs(extractor.inputs))
+        self.assertEqual(actual, (4, 0))
         for function, specs, products in (
             (f0, waves, 1),
             (frame_token_scores, FRAMES, 1),
@@ -102,9 +101,8 @@ class TF32(unittest.TestCase):
         with mock.patch.object(setup.devices, "configure"):
             for allowed, rounded in ((False, (1, 1)), (True, (1, 0))):
                 setup.configure_devices(Config(training=TrainingConfig(tf32=allowed)))
-                self.assertEqual(
-                    tf.config.experimental.tensor_float_32_execution_enabled(), allowed
-                )
+                actual = tf.config.experimental.tensor_float_32_execution_enabled()
+                self.assertEqual(actual, allowed)
                 self.assertEqual(float32_products(frame_token_scores, *FRAMES), rounded)
 
 
@@ -113,9 +111,8 @@ class CPU(unittest.TestCase):
         a, b = normal(3, 40, 50), normal(3, 60, 50)
         with tf.device(MODEL):
             product = float32_matmul(a, b, transpose_b=True)
-            self.assertEqual(
-                product.numpy().tobytes(), tf.matmul(a, b, transpose_b=True).numpy().tobytes()
-            )
+            actual = product.numpy().tobytes()
+            self.assertEqual(actual, tf.matmul(a, b, transpose_b=True).numpy().tobytes())
 
     def test_function_has_a_trace_for_each_type_of_device(self):
         product = function_per_device_type(tf.TensorSpec([1, 2]), tf.TensorSpec([2, 1]))(

@@ -102,9 +102,8 @@ class Parts(unittest.TestCase):
         self.assertEqual(beside.parts_mib["for the observer"], beside.observer_mib)
         self.assertGreater(beside.observer_mib, 4.0 + without.parts_mib["to make a batch"])
         on_gpu = forecast(GPUS, 2**20, observer="/GPU:0")
-        self.assertEqual(
-            set(on_gpu.parts_mib), {"for 20 batches of audio", "to write a checkpoint"}
-        )
+        actual = set(on_gpu.parts_mib)
+        self.assertEqual(actual, {"for 20 batches of audio", "to write a checkpoint"})
         self.assertEqual(on_gpu.observer_mib, beside.observer_mib)
         self.assertEqual(without.observer_mib, 4.0)
         self.assertEqual(without.parts_mib["for the snapshot"], 4.0)
@@ -148,9 +147,8 @@ class Parts(unittest.TestCase):
             return forecast(CPUS[:1], 0, **config).parts_mib["for the step"]
 
         for task in ("tts", "asr"):
-            self.assertGreater(
-                step(task=task, model_size="big"), step(task=task, model_size="tiny")
-            )
+            actual = step(task=task, model_size="big")
+            self.assertGreater(actual, step(task=task, model_size="tiny"))
         self.assertGreater(step(), step(segment_seconds=0.25))
         self.assertGreater(step(), step(precision="mixed_bfloat16"))
         self.assertGreater(step(), step(gradient_checkpointing=True))

@@ -70,9 +70,8 @@ class WithoutText(Case):
     def test_files_of_other_formats_are_rejected_and_listed(self):
         self.audio("a.wav", "b.m4a")
         rows = read_corpus(self.folder, "en", needs_text=False)
-        self.assertEqual(
-            [(row.audio, row.reason) for row in rows.rejected], [("b.m4a", "unreadable format")]
-        )
+        actual = [(row.audio, row.reason) for row in rows.rejected]
+        self.assertEqual(actual, [("b.m4a", "unreadable format")])
 
     def test_a_folder_without_audio_says_what_it_has(self):
         for names, pattern in (
@@ -115,9 +114,8 @@ class WithoutText(Case):
             table = self.table(content, "a.wav", "b.wav")
             self.assertEqual(self.rows(table), [("a.wav", "", "anna"), ("b.wav", "", "berta")])
         names = self.ljspeech("a\nb.wav\n", audio=("a.wav", "b.wav"))
-        self.assertEqual(
-            self.rows(names), [("a.wav", "", DEFAULT_SPEAKER), ("b.wav", "", DEFAULT_SPEAKER)]
-        )
+        actual = self.rows(names)
+        self.assertEqual(actual, [("a.wav", "", DEFAULT_SPEAKER), ("b.wav", "", DEFAULT_SPEAKER)])
 
     def test_metadata_with_texts_is_read_as_ever(self):
         folder = self.ljspeech("a|Dr. A|Doctor A\n")
@@ -134,26 +132,21 @@ class LJSpeech(Case):
         rows = read_corpus(
             self.ljspeech("LJ001.0001|x\nb.wav|x\nc.FLAC|x\nsub/d|x\n", audio=["b.wav"]), "en"
         ).rows
-        self.assertEqual(
-            [row.audio for row in rows], ["LJ001.0001.wav", "b.wav", "c.FLAC", "sub/d.wav"]
-        )
+        audios = [row.audio for row in rows]
+        self.assertEqual(audios, ["LJ001.0001.wav", "b.wav", "c.FLAC", "sub/d.wav"])
 
     def test_quotes_and_unicode_line_separators_are_text(self):
         rows = read_corpus(
             self.ljspeech('a|"Hello, he said.\r\nb|one\u2028two\x85three\n'), "en"
         ).rows
-        self.assertEqual(
-            [(row.line, row.text) for row in rows],
-            [(1, '"Hello, he said.'), (2, "one\u2028two\x85three")],
-        )
+        actual = [(row.line, row.text) for row in rows]
+        self.assertEqual(actual, [(1, '"Hello, he said.'), (2, "one\u2028two\x85three")])
 
     def test_malformed_rows_are_rejected_with_their_line(self):
         rows = read_corpus(self.ljspeech("a|fine\n\njust words\n|no id\na|b|c|d\n"), "en")
         self.assertEqual([row.id for row in rows.rows], ["a.wav"])
-        self.assertEqual(
-            [(row.line, row.reason) for row in rows.rejected],
-            [(n, "malformed row") for n in (3, 4, 5)],
-        )
+        actual = [(row.line, row.reason) for row in rows.rejected]
+        self.assertEqual(actual, [(n, "malformed row") for n in (3, 4, 5)])
 
     def test_a_metadata_file_can_be_given_directly(self):
         self.ljspeech("a|x\n", "metadata_train.csv")
@@ -163,14 +156,10 @@ class LJSpeech(Case):
         self.ljspeech("a|x\nb|x\nbad\n", "metadata_train.csv")
         self.ljspeech("c|x\n|bad\n", "metadata_eval.csv", audio=["c.wav"])
         train, validation, rejected = read_corpora(self.folder, None, "en", 0.5, seed=0)
-        self.assertEqual(
-            [[row.id for row in part.rows] for part in (train, validation)],
-            [["a.wav", "b.wav"], ["c.wav"]],
-        )
-        self.assertEqual(
-            [Path(row.metadata).name for row in rejected],
-            ["metadata_train.csv", "metadata_eval.csv"],
-        )
+        actual = [[row.id for row in part.rows] for part in (train, validation)]
+        self.assertEqual(actual, [["a.wav", "b.wav"], ["c.wav"]])
+        names = [Path(row.metadata).name for row in rejected]
+        self.assertEqual(names, ["metadata_train.csv", "metadata_eval.csv"])
         by_file = read_corpora(self.folder / "metadata_train.csv", None, "en", 0.5, seed=0)
         self.assertEqual(by_file, (train, validation, rejected))
 
@@ -206,11 +195,8 @@ class Tables(Case):
             path = self.table(
                 separator.join(["path", "text"]) + "\n" + separator.join(["a.wav", "hi"]), "a.wav"
             )
-            self.assertEqual(
-                read_corpus(path, "ka").rows,
-                (Row(2, "a.wav", "a.wav", "hi", DEFAULT_SPEAKER, "ka"),),
-                separator,
-            )
+            expected = (Row(2, "a.wav", "a.wav", "hi", DEFAULT_SPEAKER, "ka"),)
+            self.assertEqual(read_corpus(path, "ka").rows, expected, separator)
 
     def test_columns_are_found_by_name_in_any_order(self):
         path = self.table(
@@ -228,17 +214,15 @@ class Tables(Case):
             'path,text\r\na.wav,"one, ""two""\r\nthree"\r\n\r\nb.wav,four\r\n', "a.wav"
         )
         rows = read_corpus(path, "en").rows
-        self.assertEqual(
-            [(row.line, row.text) for row in rows], [(2, 'one, "two"\r\nthree'), (5, "four")]
-        )
+        actual = [(row.line, row.text) for row in rows]
+        self.assertEqual(actual, [(2, 'one, "two"\r\nthree'), (5, "four")])
 
     def test_rows_with_the_wrong_number_of_fields_are_rejected(self):
         path = self.table("path,text,speaker\na.wav,x,s\nb.wav,x\nc.wav,x,s,t\n ,x,s\n", "a.wav")
         rows = read_corpus(path, "en")
         self.assertEqual([row.id for row in rows.rows], ["a.wav"])
-        self.assertEqual(
-            [(row.line, row.audio) for row in rows.rejected], [(3, "b.wav"), (4, "c.wav"), (5, "")]
-        )
+        actual = [(row.line, row.audio) for row in rows.rejected]
+        self.assertEqual(actual, [(3, "b.wav"), (4, "c.wav"), (5, "")])
 
     def test_an_unclosed_quote_affects_only_its_row(self):
         self.assert_rejected(
@@ -253,9 +237,8 @@ class Tables(Case):
         for separator in "|\t":
             content = f"path|text|speaker\n{quotation}".replace("|", separator)
             rows = read_corpus(self.table(content, "a.wav", "b.wav", "c.wav"), "en").rows
-            self.assertEqual(
-                [row.text for row in rows], ['"Where?', "He asked.", 'I go home."'], content
-            )
+            texts = [row.text for row in rows]
+            self.assertEqual(texts, ['"Where?', "He asked.", 'I go home."'], content)
         broken = 'path|text|speaker\na.wav|"one\ntwo"|x\nc.wav|six|x\n'
         rows = read_corpus(self.table(broken), "en")
         self.assertEqual([row.text for row in rows.rows], ["six"])
@@ -281,9 +264,8 @@ class WithoutHeader(Case):
             "a;One, two\nb;Three\n",
             'a,"One, two"\nb,Three\n',
         ):
-            self.assertEqual(
-                [text for text, _ in self.forms(content)], ["One, two", "Three"], content
-            )
+            actual = [text for text, _ in self.forms(content)]
+            self.assertEqual(actual, ["One, two", "Three"], content)
 
     def test_texts_with_unquoted_commas_are_rejected_with_the_separator_that_is_wanted(self):
         self.audio("wavs/a.wav")
@@ -317,9 +299,8 @@ class WithoutHeader(Case):
         path = self.write("list.csv", "7|a|One|en|\n8|b|Two|ka|3\n")
         columns = ("ignored", "path", "text", "language", "ignored")
         rows = read_corpus(path, "de", columns=columns)
-        self.assertEqual(
-            [(row.text, row.language) for row in rows.rows], [("One", "en"), ("Two", "ka")]
-        )
+        actual = [(row.text, row.language) for row in rows.rows]
+        self.assertEqual(actual, [("One", "en"), ("Two", "ka")])
         self.assertIn("lines of ignored|id|text|language|ignored, no header", rows.form)
         for wrong, pattern in (
             (("path", "text"), r"names 2 columns .* has 5: '7\|a\|One"),
@@ -357,17 +338,14 @@ class WithoutHeader(Case):
             )
 
     def test_separators_at_the_end_of_lines_are_ignored(self):
-        self.assertEqual(
-            self.forms("a|One|\nb|Two||\nc|Three|||\n"),
-            [(t, "default") for t in ("One", "Two", "Three")],
-        )
+        actual = self.forms("a|One|\nb|Two||\nc|Three|||\n")
+        self.assertEqual(actual, [(t, "default") for t in ("One", "Two", "Three")])
         self.assertEqual(self.forms("a,One,,\nb,Two,,\n"), [("One", "default"), ("Two", "default")])
 
     def test_line_ends_may_be_of_any_system(self):
         for end in ("\n", "\r\n", "\r"):
-            self.assertEqual(
-                self.forms(f"\ufeffa|One{end}b|Two{end}"), [("One", "default"), ("Two", "default")]
-            )
+            actual = self.forms(f"\ufeffa|One{end}b|Two{end}")
+            self.assertEqual(actual, [("One", "default"), ("Two", "default")])
 
     def test_json_is_named(self):
         self.assert_rejected(
@@ -392,9 +370,8 @@ class Headers(Case):
             "path,text,speaker,language,,": ("a.wav,Hi,anna,ka,,"),
         }.items():
             rows = read_corpus(self.table(f"{header}\n{line}\n", "a.wav"), "en").rows
-            self.assertEqual(
-                [(row.audio, row.text, row.speaker, row.language) for row in rows], expected, header
-            )
+            actual = [(row.audio, row.text, row.speaker, row.language) for row in rows]
+            self.assertEqual(actual, expected, header)
 
     def test_of_two_columns_with_one_meaning_the_first_name_in_the_documentation_is_used(self):
         path = self.table("file,audio_file,sentence,text\nx.wav,a.wav,no,yes\n", "a.wav", "x.wav")
@@ -429,9 +406,8 @@ class AudioFiles(Case):
             with self.subTest(suffix):
                 corpus = self.ljspeech("v1.0|x\nv1.0.wav|x\nv1.0.flac|x\n", audio=[f"v1.0{suffix}"])
                 self.assertEqual(self.found(corpus), [name] * 3)
-                self.assertEqual(
-                    self.found(self.table("path,text\nwavs/v1.0.aiff,x\nwavs/v1.0,x\n"))[1], name
-                )
+                actual = self.found(self.table("path,text\nwavs/v1.0.aiff,x\nwavs/v1.0,x\n"))[1]
+                self.assertEqual(actual, name)
             (self.folder / name).unlink()
 
     def test_of_several_files_the_first_in_the_order_of_suffixes_is_taken(self):
@@ -530,10 +506,8 @@ class Form(Case):
         self.assertEqual([record.getMessage() for record in logs.records], expected)
         with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
             read_corpora(self.folder, self.table("audio_file;text\na.flac;x\n"), "en", 0.5, seed=0)
-        self.assertIn(
-            "table with semicolons, columns audio_file=path, text; 1 row in",
-            logs.records[1].getMessage(),
-        )
+        message = logs.records[1].getMessage()
+        self.assertIn("table with semicolons, columns audio_file=path, text; 1 row in", message)
 
 
 class Guide(Case):
@@ -556,12 +530,10 @@ class Guide(Case):
         program = self.guide.split("```python\n")[1].split("```")[0]
         exec(program.replace(f'"{corpus.name}"', repr(str(corpus))))
         rows = read_corpus(corpus, "en").rows
-        self.assertEqual(
-            [(row.text, row.speaker) for row in rows], [("Text, 0", "p225"), ("Text, 2", "p225")]
-        )
-        self.assertEqual(
-            self.found(corpus)[0], f"{corpus.name}/wav48_silence_trimmed/p225/p225_0_mic1.flac"
-        )
+        actual = [(row.text, row.speaker) for row in rows]
+        self.assertEqual(actual, [("Text, 0", "p225"), ("Text, 2", "p225")])
+        actual = self.found(corpus)[0]
+        self.assertEqual(actual, f"{corpus.name}/wav48_silence_trimmed/p225/p225_0_mic1.flac")
 
 
 class Alternatives(Case):
@@ -707,18 +679,16 @@ class HoldOut(unittest.TestCase):
         ids = [f"u{n}" for n in range(200)]
         train, validation = hold_out(self.rows(ids), 0.05, seed=3)
         self.assertEqual(len(validation.rows), 10)
-        self.assertEqual(
-            [row.id for row in train.rows], [id_ for id_ in ids if id_ not in self.ids(validation)]
-        )
+        actual = [row.id for row in train.rows]
+        self.assertEqual(actual, [id_ for id_ in ids if id_ not in self.ids(validation)])
 
     def test_the_split_depends_on_the_seed_but_not_on_the_row_order(self):
         ids = [f"u{n}" for n in range(200)]
         _, validation = hold_out(self.rows(ids), 0.1, seed=0)
         random.Random(1).shuffle(ids)
         self.assertEqual(self.ids(hold_out(self.rows(ids), 0.1, seed=0)[1]), self.ids(validation))
-        self.assertNotEqual(
-            self.ids(hold_out(self.rows(ids), 0.1, seed=1)[1]), self.ids(validation)
-        )
+        actual = self.ids(hold_out(self.rows(ids), 0.1, seed=1)[1])
+        self.assertNotEqual(actual, self.ids(validation))
 
     def test_each_part_of_two_or_more_utterances_is_not_empty(self):
         for share, ids in ((0.001, "ab"), (0.999, "ab"), (0.5, "abc")):

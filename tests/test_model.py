@@ -404,10 +404,8 @@ class Training(Network):
         )
         self.assertEqual(float(tf.reduce_mean(keep_mask(rows, 0.1, None, "3"))), 1.0)
         np.testing.assert_array_equal(keep_mask(tf.constant([3, 0]), 0.0, seed, "3"), [1.0, 0.0])
-        self.assertNotEqual(
-            keep_mask(rows, 0.5, seed, "3").numpy().tolist(),
-            keep_mask(rows, 0.5, seed, "4").numpy().tolist(),
-        )
+        actual = keep_mask(rows, 0.5, seed, "3").numpy().tolist()
+        self.assertNotEqual(actual, keep_mask(rows, 0.5, seed, "4").numpy().tolist())
 
     def test_the_flow_loss_has_no_gradient_before_the_flow(self):
         batch, model = on_device(features(ROWS)), self.model

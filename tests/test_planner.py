@@ -111,9 +111,8 @@ class SimulationTest(unittest.TestCase):
         self.assertEqual((deep.duration_s, shallow.duration_s), (15 + 4, 16 + 4))
 
     def test_replicated_placement_shares_the_work_and_pays_the_all_reduce(self):
-        self.assertAlmostEqual(
-            seconds(REPLICATED, stages(2, 3), all_reduce_s=0.5), 6 * (2 + 3 + 0.5)
-        )
+        actual = seconds(REPLICATED, stages(2, 3), all_reduce_s=0.5)
+        self.assertAlmostEqual(actual, 6 * (2 + 3 + 0.5))
 
     def test_two_replicas_take_batches_alternately(self):
         outcome = simulate(REPLICATED, stages([1, 5] * 6, [2, 3] * 6))
@@ -122,16 +121,14 @@ class SimulationTest(unittest.TestCase):
     def test_one_producer_for_three_replicas_makes_three_batches_per_step(self):
         routes = [Route("0", model) for model in "123"]
         self.assertAlmostEqual(seconds(routes, stages(2, 3, transfer_s=1)), 4 * 3 * 2 + 3 + 3)
-        self.assertAlmostEqual(
-            seconds(routes, stages(0.5, 3), all_reduce_s=1), 2 * 1.5 + 4 * (3 + 1)
-        )
+        actual = seconds(routes, stages(0.5, 3), all_reduce_s=1)
+        self.assertAlmostEqual(actual, 2 * 1.5 + 4 * (3 + 1))
 
     def test_data_device_copies_one_batch_at_a_time(self):
         routes = [Route("0", model) for model in "123"]
         self.assertAlmostEqual(seconds(routes, stages(0, 3, transfer_s=2)), 4 * 3 * 2 + 3)
-        self.assertAlmostEqual(
-            seconds([Route("0", "1"), Route("2", "3")], stages(0, 1, transfer_s=2)), 6 * 2 + 1
-        )
+        actual = seconds([Route("0", "1"), Route("2", "3")], stages(0, 1, transfer_s=2))
+        self.assertAlmostEqual(actual, 6 * 2 + 1)
 
     def test_two_producers_for_four_replicas_are_two_pairs(self):
         routes = [Route("0", "2"), Route("0", "3"), Route("1", "4"), Route("1", "5")]
@@ -144,9 +141,8 @@ class SimulationTest(unittest.TestCase):
         self.assertAlmostEqual(outcome.duration_s, 24 + 3 * 2)
         self.assertEqual(outcome.busy_s, {"0": 24, "1": 24, "2": 24})
         self.assertAlmostEqual(seconds(TURNS, stages(1, 3)), 1 + 12 * 3)
-        self.assertAlmostEqual(
-            seconds([Route("0", "2", ("1",)), Route("0", "3", ("1",))], stages(3, 1)), 3 * 6 + 3
-        )
+        actual = seconds([Route("0", "2", ("1",)), Route("0", "3", ("1",))], stages(3, 1))
+        self.assertAlmostEqual(actual, 3 * 6 + 3)
 
     def test_transfers_of_producers_that_take_turns_do_not_overlap(self):
         self.assertAlmostEqual(seconds(TURNS, stages(0, 1, transfer_s=3)), 12 * 3 + 1)
@@ -166,9 +162,8 @@ class SimulationTest(unittest.TestCase):
         # the fourth, at 7.
         self.assertAlmostEqual(seconds(DUAL, times, QueueDepths(workers=2)), 6 + 4)
         # Two batches at a time: the last two are there at 24, and three steps are left.
-        self.assertAlmostEqual(
-            seconds(DUAL, stages(0, 1, read_s=4), QueueDepths(workers=2)), 6 * 4 + 3
-        )
+        actual = seconds(DUAL, stages(0, 1, read_s=4), QueueDepths(workers=2))
+        self.assertAlmostEqual(actual, 6 * 4 + 3)
 
     def test_each_data_device_has_its_own_readers(self):
         for routes, expected_s in (
@@ -179,9 +174,8 @@ class SimulationTest(unittest.TestCase):
             ([Route("0", "1"), Route("0", "2"), Route("3", "3")], 8 * 4 + 2),
         ):
             with self.subTest(routes=routes):
-                self.assertAlmostEqual(
-                    seconds(routes, stages(0, 1, read_s=4), QueueDepths(workers=1)), expected_s
-                )
+                actual = seconds(routes, stages(0, 1, read_s=4), QueueDepths(workers=1))
+                self.assertAlmostEqual(actual, expected_s)
 
     def test_batches_beyond_the_last_step_are_left_out(self):
         outcome = simulate([Route("0", model) for model in "12345"], stages(1, 1))
@@ -288,9 +282,8 @@ class PlannerTest(unittest.TestCase):
                 config = train.parse([] if candidate.flags == "none" else candidate.flags.split())[
                     0
                 ]
-                self.assertEqual(
-                    plan_routes(config.placement, 4).routes, candidate.placement.routes
-                )
+                routes = plan_routes(config.placement, 4).routes
+                self.assertEqual(routes, candidate.placement.routes)
 
     def test_dual_beats_two_replicas_if_the_all_reduce_per_batch_exceeds_half_the_stage_difference(
         self,
@@ -356,25 +349,22 @@ class PlannerTest(unittest.TestCase):
     def test_tie_on_equally_many_gpus_goes_to_the_smaller_step(self):
         # P = C and A = 0: except for filling the queues, both take 1 s per batch.
         ranked = predict_all(candidate_placements(2), varied(4000, 0.0, 1, 0.0, 1))
-        self.assertEqual(
-            [prediction.candidate.name for prediction in ranked[:2]], ["dual", "replicated"]
-        )
+        names = [prediction.candidate.name for prediction in ranked[:2]]
+        self.assertEqual(names, ["dual", "replicated"])
 
     def test_difference_below_the_error_of_a_prediction_keeps_the_step(self):
         # A vocoder with a `small` voice as teacher: two replicas are predicted to be 5 % faster,
         # and were 3 % slower.
         times = varied(400, 0.0, 0.590, 0.0, 0.527)
         ranked = predict_all(candidate_placements(2), times, all_reduce_s=0.010)
-        self.assertEqual(
-            [prediction.candidate.name for prediction in ranked[:2]], ["dual", "replicated"]
-        )
+        names = [prediction.candidate.name for prediction in ranked[:2]]
+        self.assertEqual(names, ["dual", "replicated"])
         self.assertAlmostEqual(ranked[1].batches_per_s / ranked[0].batches_per_s, 1.05, delta=0.01)
 
     def test_faster_ranks_first_and_a_tie_goes_to_fewer_gpus(self):
         ranked = predict_all(candidate_placements(2), varied(600, 0.0, 0.0, 0.0, 1))
-        self.assertEqual(
-            [prediction.candidate.name for prediction in ranked[-2:]], ["single", "dual"]
-        )
+        names = [prediction.candidate.name for prediction in ranked[-2:]]
+        self.assertEqual(names, ["single", "dual"])
         self.assertAlmostEqual(ranked[-1].batches_per_s, ranked[-2].batches_per_s)
         rates = [prediction.batches_per_s for prediction in ranked]
         self.assertEqual(rates, sorted(rates, reverse=True))
@@ -404,13 +394,10 @@ class PlannerTest(unittest.TestCase):
                 rate = simulate(routes, times, all_reduce_s=0.004).batches_per_s
                 self.assertLessEqual(rate * bound_s, 1.0 + 1e-9)
         read = {"read": 0.09, "produce": 0.02, "transfer": 0.0, "step": 0.02}
-        self.assertEqual(
-            analytic_bound(DUAL, read, 2)[0], "max(P, C, R / 2) = max(20, 20, 45) = 45 ms"
-        )
-        self.assertEqual(
-            analytic_bound(REPLICATED, read, 2)[0],
-            "max(P + C, R / 2) / 2 = max(40, 45) / 2 = 22.5 ms",
-        )
+        actual = analytic_bound(DUAL, read, 2)[0]
+        self.assertEqual(actual, "max(P, C, R / 2) = max(20, 20, 45) = 45 ms")
+        actual = analytic_bound(REPLICATED, read, 2)[0]
+        self.assertEqual(actual, "max(P + C, R / 2) / 2 = max(40, 45) / 2 = 22.5 ms")
         mixed = analytic_bound([Route("0", "1"), Route("0", "2"), Route("3", "3")], read, 2)[0]
         self.assertEqual(
             mixed, "max(2 P, P + C, 2 R / 2, R / 2) / 3 = max(40, 40, 90, 45) / 3 = 30 ms"
@@ -424,17 +411,15 @@ class PlannerTest(unittest.TestCase):
                     self.assertGreater(prediction.efficiency, 0.99)
 
     def test_ring_sends_twice_the_gradient_minus_one_share(self):
-        self.assertEqual(
-            [ring_all_reduce_s(1.0, replicas) for replicas in (1, 2, 4)], [0.0, 1.0, 1.5]
-        )
+        actual = [ring_all_reduce_s(1.0, replicas) for replicas in (1, 2, 4)]
+        self.assertEqual(actual, [0.0, 1.0, 1.5])
 
     def test_placements_that_do_not_fit_are_left_out_with_a_reason(self):
         candidates = candidate_placements(
             2, MemoryBudget(produce_mib=6, replica_mib=10, limits_mib=(12, 12))
         )
-        self.assertEqual(
-            [candidate.name for candidate in candidates if not candidate.memory_shortage], ["dual"]
-        )
+        names = [candidate.name for candidate in candidates if not candidate.memory_shortage]
+        self.assertEqual(names, ["dual"])
         shortages = [candidate.memory_shortage for candidate in candidates]
         self.assertIn("GPU 0 has 12 MiB and needs 16 (6 to produce and 10 to train)", shortages)
         ranked = predict_all(candidates, stages(1, 1))
@@ -513,10 +498,8 @@ class PlanCommandTest(FolderCase):
         # Two readers: each takes twice the interval of both.
         self.assertEqual((code, output), from_flags)
         placements = json.loads(file.read_text())["placements"]
-        self.assertEqual(
-            {placement["name"] for placement in placements},
-            {candidate.name for candidate in candidate_placements(2)},
-        )
+        names = {placement["name"] for placement in placements}
+        self.assertEqual(names, {candidate.name for candidate in candidate_placements(2)})
         self.assertAlmostEqual(
             next(placement for placement in placements if placement["name"] == "single")["bound_s"],
             0.04,
@@ -558,9 +541,8 @@ class PlanCommandTest(FolderCase):
         self.assertIn(
             "is of one device, so the time to transfer a batch to another is unknown. Give", output
         )
-        self.assertEqual(
-            self.run_plan("--gpus", "2", "--profile", single, "--transfer-ms", "1")[0], 0
-        )
+        actual = self.run_plan("--gpus", "2", "--profile", single, "--transfer-ms", "1")[0]
+        self.assertEqual(actual, 0)
         self.assertEqual(self.run_plan("--gpus", "1", "--profile", single)[0], 0)
         code, output = self.run_plan("--gpus", "2", "--profile", self.profile({"stages": stages}))
         self.assertEqual(code, 2)

@@ -27,9 +27,8 @@ class Pictures(unittest.TestCase):
                 image = mel_and_alignment(MEL, MEL[:7], np.arange(20), text)
                 f0 = f0_curves({"recorded": np.array([100.0, np.nan, 110.0])}, text)
                 for picture in (image, f0):
-                    self.assertEqual(
-                        (picture.dtype, picture.ndim, picture.shape[2]), (np.uint8, 3, 3)
-                    )
+                    actual = (picture.dtype, picture.ndim, picture.shape[2])
+                    self.assertEqual(actual, (np.uint8, 3, 3))
 
     def test_recording_speech_alignment_and_title_are_drawn(self):
         loud, path = MEL + 5.0, np.arange(20)

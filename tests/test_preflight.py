@@ -64,6 +64,7 @@ from myxtts.throughput.measure import SynchronousStep
 from myxtts.training.runs import RunFolder
 from myxtts.training.setup import Start, read_corpora
 from tests.feeds import TIMEOUT_S, wait_until
+from tests.fixtures import entered
 from tests.sine_corpus import manifest_of, write_corpus
 from tests.tiny import Finished, Workspace, build_toy, small_models, training_state
 from tests.two_devices import DATA, SIMULATED, TWO
@@ -138,10 +139,8 @@ class CompletePreflight(unittest.TestCase):
                     self.assertIn(line, WHOLE.out)
 
     def test_gpus_0_and_1_are_the_default(self):
-        self.assertEqual(
-            self.check("Placement", "requested devices")["expected"],
-            "batches on GPU 0, model on GPU 1",
-        )
+        actual = self.check("Placement", "requested devices")["expected"]
+        self.assertEqual(actual, "batches on GPU 0, model on GPU 1")
         self.assertIn("dual", self.check("Placement", "requested devices")["found"])
 
     def test_batches_are_produced_during_steps(self):
@@ -197,9 +196,8 @@ class WithoutGpu(unittest.TestCase):
             "❌ requested devices: data GPU 0 was requested, but TensorFlow sees no GPU",
             finished.out,
         )
-        self.assertEqual(
-            finished.out.count("⚠️ section skipped: the requested devices are not available"), 3
-        )
+        actual = finished.out.count("⚠️ section skipped: the requested devices are not available")
+        self.assertEqual(actual, 3)
         self.assertIn("✅ durations: 13 utterances of 0.40 to 0.76 s", finished.out)
         self.assertRegex(finished.out.splitlines()[-1], r"^\d+ failed: start with ")
 
@@ -247,14 +245,10 @@ class Mistakes(unittest.TestCase):
 
 class Checks(unittest.TestCase):
     def test_failed_checks_are_printed_with_a_solution(self):
-        self.assertEqual(
-            list(check_lines(required(True, "n", "e", "f", "d"))),
-            ["   ✅ n: f", "      expected: e"],
-        )
-        self.assertEqual(
-            list(check_lines(required(False, "n", "e", "f", "d"))),
-            ["   ❌ n: f", "      expected: e", "      to do: d"],
-        )
+        actual = list(check_lines(required(True, "n", "e", "f", "d")))
+        self.assertEqual(actual, ["   ✅ n: f", "      expected: e"])
+        actual = list(check_lines(required(False, "n", "e", "f", "d")))
+        self.assertEqual(actual, ["   ❌ n: f", "      expected: e", "      to do: d"])
         self.assertEqual(next(check_lines(recommended(False, "n", "e", "f", "d"))), "   ⚠️ n: f")
 
     def test_names_that_a_terminal_would_act_on_or_cannot_show_are_escaped(self):
@@ -294,14 +288,11 @@ class Checks(unittest.TestCase):
         self.assertEqual(self.run_quietly(report, "B", complete()), 7)
         with contextlib.redirect_stdout(io.StringIO()):
             report.skip("C", "B is missing")
-        self.assertEqual(
-            [[check.status for check in section.checks] for section in report.sections],
-            [["passed", "failed"], ["warning"], ["warning"]],
-        )
+        status = [[check.status for check in section.checks] for section in report.sections]
+        self.assertEqual(status, [["passed", "failed"], ["warning"], ["warning"]])
         self.assertFalse(report.passed)
-        self.assertEqual(
-            report.summary(), "1 failed: start with 'section completed' (1 ✅, 1 ❌, 2 ⚠️)"
-        )
+        actual = report.summary()
+        self.assertEqual(actual, "1 failed: start with 'section completed' (1 ✅, 1 ❌, 2 ⚠️)")
 
     def test_a_defect_is_raised(self):
         def broken() -> Iterator[Check]:
@@ -354,20 +345,18 @@ class Prerequisites(unittest.TestCase):
         with mock.patch.object(
             metadata, "requires", return_value=["numpy>=1.26", "nvidia-ml-py>=12; extra == 'gpu'"]
         ):
-            self.assertEqual(
-                [str(requirement) for requirement in package_requirements()], ["numpy>=1.26"]
-            )
+            actual = [str(requirement) for requirement in package_requirements()]
+            self.assertEqual(actual, ["numpy>=1.26"])
         with mock.patch.object(metadata, "requires", side_effect=metadata.PackageNotFoundError):
-            self.assertIn(
-                "tensorflow", [requirement.name for requirement in package_requirements()]
-            )
+            message = [requirement.name for requirement in package_requirements()]
+            self.assertIn("tensorflow", message)
 
 
 class Devices(unittest.TestCase):
     def placement_checks(self, **settings) -> list[Check]:
         checks = []
         config = with_default_routes(Config(placement=PlacementConfig(**settings)))
-        resources = self.enterContext(contextlib.ExitStack())
+        resources = entered(self.addCleanup, contextlib.ExitStack())
         generator = check_placement(Start(config, RunFolder(Path())), resources)
         with contextlib.suppress(StopIteration), contextlib.redirect_stdout(io.StringIO()):
             while True:
@@ -401,10 +390,8 @@ class Devices(unittest.TestCase):
             lambda placement: existing_devices(placement)[:1],
         ):
             checks = self.placement_checks(simulate_gpus=SIMULATED)
-        self.assertEqual(
-            [check.name for check in checks if check.status == "failed"],
-            [f"device /CPU:{n}" for n in (1, 2, 3)],
-        )
+        names = [check.name for check in checks if check.status == "failed"]
+        self.assertEqual(names, [f"device /CPU:{n}" for n in (1, 2, 3)])
 
     def test_soft_placement_fails(self):
         self.addCleanup(tf.config.set_soft_device_placement, False)
@@ -415,9 +402,8 @@ class Devices(unittest.TestCase):
 
         with mock.patch("myxtts.training.setup.configure_devices", configured):
             checks = self.placement_checks(simulate_gpus=SIMULATED)
-        self.assertEqual(
-            [check.name for check in checks if check.status == "failed"], ["soft placement"]
-        )
+        names = [check.name for check in checks if check.status == "failed"]
+        self.assertEqual(names, ["soft placement"])
 
 
 class Peers(unittest.TestCase):
@@ -535,13 +521,11 @@ class Overlap(unittest.TestCase):
 
     def test_simultaneous_stages_pass(self):
         parallel = self.timeline([(0, 1), (1, 2), (3, 4)], [(1, 3), (3, 5), (5, 7)])
-        self.assertEqual(
-            (parallel.hidden_s, parallel.overlapped_steps, parallel.efficiency), (2, 2, 1.0)
-        )
+        actual = (parallel.hidden_s, parallel.overlapped_steps, parallel.efficiency)
+        self.assertEqual(actual, (2, 2, 1.0))
         check = check_overlap(parallel, dual=True)
-        self.assertEqual(
-            (check.status, check.found[:34]), ("passed", "in 2 of 3 steps; 2.00 s, which hid")
-        )
+        actual = (check.status, check.found[:34])
+        self.assertEqual(actual, ("passed", "in 2 of 3 steps; 2.00 s, which hid"))
 
     def test_a_slow_producer_may_hide_only_the_time_of_the_steps(self):
         starved = self.timeline([(0, 3), (3, 6), (6, 9)], [(3, 4), (6, 7), (9, 10)])

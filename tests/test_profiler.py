@@ -110,18 +110,16 @@ class AnalysisTest(unittest.TestCase):
         self.assertEqual((analysis.bottleneck, round(analysis.ceiling, 9)), ("step", 20.0))
         self.assertAlmostEqual(analysis.serial, 10 / 1.35)
         self.assertIn("producing takes 800.0 ms on each of 2 data devices", analysis.reason)
-        self.assertEqual(
-            analyze(measured(produce=1.2, gpus=(0, 1, 2)), DataConfig()).bottleneck, "produce"
-        )
+        bottleneck = analyze(measured(produce=1.2, gpus=(0, 1, 2)), DataConfig()).bottleneck
+        self.assertEqual(bottleneck, "produce")
 
     def test_the_share_of_a_teacher_is_the_time_of_producing_that_is_missing_without_it(self):
         analysis = analyze(
             measured(produce=0.2, produce_without_teacher_s=np.full(4, 0.05)), DataConfig()
         )
         self.assertAlmostEqual(analysis.teacher_share, 0.75)
-        self.assertIn(
-            "teacher        75% of producing: 150.00 of 200.00 ms per batch", report_lines(analysis)
-        )
+        message = report_lines(analysis)
+        self.assertIn("teacher        75% of producing: 150.00 of 200.00 ms per batch", message)
         self.assertAlmostEqual(analysis_to_json(analysis)["teacher_share"], 0.75)
         self.assertIsNone(analyze(measured(), DataConfig()).teacher_share)
 
@@ -172,9 +170,8 @@ class RecommendationTest(unittest.TestCase):
             self.assertAlmostEqual(gains["--num-workers 4"], 0.25)  # 1.0 / 0.8
             self.assertAlmostEqual(gains["--cache-dataset"], 1.0)  # then the step is slowest
             self.assertEqual(self.gains(read=1.0, more_workers_s=1.0).keys(), {"--cache-dataset"})
-            self.assertEqual(
-                self.gains(read=1.0, more_workers_s=1.0, data=DataConfig(cache_dataset=True)), {}
-            )
+            actual = self.gains(read=1.0, more_workers_s=1.0, data=DataConfig(cache_dataset=True))
+            self.assertEqual(actual, {})
 
     def test_static_shapes_gain_the_measured_ratio(self):
         self.assertAlmostEqual(self.gains(static_shapes_ratio=0.8)["--enable-static-shapes"], 0.25)
@@ -218,9 +215,8 @@ class TimelineTest(unittest.TestCase):
         trace = chrome_trace(SPANS, "dual")
         events = json.loads(json.dumps(trace))["traceEvents"]
         (step,) = [event for event in events if event["name"] == "step 7"]
-        self.assertEqual(
-            (step["ph"], step["ts"], step["dur"], step["args"]), ("X", 1e6, 1e6, {"batch": 7})
-        )
+        actual = (step["ph"], step["ts"], step["dur"], step["args"])
+        self.assertEqual(actual, ("X", 1e6, 1e6, {"batch": 7}))
         names = {
             event["tid"]: event["args"]["name"]
             for event in events
@@ -253,9 +249,8 @@ class StepTimesTest(unittest.TestCase):
         numbers = np.repeat(np.arange(measure.WARM_UP + 2), 3)
         ones = np.ones(len(numbers))
         window = MeasurementWindow(numbers, np.zeros_like(numbers), ones, ones)
-        self.assertEqual(
-            len(time_steps(setup, CountingStep(), window, {0: [{"mel": tf.zeros([1])}]})), 6
-        )
+        actual = len(time_steps(setup, CountingStep(), window, {0: [{"mel": tf.zeros([1])}]}))
+        self.assertEqual(actual, 6)
         self.assertEqual(lengths, [2, 3, 3])
 
 

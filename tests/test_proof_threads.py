@@ -97,10 +97,8 @@ class CorruptedBatchTest(unittest.TestCase):
             result = self.run_section()
         (figure,) = result.figures
         self.assertEqual((figure.here, figure.verdict), ("3 of 12 checksums differ", "not met"))
-        self.assertEqual(
-            result.data["checks"][0]["different"],
-            [f"batch {CORRUPTED}, {place}: mel" for place in threads.PLACES],
-        )
+        actual = result.data["checks"][0]["different"]
+        self.assertEqual(actual, [f"batch {CORRUPTED}, {place}: mel" for place in threads.PLACES])
 
 
 if __name__ == "__main__":

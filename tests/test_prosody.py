@@ -53,9 +53,8 @@ class Errors(unittest.TestCase):
             name: error.numpy().tolist()
             for name, error in prosody_errors(predicted, target).items()
         }
-        self.assertEqual(
-            errors, {"duration": [[0.0, 4.0]], "pitch": [[0.0, 2.0]], "energy": [[1.0, 0.0]]}
-        )
+        expected = {"duration": [[0.0, 4.0]], "pitch": [[0.0, 2.0]], "energy": [[1.0, 0.0]]}
+        self.assertEqual(errors, expected)
 
     def test_a_wrong_voiced_fraction_is_an_error_of_the_pitch(self):
         errors = prosody_errors(prosody(voiced=[0.25]), prosody(voiced=[0.75]))

@@ -185,9 +185,8 @@ class ReadRowsTest(RowsCase):
                 np.testing.assert_array_equal(
                     samples, self.expected(manifest, *arguments), strict=True
                 )
-                self.assertEqual(
-                    [round(frequency(row[:6_600]), -1) for row in samples], [300, 340, 380, 420]
-                )
+                actual = [round(frequency(row[:6_600]), -1) for row in samples]
+                self.assertEqual(actual, [300, 340, 380, 420])
 
     def test_tensorflow_decodes_native_files_to_the_same_length(self):
         path = self.folder / "a.wav"
@@ -312,9 +311,8 @@ class CacheTest(FolderCase):
         (path,) = self.cache.iterdir()
         partial = path.rename(path.with_suffix(".partial"))
         partial.write_bytes(b"\1" * 100_000)
-        self.assertEqual(
-            len(open_cache(self.manifest, self.cache, 2).pcm), self.manifest.samples.sum()
-        )
+        actual = len(open_cache(self.manifest, self.cache, 2).pcm)
+        self.assertEqual(actual, self.manifest.samples.sum())
         self.assertFalse(partial.exists())
 
     def test_failed_decoding_leaves_no_file_with_the_final_name(self):
@@ -327,9 +325,8 @@ class CacheTest(FolderCase):
         open_cache(self.manifest, self.cache, 2)
         (path,) = self.cache.iterdir()
         os.truncate(path, 1_000)
-        self.assertEqual(
-            len(open_cache(self.manifest, self.cache, 2).pcm), self.manifest.samples.sum()
-        )
+        actual = len(open_cache(self.manifest, self.cache, 2).pcm)
+        self.assertEqual(actual, self.manifest.samples.sum())
 
     def test_a_changed_file_of_the_corpus_is_decoded_again(self):
         open_cache(self.manifest, self.cache, 2)
@@ -462,9 +459,8 @@ class WaveBatchesTest(FolderCase):
         )
         with mock.patch.object(reader, "_open", wraps=reader._open) as make:
             for planned_again in (batches, batches[::-1], [], batches):
-                self.assertEqual(
-                    [batch for batch, _ in reader.read(planned_again, DATA)], planned_again
-                )
+                actual = [batch for batch, _ in reader.read(planned_again, DATA)]
+                self.assertEqual(actual, planned_again)
             self.assertEqual(make.call_count, 1)  # TensorFlow keeps 0.5 MB of each dataset
             abandoned = reader.read(batches[::-1], DATA)
             self.assertEqual(next(abandoned)[0], batches[-1])
@@ -561,9 +557,8 @@ class DeterministicReadingTest(FolderCase):
                 rows_from_cache(manifest, open_cache(manifest, self.folder / "cache", 1)),
             ):
                 types = operation_types(read_rows) - {"Placeholder"}
-                self.assertEqual(
-                    {name for name in types if op_def_registry.get(name).is_stateful}, set()
-                )
+                actual = {name for name in types if op_def_registry.get(name).is_stateful}
+                self.assertEqual(actual, set())
 
     def test_an_unreadable_file_is_an_error_at_its_batch(self):
         manifest = write_corpus(self.folder, [0.3] * 8, suffixes=(".wav", ".flac"))
@@ -627,14 +622,12 @@ class PlannedBatchesTest(FolderCase):
 
     def test_iteration_ends_before_the_given_epoch_or_never(self):
         self.assertEqual(self.planned(Position(2, 0), 2), [])
-        self.assertEqual(
-            {planned.step.position.epoch for planned in self.planned(Position(), 2)}, {0, 1}
-        )
+        epochs = {planned.step.position.epoch for planned in self.planned(Position(), 2)}
+        self.assertEqual(epochs, {0, 1})
         endless = planned(self.corpus, Position())
         positions = (planned.step.position for planned in endless)
-        self.assertEqual(
-            next(position for position in positions if position.epoch == 50), Position(50, 0)
-        )
+        actual = next(position for position in positions if position.epoch == 50)
+        self.assertEqual(actual, Position(50, 0))
 
     def test_another_seed_changes_only_the_references_and_seeds(self):
         first, second = self.planned(Position(), 1, seed=1), self.planned(Position(), 1, seed=2)
@@ -711,9 +704,8 @@ class LoadCorporaTest(FolderCase):
         ids = [set(corpus.manifest.ids) for corpus in (train, validation)]
         self.assertEqual((len(ids[0]), len(ids[1]), len(ids[0] | ids[1])), (16, 4, 20))
         self.assertEqual(vocabulary.speakers, ("s0", "s1"))
-        self.assertEqual(
-            self.load(validation_fraction=0.2)[1].manifest.ids, validation.manifest.ids
-        )
+        actual = self.load(validation_fraction=0.2)[1].manifest.ids
+        self.assertEqual(actual, validation.manifest.ids)
 
     def test_one_utterance_or_a_fraction_of_0_has_no_validation(self):
         self.write(1)
@@ -744,9 +736,8 @@ class LoadCorporaTest(FolderCase):
             self.load()
         self.assertIn("u2.wav,missing file", (self.folder / "run" / "rejected.csv").read_text())
         with self.assertLogs("myxtts", "WARNING"):
-            self.assertEqual(
-                len(self.load(max_rejected=0.5, validation_fraction=0.0)[0].manifest), 3
-            )
+            actual = len(self.load(max_rejected=0.5, validation_fraction=0.0)[0].manifest)
+            self.assertEqual(actual, 3)
 
     def test_a_missing_corpus_creates_no_files(self):
         with self.assertRaisesRegex(DataError, "does not exist"):

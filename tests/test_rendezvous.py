@@ -65,10 +65,8 @@ class RendezvousTest(unittest.TestCase):
             ends = self.join([{}] * 3, workers, present=(0, 1))
         for index in (0, 1):
             self.assertIn(f"worker 2 ({workers[2]}) did not arrive within 120 s", ends[index])
-        self.assertEqual(
-            [line.split(",")[0] for line in self.reports],
-            [f"waiting        for worker 2 ({workers[2]})"] * 2,
-        )
+        actual = [line.split(",")[0] for line in self.reports]
+        self.assertEqual(actual, [f"waiting        for worker 2 ({workers[2]})"] * 2)
 
     def test_missing_chief_is_named(self):
         workers = local_workers(2)

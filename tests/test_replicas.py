@@ -296,10 +296,8 @@ class RunTest(unittest.TestCase):
         self.assertEqual(begun.code, 0, begun.err)
         self.assertIn("replicated", begun.out)
         self.assertIn("2 replicas with", begun.out)
-        self.assertEqual(
-            (self.metadata("shared", 2)["position"], self.metadata("shared", 2)["replicas"]),
-            ([0, 2, []], 2),
-        )
+        actual = (self.metadata("shared", 2)["position"], self.metadata("shared", 2)["replicas"])
+        self.assertEqual(actual, ([0, 2, []], 2))
         ended = self.workspace.train("shared", "--batch-size", "2", "--max-steps", "4", "--resume")
         self.assertEqual(ended.code, 0, ended.err)
         self.assertIn("1 now, 2 before", ended.out)

@@ -221,10 +221,8 @@ class Answers(Folder):
     def test_a_run_learns_while_its_validation_loss_falls(self):
         lines = [report_of(step, 1 / step, validation_loss=1 / step) for step in range(1, 9)]
         answer = self.learning(*lines)
-        self.assertEqual(
-            (answer.state, answer.answer),
-            ("good", "yes: best validation loss 0.125 at step 8, the newest"),
-        )
+        actual = (answer.state, answer.answer)
+        self.assertEqual(actual, ("good", "yes: best validation loss 0.125 at step 8, the newest"))
 
     def test_a_run_whose_validation_loss_rises_while_training_goes_on_overfits(self):
         lines = [report_of(step, 1 / step, validation_loss=float(step)) for step in range(1, 12)]
@@ -236,9 +234,8 @@ class Answers(Folder):
         for slope, state in ((-0.01, "good"), (0.0, "fair"), (0.01, "bad")):
             with self.subTest(slope=slope):
                 (self.folder / "metrics.jsonl").unlink(missing_ok=True)
-                self.assertEqual(
-                    self.learning(*(report_of(s, 1 + slope * s) for s in range(1, 30))).state, state
-                )
+                actual = self.learning(*(report_of(s, 1 + slope * s) for s in range(1, 30))).state
+                self.assertEqual(actual, state)
 
     def test_a_loss_that_is_not_finite_is_named(self):
         self.assertIn("not finite", self.learning(report_of(1), report_of(2, None)).answer)
@@ -246,10 +243,8 @@ class Answers(Folder):
     def test_a_starving_device_is_named_with_the_slowest_stage(self):
         self.report(*(report_of(step, wait_s=0.1) for step in range(5)))
         answer = answers.is_starving(self.history())
-        self.assertEqual(
-            (answer.state, answer.answer),
-            ("bad", "yes: the model device waits 50 % of its time, for read"),
-        )
+        actual = (answer.state, answer.answer)
+        self.assertEqual(actual, ("bad", "yes: the model device waits 50 % of its time, for read"))
 
     def test_what_is_left_is_in_time_steps_and_utterances(self):
         self.report(report_of(100))
@@ -257,10 +252,8 @@ class Answers(Folder):
         answer = answers.how_long(self.history(), facts, "", time.time())
         self.assertIn("12 min, until about", answer.answer)
         self.assertEqual(answer.detail, "step 100 of 300; 200 steps, about 1,600 utterances left")
-        self.assertEqual(
-            answers.how_long(self.history(), facts, "stopped by SIGTERM", 0.0).answer,
-            "stopped by SIGTERM",
-        )
+        actual = answers.how_long(self.history(), facts, "stopped by SIGTERM", 0.0).answer
+        self.assertEqual(actual, "stopped by SIGTERM")
 
     def test_settings_other_than_the_defaults_are_shown_as_flags(self):
         settings = {
@@ -286,10 +279,8 @@ class Lanes(unittest.TestCase):
         self.assertIn(Span("data", "read", -3.0, -2.0, 1), spans)
         self.assertIn(Span("data", "produce", -2.0, -1.0, 1), spans)
         self.assertIn(Span("data", "feed", -1.0, 2.0, 1), spans)
-        self.assertEqual(
-            [span[1:4] for span in spans if span.lane == MODEL][-3:],
-            [("step", 2.0, 3.0), ("step", 3.0, 4.0), ("validation", 4.0, 5.0)],
-        )
+        actual = [span[1:4] for span in spans if span.lane == MODEL][-3:]
+        self.assertEqual(actual, [("step", 2.0, 3.0), ("step", 3.0, 4.0), ("validation", 4.0, 5.0)])
 
     def test_each_wait_is_for_a_batch_of_each_replica(self):
         timeline = Timeline()
@@ -334,9 +325,8 @@ class Lanes(unittest.TestCase):
             observer.begin(Observation(30, ("validation", "samples")))
             observer.wait(lambda: False)
         (span,) = timeline.newest()
-        self.assertEqual(
-            (span.lane, span.kind, span.number), ("observer", "validation and samples", 30)
-        )
+        actual = (span.lane, span.kind, span.number)
+        self.assertEqual(actual, ("observer", "validation and samples", 30))
 
     def test_an_excerpt_leaves_out_a_long_pause(self):
         spans = [Span(MODEL, "step", i / 10, (i + 1) / 10, i) for i in range(20)]
@@ -454,9 +444,8 @@ class Page(Folder):
         self.assertEqual(self.step(data, 20)["texts"], ["a <b>"])
         self.assertIn("evaluation_voicing_error", data["series"])
         self.assertEqual(data["rejected"]["no text"]["rows"], 2)
-        self.assertEqual(
-            data["rejected"]["too long"], {"rows": 1, "examples": ["line 5: <c> 21 s"]}
-        )
+        actual = data["rejected"]["too long"]
+        self.assertEqual(actual, {"rows": 1, "examples": ["line 5: <c> 21 s"]})
         self.assertNotIn("<b>", self.page().read_text())  # no text is read as HTML
 
     def test_syncs_of_local_sgd_are_marked(self):

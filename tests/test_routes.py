@@ -42,13 +42,11 @@ class RouteTest(unittest.TestCase):
             self.assertEqual(plan(4, **settings).name, name, settings)
 
     def test_replicas_keep_the_order_of_model_gpus(self):
-        self.assertEqual(
-            routes(4, data_gpu=0, model_gpus=(3, 1)), [("/GPU:0", "/GPU:2"), ("/GPU:0", "/GPU:1")]
-        )
+        actual = routes(4, data_gpu=0, model_gpus=(3, 1))
+        self.assertEqual(actual, [("/GPU:0", "/GPU:2"), ("/GPU:0", "/GPU:1")])
         self.assertEqual(routes(4, model_gpus=(3, 1)), [("/GPU:1", "/GPU:1"), ("/GPU:0", "/GPU:0")])
-        self.assertEqual(
-            routes(2, data_gpu=0, model_gpus=(0, 1)), [("/GPU:0", "/GPU:0"), ("/GPU:0", "/GPU:1")]
-        )
+        actual = routes(2, data_gpu=0, model_gpus=(0, 1))
+        self.assertEqual(actual, [("/GPU:0", "/GPU:0"), ("/GPU:0", "/GPU:1")])
 
     def test_several_data_gpus_feed_every_replica_in_the_order_given(self):
         self.assertEqual(routes(4, data_gpus=(3, 0), model_gpu=1), [("/GPU:2", "/GPU:0", "/GPU:1")])
@@ -71,9 +69,8 @@ class RouteTest(unittest.TestCase):
     def test_all_simulated_gpus_exist_and_keep_their_indices(self):
         placement = plan(0, simulate_gpus=4, data_gpu=3, model_gpu=1)
         self.assertEqual(placement.routes, (Route("/CPU:3", "/CPU:1"),))
-        self.assertEqual(
-            [device.name for device in placement.devices], ["/CPU:0", "/CPU:1", "/CPU:2", "/CPU:3"]
-        )
+        names = [device.name for device in placement.devices]
+        self.assertEqual(names, ["/CPU:0", "/CPU:1", "/CPU:2", "/CPU:3"])
         self.assertTrue(placement.simulated)
         self.assertFalse(placement.on_gpu)
 
@@ -87,20 +84,15 @@ class MemoryLimitTest(unittest.TestCase):
         return [(d.name, d.physical, d.memory_mib) for d in plan(gpus, **settings).devices]
 
     def test_memory_grows_without_a_limit(self):
-        self.assertEqual(
-            self.limits(data_gpu=2, model_gpu=3), [("/GPU:0", 2, None), ("/GPU:1", 3, None)]
-        )
+        actual = self.limits(data_gpu=2, model_gpu=3)
+        self.assertEqual(actual, [("/GPU:0", 2, None), ("/GPU:1", 3, None)])
 
     def test_limits_follow_roles_not_gpu_order(self):
         settings = {"data_gpu_memory": 1000, "model_gpu_memory": 2000}
-        self.assertEqual(
-            self.limits(data_gpu=0, model_gpu=1, **settings),
-            [("/GPU:0", 0, 1000), ("/GPU:1", 1, 2000)],
-        )
-        self.assertEqual(
-            self.limits(data_gpu=1, model_gpu=0, **settings),
-            [("/GPU:0", 0, 2000), ("/GPU:1", 1, 1000)],
-        )
+        actual = self.limits(data_gpu=0, model_gpu=1, **settings)
+        self.assertEqual(actual, [("/GPU:0", 0, 1000), ("/GPU:1", 1, 2000)])
+        actual = self.limits(data_gpu=1, model_gpu=0, **settings)
+        self.assertEqual(actual, [("/GPU:0", 0, 2000), ("/GPU:1", 1, 1000)])
 
     def test_isolation_or_one_limit_sets_the_other_to_its_default(self):
         for settings, expected in (
@@ -108,9 +100,8 @@ class MemoryLimitTest(unittest.TestCase):
             ({"data_gpu_memory": 1000}, [1000, 16384]),
             ({"model_gpu_memory": 2000}, [8192, 2000]),
         ):
-            self.assertEqual(
-                [limit for *_, limit in self.limits(data_gpu=0, model_gpu=1, **settings)], expected
-            )
+            actual = [limit for *_, limit in self.limits(data_gpu=0, model_gpu=1, **settings)]
+            self.assertEqual(actual, expected)
 
     def test_one_gpu_is_split_in_two_only_by_limits(self):
         settings = {"data_gpu": 1, "model_gpu": 1}
@@ -122,10 +113,8 @@ class MemoryLimitTest(unittest.TestCase):
 
     def test_data_gpu_that_holds_a_replica_is_split(self):
         settings = {"data_gpu": 0, "model_gpus": (0, 2), "enable_memory_isolation": True}
-        self.assertEqual(
-            self.limits(**settings),
-            [("/GPU:0", 0, 8192), ("/GPU:1", 0, 16384), ("/GPU:2", 2, 16384)],
-        )
+        actual = self.limits(**settings)
+        self.assertEqual(actual, [("/GPU:0", 0, 8192), ("/GPU:1", 0, 16384), ("/GPU:2", 2, 16384)])
         self.assertEqual(routes(4, **settings), [("/GPU:0", "/GPU:1"), ("/GPU:0", "/GPU:2")])
 
     def test_each_data_gpu_has_the_limit(self):
@@ -135,16 +124,13 @@ class MemoryLimitTest(unittest.TestCase):
             "data_gpu_memory": 1000,
             "model_gpu_memory": 2000,
         }
-        self.assertEqual(
-            self.limits(**settings), [("/GPU:0", 0, 1000), ("/GPU:1", 1, 2000), ("/GPU:2", 2, 1000)]
-        )
+        actual = self.limits(**settings)
+        self.assertEqual(actual, [("/GPU:0", 0, 1000), ("/GPU:1", 1, 2000), ("/GPU:2", 2, 1000)])
 
     def test_unsplit_gpu_with_both_roles_has_the_model_limit(self):
         self.assertEqual(self.limits(enable_memory_isolation=True), [("/GPU:0", 0, 16384)])
-        self.assertEqual(
-            self.limits(model_gpus=(1, 0), model_gpu_memory=2000),
-            [("/GPU:0", 0, 2000), ("/GPU:1", 1, 2000)],
-        )
+        actual = self.limits(model_gpus=(1, 0), model_gpu_memory=2000)
+        self.assertEqual(actual, [("/GPU:0", 0, 2000), ("/GPU:1", 1, 2000)])
 
     def test_simulated_gpu_is_split_like_a_real_one(self):
         settings = {
@@ -217,15 +203,12 @@ class ErrorTest(unittest.TestCase):
             "Give both to make batches on one GPU and train on another (the same index twice for"
             " one GPU), or neither to train on GPU 0."
         )
-        self.assertEqual(
-            self.error_of(2, data_gpu=0), f"--data-gpu was given without --model-gpu. {rest}"
-        )
-        self.assertEqual(
-            self.error_of(2, model_gpu=1), f"--model-gpu was given without --data-gpu. {rest}"
-        )
-        self.assertEqual(
-            self.error_of(2, data_gpus=(0, 1)), f"--data-gpus was given without --model-gpu. {rest}"
-        )
+        actual = self.error_of(2, data_gpu=0)
+        self.assertEqual(actual, f"--data-gpu was given without --model-gpu. {rest}")
+        actual = self.error_of(2, model_gpu=1)
+        self.assertEqual(actual, f"--model-gpu was given without --data-gpu. {rest}")
+        actual = self.error_of(2, data_gpus=(0, 1))
+        self.assertEqual(actual, f"--data-gpus was given without --model-gpu. {rest}")
 
     def test_one_gpu_and_a_list_for_the_same_role_are_rejected(self):
         self.assertEqual(

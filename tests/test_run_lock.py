@@ -91,9 +91,8 @@ class RunLockTest(unittest.TestCase):
         (self.runs / "a" / f".metrics.jsonl.{ended.pid}-7.partial").write_text("half")
         (self.runs / "a" / "config.yaml").touch()
         with RunFolder(self.runs / "a").locked():
-            self.assertEqual(
-                {path.name for path in (self.runs / "a").iterdir()}, {".lock", "config.yaml"}
-            )
+            names = {path.name for path in (self.runs / "a").iterdir()}
+            self.assertEqual(names, {".lock", "config.yaml"})
 
     def test_a_run_keeps_files_that_a_live_process_is_writing(self):
         (self.runs / "a").mkdir(parents=True)

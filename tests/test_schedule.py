@@ -15,9 +15,8 @@ class LearningRate(unittest.TestCase):
             rates = [learning_rate(step, total, 1e-3, warmup, final) for step in range(total + 600)]
             self.assertTrue(all(math.isfinite(rate) for rate in rates))
             self.assertLessEqual(max(rates), 1e-3 * (1 + 1e-12))
-            self.assertGreaterEqual(
-                min(rates[:total]), min(1e-3 * final, 1e-3 / max(warmup, 1)) - 1e-12
-            )
+            actual = min(rates[:total])
+            self.assertGreaterEqual(actual, min(1e-3 * final, 1e-3 / max(warmup, 1)) - 1e-12)
 
     def test_learning_rate_rises_to_the_peak_and_falls_to_its_final_fraction(self):
         rates = [learning_rate(step, 1000, 2e-3, 100, 0.05) for step in range(1000)]

@@ -82,17 +82,13 @@ class Paragraphs(unittest.TestCase):
         self.assertEqual(boundaries("One. Two.\n\nThree. Four. Five."), "spssp")
 
     def test_blank_lines_turn_other_line_breaks_into_spaces(self):
-        self.assertEqual(
-            texts("A line that\nis wrapped.\n  \nAnother one."),
-            ["A line that is wrapped.", "Another one."],
-        )
+        actual = texts("A line that\nis wrapped.\n  \nAnother one.")
+        self.assertEqual(actual, ["A line that is wrapped.", "Another one."])
 
     def test_without_blank_lines_each_line_is_a_paragraph(self):
         for break_ in ("\n", "\r\n", "\r", "\u2028", "\u2029"):
-            self.assertEqual(
-                (texts(f"one{break_}two{break_}"), boundaries(f"one{break_}two")),
-                (["one", "two"], "pp"),
-            )
+            actual = (texts(f"one{break_}two{break_}"), boundaries(f"one{break_}two"))
+            self.assertEqual(actual, (["one", "two"], "pp"))
 
     def test_an_ornament_is_not_the_last_sentence(self):
         self.assertEqual(boundaries("One. Two. ***"), "sp")
@@ -115,9 +111,8 @@ class LongSentences(unittest.TestCase):
                 self.assertEqual(boundaries(text), "c" * (len(chunks) - 1) + "p")
 
     def test_a_short_sentence_is_not_split(self):
-        self.assertEqual(
-            texts("One, two; three: four.", max_characters=22), ["One, two; three: four."]
-        )
+        actual = texts("One, two; three: four.", max_characters=22)
+        self.assertEqual(actual, ["One, two; three: four."])
 
     def test_a_long_sentence_is_split_at_the_strongest_mark_near_its_middle(self):
         for text, expected in (
@@ -131,9 +126,8 @@ class LongSentences(unittest.TestCase):
             ("cost 1,000,000, or even more", ["cost 1,000,000,", "or even more"]),
         ):
             with self.subTest(text=text):
-                self.assertEqual(
-                    texts(text, max_characters=25 if len(text) > 25 else len(text) - 1), expected
-                )
+                actual = texts(text, max_characters=25 if len(text) > 25 else len(text) - 1)
+                self.assertEqual(actual, expected)
 
     def test_adversarial_texts_take_linear_time(self):
         for text in (

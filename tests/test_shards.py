@@ -122,10 +122,8 @@ class Split(unittest.TestCase):
         (other / "held_out.csv").write_text("of somebody else")
         with self.assertRaisesRegex(DataError, "held_out.csv there is not of an earlier split"):
             split_corpus(self.config(train_data=str(table)), other, 2)
-        self.assertEqual(
-            (table.read_bytes(), (other / "held_out.csv").read_text()),
-            (content, "of somebody else"),
-        )
+        actual = (table.read_bytes(), (other / "held_out.csv").read_text())
+        self.assertEqual(actual, (content, "of somebody else"))
 
     def test_a_second_split_leaves_no_held_out_rows_of_the_first(self):
         self.assertIsNotNone(
@@ -165,10 +163,8 @@ class Split(unittest.TestCase):
             validation_fraction=0.0,
             audio_root=str(corpus_shards.audio_root),
         )
-        self.assertEqual(
-            self.rows(split_corpus(again, self.folder / "again", 2).train),
-            self.rows(corpus_shards.train),
-        )
+        actual = self.rows(split_corpus(again, self.folder / "again", 2).train)
+        self.assertEqual(actual, self.rows(corpus_shards.train))
 
     def test_separators_quotes_and_other_scripts_are_preserved(self):
         corpus = self.folder / "odd"
@@ -190,9 +186,8 @@ class Split(unittest.TestCase):
             2,
         )
         rows = sorted(row for path in corpus_shards.shards for row in self.rows(path))
-        self.assertEqual(
-            rows, [(f"wavs/u, {i}.wav", text, "a,b", "en") for i, text in enumerate(texts)]
-        )
+        expected = [(f"wavs/u, {i}.wav", text, "a,b", "en") for i, text in enumerate(texts)]
+        self.assertEqual(rows, expected)
         self.assertIsNone(corpus_shards.held_out)
 
     def test_shard_of_a_language_with_a_space_is_described(self):
@@ -204,9 +199,8 @@ class Split(unittest.TestCase):
         )
         config = self.config(train_data=str(self.folder / "two/list.csv"), validation_fraction=0.0)
         corpus_shards = split_corpus(config, self.folder / "shards", 2)
-        self.assertEqual(
-            [corpus_shards.describe(shard) for shard in (0, 1)], ["1 utterances, 0.03 minutes"] * 2
-        )
+        actual = [corpus_shards.describe(shard) for shard in (0, 1)]
+        self.assertEqual(actual, ["1 utterances, 0.03 minutes"] * 2)
 
     def test_an_ljspeech_folder_is_split(self):
         corpus = self.folder / "lj"
@@ -217,10 +211,8 @@ class Split(unittest.TestCase):
         corpus_shards = split_corpus(
             self.config(train_data=str(corpus), validation_fraction=0.0), self.folder / "shards", 2
         )
-        self.assertEqual(
-            [self.rows(path)[0][:2] for path in corpus_shards.shards],
-            [("wavs/a.wav", "abc"), ("wavs/b.wav", "abd")],
-        )
+        actual = [self.rows(path)[0][:2] for path in corpus_shards.shards]
+        self.assertEqual(actual, [("wavs/a.wav", "abc"), ("wavs/b.wav", "abd")])
 
     def test_a_common_voice_corpus_is_split_by_the_program(self):
         corpus, out = self.folder / "cv", self.folder / "shards"
@@ -246,9 +238,8 @@ class Split(unittest.TestCase):
         ):
             self.assertEqual(shard.main(argv), 0)
         rows = sorted(row for number in (0, 1) for row in self.rows(out / f"shard-{number}.csv"))
-        self.assertEqual(
-            rows, [(f"clips/{name}.mp3", f'"Ab" {name}.', "anna", "ka") for name in "abcd"]
-        )
+        expected = [(f"clips/{name}.mp3", f'"Ab" {name}.', "anna", "ka") for name in "abcd"]
+        self.assertEqual(rows, expected)
         form = (
             "table with tabs, columns client_id=speaker, path, sentence=text, locale=language; 4"
             " rows"

@@ -77,10 +77,8 @@ class HeldOut(Case):
             corpus, held_out, _ = self.load()
         self.assertEqual((len(corpus.manifest), held_out), (4, None))
         self.assertIn("--validation-fraction 0 trains on all", logs.output[0])
-        self.assertIn(
-            "symbol unknown to the training corpus",
-            (self.folder / "run" / "rejected.csv").read_text(),
-        )
+        message = (self.folder / "run" / "rejected.csv").read_text()
+        self.assertIn("symbol unknown to the training corpus", message)
 
     def test_another_fault_of_the_held_out_utterances_is_still_an_error(self):
         self.held_out_alone_has_another_symbol()

@@ -125,9 +125,8 @@ class SoakTest(unittest.TestCase):
             memory = by_name["memory in use, MiB"]
             self.assertAlmostEqual(memory["slope"], growth, places=3)
             self.assertEqual(memory["verdict"], expected)
-            self.assertEqual(
-                {by_name[name]["verdict"] for name in ("threads", "file descriptors")}, {"met"}
-            )
+            verdicts = {by_name[name]["verdict"] for name in ("threads", "file descriptors")}
+            self.assertEqual(verdicts, {"met"})
             self.assertEqual(len(memory["means"]), 2)
         self.assertIn(
             "| 20 | " if growth < 1 else "+20 ± ", "\n".join(describe(self.samples(growth), rows))
@@ -163,9 +162,8 @@ class SoakTest(unittest.TestCase):
         slope = fit(range(50), [source.gauss(0.0, 100.0) for _ in range(50)])
         self.assertEqual(verdict(slope, 1.0, 3600.0), "not shown")
         self.assertEqual(verdict(slope, 1.0, 60.0), "too short")
-        self.assertEqual(
-            (verdict(None, 1.0, 0.0), verdict(slope, None, 0.0)), ("not measured", "–")
-        )
+        actual = (verdict(None, 1.0, 0.0), verdict(slope, None, 0.0))
+        self.assertEqual(actual, ("not measured", "–"))
 
     def test_a_run_is_sampled_until_it_is_stopped(self):
         def wait_for_report(child, output, end_s):
@@ -183,9 +181,8 @@ class SoakTest(unittest.TestCase):
             ),
         ):
             samples = train(Path(name), process=1, seconds=0.3, every_s=0.1, seed=0)
-        self.assertEqual(
-            [(sample.process, sample.step, sample.step_s) for sample in samples], [(1, 7, 0.5)] * 3
-        )
+        actual = [(sample.process, sample.step, sample.step_s) for sample in samples]
+        self.assertEqual(actual, [(1, 7, 0.5)] * 3)
         for sample in samples:
             self.assertEqual((sample.in_use_mib, sample.anonymous_mib), (2.0, 4.0))
             self.assertTrue(sample.rss_mib > 1.0 and sample.threads and sample.descriptors)

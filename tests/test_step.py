@@ -284,9 +284,8 @@ class HandOverTest(unittest.TestCase):
                 outcome, handed = step(handed, [batch, batch], number, self.RATES, stop)
                 accumulated, finished = passed[-2:]
                 self.assertLessEqual(set(map(id, tf.nest.flatten(accumulated))), known)
-                self.assertLessEqual(
-                    set(map(id, tf.nest.flatten(finished[1:2] + finished[3:]))), known
-                )
+                actual = set(map(id, tf.nest.flatten(finished[1:2] + finished[3:])))
+                self.assertLessEqual(actual, known)
                 self.assertEqual(step.stop_requested(outcome), stop)
 
 
@@ -388,9 +387,8 @@ class ValidationTest(unittest.TestCase):
         losses = Validation(network, MODEL, lambda: feed).evaluate()
         self.assertEqual(network.calls, calls + 1, "traced more than once")
         for name in Toy.LOSS_NAMES:
-            self.assertAlmostEqual(
-                losses[name] / sum(float(share[name]) for share in expected), 1.0, 5
-            )
+            actual = losses[name] / sum(float(share[name]) for share in expected)
+            self.assertAlmostEqual(actual, 1.0, 5)
         self.assertEqual(losses["loss"], losses["mel"] + losses["duration"])
         for group, arrays in before.items():
             for name, array in state.arrays(group):
@@ -582,9 +580,8 @@ class Network(unittest.TestCase):
         self.assertLess(losses[-1], 0.8 * losses[0])
         self.assertEqual(step.traces, 1)
         require_finite(state)
-        self.assertEqual(
-            list(run_step(step, features(ROWS))), [*state.model.LOSS_NAMES, "loss", "gradient_norm"]
-        )
+        actual = list(run_step(step, features(ROWS)))
+        self.assertEqual(actual, [*state.model.LOSS_NAMES, "loss", "gradient_norm"])
 
     @long
     def test_network_learns_in_float16(self):

@@ -140,9 +140,8 @@ class Segments(unittest.TestCase):
         self.assertEqual(features["mel"].shape[1], extractor.sizes["segment_frames"])
         self.assertEqual(features["wave"].shape[1], extractor.sizes["segment_samples"])
         np.testing.assert_array_equal(features["frames"], FRAMES)
-        self.assertEqual(
-            (np.abs(features["wave"][2]).max(), features["f0_hz"][2].max()), (0.0, 0.0)
-        )
+        actual = (np.abs(features["wave"][2]).max(), features["f0_hz"][2].max())
+        self.assertEqual(actual, (0.0, 0.0))
 
 
 class Spectra(unittest.TestCase):
@@ -333,9 +332,8 @@ class Network(unittest.TestCase):
         for precision in ("mixed_bfloat16", "mixed_float16"):
             model = build(precision)
             for name, loss in losses_of(model, batch).items():
-                self.assertLess(
-                    abs(loss - expected[name]), 0.03 * expected[name], (precision, name)
-                )
+                actual = abs(loss - expected[name])
+                self.assertLess(actual, 0.03 * expected[name], (precision, name))
             self.assertEqual({v.dtype for v in model.variables}, {"float32"})
 
     def test_gradient_checkpointing_changes_no_gradient(self):
@@ -373,9 +371,8 @@ class Synthesis(unittest.TestCase):
             kinds = sorted(
                 path.name.partition(".")[2] for path in Path(folder).glob("step-000001/*")
             )
-        self.assertEqual(
-            kinds, sorted(2 * ["png", "recording.wav", "vocoder.wav", "griffin-lim.wav"])
-        )
+        expected = sorted(2 * ["png", "recording.wav", "vocoder.wav", "griffin-lim.wav"])
+        self.assertEqual(kinds, expected)
 
     def test_noise_is_a_function_of_the_seed(self):
         mel = vocoder_features((40,))["mel"]
@@ -396,9 +393,8 @@ class Runs(unittest.TestCase):
     def test_a_folder_of_audio_is_trained_on_validated_and_sampled(self):
         self.assertEqual((self.whole.finished.code, self.whole.finished.err), (0, ""))
         self.assertIn("audio files without metadata; 13 .wav", self.whole.finished.out)
-        self.assertIn(
-            " in 1 x 4 rows, of each utterance a segment of 0.2 s\n", self.whole.finished.out
-        )
+        message = self.whole.finished.out
+        self.assertIn(" in 1 x 4 rows, of each utterance a segment of 0.2 s\n", message)
         newest = read_metrics(self.folder / "metrics.jsonl")[-1]
         for name in (*Vocoder.LOSS_NAMES, "loss", "validation_loss", "validation_log_mel_error_db"):
             self.assertTrue(0.0 < newest[name] < 100.0, (name, newest[name]))

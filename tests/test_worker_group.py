@@ -177,9 +177,8 @@ class DiagnosisTest(unittest.TestCase):
             "Collective ops is aborted by: <<worker 1 (b:2) gave up: no such file>>\nThe error"
             + BROKEN.format(0)
         )
-        self.assertEqual(
-            self.lost(text, tf.errors.AbortedError), "worker 1 (b:2) gave up: no such file"
-        )
+        actual = self.lost(text, tf.errors.AbortedError)
+        self.assertEqual(actual, "worker 1 (b:2) gave up: no such file")
 
     def test_error_of_this_worker_blames_no_other(self):
         self.assertIsNone(

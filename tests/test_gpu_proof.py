@@ -36,46 +36,48 @@ from tests.long import LONG, long
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = {
-    "proof_good": (
-        """
+    "proof_good": """
         figures = [Figure("1 + 1", "2", "2", "met")]
         return SectionResult("Good", ["a line"], figures, {"infinite": float("inf")})
-    """
-    ),
-    "proof_unmet": (
-        """
+    """,
+    "proof_unmet": """
         return SectionResult("Unmet", [], [Figure("1 + 1", "3", "2", "not met")])
-    """
-    ),
-    "proof_raising": (
-        """
+    """,
+    "proof_raising": """
         scope.record(SectionResult("Raising", ["before the error"], [Figure("a", "1", "1", "met")]))
         raise ValueError("the cable is loose\\nand more")
-    """
-    ),
-    "proof_hanging": (
-        """
+    """,
+    "proof_hanging": """
         scope.record(SectionResult("Hanging", ["before the hang"]))
         subprocess.Popen(["sleep", "1000"])
         time.sleep(1000)
-    """
-    ),
-    "proof_killed": (
-        """
+    """,
+    "proof_killed": """
         print("the last words", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    """
-    ),
-    "proof_silent": (
-        """
+    """,
+    "proof_silent": """
         os._exit(0)
-    """
-    ),
+    """,
 }
 
 
 def planned(name: str, number: int = 1, share: float = 1.0) -> Section:
     return Section(number, name, name.removeprefix("proof_"), share)
+
+
+# A background job of a shell ignores SIGINT.
+HANGING_PROOF = """
+import signal, sys
+from benchmarks import gpu_proof
+from benchmarks.proof.section import Section
+from myxtts.commands.console import report_errors
+signal.signal(signal.SIGINT, signal.default_int_handler)
+gpu_proof.SECTIONS = (Section(1, "proof_hanging", "hanging", 1.0),)
+gpu_proof.make_demo_corpus = lambda *arguments, **settings: True
+flags = ["--out", sys.argv[1], "--simulate-gpus", "2"]
+sys.exit(report_errors(lambda: gpu_proof.main(flags)))
+"""
 
 
 class SectionsTest(unittest.TestCase):
@@ -84,10 +86,8 @@ class SectionsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.modules = temporary_folder(cls.addClassCleanup)
-        header = (
-            "import os, signal, subprocess, time\nfrom benchmarks.proof.section import Figure,"
-            " SectionResult\n\n"
-        )
+        header = "import os, signal, subprocess, time\n"
+        header += "from benchmarks.proof.section import Figure, SectionResult\n\n"
         for name, body in SECTIONS.items():
             lines = [line[4:] for line in body.strip("\n").splitlines()]
             (cls.modules / f"{name}.py").write_text(
@@ -101,14 +101,12 @@ class SectionsTest(unittest.TestCase):
     def run_sections(
         self, *sections: Section, end_s: float | None = None, **settings
     ) -> list[dict]:
-        run = Run(
-            **{"gpus": 2, "simulated": True, "small": True, "out": self.out, "corpus": self.out}
-            | settings
-        )
+        folders = {"out": self.out, "corpus": self.out}
+        run = Run(**{"gpus": 2, "simulated": True, "small": True} | folders | settings)
+        if end_s is None:
+            end_s = time.monotonic() + 3600.0
         with contextlib.redirect_stdout(io.StringIO()):
-            return run_sections(
-                run, sections, time.monotonic() + 3600.0 if end_s is None else end_s
-            )
+            return run_sections(run, sections, end_s)
 
     def page(self) -> str:
         return (self.out / "proof.md").read_text(encoding="utf-8")
@@ -169,20 +167,9 @@ class SectionsTest(unittest.TestCase):
         self.assertFalse((self.out / "section-1.json").exists())
 
     def test_ctrl_c_keeps_what_was_found(self):
-        program = (
-            "import signal, sys; from pathlib import Path; from benchmarks import gpu_proof\n"
-            # a background job of a shell ignores it
-            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-            "from benchmarks.proof.section import Section; from myxtts.commands.console import"
-            " report_errors\n"
-            "gpu_proof.SECTIONS = (Section(1, 'proof_hanging', 'hanging', 1.0),)\n"
-            "gpu_proof.make_demo_corpus = lambda *arguments, **settings: True\n"
-            "sys.exit(report_errors(lambda: gpu_proof.main(['--out', sys.argv[1],"
-            " '--simulate-gpus', '2'])))\n"
-        )
         environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(self.modules)])}
         process = subprocess.Popen(
-            [sys.executable, "-c", program, str(self.out)], env=environ, cwd=self.out
+            [sys.executable, "-c", HANGING_PROOF, str(self.out)], env=environ, cwd=self.out
         )
         self.addCleanup(process.kill)
         result = self.out / "section-1" / "result.json"
@@ -205,14 +192,9 @@ class CommandLineTest(unittest.TestCase):
         return code, errors.getvalue()
 
     def test_wrong_use_returns_2(self):
-        for flags in (
-            ["--sections", "9"],
-            ["--minutes", "0"],
-            ["--simulate-gpus", "-1"],
-            ["--unknown"],
-        ):
+        for flags in ("--sections 9", "--minutes 0", "--simulate-gpus -1", "--unknown"):
             with self.subTest(flags=flags):
-                self.assertEqual(self.run_program(*flags)[0], 2)
+                self.assertEqual(self.run_program(*flags.split())[0], 2)
 
     def test_a_machine_without_a_gpu_is_told_what_to_do(self):
         found = SimpleNamespace(stdout="GPUs 0\n", stderr="\nno driver\n")
@@ -241,20 +223,11 @@ class SimulatedTest(unittest.TestCase):
     def setUpClass(cls):
         folder = temporary_folder(cls.addClassCleanup)
         cls.out = folder / "proof"
-        flags = [
-            "--simulate-gpus",
-            "2",
-            "--small",
-            "--in-process",
-            "--minutes",
-            "60",
-            "--out",
-            str(cls.out),
-        ]
-        flags += ["--sections", *(str(section.number) for section in cls.SECTIONS)]
+        flags = f"--simulate-gpus 2 --small --in-process --minutes 60 --out {cls.out} --sections"
+        numbers = [str(section.number) for section in cls.SECTIONS]
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         cls.finished = subprocess.run(
-            [sys.executable, str(ROOT / "benchmarks" / "gpu_proof.py"), *flags],
+            [sys.executable, str(ROOT / "benchmarks/gpu_proof.py"), *flags.split(), *numbers],
             cwd=folder,
             env=environ,
             capture_output=True,
@@ -321,15 +294,8 @@ class SimulatedTest(unittest.TestCase):
         for model in self.outcomes["section-3"]["data"]["models"]:
             with self.subTest(model["size"]):
                 self.assertEqual(model["error"], "")
-                for name in (
-                    "produce_s",
-                    "transfer_s",
-                    "step_s",
-                    "half_step_s",
-                    "forecast_mib",
-                    "flops",
-                    "operations",
-                ):
+                times = ("produce_s", "transfer_s", "step_s", "half_step_s")
+                for name in (*times, "forecast_mib", "flops", "operations"):
                     self.assertGreater(model[name], 0, name)
 
 
@@ -367,11 +333,9 @@ class HardwareTest(unittest.TestCase):
     def test_fields_that_the_driver_does_not_know_are_left_out(self):
         def nvidia_smi(query: str, *_form: str) -> str | None:
             names = query.removeprefix("--query-gpu=").split(",")
-            return (
-                None
-                if "mig.mode.current" in names
-                else "\n".join(", ".join([name] * len(names)) for name in "ab")
-            )
+            if "mig.mode.current" in names:
+                return None
+            return "\n".join(", ".join([name] * len(names)) for name in "ab")
 
         with mock.patch("myxtts.preflight.prerequisites.nvidia_smi", nvidia_smi):
             first, second = hardware.queried_gpus()
@@ -381,10 +345,11 @@ class HardwareTest(unittest.TestCase):
     def test_libraries_are_asked_for_their_versions(self):
         actual = hardware.library_version("libc.so.6", "getpid", by_argument=False)
         self.assertEqual(actual, os.getpid())
-        self.assertIsNone(
-            hardware.library_version("libc.so.6", "no_such_function", by_argument=True)
-        )
-        self.assertIsNone(hardware.library_version("libmissing.so.1", "version", by_argument=True))
+        for library, function in (
+            ("libc.so.6", "no_such_function"),
+            ("libmissing.so.1", "version"),
+        ):
+            self.assertIsNone(hardware.library_version(library, function, by_argument=True))
         loaded = ["/opt/cuda/libcudnn.so.9.8", "/usr/lib/libm.so.6"]
         with mock.patch.object(hardware, "mapped_files", lambda: iter(loaded)):
             versions = hardware.library_versions("/CPU:0")
@@ -408,29 +373,19 @@ class HardwareTest(unittest.TestCase):
                 recommended(False, "XLA", "", "none"),
             ]
 
-        with contextlib.ExitStack() as patched:
-            for target, value in (
-                ("myxtts.preflight.prerequisites.nvidia_smi", nvidia_smi),
-                ("benchmarks.proof.hardware.gpu_peer_access", lambda first, second: (False, "no")),
-                (
-                    "benchmarks.proof.hardware.check_gpu_software",
-                    lambda placement: checked(placement.model_gpus),
-                ),
-                ("benchmarks.proof.hardware.sees_gpus", lambda count: count == 2),
-                (
-                    "benchmarks.proof.hardware.library_versions",
-                    lambda: {"libcudnn.so.9": {"path": "/x", "version": 9}},
-                ),
-            ):
-                patched.enter_context(mock.patch(target, value))
+        here = {
+            "gpu_peer_access": lambda first, second: (False, "no"),
+            "check_gpu_software": lambda placement: checked(placement.model_gpus),
+            "sees_gpus": lambda count: count == 2,
+            "library_versions": lambda: {"libcudnn.so.9": {"path": "/x", "version": 9}},
+        }
+        driver = mock.patch("myxtts.preflight.prerequisites.nvidia_smi", nvidia_smi)
+        with driver, mock.patch.multiple(hardware, **here):
             result = hardware.run(Scope(2, False, False, 60.0, Path(), Path()))
         page = "\n".join(result.lines)
-        for text in (
-            "| name | A100 | H100 |",
-            "| libcudnn.so.9 | 9 | /x |",
-            "Peer access of GPUs 0-1: no.",
-        ):
-            self.assertIn(text, page)
+        self.assertIn("| name | A100 | H100 |", page)
+        self.assertIn("| libcudnn.so.9 | 9 | /x |", page)
+        self.assertIn("Peer access of GPUs 0-1: no.", page)
         verdicts = {figure.claim: figure.verdict for figure in result.figures}
         self.assertEqual((verdicts["kernels"], verdicts["XLA"]), ("met", "not met"))
         self.assertEqual(verdicts["nothing else uses the GPUs"], "met")
@@ -533,9 +488,8 @@ class VerdictsTest(unittest.TestCase):
         self.assertEqual(trace.activity([host], 2, 0.8), trace.Activity(None, {}, None, 1))
 
     def test_the_peak_leaves_out_what_was_used_before(self):
-        used = iter(
-            [{"current": 5 * 2**20, "peak": 9 * 2**20}, {"current": 6 * 2**20, "peak": 12 * 2**20}]
-        )
+        mib = ({"current": 5, "peak": 9}, {"current": 6, "peak": 12})
+        used = iter([{name: number * 2**20 for name, number in of.items()} for of in mib])
         with (
             mock.patch("tensorflow.config.experimental.reset_memory_stats") as reset,
             mock.patch("tensorflow.config.experimental.get_memory_info", lambda name: next(used)),
@@ -546,7 +500,6 @@ class VerdictsTest(unittest.TestCase):
 
     def test_the_stages_of_a_gpu_have_verdicts(self):
         activity = trace.Activity(900.0, {"to_host": 1.0}, 0.7, 0)
-        # fmt: skip.
         good = stages.StageFigures(
             *("tts", "big"),
             step_s=0.1,
@@ -593,9 +546,8 @@ class TypesTest(unittest.TestCase):
 
     def test_results_are_recorded_before_the_end(self):
         with tempfile.TemporaryDirectory() as folder:
-            Scope(1, True, True, 10.0, Path(folder), Path()).record(
-                SectionResult("title", ["line"])
-            )
+            scope = Scope(1, True, True, 10.0, Path(folder), Path())
+            scope.record(SectionResult("title", ["line"]))
             recorded = json.loads((Path(folder) / "result.json").read_text())
         self.assertEqual((recorded["title"], recorded["complete"]), ("title", False))
 

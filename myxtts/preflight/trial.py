@@ -291,7 +291,7 @@ def device_roles(placement: Placement) -> dict[str, str]:
 
 def check_gpu_memory(placement: Placement, forecast: MemoryForecast) -> Iterator[Check]:
     """Check the peak of the memory in use on each device during the heaviest steps, and the
-    observer's beside it.
+    observer's in addition.
     """
     for device, role in device_roles(placement).items():
         peak_mib = tf.config.experimental.get_memory_info(device[1:])["peak"] / 2**20
@@ -299,12 +299,12 @@ def check_gpu_memory(placement: Placement, forecast: MemoryForecast) -> Iterator
         is_observer = device == (placement.observer or placement.routes[0].model)
         observer_mib = forecast.observer_mib if is_observer else 0.0
         headroom_mib = limit_mib - peak_mib - observer_mib
-        beside = f" and about {observer_mib:,.0f} MiB for the observer" if observer_mib else ""
+        observer = f" and about {observer_mib:,.0f} MiB for the observer" if observer_mib else ""
         yield recommended(
             headroom_mib > HEADROOM * limit_mib,
             f"memory of {device} ({role})",
             f"at least {100 * HEADROOM:.0f} % of {limit_mib:,.0f} MiB is free",
-            f"peak {peak_mib:,.0f} MiB{beside}, {headroom_mib:,.0f} MiB free",
+            f"peak {peak_mib:,.0f} MiB{observer}, {headroom_mib:,.0f} MiB free",
             "Lower --batch-size or --max-seconds, or add --gradient-checkpointing.",
         )
 

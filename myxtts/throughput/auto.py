@@ -43,8 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def choose_placement(config: Config, measure: MeasureStages) -> Config:
-    """Return the settings with the placement of the highest predicted throughput in place of
-    `auto`.
+    """Return the settings with the placement of the highest predicted throughput.
 
     Args:
         measure: measures the stages of a run; called in a process of its own.

@@ -18,7 +18,7 @@ from myxtts.data.batch_plan import Plan
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
-from myxtts.training.memory_forecast import (
+from myxtts.training.memory import (
     EVALUATED_BYTES,
     PRODUCE_BYTES,
     MemoryForecast,
@@ -170,14 +170,13 @@ class TooMuch(unittest.TestCase):
     def test_a_forecast_that_fits_and_an_unknown_memory_are_accepted(self):
         for available_mib in (None, 100.0):
             with mock.patch(
-                "myxtts.training.memory_forecast.available_memory_mib",
-                lambda mib=available_mib: mib,
+                "myxtts.training.memory.available_memory_mib", lambda mib=available_mib: mib
             ):
                 check_memory(MemoryForecast({"for the step": 100.0}, 1, 1.0))
 
     def test_a_run_that_does_not_fit_ends_before_it_reads_with_figures_and_flags(self):
         workspace = Workspace.with_toy_models(self.addCleanup)
-        with mock.patch("myxtts.training.memory_forecast.available_memory_mib", lambda: 2.0):
+        with mock.patch("myxtts.training.memory.available_memory_mib", lambda: 2.0):
             finished = workspace.train("large")
         self.assertEqual(finished.code, 2, finished)
         self.assertRegex(
@@ -208,7 +207,7 @@ class TooMuch(unittest.TestCase):
 
     def test_the_check_raises_config_error(self):
         with (
-            mock.patch("myxtts.training.memory_forecast.available_memory_mib", lambda: 1.0),
+            mock.patch("myxtts.training.memory.available_memory_mib", lambda: 1.0),
             self.assertRaises(ConfigError),
         ):
             check_memory(MemoryForecast({"for the step": 100.0}, 1, 1.0))

@@ -36,7 +36,7 @@ from myxtts.throughput.measure import (
     open_run,
     time_step,
 )
-from myxtts.training.memory_forecast import forecast_memory
+from myxtts.training.memory import forecast_memory
 
 TITLE = "Stage times"
 MODELS = (

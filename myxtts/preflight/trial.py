@@ -35,7 +35,7 @@ from myxtts.throughput.measure import SynchronousStep, step_spans, train_steps
 from myxtts.training import loop
 from myxtts.training.description import describe_batch, explain_out_of_memory, segments_of
 from myxtts.training.hooks import StepEnd
-from myxtts.training.memory_forecast import MemoryForecast
+from myxtts.training.memory import MemoryForecast
 from myxtts.training.schedule import ConstantRates, Schedule
 from myxtts.training.setup import OpenRun, RunCorpora, TrainingSetup
 from myxtts.training.state import TrainingState

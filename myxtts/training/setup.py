@@ -44,7 +44,7 @@ from myxtts.training.checkpoint_files import (
     recover_interrupted_replace,
 )
 from myxtts.training.checkpoints import restore
-from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
+from myxtts.training.memory import MemoryForecast, check_memory, forecast_memory
 from myxtts.training.runs import (
     RunFolder,
     TrainedRun,

@@ -21,7 +21,10 @@ from myxtts.placement.audit import require_device
 from myxtts.training.schedule import Rates
 from myxtts.training.state import TrainedGroup, TrainingState
 
-TABLE_STEPS = 1024  # whose rates are on the device
+# The rates of so many steps are on the model device.
+TABLE_STEPS = 1024
+
+# The metric that counts updates which a loss scale has skipped.
 SKIPPED = "skipped_updates"
 
 RATES_SPEC = tf.TensorSpec([TABLE_STEPS], tf.float32)
@@ -36,9 +39,10 @@ CONTROLS_SPEC = {
 class Step:
     """The training step of a state, on all its replicas.
 
-        first = step.hand_over(features[0]) outcome, first = step(first, features[1:] +
-        features_of_the_next_step[:1], number=1, rates=schedule) step.read(outcome)  # {"mel": …,
-        "prior": …, "duration": …, "loss": …, "gradient_norm": …}
+        first = step.hand_over(features[0])
+        following = features[1:] + features_of_the_next_step[:1]
+        outcome, first = step(first, following, number=1, rates=schedule)
+        step.read(outcome)["gradient_norm"]
 
     A microbatch has a batch for each replica of this process. Gradients are summed over
     microbatches and replicas. Since each loss is a share of the loss of the whole step, the sum is
@@ -61,7 +65,7 @@ class Step:
 
     Attributes:
         hand_over: copies a microbatch, one batch for each replica, to the model devices; for the
-            first one. All others are handed over by the step before.
+            first one. All others are handed over by the previous step.
     """
 
     def __init__(
@@ -75,54 +79,42 @@ class Step:
         self._state = state
         self._clip = gradient_clip
         self._variables = [v.value for v in state.trained]
-        self._rises = any(group.spec.rise_steps for group in state.groups)
         self._skips = any(is_scaled(group.optimizer) for group in state.groups)
         self._static_shapes = static_shapes
         replicas = state.replicas
-        with replicas.scope():
-            self._sums = [self._sum_of(v) for v in self._variables if accumulation > 1]
+        self._sums = []
+        if accumulation > 1:
+            with replicas.scope():
+                self._sums = [sum_of(variable) for variable in self._variables]
         self._no_losses = []
         for device in replicas.devices:
             with tf.device(device):
                 self._no_losses.append(tf.zeros([len(self.loss_names)]))
-        for replica, device in enumerate(replicas.devices):
-            require_device(
-                device,
-                (("sum of gradients", replicas.local_results(v)[replica]) for v in self._sums),
-            )
+        for variable in self._sums:
+            copies = replicas.local_results(variable)
+            for device, copy in zip(replicas.devices, copies, strict=True):
+                require_device(device, [("sum of gradients", copy)])
         self._controls = Controls(state.device)
         self._batch_specs = [tensor_specs(state.model.BATCH_FIELDS)] * len(replicas.devices)
         self.hand_over = compile_hand_over(state.model.BATCH_FIELDS, replicas.devices)
         self._accumulate = self._with_hand_over(self._add_microbatch, compile_xla)
         self._finish = self._with_hand_over(self._take_last_microbatch, compile_xla)
-        self._traced: dict[
-            tuple, Any
-        ] = {}  # (function, shapes of a microbatch) -> concrete function
-
-    @staticmethod
-    def _sum_of(variable):
-        """Make a variable of zeros on each replica, to which the replica adds its own gradients."""
-        return tf.Variable(
-            tf.zeros_like(variable),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
+        # Concrete functions by function and shapes of a microbatch.
+        self._traced: dict[tuple, Any] = {}
 
     def _with_hand_over(self, function, compile_xla):
-        """Return a compiled function that also copies what follows; XLA, which compiles for one
-        device, leaves it out.
+        """Return a compiled function that also copies what follows.
 
         It takes the arguments of the function and, after the microbatch, the features to copy.
         """
-        function = (
-            tf.function(function, jit_compile=True, autograph=False) if compile_xla else function
-        )
+        # XLA compiles for one device, so the copy between two is outside of what it compiles.
+        if compile_xla:
+            function = tf.function(function, jit_compile=True, autograph=False)
 
-        def with_hand_over(batches, following, *arguments):
-            handed = copied(following, self._state.replicas.devices)
+        def with_hand_over(batches, following, losses_so_far, controls):
+            copies = copied(following, self._state.replicas.devices)
             with tf.device(self._state.device):
-                return handed, function(batches, *arguments)
+                return copies, function(batches, losses_so_far, controls)
 
         return tf.function(with_hand_over, autograph=False)
 
@@ -142,7 +134,7 @@ class Step:
             following: features, on the data devices, of the other microbatches of the step and of
                 the first one of the next step. Where no step follows, any features, whose copy is
                 to be ignored.
-            rates: equal to those of the step before, unless they change.
+            rates: equal to those of the previous step, unless they change.
             stop: whether this process has a request to stop; see `stop_requested`.
 
         Returns:
@@ -154,40 +146,31 @@ class Step:
             controls = self._controls.of_step(number, rates, stop)
             for features in following[:-1]:
                 accumulate = self._concrete(self._accumulate, batches)
-                batches, losses = accumulate(
-                    batches, list(features), losses, *[controls] * self._rises
-                )
+                batches, losses = accumulate(batches, list(features), losses, controls)
             finish = self._concrete(self._finish, batches)
             batches, (outcome, steps_done) = finish(batches, list(following[-1]), losses, controls)
         self._controls.advance(steps_done)
         return outcome, batches
 
     def left_unchanged(self, error: tf.errors.OpError) -> bool:
-        """Return whether a call that failed with this error has left the state as it was before the
-        step.
-        """
+        """Return whether a call that failed with this error has left the state unchanged."""
         return self._state.replicas.is_distributed and left_unchanged(error)
 
     def _concrete(self, function, batches: Sequence[Batch]):
         """Return the concrete function for such microbatches. What follows them may have
         any shape.
         """
-        shapes = (
-            [batch[name].shape for batch in batches for name in sorted(batch)]
-            if self._static_shapes
-            else []
-        )
-        key = function, *shapes
+        shapes: tuple = ()
+        if self._static_shapes:
+            shapes = tuple(tensor.shape for tensor in tf.nest.flatten(list(batches)))
+        key = function, shapes
         if key not in self._traced:
-            specs = (
-                tf.nest.map_structure(tf.TensorSpec.from_tensor, list(batches))
-                if shapes
-                else self._batch_specs
-            )
+            specs = self._batch_specs
+            if self._static_shapes:
+                specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, list(batches))
             losses = [tf.TensorSpec(zeros.shape, zeros.dtype) for zeros in self._no_losses]
-            controls = [CONTROLS_SPEC] * (function is self._finish or self._rises)
             self._traced[key] = function.get_concrete_function(
-                specs, self._batch_specs, losses, *controls
+                specs, self._batch_specs, losses, CONTROLS_SPEC
             )
         return self._traced[key]
 
@@ -208,7 +191,10 @@ class Step:
     @property
     def loss_names(self) -> list[str]:
         """The losses of all groups."""
-        return [name for group in self._state.groups for name in group.spec.losses]
+        names: list[str] = []
+        for group in self._state.groups:
+            names += group.spec.losses
+        return names
 
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
         """Return the losses, and each group's sum and gradient norm, of an outcome by name; waits
@@ -218,12 +204,11 @@ class Step:
         `_` and its name. With a scaled loss, SKIPPED is how many updates the optimizers of all
         groups have skipped since this process started.
         """
-        suffixes = ["", *(f"_{group.name}" for group in self._state.groups[1:])]
-        names = [
-            *self.loss_names,
-            *(name + suffix for suffix in suffixes for name in ("loss", "gradient_norm")),
-        ]
-        names += [SKIPPED] * self._skips
+        names = self.loss_names
+        for suffix in ("", *(f"_{group.name}" for group in self._state.groups[1:])):
+            names += [f"loss{suffix}", f"gradient_norm{suffix}"]
+        if self._skips:
+            names.append(SKIPPED)
         return dict(zip(names, outcome.numpy()[:-1].tolist(), strict=True))
 
     @staticmethod
@@ -238,30 +223,31 @@ class Step:
         """How often the step was traced."""
         return self._finish.experimental_get_tracing_count()
 
-    def _add_microbatch(self, batches, losses_so_far, controls=None):
+    def _add_microbatch(self, batches, losses_so_far, controls):
         """On all replicas: add the gradients of a microbatch; return the losses so far of each
         replica.
         """
-        replicas, steps_done = self._state.replicas, controls and controls["steps_done"]
-        arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far), steps_done
-        return list(
-            replicas.local_results(replicas.strategy.run(self._accumulate_on_replica, arguments))
+        replicas = self._state.replicas
+        arguments = (
+            replicas.per_replica(batches),
+            replicas.per_replica(losses_so_far),
+            controls["steps_done"],
         )
+        results = replicas.strategy.run(self._accumulate_on_replica, arguments)
+        return list(replicas.local_results(results))
 
     def _take_last_microbatch(self, batches, losses_so_far, controls):
         """On all replicas: compute the last gradients and update the weights; return the outcome
         and the steps done.
         """
         state, replicas, steps_done = self._state, self._state.replicas, controls["steps_done"]
-        learning_rate, ema_decay = (
-            tf.gather(controls[name], steps_done % TABLE_STEPS)
-            for name in ("learning_rate", "ema_decay")
-        )
+        learning_rate = tf.gather(controls["learning_rate"], steps_done % TABLE_STEPS)
+        ema_decay = tf.gather(controls["ema_decay"], steps_done % TABLE_STEPS)
         for group in state.groups:
-            ratio = group.spec.learning_rate_ratio
-            set_learning_rate(
-                group.optimizer, learning_rate if ratio == 1.0 else learning_rate * ratio
-            )
+            group_rate = learning_rate
+            if group.spec.learning_rate_ratio != 1.0:
+                group_rate = learning_rate * group.spec.learning_rate_ratio
+            unscaled(group.optimizer).learning_rate = group_rate
         arguments = (
             replicas.per_replica(batches),
             replicas.per_replica(losses_so_far),
@@ -288,9 +274,9 @@ class Step:
         def follow(average, variable):
             average.assign_sub((1.0 - decay) * (average - variable))
 
-        for average, variable in zip(
-            state.averages, state.groups[0].trained, strict=bool(state.averages)
-        ):
+        if not state.averages:
+            return
+        for average, variable in zip(state.averages, state.groups[0].trained, strict=True):
             strategy.extended.update(average, follow, (variable.value,), group=False)
 
     def _gradients(self, batch, steps_done):
@@ -303,12 +289,10 @@ class Step:
 
         state = self._state
         losses, gradients = group_gradients(state.model, state.groups, batch, scaled_total)
-        shapes = [
-            variable.shape for variable in self._variables
-        ]  # some gradients have no static shape
+        # Some gradients have no static shape.
         gradients = [
-            tf.ensure_shape(gradient, shape)
-            for gradient, shape in zip(gradients, shapes, strict=True)
+            tf.ensure_shape(gradient, variable.shape)
+            for gradient, variable in zip(gradients, self._variables, strict=True)
         ]
         return tf.concat(losses, axis=0) if len(losses) > 1 else losses[0], gradients
 
@@ -326,9 +310,8 @@ class Step:
         if not spec.rise_steps:
             return tf.reduce_sum(losses)
         risen = tf.minimum(tf.cast(steps_done, tf.float32) / spec.rise_steps, 1.0)
-        return tf.reduce_sum(
-            losses * tf.stack([risen if name in spec.rising else 1.0 for name in spec.losses])
-        )
+        weights = [risen if name in spec.rising else 1.0 for name in spec.losses]
+        return tf.reduce_sum(losses * tf.stack(weights))
 
     def _accumulate_on_replica(self, batch, losses_so_far, steps_done):
         """On one replica: add the gradients of a batch; return the losses so far."""
@@ -343,7 +326,7 @@ class Step:
 
         With a scaled loss, also return the number of groups whose update was skipped: int64.
         """
-        groups = self._state.groups
+        groups, replicas = self._state.groups, self._state.replicas
         losses, gradients = self._gradients(batch, steps_done)
         losses += losses_so_far
         if self._sums:
@@ -353,29 +336,34 @@ class Step:
             for total in self._sums:
                 total.assign(tf.zeros_like(total))
         packed = tf.concat([losses, [stop]], axis=0)
-        packed, *gradients = reduced = self._state.replicas.all_reduce_sum([packed, *gradients])
+        reduced = replicas.all_reduce_sum([packed, *gradients])
+        packed, *gradients = reduced
         losses, stop = packed[:-1], packed[-1]
 
-        # Weight decay and the number of updates need no gradient: without this, they would change
-        # in a step that fails because another worker is lost, and whose state is saved (see
-        # `left_unchanged`).
-        with tf.control_dependencies(reduced if self._state.replicas.is_distributed else []):
+        # Weight decay and the number of updates need no gradient. Without these dependencies they
+        # would change in a step that fails because another worker is lost, and whose state is saved
+        # (see `left_unchanged`).
+        with tf.control_dependencies(reduced if replicas.is_distributed else []):
             updates = [
-                self._update(*pair) for pair in zip(groups, self._by_group(gradients), strict=True)
+                self._update(group, group_gradients)
+                for group, group_gradients in zip(groups, self._by_group(gradients), strict=True)
             ]
         figures, finite, skipped = [], [], []
-        for group, own, (norm, scale, is_skipped) in zip(
-            groups, self._losses_by_group(losses), updates, strict=True
-        ):
-            loss = self._total(group, own, steps_done)
+        group_losses = self._losses_by_group(losses)
+        for group, its_losses, update in zip(groups, group_losses, updates, strict=True):
+            norm, scale, is_skipped = update
+            loss = self._total(group, its_losses, steps_done)
             # A scaled loss overflows now and then: the optimizer skips that update and halves the
             # scale. This is an error only when the scale falls below 1.
             overflows = is_scaled(group.optimizer) & (scale >= 1.0)
             finite.append(tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows))
             figures += [loss, norm / scale]
-            skipped += [tf.cast(is_skipped, tf.int64)] * self._skips
-        results = tf.concat([losses, [*figures, stop]], axis=0), reduce(tf.logical_and, finite)
-        return (*results, reduce(tf.add, skipped)) if self._skips else results
+            skipped.append(is_skipped)
+        outcome = tf.concat([losses, [*figures, stop]], axis=0)
+        is_finite = reduce(tf.logical_and, finite)
+        if not self._skips:
+            return outcome, is_finite
+        return outcome, is_finite, reduce(tf.add, [tf.cast(each, tf.int64) for each in skipped])
 
     def _losses_by_group(self, losses) -> list:
         """Divide losses, float32 [losses], into those of each group."""
@@ -386,23 +374,33 @@ class Step:
         """On one replica: update the variables of a group.
 
         Returns:
-            The norm of its scaled gradient, the scale, and whether the optimizer skips the update:
-                it does if the
-            gradient is not finite, and then lowers the scale. Without a scale it never does.
+            The norm of its scaled gradient, the scale, and whether the optimizer skips the update.
+            It does if the gradient is not finite, and then lowers the scale. Without a scale it
+            never does.
         """
         scale = loss_scale(group.optimizer)
         norm = tf.linalg.global_norm(gradients)
         if self._clip:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip * scale, use_norm=norm)
-        is_skipped = (
-            ~group.optimizer.check_finite(gradients) if is_scaled(group.optimizer) else False
-        )
+        is_skipped = False
+        if is_scaled(group.optimizer):
+            is_skipped = ~group.optimizer.check_finite(gradients)
         group.optimizer.apply(gradients, group.trained)
         return norm, scale, is_skipped
 
 
+def sum_of(variable: tf.Variable) -> tf.Variable:
+    """Make a variable of zeros on each replica, to which the replica adds its own gradients."""
+    return tf.Variable(
+        tf.zeros_like(variable),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )
+
+
 class Controls:
-    """What a step takes beside batches, on the model device: the steps done, the rates of steps,
+    """What a step takes besides batches, on the model device: the steps done, the rates of steps,
     and the stop flag.
 
     A table has the rates of TABLE_STEPS steps, and each step returns the number of steps done for
@@ -419,35 +417,34 @@ class Controls:
             self._stop = tf.constant(0.0), tf.constant(1.0)
         self._rates: Rates | None = None
         self._table: dict[str, tf.Tensor] = {}
-        self._table_number = self._steps_done = -1
-        self._steps_done_there: tf.Tensor | None = None
+        self._table_number = -1
+        self._steps_done = -1
+        self._steps_done_on_device: tf.Tensor | None = None
 
     def of_step(self, number: int, rates: Rates, stop: bool) -> dict[str, tf.Tensor]:
         """Return the arguments of step `number`."""
         steps_done = number - 1
         with tf.device(self._device):
             if steps_done != self._steps_done:
-                self._steps_done, self._steps_done_there = (
-                    steps_done,
-                    tf.constant(steps_done, tf.int64),
-                )
+                self._steps_done = steps_done
+                self._steps_done_on_device = tf.constant(steps_done, tf.int64)
             if rates != self._rates or steps_done // TABLE_STEPS != self._table_number:
-                self._rates, self._table_number = rates, steps_done // TABLE_STEPS
+                self._rates = rates
+                self._table_number = steps_done // TABLE_STEPS
+                first = self._table_number * TABLE_STEPS
+                steps = range(first, first + TABLE_STEPS)
                 self._table = {
-                    "learning_rate": self._of_table(rates.learning_rate),
-                    "ema_decay": self._of_table(rates.ema_decay),
+                    "learning_rate": tf.constant(
+                        [rates.learning_rate(i) for i in steps], tf.float32
+                    ),
+                    "ema_decay": tf.constant(list(map(rates.ema_decay, steps)), "float32"),
                 }
-        return {"steps_done": self._steps_done_there, **self._table, "stop": self._stop[stop]}
-
-    def _of_table(self, rate: Callable[[int], float]) -> tf.Tensor:
-        first = self._table_number * TABLE_STEPS
-        return tf.constant(
-            [rate(steps_done) for steps_done in range(first, first + TABLE_STEPS)], tf.float32
-        )
+        return {"steps_done": self._steps_done_on_device, **self._table, "stop": self._stop[stop]}
 
     def advance(self, steps_done: tf.Tensor) -> None:
         """Count a step, with the number of steps done that it returned."""
-        self._steps_done, self._steps_done_there = self._steps_done + 1, steps_done
+        self._steps_done += 1
+        self._steps_done_on_device = steps_done
 
 
 def group_gradients(
@@ -466,22 +463,20 @@ def group_gradients(
         total: (group, its losses) -> what its variables minimise, a scalar.
     """
     variables = [[v.value for v in group.trained] for group in groups]
+    # Only trained variables are watched, so that no gradient is computed for frozen layers before
+    # them. A tape for each group: going back from the losses of discriminators, it ends at their
+    # input.
+    tapes = [tf.GradientTape(watch_accessed_variables=False) for _ in groups]
     with ExitStack() as opened:
-        # Only trained variables are watched, so that no gradient is computed for frozen layers
-        # before them. A tape for each group: going back from the losses of discriminators, it ends
-        # at their input.
-        tapes = [
-            opened.enter_context(tf.GradientTape(watch_accessed_variables=False)) for _ in groups
-        ]
-        for tape, own in zip(tapes, variables, strict=True):
-            tape.watch(own)
+        for tape, watched in zip(tapes, variables, strict=True):
+            opened.enter_context(tape).watch(watched)
         by_name, _ = model(batch, training=True)
         losses = [tf.stack([by_name[name] for name in group.spec.losses]) for group in groups]
-        totals = [total(group, own) for group, own in zip(groups, losses, strict=True)]
-    gradients = [
-        tape.gradient(goal, own) for tape, goal, own in zip(tapes, totals, variables, strict=True)
-    ]
-    return losses, [gradient for own in gradients for gradient in own]
+        totals = list(map(total, groups, losses))
+    gradients: list = []
+    for tape, goal, watched in zip(tapes, totals, variables, strict=True):
+        gradients += tape.gradient(goal, watched)
+    return losses, gradients
 
 
 def is_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -492,11 +487,6 @@ def is_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
 def loss_scale(optimizer: keras.optimizers.Optimizer):
     """Return the present factor on the gradients, float32; applying gradients may change it."""
     return tf.identity(optimizer.dynamic_scale.value) if is_scaled(optimizer) else 1.0
-
-
-def set_learning_rate(optimizer: keras.optimizers.Optimizer, learning_rate: tf.Tensor) -> None:
-    """Set the learning rate of the optimizer, or of the one inside a loss scale."""
-    unscaled(optimizer).learning_rate = learning_rate
 
 
 def unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

@@ -98,9 +98,8 @@ class CompleteRun(Case):
             " languages en",
             "step           3.3 utterances and 1.9 audio seconds in 1 x 4 rows",
             "length         8 steps of 3 an epoch (2.7 epochs), from step 0 until --max-steps 8",
-            "buffers        8 batches on the host (--buffer-size); on the data device 3 of"
-            " audio and 3 in the feed (--prefetch-buffer-size), 1 to enter it and 2 that the"
-            " step takes; on the model device 2, one of them of the next step",
+            "buffers        host 8 (--buffer-size); data device 3 audio + 3 features"
+            " (--prefetch-buffer-size) + 3 in flight; model device 2",
             "traces         1 of the training step",
         ):
             self.assertIn(line + "\n", self.finished.out)

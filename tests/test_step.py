@@ -277,9 +277,9 @@ class HandOverTest(unittest.TestCase):
         ):
             for number, stop in ((2, False), (3, True), (4, False)):
                 known = {
-                    *map(
-                        id, [*later._table.values(), *step._no_losses, later._steps_done_on_device]
-                    ),
+                    *map(id, later._table.values()),
+                    *map(id, step._no_losses),
+                    id(later._steps_done_on_device),
                     *constants,
                 }
                 known |= {id(tensor) for tensor in tf.nest.flatten([handed, batch])}

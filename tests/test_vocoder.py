@@ -35,7 +35,7 @@ from myxtts.placement.copies import find_copies
 from myxtts.report.metrics import read_metrics
 from myxtts.tasks.base import Examples
 from myxtts.tasks.vocoder import VocoderSampler
-from myxtts.training.description import long_segments
+from myxtts.training.description import segment_exceeds_utterances_warning
 from tests.tiny import arrays_of, on_device, rows_of
 from tests.tiny_vocoder import (
     FRAMES,
@@ -413,7 +413,8 @@ class Runs(unittest.TestCase):
                 vocoder=VocoderConfig(vocoder_segment_seconds=segment_s),
             )
             self.assertEqual(
-                "half of the utterances are shorter than 0.5 s" in long_segments(config, corpus),
+                "half of the utterances are shorter than 0.5 s"
+                in segment_exceeds_utterances_warning(config, corpus),
                 announced,
             )
 

@@ -213,7 +213,7 @@ class WeightSync:
                 step,
             )
             state.step = newest
-            state.began = (newest, state.position)
+            state.session_start = (newest, state.position)
         state.audio_s_since_sync = 0.0
         return True
 

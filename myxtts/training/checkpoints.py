@@ -403,7 +403,7 @@ def restore(checkpoint: Checkpoint, state: TrainingState) -> None:
             record.replicas,
         )
         state.position = state.position.after_resize(record.replicas)
-    state.began = state.step, state.position
+    state.session_start = state.step, state.position
     state.pending_observations = record.pending_observations
 
 

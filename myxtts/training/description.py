@@ -19,14 +19,13 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config, TrainingConfig
 from myxtts.data.batch_plan import Position, planned_steps
 from myxtts.data.dataset import Corpus, batch_exceeds_corpus_warning
-from myxtts.data.manifest import Vocabulary
 from myxtts.errors import TrainingError
 from myxtts.models.layers import parameter_count, weight_count
 from myxtts.placement.devices import describe
 from myxtts.placement.routes import Placement
 from myxtts.tasks.registry import task_of
 from myxtts.training.loop import NonFiniteLoss, StepOutOfMemory
-from myxtts.training.setup import TrainingSetup
+from myxtts.training.setup import RunCorpora, TrainingSetup
 from myxtts.training.state import TrainingState
 
 SOURCE_TREE = Path(__file__).parents[2]
@@ -52,51 +51,28 @@ def log_start(setup: TrainingSetup) -> None:
     if setup.replicas.is_chief:
         if small := batch_exceeds_corpus_warning(setup.corpora.training, setup.config):
             log.warning("%s", small)
-        if long := long_segments(setup.config, setup.corpora.training):
+        if long := segment_exceeds_utterances_warning(setup.config, setup.corpora.training):
             log.warning("%s", long)
         for name, text in derived_numbers(setup).items():
             log.info("%-14s %s", name, text)
 
 
 def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
-    """Return the lines of the log by their names."""
-    config, corpora, schedule = setup.config, setup.corpora, setup.schedule
-    training, data, replicas = config.training, config.data, setup.replicas.count
-    plan, samples, vocabulary = (
-        corpora.training.plan,
-        corpora.training.manifest.samples,
-        corpora.vocabulary,
-    )
-    audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ
-    steps, sizes, total = plan.steps_per_epoch, plan.batch_sizes, schedule.total_steps
-    rows = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes.max()}"
+    """Return the numbers that follow from the settings and the corpus, as lines of the log."""
+    config, schedule, plan = setup.config, setup.schedule, setup.corpora.training.plan
+    training, total = config.training, schedule.total_steps
+    precision = training.precision if training.tf32 else f"{training.precision} without TF32"
     peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
-    held_out = f", {len(corpora.held_out.manifest)} held out" if corpora.held_out else ""
-    utterances, seconds, accumulation = (
-        len(samples) / steps,
-        audio_s / steps,
-        training.gradient_accumulation,
-    )
-    speakers, depth = len(vocabulary.speakers), data.prefetch_buffer_size
-    per_replica = (
-        f"{replicas} replicas with {utterances / replicas:.1f} and {seconds / replicas:.1f}, each "
-    )
+    steps = plan.steps_per_epoch
     return {
-        "corpus": (
-            f"{len(samples)} utterances{held_out}, {audio_s / 60:.1f} min, "
-            f"{speakers} speaker{'s' * (speakers != 1)}, {_describe_texts(vocabulary)}"
-        ),
+        "corpus": _describe_corpora(setup.corpora),
         "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in plan.bounds) + " s",
         "padding": f"{100 * plan.padding:.1f} %",
         "model": (
-            f"{task_of(config).describe(config)}, {parameters_line(setup.state)}, "
-            f"{training.precision}{'' if training.tf32 else ' without TF32'}"
+            f"{task_of(config).describe(config)}, {parameters_line(setup.state)}, {precision}"
         ),
         **setup.choices,
-        "step": (
-            f"{utterances:.1f} utterances and {seconds:.1f} audio seconds in"
-            f" {per_replica * (replicas > 1)}{accumulation} x {rows} rows{segments_of(config)}"
-        ),
+        "step": _describe_step(setup),
         "host memory": f"about {setup.memory}",
         "learning rate": (
             f"{schedule.learning_rate(0):.2g} at first, {peak:.2g} at most, "
@@ -106,13 +82,55 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
             f"{total} steps of {steps} an epoch ({total / steps:.1f} epochs), from step"
             f" {setup.state.step} until {ending_setting(training, total)}"
         ),
-        "buffers": (
-            f"{data.buffer_size} batches on the host (--buffer-size); on the data device {depth} of"
-            f" audio and {depth} in the feed (--prefetch-buffer-size), 1 to enter it and"
-            f" {accumulation + 1} that the step takes; on the model device"
-            f" {2 + (accumulation > 1)}, one of them of the next step"
-        ),
+        "buffers": _describe_buffers(config),
     }
+
+
+def _describe_corpora(corpora: RunCorpora) -> str:
+    samples, vocabulary = corpora.training.manifest.samples, corpora.vocabulary
+    minutes = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ / 60
+    held_out = f", {len(corpora.held_out.manifest)} held out" if corpora.held_out else ""
+    count = len(vocabulary.speakers)
+    speakers = "1 speaker" if count == 1 else f"{count} speakers"
+    texts = "texts are not used"
+    if vocabulary.symbols.symbols:
+        languages = " ".join(vocabulary.languages)
+        texts = f"{len(vocabulary.symbols)} symbols, languages {languages}"
+    return f"{len(samples)} utterances{held_out}, {minutes:.1f} min, {speakers}, {texts}"
+
+
+def _describe_step(setup: TrainingSetup) -> str:
+    """Return the size of a step: `51.2 utterances and 204.3 audio seconds in 1 x 64 rows`."""
+    plan, replicas = setup.corpora.training.plan, setup.replicas.count
+    samples, sizes = setup.corpora.training.manifest.samples, plan.batch_sizes
+    utterances = len(samples) / plan.steps_per_epoch
+    audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ / plan.steps_per_epoch
+    rows = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes.max()}"
+    share = ""
+    if replicas > 1:
+        share = (
+            f"{replicas} replicas with {utterances / replicas:.1f} and {audio_s / replicas:.1f},"
+            " each "
+        )
+    accumulation = setup.config.training.gradient_accumulation
+    return (
+        f"{utterances:.1f} utterances and {audio_s:.1f} audio seconds in {share}{accumulation} x"
+        f" {rows} rows{segments_of(setup.config)}"
+    )
+
+
+def _describe_buffers(config: Config) -> str:
+    """Return how many batches wait where."""
+    data, accumulation = config.data, config.training.gradient_accumulation
+    depth = data.prefetch_buffer_size
+    # One batch is about to enter the feed. A step takes its microbatches, and the first one of the
+    # next step.
+    in_flight = accumulation + 2
+    on_model = 2 if accumulation == 1 else 3
+    return (
+        f"host {data.buffer_size} (--buffer-size); data device {depth} audio + {depth} features"
+        f" (--prefetch-buffer-size) + {in_flight} in flight; model device {on_model}"
+    )
 
 
 def segments_of(config: Config) -> str:
@@ -123,14 +141,10 @@ def segments_of(config: Config) -> str:
     return "" if seconds is None else f", of each utterance a segment of {seconds:g} s"
 
 
-def long_segments(config: Config, corpus: Corpus) -> str:
-    """Return a sentence if most utterances are shorter than the segments of the task, else an empty
-    string.
-    """
-    segment_s, median_s = (
-        task_of(config).segment_s(config),
-        float(np.median(corpus.manifest.samples)) / SAMPLE_RATE_HZ,
-    )
+def segment_exceeds_utterances_warning(config: Config, corpus: Corpus) -> str:
+    """Return a warning if most utterances are shorter than the segments of the task, else ""."""
+    segment_s = task_of(config).segment_s(config)
+    median_s = float(np.median(corpus.manifest.samples)) / SAMPLE_RATE_HZ
     if segment_s is None or segment_s <= median_s:
         return ""
     return (
@@ -156,7 +170,7 @@ def ending_setting(training: TrainingConfig, total_steps: int) -> str:
 
 
 def describe_run(setup: TrainingSetup) -> dict[str, Any]:
-    """Return what the page of a run shows of it beside its metrics; JSON."""
+    """Return the content of run.json."""
     config, plan, replicas = setup.config, setup.corpora.training.plan, setup.replicas
     placement_line, *devices = (" ".join(line.split()) for line in describe(setup.run.placement))
     return {
@@ -224,7 +238,9 @@ def translate_training_errors(setup: TrainingSetup) -> Iterator[None]:
     try:
         yield
     except NonFiniteLoss as error:
-        raise TrainingError(explain_non_finite(error, corpus, checkpoints, *state.began)) from error
+        raise TrainingError(
+            explain_non_finite(error, corpus, checkpoints, *state.session_start)
+        ) from error
     except StepOutOfMemory as error:
         batch = describe_batch(error, corpus)
         raise TrainingError(
@@ -257,8 +273,8 @@ def explain_non_finite(
         began_step, began: a step before it and its position, from which the plan was followed
             without a jump.
     """
-    taken = error.step - 1 - began_step
-    _, _, step = next(islice(planned_steps(corpus.plan, began), taken, None))
+    steps = error.step - 1 - began_step
+    _, _, step = next(islice(planned_steps(corpus.plan, began), steps, None))
     names = ", ".join(f"'{corpus.manifest.ids[row]}'" for row in step.utterances[:32])
     epoch = step.position.epoch + 1
     return (
@@ -267,12 +283,6 @@ def explain_non_finite(
         " these utterances. Resume with --resume and a lower --learning-rate or --gradient-clip,"
         " or start another run with --precision float32."
     )
-
-
-def _describe_texts(vocabulary: Vocabulary) -> str:
-    if not vocabulary.symbols.symbols:
-        return "texts are not used"
-    return f"{len(vocabulary.symbols)} symbols, languages {' '.join(vocabulary.languages)}"
 
 
 def describe_batch(error: StepOutOfMemory, corpus: Corpus) -> str:

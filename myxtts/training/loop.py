@@ -9,6 +9,7 @@ has no batch.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import tensorflow as tf
@@ -34,16 +35,14 @@ Save = Callable[[TrainingState], object]
 
 
 class StepFunction(Protocol):
-    """A `Step`, or what takes its place. The loop calls TensorFlow through it and the state alone.
+    """A `Step`, or what takes its place; see the methods there.
 
-    A call queues step `number` (from 1) and the hand-over of the last entry of `following`, and may
-    return before the device has done either. It returns the outcome of the step, and the microbatch
-    that is `first` of the next call.
+    The loop calls TensorFlow through it and the state alone. A call queues step `number` (from 1)
+    and the hand-over of the last entry of `following`, and may return before the device has done
+    either.
     """
 
-    def hand_over(self, features: Sequence[Batch]) -> list[Batch]:
-        """Copy a microbatch to the model devices: the first one, before the first step."""
-        ...
+    def hand_over(self, features: Sequence[Batch]) -> list[Batch]: ...
 
     def __call__(
         self,
@@ -52,32 +51,20 @@ class StepFunction(Protocol):
         number: int,
         rates: Rates,
         stop: bool,
-    ) -> tuple[tf.Tensor, list[Batch]]:
-        """Take a step on `first` and on all but the last of `following`; see `Step`."""
-        ...
+    ) -> tuple[tf.Tensor, list[Batch]]: ...
 
-    def left_unchanged(self, error: tf.errors.OpError) -> bool:
-        """Return whether a call that failed with this error has left the state as it was before the
-        step.
-        """
-        ...
+    def left_unchanged(self, error: tf.errors.OpError) -> bool: ...
 
-    def synchronize(self, outcome: tf.Tensor) -> None:
-        """Wait until the device has finished the step of an outcome."""
-        ...
+    def synchronize(self, outcome: tf.Tensor) -> None: ...
 
-    def read(self, outcome: tf.Tensor) -> dict[str, float]:
-        """Return the losses of an outcome by name; waits for the device."""
-        ...
+    def read(self, outcome: tf.Tensor) -> dict[str, float]: ...
 
 
 class BatchFeed(Protocol):
     """A `ReplicaFeed`, or what takes its place."""
 
     @property
-    def is_ready(self) -> bool:
-        """Whether the next batches can be taken without waiting."""
-        ...
+    def is_ready(self) -> bool: ...
 
     def __next__(self) -> tuple[ProducedBatch, ...]: ...
 
@@ -290,10 +277,10 @@ class StepBatches(NamedTuple):
     @property
     def features(self) -> list[list[Batch]]:
         """Features of the microbatches of the step, and of the one that the step hands over."""
-        return [
-            [batch.features for batch in batches]
-            for batches in (*self.microbatches, self.next_first)
-        ]
+        features = []
+        for batches in (*self.microbatches, self.next_first):
+            features.append([batch.features for batch in batches])
+        return features
 
     @property
     def senders(self) -> set[str]:
@@ -305,7 +292,7 @@ class StepBatches(NamedTuple):
     @property
     def times(self) -> list[Times]:
         """Times of the batches of the step."""
-        return [batch.times for batches in self.microbatches for batch in batches]
+        return [batch.times for batch in chain.from_iterable(self.microbatches)]
 
 
 class LookAhead:

@@ -25,7 +25,8 @@ PRODUCE_BYTES = 1_200_000
 # An evaluation computes features of so many utterances at a time (`evaluation.speech`). For each
 # sample of all of them it holds three waves (recording, copy, synthesized) of 4 bytes, and of each
 # wave two mels of 1.25 bytes.
-EVALUATED_ROWS, EVALUATED_BYTES = 8, 20
+EVALUATED_ROWS = 8
+EVALUATED_BYTES = 20
 
 
 class MemoryForecast(NamedTuple):
@@ -62,75 +63,58 @@ def forecast_memory(
     teacher_parameters: int = 0,
     observer: str = "",
 ) -> MemoryForecast:
-    """Forecast the host memory of training. Devices on the CPU, simulated GPUs included, take
-    theirs from the host.
+    """Forecast the host memory of training; devices on the CPU, also simulated GPUs, take theirs
+    from it.
 
-    The forecast is for the largest batch, and leaves out what is small or short: read files, the
-    corpus in the cache, which is mapped, and validation and samples between two steps.
+    The forecast is for the largest batch. It leaves out what is small or short: read files, the
+    mapped cache of the corpus, and validation and samples between two steps.
 
     Args:
-        routes: of this process.
         parameters: trained weights of the model.
-        extractor: of training.
         teacher_parameters: weights of the network that runs on each data device.
-        observer: device that validates during training, on batches that are at most as large; empty
-            without one.
+        observer: device that validates during training; empty without one.
     """
-    data, task = config.data, task_of(config)
-    sizes = [
-        _sizes(plan, bucket, reference_samples_of(data), extractor.max_stretch)
-        | dict(extractor.sizes)
-        for bucket in range(len(plan.bounds))
-    ]
+    data, accumulation = config.data, config.training.gradient_accumulation
+    sizes = [_sizes(config, plan, bucket, extractor) for bucket in range(len(plan.bounds))]
     largest = max(sizes, key=lambda size: batch_bytes(extractor.inputs, size))
-    # A teacher takes whole utterances, whatever is cut out of them afterwards.
-    waves = largest["samples"]
-    if extractor.load_frozen is None:
-        waves = extractor.sizes.get("segment_samples", waves)
-    waves += largest["reference_samples"] * ("reference_pcm" in extractor.inputs)
-    audio_s = largest["batch"] * waves / SAMPLE_RATE_HZ
-    data_devices = {device for route in routes for device in route.data_devices}
-    models = [route for route in routes if "CPU:" in route.model]
-    on_host = [device for device in data_devices if "CPU:" in device]
-    audio = (
-        len(data_devices) * (data.num_workers + data.buffer_size)
-        + len(on_host) * data.prefetch_buffer_size
-    )
-    making, activations = (
-        audio_s * PRODUCE_BYTES,
-        max(task.activation_bytes(config, size) for size in sizes),
-    )
+    wave_bytes = batch_bytes(extractor.inputs, largest)
+    feature_bytes = batch_bytes(extractor.features, largest)
+    making = _produce_bytes(extractor, largest)
+    activations = max(task_of(config).activation_bytes(config, size) for size in sizes)
     evaluating = _evaluation_bytes(config, parameters, largest["samples"])
+    data_devices = {device for route in routes for device in route.data_devices}
+    host_producers = sum("CPU:" in device for device in data_devices)
+    host_models = [route for route in routes if "CPU:" in route.model]
+    # Batches of audio wait in the buffers of each data device, and on one that is on the host.
+    read_ahead = data.num_workers + data.buffer_size
+    audio = len(data_devices) * read_ahead + host_producers * data.prefetch_buffer_size
     # Without an observer, validation and samples take turns with the step, and only the snapshot's
     # weights are added.
     observing = 4 * parameters if config.run.uses_held_out else 0.0
     if observer:
-        audio += data.num_workers + data.buffer_size
+        audio += read_ahead
         observing = 4 * parameters + making + activations / KEPT_ARRAYS
-        observing += data.prefetch_buffer_size * batch_bytes(extractor.inputs, largest)
-        observing += batch_bytes(extractor.features, largest) + evaluating
-    # Ready and being made at each producer; taken by the step, and the first one of the next step.
-    # Copies on the CPU share their memory.
-    taken = len(models) * (config.training.gradient_accumulation + 1)
-    features = taken + sum(
-        len(route.data_devices) * (data.prefetch_buffer_size + 1) for route in models
-    )
-    gradients = 1 + (config.training.gradient_accumulation > 1)
+        observing += data.prefetch_buffer_size * wave_bytes + feature_bytes + evaluating
+    # Copies on the CPU share their memory, so a batch of features counts once.
+    features = len(host_models) * (accumulation + 1)
+    for route in host_models:
+        features += len(route.data_devices) * (data.prefetch_buffer_size + 1)
+    gradients = 1 + (accumulation > 1)
     parts = {
-        f"for {audio} batches of audio": audio * batch_bytes(extractor.inputs, largest),
-        "to make a batch": len(on_host) * making,
-        "for the teacher": len(on_host) * 4 * teacher_parameters,
-        f"for {features} batches of features": features * batch_bytes(extractor.features, largest),
-        "for the step": len(models) * (gradients * 4 * parameters + activations),
+        f"for {audio} batches of audio": audio * wave_bytes,
+        "to make a batch": host_producers * making,
+        "for the teacher": host_producers * 4 * teacher_parameters,
+        f"for {features} batches of features": features * feature_bytes,
+        "for the step": len(host_models) * (gradients * 4 * parameters + activations),
         "for the observer": observing if "CPU:" in observer else 0.0,
-        "for the snapshot": observing if models and not observer else 0.0,
-        "for the evaluation": evaluating if models and not observer else 0.0,
+        "for the snapshot": observing if host_models and not observer else 0.0,
+        "for the evaluation": evaluating if host_models and not observer else 0.0,
         # Weights, the two moments of AdamW, and averages.
         "to write a checkpoint": 4 * parameters * (3 + bool(config.training.ema_decay)),
     }
     parts_mib = {name: size / 2**20 for name, size in parts.items() if size}
-    seconds = largest["samples"] / SAMPLE_RATE_HZ
-    return MemoryForecast(parts_mib, largest["batch"], seconds, observing / 2**20)
+    longest_s = largest["samples"] / SAMPLE_RATE_HZ
+    return MemoryForecast(parts_mib, largest["batch"], longest_s, observing / 2**20)
 
 
 def check_memory(forecast: MemoryForecast) -> None:
@@ -145,6 +129,17 @@ def check_memory(forecast: MemoryForecast) -> None:
         " utterances of a step), --max-seconds, --buffer-size, --num-workers or"
         " --prefetch-buffer-size."
     )
+
+
+def _produce_bytes(extractor: FeatureExtractor, sizes: dict[str, int]) -> float:
+    """Return what the features of a batch of waves take while they are made."""
+    waves = sizes["samples"]
+    # A teacher takes whole utterances, whatever is cut out of them afterwards.
+    if extractor.load_frozen is None:
+        waves = extractor.sizes.get("segment_samples", waves)
+    if "reference_pcm" in extractor.inputs:
+        waves += sizes["reference_samples"]
+    return sizes["batch"] * waves / SAMPLE_RATE_HZ * PRODUCE_BYTES
 
 
 def _evaluation_bytes(config: Config, parameters: int, samples: int) -> float:
@@ -163,14 +158,16 @@ def _evaluation_bytes(config: Config, parameters: int, samples: int) -> float:
     )
 
 
-def _sizes(plan: Plan, bucket: int, reference_samples: int, max_stretch: float) -> dict[str, int]:
+def _sizes(config: Config, plan: Plan, bucket: int, extractor: FeatureExtractor) -> dict[str, int]:
     """Return the named dimensions of the batch contracts for the batches of a bucket."""
     rows, samples, tokens = plan.shape(bucket)
-    frames = frame_count(ceil(samples * max_stretch))
-    return {
-        **{"batch": rows, "samples": samples, "tokens": tokens, "frames": frames},
-        **{
-            "reference_samples": reference_samples,
-            "reference_frames": frame_count(reference_samples),
-        },
+    reference_samples = reference_samples_of(config.data)
+    sizes = {
+        "batch": rows,
+        "samples": samples,
+        "tokens": tokens,
+        "frames": frame_count(ceil(samples * extractor.max_stretch)),
+        "reference_samples": reference_samples,
+        "reference_frames": frame_count(reference_samples),
     }
+    return sizes | dict(extractor.sizes)

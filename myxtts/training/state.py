@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import keras
 import numpy as np
@@ -14,12 +15,8 @@ from myxtts.placement.replicas import Replicas
 from myxtts.tf_internals import AdamWOnReducedGradients
 from myxtts.training.schedule import Observation
 
-UNDECAYED = [
-    "bias",
-    "gamma",
-    "beta",
-    "embeddings",
-]  # names of variables, without those of their layers
+# Names of variables, without those of their layers.
+UNDECAYED = ["bias", "gamma", "beta", "embeddings"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class TrainingState:
             process started.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
-        began: step and position from which every step of the plan was taken, without a jump.
+        session_start: step and position from which every step of the plan was taken.
         pending_observations: those whose results are not known yet, oldest first.
 
     Raises:
@@ -87,10 +84,9 @@ class TrainingState:
             )
             for name, spec in loss_groups_of(model).items()
         ]
+        # Checked here, because Keras' optimizer would fail with another message.
         variables = ((v.path, replicas.local_results(v.value)[0]) for v in model.variables)
-        require_device(
-            self.device, variables
-        )  # before Keras' optimizer fails with a message of its own
+        require_device(self.device, variables)
         for group in self.groups:
             group.optimizer.build(group.trained)
         averaged_variables = self.groups[0].trained if averaged else []
@@ -98,9 +94,10 @@ class TrainingState:
         self.bad_step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.skipped_updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.step = 0
-        self.audio_s = self.audio_s_since_sync = 0.0
+        self.audio_s = 0.0
+        self.audio_s_since_sync = 0.0
         self.position = Position()
-        self.began = 0, Position()
+        self.session_start = 0, Position()
         self.pending_observations: tuple[Observation, ...] = ()
         self.require_devices()
 
@@ -112,7 +109,7 @@ class TrainingState:
     @property
     def trained(self) -> list[keras.Variable]:
         """The variables of all groups that are not frozen; gradients and optimizers cover these."""
-        return [v for group in self.groups for v in group.trained]
+        return list(chain.from_iterable(group.trained for group in self.groups))
 
     @property
     def optimizer(self) -> keras.optimizers.Optimizer:
@@ -128,17 +125,18 @@ class TrainingState:
 
     @property
     def device(self) -> str:
-        """Device of work that one replica does for all; see `Replicas.device`."""
+        """Device of the first replica; see `Replicas.device`."""
         return self.replicas.device
 
     def _named_variables(self, replica: int) -> Iterator[tuple[str, tf.Variable]]:
         """Yield every variable of a replica of this process with its name."""
-        optimizers = [v for group in self.groups for v in group.optimizer.variables]
-        for v in (*self.model.variables, *optimizers):
+        optimizers = chain.from_iterable(group.optimizer.variables for group in self.groups)
+        for v in chain(self.model.variables, optimizers):
             yield v.path, self.replicas.local_results(v.value)[replica]
-        counters = {"bad step": self.bad_step, "skipped updates": self.skipped_updates}
-        for name, v in (*(("moving average", v) for v in self.averages), *counters.items()):
-            yield name, self.replicas.local_results(v)[replica]
+        for v in self.averages:
+            yield "moving average", self.replicas.local_results(v)[replica]
+        yield "bad step", self.replicas.local_results(self.bad_step)[replica]
+        yield "skipped updates", self.replicas.local_results(self.skipped_updates)[replica]
 
     def advance(self, planned: PlannedStep) -> None:
         """Count a step that was taken."""
@@ -152,14 +150,12 @@ class TrainingState:
         groups = {
             group.name: {v.path: v.value for v in group.spec.variables} for group in self.groups
         }
-        groups["optimizer"] = {
-            v.path: v.value for group in self.groups for v in group.optimizer.variables
-        }
+        optimizers = chain.from_iterable(group.optimizer.variables for group in self.groups)
+        groups["optimizer"] = {v.path: v.value for v in optimizers}
         if self.averages:
-            averages = zip((v.path for v in self.groups[0].trained), self.averages, strict=True)
-            groups["averages"] = groups[NETWORK] | dict(
-                averages
-            )  # a variable that is not trained is its own average
+            # A variable that is not trained is its own average.
+            trained = [v.path for v in self.groups[0].trained]
+            groups["averages"] = groups[NETWORK] | dict(zip(trained, self.averages, strict=True))
         return groups
 
     def inference_variables(self) -> dict[str, tf.Variable]:

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from myxtts.distributed.signals import REPEAT_S, stop_signals
 
-READ_EVERY = 4  # steps; a read waits until a GPU has done all that is queued on it
+# Steps between two reads of the request; each waits until a GPU has done all that is queued on it.
+READ_EVERY = 4
 
 
 class StopRequest:
@@ -90,13 +91,16 @@ def stop_on_signals(request: StopRequest) -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
     def request_stop(number, _frame) -> None:
+        # The same signal may come once more within the sleep, for which other threads and the
+        # devices go on.
         if request.signal is not None:
-            return  # the same request once more, within the sleep
+            return
         request.signal = number
-        time.sleep(REPEAT_S)  # once; other threads and the devices go on
+        time.sleep(REPEAT_S)
         restore_handlers()
+        # Of a lost terminal, the shell and the kernel send one each.
         if number == signal.SIGHUP:
-            signal.signal(number, signal.SIG_IGN)  # a shell and the kernel send one each
+            signal.signal(number, signal.SIG_IGN)
 
     for number in stop_signals():
         handlers_before[number] = signal.signal(number, request_stop)

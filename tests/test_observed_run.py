@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from fakes.toy import Toy
 from myxtts.audio.format import HOP_SAMPLES
+from myxtts.batch import tensor_specs
 from myxtts.errors import DataError
 from myxtts.evaluation.evaluate import EVALUATORS, TaskEvaluators, evaluate_run
 from myxtts.evaluation.options import EvaluationOptions
@@ -103,6 +104,7 @@ def synthesize_mel(toy, tokens, token_count, *_):
     )
 
 
+@tf.function(input_signature=[tensor_specs(Toy.BATCH_FIELDS)], autograph=False)
 def align(toy, batch):
     return tf.zeros(tf.shape(batch["mel"])[:2], tf.int64)
 
@@ -112,7 +114,7 @@ def speaking_toys():
     """Let runs of the toy write samples of a voice, which depend on their weights; no time."""
     with (
         mock.patch.object(Toy, "synthesize_mel", synthesize_mel, create=True),
-        mock.patch.object(Toy, "align", align, create=True),
+        mock.patch.object(Toy, "compiled_align", align, create=True),
         mock.patch("myxtts.tasks.tts.GriffinLim", Hum),
         mock.patch("myxtts.audio.vocoder.GriffinLim", Hum),
         mock.patch("myxtts.tasks.tts.mel_and_alignment", lambda *_: np.zeros((2, 2, 3), np.uint8)),

@@ -131,7 +131,8 @@ def alignment_search(bench: Bench, findings: SectionResult) -> None:
     shares = {name: seconds / bench.step_s for name, seconds in times_s.items()}
     findings.lines += [
         f"Alignment search of {rows} x {frames} frames x {tokens} tokens; a step takes"
-        f" {1e3 * bench.step_s:.1f} ms, with its choice: {bench.run.setup.choices['alignment']}."
+        f" {1e3 * bench.step_s:.1f} ms, with its choice:"
+        f" {bench.run.setup.implementation_notes['alignment']}."
     ]
     findings.lines += table(
         ("search", "ms", "share of a step"),

@@ -103,7 +103,7 @@ def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Tri
     state = setup.state
     yield check_variables(state, config.model.model_size)
     yield check_outputs(state)
-    for name, line in setup.choices.items():
+    for name, line in setup.implementation_notes.items():
         yield required(
             True, name, "the fastest implementation that works on the model device", line
         )

@@ -71,7 +71,7 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
         "model": (
             f"{task_of(config).describe(config)}, {parameters_line(setup.state)}, {precision}"
         ),
-        **setup.choices,
+        **setup.implementation_notes,
         "step": _describe_step(setup),
         "host memory": f"about {setup.memory}",
         "learning rate": (

@@ -205,7 +205,7 @@ class OpenRun:
         check_compiler(config, replicas.devices[0])
         state = build_state(config, corpora.vocabulary, replicas, start.pretrained)
         plan = corpora.training.plan
-        choices = tune(config, state, plan)
+        notes = tune(config, state, plan)
         load_teacher = teacher_loader(start.teacher, config, typical_sizes(plan))
 
         # Whatever does not fit into memory is reported before the run folder is written: the
@@ -239,7 +239,7 @@ class OpenRun:
             restore(checkpoint, state)
         if replicas.is_distributed:
             check_same_weights(replicas, state)
-        return TrainingSetup(self, corpora, state, record, memory, choices, load_teacher)
+        return TrainingSetup(self, corpora, state, record, memory, notes, load_teacher)
 
 
 @contextmanager
@@ -341,7 +341,7 @@ class TrainingSetup:
     Attributes:
         record: what its checkpoints record besides the weights; see `run_record`.
         memory: forecast of what training takes on the host.
-        choices: lines of the log on what the task chose for the model device, by name.
+        implementation_notes: lines of the log on what the task chose for the model device, by name.
         load_teacher: loads the teacher on a device; None without one.
     """
 
@@ -350,7 +350,7 @@ class TrainingSetup:
     state: TrainingState
     record: Record
     memory: MemoryForecast
-    choices: dict[str, str]
+    implementation_notes: dict[str, str]
     load_teacher: LoadFrozen | None
 
     @property

@@ -105,7 +105,7 @@ def synthesize_mel(toy, tokens, token_count, *_):
 
 
 @tf.function(input_signature=[tensor_specs(Toy.BATCH_FIELDS)], autograph=False)
-def align(toy, batch):
+def align(self, batch):
     return tf.zeros(tf.shape(batch["mel"])[:2], tf.int64)
 
 

@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import librosa
 import numpy as np
@@ -25,7 +26,9 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.data.audio_file import read_wave
-from myxtts.evaluation.boundaries import Phoneme, phoneme_class, read_alignments
+
+if TYPE_CHECKING:
+    from myxtts.evaluation.boundaries import Phoneme
 
 SEARCH_MS = 30
 MILLISECOND = SAMPLE_RATE_HZ // 1000
@@ -37,6 +40,9 @@ BANDS = 24
 
 def main() -> int:
     options = parse()
+    # Imports TensorFlow, which takes seconds; --help does not need it.
+    from myxtts.evaluation.boundaries import read_alignments
+
     offsets_ms = defaultdict(list)
     for number, (name, phonemes) in enumerate(
         read_alignments(options.corpus / "alignments.jsonl").items()
@@ -79,11 +85,13 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def offsets(wave: np.ndarray, phonemes: list[Phoneme]) -> Iterator[tuple[tuple[str, str], float]]:
+def offsets(wave: np.ndarray, phonemes: "list[Phoneme]") -> Iterator[tuple[tuple[str, str], float]]:
     """Yield ((class, class), milliseconds from the reported time to the change) of each boundary.
 
     Phonemes of 0 s are left out.
     """
+    from myxtts.evaluation.boundaries import phoneme_class
+
     nonempty = [phoneme for phoneme in phonemes if phoneme.end_s > phoneme.start_s]
     spectra = log_spectra(wave)
     for left, right in itertools.pairwise(nonempty):

@@ -13,6 +13,7 @@ import itertools
 import random
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,8 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import load_grammar, speak_trimmed
-from myxtts.evaluation.boundaries import Phoneme, word_spans
 from myxtts.text.espeak import EspeakVoice, isolated_copy
+
+if TYPE_CHECKING:
+    from myxtts.evaluation.boundaries import Phoneme
 
 RECORDED = EspeakVoice("en", "", 50, 165)
 SYNTHESES = {
@@ -43,7 +46,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     from myxtts.audio.vocoder import GriffinLim  # imports TensorFlow
-    from myxtts.evaluation.boundaries import plant_errors, random_word
+    from myxtts.evaluation.boundaries import plant_errors, random_word, word_spans
     from myxtts.evaluation.metrics import utterance_metrics
     from myxtts.evaluation.speech import acoustic_features, vocode_mels
 
@@ -105,7 +108,9 @@ def main() -> int:
     return 0
 
 
-def _synthesize(espeak, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[Phoneme]]:
+def _synthesize(espeak, text: str, voice: EspeakVoice) -> tuple[np.ndarray, "list[Phoneme]"]:
+    from myxtts.evaluation.boundaries import Phoneme
+
     samples, phonemes = speak_trimmed(espeak, text, voice)
     return samples.astype(np.float32) / 32768.0, [Phoneme(*phoneme) for phoneme in phonemes]
 

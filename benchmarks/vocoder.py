@@ -42,7 +42,6 @@ from benchmarks._timed_runs import (
 )
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.evaluation.table import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/vocoder.yaml"
@@ -218,6 +217,8 @@ def print_figures(figures: Sequence[dict], minutes: float, many: bool) -> None:
 
 
 def score_row(group: str, key: str, metrics: Sequence[dict], minutes: float, many: bool) -> str:
+    from myxtts.evaluation.table import METRICS
+
     label, unit, factor, decimals = METRICS[key]
     values = {
         column: [metric[column] for metric in metrics if metric[column] is not None]

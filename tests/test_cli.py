@@ -401,7 +401,11 @@ class DiskErrorTest(unittest.TestCase):
     def test_pipes_and_devices_are_never_replaced_by_a_file(self):
         pipe = temporary_folder(self.addCleanup) / "pipe"
         os.mkfifo(pipe)
-        for path in (pipe, Path("/dev/null"), Path("/dev/stdout"), Path("/proc/self/fd/1")):
+        # As `command | tail`, where stdout is a pipe.
+        for descriptor in (descriptors := os.pipe()):
+            self.addCleanup(os.close, descriptor)
+        output = Path(f"/proc/self/fd/{descriptors[1]}")
+        for path in (pipe, Path("/dev/null"), output):
             with (
                 self.subTest(path),
                 self.assertRaisesRegex(ConfigError, "that is a pipe or a device"),

@@ -440,11 +440,11 @@ class Validations:
             self._machine.models[0].send(self._device, self._held_out.copy_s)
         )
 
-    def _observe(self, _: Observation, pace: Callable[[], None] | None) -> dict[str, float]:
+    def _observe(self, _: Observation, throttle: Callable[[], None] | None) -> dict[str, float]:
         seconds, launch_s = self._held_out.batch_s, 0.2 * self._held_out.batch_s
         for _ in range(self._held_out.batches):
-            if pace is not None:
-                pace()
+            if throttle is not None:
+                throttle()
             self._device.launch(seconds, launch_s)
             self._machine.time.sleep(launch_s)
             self._device.synchronize()

@@ -47,7 +47,7 @@ from myxtts.training.hooks import (
     Report,
     StepEnd,
 )
-from myxtts.training.observation import Observer, Pace, Snapshot, held_out_work, vocoder_loader
+from myxtts.training.observation import Observer, Snapshot, Throttle, held_out_work, vocoder_loader
 from myxtts.training.runs import RunFolder
 from myxtts.training.schedule import Observation, due_parts, periods_of, without
 from myxtts.training.setup import TrainingSetup, open_run, resolve_start
@@ -289,10 +289,10 @@ def open_observer(
         snapshot.take()
         log.info("observer       traced for %s in %.1f s", device, time.perf_counter() - began_s)
 
-    def observe(observation: Observation, pace: Pace | None) -> dict[str, float]:
+    def observe(observation: Observation, throttle: Throttle | None) -> dict[str, float]:
         # If the run is killed before a checkpoint knows the result, the resumed run repeats the
         # observation, and writes an equal result once more.
-        metrics = work.observe(observation, pace)
+        metrics = work.observe(observation, throttle)
         if metrics:
             reporter.write(observation.step, metrics)
         return metrics

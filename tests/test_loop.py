@@ -233,7 +233,7 @@ class LoopTest(unittest.TestCase):
         self,
     ):
         provisional = self.observe_between_steps(
-            lambda observation, pace: {"loss": 2.0}, {VALIDATION: 4}
+            lambda observation, throttle: {"loss": 2.0}, {VALIDATION: 4}
         )
         self.assertEqual(
             self.calls,
@@ -249,7 +249,7 @@ class LoopTest(unittest.TestCase):
         self.assertEqual((provisional, self.state.pending_observations), ([4], ()))
 
     def test_a_failed_observation_is_repeated_and_leaves_no_step_without_a_report(self):
-        def fail(observation, pace):
+        def fail(observation, throttle):
             raise DataError("a held-out file is gone")
 
         with self.assertRaisesRegex(DataError, "a held-out file is gone"):

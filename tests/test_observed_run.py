@@ -67,10 +67,10 @@ def main():
     from myxtts.training.observation import HeldOutWork
     observe = HeldOutWork.observe
 
-    def observe_when_worker_1_is_ahead(work, observation, pace=None):
-        while pace is not None and newest_step() < min(observation.step + 1, 8):
+    def observe_when_worker_1_is_ahead(work, observation, throttle=None):
+        while throttle is not None and newest_step() < min(observation.step + 1, 8):
             time.sleep(0.01)  # for ever, if the other worker waits for this observation
-        return observe(work, observation, pace)
+        return observe(work, observation, throttle)
 
     with toy_models(), mock.patch.object(HeldOutWork, "observe", observe_when_worker_1_is_ahead):
         return train.main(sys.argv[1:])
@@ -158,11 +158,15 @@ class ObservationPoints(KillPoints):
 
     @contextlib.contextmanager
     def active(self):
-        pace, record, begin_record = Observer._pace, Checkpoints._write_result, Checkpoints.record
+        throttle, record, begin_record = (
+            Observer._throttle,
+            Checkpoints._write_result,
+            Checkpoints.record,
+        )
         write_line, write_bytes = MetricsFile.write, Path.write_bytes
 
         def reach_batch(observer):
-            pace(observer)
+            throttle(observer)
             self.reach("make", "batch")
 
         def reach_record(checkpoints, *args):
@@ -187,7 +191,7 @@ class ObservationPoints(KillPoints):
         with (
             super().active(),
             speaking_toys(),
-            mock.patch.object(Observer, "_pace", reach_batch),
+            mock.patch.object(Observer, "_throttle", reach_batch),
             mock.patch.object(Checkpoints, "record", reach_record),
             mock.patch.object(Checkpoints, "_write_result", record_result),
             mock.patch.object(MetricsFile, "write", write_report),
@@ -212,10 +216,10 @@ class RealObservationPoints(ObservationPoints, RealKillPoints):
 def score_toy(setup, network, device, folder, load):
     """Stand in for the scores of a voice: a figure of the weights, measured in two parts."""
 
-    def score(checkpoint, pace):
+    def score(checkpoint, throttle):
         total = 0.0
         for variable in network.variables:
-            pace()
+            throttle()
             total += float(np.abs(variable.numpy()).sum(dtype=np.float64))
         return ColumnScore(
             "toy",
@@ -352,10 +356,10 @@ class ToyRuns(unittest.TestCase):
     def test_an_observation_that_failed_is_repeated_once_when_the_run_is_resumed(self):
         evaluate = Validation.evaluate
 
-        def failing(validation, pace):
+        def failing(validation, throttle):
             if failures:
                 raise failures.pop()
-            return evaluate(validation, pace)
+            return evaluate(validation, throttle)
 
         failures = [DataError("held-out file")]
         with mock.patch.object(Validation, "evaluate", failing):

@@ -36,9 +36,9 @@ class ObserverTest(unittest.TestCase):
         self.observer = Observer(self.observe, self.record, now=lambda: self.now_s)
         entered(self.addCleanup, self.observer)
 
-    def observe(self, observation, pace):
+    def observe(self, observation, throttle):
         for number in range(2):
-            pace()
+            throttle()
             self.batches.append((observation.step, number))
         self.assertTrue(self.allowed.acquire(timeout=TIMEOUT_S))
         if self.error is not None:

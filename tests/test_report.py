@@ -320,7 +320,7 @@ class Lanes(unittest.TestCase):
 
     def test_an_observation_is_on_the_timeline_even_if_it_fails(self):
         timeline = Timeline()
-        observer = Observer(lambda observation, pace: 1 / 0, lambda *_: None, timeline=timeline)
+        observer = Observer(lambda observation, throttle: 1 / 0, lambda *_: None, timeline=timeline)
         with observer, self.assertRaises(ObserverFailed):
             observer.begin(Observation(30, ("validation", "samples")))
             observer.wait(lambda: False)

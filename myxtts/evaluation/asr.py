@@ -20,7 +20,7 @@ from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.table import ScoreWeights, print_score
 from myxtts.recognition.transcriber import NetworkTranscriber, Transcriber
 from myxtts.text.edit_distance import error_rates
-from myxtts.training.observation import LoadVocoder, Pace, no_pace
+from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
 from myxtts.training.runs import RunFolder
 from myxtts.training.setup import TrainingSetup
 
@@ -220,7 +220,7 @@ def score_in_run(
     transcriber = NetworkTranscriber(folder.path, setup.record, network, device)
     speakers = setup.corpora.vocabulary.speakers
 
-    def score(checkpoint: str, pace: Pace) -> ASRScore:
+    def score(checkpoint: str, throttle: Throttle) -> ASRScore:
         return score_asr(
             transcriber,
             checkpoint,
@@ -229,7 +229,7 @@ def score_in_run(
             count,
             "held-out utterances",
             {},
-            pace,
+            throttle,
             timed=False,
         )
 
@@ -244,7 +244,7 @@ def score_asr(
     count: int,
     source: str,
     distorted: Mapping[str, Distortion],
-    pace: Pace = no_pace,
+    throttle: Throttle = no_throttle,
     timed: bool = True,
 ) -> ASRScore:
     """Measure at most `count` utterances, evenly spaced in a manifest.
@@ -262,7 +262,7 @@ def score_asr(
     """
     rows = evenly_spaced(np.arange(len(manifest)), count).tolist()
     started_s = time.perf_counter()
-    hypotheses = list(transcriber.transcribe((read_row(manifest, row) for row in rows), pace))
+    hypotheses = list(transcriber.transcribe((read_row(manifest, row) for row in rows), throttle))
     elapsed_s = time.perf_counter() - started_s
     audio_s = float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ
     transcripts = []
@@ -274,7 +274,7 @@ def score_asr(
 
     def distorted_rates(distort: Distortion) -> ErrorRates:
         waves = (distort(read_row(manifest, row), index) for index, row in enumerate(rows))
-        results = zip(transcripts, transcriber.transcribe(waves, pace), strict=True)
+        results = zip(transcripts, transcriber.transcribe(waves, throttle), strict=True)
         distorted_texts = [transcript._replace(hypothesis=text) for transcript, text in results]
         return error_rates_of(distorted_texts)
 

@@ -27,7 +27,7 @@ from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
-from myxtts.training.observation import Pace, no_pace
+from myxtts.training.observation import Throttle, no_throttle
 from myxtts.training.runs import TrainedRun, check_same_corpus
 
 log = logging.getLogger(__name__)
@@ -260,13 +260,13 @@ def load_utterances(
 
 
 def align_utterances(
-    network: XTTS, held_out: HeldOut, device: str, pace: Pace = no_pace
+    network: XTTS, held_out: HeldOut, device: str, throttle: Throttle = no_throttle
 ) -> list[Utterance]:
     """Return the utterances with the alignments of the network, which is on the device."""
     paths: list[np.ndarray] = []
     with tf.device(device):
         for batch, count in held_out.batches:
-            pace()
+            throttle()
             paths += list(network.compiled_align(batch).numpy()[:count])
     rows = zip(held_out.utterances, paths, strict=False)
     return [replace(utterance, path=path[: len(utterance.mel)]) for utterance, path in rows]

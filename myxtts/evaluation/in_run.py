@@ -16,7 +16,7 @@ from myxtts.report.samples import EVALUATION_FOLDER
 from myxtts.tasks.base import computes_as_evaluated
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import checkpoint_of
-from myxtts.training.observation import LoadVocoder, Snapshot, no_pace
+from myxtts.training.observation import LoadVocoder, Snapshot, no_throttle
 from myxtts.training.runs import RunFolder
 from myxtts.training.setup import TrainingSetup
 
@@ -35,11 +35,11 @@ class InRunEvaluator:
     def __init__(self, snapshot: Snapshot | None, score: ScoreWeights, folder: RunFolder):
         self._snapshot, self._score, self._folder = snapshot, score, folder
 
-    def __call__(self, step: int, pace: Callable[[], None] | None) -> dict[str, float]:
+    def __call__(self, step: int, throttle: Callable[[], None] | None) -> dict[str, float]:
         if self._snapshot is not None:
             self._snapshot.take()
         checkpoint = checkpoint_of(self._folder.checkpoints, step).name
-        score = self._score(checkpoint, pace or no_pace)
+        score = self._score(checkpoint, throttle or no_throttle)
         with tolerate_full_disk(f"the scores of step {step}"):
             folder = self._folder.path / EVALUATION_FOLDER / checkpoint
             folder.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.portable_ops import function_per_device_type
 from myxtts.text.frontend import symbols_of
 from myxtts.training.checkpoint_files import Record
-from myxtts.training.observation import Pace, no_pace
+from myxtts.training.observation import Throttle, no_throttle
 
 BATCH_UTTERANCES = 8
 
@@ -38,7 +38,7 @@ def predict_mels(
     references: Sequence[np.ndarray],
     options: SynthesisOptions,
     device: str,
-    pace: Pace = no_pace,
+    throttle: Throttle = no_throttle,
 ) -> list[np.ndarray]:
     """Synthesize the log-mels of texts, float32 [frames, 80] each: front end and network.
 
@@ -55,7 +55,7 @@ def predict_mels(
     ]
     predicted: list[np.ndarray] = []
     for rows in _batches(len(tokens)):
-        pace()
+        throttle()
         ids, counts = _pad(tokens[rows], 0)
         mels, frames = _pad(references[rows], SILENCE)
         with tf.device(device):
@@ -73,7 +73,7 @@ def vocode_mels(
     mels: Sequence[np.ndarray],
     device: str,
     seed: tuple[int, int] = (0, 0),
-    pace: Pace = no_pace,
+    throttle: Throttle = no_throttle,
 ) -> list[np.ndarray]:
     """Return the waves of log-mels, float32 [frames * 256] for each [frames, 80].
 
@@ -82,18 +82,18 @@ def vocode_mels(
     waves: list[np.ndarray] = []
     with tf.device(device):
         for mel in mels:
-            pace()
+            throttle()
             waves += vocode(vocoder, tf.constant(mel[None]), [len(mel)], seed)
     return waves
 
 
 def acoustic_features(
-    waves: Sequence[np.ndarray], device: str, pace: Pace = no_pace
+    waves: Sequence[np.ndarray], device: str, throttle: Throttle = no_throttle
 ) -> list[AcousticFeatures]:
     """Return log-mel and F0 of each wave."""
     features: list[AcousticFeatures] = []
     for rows in _batches(len(waves)):
-        pace()
+        throttle()
         batch, samples = _pad(waves[rows], 0.0)
         with tf.device(device):
             values = [value.numpy() for value in (_log_mel(batch, samples), *_f0(batch, samples))]
@@ -134,14 +134,16 @@ class Waves(NamedTuple):
     features: list[AcousticFeatures]
 
 
-def waves_in_16_bits(waves: Sequence[np.ndarray], device: str, pace: Pace = no_pace) -> Waves:
+def waves_in_16_bits(
+    waves: Sequence[np.ndarray], device: str, throttle: Throttle = no_throttle
+) -> Waves:
     """Round waves to 16 bits, and compute their features on a device.
 
     Args:
         waves: float32 [samples] in [-1, 1] at 22,050 Hz; at least 385 samples.
     """
     rounded = [in_16_bits(wave) for wave in waves]
-    return Waves(rounded, acoustic_features(rounded, device, pace))
+    return Waves(rounded, acoustic_features(rounded, device, throttle))
 
 
 def measure_copies(
@@ -149,7 +151,7 @@ def measure_copies(
     copies: Sequence[np.ndarray],
     device: str,
     perceptual: PerceptualScores,
-    pace: Pace = no_pace,
+    throttle: Throttle = no_throttle,
 ) -> list[CopyMetrics]:
     """Measure the copy of each recording. Both are compared as 16-bit samples, as in a WAV file.
 
@@ -158,11 +160,11 @@ def measure_copies(
         device: computes mels and F0.
         perceptual: scores that are also measured.
     """
-    copied = waves_in_16_bits(copies, device, pace)
+    copied = waves_in_16_bits(copies, device, throttle)
     metrics = []
     for waves_and_features in zip(
         recordings.waves, copied.waves, recordings.features, copied.features, strict=True
     ):
-        pace()
+        throttle()
         metrics.append(copy_metrics(*waves_and_features, perceptual))
     return metrics

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from myxtts.files import write_json, write_whole
 from myxtts.report.samples import SCORES
-from myxtts.training.observation import Pace
+from myxtts.training.observation import Throttle
 
 Metric = dict[str, float | None]
 """Values by column; None where the metric does not apply or nothing was measured."""
@@ -196,10 +196,10 @@ class Score(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
-ScoreWeights = Callable[[str, Pace], Score]
-"""(checkpoint, pace): measures the weights of a network, which are those of a checkpoint.
+ScoreWeights = Callable[[str, Throttle], Score]
+"""(checkpoint, throttle): measures the weights of a network, which are those of a checkpoint.
 
-`pace` is called before each batch; nothing is queued on the device then.
+`throttle` is called before each batch; nothing is queued on the device then.
 """
 
 

@@ -56,7 +56,7 @@ from myxtts.report.plots import f0_curves, mel_and_alignment, png_bytes
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.checkpoint_files import Record
-from myxtts.training.observation import LoadVocoder, Pace, no_pace
+from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
 from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.setup import TrainingSetup
 
@@ -229,7 +229,7 @@ class TTSEvaluator:
         mels = [utterance.mel for utterance in utterances]
         self.recorded = acoustic_features(recordings, device)
         self._fixed = {
-            f"copy_synthesis{suffix}": self._column(vocode_mels(vocoder, mels, device), no_pace)
+            f"copy_synthesis{suffix}": self._column(vocode_mels(vocoder, mels, device), no_throttle)
             for suffix, vocoder in vocoders.items()
         }
         self._is_perceptual = options.perceptual
@@ -237,11 +237,11 @@ class TTSEvaluator:
         self._copies = copies_of(recordings, self.recorded, self._fixed, perceptual)
         self._notes = self._condition_notes(options)
 
-    def measure(self, pace: Pace = no_pace) -> Measured:
+    def measure(self, throttle: Throttle = no_throttle) -> Measured:
         """Measure the weights that the network has."""
         utterances = self._held_out.utterances
         if not self._in_run or self.alignments:
-            utterances = align_utterances(self._network, self._held_out, self._device, pace)
+            utterances = align_utterances(self._network, self._held_out, self._device, throttle)
         waves, factors = synthesize_columns(
             self._network,
             utterances,
@@ -250,9 +250,9 @@ class TTSEvaluator:
             self._vocoders,
             self._device,
             shuffled=not self._in_run,
-            pace=pace,
+            throttle=throttle,
         )
-        columns = {name: self._column(of_column, pace) for name, of_column in waves.items()}
+        columns = {name: self._column(of_column, throttle) for name, of_column in waves.items()}
         return Measured(utterances, self._fixed | columns, factors)
 
     def score(self, run: Path, checkpoint: str, measured: Measured) -> ColumnScore:
@@ -277,13 +277,13 @@ class TTSEvaluator:
             notes=(*self._notes, boundary_note),
         )
 
-    def _column(self, waves: list[np.ndarray], pace: Pace) -> Column:
-        features = acoustic_features(waves, self._device, pace)
+    def _column(self, waves: list[np.ndarray], throttle: Throttle) -> Column:
+        features = acoustic_features(waves, self._device, throttle)
         compared = []
         for recorded, measured in zip(self.recorded, features, strict=True):
-            pace()
+            throttle()
             compared.append(utterance_metrics(recorded, measured))
-        texts = list(self._transcriber.transcribe(waves, pace)) if self._transcriber else []
+        texts = list(self._transcriber.transcribe(waves, throttle)) if self._transcriber else []
         return Column(waves, features, compared, texts)
 
     def _condition_notes(self, options: EvaluationOptions) -> list[str]:
@@ -347,8 +347,8 @@ def score_in_run(
     network.synthesize_mel.get_concrete_function()
     if evaluator.alignments:
         network.compiled_align.get_concrete_function()
-    return lambda checkpoint, pace: evaluator.score(
-        folder.path, checkpoint, evaluator.measure(pace)
+    return lambda checkpoint, throttle: evaluator.score(
+        folder.path, checkpoint, evaluator.measure(throttle)
     )
 
 
@@ -367,7 +367,7 @@ def synthesize_columns(
     vocoders: Mapping[str, VocoderProtocol],
     device: str,
     shuffled: bool,
-    pace: Pace,
+    throttle: Throttle,
 ) -> tuple[dict[str, list[np.ndarray]], Metric]:
     """Return the waves of each column of synthesized speech, and their real-time factors.
 
@@ -380,7 +380,9 @@ def synthesize_columns(
         """Synthesize the text of each source with the reference of the utterance of its index."""
         texts = [source.text for source in sources]
         languages = [source.language for source in sources]
-        return predict_mels(network, record, texts, languages, references, options, device, pace)
+        return predict_mels(
+            network, record, texts, languages, references, options, device, throttle
+        )
 
     # They come first, since they are also the warm-up of the synthesis that is timed.
     shuffled_mels = predict(shuffle_texts(utterances)) if shuffled else []
@@ -391,12 +393,14 @@ def synthesize_columns(
     factors: Metric = {}
     for suffix, vocoder in vocoders.items():
         started_s = time.perf_counter()
-        synthesized = vocode_mels(vocoder, mels, device, pace=pace)
+        synthesized = vocode_mels(vocoder, mels, device, throttle=throttle)
         elapsed_s = predicting_s + time.perf_counter() - started_s
         waves[f"synthesized{suffix}"] = synthesized
         factors[f"synthesized{suffix}"] = elapsed_s * SAMPLE_RATE_HZ / sum(map(len, synthesized))
     if shuffled and len(utterances) > 1:
-        waves["shuffled_texts"] = vocode_mels(vocoders[""], shuffled_mels, device, pace=pace)
+        waves["shuffled_texts"] = vocode_mels(
+            vocoders[""], shuffled_mels, device, throttle=throttle
+        )
     return waves, factors
 
 

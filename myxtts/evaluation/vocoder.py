@@ -58,7 +58,7 @@ from myxtts.evaluation.table import (
 from myxtts.files import numbered_name
 from myxtts.machine import core_count
 from myxtts.report.plots import png_bytes, spectra
-from myxtts.training.observation import LoadVocoder, Pace, no_pace
+from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
 from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.setup import TrainingSetup
 
@@ -193,7 +193,7 @@ class VocoderEvaluator:
         griffin_lim = GriffinLim()
         self.warm_up(griffin_lim)
         self._fixed = {
-            "griffin_lim": self._copies_by(griffin_lim, no_pace),
+            "griffin_lim": self._copies_by(griffin_lim, no_throttle),
             "recordings": Copies(waves, [own_metrics], []),
         }
 
@@ -201,9 +201,11 @@ class VocoderEvaluator:
         """Trace a vocoder and compute once, so that the first time is like the others."""
         vocode_mels(vocoder, self._mels[:1], self._device)
 
-    def copies_by(self, vocoder: VocoderProtocol, pace: Pace = no_pace) -> dict[str, Copies]:
+    def copies_by(
+        self, vocoder: VocoderProtocol, throttle: Throttle = no_throttle
+    ) -> dict[str, Copies]:
         """Return the copies by column: by a vocoder, and those that are fixed."""
-        return {"neural": self._copies_by(vocoder, pace), **self._fixed}
+        return {"neural": self._copies_by(vocoder, throttle), **self._fixed}
 
     def score(self, run: Path, checkpoint: str, copies: Mapping[str, Copies]) -> ColumnScore:
         """Return the metrics of copies by a checkpoint."""
@@ -243,7 +245,7 @@ class VocoderEvaluator:
     def _familiarity(self, recording: Recording) -> str:
         return "seen" if recording.speaker in self._trained_speakers else "unseen"
 
-    def _copies_by(self, vocoder: VocoderProtocol, pace: Pace) -> Copies:
+    def _copies_by(self, vocoder: VocoderProtocol, throttle: Throttle) -> Copies:
         """Return the copies with each seed, made one at a time, and the time that each took."""
         first: list[np.ndarray] = []
         metrics = []
@@ -251,13 +253,13 @@ class VocoderEvaluator:
         for seed in self.seeds:
             copies: list[np.ndarray] = []
             for mel in self._mels:
-                pace()
+                throttle()
                 started_s = time.perf_counter()
                 copies += vocode_mels(vocoder, [mel], self._device, (seed, 0))
                 elapsed_s = time.perf_counter() - started_s
                 factors.append(elapsed_s * SAMPLE_RATE_HZ / len(copies[-1]))
             metrics.append(
-                measure_copies(self._rounded, copies, self._device, self._perceptual, pace)
+                measure_copies(self._rounded, copies, self._device, self._perceptual, throttle)
             )
             first = first or copies
         return Copies(first, metrics, factors)
@@ -304,8 +306,8 @@ def score_in_run(
         settings.evaluate_pesq,
     )
     evaluator.warm_up(network)
-    return lambda checkpoint, pace: evaluator.score(
-        folder.path, checkpoint, evaluator.copies_by(network, pace)
+    return lambda checkpoint, throttle: evaluator.score(
+        folder.path, checkpoint, evaluator.copies_by(network, throttle)
     )
 
 

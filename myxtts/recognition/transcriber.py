@@ -15,7 +15,7 @@ from myxtts.errors import DataError
 from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
 from myxtts.text.frontend import symbols_of
 from myxtts.training.checkpoint_files import Record
-from myxtts.training.observation import Pace, no_pace
+from myxtts.training.observation import Throttle, no_throttle
 from myxtts.training.runs import TrainedRun
 
 # Waves that are in memory at the same time; more for a longer wave.
@@ -67,9 +67,11 @@ class NetworkTranscriber:
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
         self._recognise = tf.function(recognise, input_signature=signature, autograph=False)
         # Traces now, not at the first wave.
-        self._transcribe_chunks([np.zeros(SAMPLE_RATE_HZ, np.float32)], no_pace)
+        self._transcribe_chunks([np.zeros(SAMPLE_RATE_HZ, np.float32)], no_throttle)
 
-    def transcribe(self, waves: Iterable[np.ndarray], pace: Pace = no_pace) -> Iterator[str]:
+    def transcribe(
+        self, waves: Iterable[np.ndarray], throttle: Throttle = no_throttle
+    ) -> Iterator[str]:
         """Transcribe waves one by one, in the notation of the run (see `normalise_reference`).
 
         About ten minutes of speech are read and transcribed at a time. A wave longer than 20 s is
@@ -77,7 +79,7 @@ class NetworkTranscriber:
 
         Args:
             waves: float32 [samples] in [-1, 1] at 22,050 Hz each, of any lengths.
-            pace: called before each batch.
+            throttle: called before each batch.
 
         Yields:
             The text of each wave.
@@ -85,7 +87,7 @@ class NetworkTranscriber:
         for group in group_waves(waves, round(GROUP_S * SAMPLE_RATE_HZ)):
             chunks_by_wave = [split_wave(wave) for wave in group]
             chunks = list(itertools.chain.from_iterable(chunks_by_wave))
-            texts = iter(self._transcribe_chunks(chunks, pace))
+            texts = iter(self._transcribe_chunks(chunks, throttle))
             for chunks_of_wave in chunks_by_wave:
                 yield " ".join(filter(None, [next(texts).strip() for _ in chunks_of_wave]))
 
@@ -106,10 +108,10 @@ class NetworkTranscriber:
         self.vocabulary.symbols.encode(symbols)
         return "".join(symbols)
 
-    def _transcribe_chunks(self, chunks: Sequence[np.ndarray], pace: Pace) -> list[str]:
+    def _transcribe_chunks(self, chunks: Sequence[np.ndarray], throttle: Throttle) -> list[str]:
         texts = [""] * len(chunks)
         for indices, padded in bucket_batches([len(chunk) for chunk in chunks]):
-            pace()
+            throttle()
             wave = np.zeros((len(indices), padded), np.float32)
             for row, index in zip(wave, indices, strict=True):
                 row[: len(chunks[index])] = chunks[index]

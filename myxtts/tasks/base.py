@@ -93,11 +93,11 @@ class Evaluator(Protocol):
     compiled when it is made, on the main thread, so that any thread may call.
     """
 
-    def __call__(self, step: int, pace: Callable[[], None] | None) -> dict[str, float]:
+    def __call__(self, step: int, throttle: Callable[[], None] | None) -> dict[str, float]:
         """Measure the weights that the network has.
 
         Args:
-            pace: called before each batch or utterance; nothing is queued on the device then.
+            throttle: called before each batch or utterance; nothing is queued on the device then.
 
         Returns:
             Figures by name, each with the prefix `evaluation_`.

@@ -51,19 +51,19 @@ TOLERATED_WAIT = 0.005
 
 LoadVocoder = Callable[[], VocoderProtocol]
 
-Pace = Callable[[], None]
+Throttle = Callable[[], None]
 """Waits until the feed is full; to be called between two batches, when nothing is queued on the
 device.
 """
 
-ObserveFunction = Callable[[Observation, Pace | None], dict[str, float]]
-"""(observation, pace or None) -> metrics by name; empty for samples alone."""
+ObserveFunction = Callable[[Observation, Throttle | None], dict[str, float]]
+"""(observation, throttle or None) -> metrics by name; empty for samples alone."""
 
 log = logging.getLogger(__name__)
 
 
-def no_pace() -> None:
-    """Stand in for a pace where nothing else uses the device."""
+def no_throttle() -> None:
+    """Stand in for a throttle where nothing else uses the device."""
 
 
 class Snapshot:
@@ -163,24 +163,24 @@ class Validation:
         (batch,) = self._hand_over([features])
         return batch, *self._losses(batch)
 
-    def evaluate(self, pace: Pace | None = None) -> dict[str, float]:
+    def evaluate(self, throttle: Throttle | None = None) -> dict[str, float]:
         """Return each loss for the weights that the model has, their sum as `loss`, and the figures
         of the metric.
 
         Args:
-            pace: called before each batch; nothing is queued on the device then.
+            throttle: called before each batch; nothing is queued on the device then.
         """
         metric = self._make_metric() if self._make_metric else None
         shares = []
         # No scope around the loop: without a feed, this thread reads, and operations of tf.data
         # have CPU kernels only.
         with self._open_feed() as feed:
-            for (produced,) in feed if pace is None else paced(feed, pace):
+            for (produced,) in feed if throttle is None else throttled(feed, throttle):
                 with tf.device(self._device):
                     batch, share, measured = self.measure(produced.features)
                     shares.append(share)
-                    if pace is not None:
-                        # Wait, so that the device has nothing queued when the pace is called.
+                    if throttle is not None:
+                        # Wait, so that the device has nothing queued when the throttle is called.
                         share.numpy()
                     if metric:
                         metric.update(batch, measured)
@@ -190,13 +190,13 @@ class Validation:
         return losses | {"loss": sum(losses.values())} | (metric.result() if metric else {})
 
 
-def paced(
-    batches: Iterable[tuple[ProducedBatch, ...]], pace: Pace
+def throttled(
+    batches: Iterable[tuple[ProducedBatch, ...]], throttle: Throttle
 ) -> Iterator[tuple[ProducedBatch, ...]]:
-    """Yield the batches; call `pace` before each is made."""
+    """Yield the batches; call `throttle` before each is made."""
     iterator = iter(batches)
     while True:
-        pace()
+        throttle()
         try:
             batch = next(iterator)
         except StopIteration:
@@ -226,12 +226,14 @@ class HeldOutWork:
             if self.sampler:
                 self.sampler.trace()
 
-    def observe(self, observation: Observation, pace: Pace | None = None) -> dict[str, float]:
+    def observe(
+        self, observation: Observation, throttle: Throttle | None = None
+    ) -> dict[str, float]:
         """Do the parts of an observation; return metrics by name: `validation_loss`,
         `evaluation_voicing_error`.
 
         Args:
-            pace: see `Validation.evaluate`.
+            throttle: see `Validation.evaluate`.
 
         Raises:
             TrainingError: the device is out of memory.
@@ -239,15 +241,15 @@ class HeldOutWork:
         metrics: dict[str, float] = {}
         try:
             if VALIDATION in observation.parts:
-                for name, value in self.validation.evaluate(pace).items():
+                for name, value in self.validation.evaluate(throttle).items():
                     metrics[f"validation_{name}"] = value
             if self.sampler and SAMPLES in observation.parts:
-                if pace is not None:
-                    pace()
+                if throttle is not None:
+                    throttle()
                 with tf.device(self.device):
                     self.sampler(observation.step)
             if self.evaluator and EVALUATION in observation.parts:
-                metrics |= self.evaluator(observation.step, pace)
+                metrics |= self.evaluator(observation.step, throttle)
         except tf.errors.ResourceExhaustedError as error:
             raise TrainingError(
                 f"{observation}: out of memory on {self.device}: {error.message.splitlines()[0]}."
@@ -272,8 +274,8 @@ def held_out_work(
     config, network, device = setup.config, snapshot.network, snapshot.device
     pipeline = setup.validation_pipeline()
 
-    # An observer's thread makes its batches itself, since its pace holds between two batches. Where
-    # training waits, a thread of their own makes them ahead.
+    # An observer's thread makes its batches itself, since its throttle holds between two batches.
+    # Where training waits, a thread of their own makes them ahead.
     def open_batches() -> AbstractContextManager:
         open_ = pipeline.open_unbuffered if setup.replicas.observer else pipeline.open_feed
         return open_(HELD_OUT_PASS)
@@ -504,7 +506,7 @@ class Observer:
         metrics: dict[str, float] = {}
         error = None
         try:
-            metrics = self._observe(observation, self._pace)
+            metrics = self._observe(observation, self._throttle)
         except _Abandoned:
             raise
         except BaseException as raised:
@@ -515,8 +517,8 @@ class Observer:
         self._timeline.add(Span(OBSERVER, kind, start_s, end_s, observation.step))
         return Result(observation, metrics, end_s - start_s, self._paused_s, error)
 
-    def _pace(self) -> None:
-        """Wait until the feed is full, or the main thread waits for the observer; see `Pace`."""
+    def _throttle(self) -> None:
+        """Wait until the feed is full, or the main thread waits for the observer."""
         start_s = self._now()
         while not (
             self._closing.is_set()

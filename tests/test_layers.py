@@ -64,7 +64,6 @@ WITHOUT_TENSORFLOW = (
     "throughput.auto",
     "throughput.model",
     "throughput.placements",
-    "throughput.report",
     "throughput.stage_times",
     "synthesis.inputs",
     "local_sgd.averaging",

@@ -18,12 +18,20 @@ from myxtts.clock import MODEL, Interval, Span
 from myxtts.commands import profile as profile_command
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import DataConfig, TrainingConfig
-from myxtts.throughput import assess, measure
-from myxtts.throughput.analysis import Measurement, TracedRun, Trials, analyze
+from myxtts.throughput import assess as assess_module
+from myxtts.throughput import measure
+from myxtts.throughput.analysis import (
+    Measurement,
+    TracedRun,
+    Trials,
+    analyze,
+    assess,
+    chrome_trace,
+    timeline_rows,
+)
 from myxtts.throughput.hardware import GpuSampler, GpuUsage
 from myxtts.throughput.measure import MeasurementWindow, time_steps
 from myxtts.throughput.model import STAGES, StageTimes
-from myxtts.throughput.report import analysis_to_json, chrome_trace, report_lines, timeline_rows
 from myxtts.training.schedule import Schedule
 from tests.tiny import Workspace, small_models, toy_models
 
@@ -54,101 +62,112 @@ def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **fields) -> Measur
     return Measurement(**defaults | fields)
 
 
+def figures_of(measurement: Measurement, data: DataConfig | None = None) -> dict:
+    figures = {}
+    for row in analyze(measurement, data or DataConfig()):
+        figures |= row.figures
+    return figures
+
+
+def lines_of(measurement: Measurement) -> list[str]:
+    return [row.line for row in analyze(measurement, DataConfig()) if row.text]
+
+
 class AnalysisTest(unittest.TestCase):
     """Figures of an analysis, each computed by hand."""
 
     def test_rates_are_work_over_the_time_of_all_batches(self):
-        analysis = analyze(measured(), DataConfig())
-        rates = [analysis.rates[stage] for stage in STAGES]
+        figures = figures_of(measured())
+        rates = [figures["stages"][stage]["audio_seconds_per_s"] for stage in STAGES]
         np.testing.assert_allclose(rates, [100, 50, 200, 20])
-        self.assertAlmostEqual(analysis.ceiling, 20.0)
-        self.assertAlmostEqual(analysis.achieved, 40 / 2.25)
-        self.assertAlmostEqual(analysis.efficiency, 2.0 / 2.25)
-        self.assertAlmostEqual(analysis.serial, 40 / 3.0)
-        self.assertAlmostEqual(analysis.speedup, 3.0 / 2.25)
-        self.assertAlmostEqual(analysis.ideal_speedup, 1.5)
-        self.assertAlmostEqual(analysis.noise, 0.5 / 2.25)
+        self.assertAlmostEqual(figures["ceiling"], 20.0)
+        self.assertAlmostEqual(figures["achieved"], 40 / 2.25)
+        self.assertAlmostEqual(figures["efficiency"], 2.0 / 2.25)
+        self.assertAlmostEqual(figures["serial"], 40 / 3.0)
+        self.assertAlmostEqual(figures["speedup"], 3.0 / 2.25)
+        self.assertAlmostEqual(figures["ideal_speedup"], 1.5)
+        self.assertAlmostEqual(figures["noise"], 0.5 / 2.25)
 
     def test_a_transfer_overlaps_producing_and_the_step(self):
-        analysis = analyze(measured(produce=0.45, transfer=0.4), DataConfig())
-        self.assertAlmostEqual(analysis.ceiling, 10 / 0.5)
-        self.assertAlmostEqual(analysis.serial, 10 / 1.35)
-        self.assertEqual(analysis.bottleneck, "step")
+        figures = figures_of(measured(produce=0.45, transfer=0.4))
+        self.assertAlmostEqual(figures["ceiling"], 10 / 0.5)
+        self.assertAlmostEqual(figures["serial"], 10 / 1.35)
+        self.assertEqual(figures["bottleneck"], "step")
 
     def test_serial_time_includes_reading_only_if_reading_is_slowest(self):
-        self.assertAlmostEqual(analyze(measured(read=2.0), DataConfig()).serial, 5.0)
+        self.assertAlmostEqual(figures_of(measured(read=2.0))["serial"], 5.0)
 
     def test_fractions_come_from_the_traced_runs(self):
-        analysis = analyze(measured(), DataConfig())
-        self.assertAlmostEqual(analysis.accelerator_utilisation, 4.0 / 4.5)
-        self.assertAlmostEqual(analysis.wait_fraction, 0.5 / 4.5)
-        self.assertAlmostEqual(analysis.blocked_fraction, 1.0 / 4.5)
-        self.assertAlmostEqual(analysis.tracing_overhead, 0.0)
-        self.assertAlmostEqual(analysis.padding, 0.2)
+        figures = figures_of(measured())
+        self.assertAlmostEqual(figures["accelerator_utilisation"], 4.0 / 4.5)
+        self.assertAlmostEqual(figures["wait_fraction"], 0.5 / 4.5)
+        self.assertAlmostEqual(figures["blocked_fraction"], 1.0 / 4.5)
+        self.assertAlmostEqual(figures["tracing_overhead"], 0.0)
+        self.assertAlmostEqual(figures["padding"], 0.2)
 
     def test_step_variation_is_reported_with_and_within_buckets(self):
-        analysis = analyze(measured(), DataConfig())
-        self.assertAlmostEqual(analysis.step_mean_s, 0.625)
-        self.assertAlmostEqual(analysis.step_variation, 0.2)  # 0.125 of 0.625
-        self.assertAlmostEqual(analysis.step_variation_in_bucket, 0.0)
+        figures = figures_of(measured())
+        self.assertAlmostEqual(figures["step_mean_s"], 0.625)
+        self.assertAlmostEqual(figures["step_variation"], 0.2)  # 0.125 of 0.625
+        self.assertAlmostEqual(figures["step_variation_in_bucket"], 0.0)
 
     def test_bottleneck_is_the_slowest_stage_with_a_reason(self):
         for times in ({"read": 0.6}, {"produce": 0.6}, {"transfer": 0.6}, {"step": 0.6}):
             (stage,) = times
             with self.subTest(stage=stage):
-                analysis = analyze(measured(**times), DataConfig())
-                self.assertEqual(analysis.bottleneck, stage)
+                figures = figures_of(measured(**times))
+                self.assertEqual(figures["bottleneck"], stage)
                 self.assertRegex(
-                    analysis.reason, rf"^{stage}: per batch in isolation, [a-z ]* takes 600\.0 ms; "
+                    figures["reason"],
+                    rf"^{stage}: per batch in isolation, [a-z ]* takes 600\.0 ms; ",
                 )
 
     def test_producers_that_take_turns_share_reading_and_producing(self):
-        analysis = analyze(measured(read=0.6, produce=0.8, gpus=(0, 1, 2)), DataConfig())
+        figures = figures_of(measured(read=0.6, produce=0.8, gpus=(0, 1, 2)))
         np.testing.assert_allclose(
-            [analysis.rates[stage] for stage in STAGES], [10 / 0.3, 10 / 0.4, 200, 20]
+            [figures["stages"][stage]["audio_seconds_per_s"] for stage in STAGES],
+            [10 / 0.3, 10 / 0.4, 200, 20],
         )
-        self.assertEqual((analysis.bottleneck, round(analysis.ceiling, 9)), ("step", 20.0))
-        self.assertAlmostEqual(analysis.serial, 10 / 1.35)
-        self.assertIn("producing takes 800.0 ms on each of 2 data devices", analysis.reason)
-        bottleneck = analyze(measured(produce=1.2, gpus=(0, 1, 2)), DataConfig()).bottleneck
+        self.assertEqual((figures["bottleneck"], round(figures["ceiling"], 9)), ("step", 20.0))
+        self.assertAlmostEqual(figures["serial"], 10 / 1.35)
+        self.assertIn("producing takes 800.0 ms on each of 2 data devices", figures["reason"])
+        bottleneck = figures_of(measured(produce=1.2, gpus=(0, 1, 2)))["bottleneck"]
         self.assertEqual(bottleneck, "produce")
 
     def test_the_share_of_a_teacher_is_the_time_of_producing_that_is_missing_without_it(self):
-        analysis = analyze(
-            measured(produce=0.2, produce_without_teacher_s=np.full(4, 0.05)), DataConfig()
-        )
-        self.assertAlmostEqual(analysis.teacher_share, 0.75)
-        message = report_lines(analysis)
+        measurement = measured(produce=0.2, produce_without_teacher_s=np.full(4, 0.05))
+        figures = figures_of(measurement)
+        self.assertAlmostEqual(figures["teacher_share"], 0.75)
+        message = lines_of(measurement)
         self.assertIn("teacher        75% of producing: 150.00 of 200.00 ms per batch", message)
-        self.assertAlmostEqual(analysis_to_json(analysis)["teacher_share"], 0.75)
-        self.assertIsNone(analyze(measured(), DataConfig()).teacher_share)
+        self.assertIsNone(figures_of(measured())["teacher_share"])
 
     def test_stage_without_time_has_no_rate(self):
-        analysis = analyze(measured(read=0.0, transfer=0.0), DataConfig())
-        self.assertEqual((analysis.rates["read"], analysis.variations["transfer"]), (None, 0.0))
-        self.assertIn("no time", "\n".join(report_lines(analysis)))
+        measurement = measured(read=0.0, transfer=0.0)
+        stages = figures_of(measurement)["stages"]
+        actual = (stages["read"]["audio_seconds_per_s"], stages["transfer"]["variation"])
+        self.assertEqual(actual, (None, 0.0))
+        self.assertIn("no time", "\n".join(lines_of(measurement)))
 
     def test_assessment_has_the_times_of_a_step_and_the_utilisation_of_both_devices(self):
         spans = [Span(DATA, "produce", 0.0, 0.25, batch) for batch in range(4)]
         run = TRACED_RUN._replace(spans=spans, step_s=np.array([1.25, 1.25]))
-        assessment = analyze(
-            measured(traced=(run,), step_bucket=np.zeros(2, int)), DataConfig()
-        ).assessment
+        assessment = assess(measured(traced=(run,), step_bucket=np.zeros(2, int)))
         self.assertAlmostEqual(assessment.model_busy, 2.25 / 2.5)
         self.assertAlmostEqual(assessment.data_busy, 4 * 0.25 / 2.5)
         self.assertAlmostEqual(assessment.interval_s, 2.25 / 2)  # of two batches
         longer = 2.25 / (2 * 1.0)  # as measured, than by arithmetic
         self.assertAlmostEqual(assessment.placements_s["single"], longer * 2 * 0.7)
         self.assertAlmostEqual(assessment.placements_s["replicas"], longer * 0.7)
-        self.assertIsNone(analyze(measured(single_device=True), DataConfig()).assessment.data_busy)
+        self.assertIsNone(assess(measured(single_device=True)).data_busy)
 
 
 class RecommendationTest(unittest.TestCase):
     """Recommended flags and their gain in a simulation of the pipeline."""
 
     def gains(self, data=None, untraced_s=(2.0, 2.0), **times) -> dict[str, float]:
-        analysis = analyze(measured(untraced_s=untraced_s, **times), data or DataConfig())
-        return {change.flags: round(change.gain, 2) for change in analysis.recommendations}
+        figures = figures_of(measured(untraced_s=untraced_s, **times), data)
+        return {change["flags"]: round(change["gain"], 2) for change in figures["recommendations"]}
 
     def test_second_device_halves_the_time_of_equally_long_stages(self):
         times = {"read": 0.01, "produce": 0.5, "transfer": 0.0}
@@ -165,7 +184,7 @@ class RecommendationTest(unittest.TestCase):
         self.assertEqual(self.gains(), {})
 
     def test_slow_reading_gains_from_a_cache_and_from_the_tried_number_of_workers(self):
-        with mock.patch.object(assess, "core_count", lambda: 64):
+        with mock.patch.object(assess_module, "core_count", lambda: 64):
             gains = self.gains(read=1.0, more_workers_s=0.8)
             self.assertAlmostEqual(gains["--num-workers 4"], 0.25)  # 1.0 / 0.8
             self.assertAlmostEqual(gains["--cache-dataset"], 1.0)  # then the step is slowest
@@ -191,8 +210,7 @@ class RecommendationTest(unittest.TestCase):
         run = TRACED_RUN._replace(
             spans=[Span(DATA, "produce", 0.0, 0.25, batch) for batch in range(4)]
         )
-        analysis = analyze(measured(traced=(run,), all_reduce_s=9.0), DataConfig())
-        lines = report_lines(analysis)
+        lines = lines_of(measured(traced=(run,), all_reduce_s=9.0))
         self.assertIn("recommended    nothing", "\n".join(lines))
         self.assertTrue(lines[-1].endswith(" Recommended: this placement."), lines[-1])
 

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from myxtts.commands.parser import add_json_flag, bounded, read_settings, settings_parser
 from myxtts.config.schema import Config
@@ -30,26 +31,18 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     check_writable("--json", options.json_file)
     check_writable("--trace", options.trace)
     # These import TensorFlow, which takes seconds.
-    from myxtts.throughput.analysis import analyze
+    from myxtts.throughput.analysis import chrome_trace
     from myxtts.throughput.profiler import profile
-    from myxtts.throughput.report import analysis_to_json, chrome_trace, report_lines
 
-    measurement, device_metrics, placement = profile(config, options.num_steps)
-    analysis = analyze(measurement, config.data)
-    name = f"{placement.name}, {options.num_steps} steps"
-    lines = [f"{'profile':<14} {name}", *report_lines(analysis), *device_metrics.lines()]
-    print("\n".join(lines))
+    rows, spans = profile(config, options.num_steps)
+    print("\n".join(row.line for row in rows if row.text))
     if options.json_file:
-        figures = {
-            "profile": name,
-            "num_workers": config.data.num_workers,
-            "single_device": measurement.single_device,
-        }
-        figures |= analysis_to_json(analysis) | device_metrics.to_json()
+        figures: dict[str, Any] = {}
+        for row in rows:
+            figures |= row.figures
         write_whole(options.json_file, (json.dumps(figures, indent=1) + "\n").encode())
         print(f"{'wrote':<14} {options.json_file}")
     if options.trace:
-        trace = chrome_trace(measurement.traced[-1].spans, name)
-        write_whole(options.trace, json.dumps(trace).encode())
+        write_whole(options.trace, json.dumps(chrome_trace(spans, rows[0].text)).encode())
         print(f"{'wrote':<14} {options.trace}")
     return 0

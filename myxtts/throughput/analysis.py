@@ -1,12 +1,12 @@
-"""Analysis of a profile: rates, efficiency, bottleneck, and predicted gains of other settings. No
-TensorFlow.
+"""A profile: its measurements, what follows from them, and their report. No TensorFlow.
 
 Terms as in docs/reference/pipeline.md: P, T and C are the seconds to produce, transfer and consume
 a batch. One after the other they take P + T + C. In a pipeline, reading, producing, the transfer
-and the step run at the same time, so the slowest of them sets the rate: the ceiling.
+and the step run at the same time, so the slowest of them sets the rate: the ceiling. Rates are
+seconds of audio per second; fractions are from 0 to 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,15 +15,21 @@ import numpy as np
 from myxtts.clock import Interval, Span
 from myxtts.config.schema import DataConfig
 from myxtts.placement.routes import Route
-from myxtts.throughput.assess import Assessment, candidates, flags_of
+from myxtts.throughput.assess import TARGETS, Assessment, candidates, data_busy_text, flags_of
 from myxtts.throughput.model import STAGES, QueueDepths, StageTimes, simulate
 from myxtts.throughput.stage_times import coefficient_of_variation, read_s_per_worker
+
+# Of the rates.
+UNIT = "audio s/s"
 
 # A smaller gain is not worth a restart, however quiet the machine is.
 MIN_GAIN = 0.02
 
-# Passes over the measured batches.
+# Passes over the measured batches: the first four fill the queues and are subtracted.
 SIMULATED_PASSES = 4
+
+# A larger one is compared with the noise of the machine.
+MAX_TRACING_OVERHEAD = 0.02
 
 
 class TracedRun(NamedTuple):
@@ -38,11 +44,6 @@ class TracedRun(NamedTuple):
     total: Interval
     step_s: np.ndarray
     spans: Sequence[Span]
-
-    @property
-    def produce_s(self) -> float:
-        """Seconds that the data device worked on as many batches as were trained."""
-        return sum(span.end_s - span.start_s for span in self.spans if span.kind == "produce")
 
 
 class Trials(NamedTuple):
@@ -75,7 +76,6 @@ class Measurement:
         step_bucket: int [steps], the bucket of each step.
         single_device: one device makes the batches and trains.
         devices: GPUs, real or simulated, that a placement may use.
-        trials: effects of other settings.
         gpus, can_replicate, augmentation, note: see `Assessment`.
         all_reduce_s: of a step's gradients between two replicas; None where it was not measured.
         produce_without_teacher_s: float [batches], to produce each batch without the teacher's
@@ -109,6 +109,269 @@ class Measurement:
         """Number of data devices, which take turns."""
         return len(self.route.data_devices)
 
+    @property
+    def total_s(self) -> dict[str, float]:
+        """Seconds of all batches by stage, on one device."""
+        return {stage: float(self.isolated[stage].sum()) for stage in STAGES}
+
+    @property
+    def shared_s(self) -> dict[str, float]:
+        """The same on all devices that have the stage."""
+        total_s = self.total_s
+        # Data devices that take turns read and produce several batches at a time.
+        return total_s | {stage: total_s[stage] / self.producers for stage in ("read", "produce")}
+
+    @property
+    def duration_s(self) -> float:
+        """Mean duration of the untraced runs, whose times are those of training."""
+        return float(np.mean(self.untraced_s))
+
+    @property
+    def noise(self) -> float:
+        """Relative difference of equal runs."""
+        return float(np.ptp(self.untraced_s) / self.duration_s)
+
+    @property
+    def traced_s(self) -> float:
+        return sum(run.total.busy_s for run in self.traced)
+
+    @property
+    def wait_fraction(self) -> float:
+        """Fraction of the time in which the model device has no batch."""
+        return sum(run.total.wait_s for run in self.traced) / self.traced_s
+
+    @property
+    def step_s(self) -> np.ndarray:
+        """float [steps of all traced runs]"""
+        return np.concatenate([run.step_s for run in self.traced])
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the report, with the figures in JSON that it shows.
+
+    Attributes:
+        text: empty if only programs get the figures.
+        figures: by JSON key.
+    """
+
+    label: str
+    text: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        return f"{self.label:<14} {self.text}"
+
+
+def analyze(measurement: Measurement, data: DataConfig) -> list[Row]:
+    """Return the report of a run with the settings `data`."""
+    assessment = assess(measurement)
+    return [
+        *_stage_rows(measurement),
+        *_rate_rows(measurement, assessment),
+        *_step_rows(measurement),
+        *_advice_rows(measurement, data, assessment),
+    ]
+
+
+def _stage_rows(measurement: Measurement) -> Iterator[Row]:
+    """Yield the stages in isolation: their rates on all devices that have them, and their times on
+    one device.
+    """
+    work = float(measurement.work.sum())
+    mean_s = measurement.isolated.mean_s()
+    stages = {}
+    rows = []
+    for stage in STAGES:
+        shared_s = measurement.shared_s[stage]
+        rate = work / shared_s if shared_s else None
+        rate_text = "no time" if rate is None else f"{rate:.1f}"
+        variation = coefficient_of_variation(measurement.isolated[stage])
+        text = f"{rate_text:>17}   {1e3 * mean_s[stage]:12.2f}   {variation:9.1%}"
+        rows.append(Row(f"  {stage}", text))
+        figures = {"mean_s": mean_s[stage], "variation": variation, "audio_seconds_per_s": rate}
+        stages[stage] = figures
+    header = f"{UNIT:>17}   ms per batch   variation"
+    common = {"stages": stages, "unit": UNIT, "producers": measurement.producers}
+    yield Row("isolated", header, common)
+    yield from rows
+    share = None
+    text = ""
+    if measurement.produce_without_teacher_s is not None:
+        without_s = float(measurement.produce_without_teacher_s.sum())
+        share = max(0.0, 1.0 - without_s / measurement.total_s["produce"])
+        produce_ms = 1e3 * mean_s["produce"]
+        text = (
+            f"{share:.0%} of producing: {share * produce_ms:.2f} of {produce_ms:.2f} ms per batch"
+        )
+    yield Row("teacher", text, {"teacher_share": share})
+
+
+def _rate_rows(measurement: Measurement, assessment: Assessment) -> Iterator[Row]:
+    """Yield the rates of all stages together, and how busy the devices are."""
+    work = float(measurement.work.sum())
+    total_s = measurement.total_s
+    duration_s = measurement.duration_s
+    slowest_s = max(measurement.shared_s.values())
+    # Reading runs ahead of the other stages on the host, also without a pipeline.
+    serial_s = max(total_s["read"], total_s["produce"] + total_s["transfer"] + total_s["step"])
+    ceiling = work / slowest_s
+    text = f"{ceiling:.1f} {UNIT}, the slowest of reading, produce, transfer and step"
+    yield Row("ceiling", text, {"ceiling": ceiling})
+    achieved = work / duration_s
+    noise = measurement.noise
+    text = f"{achieved:.1f} {UNIT}, all stages together; two runs differ by {noise:.1%}"
+    yield Row("achieved", text, {"achieved": achieved, "noise": noise})
+    serial = work / serial_s
+    text = f"{serial:.1f} {UNIT}, if produce, transfer and step ran one after the other"
+    yield Row("serial", text, {"serial": serial})
+    efficiency = slowest_s / duration_s
+    text = f"{efficiency:.1%}, achieved / ceiling"
+    yield Row("efficiency", text, {"efficiency": efficiency})
+    yield from _device_rows(assessment)
+    speedup = serial_s / duration_s
+    ideal = serial_s / slowest_s
+    text = f"{speedup:.2f} x, achieved / serial; ideal {ideal:.2f} x"
+    yield Row("speedup", text, {"speedup": speedup, "ideal_speedup": ideal})
+
+
+def _device_rows(assessment: Assessment) -> Iterator[Row]:
+    """Yield how busy the devices are, and what the placements take by arithmetic."""
+    targets = ", ".join(f"{target.grade} {target.model_busy:.0%}" for target in reversed(TARGETS))
+    busy = f"busy {assessment.model_busy:.1%} of the time: {assessment.grade_text}"
+    figures = {"accelerator_utilisation": assessment.model_busy}
+    yield Row("model device", f"{busy} (targets: {targets})", figures)
+    if assessment.data_busy is not None:
+        target = data_busy_text(assessment.data_busy)
+        yield Row("data device", f"busy {assessment.data_busy:.1%} of the time: {target}")
+    milliseconds = ", ".join(
+        f"{name} {1e3 * seconds:.1f}" for name, seconds in assessment.placements_s.items()
+    )
+    all_reduce = "not included"
+    if assessment.all_reduce_s is not None:
+        all_reduce = f"{1e3 * assessment.all_reduce_s:.1f}"
+    text = (
+        f"ms a step: {milliseconds}; the present one measured, the others in proportion by"
+        f" arithmetic; all-reduce {all_reduce}"
+    )
+    yield Row("placements", text, {"assessment": assessment.to_json()})
+    yield Row("second device", assessment.comparison)
+
+
+def _step_rows(measurement: Measurement) -> Iterator[Row]:
+    """Yield the times of steps, waits and tracing in the traced runs."""
+    step_s = measurement.step_s
+    mean_s = float(step_s.mean())
+    p50_s, p95_s = map(float, np.percentile(step_s, [50, 95]))
+    variation = coefficient_of_variation(step_s)
+    # Longer buckets have longer steps. Without this part, the rest is noise of the machine.
+    relative = [
+        _over_bucket_mean(run.step_s, measurement.step_bucket) for run in measurement.traced
+    ]
+    in_bucket = coefficient_of_variation(np.concatenate(relative))
+    text = (
+        f"{1e3 * mean_s:.1f} ms, p50 {1e3 * p50_s:.1f}, p95 {1e3 * p95_s:.1f},"
+        f" variation {variation:.1%} ({in_bucket:.1%} within a bucket)"
+    )
+    figures = {"step_mean_s": mean_s, "step_p50_s": p50_s, "step_p95_s": p95_s}
+    figures |= {"step_variation": variation, "step_variation_in_bucket": in_bucket}
+    yield Row("step", text, figures)
+    waits = measurement.wait_fraction
+    blocked = sum(run.total.blocked_s for run in measurement.traced) / measurement.traced_s
+    text = (
+        f"model without a batch {waits:.1%} of the time, producer blocked on a full feed"
+        f" {blocked:.1%}"
+    )
+    yield Row("waits", text, {"wait_fraction": waits, "blocked_fraction": blocked})
+    padding = 1.0 - float(measurement.work.sum()) / float(measurement.padded_work.sum())
+    yield Row("padding", f"{padding:.1%} of the samples in batches", {"padding": padding})
+    traced_s = measurement.traced_s / len(measurement.traced)
+    overhead = traced_s / measurement.duration_s - 1.0
+    text = f"{overhead:.1%} overhead"
+    if MAX_TRACING_OVERHEAD < overhead <= measurement.noise:
+        text += ", within the noise of this machine"
+    yield Row("tracing", text, {"tracing_overhead": overhead})
+
+
+def _over_bucket_mean(step_s: np.ndarray, step_bucket: np.ndarray) -> np.ndarray:
+    """Return each step's time over the mean of the steps of its bucket."""
+    ratios = np.empty_like(step_s)
+    for bucket in set(step_bucket.tolist()):
+        in_bucket = step_bucket == bucket
+        ratios[in_bucket] = step_s[in_bucket] / step_s[in_bucket].mean()
+    return ratios
+
+
+def _advice_rows(
+    measurement: Measurement, data: DataConfig, assessment: Assessment
+) -> Iterator[Row]:
+    """Yield the bottleneck, what would be faster, and the grade."""
+    # On a tie the step is named, since nothing else can help before the step is shorter.
+    order = ("step", "read", "produce", "transfer")
+    bottleneck = max(order, key=measurement.shared_s.__getitem__)
+    reason = _reason(measurement, bottleneck)
+    yield Row("bottleneck", reason, {"bottleneck": bottleneck, "reason": reason})
+    min_gain = max(measurement.noise, MIN_GAIN)
+    recommendations = recommend(measurement, data, min_gain)
+    texts = {}
+    for change in recommendations:
+        gain = f"{change.gain:+.0%} ({change.basis})"
+        if change.basis == "at most":
+            gain = f"at most {change.gain:+.0%}"
+        texts[change.flags] = f"{change.flags}: {gain}"
+    for flags in assessment.recommended:
+        texts.setdefault(flags, flags)
+    nothing = f"nothing: no flag is expected to gain more than {min_gain:.1%}"
+    for text in texts.values() or [nothing]:
+        yield Row("recommended", text)
+    figures = [change._asdict() for change in recommendations]
+    yield Row("grade", assessment.line, {"grade": assessment.grade, "recommendations": figures})
+
+
+def _reason(measurement: Measurement, bottleneck: str) -> str:
+    """Return the bottleneck in one sentence."""
+    mean_s = measurement.isolated.mean_s()
+    verbs = {
+        "read": "reading on the host",
+        "produce": "producing",
+        "transfer": "the transfer",
+        "step": "the step",
+    }
+    texts = {stage: f"{verb} takes {1e3 * mean_s[stage]:.1f} ms" for stage, verb in verbs.items()}
+    if measurement.producers > 1:
+        texts["read"] += f" for each of {measurement.producers} data devices"
+        texts["produce"] += f" on each of {measurement.producers} data devices"
+    slowest = texts.pop(bottleneck)
+    others = "; ".join(text for stage, text in texts.items() if mean_s[stage])
+    return f"{bottleneck}: per batch in isolation, {slowest}; {others}."
+
+
+def assess(measurement: Measurement) -> Assessment:
+    """Compare the placement with others; its times are those of a step, of the batches that the
+    step accumulates.
+    """
+    steps = len(measurement.step_bucket)
+    data_busy = None
+    if not measurement.single_device:
+        produce_s = 0.0
+        for run in measurement.traced:
+            produce_s += sum(s.end_s - s.start_s for s in run.spans if s.kind == "produce")
+        data_busy = min(produce_s / (measurement.traced_s * measurement.producers), 1.0)
+    return Assessment(
+        interval_s=measurement.duration_s / steps,
+        mean_s={stage: seconds / steps for stage, seconds in measurement.total_s.items()},
+        model_busy=1.0 - measurement.wait_fraction,
+        data_busy=data_busy,
+        step_variation=coefficient_of_variation(measurement.step_s),
+        all_reduce_s=measurement.all_reduce_s,
+        gpus=measurement.gpus,
+        second_device=measurement.devices > 1,
+        can_replicate=measurement.can_replicate,
+        augmentation=measurement.augmentation,
+        note=measurement.note,
+    )
+
 
 class Recommendation(NamedTuple):
     """A change of settings, and the fraction by which the throughput would rise.
@@ -120,170 +383,6 @@ class Recommendation(NamedTuple):
     flags: str
     gain: float
     basis: str
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """Results of a profile. Rates are seconds of audio per second; fractions are from 0 to 1.
-
-    Attributes:
-        rates: by stage, in isolation, of all devices that have it; None where a stage takes no
-            time.
-        mean_s, variations: by stage, seconds per batch on one device and their coefficient of
-            variation (deviation over mean).
-        producers: number of data devices.
-        ceiling: the rate of the slowest stage.
-        achieved: the rate of all stages together, untraced.
-        serial: the rate of producing, transfer and step one after the other, while reading runs
-            ahead.
-        speedup, ideal_speedup: achieved and ceiling over serial.
-        noise: relative difference of two equal runs.
-        tracing_overhead: fraction of the time that tracing adds.
-        step_variation: coefficient of variation of the step's time.
-        step_variation_in_bucket: the same with each step's time divided by the mean of its bucket.
-        assessment: the placement compared with others.
-        teacher_share: fraction of producing that the teacher's network takes; None without one.
-    """
-
-    rates: dict[str, float | None]
-    mean_s: dict[str, float]
-    variations: dict[str, float]
-    producers: int
-    ceiling: float
-    achieved: float
-    efficiency: float
-    accelerator_utilisation: float
-    serial: float
-    speedup: float
-    ideal_speedup: float
-    noise: float
-    tracing_overhead: float
-    step_mean_s: float
-    step_p50_s: float
-    step_p95_s: float
-    step_variation: float
-    step_variation_in_bucket: float
-    wait_fraction: float
-    blocked_fraction: float
-    padding: float
-    bottleneck: str
-    recommendations: list[Recommendation]
-    assessment: Assessment
-    teacher_share: float | None
-
-    @property
-    def min_gain(self) -> float:
-        """Smallest gain that is recommended."""
-        return max(self.noise, MIN_GAIN)
-
-    @property
-    def reason(self) -> str:
-        """The bottleneck in one sentence."""
-        texts = {
-            "read": f"reading on the host takes {1e3 * self.mean_s['read']:.1f} ms",
-            "produce": f"producing takes {1e3 * self.mean_s['produce']:.1f} ms",
-            "transfer": f"the transfer takes {1e3 * self.mean_s['transfer']:.1f} ms",
-            "step": f"the step takes {1e3 * self.mean_s['step']:.1f} ms",
-        }
-        if self.producers > 1:
-            texts["read"] += f" for each of {self.producers} data devices"
-            texts["produce"] += f" on each of {self.producers} data devices"
-        slowest = texts.pop(self.bottleneck)
-        others = "; ".join(text for stage, text in texts.items() if self.mean_s[stage])
-        return f"{self.bottleneck}: per batch in isolation, {slowest}; {others}."
-
-
-def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
-    """Analyse a measurement of a run with the settings `data`."""
-    isolated = measurement.isolated
-    traced = measurement.traced
-    work = float(measurement.work.sum())
-    total_s = {stage: float(isolated[stage].sum()) for stage in STAGES}
-    # Data devices that take turns read and produce several batches at a time.
-    shared_s = total_s | {s: total_s[s] / measurement.producers for s in ("read", "produce")}
-    slowest_s = max(shared_s.values())
-    serial_s = max(total_s["read"], total_s["produce"] + total_s["transfer"] + total_s["step"])
-    duration_s = float(np.mean(measurement.untraced_s))
-    noise = float(np.ptp(measurement.untraced_s) / duration_s)
-    traced_s = sum(run.total.busy_s for run in traced)
-    wait_fraction = sum(run.total.wait_s for run in traced) / traced_s
-    step_s = np.concatenate([run.step_s for run in traced])
-    relative_to_bucket = np.concatenate(
-        [_over_bucket_mean(run.step_s, measurement.step_bucket) for run in traced]
-    )
-    variation = coefficient_of_variation(step_s)
-    teacher_share = None
-    if measurement.produce_without_teacher_s is not None:
-        without_s = float(measurement.produce_without_teacher_s.sum())
-        teacher_share = max(0.0, 1.0 - without_s / total_s["produce"])
-    return Analysis(
-        rates={stage: _rate(work, shared_s[stage]) for stage in STAGES},
-        mean_s=isolated.mean_s(),
-        variations={stage: coefficient_of_variation(isolated[stage]) for stage in STAGES},
-        producers=measurement.producers,
-        ceiling=work / slowest_s,
-        achieved=work / duration_s,
-        efficiency=slowest_s / duration_s,
-        accelerator_utilisation=1.0 - wait_fraction,
-        serial=work / serial_s,
-        speedup=serial_s / duration_s,
-        ideal_speedup=serial_s / slowest_s,
-        noise=noise,
-        tracing_overhead=traced_s / len(traced) / duration_s - 1.0,
-        step_mean_s=float(step_s.mean()),
-        step_p50_s=float(np.percentile(step_s, 50)),
-        step_p95_s=float(np.percentile(step_s, 95)),
-        step_variation=variation,
-        step_variation_in_bucket=coefficient_of_variation(relative_to_bucket),
-        wait_fraction=wait_fraction,
-        blocked_fraction=sum(run.total.blocked_s for run in traced) / traced_s,
-        padding=1.0 - work / float(measurement.padded_work.sum()),
-        # The first of equals.
-        bottleneck=max(("step", "read", "produce", "transfer"), key=shared_s.__getitem__),
-        recommendations=recommend(measurement, data, max(noise, MIN_GAIN)),
-        assessment=assess(measurement, duration_s, 1.0 - wait_fraction, variation),
-        teacher_share=teacher_share,
-    )
-
-
-def _rate(work: float, seconds: float) -> float | None:
-    return work / seconds if seconds else None
-
-
-def assess(
-    measurement: Measurement, duration_s: float, utilisation: float, variation: float
-) -> Assessment:
-    """Compare the placement with others; its times are those of a step, of the batches that the
-    step accumulates.
-    """
-    steps = len(measurement.step_bucket)
-    data_busy = None
-    if not measurement.single_device:
-        produce_s = sum(run.produce_s for run in measurement.traced)
-        available_s = sum(run.total.busy_s for run in measurement.traced) * measurement.producers
-        data_busy = min(produce_s / available_s, 1.0)
-    return Assessment(
-        interval_s=duration_s / steps,
-        mean_s={stage: float(measurement.isolated[stage].sum()) / steps for stage in STAGES},
-        model_busy=utilisation,
-        data_busy=data_busy,
-        step_variation=variation,
-        all_reduce_s=measurement.all_reduce_s,
-        gpus=measurement.gpus,
-        second_device=measurement.devices > 1,
-        can_replicate=measurement.can_replicate,
-        augmentation=measurement.augmentation,
-        note=measurement.note,
-    )
-
-
-def _over_bucket_mean(step_s: np.ndarray, step_bucket: np.ndarray) -> np.ndarray:
-    """Return each step's time over the mean of the steps of its bucket."""
-    ratios = np.empty_like(step_s)
-    for bucket in set(step_bucket.tolist()):
-        in_bucket = step_bucket == bucket
-        ratios[in_bucket] = step_s[in_bucket] / step_s[in_bucket].mean()
-    return ratios
 
 
 def recommend(measurement: Measurement, data: DataConfig, min_gain: float) -> list[Recommendation]:
@@ -377,3 +476,47 @@ def _apply_change(
             doubled = replace(current, times=times, work=2.0 * current.work)
             return doubled.scaled("step", 1.0 - trials.fixed_fraction / 2.0), "at most"
     return None, ""
+
+
+def chrome_trace(spans: Sequence[Span], name: str) -> dict[str, Any]:
+    """Return the spans of the stages as complete events in the Trace Event Format (Google, JSON
+    object form), with times in µs, in rows whose events do not overlap.
+    """
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": name}}
+    ]
+    origin_s = min(span.start_s for span in spans)
+    for tid, (row, row_spans) in enumerate(timeline_rows(spans).items(), 1):
+        common = {"pid": 0, "tid": tid}
+        events.append({"ph": "M", **common, "name": "thread_name", "args": {"name": row}})
+        events.append(
+            {"ph": "M", **common, "name": "thread_sort_index", "args": {"sort_index": tid}}
+        )
+        for span in row_spans:
+            event = {"ph": "X", **common, "name": f"{span.kind} {span.number}", "cat": span.kind}
+            times = {
+                "ts": 1e6 * (span.start_s - origin_s),
+                "dur": 1e6 * (span.end_s - span.start_s),
+            }
+            events.append(event | times | {"args": {"batch": span.number}})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def timeline_rows(spans: Sequence[Span]) -> dict[str, list[Span]]:
+    """Return spans by row, in the order of STAGES; a stage whose batches overlap, such as reading,
+    has several rows.
+    """
+    rows: dict[str, list[Span]] = {}
+    for stage in STAGES:
+        stage_rows: list[list[Span]] = []
+        of_stage = [span for span in spans if span.kind == stage]
+        for span in sorted(of_stage, key=lambda span: span.start_s):
+            free_row = next((row for row in stage_rows if row[-1].end_s <= span.start_s), None)
+            if free_row is None:
+                stage_rows.append([span])
+            else:
+                free_row.append(span)
+        for number, row in enumerate(stage_rows, 1):
+            name = stage if len(stage_rows) == 1 else f"{stage} {number}"
+            rows[name] = row
+    return rows

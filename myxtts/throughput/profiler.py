@@ -3,16 +3,17 @@ for the slowest stage.
 """
 
 import logging
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import Batch, first_rows
+from myxtts.clock import Span
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config
-from myxtts.placement.routes import Placement
 from myxtts.tasks.registry import task_of
-from myxtts.throughput.analysis import Measurement, Trials
+from myxtts.throughput.analysis import Measurement, Row, Trials, analyze
 from myxtts.throughput.assess import candidates, gpus_of, has_two_devices, shared_hardware
 from myxtts.throughput.hardware import GpuSampler, matmul_flops_per_s, step_flops
 from myxtts.throughput.measure import (
@@ -30,7 +31,6 @@ from myxtts.throughput.measure import (
     time_step,
 )
 from myxtts.throughput.model import StageTimes
-from myxtts.throughput.report import DeviceMetrics
 from myxtts.training.setup import make_step
 
 log = logging.getLogger(__name__)
@@ -45,18 +45,31 @@ REPEATS = 5
 MATMUL_TYPES = {"float32": "float32", "mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
 
 
-def profile(config: Config, steps: int) -> tuple[Measurement, DeviceMetrics, Placement]:
-    """Measure `steps` steps of a run with these settings; the run leaves no files.
+def profile(config: Config, steps: int) -> tuple[list[Row], Sequence[Span]]:
+    """Measure `steps` steps of a run with these settings, which leaves no files.
+
+    Returns:
+        The report, and the spans of the last traced run.
 
     Raises:
         UserError: as `open_run`.
     """
     with open_run(config) as run:
-        return *measure(run, steps), run.placement
+        title = f"{run.placement.name}, {steps} steps"
+        measurement, on_devices = measure(run, steps)
+    figures = {
+        "profile": title,
+        "num_workers": config.data.num_workers,
+        "single_device": measurement.single_device,
+    }
+    rows = [Row("profile", title, figures), *analyze(measurement, config.data), *on_devices]
+    return rows, measurement.traced[-1].spans
 
 
-def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
-    """Measure each stage in isolation, then all stages together in untraced and traced runs."""
+def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, list[Row]]:
+    """Measure each stage in isolation, all stages together in untraced and traced runs, and the
+    devices.
+    """
     pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
     window = measurement_window(pipeline, steps)
     log.info("%-14s each stage in isolation; the step is traced first", "measuring")
@@ -95,39 +108,61 @@ def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
         augmentation=task_of(run.setup.config).augmentation,
         note=shared_hardware(run.placement),
     )
-    return measurement, measure_devices(run, window, samples, isolated, sampler)
+    return measurement, [*device_rows(run, window, samples, isolated, sampler)]
 
 
-def measure_devices(
+def device_rows(
     run: ProfiledRun,
     window: MeasurementWindow,
     samples: SampleBatches,
     isolated: StageTimes,
     sampler: GpuSampler,
-) -> DeviceMetrics:
-    """Measure the rate of the model's and of other matrix products, and collect the other metrics.
+) -> Iterator[Row]:
+    """Yield the use of the devices: traces, the model's matrix products, and the GPUs' own figures.
 
-    The model's rate is that of a step of the most frequent bucket.
+    The model's rate is that of a step of the most frequent bucket. MFU (model FLOPs utilisation) is
+    this rate, divided by the rate of one large matrix product on the same device.
     """
-    bucket = window.most_frequent_bucket
-    step_s = isolated.step_s[window.measured_buckets == bucket].mean()
-    model_flops_per_s = None
-    not_counted_reason = ""
-    try:
-        model_flops_per_s = float(step_flops(run.setup.state, samples[bucket][0]) / step_s)
-    except ValueError as error:
-        not_counted_reason = str(error)
+    traces = run.step.traces
+    yield Row("traces", f"{traces} of the step", {"step_traces": traces})
     with tf.device(run.route.model):
         matmul_rate = matmul_flops_per_s(MATMUL_TYPES[run.setup.config.training.precision])
-    return DeviceMetrics(
-        step_traces=run.step.traces,
-        model_flops_per_s=model_flops_per_s,
-        not_counted_reason=not_counted_reason,
-        matmul_flops_per_s=matmul_rate,
-        gpu_usage={gpu: usage.to_json() for gpu, usage in sampler.usage.items()},
-        no_usage_reason=sampler.reason,
-        shares_cores=not run.placement.on_gpu,
-    )
+    bucket = window.most_frequent_bucket
+    step_s = isolated.step_s[window.measured_buckets == bucket].mean()
+    rate = None
+    utilisation = None
+    reason = ""
+    try:
+        rate = float(step_flops(run.setup.state, samples[bucket][0]) / step_s)
+    except ValueError as error:
+        reason = str(error)
+        text = f"not counted: {reason}"
+    else:
+        utilisation = rate / matmul_rate
+        text = (
+            f"{utilisation:.1%}: {rate / 1e9:.1f} GFLOP/s in the model's matrix products,"
+            f" {matmul_rate / 1e9:.1f} in one large matrix product"
+        )
+    figures = {"model_flops_per_s": rate, "not_counted_reason": reason}
+    figures |= {"matmul_flops_per_s": matmul_rate, "model_flops_utilisation": utilisation}
+    yield Row("MFU", text, figures)
+    usages = {gpu: usage.to_json() for gpu, usage in sampler.usage.items()}
+    for gpu, usage in usages.items():
+        text = (
+            f"{usage['utilisation']:.0%} busy (variation {usage['utilisation_variation']:.0%}),"
+            f" at most {usage['memory_mib']:.0f} MiB"
+        )
+        yield Row(f"GPU {gpu}", text)
+    text = f"no usage from the driver: {sampler.reason}" if sampler.reason else ""
+    yield Row("GPUs", text, {"gpu_usage": usages, "no_usage_reason": sampler.reason})
+    shares_cores = not run.placement.on_gpu
+    text = ""
+    if shares_cores:
+        text = (
+            "these devices share the cores of one CPU. A stage in isolation has all cores, so"
+            " the ceiling and the ideal speedup are higher than all stages together can reach"
+        )
+    yield Row("note", text, {"shares_cores": shares_cores})
 
 
 def try_settings(

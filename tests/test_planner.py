@@ -569,15 +569,22 @@ class PlanCommandTest(FolderCase):
     def test_faulty_profiles_are_rejected(self):
         stage = {"mean_s": 0.02}
         faults = {
-            "is not JSON": "nothing",
+            "is no profile: Invalid JSON": "nothing",
+            "should be an object": [1],
             "has no stages": {"efficiency": 1},
             "lacks produce or step": {"stages": {"step": stage}},
-            "'much' for mean_s of step": {"stages": {"produce": stage, "step": {"mean_s": "much"}}},
-            "nan for mean_s": {"stages": {"produce": {"mean_s": float("nan")}, "step": stage}},
-            "True for mean_s": {"stages": {"produce": {"mean_s": True}, "step": stage}},
-            "None for mean_s": {"stages": {"produce": 1, "step": stage}},
-            "0 for num_workers": {"stages": {"produce": stage, "step": stage}, "num_workers": 0},
-            "-1 for variation": {
+            "valid number, but stages.step.mean_s is 'much'": {
+                "stages": {"produce": stage, "step": {"mean_s": "much"}}
+            },
+            "less than or equal to 60, but stages.produce.mean_s is nan": {
+                "stages": {"produce": {"mean_s": float("nan")}, "step": stage}
+            },
+            "stages.produce.mean_s is True": {
+                "stages": {"produce": {"mean_s": True}, "step": stage}
+            },
+            "stages.produce is 1": {"stages": {"produce": 1, "step": stage}},
+            "num_workers is 0": {"stages": {"produce": stage, "step": stage}, "num_workers": 0},
+            "stages.produce.variation is -1": {
                 "stages": {"produce": {"mean_s": 1, "variation": -1}, "step": stage}
             },
         }

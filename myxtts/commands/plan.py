@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     check_writable("--json", options.json_file)
-    profile = read_profile(options.profile) if options.profile else Profile({}, None, False)
+    profile = read_profile(options.profile) if options.profile else Profile()
     costs = costs_of(options, profile)
     num_workers = options.num_workers or profile.num_workers or QueueDepths().workers
     depths = QueueDepths.from_settings(
@@ -87,7 +87,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     print("\n".join(format_table(ranked, placements)))
     if options.json_file:
         figures = {
-            "stages": {name: cost._asdict() for name, cost in costs.items()},
+            "stages": {name: asdict(cost) for name, cost in costs.items()},
             "all_reduce_s": all_reduce_s,
             "observe_s": observe_s,
             "depths": asdict(depths),
@@ -108,7 +108,7 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
     Raises:
         ConfigError: neither has the time of a stage that matters.
     """
-    costs = dict(profile.stages)
+    costs = {stage: profile.stages[stage] for stage in STAGES if stage in profile.stages}
     if profile.single_device and options.gpus > 1 and options.transfer_ms is None:
         raise ConfigError(
             f"--profile {options.profile} is of one device, so the time to transfer a batch to"
@@ -129,7 +129,7 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
     for name in STAGES:
         time_ms = getattr(options, f"{name}_ms")
         if time_ms is not None:
-            costs[name] = costs.get(name, StageStatistics(0.0))._replace(mean_s=time_ms / 1e3)
+            costs[name] = replace(costs.get(name, StageStatistics(0.0)), mean_s=time_ms / 1e3)
     missing = [f"--{name}-ms" for name in ("produce", "step") if name not in costs]
     if missing:
         raise ConfigError(
@@ -142,7 +142,7 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
         )
     if options.variation is None:
         return costs
-    return {name: cost._replace(variation=options.variation) for name, cost in costs.items()}
+    return {name: replace(cost, variation=options.variation) for name, cost in costs.items()}
 
 
 def memory_of(options: argparse.Namespace) -> MemoryBudget | None:

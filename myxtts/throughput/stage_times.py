@@ -1,12 +1,13 @@
 """Times of the stages as statistics and as measurements, and samples of them. No TensorFlow."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from myxtts.errors import ConfigError
 from myxtts.throughput.model import STAGES, StageTimes
@@ -17,11 +18,12 @@ MAX_VARIATION = 10.0
 MIN_VARIATION = 1e-9
 
 
-class StageStatistics(NamedTuple):
+@dataclass(frozen=True, config=ConfigDict(strict=True))
+class StageStatistics:
     """Mean seconds of a stage, and its coefficient of variation (deviation over mean)."""
 
-    mean_s: float
-    variation: float = 0.0
+    mean_s: Annotated[float, Field(ge=0.0, le=MAX_STAGE_S)]
+    variation: Annotated[float, Field(ge=0.0, le=MAX_VARIATION)] = 0.0
 
 
 def sample_stage_times(
@@ -93,8 +95,8 @@ def read_s_per_worker(interval_s: np.ndarray | float, num_workers: int) -> float
     return num_workers * float(np.mean(interval_s))
 
 
-class Profile(NamedTuple):
-    """Content of a file that the profiler wrote.
+class Profile(BaseModel):
+    """What `plan` reads of a file that the profiler wrote.
 
     Attributes:
         stages: statistics by stage; the time to read is that between two batches from all workers
@@ -104,9 +106,11 @@ class Profile(NamedTuple):
             unknown.
     """
 
-    stages: dict[str, StageStatistics]
-    num_workers: int | None
-    single_device: bool
+    model_config = ConfigDict(strict=True)
+
+    stages: dict[str, StageStatistics] = {}
+    num_workers: Annotated[int, Field(ge=1)] | None = None
+    single_device: bool = False
 
 
 def read_profile(path: Path) -> Profile:
@@ -118,39 +122,19 @@ def read_profile(path: Path) -> Profile:
     source = f"--profile {path}"
     advice = "Give a file that `myxtts profile --json` wrote."
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        profile = Profile.model_validate_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{source} cannot be read: {error.strerror}. {advice}") from error
-    # No JSON, or no UTF-8.
-    except ValueError as error:
-        raise ConfigError(f"{source} is not JSON: {error}. {advice}") from error
-    stages = content.get("stages") if isinstance(content, dict) else None
-    if not isinstance(stages, dict) or not {"produce", "step"} <= set(stages):
+    except ValidationError as error:
+        fault = error.errors()[0]
+        found = ""
+        # Without a place the whole file is no JSON, or no object.
+        if fault["loc"]:
+            found = f", but {'.'.join(map(str, fault['loc']))} is {fault['input']!r}"
+        raise ConfigError(f"{source} is no profile: {fault['msg']}{found}. {advice}") from error
+    if not {"produce", "step"} <= set(profile.stages):
         raise ConfigError(f"{source} has no stages, or lacks produce or step. {advice}")
-    num_workers = content.get("num_workers")
-    if num_workers is not None and (type(num_workers) is not int or num_workers < 1):
-        raise ConfigError(
-            f"{source} has {num_workers!r} for num_workers, not a whole number of at least 1."
-            f" {advice}"
-        )
-    statistics = {
-        stage: _statistics(source, stage, stages[stage]) for stage in STAGES if stage in stages
-    }
-    return Profile(statistics, num_workers, content.get("single_device") is True)
-
-
-def _statistics(source: str, stage: str, figures: Any) -> StageStatistics:
-    figures = figures if isinstance(figures, dict) else {}
-    mean_s = figures.get("mean_s")
-    variation = figures.get("variation", 0.0)
-    limits = (("mean_s", mean_s, MAX_STAGE_S), ("variation", variation, MAX_VARIATION))
-    for key, value, limit in limits:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0.0 <= value <= limit:
-            raise ConfigError(
-                f"{source} has {value!r} for {key} of {stage}, not a number from 0 to {limit:g}."
-            )
-    return StageStatistics(float(mean_s), float(variation))
+    return profile
 
 
 class StageProfile(NamedTuple):

@@ -141,7 +141,8 @@ def _state(name: str, value: Any) -> str:
     if value is None or value == ():
         return f"{flag_of(name)} is not given"
     if isinstance(value, bool):
-        return f"{flag_of(name)} is {'on' if value else 'off'}"
+        switch = "on" if value else "off"
+        return f"{flag_of(name)} is {switch}"
     return f"{flag_of(name)} is {value or 0}"
 
 

@@ -238,10 +238,8 @@ def _inactive(
         ConfigError: the user gave a setting that has no effect.
     """
     values = values_of(config)
-    of_files = {
-        name: given[name].value if name in given else setting.default
-        for name, setting in SETTINGS.items()
-    }
+    of_files = {name: setting.default for name, setting in SETTINGS.items()}
+    of_files |= {name: source.value for name, source in given.items() if name in SETTINGS}
     for setting in inactive_settings(values):
         name = setting.name
         value = values[name]
@@ -255,7 +253,7 @@ def _inactive(
             is_wrong_alone = not setting.needs.is_met(of_files)
             is_mistake = value != setting.default and not is_of_run and is_wrong_alone
         if is_mistake:
-            where = (flags if name in flags else given)[name].where
+            where = flags[name].where if name in flags else given[name].where
             raise ConfigError(inactive_setting_error(setting, where, format_value(value), values))
         if name in given and name not in flags:
             yield name
@@ -360,11 +358,12 @@ def _lines(content: Any, where: str) -> _Mapping:
 
 
 def _available(path: Path) -> str:
-    """Return the configurations beside a path that does not exist, or in it, and the nearest.
+    """Return the configurations next to a path that does not exist, or in it, and the nearest.
 
     The configurations are those of configs/ where there are none.
     """
-    for folder in (path if path.is_dir() else path.parent, SHIPPED):
+    own = path if path.is_dir() else path.parent
+    for folder in (own, SHIPPED):
         files = {file.stem: file for file in sorted(folder.glob("*.y*ml"))}
         if files:
             near = nearest(path.stem.strip(), files)

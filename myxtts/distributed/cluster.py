@@ -334,12 +334,13 @@ def expand_hosts(text: str) -> list[str]:
     hosts: list[str] = []
     for pattern in patterns:
         # A pattern is text and ranges by turns, such as r[1-2]n[08-09]-ib.
-        pieces = [
-            _expand_ranges(piece[1:-1]) if piece.startswith("[") else [piece]
-            for piece in re.findall(r"[^\[\]]+|\[[^\[\]]*\]", pattern)
-        ]
-        hosts += map("".join, product(*pieces))
+        pieces = re.findall(r"[^\[\]]+|\[[^\[\]]*\]", pattern)
+        hosts += map("".join, product(*map(_expand_piece, pieces)))
     return hosts
+
+
+def _expand_piece(piece: str) -> list[str]:
+    return _expand_ranges(piece[1:-1]) if piece.startswith("[") else [piece]
 
 
 def _expand_ranges(text: str) -> list[str]:

@@ -18,7 +18,9 @@ OTHER_NETWORK = "the networks differ. Leave one of them out."
 def normalised(weights: Sequence[float]) -> list[float]:
     """Return the weights divided by their sum, or equal coefficients if every weight is 0."""
     total = sum(weights)
-    return [weight / total if total else 1 / len(weights) for weight in weights]
+    if not total:
+        return [1 / len(weights)] * len(weights)
+    return [weight / total for weight in weights]
 
 
 def weighted_mean(

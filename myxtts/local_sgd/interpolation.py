@@ -248,8 +248,9 @@ def make_evaluator(
         used = [(source.weights, coefficient) for source, coefficient in pairs if coefficient]
         assign_arrays(variables, dict(weighted_mean(*zip(*used, strict=True))))
         results = validation.evaluate()
-        metric_and_loss = (results[name] for name in names)
-        return Measurement(*(x if math.isfinite(x) else math.inf for x in metric_and_loss))
+        metric_and_loss = np.array([results[name] for name in names])
+        metric_and_loss[~np.isfinite(metric_and_loss)] = math.inf
+        return Measurement(*metric_and_loss.tolist())
 
     return evaluate
 

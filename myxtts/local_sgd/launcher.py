@@ -382,7 +382,7 @@ class _Launcher(SupervisorEvents):
         code = self._merge(done)
         if len(done) == len(spec.jobs) and self._state.merge is not None:
             self._state.stage = "done"
-        return code or (0 if is_complete else 1)
+        return code or int(not is_complete)
 
     def _train(self, warm_start: Path, configs: dict[str, Config]) -> list[Exit]:
         spec = self._spec

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import combinations, zip_longest
+from itertools import chain, combinations, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,15 +92,17 @@ class MergeInput:
         task = config.model.task
         # The optimizer state covers the trained variables and, with mixed_float16, the loss scale.
         is_scaled = config.training.precision == "mixed_float16"
+        precision = "mixed_float16" if is_scaled else "another"
+        teacher = record.teacher.weights if record.teacher else "none"
         return {
             "task": task,
             "model_size": config.model.model_size,
             **{setting.name: setting.of(config) for setting in merge_settings(task)},
             "text_frontend": config.data.text_frontend,
             "audio_format": record.audio_format,
-            "teacher": record.teacher.weights if record.teacher else "none",
+            "teacher": teacher,
             "freeze": " ".join(sorted(config.training.freeze)) or "nothing",
-            "precision": "mixed_float16" if is_scaled else "another",
+            "precision": precision,
             "symbols": record.symbols,
             "languages": record.languages,
             "speakers": record.speakers,
@@ -196,7 +198,8 @@ def describe_difference(name: str, first: Any, second: Any) -> str:
         return f"{name} is {first} in the first and {second} in the second"
     rows = enumerate(zip_longest(first, second), 1)
     row, pair = next((row, pair) for row, pair in rows if pair[0] != pair[1])
-    left, right = ("missing" if entry is None else repr(entry) for entry in pair)
+    left = "missing" if pair[0] is None else repr(pair[0])
+    right = "missing" if pair[1] is None else repr(pair[1])
     return (
         f"their {name} are not the same ({len(first)} and {len(second)}): number {row} is {left} in"
         f" the first and {right} in the second"
@@ -460,7 +463,7 @@ def write_mean(
     starts = {record.start for record in records}
     first = inputs[0].record
     # Inputs may differ in speakers only.
-    speakers = dict.fromkeys(name for source in inputs for name in source.record.speakers)
+    speakers = dict.fromkeys(chain.from_iterable(source.record.speakers for source in inputs))
     target = checkpoint_of(folder / "checkpoints", step)
     record = Record(
         settings=config,
@@ -521,9 +524,8 @@ def averaged_groups(
         for group in inputs[0].checkpoint.groups
         if group != "averages"
     }
-    groups["averages" if config.training.ema_decay else "model"] = [
-        source.weights for source in inputs
-    ]
+    used_group = "averages" if config.training.ema_decay else "model"
+    groups[used_group] = [source.weights for source in inputs]
     for group, sources in groups.items():
         yield group, weighted_mean(sources, weights)
 

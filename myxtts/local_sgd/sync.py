@@ -301,10 +301,7 @@ class WeightSync:
                 # The averages of trained variables move as far as the variables.
                 yield (
                     group,
-                    (
-                        (name, array + change[name] if name in change else array)
-                        for name, array in mean(group)
-                    ),
+                    ((name, _moved(array, change.get(name))) for name, array in mean(group)),
                 )
         if self._sync_optimizer == "average":
             yield "optimizer", mean("optimizer")
@@ -412,3 +409,7 @@ def common_settings(record: Record) -> dict[str, Any]:
     """Return what all jobs of a group have in common."""
     common = {"start": record.start, "symbols": record.symbols, "languages": record.languages}
     return common | {setting.name: setting.of(record.settings) for setting in marked(IN_SYNC)}
+
+
+def _moved(array: np.ndarray, change: np.ndarray | None) -> np.ndarray:
+    return array if change is None else array + change

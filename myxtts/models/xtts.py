@@ -309,9 +309,8 @@ class XTTS(keras.Model):
         Their sum over all batches and replicas of a step is the mean over that step's real frames
         (tokens for the prosody losses). Nothing is averaged over batches of different sizes.
 
-        In training, decoder and flow see a random segment of each utterance, weighted to represent
-        all of its frames, and each row has its own noise and flow time. Otherwise they see all
-        frames, and all rows share noise and time.
+        In training, decoder and flow see a random segment of each utterance, and each row has its
+        own noise and flow time. Otherwise they see all frames, and all rows share noise and time.
 
         Returns:
             Losses, float32 scalars: `mel`, mean absolute error of the decoder's mel; `prior`, half
@@ -322,30 +321,28 @@ class XTTS(keras.Model):
         """
         seed = batch["seed"] if training else None
         target = (batch["mel"] - MEL_MEAN) / MEL_STD
-        token_count = batch["token_count"]
         keep = keep_mask(batch["reference_frames"], self.reference_dropout, seed, "reference")
         speaker = self._speaker_condition(
             batch["reference"], batch["reference_frames"], batch["language"], keep
         )
-        style = speaker.style
-        encoded, mean, mask = self._encode(batch["tokens"], token_count, speaker, seed)
+        encoded, mean, mask = self._encode(batch["tokens"], batch["token_count"], speaker, seed)
 
         path, prosody, durations = self._align(batch, target, mean, speaker)
         frames = batch["frames"]
         row_frames = tf.cast(batch["frames"], tf.float32)
         real = length_mask(frames, tf.shape(path)[1], tf.float32)
-        # What a teacher speaks has frames of its own, but counts as what it takes the place of.
+        # Rows of a teacher differ in length; they weigh as much as the utterance they replace.
         if "path" in batch:
             is_real = tf.cast(path >= 0, tf.float32)
             spoken = sum_over(is_real, 1)
             frames = tf.cast(spoken, tf.int64)
             real = (is_real * (row_frames / tf.maximum(spoken, 1.0))[:, None])[:, :, None]
-        errors = prosody_errors(self._predict_prosody(encoded, style, mask, seed), prosody)
-
+        predicted = self._predict_prosody(encoded, speaker.style, mask, seed)
+        errors = prosody_errors(predicted, prosody)
         frame = self._select_frames(frames, tf.shape(path)[1], seed)
         segment_path = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
         condition = self._decode(
-            encoded, mean, prosody, durations, segment_path, frame, style, seed
+            encoded, mean, prosody, durations, segment_path, frame, speaker.style, seed
         )
         target_segment = gather_rows(target, frame)
         mel_error = sum_over(tf.abs(condition.mel - target_segment), 2)

@@ -63,23 +63,17 @@ def write_transcripts(
             yield wave
 
     for file, text in zip(files, transcriber.transcribe(waves()), strict=True):
-        name = os.fsencode(file).decode(errors="replace")  # file names need not be UTF-8
+        # File names need not be UTF-8.
+        name = os.fsencode(file).decode(errors="replace")
         print(f"{name}\t{text}", flush=True)
         transcripts.append(
             {"file": name, "seconds": round(lengths_s[len(transcripts)], 3), "text": text}
         )
     elapsed_s = time.perf_counter() - started_s
     speech_s = sum(lengths_s)
-    log.info(
-        "%.1f s of speech in %.1f s, real-time factor %.3f",
-        speech_s,
-        elapsed_s,
-        elapsed_s / speech_s,
-    )
+    line = "%.1f s of speech in %.1f s, real-time factor %.3f"
+    log.info(line, speech_s, elapsed_s, elapsed_s / speech_s)
     if json_file is not None:
-        document = {
-            "run": str(run),
-            "checkpoint": transcriber.checkpoint.name,
-            "files": transcripts,
-        }
+        checkpoint_name = transcriber.checkpoint.name
+        document = {"run": str(run), "checkpoint": checkpoint_name, "files": transcripts}
         write_json(json_file, document)

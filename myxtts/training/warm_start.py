@@ -7,6 +7,7 @@ the new corpus has it or not.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import keras
@@ -179,7 +180,8 @@ def check_frozen_rows(
     components = network.component_layers()
     tables = network.vocabulary_variables()
     for name in freeze:
-        paths = {variable.path for layer in components[name] for variable in layer.variables}
+        variables = chain.from_iterable(layer.variables for layer in components[name])
+        paths = {variable.path for variable in variables}
         if any(tables[path][0] == "symbols" for path in paths.intersection(tables)):
             raise ConfigError(
                 f"--freeze {name} was given, but the corpus has symbols that"
@@ -191,7 +193,8 @@ def check_frozen_rows(
 def added_variables(network: keras.Model) -> set[str]:
     """Return the paths of the variables that a pretrained run of the same task may lack."""
     layers = network.added_layers() if hasattr(network, "added_layers") else []
-    return {variable.path for layer in layers for variable in layer.variables}
+    variables = chain.from_iterable(layer.variables for layer in layers)
+    return {variable.path for variable in variables}
 
 
 def check_shapes(

@@ -206,7 +206,8 @@ def check_writable(flag: str, path: Path | None) -> None:
     fault = ""
     if path.is_dir():
         fault = "that is a folder"
-    elif path.exists() and not path.is_file():
+    # /dev/stdout may lead to a regular file, and its name must stay.
+    elif (path.exists() and not path.is_file()) or folder in (Path("/dev"), Path("/proc/self/fd")):
         fault = "that is a pipe or a device"
     elif not folder.is_dir():
         fault = f"there is no folder {path.parent}"

@@ -405,7 +405,7 @@ class DiskErrorTest(unittest.TestCase):
         for descriptor in (descriptors := os.pipe()):
             self.addCleanup(os.close, descriptor)
         output = Path(f"/proc/self/fd/{descriptors[1]}")
-        for path in (pipe, Path("/dev/null"), output):
+        for path in (pipe, Path("/dev/null"), Path("/dev/stdout"), output):
             with (
                 self.subTest(path),
                 self.assertRaisesRegex(ConfigError, "that is a pipe or a device"),

@@ -2,6 +2,7 @@
 
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from myxtts.commands import train
@@ -154,13 +155,14 @@ class EffectsTest(unittest.TestCase):
         (self.folder / "checkpoints").mkdir()
         config = load(self.path.rename(self.folder / "config.yaml"), {"max_steps": 7})
         self.assertEqual(config.data.batch_size, 16)
-        checkpoint = Path("runs/old/checkpoints/step-000001")
-        check_same_settings(checkpoint, recorded, config)
+        path = Path("runs/old/checkpoints/step-000001")
+        checkpoint = SimpleNamespace(path=path, record=SimpleNamespace(settings=recorded))
+        check_same_settings(checkpoint, config)
         other = config.model_copy(update={"data": DataConfig(batch_seconds=10.0)})
         with self.assertRaisesRegex(
             CheckpointError, "batch_seconds is 10.0, but .* was written with 9.0"
         ):
-            check_same_settings(checkpoint, recorded, other)
+            check_same_settings(checkpoint, other)
 
     def test_useless_values_are_not_written(self):
         config = Config(

@@ -63,14 +63,12 @@ def forecast_memory(
     teacher_parameters: int = 0,
     observer: str = "",
 ) -> MemoryForecast:
-    """Forecast the host memory of training; devices on the CPU, also simulated GPUs, take theirs
-    from it.
+    """Forecast what training takes of the host's memory, for the largest batch.
 
-    The forecast is for the largest batch. It leaves out what is small or short: read files, the
-    mapped cache of the corpus, and validation and samples between two steps.
+    Devices on the CPU, also simulated GPUs, take theirs from the host. Left out is what is small or
+    short: read files, the mapped cache of the corpus, and validation between two steps.
 
     Args:
-        parameters: trained weights of the model.
         teacher_parameters: weights of the network that runs on each data device.
         observer: device that validates during training; empty without one.
     """
@@ -82,14 +80,13 @@ def forecast_memory(
     making = _produce_bytes(extractor, largest)
     activations = max(task_of(config).activation_bytes(config, size) for size in sizes)
     evaluating = _evaluation_bytes(config, parameters, largest["samples"])
-    data_devices = {device for route in routes for device in route.data_devices}
+    data_devices = set().union(*(route.data_devices for route in routes))
     host_producers = sum("CPU:" in device for device in data_devices)
     host_models = [route for route in routes if "CPU:" in route.model]
     # Batches of audio wait in the buffers of each data device, and on one that is on the host.
     read_ahead = data.num_workers + data.buffer_size
     audio = len(data_devices) * read_ahead + host_producers * data.prefetch_buffer_size
-    # Without an observer, validation and samples take turns with the step, and only the snapshot's
-    # weights are added.
+    # Without an observer, validation takes turns with the step, and only adds a snapshot.
     observing = 4 * parameters if config.run.uses_held_out else 0.0
     if observer:
         audio += read_ahead
@@ -100,21 +97,22 @@ def forecast_memory(
     for route in host_models:
         features += len(route.data_devices) * (data.prefetch_buffer_size + 1)
     gradients = 1 + (accumulation > 1)
+    takes_turns = bool(host_models) and not observer
     parts = {
         f"for {audio} batches of audio": audio * wave_bytes,
         "to make a batch": host_producers * making,
         "for the teacher": host_producers * 4 * teacher_parameters,
         f"for {features} batches of features": features * feature_bytes,
         "for the step": len(host_models) * (gradients * 4 * parameters + activations),
-        "for the observer": observing if "CPU:" in observer else 0.0,
-        "for the snapshot": observing if host_models and not observer else 0.0,
-        "for the evaluation": evaluating if host_models and not observer else 0.0,
+        "for the observer": ("CPU:" in observer) * observing,
+        "for the snapshot": takes_turns * observing,
+        "for the evaluation": takes_turns * evaluating,
         # Weights, the two moments of AdamW, and averages.
         "to write a checkpoint": 4 * parameters * (3 + bool(config.training.ema_decay)),
     }
     parts_mib = {name: size / 2**20 for name, size in parts.items() if size}
-    longest_s = largest["samples"] / SAMPLE_RATE_HZ
-    return MemoryForecast(parts_mib, largest["batch"], longest_s, observing / 2**20)
+    rows, seconds = largest["batch"], largest["samples"] / SAMPLE_RATE_HZ
+    return MemoryForecast(parts_mib, rows, seconds, observing / 2**20)
 
 
 def check_memory(forecast: MemoryForecast) -> None:

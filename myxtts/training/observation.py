@@ -175,7 +175,8 @@ class Validation:
         # No scope around the loop: without a feed, this thread reads, and operations of tf.data
         # have CPU kernels only.
         with self._open_feed() as feed:
-            for (produced,) in feed if throttle is None else throttled(feed, throttle):
+            batches = feed if throttle is None else throttled(feed, throttle)
+            for (produced,) in batches:
                 with tf.device(self._device):
                     batch, share, measured = self.measure(produced.features)
                     shares.append(share)
@@ -187,7 +188,8 @@ class Validation:
             with tf.device(self._device):
                 total = tf.add_n(shares)
         losses = dict(zip(self._names, total.numpy().tolist(), strict=True))
-        return losses | {"loss": sum(losses.values())} | (metric.result() if metric else {})
+        losses["loss"] = sum(losses.values())
+        return losses | metric.result() if metric else losses
 
 
 def throttled(

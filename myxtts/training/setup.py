@@ -265,7 +265,9 @@ def open_run(start: Start, cluster: Cluster | None = None) -> Iterator[OpenRun]:
 def configure_devices(config: Config, cluster: Cluster | None = None) -> Placement:
     """Plan the routes and set up TensorFlow's devices; raises as `open_run`."""
     placement = plan_routes(config.placement, devices.gpu_count())
-    replicas = len(placement.routes) * (cluster.count if cluster else 1)
+    replicas = len(placement.routes)
+    if cluster is not None:
+        replicas *= cluster.count
     check_xla(config, replicas, placement.name, task_of(config).supports_xla)
     devices.configure(
         placement,
@@ -535,14 +537,14 @@ def run_record(
 
 def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> Schedule:
     """Return the schedule of a run, whose length may be given in steps or epochs."""
-    training, replicas = config.training, state.replicas.count
-    last_by_epochs = (
-        state.step + steps_left(corpus.plan, state.position, training.epochs)
-        if training.epochs
-        else 0
-    )
+    training = config.training
+    last_by_epochs = 0
+    if training.epochs:
+        last_by_epochs = state.step + steps_left(corpus.plan, state.position, training.epochs)
     total = schedule.run_length(training.max_steps, last_by_epochs)
-    peak = training.learning_rate * (replicas if training.scale_learning_rate else 1)
+    peak = training.learning_rate
+    if training.scale_learning_rate:
+        peak *= state.replicas.count
     return Schedule(
         total_steps=total if training.stop_at_step is None else min(total, training.stop_at_step),
         log_every=config.run.log_every,

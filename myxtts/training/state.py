@@ -74,9 +74,11 @@ class TrainingState:
     ):
         self.model = model
         self.replicas = replicas
-        components = model.component_layers() if frozen else {}
-        layers = [layer for name in frozen for layer in components[name]]
-        frozen_paths = {v.path for layer in layers for v in layer.variables}
+        frozen_paths = set()
+        if frozen:
+            components = model.component_layers()
+            for layer in chain.from_iterable(components[name] for name in frozen):
+                frozen_paths |= {v.path for v in layer.variables}
         trained = {v.path for v in model.trainable_variables}.difference(frozen_paths)
         self.groups = [
             TrainedGroup(
@@ -162,10 +164,9 @@ class TrainingState:
         """Return the variables of the network by name, averaged ones if there are any, on the first
         replica.
         """
-        variables = self.variables()["averages" if self.averages else NETWORK]
-        return {
-            name: self.replicas.local_results(variable)[0] for name, variable in variables.items()
-        }
+        group = "averages" if self.averages else NETWORK
+        variables = self.variables()[group]
+        return {name: self.replicas.local_results(v)[0] for name, v in variables.items()}
 
     def arrays(self, group: str) -> Iterator[tuple[str, np.ndarray]]:
         """Yield name and value of each variable of a group, as `host_value` returns it."""

@@ -294,7 +294,9 @@ class Step:
             tf.ensure_shape(gradient, variable.shape)
             for gradient, variable in zip(gradients, self._variables, strict=True)
         ]
-        return tf.concat(losses, axis=0) if len(losses) > 1 else losses[0], gradients
+        if len(losses) == 1:
+            return losses[0], gradients
+        return tf.concat(losses, axis=0), gradients
 
     def _by_group(self, values: Sequence) -> list[list]:
         """Divide what belongs to the trained variables into a list for each group."""
@@ -310,7 +312,10 @@ class Step:
         if not spec.rise_steps:
             return tf.reduce_sum(losses)
         risen = tf.minimum(tf.cast(steps_done, tf.float32) / spec.rise_steps, 1.0)
-        weights = [risen if name in spec.rising else 1.0 for name in spec.losses]
+        weights = [1.0] * len(spec.losses)
+        for index, name in enumerate(spec.losses):
+            if name in spec.rising:
+                weights[index] = risen
         return tf.reduce_sum(losses * tf.stack(weights))
 
     def _accumulate_on_replica(self, batch, losses_so_far, steps_done):

@@ -245,7 +245,7 @@ class Source:
         specs = signature.values()
         # NumPy's type of TensorFlow's strings is `object`, which would be slower to convert.
         types = [spec.dtype.as_numpy_dtype for spec in specs]
-        types = [np.bytes_ if kind is object else kind for kind in types]
+        types = [{object: np.bytes_}.get(kind, kind) for kind in types]
 
         def columns(number: np.ndarray) -> list:
             element = self._elements.take(int(number))

@@ -462,8 +462,9 @@ class _Job:
 
     @property
     def _has_room(self) -> bool:
-        late = self._wanted not in self._ready
-        return len(self._ready) < (self._window if late else self._depth)
+        is_late = self._wanted not in self._ready
+        limit = self._window if is_late else self._depth
+        return len(self._ready) < limit
 
 
 def _summarize(error: Exception) -> str:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -352,7 +353,7 @@ def disk_error_message(target: Path, groups: Groups, error: OSError) -> str:
     """Say why a checkpoint is not on the disk, with the file; on a full disk, also the bytes."""
     space = ""
     if error.errno in FULL:
-        arrays = [array for named in groups.values() for array in named.values()]
+        arrays = chain.from_iterable(named.values() for named in groups.values())
         needed_mb = sum(array.nbytes + HEADER_BYTES for array in arrays) / 1e6
         existing = next(folder for folder in target.parents if folder.exists())
         free_mb = shutil.disk_usage(existing).free / 1e6

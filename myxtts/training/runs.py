@@ -323,7 +323,8 @@ def _reason_for_none(run: Path) -> str:
         )
     if (run / "config.yaml").is_file():
         return "the run ended before its first. Resume it with --resume."
-    sentences = ["it is not the folder of a run." if run.is_dir() else "there is no such folder."]
+    sentence = "it is not the folder of a run." if run.is_dir() else "there is no such folder."
+    sentences = [sentence]
     folder = RUNS
     runs = _runs_in(run.parent)
     if runs:
@@ -612,13 +613,9 @@ def check_same_settings(checkpoint: Checkpoint, requested: Config) -> None:
 
 def _shown(value: Any) -> str:
     """Return a value as a flag takes it."""
-    return (
-        (" ".join(value) or "nothing")
-        if isinstance(value, tuple)
-        else "null"
-        if value is None
-        else str(value)
-    )
+    if isinstance(value, tuple):
+        return " ".join(value) or "nothing"
+    return "null" if value is None else str(value)
 
 
 def _without_order(value: Any) -> Any:

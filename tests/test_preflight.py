@@ -480,20 +480,27 @@ class Transfers(unittest.TestCase):
 
 class Overlap(unittest.TestCase):
     def timeline(self, making, training, producing=None) -> TrialTimes:
-        interval = Clock(now=lambda: 0.0).report()
-        return TrialTimes(making, producing or making, training, interval)
+        spans = []
+        for number, (made, produced) in enumerate(zip(making, producing or making, strict=True)):
+            spans.append(Span(DATA, "read", made[0], produced[0], number))
+            spans.append(Span(DATA, "produce", *produced, number))
+        spans += [Span(MODEL, "step", *period, i) for i, period in enumerate(training)]
+        return trial_times(spans, DATA, Clock(now=lambda: 0.0).report())
 
     def test_times_are_those_of_the_spans_of_a_clock(self):
         spans = [
             Span(DATA, "read", 0.0, 1.0, 1),
             Span(DATA, "produce", 1.0, 2.0, 1),
             Span("other", "produce", 1.0, 9.0, 2),
-            Span(MODEL, "wait", 0.0, 2.0),
-            Span(MODEL, "step", 2.0, 3.0, 1),
-            Span(MODEL, "step", 3.0, 3.1, 1),  # what follows the step
+            Span(MODEL, "wait", 0.0, 0.5),
+            Span(MODEL, "step", 0.5, 2.5, 1),
+            Span(MODEL, "step", 2.5, 3.1, 1),  # what follows the step
         ]
         times = trial_times(spans, DATA, Clock(now=lambda: 0.0).report())
-        self.assertEqual(times[:3], ([(0.0, 2.0)], [(1.0, 2.0)], [(2.0, 3.0)]))
+        # Making began 0.5 s before the first step.
+        actual = (times.making_s, times.producing_s, times.training_s, times.hidden_s)
+        self.assertEqual(actual, (1.5, 1.0, 2.0, 1.0))
+        self.assertEqual((times.window_s, times.steps, times.overlapped_steps), (2.0, 1, 1))
 
     def test_waiting_for_a_reader_is_not_overlap(self):
         waited = self.timeline([(0, 1), (1, 10)], [(1, 9), (10, 12)], producing=[(0, 1), (9, 10)])

@@ -34,20 +34,14 @@ class Check(NamedTuple):
 
 def required(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
     """Return a check that fails unless the condition is true."""
-    return (
-        Check("passed", name, expected, found)
-        if condition
-        else Check("failed", name, expected, found, to_do)
-    )
+    status: Status = "passed" if condition else "failed"
+    return Check(status, name, expected, found, "" if condition else to_do)
 
 
 def recommended(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
     """Return a check that is a warning unless the condition is true."""
-    return (
-        Check("passed", name, expected, found)
-        if condition
-        else Check("warning", name, expected, found, to_do)
-    )
+    status: Status = "passed" if condition else "warning"
+    return Check(status, name, expected, found, "" if condition else to_do)
 
 
 def failed_by(error: Exception, name: str, expected: str) -> Check:
@@ -87,16 +81,10 @@ class Report:
 
     def skip(self, title: str, reason: str) -> None:
         """Add a section that cannot run."""
+        expected = "the earlier sections pass"
+        to_do = "Fix the failed checks above."
         self._begin(title)
-        self._add(
-            Check(
-                "warning",
-                "section skipped",
-                "the earlier sections pass",
-                reason,
-                "Fix the failed checks above.",
-            )
-        )
+        self._add(Check("warning", "section skipped", expected, reason, to_do))
 
     def _begin(self, title: str) -> None:
         self.sections.append(Section(title, []))
@@ -130,18 +118,15 @@ class Report:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "passed": self.passed,
-            "summary": self.summary(),
-            "sections": [
-                {
-                    "number": number,
-                    "title": section.title,
-                    "checks": [check._asdict() for check in section.checks],
-                }
-                for number, section in enumerate(self.sections, 1)
-            ],
-        }
+        sections = [
+            {
+                "number": number,
+                "title": section.title,
+                "checks": [check._asdict() for check in section.checks],
+            }
+            for number, section in enumerate(self.sections, 1)
+        ]
+        return {"passed": self.passed, "summary": self.summary(), "sections": sections}
 
 
 def check_lines(check: Check) -> Iterator[str]:

@@ -336,69 +336,33 @@ def process_peak_mib() -> float:
 
 
 class TrialTimes(NamedTuple):
-    """The times of batches and steps.
+    """Seconds of batches and steps, from the beginning of the first step to the end of the last.
 
     Attributes:
-        making: for each batch of the first producer, the time from the request for its samples
-            until its features are on the data device. This is the time of the producer thread.
-        producing: the same without reading: from the arrival of the samples. This is the time of
-            the data device.
-        training: for each step, until its device has finished.
+        making_s: the thread of the first producer makes batches: from the request for samples until
+            the features are on the data device.
+        producing_s: the same without reading: the data device works.
+        training_s: steps, until their device has finished.
+        hidden_s: a step runs and a later batch is produced. The batches of a step are ready before
+            the step, so that all common time counts.
+        window_s: from the first step to the last.
+        overlapped_steps: number of steps during which a later batch is produced.
         interval: the times of all steps after the first.
     """
 
-    making: list[Period]
-    producing: list[Period]
-    training: list[Period]
+    making_s: float
+    producing_s: float
+    training_s: float
+    hidden_s: float
+    window_s: float
+    steps: int
+    overlapped_steps: int
     interval: Interval
-
-    @property
-    def window(self) -> Period:
-        """The time from the first step to the last."""
-        return self.training[0][0], self.training[-1][1]
-
-    @property
-    def window_s(self) -> float:
-        return self.window[1] - self.window[0]
-
-    @property
-    def making_s(self) -> float:
-        return overlap_s(self.making, [self.window])
-
-    @property
-    def producing_s(self) -> float:
-        return overlap_s(self.producing, [self.window])
-
-    @property
-    def training_s(self) -> float:
-        return sum(end - start for start, end in self.training)
-
-    @property
-    def hidden_s(self) -> float:
-        """Seconds in which a step runs and a later batch is produced: the batches of a step are
-        ready before it.
-        """
-        return overlap_s(self.producing, self.training)
-
-    @property
-    def overlapped_steps(self) -> int:
-        """Number of steps during which a later batch is produced."""
-        return sum(overlap_s(self.producing, [step]) > 0 for step in self.training)
 
     @property
     def efficiency(self) -> float:
         """Time of the slower of making and training, divided by the time of both together."""
         return max(self.making_s, self.training_s) / self.window_s
-
-
-def overlap_s(left: Sequence[Period], right: Sequence[Period]) -> float:
-    """Return the seconds that two lists of periods have in common; the periods of one list must not
-    overlap.
-    """
-    common = 0.0
-    for start, end in left:
-        common += sum(max(0.0, min(end, b) - max(start, a)) for a, b in right)
-    return common
 
 
 def trial_times(spans: Sequence[Span], data_device: str, interval: Interval) -> TrialTimes:
@@ -411,12 +375,30 @@ def trial_times(spans: Sequence[Span], data_device: str, interval: Interval) -> 
     of_device = [span for span in spans if span.lane == data_device]
     read = {span.number: span.start_s for span in of_device if span.kind == "read"}
     produced = [span for span in of_device if span.kind == "produce"]
+    making = [(read[span.number], span.end_s) for span in produced]
+    producing = [(span.start_s, span.end_s) for span in produced]
+    training = [(span.start_s, span.end_s) for span in step_spans(spans)]
+    window = (training[0][0], training[-1][1])
     return TrialTimes(
-        [(read[span.number], span.end_s) for span in produced],
-        [(span.start_s, span.end_s) for span in produced],
-        [(span.start_s, span.end_s) for span in step_spans(spans)],
-        interval,
+        making_s=overlap_s(making, [window]),
+        producing_s=overlap_s(producing, [window]),
+        training_s=sum(end - start for start, end in training),
+        hidden_s=overlap_s(producing, training),
+        window_s=window[1] - window[0],
+        steps=len(training),
+        overlapped_steps=sum(overlap_s(producing, [step]) > 0 for step in training),
+        interval=interval,
     )
+
+
+def overlap_s(left: Sequence[Period], right: Sequence[Period]) -> float:
+    """Return the seconds that two lists of periods have in common; the periods of one list must not
+    overlap.
+    """
+    common = 0.0
+    for start, end in left:
+        common += sum(max(0.0, min(end, b) - max(start, a)) for a, b in right)
+    return common
 
 
 class CollectLosses:
@@ -468,7 +450,7 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
         )
     times = trial_times(timeline.newest(), trial.pipeline.producers[0].device, interval)
     new_shapes = trial.step.traces - traces_before
-    found = f"{len(times.training)} steps, last loss {hook.losses[-1]:.3g}"
+    found = f"{times.steps} steps, last loss {hook.losses[-1]:.3g}"
     if new_shapes:
         found += f"; {new_shapes} steps traced a new shape, which the times below include"
     yield required(
@@ -528,7 +510,7 @@ def check_overlap(times: TrialTimes, dual: bool) -> Check:
         times.hidden_s > min_hidden_s,
         "overlap",
         expected,
-        f"in {times.overlapped_steps} of {len(times.training)} steps; {times.hidden_s:.2f} s, which"
+        f"in {times.overlapped_steps} of {times.steps} steps; {times.hidden_s:.2f} s, which"
         f" hides {100 * hidden:.0f} % of the time of producing",
         to_do,
     )

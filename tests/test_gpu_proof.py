@@ -325,10 +325,10 @@ class HardwareTest(unittest.TestCase):
     def test_code_for_a_card_is_native_within_a_major_version_and_ptx_beyond(self):
         codes = {
             card: prerequisites.code_for(card, self.BUILT)
-            for card in ("7.5", "8.6", "9.0", "12.0", "5.2", "unknown")
+            for card in ((7, 5), (8, 6), (9, 0), (12, 0), (5, 2))
         }
-        native = dict.fromkeys(("7.5", "8.6", "9.0"), "native")
-        self.assertEqual(codes, {**native, "12.0": "PTX", "5.2": "none", "unknown": "unknown"})
+        native = dict.fromkeys(((7, 5), (8, 6), (9, 0)), "native")
+        self.assertEqual(codes, {**native, (12, 0): "PTX", (5, 2): "none"})
 
     def test_fields_that_the_driver_does_not_know_are_left_out(self):
         def nvidia_smi(query: str, *_form: str) -> str | None:

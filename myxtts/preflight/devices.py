@@ -113,16 +113,21 @@ def memory_limits(physical) -> list[int | None]:
     return [None] if grows else [-1]
 
 
-def describe(device: LogicalDevice, placement: Placement) -> str:
+def hardware_name(device: LogicalDevice, placement: Placement) -> str:
     if device.physical is None:
         return "the CPU"
+    name = f"GPU {device.physical}"
+    return f"simulated {name}" if placement.simulated else name
+
+
+def describe(device: LogicalDevice, placement: Placement) -> str:
+    name = hardware_name(device, placement)
+    if device.physical is None or (placement.simulated and device.memory_mib is None):
+        return name
     limits = {None: "memory grows", -1: "all memory at once"}
     memory = limits.get(device.memory_mib, f"at most {device.memory_mib} MiB")
-    if not placement.simulated:
-        return f"GPU {device.physical}, {memory}"
-    if device.memory_mib is None:
-        return f"simulated GPU {device.physical}"
-    return f"simulated GPU {device.physical}, {memory} (not applied)"
+    # The CPU takes memory as it needs it, whatever a simulated GPU is limited to.
+    return f"{name}, {memory} (not applied)" if placement.simulated else f"{name}, {memory}"
 
 
 def check_matrix_product(role: str, name: str, placement: Placement) -> Check:
@@ -130,12 +135,8 @@ def check_matrix_product(role: str, name: str, placement: Placement) -> Check:
     with tf.device(name):
         product = tf.linalg.matmul(tf.ones([64, 64]), tf.ones([64, 64]))
     require_device(name, [("a matrix product", product)])
-    physical = next(device.physical for device in placement.devices if device.name == name)
-    gpu = f"GPU {physical}"
-    if physical is None:
-        gpu = "the CPU"
-    elif placement.simulated:
-        gpu = f"simulated GPU {physical}"
+    device = next(device for device in placement.devices if device.name == name)
+    gpu = hardware_name(device, placement)
     correct = bool(tf.reduce_all(product == 64.0))
     return required(
         correct,

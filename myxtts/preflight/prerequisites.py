@@ -34,6 +34,7 @@ MIN_DRIVER = "525.60.13"
 
 # The first that reads the PTX of CUDA 12.5 (CUDA 12.5 release notes).
 PTX_DRIVER = "555.42.02"
+INSTALL_CUDA = f'pip install "tensorflow[and-cuda]=={tf.__version__}"'
 NVIDIA_CONTAINER = "NVIDIA's container of TensorFlow (nvcr.io/nvidia/tensorflow)"
 # XLA of TensorFlow 2.21 finds no engine for a convolution with bias in cuDNN 9.3
 # (github.com/calad0i/HGQ2/issues/14) and 9.5.1, but one in 9.24
@@ -96,13 +97,9 @@ def check_gpus(gpu_count: int, simulated: int) -> Check:
         f"TensorFlow sees {gpu_count} GPUs or more" if gpu_count else NO_GPU_NEEDED,
         found,
         "Run nvidia-smi. A GPU that nvidia-smi lists but TensorFlow does not see is hidden by"
-        f" CUDA_VISIBLE_DEVICES, or CUDA libraries are missing ({install_cuda()})."
+        f" CUDA_VISIBLE_DEVICES, or CUDA libraries are missing ({INSTALL_CUDA})."
         f" {TRY_WITHOUT_GPU}",
     )
-
-
-def install_cuda() -> str:
-    return f'pip install "tensorflow[and-cuda]=={tf.__version__}"'
 
 
 def check_tensorflow(gpu_count: int) -> Check:
@@ -115,7 +112,7 @@ def check_tensorflow(gpu_count: int) -> Check:
         "TensorFlow",
         "a build with CUDA" if gpu_count else "any build: the settings name no real GPU",
         f"{tf.__version__}, built {built}",
-        f"Install a build with CUDA: {install_cuda()}.",
+        f"Install a build with CUDA: {INSTALL_CUDA}.",
     )
 
 
@@ -160,25 +157,24 @@ def package_requirements() -> list[Requirement]:
 
 def check_packages(requirements: Sequence[Requirement]) -> Check:
     """Compare the installed versions with the requirements."""
-    faults = []
-    unmet = []
+    faults = {}
     for requirement in requirements:
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            faults.append(f"{requirement.name} is missing")
-            unmet.append(requirement)
+            faults[requirement] = f"{requirement.name} is missing"
             continue
+        # A nightly build of TensorFlow is newer than the release that it precedes.
         if not requirement.specifier.contains(version, prereleases=True):
-            faults.append(f"{requirement.name} is {version}, not {requirement.specifier}")
-            unmet.append(requirement)
-    packages = " ".join(f'"{requirement.name}{requirement.specifier}"' for requirement in unmet)
+            fault = f"{requirement.name} is {version}, not {requirement.specifier}"
+            faults[requirement] = fault
+    packages = " ".join(f'"{requirement.name}{requirement.specifier}"' for requirement in faults)
     count = len(requirements)
     return required(
         not faults,
         "packages",
         f"the {count} packages that MyXTTS requires, in suitable versions",
-        ", ".join(faults) or f"{count} of {count} installed",
+        ", ".join(faults.values()) or f"{count} of {count} installed",
         f"Install them: pip install {packages}",
     )
 
@@ -275,7 +271,7 @@ def check_kernels(capability: tuple[int, int], built: Sequence[str], driver: str
     number = ".".join(map(str, capability))
     name = f"kernels for compute capability {number}"
     expected = "native ones in this build of TensorFlow"
-    code = code_for(number, built)
+    code = code_for(capability, built)
     found = f"{code}; built for {', '.join(built) or 'no GPU'}"
     if code != "PTX":
         to_do = "Use another GPU, or a build of TensorFlow for this one."
@@ -290,9 +286,9 @@ def check_kernels(capability: tuple[int, int], built: Sequence[str], driver: str
     return recommended(False, name, expected, found, to_do)
 
 
-def code_for(capability: str, built: Sequence[str]) -> str:
+def code_for(capability: tuple[int, int], built: Sequence[str]) -> str:
     """Return what a build of TensorFlow has for a card: native code, PTX that the driver compiles,
-    or no code (`none`).
+    or none.
 
     Native code of a capability runs on cards with the same major number and the same or a higher
     minor number; PTX on all cards of the same or a higher capability (CUDA C++ Programming Guide,
@@ -301,19 +297,16 @@ def code_for(capability: str, built: Sequence[str]) -> str:
     Args:
         built: such as sm_80 (native) and compute_90 (PTX, and native for 9.0).
     """
-    match = re.fullmatch(r"(\d+)\.(\d)", capability)
-    if not match:
-        return "unknown"
-    card = int(match[1]), int(match[2])
+    major, minor = capability
     code = "none"
     for name in built:
         digits = re.search(r"\d+", name)
         if digits is None:
             continue
         target = divmod(int(digits[0]), 10)
-        if target[0] == card[0] and target[1] <= card[1]:
+        if target[0] == major and target[1] <= minor:
             return "native"
-        if name.startswith("compute_") and target <= card:
+        if name.startswith("compute_") and target <= capability:
             code = "PTX"
     return code
 
@@ -356,10 +349,10 @@ def cudnn_version() -> tuple[int, int, int] | None:
                 return number // 10_000, number // 100 % 100, number % 100
             break
     try:
-        major, minor, patch = metadata.version("nvidia-cudnn-cu12").split(".")[:3]
+        release = Version(metadata.version("nvidia-cudnn-cu12"))
     except metadata.PackageNotFoundError:
         return None
-    return int(major), int(minor), int(patch)
+    return release.major, release.minor, release.micro
 
 
 def mapped_files() -> Iterator[str]:

@@ -125,10 +125,8 @@ class ReadMemoryTest(unittest.TestCase):
 class GpuSamplerTest(unittest.TestCase):
     def test_usage_is_read_of_each_gpu(self):
         sampler = with_driver(["b", "a"], GpuSampler, 0, 1)
-        sampler.take_samples()
-        actual = {gpu: usage.memory_mib for gpu, usage in sampler.usage.items()}
-        self.assertEqual(actual, {0: [559.0], 1: [534.0]})
-        self.assertEqual([usage.utilisation for usage in sampler.usage.values()], [[0.4], [0.4]])
+        sampler.read_once()
+        self.assertEqual(sampler.samples, {0: [(0.4, 559.0)], 1: [(0.4, 534.0)]})
 
     def test_a_gpu_that_is_lost_while_it_is_sampled_has_a_reason_instead_of_usage(self):
         sampler = with_driver(["a"], GpuSampler, 0)
@@ -143,13 +141,13 @@ class GpuSamplerTest(unittest.TestCase):
             sampler._sample(mock.Mock(wait=lambda _: False))
             with sampler.sampling():  # again, for which there is no answer
                 pass
-        self.assertEqual((sampler.usage, sampler.reason), ({}, "the driver reports: GPU is lost"))
+        self.assertEqual((sampler.usage(), sampler.reason), ({}, "the driver reports: GPU is lost"))
 
     def test_parts_of_a_gpu_have_a_reason_instead_of_a_utilisation(self):
         sampler = with_driver(["a", "c"], GpuSampler, 0, 1)
         self.assertEqual(sampler.reason, "the driver reports: Not Supported")
         with sampler.sampling():
-            self.assertEqual(sampler.usage, {})
+            self.assertEqual(sampler.usage(), {})
 
 
 class LimitsTest(unittest.TestCase):

@@ -29,7 +29,7 @@ from myxtts.throughput.analysis import (
     chrome_trace,
     timeline_rows,
 )
-from myxtts.throughput.hardware import GpuSampler, GpuUsage
+from myxtts.throughput.hardware import GpuSampler
 from myxtts.throughput.measure import MeasurementWindow, time_steps
 from myxtts.throughput.model import STAGES, StageTimes
 from myxtts.training.schedule import Schedule
@@ -299,10 +299,12 @@ class GpuSamplerTest(unittest.TestCase):
         sampler = GpuSampler([])
         with sampler.sampling():
             pass
-        self.assertEqual((sampler.usage, sampler.reason), ({}, "the model is not on a GPU"))
+        self.assertEqual((sampler.usage(), sampler.reason), ({}, "the model is not on a GPU"))
 
     def test_usage_is_the_mean_utilisation_and_the_maximum_memory(self):
-        figures = GpuUsage([0.5, 1.0], [100.0, 300.0]).to_json()
+        sampler = GpuSampler([])
+        sampler.samples[0] = [(0.5, 100.0), (1.0, 300.0)]
+        figures = sampler.usage()[0]
         self.assertEqual(figures["utilisation"], 0.75)
         self.assertAlmostEqual(figures["utilisation_variation"], 1 / 3)
         self.assertEqual(figures["memory_mib"], 300.0)

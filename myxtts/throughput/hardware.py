@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
 from typing import Any
@@ -162,24 +161,6 @@ def _operation_flops(operation: tf.Operation, sizes: list[list[int]]) -> int:
     return 2 * prod(positions[:-1]) * prod(kernel)
 
 
-@dataclass
-class GpuUsage:
-    """Samples of one GPU: fraction of the time in which a kernel ran, and memory used by all
-    programs.
-    """
-
-    utilisation: list[float] = field(default_factory=list)
-    memory_mib: list[float] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, float]:
-        mean = float(np.mean(self.utilisation))
-        return {
-            "utilisation": mean,
-            "utilisation_variation": float(np.std(self.utilisation)) / max(mean, 1e-9),
-            "memory_mib": max(self.memory_mib),
-        }
-
-
 class GpuSampler:
     """Samples the usage of some GPUs inside the context `sampling`.
 
@@ -187,18 +168,18 @@ class GpuSampler:
         gpus: physical indices, as TensorFlow numbers them.
 
     Attributes:
-        usage: by GPU; only GPUs with samples.
+        samples: by GPU, (fraction of the time in which a kernel ran, MiB used by all programs).
         reason: why nothing can be sampled; otherwise empty.
     """
 
     def __init__(self, gpus: Sequence[int]):
-        self.usage: dict[int, GpuUsage] = {}
+        self.samples: dict[int, list[tuple[float, float]]] = {}
         self.reason = "" if gpus else "the model is not on a GPU"
-        self._readers: dict[int, Callable[[], tuple[float, float]]] = {}
-        if not gpus:
-            return
+        self._readers: list[Callable[[], tuple[float, float]]] = []
         try:
-            self._readers = dict(zip(gpus, ask_driver(gpus, _reader), strict=True))
+            if gpus:
+                self._readers = ask_driver(gpus, _reader)
+                self.samples = {gpu: [] for gpu in gpus}
         except DriverUnavailable as error:
             self.reason = str(error)
 
@@ -208,31 +189,42 @@ class GpuSampler:
         thread = threading.Thread(
             target=self._sample, args=(stop,), name="myxtts-nvml", daemon=True
         )
-        if self._readers:
-            thread.start()
+        thread.start()
         try:
             yield
         finally:
             stop.set()
-            if thread.ident is not None:
-                thread.join()
+            thread.join()
 
     def _sample(self, stop: threading.Event) -> None:
         try:
-            while not stop.wait(PERIOD_S):
-                self.take_samples()
+            while self._readers and not stop.wait(PERIOD_S):
+                self.read_once()
         except DriverUnavailable as error:
             # The figures of a part of the time are not those of all of it.
-            self.usage.clear()
-            self._readers = {}
+            self.samples.clear()
+            self._readers = []
             self.reason = str(error)
 
-    def take_samples(self) -> None:
-        for gpu, read in self._readers.items():
-            utilisation, memory_mib = read()
-            usage = self.usage.setdefault(gpu, GpuUsage())
-            usage.utilisation.append(utilisation)
-            usage.memory_mib.append(memory_mib)
+    def read_once(self) -> None:
+        for samples, read in zip(self.samples.values(), self._readers, strict=True):
+            samples.append(read())
+
+    def usage(self) -> dict[int, dict[str, float]]:
+        """Return the mean utilisation, its coefficient of variation and the maximum memory in MiB,
+        by GPU; only of GPUs with samples.
+        """
+        figures = {}
+        for gpu, samples in self.samples.items():
+            if samples:
+                utilisation, memory_mib = np.transpose(samples)
+                mean = float(utilisation.mean())
+                figures[gpu] = {
+                    "utilisation": mean,
+                    "utilisation_variation": float(utilisation.std()) / max(mean, 1e-9),
+                    "memory_mib": float(memory_mib.max()),
+                }
+        return figures
 
 
 def _reader(nvml: Any, handle: Any) -> Callable[[], tuple[float, float]]:

@@ -318,28 +318,18 @@ def _second_call_s(observe: Callable[[int], object]) -> float:
 
 
 def measure_all_reduce(run: ProfiledRun) -> float:
-    """Return the seconds in which replicas on the two devices of a run reduce the gradients of a
-    step.
-    """
-    gradients = [(variable.shape, variable.dtype) for variable in run.setup.state.trained]
-    return time_all_reduce((run.route.data, run.route.model), gradients)
-
-
-def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[int], str]]) -> float:
-    """Return the median seconds in which replicas on these devices reduce gradients, as `Step`
-    does.
+    """Return the median seconds in which replicas on the two devices of a run reduce the gradients
+    of a step, as `Step` does.
 
     Call it in a process without another strategy of several devices: TensorFlow would take both for
     parts of one all-reduce.
-
-    Args:
-        gradients: shape and dtype of each.
     """
+    models = (run.route.data, run.route.model)
     replicas = make_replicas(tuple(Route(model, model) for model in models))
     by_device = []
-    for model in models:
-        with tf.device(model):
-            by_device.append([tf.zeros(*gradient) for gradient in gradients])
+    for device in models:
+        with tf.device(device):
+            by_device.append([tf.zeros(v.shape, v.dtype) for v in run.setup.state.trained])
 
     @tf.function(autograph=False)
     def all_reduce(by_device):

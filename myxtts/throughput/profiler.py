@@ -146,7 +146,7 @@ def device_rows(
     figures = {"model_flops_per_s": rate, "not_counted_reason": reason}
     figures |= {"matmul_flops_per_s": matmul_rate, "model_flops_utilisation": utilisation}
     yield Row("MFU", text, figures)
-    usages = {gpu: usage.to_json() for gpu, usage in sampler.usage.items()}
+    usages = sampler.usage()
     for gpu, usage in usages.items():
         text = (
             f"{usage['utilisation']:.0%} busy (variation {usage['utilisation_variation']:.0%}),"

@@ -31,12 +31,7 @@ REPETITIONS = {4: 50, 1 << 12: 50, 1 << 16: 50, 1 << 20: 30, 1 << 24: 10, 1 << 2
 
 
 class AllReduceTime(NamedTuple):
-    """Time of all-reduces of a float32 tensor.
-
-    Attributes:
-        size_bytes: size of the tensor.
-        median_s: median time from the call until the sum can be read.
-    """
+    """Median time of all-reduces of a float32 tensor, from the call until the sum can be read."""
 
     size_bytes: int
     median_s: float
@@ -53,8 +48,7 @@ class ClusterResult(NamedTuple):
     """Measurements of a cluster, the same on all workers.
 
     Attributes:
-        workers: number of workers.
-        replicas: number of replicas of all workers.
+        replicas: of all workers.
         device_type: `CPU` or `GPU`.
         sum_error: largest difference between an all-reduced sum of known numbers and its true
             value.
@@ -98,10 +92,14 @@ def check_cluster(cluster: Cluster, gpus: int | None) -> ClusterResult:
         differences = _all_reduce_sum(
             strategy, lambda replica: tf.one_hot(replica, replicas, difference, 0.0)
         )
-    device_type = "GPU" if gpus else "CPU"
-    differences = tuple(differences.numpy().tolist())
     return ClusterResult(
-        cluster.count, replicas, device_type, sum_error, times, differences, largest_update
+        workers=cluster.count,
+        replicas=replicas,
+        device_type="GPU" if gpus else "CPU",
+        sum_error=sum_error,
+        all_reduce_times=times,
+        weight_differences=tuple(differences.numpy().tolist()),
+        largest_update=largest_update,
     )
 
 
@@ -131,9 +129,8 @@ def _all_reduce_sum(
         context = tf.distribute.get_replica_context()
         return context.all_reduce("SUM", value(context.replica_id_in_sync_group))
 
-    return strategy.experimental_local_results(tf.function(strategy.run, autograph=False)(reduced))[
-        0
-    ]
+    run = tf.function(strategy.run, autograph=False)
+    return strategy.experimental_local_results(run(reduced))[0]
 
 
 def _sum_error(strategy: tf.distribute.Strategy) -> float:

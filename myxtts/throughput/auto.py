@@ -56,7 +56,12 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
     check_no_named_gpus(config.placement)
     check_single_worker()
     RunFolder(Path(config.run.runs_dir) / config.run.run).check_not_existing(config.run.resume)
-    gpus = config.placement.simulate_gpus or _gpu_count()
+    gpus = config.placement.simulate_gpus
+    if not gpus:
+        # Imports TensorFlow, which takes seconds.
+        from myxtts.placement import devices
+
+        gpus = devices.gpu_count()
     if gpus < 2:
         log.info("placement auto only one device, so there is nothing to choose")
         return with_placement(config)
@@ -102,13 +107,6 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
     if max(named_gpus(placement), default=0) >= gpus:
         return None
     return {setting.name: getattr(placement, setting.name) for setting in marked(NAMES_GPUS)}
-
-
-def _gpu_count() -> int:
-    # Imports TensorFlow, which takes seconds.
-    from myxtts.placement import devices
-
-    return devices.gpu_count()
 
 
 def check_no_named_gpus(placement: PlacementConfig) -> None:

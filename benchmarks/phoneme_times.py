@@ -1,7 +1,8 @@
 """Measure the reliability of a synthesizer's phoneme times against changes in the signal.
 
-    python utilities/make_demo_corpus.py --out data/voices --utterances 1200 --languages en ka fa
-    --speakers 8 python benchmarks/phoneme_times.py data/voices
+    python utilities/make_demo_corpus.py --out data/voices --utterances 1200 \\
+        --languages en ka fa --speakers 8
+    python benchmarks/phoneme_times.py data/voices
 
 Next to silence, the change is the first or last sample of the longest run of zeros within 30 ms.
 Between two sounds, it is the position within 30 ms with the largest spectral change: the distance

@@ -1,9 +1,8 @@
-"""Compare replicas with a single device on the same batches, which the device accumulates one after
-another.
+"""Compare replicas with a single device that accumulates the same batches.
 
-    python benchmarks/replicas.py python benchmarks/replicas.py --tasks asr --replicas 2
-    --precisions mixed_bfloat16 --accumulations 2 python benchmarks/replicas.py --gpus --replicas 2
-    --deterministic
+    python benchmarks/replicas.py
+    python benchmarks/replicas.py --tasks asr --replicas 2 --precisions mixed_bfloat16
+    python benchmarks/replicas.py --gpus --replicas 2 --deterministic
 
 Trains 20 steps of each case on the demo corpus, on simulated GPUs or real ones, and prints the
 largest differences of weights, averages and losses. The corpus is so small that some steps are

@@ -104,10 +104,11 @@ def train(config: Config) -> int:
             )
             return 0
 
-        # Hooks, in the order in which the loop calls them between two steps. A sync comes first,
-        # since it changes the weights; the report before the observation, so that a step has its
-        # line if its validation fails; the page last, since it shows all of them. Of several
-        # workers the chief writes the run folder, and the others write only their metrics.
+        # Hooks, in the order in which the loop calls them between two steps. The check of devices
+        # is for the first step alone. Then a sync, since it changes the weights; the report before
+        # the observation, so that a step has its line if its validation fails; the page last, since
+        # it shows all of them. Of several workers the chief writes the run folder, and the others
+        # write only their metrics.
         timeline = Timeline()
         run.folder.write_description(describe_run(setup))
         hooks: list[Hook] = [CheckDevices(started_s)]

@@ -1,8 +1,7 @@
 """Check that several workers compute what one worker computes, and how fast they are together.
 
-python utilities/check_distributed.py                                                two workers on
-this machine python utilities/check_distributed.py --nodes node1:2222,node2:2222 --node-rank 0    on
-each machine, with its own rank
+python utilities/check_distributed.py                                    two workers on this machine
+python utilities/check_distributed.py --nodes A:2222,B:2222 --node-rank 0     on each machine
 """
 
 import sys

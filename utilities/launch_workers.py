@@ -1,8 +1,7 @@
 """Start the workers of a distributed run, and stop all of them when one fails.
 
-python utilities/launch_workers.py --workers 2 -- train_main.py --config configs/demo.yaml --run
-two_workers python utilities/launch_workers.py --nodes node1:2222,node2:2222 --node-rank 0 --
-train_main.py --train-data CORPUS
+python utilities/launch_workers.py --workers 2 -- train_main.py --config configs/demo.yaml
+python utilities/launch_workers.py --nodes A:2222,B:2222 --node-rank 0 -- train_main.py ...
 """
 
 import sys

@@ -1,5 +1,6 @@
-"""Make a speech corpus with espeak-ng: python utilities/make_demo_corpus.py --out data/demo
---utterances 400.
+"""Make a speech corpus with espeak-ng.
+
+python utilities/make_demo_corpus.py --out data/demo --utterances 400
 """
 
 import sys

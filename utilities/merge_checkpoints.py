@@ -1,8 +1,6 @@
 """Average the weights of runs that began with the same weights.
 
-python utilities/merge_checkpoints.py --checkpoints runs/gpu0 runs/gpu1 --output runs/merged python
-utilities/merge_checkpoints.py --checkpoints runs/gpu0 runs/gpu1 --output runs/merged --val-data
-held_out.csv
+python utilities/merge_checkpoints.py --checkpoints runs/gpu0 runs/gpu1 --output runs/merged
 """
 
 import sys

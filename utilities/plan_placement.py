@@ -1,8 +1,7 @@
 """Predict the throughput of every placement from the times of the stages.
 
 python utilities/plan_placement.py --gpus 2 --produce-ms 20 --transfer-ms 2 --step-ms 20
---all-reduce-ms 4 python utilities/plan_placement.py --gpus 4 --profile profile.json --json
-placements.json
+python utilities/plan_placement.py --gpus 4 --profile profile.json --json placements.json
 """
 
 import sys

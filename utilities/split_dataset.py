@@ -2,7 +2,6 @@
 
 python utilities/split_dataset.py --input data/processed/train.csv --shards 2 --out data/shards
 python utilities/split_dataset.py --input corpora/LJSpeech-1.1 --shards 4 --out data/shards
---validation-fraction 0.02
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Train independent jobs, one on each GPU, and merge their weights (local SGD).
 
-python utilities/train_independent.py --config configs/local_sgd.yaml --gpus 0 1 --run NAME python
-utilities/train_independent.py --train-data CORPUS --gpus 0 1 2 --max-steps 20000 --num-syncs 5
---run NAME python utilities/train_independent.py --run NAME --status
+python utilities/train_independent.py --config configs/local_sgd.yaml --gpus 0 1 --run NAME
+python utilities/train_independent.py --train-data CORPUS --gpus 0 1 2 --num-syncs 5 --run NAME
+python utilities/train_independent.py --run NAME --status
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The plan: the utterances of each step of an epoch, a pure function of (seed, epoch, replicas).
+"""Stage A, the plan: the utterances of each step, a pure function of (seed, epoch, replicas).
 
 NumPy only: no files, no TensorFlow. The plan has no state between epochs, so a run resumes by
 starting at a step. It may resume with another number of replicas, which share the utterances left

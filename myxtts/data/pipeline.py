@@ -305,8 +305,8 @@ class ReplicaFeed:
 
     Where producers take turns, the place of a batch in its feed is freed when the next batch is
     taken: after the call of the step that hands it over. The copy from a GPU waits for all work
-    that is queued there when the copy is issued. A producer that found a place sooner would begin
-    another batch, and the copy would wait for that.
+    that is queued there when the copy is issued. If the place became free sooner, the producer
+    would begin another batch first, and the copy would wait for that batch.
 
     Args:
         groups: the feeds of producers that take turns; each feed of a group gives batches of the

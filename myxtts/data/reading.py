@@ -267,8 +267,8 @@ class Source:
         """Begin a pass.
 
         Args:
-            elements: of the pass. Behind them it must yield others without end, which tf.data reads
-                ahead; the next pass begins after these.
+            elements: of the pass, and then endless others: tf.data reads ahead, and what it has
+                read ahead is skipped when the next pass begins.
         """
         self._elements.replace(elements)
 

@@ -140,7 +140,8 @@ def between_steps(
     is_reported = end.is_due(schedule.log_every)
     end.save = end.is_due(schedule.checkpoint_every)
     is_anything_due = is_reported or end.save or any(hook.is_due(end) for hook in hooks)
-    # Most steps end here, and the device is still at work on them.
+    # Most steps end here, while the device still works on them. A step whose interval does not
+    # count was prepared (traced) meanwhile, and the clock has to forget it below.
     if intervals.counts and not is_anything_due:
         return
     require_finite(end.state)
@@ -263,7 +264,7 @@ class StepBatches(NamedTuple):
 
     Attributes:
         microbatches: one entry for each accumulated gradient.
-        next_first: the first microbatch of the next step; of this step where there is none.
+        next_first: the first microbatch of the next step; that of this step again at the end.
     """
 
     microbatches: list[tuple[ProducedBatch, ...]]

@@ -57,7 +57,7 @@ class TrainingState:
             process started.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
-        session_start: step and position from which every step of the plan was taken.
+        session_start: step and position since which no step of the plan was left out.
         pending_observations: those whose results are not known yet, oldest first.
 
     Raises:

@@ -123,7 +123,7 @@ def optimize_graph(graph_def, fetches: Sequence[str], gpus: int):
     meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
     config = config_pb2.ConfigProto()
-    config.graph_options.rewrite_options.min_graph_nodes = -1  # small graphs, too
+    config.graph_options.rewrite_options.min_graph_nodes = -1  # also of small graphs
     properties = {
         "GPU": DeviceProperties(
             type="GPU", frequency=1000, num_cores=100, environment={"architecture": "8.0"}

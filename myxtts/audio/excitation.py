@@ -15,7 +15,7 @@ def pulse_train(f0_hz, pulse_phasor=None):
 
     Their sum has a closed form, the Dirichlet kernel. F0 is interpolated linearly between the
     centres of frames. The phase is summed in float64: a sum in float32 is wrong by 59 cycles after
-    a minute of 120 Hz. The correction towards `pulse_phasor` is interpolated between frames, too.
+    a minute of 120 Hz. The correction towards `pulse_phasor` is also interpolated between frames.
 
     Args:
         f0_hz: float32 [batch, frames], positive.

@@ -32,7 +32,7 @@ TROUGH_THRESHOLD = 0.1
 # Frames with less aperiodicity are voiced. On espeak-ng 6 % of the voiced frames are missed and 2 %
 # are false positives; after Griffin-Lim 13 % and 2 %.
 VOICING_THRESHOLD = 0.35
-# -60 dB of full scale: below it, hum, the lowest bits and rounding have a pitch, too.
+# -60 dB of full scale: below it, hum, the lowest bits and rounding also have a pitch.
 NOISE_FLOOR = 1e-3
 
 _LAG = np.arange(NUM_LAGS)
@@ -53,7 +53,7 @@ def f0(waveform, samples):
     its period is below VOICING_THRESHOLD.
 
     For speed, the wave is decimated after the smoothing of the paper, so the depth of a trough is
-    interpolated by a parabola, too. The difference function of a frame is the sum of those of its
+    also interpolated by a parabola. The difference function of a frame is the sum of those of its
     hops, which neighbouring frames share.
 
     Args:

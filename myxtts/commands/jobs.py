@@ -37,7 +37,7 @@ log = logging.getLogger("myxtts.local_sgd")
 def make_parser(prog: str = f"myxtts {NAME}") -> CommandParser:
     parser = settings_parser(
         prog,
-        f"{HELP} A file FILE_gpu0.yaml beside --config FILE.yaml holds the settings of the job on"
+        f"{HELP} A file FILE_gpu0.yaml next to --config FILE.yaml holds the settings of the job on"
         " GPU 0; it may list FILE under `defaults`.",
         resuming="`--resume` needs the flags of the first command again, except --gpus.",
     )
@@ -218,11 +218,12 @@ def read_job_file(parser: CommandParser, argv: Sequence[str], config: Config, na
     check_job_settings(config, settings, job_file)
     # --num-syncs may set sync_every later, so a folder or a timeout without it is no mistake here.
     own = ("sync_dir", *SYNC_SETTINGS)
-    of_all = read_sync_every(parser, argv, config, own)
-    of_job = read_sync_every(parser, job_argv, config, own)
-    if of_all != of_job:
+    common_period = read_sync_every(parser, argv, config, own)
+    own_period = read_sync_every(parser, job_argv, config, own)
+    if common_period != own_period:
         raise ConfigError(
-            f"{job_file} sets sync_every to {of_job} for one job, but the others have {of_all}. "
+            f"{job_file} sets sync_every to {own_period} for one job, but the others have"
+            f" {common_period}. "
             "Set it in the file of all jobs, or with a flag."
         )
     log.info("%-14s has its own settings: %s", name, job_file)

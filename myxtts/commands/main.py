@@ -37,7 +37,7 @@ def main() -> int:
 
 def run_script(command: ModuleType) -> int:
     """Run one command as a script of the checkout, with the arguments of this process."""
-    # Processes that the command starts import the package from this checkout, too.
+    # Processes that the command starts also import the package from this checkout.
     root = str(Path(__file__).parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     filter_stderr()

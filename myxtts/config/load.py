@@ -28,7 +28,7 @@ SHIPPED = Path("configs")
 RUN_CONFIG = "config.yaml"
 """Name of the file in which a run records its settings."""
 DEFAULTS = "defaults"
-"""A key beside the sections: the files that a file builds on."""
+"""A key in addition to the sections: the files that a file builds on."""
 
 _TAG = "tag:yaml.org,2002:"
 _DIGITS = "[0-9](?:_?[0-9])*"

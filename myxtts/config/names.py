@@ -1,6 +1,6 @@
 """Names that a user types: the nearest one, what replaces an unknown one, and scripts of commands.
 
-The names that are unknown but have an answer are in two tables beside this module.
+The names that are unknown but have an answer are in two tables next to this module.
 `former_names.yaml` has each setting, flag, section and value that was renamed or removed, so that
 an old command line says what to change. `foreign_names.yaml` has the flags and settings of other
 trainers that docs/guides/coming_from.md translates. Both are read only for a message.

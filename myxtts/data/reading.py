@@ -342,14 +342,14 @@ class LocalReader:
         in_flight: deque[tuple[str, PlannedBatch]] = deque()
         # Numbers of batches begin with that of their pass: what tf.data read ahead for the previous
         # pass is recognised and dropped.
-        of_pass = f"{next(self._passes)}:"
-        end = f"{of_pass}{END}"
+        pass_prefix = f"{next(self._passes)}:"
+        end = f"{pass_prefix}{END}"
 
         def elements() -> Iterator[dict]:
             for number, batch in enumerate(planned):
-                in_flight.append((f"{of_pass}{number}", batch))
+                in_flight.append((f"{pass_prefix}{number}", batch))
                 yield {name: batch.arrays[name] for name in PLANNED_SPEC} | {
-                    "batch_number": f"{of_pass}{number}"
+                    "batch_number": f"{pass_prefix}{number}"
                 }
             yield from repeat(SILENCE | {"batch_number": end})
 

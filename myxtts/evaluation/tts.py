@@ -331,7 +331,7 @@ def score_in_run(
         folder.path,
         run.evaluate_utterances,
     )
-    # Copies are the same at all steps, so their perceptual scores would be, too.
+    # Copies are the same at all steps, and so would their perceptual scores be.
     options = EvaluationOptions(perceptual=False)
     evaluator = TTSEvaluator(
         network,
@@ -410,7 +410,7 @@ def shuffle_texts(utterances: Sequence[Utterance]) -> list[Utterance]:
     for index, utterance in enumerate(utterances):
         by_language.setdefault(utterance.language, []).append(index)
     groups = [indices for indices in by_language.values() if len(indices) > 1]
-    # Utterances that are alone in their language take turns, too.
+    # Utterances that are alone in their language also take turns.
     alone = [indices[0] for indices in by_language.values() if len(indices) == 1]
     shuffled = list(utterances)
     for indices in (*groups, alone):

@@ -1,4 +1,4 @@
-"""Metrics of a vocoder's run: its copies beside Griffin-Lim's and the recordings themselves."""
+"""Metrics of a vocoder's run: its copies next to Griffin-Lim's and the recordings themselves."""
 
 import logging
 import time

@@ -93,7 +93,7 @@ def _losses_by_kernel(logits, frames, labels, count):
 def ctc_losses_by_recursion(logits, frames, labels, count):
     """Compute the loss by the forward-backward recursion (Graves et al. 2006, section 4.1).
 
-    It takes any number of labels on any device. `tf.nn.ctc_loss` with dense labels does so, too,
+    It takes any number of labels on any device. `tf.nn.ctc_loss` with dense labels also does so,
     but multiplies by a matrix of all pairs of states at each frame: 97 times as long for 310
     labels.
 

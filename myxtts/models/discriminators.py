@@ -4,7 +4,7 @@ Multi-period (HiFi-GAN, Kong, Kim & Bae 2020): every p-th sample side by side, f
 Multi-resolution (UnivNet, Jang et al. 2021): magnitudes of the STFT at some resolutions.
 
 Both are smaller than in the papers (3.0 million weights, where HiFi-GAN has 41 million for its
-periods alone), so that they fit beside a small network. Shape legend: B batch, S samples, P period,
+periods alone), so that they suit a small network. Shape legend: B batch, S samples, P period,
 T frames, F bins, C channels.
 """
 

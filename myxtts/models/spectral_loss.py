@@ -33,7 +33,7 @@ def multi_resolution_stft_loss(wave, target):
 def complex_stft_loss(wave, target):
     """Compute the spectral convergence of complex spectra with compressed magnitudes.
 
-    The magnitudes are raised to COMPRESSION, so that quiet parts count, too (Braun & Tashev 2021).
+    The magnitudes are raised to COMPRESSION, so that quiet parts also count (Braun & Tashev 2021).
     The loss is the mean over COMPLEX_RESOLUTIONS.
 
     Args:

@@ -94,7 +94,7 @@ class Vocoder(keras.Model):
         size: dimensions, see SIZES.
         gradient_checkpointing: recompute the blocks' activations in the backward pass instead of
             keeping them.
-        adversarial: train against discriminators, too.
+        adversarial: also train against discriminators.
         refine_mel: the mels are those of a voice, and the network brings them closer to those of
             recordings first.
 

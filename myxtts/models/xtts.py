@@ -142,7 +142,7 @@ SYNTHESIS_SIGNATURE = (
 """Input signature of `XTTS.synthesize_mel`: texts, languages, references and SynthesisOptions."""
 
 TEXT_INPUTS = "tokens", "token_count", "language", "reference", "reference_frames"
-"""Names of its texts, languages and references; batches of TTS_FEATURES have them, too."""
+"""Names of its texts, languages and references; batches of TTS_FEATURES also have them."""
 
 
 class SpeakerCondition(NamedTuple):

@@ -53,7 +53,7 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
 
 def _is_part_of(spec: tf.DeviceSpec, expected: tf.DeviceSpec) -> bool:
     """Return whether a device has all parts of a name."""
-    # This process, in a cluster, too: tf.data does not know its job and task.
+    # This process, also in a cluster: tf.data does not know its job and task.
     if spec.job == "localhost":
         expected = expected.replace(job=None, replica=None, task=None)
     return spec.make_merged_spec(expected) == spec

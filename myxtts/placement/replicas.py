@@ -67,7 +67,7 @@ class Replicas:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether other processes have replicas, too."""
+        """Whether other processes also have replicas."""
         return self.count > len(self.routes)
 
     def all_equal(self, digest: str) -> bool:

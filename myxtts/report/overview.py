@@ -1,4 +1,4 @@
-"""Pages beside that of a run: index.html of all runs, and report.html of independent jobs.
+"""Further pages besides that of a run: index.html of all runs, and report.html of independent jobs.
 
 No TensorFlow.
 """

@@ -119,7 +119,7 @@ class MergedInput(_Section):
 class Record(_Section):
     """What a checkpoint records besides its arrays; the content of state.json.
 
-    A running process has the record of its checkpoints, too, with the defaults of what changes with
+    A running process also has the record of its checkpoints, with the defaults of what changes with
     each step.
 
     Attributes:

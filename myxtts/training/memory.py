@@ -30,7 +30,7 @@ EVALUATED_BYTES = 20
 
 
 class MemoryForecast(NamedTuple):
-    """Host memory in MiB beside what the process has when its model is built.
+    """Host memory in MiB in addition to what the process has when its model is built.
 
     Attributes:
         parts_mib: by purpose.
@@ -141,9 +141,7 @@ def _produce_bytes(extractor: FeatureExtractor, sizes: dict[str, int]) -> float:
 
 
 def _evaluation_bytes(config: Config, parameters: int, samples: int) -> float:
-    """Return what an evaluation takes beside a validation, for utterances of so many samples: a
-    network, and waves.
-    """
+    """Return the extra bytes of an evaluation: one more network, and waves of so many samples."""
     run = config.run
     if not run.evaluate_every:
         return 0.0

@@ -95,7 +95,7 @@ class RunFolder:
                 "Resume it with --resume, or choose another name with --run."
             )
 
-    def of_process(self, process: int) -> Path:
+    def folder_for(self, process: int) -> Path:
         """Return the folder for caches and the log of a process; the chief is process 0."""
         return self.path / f"worker-{process}" if process else self.path
 

@@ -168,7 +168,7 @@ class OpenRun:
     @property
     def folder(self) -> RunFolder:
         """The folder for caches, log and metrics of this process; the chief's is the run's."""
-        return RunFolder(self.start.folder.of_process(self.replicas.process))
+        return RunFolder(self.start.folder.folder_for(self.replicas.process))
 
     def read_corpora(self) -> RunCorpora:
         """Read the corpora.

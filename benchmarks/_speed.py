@@ -38,12 +38,16 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
     placement = configure_devices(Config())
     route = placement.routes[0]
     trained = TrainedRun.open(run)
-    (config, corpus, *_), held_out = load_held_out(trained, run)
+    measured = load_held_out(trained, run)
+    config = measured.config
+    assert measured.training is not None
     with tf.device(route.model):
         rate = matmul_flops_per_s()
-    figures = step_speed(config, corpus, trained, placement, run, steps)
+    figures = step_speed(config, measured.training, trained, placement, run, steps)
     figures |= {"rate_share": figures["step_flops_per_s"] / rate, "matmul_gflops": rate / 1e9}
-    return figures | synthesis_speed(config, held_out, trained, route, run, utterances, iterations)
+    return figures | synthesis_speed(
+        config, measured.manifest, trained, route, run, utterances, iterations
+    )
 
 
 def step_speed(

@@ -204,8 +204,10 @@ def measure(cases: dict[str, list[Path]]) -> dict:
     inputs = [read_input(path) for path in paths]
     first = inputs[0]
     run = first.run
-    (config, *_), held_out = load_held_out(run, run.path)
-    evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], run.path)
+    measured = load_held_out(run, run.path)
+    evaluate = make_evaluator(
+        inputs, measured.manifest, measured.config, placement.routes[0], run.path
+    )
     measurements = {}
     for name, checkpoints in cases.items():
         used = [source.path in checkpoints for source in inputs]

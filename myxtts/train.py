@@ -19,7 +19,6 @@ from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import DEMO_FOLDER
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.errors import ConfigError
-from myxtts.evaluation.in_run import open_evaluator
 from myxtts.local_sgd.averaging import has_pending_sync
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.placement.devices import describe_threads
@@ -281,6 +280,9 @@ def open_observer(
     load = vocoder_loader(setup, device, folder)
     evaluator: Evaluator | None = None
     if config.run.evaluate_every:
+        # It imports every evaluator, which takes 0.4 s, and few runs need it.
+        from myxtts.evaluation.evaluate import open_evaluator
+
         evaluator = open_evaluator(setup, snapshot.network, device, folder, load)
     work = held_out_work(setup, snapshot, reporter.tensorboard, load, evaluator)
     if in_thread:

@@ -247,7 +247,7 @@ class MeasureTest(unittest.TestCase):
 def measure_toy_run(argv: list[str]) -> StageProfile:
     sampler = mock.patch("myxtts.throughput.measure.make_sampler", return_value=mock.MagicMock())
     evaluator = mock.patch(
-        "myxtts.throughput.measure.open_evaluator", return_value=mock.MagicMock()
+        "myxtts.evaluation.evaluate.open_evaluator", return_value=mock.MagicMock()
     )
     with toy_models(), sampler, evaluator:
         return measure_stage_times(parse(argv)[0], steps=4)

@@ -494,8 +494,8 @@ class CompleteEvaluation(unittest.TestCase):
 
     def test_scores_in_a_run_are_measured_in_another_thread_and_are_those_of_evaluate(self):
         trained = TrainedRun.open(self.run_folder)
-        corpora, manifest = load_held_out(trained, self.run_folder)
-        config = corpora.config
+        measured = load_held_out(trained, self.run_folder)
+        config = measured.config
         run = config.run.model_copy(
             update={"evaluate_every": 1, "evaluate_asr": str(asr_run().folder)}
         )
@@ -503,7 +503,7 @@ class CompleteEvaluation(unittest.TestCase):
             update={"run": run, "model": config.model.model_copy(update={"ode_steps": 1})}
         )
         corpora = RunCorpora(
-            mock.Mock(), mock.Mock(manifest=manifest), mock.Mock(), self.run_folder
+            mock.Mock(), mock.Mock(manifest=measured.manifest), mock.Mock(), self.run_folder
         )
         setup = mock.Mock(config=config, corpora=corpora, record=trained.record)
         network, batches = cached_network(self.checkpoint, MODEL), []
@@ -559,7 +559,7 @@ class CompleteEvaluation(unittest.TestCase):
             self.measure(self.copy_run("changed"))
 
     def test_changed_held_out_utterances_are_rejected(self):
-        _, manifest = load_held_out(TrainedRun.open(self.run_folder), self.run_folder)
+        manifest = load_held_out(TrainedRun.open(self.run_folder), self.run_folder).manifest
         text = self.workspace.corpus.read_text(encoding="utf-8")
         row = next(
             line for line in text.splitlines() if line.startswith(Path(manifest.paths[0]).name)
@@ -580,8 +580,8 @@ class CompleteEvaluation(unittest.TestCase):
         self.rewrite(
             run, lambda settings: settings["data"].update(val_data=str(others)), corpus=None
         )
-        corpora, manifest = load_held_out(TrainedRun.open(run), run)
-        names = [corpora.vocabulary.speakers[speaker] for speaker in manifest.speaker]
+        measured = load_held_out(TrainedRun.open(run), run)
+        names = [measured.vocabulary.speakers[speaker] for speaker in measured.manifest.speaker]
         self.assertEqual(sorted(names), ["s1", "unseen"])
 
     def test_a_missing_demo_corpus_is_named_and_not_made(self):

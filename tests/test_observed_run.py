@@ -22,7 +22,7 @@ from myxtts.errors import DataError
 from myxtts.evaluation.evaluate import EVALUATORS, TaskEvaluators, evaluate_run
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.table import ColumnScore
-from myxtts.evaluation.tts import evaluate_tts
+from myxtts.evaluation.tts import score_tts
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE
 from myxtts.report.metrics import MetricsFile, read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, read_record
@@ -301,7 +301,7 @@ class ToyRuns(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
-        evaluators = mock.patch.dict(EVALUATORS, tts=TaskEvaluators(evaluate_tts, score_toy))
+        evaluators = mock.patch.dict(EVALUATORS, tts=TaskEvaluators(score_tts, score_toy))
         evaluators.start()
         cls.addClassCleanup(evaluators.stop)
         cls.flags = (*DUAL, "--validate-every", "2", "--evaluate-every", "4")

@@ -21,7 +21,8 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands import transcribe
 from myxtts.errors import CheckpointError, ConfigError, DataError
-from myxtts.evaluation.asr import Transcript, error_rates_by, evaluate_asr
+from myxtts.evaluation.asr import Transcript, error_rates_by
+from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.recognition.transcribe_files import write_transcripts
 from myxtts.recognition.transcriber import (
@@ -298,7 +299,7 @@ class CommandTest(RecogniserCase):
             contextlib.redirect_stdout(io.StringIO()) as output,
         ):
             options = EvaluationOptions(json_file=file, noise_snr_db=(0.0,), rt60=(0.3,))
-            evaluate_asr(self.run_folder, None, options)
+            evaluate_run(self.run_folder, None, options)
         self.assertIn("3 held-out utterances", output.getvalue())
         document = json.loads(file.read_text(encoding="utf-8"))
         self.assertEqual(document["overall"]["utterances"], 3)

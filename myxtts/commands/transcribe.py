@@ -67,13 +67,12 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 
     # Reports mistakes before TensorFlow is imported, which takes seconds.
     read_corpus(corpus, "en", audio_root, columns=columns)
-    from myxtts.evaluation.asr import evaluate_asr
+    from myxtts.evaluation.evaluate import evaluate_run
     from myxtts.evaluation.options import EvaluationOptions
 
     run, checkpoint = options.pop("run"), options.pop("checkpoint")
-    evaluate_asr(
-        run,
-        checkpoint,
-        EvaluationOptions(data=corpus, audio_root=audio_root, columns=columns, out=out, **options),
+    evaluation = EvaluationOptions(
+        data=corpus, audio_root=audio_root, columns=columns, out=out, **options
     )
+    evaluate_run(run, checkpoint, evaluation, task="asr")
     return 0

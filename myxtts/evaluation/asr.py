@@ -15,13 +15,14 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.manifest import Manifest
-from myxtts.evaluation.held_out import evenly_spaced, load_measured, open_target, read_row
+from myxtts.evaluation.held_out import evenly_spaced, load_measured, read_row
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.table import ScoreWeights, print_score
+from myxtts.evaluation.table import ScoreWeights
+from myxtts.placement.routes import Route
 from myxtts.recognition.transcriber import NetworkTranscriber, Transcriber
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
-from myxtts.training.runs import RunFolder
+from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.setup import TrainingSetup
 
 SEED = 20_20
@@ -188,17 +189,19 @@ class ASRScore:
         }
 
 
-def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:
-    """Measure a recogniser on GPU 0 or else on the CPU; print a table, and write JSON.
+def score_asr(run: TrainedRun, options: EvaluationOptions, route: Route, folder: Path) -> ASRScore:
+    """Measure a checkpoint.
+
+    Args:
+        folder: gets rejected.csv.
 
     Raises:
-        UserError: the run, a corpus, an output or an option cannot be used.
+        UserError: the checkpoint, a corpus or a file cannot be used.
     """
-    trained, folder, route = open_target(run, checkpoint, "asr", options)
-    name = trained.checkpoint.path.name
-    transcriber = Transcriber(run, route.model, name, options.beam_width)
-    corpus = load_measured(trained, options, folder)
-    score = score_asr(
+    name = run.checkpoint.path.name
+    transcriber = Transcriber(run.path, route.model, name, options.beam_width)
+    corpus = load_measured(run, options, folder)
+    return measure_error_rates(
         transcriber,
         name,
         corpus.manifest,
@@ -207,13 +210,12 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
         corpus.source,
         distortions(options.noise_snr_db or (), options.rt60 or ()),
     )
-    print_score(score, folder, options.json_file)
 
 
 def score_in_run(
     setup: TrainingSetup, network: keras.Model, device: str, folder: RunFolder, load: LoadVocoder
 ) -> ScoreWeights:
-    """Return what measures a network during its run, with everything compiled."""
+    """Return what measures a network during its run."""
     held_out = setup.corpora.held_out
     count = setup.config.run.evaluate_utterances
     assert held_out is not None
@@ -221,7 +223,7 @@ def score_in_run(
     speakers = setup.corpora.vocabulary.speakers
 
     def score(checkpoint: str, throttle: Throttle) -> ASRScore:
-        return score_asr(
+        return measure_error_rates(
             transcriber,
             checkpoint,
             held_out.manifest,
@@ -236,7 +238,7 @@ def score_in_run(
     return score
 
 
-def score_asr(
+def measure_error_rates(
     transcriber: NetworkTranscriber,
     checkpoint: str,
     manifest: Manifest,

@@ -19,10 +19,8 @@ from myxtts.data.manifest import Manifest, Vocabulary, report_rejected
 from myxtts.data.metadata_file import DEFAULT_SPEAKER, read_corpus
 from myxtts.data.pipeline import held_out_pipeline
 from myxtts.errors import CheckpointError, ConfigError, DataError
-from myxtts.evaluation.options import EvaluationOptions, check_options
-from myxtts.files import check_writable, make_folder
+from myxtts.evaluation.options import EvaluationOptions
 from myxtts.models.xtts import XTTS
-from myxtts.placement import devices
 from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER
 from myxtts.tasks.length_rules import length_rule_of
@@ -76,7 +74,7 @@ class MeasuredCorpus(NamedTuple):
 
     Attributes:
         vocabulary: that of the run, with new speakers of the utterances.
-        config: settings of the run.
+        config: settings of the run, for evaluation.
         training: what the run was trained on; None if another corpus is measured without it.
         trained_speakers: names of the speakers that the run was trained on.
         source: description of the utterances, for the notes.
@@ -85,9 +83,9 @@ class MeasuredCorpus(NamedTuple):
     manifest: Manifest
     vocabulary: Vocabulary
     config: Config
-    training: Manifest | None
+    training: Corpus | None
     trained_speakers: set[str]
-    source: str
+    source: str = "held-out utterances"
 
 
 def load_measured(
@@ -100,68 +98,53 @@ def load_measured(
         needs_training: load the corpus that the run was trained on in any case.
 
     Raises:
-        DataError: a corpus is missing or cannot be used, or nothing was held out.
+        DataError: a corpus is missing or cannot be used, nothing was held out, or too many rows of
+            --data cannot be used.
         CheckpointError: the corpus or the held-out utterances have changed since.
     """
-    record = run.record
     if options.data is None:
-        corpora, manifest = load_held_out(run, folder)
-        training = corpora.training.manifest
-        speakers = speakers_of(training, corpora.vocabulary)
-        source = "held-out utterances"
-        return MeasuredCorpus(
-            manifest, corpora.vocabulary, corpora.config, training, speakers, source
-        )
-    config = record.settings
+        return load_held_out(run, folder)
+    record = run.record
+    config = for_evaluation(record.settings)
     known = record.vocabulary
-    other_training = None
+    training = None
     if needs_training:
-        corpora = load_checkpoint_corpora(run, folder)
-        config = corpora.config
-        known = corpora.vocabulary
-        other_training = corpora.training.manifest
-    manifest, vocabulary = load_other_corpus(options, config, known, folder)
+        training, _, known = load_training(run, config, folder)
+    length_rule = length_rule_of(config)
+    rows = read_corpus(
+        options.data,
+        config.data.language,
+        options.audio_root,
+        needs_text=length_rule is not None,
+        columns=options.columns,
+    )
+    log.info("%-14s %s", "corpus form", rows.form)
+    manifest, vocabulary, rejected = manifest_of(rows, config.data, length_rule, known)
+    folder.mkdir(parents=True, exist_ok=True)
+    all_rejected = [*rows.rejected, *rejected]
+    limit = config.data.max_rejected
+    report_rejected(all_rejected, [(rows, manifest)], limit, folder / "rejected.csv")
+    # The checkpoint knows its speakers, so the corpus of the run may be missing.
     speakers = set(record.speakers) - {DEFAULT_SPEAKER}
     source = f"utterances of {options.data}"
-    return MeasuredCorpus(manifest, vocabulary, config, other_training, speakers, source)
+    return MeasuredCorpus(manifest, vocabulary, config, training, speakers, source)
 
 
-def speakers_of(manifest: Manifest, vocabulary: Vocabulary) -> set[str]:
-    """Return the names of the speakers of a manifest."""
-    return {vocabulary.speakers[speaker] for speaker in np.unique(manifest.speaker)}
+def load_held_out(run: TrainedRun, listing: Path) -> MeasuredCorpus:
+    """Return the held-out utterances of a checkpoint; raises as `load_measured`.
 
-
-class CheckpointCorpora(NamedTuple):
-    """The corpora of a checkpoint.
-
-    Attributes:
-        config: settings of its run, for evaluation.
-        held_out: None if nothing was held out.
-        vocabulary: of both corpora; speakers who are only held out may be missing in that of the
-            checkpoint.
+    Args:
+        listing: folder for files, if that of the run cannot be written to.
     """
-
-    config: Config
-    training: Corpus
-    held_out: Corpus | None
-    vocabulary: Vocabulary
-
-
-def load_held_out(run: TrainedRun, listing: Path) -> tuple[CheckpointCorpora, Manifest]:
-    """Return the corpora of a checkpoint, and its held-out utterances.
-
-    Raises:
-        DataError: the corpus is missing, or nothing was held out.
-        CheckpointError: the corpus or the held-out utterances have changed since.
-    """
-    corpora = load_checkpoint_corpora(run, listing)
-    if corpora.held_out is None:
+    config = for_evaluation(run.record.settings)
+    training, held_out, vocabulary = load_training(run, config, listing)
+    if held_out is None:
         raise DataError(
             f"an evaluation needs utterances that the run was not trained on, but {run.path} held"
-            f" none out (validation_fraction {corpora.config.data.validation_fraction}). Train with"
+            f" none out (validation_fraction {config.data.validation_fraction}). Train with"
             " --validation-fraction or --val-data, or give another corpus with --data."
         )
-    manifest = corpora.held_out.manifest
+    manifest = held_out.manifest
     record = run.record
     # A fork or merge has no corpus of its own yet.
     if record.corpus is not None and record.held_out not in (None, manifest.fingerprint):
@@ -169,71 +152,48 @@ def load_held_out(run: TrainedRun, listing: Path) -> tuple[CheckpointCorpora, Ma
             f"the utterances that {run.checkpoint.path} was validated on have changed since."
             " Restore them, or give them as another corpus with --data."
         )
-    return corpora, manifest
+    speakers = speakers_of(training.manifest, vocabulary)
+    return MeasuredCorpus(manifest, vocabulary, config, training, speakers)
 
 
-def load_checkpoint_corpora(run: TrainedRun, listing: Path) -> CheckpointCorpora:
-    """Load the corpora that a checkpoint was trained and validated on.
+def load_training(
+    run: TrainedRun, config: Config, listing: Path
+) -> tuple[Corpus, Corpus | None, Vocabulary]:
+    """Load what a checkpoint was trained and validated on; see `load_corpora`.
 
-    Args:
-        listing: folder for files, if that of the run cannot be written to.
+    The vocabulary is that of both corpora: speakers who are only held out may be missing in that of
+    the checkpoint.
 
     Raises:
         DataError: a corpus is missing.
         CheckpointError: the training corpus has changed since.
     """
-    config = for_evaluation(run.record.settings)
     data = config.data
+    # Without --train-data, training makes the demo corpus. An evaluation of a new one would say
+    # nothing of the run.
     for path in filter(None, (data.train_data or str(DEMO_FOLDER), data.val_data, data.audio_root)):
         if not Path(path).exists():
             raise DataError(
                 f"{run.path} was trained on {path}, which does not exist under {Path.cwd()}."
                 " Restore it, or work in the folder in which the run was started."
             )
-    # The run has the manifests of its corpus.
-    record = run.record
+    # The run has the manifests of its corpus, which take minutes to make for a large one.
     folder = run.path if os.access(run.path, os.W_OK | os.X_OK) else listing
-    loaded = load_corpora(config, folder, length_rule_of(config), record.inherited_vocabulary)
-    corpora = CheckpointCorpora(config, *loaded)
-    check_same_corpus(run.checkpoint, corpora.vocabulary, corpora.training.manifest.fingerprint)
-    return corpora
+    known = run.record.inherited_vocabulary
+    training, held_out, vocabulary = load_corpora(config, folder, length_rule_of(config), known)
+    check_same_corpus(run.checkpoint, vocabulary, training.manifest.fingerprint)
+    return training, held_out, vocabulary
+
+
+def speakers_of(manifest: Manifest, vocabulary: Vocabulary) -> set[str]:
+    """Return the names of the speakers of a manifest."""
+    return {vocabulary.speakers[speaker] for speaker in np.unique(manifest.speaker)}
 
 
 def for_evaluation(config: Config) -> Config:
     """Return the settings of a run to measure it with."""
     # How batches were read depended on the machine, and texts of a teacher are only trained on.
     return turned_off(config, OFF_IN_EVALUATION)
-
-
-def load_other_corpus(
-    options: EvaluationOptions, config: Config, vocabulary: Vocabulary, folder: Path
-) -> tuple[Manifest, Vocabulary]:
-    """Return the utterances of another corpus, and a vocabulary with its new speakers.
-
-    Args:
-        options: name the corpus.
-        vocabulary: of the run.
-        folder: gets rejected.csv.
-
-    Raises:
-        DataError: the corpus, or too many of its rows, cannot be used.
-    """
-    data = config.data
-    length_rule = length_rule_of(config)
-    rows = read_corpus(
-        Path(options.data or ""),
-        data.language,
-        options.audio_root,
-        needs_text=length_rule is not None,
-        columns=options.columns,
-    )
-    log.info("%-14s %s", "corpus form", rows.form)
-    manifest, vocabulary, rejected = manifest_of(rows, data, length_rule, vocabulary)
-    folder.mkdir(parents=True, exist_ok=True)
-    report_rejected(
-        [*rows.rejected, *rejected], [(rows, manifest)], data.max_rejected, folder / "rejected.csv"
-    )
-    return manifest, vocabulary
 
 
 def load_utterances(
@@ -297,29 +257,6 @@ def read_row(manifest: Manifest, row: int) -> np.ndarray:
 def evenly_spaced(rows: np.ndarray, count: int) -> np.ndarray:
     """Return at most `count` evenly spaced rows: a corpus may be sorted by language."""
     return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)]
-
-
-class Target(NamedTuple):
-    """What is measured, where, and the folder for files of the evaluation."""
-
-    run: TrainedRun
-    folder: Path
-    route: Route
-
-
-def open_target(run: Path, checkpoint: str | None, task: str, options: EvaluationOptions) -> Target:
-    """Select a checkpoint, make the folder of the outputs, and configure GPU 0 or else the CPU.
-
-    Raises:
-        UserError: the run, an output or an option cannot be used.
-    """
-    check_options(run, task, options)
-    trained = TrainedRun.open(run, checkpoint)
-    trained.check_task(task)
-    check_writable("--json", options.json_file)
-    folder = output_folder(run, trained.checkpoint.path, options)
-    make_folder(folder, "--out")
-    return Target(trained, folder, devices.configure_default().routes[0])
 
 
 def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Path:

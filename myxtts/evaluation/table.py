@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from myxtts.files import write_json, write_whole
+from myxtts.files import write_whole
 from myxtts.report.samples import SCORES
 from myxtts.training.observation import Throttle
 
@@ -201,14 +201,6 @@ ScoreWeights = Callable[[str, Throttle], Score]
 
 `throttle` is called before each batch; nothing is queued on the device then.
 """
-
-
-def print_score(score: Score, folder: Path, json_file: Path | None) -> None:
-    """Print the table, write it to a folder for report.html, and write the JSON to a file."""
-    print(score.table())
-    if json_file is not None:
-        write_json(json_file, score.to_json())
-    write_table(score, folder)
 
 
 def write_table(score: Score, folder: Path) -> None:

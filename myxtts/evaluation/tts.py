@@ -21,7 +21,6 @@ from myxtts.evaluation.held_out import (
     for_evaluation,
     load_measured,
     load_utterances,
-    open_target,
 )
 from myxtts.evaluation.metrics import (
     AcousticFeatures,
@@ -40,14 +39,7 @@ from myxtts.evaluation.metrics import (
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.speakers import speaker_accuracy
 from myxtts.evaluation.speech import BATCH_UTTERANCES, acoustic_features, predict_mels, vocode_mels
-from myxtts.evaluation.table import (
-    ColumnScore,
-    Metric,
-    Metrics,
-    ScoreWeights,
-    metrics_by_group,
-    print_score,
-)
+from myxtts.evaluation.table import ColumnScore, Metric, Metrics, ScoreWeights, metrics_by_group
 from myxtts.files import numbered_name
 from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.placement.routes import Route
@@ -69,17 +61,6 @@ GRIFFIN_LIM_SUFFIX = "_griffin_lim"
 COPY_METRICS = ("pesq_wb", "stoi", "log_mel_error")
 
 log = logging.getLogger(__name__)
-
-
-def evaluate_tts(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:
-    """Measure a TTS run on GPU 0 or else on the CPU; print a table, and write JSON and plots.
-
-    Raises:
-        UserError: the run, its vocoder, a corpus, an output or an option cannot be used.
-    """
-    trained, folder, route = open_target(run, checkpoint, "tts", options)
-    print_score(score_tts(trained, options, route, folder), folder, options.json_file)
-    log.info("plots          %s", folder)
 
 
 def score_tts(
@@ -114,11 +95,12 @@ def score_tts(
         recorded[plotted],
         measured.columns["synthesized"].features[plotted],
     )
+    log.info("plots          %s", folder)
     score = evaluator.score(run.path, run.checkpoint.path.name, measured)
     features = {name: column.features for name, column in measured.columns.items()}
     assert corpus.training is not None
     speakers, speaker_note = speaker_accuracy(
-        corpus.training,
+        corpus.training.manifest,
         corpus.manifest,
         measured.utterances,
         {"recorded": recorded, **features},

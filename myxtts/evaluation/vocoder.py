@@ -24,13 +24,7 @@ from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
 from myxtts.data.audio_file import write_wav
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.data.metadata_file import DEFAULT_SPEAKER
-from myxtts.evaluation.held_out import (
-    evenly_spaced,
-    load_measured,
-    open_target,
-    read_row,
-    speakers_of,
-)
+from myxtts.evaluation.held_out import evenly_spaced, load_measured, read_row, speakers_of
 from myxtts.evaluation.metrics import (
     CopyMetrics,
     installed_scores,
@@ -53,10 +47,10 @@ from myxtts.evaluation.table import (
     Metrics,
     ScoreWeights,
     metrics_by_group,
-    print_score,
 )
 from myxtts.files import numbered_name
 from myxtts.machine import core_count
+from myxtts.placement.routes import Route
 from myxtts.report.plots import png_bytes, spectra
 from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
 from myxtts.training.runs import RunFolder, TrainedRun
@@ -101,26 +95,15 @@ class Copies(NamedTuple):
     real_time_factors: list[float]
 
 
-def evaluate_vocoder(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:
-    """Measure a vocoder on GPU 0 or else on the CPU; print a table, write JSON, sounds, pictures.
-
-    Raises:
-        UserError: the run, a corpus, an output or an option cannot be used.
-    """
-    trained, folder, route = open_target(run, checkpoint, "vocoder", options)
-    score = score_vocoder(trained, options, route.model, folder)
-    print_score(score, folder, options.json_file)
-    log.info("pictures       %s", folder)
-
-
 def score_vocoder(
-    run: TrainedRun, options: EvaluationOptions, device: str, folder: Path
+    run: TrainedRun, options: EvaluationOptions, route: Route, folder: Path
 ) -> ColumnScore:
     """Measure a checkpoint, and write sounds and pictures.
 
     Raises:
         UserError: the checkpoint, a corpus or a file cannot be used.
     """
+    device = route.model
     vocoder = run.load_vocoder(device)
     corpus = load_measured(run, options, folder)
     count = options.utterances or MAX_UTTERANCES
@@ -139,6 +122,7 @@ def score_vocoder(
     for row, recording in enumerate(recordings[:PLOTTED_UTTERANCES]):
         name = numbered_name(row + 1, recording.id)
         write_example(folder, name, {column: of.waves[row] for column, of in copies.items()})
+    log.info("pictures       %s", folder)
     score = evaluator.score(run.path, run.checkpoint.path.name, copies)
     cores = core_count()
     named_cores = "1 core" if cores == 1 else f"{cores} cores"

@@ -89,7 +89,7 @@ class Metric(Protocol):
 class Evaluator(Protocol):
     """Measures a network by the scores of its task.
 
-    `evaluation.in_run`, which stands above this module, has it. All that a call computes is
+    `evaluation.evaluate`, which stands above this module, has it. All that a call computes is
     compiled when it is made, on the main thread, so that any thread may call.
     """
 

@@ -19,7 +19,6 @@ from myxtts.config.flags import turned_off, with_values
 from myxtts.config.schema import OFF_IN_TRIAL, Config
 from myxtts.data.batch_plan import Pass
 from myxtts.data.pipeline import Pipeline, ProduceFunction, trace_produce
-from myxtts.evaluation.in_run import open_evaluator
 from myxtts.models.teacher import NullTeacher
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
@@ -301,6 +300,9 @@ def time_evaluation(setup: TrainingSetup) -> float:
     """Return the seconds in which the model device and the host measure the scores of held-out
     utterances.
     """
+    # It imports every evaluator, which takes 0.4 s, and few runs need it.
+    from myxtts.evaluation.evaluate import open_evaluator
+
     state = setup.state
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name))

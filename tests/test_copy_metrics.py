@@ -23,16 +23,18 @@ from myxtts.evaluation.metrics import (
     installed_scores,
     log_mel_error_db,
     mean_copy_metrics,
+    measure_copies,
     pesq_wb,
     stoi,
 )
-from myxtts.evaluation.speech import measure_copies, waves_in_16_bits
+from myxtts.evaluation.speech import waves_in_16_bits
 
 ROOT = Path(__file__).parents[1]
 
 
 def measure(recordings, copies) -> list[CopyMetrics]:
-    return measure_copies(waves_in_16_bits(recordings, MODEL), copies, MODEL, installed_scores())
+    waves = (waves_in_16_bits(of, MODEL) for of in (recordings, copies))
+    return measure_copies(*waves, installed_scores())
 
 
 class CopyMetricsTest(unittest.TestCase):

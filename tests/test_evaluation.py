@@ -38,8 +38,12 @@ from myxtts.evaluation.metrics import (
     warping_path,
 )
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.speakers import SpeakerClassifier, speaker_embedding
-from myxtts.evaluation.speech import acoustic_features, vocode_mels
+from myxtts.evaluation.speech import (
+    SpeakerClassifier,
+    acoustic_features,
+    speaker_embedding,
+    vocode_mels,
+)
 from myxtts.evaluation.table import METRICS, ColumnScore, Metrics, metrics_by_group
 from myxtts.evaluation.tts import (
     COPY_METRICS,
@@ -428,7 +432,7 @@ class CompleteEvaluation(unittest.TestCase):
         foreign = replace(transcriber.vocabulary, languages=("ka",))
         with (
             mock.patch.object(transcriber, "vocabulary", foreign),
-            mock.patch("myxtts.evaluation.tts.synthesize_columns") as synthesis,
+            mock.patch("myxtts.evaluation.tts.predict_mels") as synthesis,
             self.assertRaisesRegex(
                 DataError, "the text has language 'en', but .*asr was trained on ka"
             ),

@@ -152,7 +152,7 @@ class VocoderEvaluation(unittest.TestCase):
 
 
 def copy_with(error: float, **scores: float) -> CopyMetrics:
-    return CopyMetrics(error, error, np.full(2, error), np.array([True, False]), scores)
+    return CopyMetrics(error, np.full(2, error), np.array([True, False]), error, scores)
 
 
 class SummaryTest(unittest.TestCase):

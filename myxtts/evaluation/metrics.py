@@ -1,13 +1,10 @@
-"""Metrics of speech against a recording, along a warping path or frame by frame; PESQ and STOI.
-
-No TensorFlow.
-"""
+"""Metrics of speech against a recording, along a warping path or frame by frame; PESQ and STOI."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import librosa
 import numpy as np
@@ -16,6 +13,7 @@ import soxr
 from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ, TOP_DB
 from myxtts.data.audio_file import to_pcm
 from myxtts.evaluation.table import METRICS, Metrics
+from myxtts.training.observation import Throttle, no_throttle
 
 # The score and the package that measures it, each under a licence of its own.
 PACKAGES = {"pesq_wb": "pesq", "stoi": "pystoi"}
@@ -119,24 +117,40 @@ class AcousticFeatures:
         return np.where(self.voiced, self.f0_hz, np.nan)
 
 
+class Waves(NamedTuple):
+    """Waves, float32 [samples] each, and their features."""
+
+    waves: Sequence[np.ndarray]
+    features: Sequence[AcousticFeatures]
+
+
 @dataclass(frozen=True, eq=False)
-class UtteranceMetrics:
-    """Metrics of one synthesized utterance, along a warping path of P pairs of frames.
+class FrameErrors:
+    """Errors of P pairs of frames, of a recording and of other speech.
 
     Attributes:
         mcd_db: mean mel-cepstral distortion of the pairs.
-        log_f0_errors: float [pairs voiced in both], natural logarithm of synthesized F0 over
-            recorded F0.
+        log_f0_errors: float [pairs voiced in both], natural logarithm of the other F0 over recorded
+            F0.
         voicing_errors: bool [P], whether one frame of the pair is voiced and the other one is not.
+    """
+
+    mcd_db: float
+    log_f0_errors: np.ndarray
+    voicing_errors: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class UtteranceMetrics(FrameErrors):
+    """Metrics of one synthesized utterance, along a warping path.
+
+    Attributes:
         duration_ratio: synthesized frames over recorded frames.
         deleted_s: longest stretch of the recording that the synthesized speech lacks; see
             `longest_unmatched_s`.
         inserted_s: longest stretch of the synthesized speech that the recording lacks.
     """
 
-    mcd_db: float
-    log_f0_errors: np.ndarray
-    voicing_errors: np.ndarray
     duration_ratio: float
     deleted_s: float
     inserted_s: float
@@ -211,10 +225,6 @@ def pitch_errors(
     return log_f0_errors, recorded.voiced[row] != synthesized.voiced[column]
 
 
-def root_mean_square(values: np.ndarray) -> float | None:
-    return float(np.sqrt(np.mean(values**2))) if len(values) else None
-
-
 def loud_frames(log_mel: np.ndarray) -> np.ndarray:
     """Return which frames are not silence, bool [T]."""
     # By the mean of their bands, relative to the loudest frame.
@@ -246,17 +256,23 @@ def longest_unmatched_s(path: np.ndarray, distortion_db: np.ndarray, loud: np.nd
     return float((sums - np.minimum.accumulate(sums)).max()) * HOP_SAMPLES / SAMPLE_RATE_HZ
 
 
-def corpus_metrics(utterances: Sequence[UtteranceMetrics]) -> dict[str, float | None]:
+def mean_frame_errors(utterances: Sequence[FrameErrors]) -> dict[str, float | None]:
     """Return means over utterances, of F0 and voicing over pairs; None where none is measured."""
-    ratios = np.array([metrics.duration_ratio for metrics in utterances])
-    within = (ratios >= DURATION_BOUNDS[0]) & (ratios <= DURATION_BOUNDS[1])
     f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
+    voicing_errors = np.concatenate([metrics.voicing_errors for metrics in utterances])
     return {
         "mel_cepstral_distortion": float(np.mean([metrics.mcd_db for metrics in utterances])),
-        "log_f0_rmse": root_mean_square(f0_errors),
-        "voicing_error": float(
-            np.concatenate([metrics.voicing_errors for metrics in utterances]).mean()
-        ),
+        "log_f0_rmse": float(np.sqrt(np.mean(f0_errors**2))) if len(f0_errors) else None,
+        "voicing_error": float(voicing_errors.mean()),
+    }
+
+
+def corpus_metrics(utterances: Sequence[UtteranceMetrics]) -> dict[str, float | None]:
+    """Return the metrics of a corpus by the keys of METRICS; see `mean_frame_errors`."""
+    ratios = np.array([metrics.duration_ratio for metrics in utterances])
+    within = (ratios >= DURATION_BOUNDS[0]) & (ratios <= DURATION_BOUNDS[1])
+    return {
+        **mean_frame_errors(utterances),
         "duration_ratio": float(ratios.mean()),
         "duration_within_bounds": float(within.mean()),
         "utterances_with_deletions": sum(metrics.has_deletion for metrics in utterances),
@@ -268,23 +284,16 @@ Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, eq=False)
-class CopyMetrics:
-    """Metrics of a copy of a recording of T frames.
+class CopyMetrics(FrameErrors):
+    """Metrics of a copy of a recording, of the frames of the same times; nothing is warped.
 
     Attributes:
         mel_error_db: see `log_mel_error_db`.
-        mcd_db: mean mel-cepstral distortion of the frames; nothing is warped.
-        log_f0_errors: float [frames voiced in both], natural logarithm of F0 of the copy over F0 of
-            the recording.
-        voicing_errors: bool [T], whether the frame is voiced in one of them only.
         scores: `pesq_wb` and `stoi`, without those whose package is missing or that are not defined
             for this recording.
     """
 
     mel_error_db: float
-    mcd_db: float
-    log_f0_errors: np.ndarray
-    voicing_errors: np.ndarray
     scores: dict[str, float]
 
 
@@ -300,35 +309,38 @@ def frame_distortion_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> np.
     return MCD_FACTOR * np.linalg.norm(difference, axis=1)
 
 
-def copy_metrics(
-    recording: np.ndarray,
-    copy: np.ndarray,
-    recorded: AcousticFeatures,
-    copied: AcousticFeatures,
-    perceptual: PerceptualScores,
-) -> CopyMetrics:
-    """Compare two waves, float32 [samples], and their features of as many frames."""
-    frames = np.arange(len(recorded.mel))
-    scores = {name: score(recording[: len(copy)], copy) for name, score in perceptual.items()}
-    return CopyMetrics(
-        log_mel_error_db(recorded.mel, copied.mel),
-        float(frame_distortion_db(recorded.mel, copied.mel).mean()),
-        *pitch_errors(recorded, copied, frames, frames),
-        scores={name: score for name, score in scores.items() if score is not None},
-    )
+def measure_copies(
+    recordings: Waves, copies: Waves, perceptual: PerceptualScores, throttle: Throttle = no_throttle
+) -> list[CopyMetrics]:
+    """Compare the copy of each recording with it. Copies have as many frames as the recordings.
+
+    Args:
+        perceptual: scores that are also measured.
+        throttle: called before each copy.
+    """
+    metrics = []
+    for recording, copy, recorded, copied in zip(
+        recordings.waves, copies.waves, recordings.features, copies.features, strict=True
+    ):
+        throttle()
+        frames = np.arange(len(recorded.mel))
+        scores = {name: score(recording[: len(copy)], copy) for name, score in perceptual.items()}
+        of_copy = CopyMetrics(
+            float(frame_distortion_db(recorded.mel, copied.mel).mean()),
+            *pitch_errors(recorded, copied, frames, frames),
+            mel_error_db=log_mel_error_db(recorded.mel, copied.mel),
+            scores={name: score for name, score in scores.items() if score is not None},
+        )
+        metrics.append(of_copy)
+    return metrics
 
 
 def mean_copy_metrics(utterances: Sequence[CopyMetrics]) -> dict[str, float | None]:
-    """Return means over utterances, of F0 and voicing over frames; None where none is measured."""
-    f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
+    """Return the metrics of copies by the keys of METRICS; see `mean_frame_errors`."""
     return {
         **{score: mean_of_scores(utterances, score) for score in PACKAGES},
         "log_mel_error": float(np.mean([metrics.mel_error_db for metrics in utterances])),
-        "mel_cepstral_distortion": float(np.mean([metrics.mcd_db for metrics in utterances])),
-        "log_f0_rmse": root_mean_square(f0_errors),
-        "voicing_error": float(
-            np.concatenate([metrics.voicing_errors for metrics in utterances]).mean()
-        ),
+        **mean_frame_errors(utterances),
     }
 
 

@@ -25,20 +25,25 @@ from myxtts.evaluation.held_out import (
 from myxtts.evaluation.metrics import (
     AcousticFeatures,
     CopyMetrics,
-    PerceptualScores,
     UtteranceMetrics,
-    copy_metrics,
+    Waves,
     corpus_metrics,
     installed_scores,
     mean_copy_metrics,
+    measure_copies,
     score_notes,
     utterance_metrics,
     with_common_scores,
     without_perceptual,
 )
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.speakers import speaker_accuracy
-from myxtts.evaluation.speech import BATCH_UTTERANCES, acoustic_features, predict_mels, vocode_mels
+from myxtts.evaluation.speech import (
+    BATCH_UTTERANCES,
+    acoustic_features,
+    predict_mels,
+    speaker_accuracy,
+    vocode_mels,
+)
 from myxtts.evaluation.table import ColumnScore, Metric, Metrics, ScoreWeights, metrics_by_group
 from myxtts.files import numbered_name
 from myxtts.models.xtts import XTTS, SynthesisOptions
@@ -216,7 +221,13 @@ class TTSEvaluator:
         }
         self._is_perceptual = options.perceptual
         perceptual = installed_scores() if options.perceptual else {}
-        self._copies = copies_of(recordings, self.recorded, self._fixed, perceptual)
+        copies = {
+            name: measure_copies(
+                Waves(recordings, self.recorded), Waves(column.waves, column.features), perceptual
+            )
+            for name, column in self._fixed.items()
+        }
+        self._copies = with_common_scores(copies)
         self._notes = self._condition_notes(options)
 
     def measure(self, throttle: Throttle = no_throttle) -> Measured:
@@ -224,16 +235,7 @@ class TTSEvaluator:
         utterances = self._held_out.utterances
         if not self._in_run or self.alignments:
             utterances = align_utterances(self._network, self._held_out, self._device, throttle)
-        waves, factors = synthesize_columns(
-            self._network,
-            utterances,
-            self._record,
-            self._synthesis,
-            self._vocoders,
-            self._device,
-            shuffled=not self._in_run,
-            throttle=throttle,
-        )
+        waves, factors = self._synthesize(utterances, throttle)
         columns = {name: self._column(of_column, throttle) for name, of_column in waves.items()}
         return Measured(utterances, self._fixed | columns, factors)
 
@@ -257,6 +259,48 @@ class TTSEvaluator:
             metrics=measure(range(len(measured.utterances))) | boundaries,
             groups={"languages": metrics_by_group(self._languages, measure)},
             notes=(*self._notes, boundary_note),
+        )
+
+    def _synthesize(
+        self, utterances: Sequence[Utterance], throttle: Throttle
+    ) -> tuple[dict[str, list[np.ndarray]], Metric]:
+        """Return the waves of each column of synthesized speech, and their real-time factors."""
+        # They come first, since they are also the warm-up of the synthesis that is timed.
+        shuffled_mels: list[np.ndarray] = []
+        if not self._in_run:
+            shuffled_mels = self._predict(shuffle_texts(utterances), utterances, throttle)
+        started_s = time.perf_counter()
+        mels = self._predict(utterances, utterances, throttle)
+        predicting_s = time.perf_counter() - started_s
+        waves: dict[str, list[np.ndarray]] = {}
+        factors: Metric = {}
+        for suffix, vocoder in self._vocoders.items():
+            name = f"synthesized{suffix}"
+            started_s = time.perf_counter()
+            waves[name] = vocode_mels(vocoder, mels, self._device, throttle=throttle)
+            elapsed_s = predicting_s + time.perf_counter() - started_s
+            factors[name] = elapsed_s * SAMPLE_RATE_HZ / sum(map(len, waves[name]))
+        # A single utterance has no other text.
+        if shuffled_mels and len(utterances) > 1:
+            vocoder = self._vocoders[""]
+            waves["shuffled_texts"] = vocode_mels(
+                vocoder, shuffled_mels, self._device, throttle=throttle
+            )
+        return waves, factors
+
+    def _predict(
+        self, sources: Sequence[Utterance], utterances: Sequence[Utterance], throttle: Throttle
+    ) -> list[np.ndarray]:
+        """Synthesize the text of each source with the reference of the utterance of its index."""
+        return predict_mels(
+            self._network,
+            self._record,
+            [source.text for source in sources],
+            [source.language for source in sources],
+            [utterance.reference for utterance in utterances],
+            self._synthesis,
+            self._device,
+            throttle,
         )
 
     def _column(self, waves: list[np.ndarray], throttle: Throttle) -> Column:
@@ -292,7 +336,17 @@ class TTSEvaluator:
         if options.perceptual:
             notes += score_notes(self._copies["copy_synthesis"])
         if self._transcriber:
-            notes += recogniser_notes(self._transcriber, self._references, utterances)
+            # They show what a perfect synthesis would reach.
+            texts = list(self._transcriber.transcribe(utterance.wave for utterance in utterances))
+            rates = error_rates(self._references, texts)
+            notes += [
+                f"the recogniser is {self._transcriber.run}, {self._transcriber.checkpoint.name}; on"
+                f" the recordings it has a character error rate of"
+                f" {rates['character_error_rate']:.1%} and a word error rate of"
+                f" {rates['word_error_rate']:.1%}",
+                "its error rates are optimistic if it was trained on the same corpus or on speech of"
+                " the same synthesizer: compare TTS runs only with the same recogniser",
+            ]
         return notes
 
 
@@ -341,51 +395,6 @@ def override(run_options: SynthesisOptions, options: EvaluationOptions) -> Synth
     return replace(run_options, ode_steps=ode_steps, guidance=guidance)
 
 
-def synthesize_columns(
-    network: XTTS,
-    utterances: Sequence[Utterance],
-    record: Record,
-    options: SynthesisOptions,
-    vocoders: Mapping[str, VocoderProtocol],
-    device: str,
-    shuffled: bool,
-    throttle: Throttle,
-) -> tuple[dict[str, list[np.ndarray]], Metric]:
-    """Return the waves of each column of synthesized speech, and their real-time factors.
-
-    Args:
-        shuffled: also synthesize shuffled texts, which a single utterance does not have.
-    """
-    references = [utterance.reference for utterance in utterances]
-
-    def predict(sources: Sequence[Utterance]) -> list[np.ndarray]:
-        """Synthesize the text of each source with the reference of the utterance of its index."""
-        texts = [source.text for source in sources]
-        languages = [source.language for source in sources]
-        return predict_mels(
-            network, record, texts, languages, references, options, device, throttle
-        )
-
-    # They come first, since they are also the warm-up of the synthesis that is timed.
-    shuffled_mels = predict(shuffle_texts(utterances)) if shuffled else []
-    started_s = time.perf_counter()
-    mels = predict(utterances)
-    predicting_s = time.perf_counter() - started_s
-    waves: dict[str, list[np.ndarray]] = {}
-    factors: Metric = {}
-    for suffix, vocoder in vocoders.items():
-        started_s = time.perf_counter()
-        synthesized = vocode_mels(vocoder, mels, device, throttle=throttle)
-        elapsed_s = predicting_s + time.perf_counter() - started_s
-        waves[f"synthesized{suffix}"] = synthesized
-        factors[f"synthesized{suffix}"] = elapsed_s * SAMPLE_RATE_HZ / sum(map(len, synthesized))
-    if shuffled and len(utterances) > 1:
-        waves["shuffled_texts"] = vocode_mels(
-            vocoders[""], shuffled_mels, device, throttle=throttle
-        )
-    return waves, factors
-
-
 def shuffle_texts(utterances: Sequence[Utterance]) -> list[Utterance]:
     """Return another utterance for each one, of the same language where possible."""
     by_language: dict[int, list[int]] = {}
@@ -401,20 +410,6 @@ def shuffle_texts(utterances: Sequence[Utterance]) -> list[Utterance]:
     if len(alone) == 1:
         shuffled[alone[0]] = utterances[alone[0] - 1]
     return shuffled
-
-
-def copies_of(
-    recordings: Sequence[np.ndarray],
-    recorded: Sequence[AcousticFeatures],
-    columns: Mapping[str, Column],
-    perceptual: PerceptualScores,
-) -> dict[str, list[CopyMetrics]]:
-    """Return the metrics of the columns of copy synthesis."""
-    copies = {}
-    for name, column in columns.items():
-        rows = zip(recordings, column.waves, recorded, column.features, strict=True)
-        copies[name] = [copy_metrics(*row, perceptual) for row in rows]
-    return with_common_scores(copies)
 
 
 def column_metrics(
@@ -448,22 +443,6 @@ def column_metrics(
         for key, value in values.items():
             metrics.setdefault(key, dict.fromkeys(by_column))[column_name] = value
     return metrics
-
-
-def recogniser_notes(
-    transcriber: Transcriber, references: Sequence[str], utterances: Sequence[Utterance]
-) -> list[str]:
-    """Return notes on the recogniser, its error rates on the recordings, and its bias."""
-    texts = list(transcriber.transcribe(utterance.wave for utterance in utterances))
-    rates = error_rates(references, texts)
-    characters = rates["character_error_rate"]
-    words = rates["word_error_rate"]
-    return [
-        f"the recogniser is {transcriber.run}, {transcriber.checkpoint.name}; on the recordings"
-        f" it has a character error rate of {characters:.1%} and a word error rate of {words:.1%}",
-        "its error rates are optimistic if it was trained on the same corpus or on speech of"
-        " the same synthesizer: compare TTS runs only with the same recogniser",
-    ]
 
 
 def write_plots(

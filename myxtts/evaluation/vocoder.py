@@ -29,17 +29,13 @@ from myxtts.evaluation.metrics import (
     CopyMetrics,
     installed_scores,
     mean_copy_metrics,
+    measure_copies,
     score_notes,
     with_common_scores,
     without_perceptual,
 )
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.speech import (
-    acoustic_features,
-    measure_copies,
-    vocode_mels,
-    waves_in_16_bits,
-)
+from myxtts.evaluation.speech import acoustic_features, vocode_mels, waves_in_16_bits
 from myxtts.evaluation.table import (
     COLUMNS,
     ColumnScore,
@@ -173,7 +169,7 @@ class VocoderEvaluator:
         waves = [recording.wave for recording in recordings]
         self._mels = [features.mel for features in acoustic_features(waves, device)]
         self._rounded = waves_in_16_bits(waves, device)
-        own_metrics = measure_copies(self._rounded, waves, device, self._perceptual)
+        own_metrics = measure_copies(self._rounded, self._rounded, self._perceptual)
         griffin_lim = GriffinLim()
         self.warm_up(griffin_lim)
         self._fixed = {
@@ -242,9 +238,8 @@ class VocoderEvaluator:
                 copies += vocode_mels(vocoder, [mel], self._device, (seed, 0))
                 elapsed_s = time.perf_counter() - started_s
                 factors.append(elapsed_s * SAMPLE_RATE_HZ / len(copies[-1]))
-            metrics.append(
-                measure_copies(self._rounded, copies, self._device, self._perceptual, throttle)
-            )
+            copied = waves_in_16_bits(copies, self._device, throttle)
+            metrics.append(measure_copies(self._rounded, copied, self._perceptual, throttle))
             first = first or copies
         return Copies(first, metrics, factors)
 

@@ -26,6 +26,7 @@ from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.setup import TrainingSetup
 
 SEED = 20_20
+# None of them is a kind that training adds: a score must not be of noise that training showed.
 KINDS = ("blue", "speech-shaped", "modulated", "hum")
 # Speech has about 4 syllables a second.
 MODULATION_HZ = 4.0
@@ -73,6 +74,7 @@ def noise(samples: int, index: int) -> np.ndarray:
         turns = random.uniform(70.0, 200.0) * order * time_s
         return np.sum(np.sin(2.0 * np.pi * turns + phases) / order, axis=0)
     spectrum = np.fft.rfft(random.standard_normal(samples))
+    # At least 20 Hz, since pink noise divides by the frequency, which is 0 in the first bin.
     hz = np.maximum(np.fft.rfftfreq(samples, 1.0 / SAMPLE_RATE_HZ), 20.0)
     if kind == "blue":
         return np.fft.irfft(spectrum * np.sqrt(hz), samples)
@@ -262,8 +264,10 @@ def measure_error_rates(
     Raises:
         DataError: a file cannot be read.
     """
+    # A corpus may be sorted by speaker or language, and its first rows would be of one of them.
     rows = evenly_spaced(np.arange(len(manifest)), count).tolist()
     started_s = time.perf_counter()
+    # The time includes reading: it is from file to text, as a user waits for it.
     hypotheses = list(transcriber.transcribe((read_row(manifest, row) for row in rows), throttle))
     elapsed_s = time.perf_counter() - started_s
     audio_s = float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ
@@ -304,6 +308,7 @@ def error_rates_by(field: str, transcripts: Sequence[Transcript]) -> dict[str, E
     groups = defaultdict(list)
     for transcript in transcripts:
         groups[getattr(transcript, field)].append(transcript)
+    # The rates of a single group are those of all utterances, and would be a second equal row.
     if len(groups) == 1:
         return {}
     return {name: error_rates_of(group) for name, group in sorted(groups.items())}

@@ -298,6 +298,7 @@ def plant_errors(
 
 def random_word(number: int, spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the span of a word of utterance `number`, always the same one."""
+    # Two evaluations plant the same errors, so their counts can be compared.
     return random.Random(number).choice(spans)
 
 

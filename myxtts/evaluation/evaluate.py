@@ -94,6 +94,7 @@ class InRunEvaluator:
             self._snapshot.take()
         checkpoint = checkpoint_of(self._folder.checkpoints, step).name
         score = self._score(checkpoint, throttle or no_throttle)
+        # A full disk must not end a run that may have trained for days, only for a table.
         with tolerate_full_disk(f"the scores of step {step}"):
             folder = self._folder.path / EVALUATION_FOLDER / checkpoint
             folder.mkdir(parents=True, exist_ok=True)

@@ -203,6 +203,7 @@ def load_utterances(
     extractor = task_of(config).extractor(config, training=False)
     corpus = single_bucket_corpus(manifest, config)
     pipeline = held_out_pipeline(corpus, route, extractor, config, folder)
+    # The same copies between devices as in training, so a batch lies where the network expects it.
     hand_over = compile_hand_over(network.BATCH_FIELDS, [route.model])
     utterances: list[Utterance] = []
     batches = []

@@ -30,6 +30,7 @@ NEEDS = {
     ),
     "stoi": f"needs {MIN_STOI_S:.1f} s of speech, pauses not counted",
 }
+# 13 coefficients without c0 are usual for the mel-cepstral distortion.
 CEPSTRA = 13
 # It turns the distance of two mel cepstra into decibels.
 MCD_FACTOR = 10.0 * np.sqrt(2.0) / np.log(10.0)
@@ -79,6 +80,7 @@ def stoi(recording: np.ndarray, copy: np.ndarray) -> float | None:
     if len(recording) < MIN_STOI_S * SAMPLE_RATE_HZ or not recording.any():
         return None
     with warnings.catch_warnings():
+        # pystoi warns and returns 1e-5 when too little speech is left; that is no score.
         warnings.filterwarnings("error", "Not enough STFT frames", RuntimeWarning)
         try:
             return float(pystoi.stoi(recording, copy, SAMPLE_RATE_HZ))
@@ -188,6 +190,7 @@ def align(recorded_mel: np.ndarray, synthesized_mel: np.ndarray) -> tuple[np.nda
 
     The mel-cepstral distortion is Kubichek's (1993), without c0.
     """
+    # Without c0, which is the level: louder speech is no worse.
     x = mel_cepstrum(recorded_mel)
     y = mel_cepstrum(synthesized_mel)
     path = warping_path(x, y)

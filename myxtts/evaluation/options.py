@@ -61,6 +61,7 @@ RUN_NAMES = {"tts": "a voice", "asr": "a recogniser", "vocoder": "a vocoder"}
 
 def check_options(run: Path, task: str, options: EvaluationOptions) -> None:
     """Raise ConfigError if an option was given that the evaluation of this task does not have."""
+    # An option without an effect would let a user believe that it had one.
     given = {
         flag: of
         for field, (flag, of) in FLAGS.items()

@@ -153,6 +153,7 @@ class SpeakerClassifier:
     """
 
     def __init__(self, embeddings: np.ndarray, speakers: np.ndarray):
+        # Cepstra of low order vary more than those of high order, and would decide alone.
         self._scale = np.maximum(embeddings.std(axis=0), 1e-6)
         self._speakers = np.unique(speakers)
         centroids = [embeddings[speakers == speaker].mean(axis=0) for speaker in self._speakers]
@@ -184,6 +185,7 @@ def speaker_accuracy(
         features: of `utterances` by column, with the column "recorded".
     """
     is_unseen = ~np.isin(measured.speaker, training.speaker)
+    # An utterance must not be in the centroid that it is compared with.
     is_unseen &= ~np.isin(measured.ids, [utterance.id for utterance in utterances])
     seen_rows = rows_of_each_speaker(training, np.arange(len(training)), RECORDINGS_PER_SPEAKER)
     unseen_rows = rows_of_each_speaker(measured, np.flatnonzero(is_unseen), RECORDINGS_PER_SPEAKER)

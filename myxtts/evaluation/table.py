@@ -76,6 +76,7 @@ for key, boundary in (
     }
 
 # In a line of the console.
+# Five of 28 figures fit one line of the console; the table has the others.
 SHOWN = (
     "log_mel_error",
     "mel_cepstral_distortion",
@@ -158,6 +159,7 @@ class ColumnScore:
         for key in METRICS:
             if key in metrics:
                 figures[key] = {column: metrics[key].get(column) for column in self.columns}
+                # JSON is for programs, which expect fractions; the table has percentages.
                 is_fraction = METRICS[key].factor == 100
                 figures[key]["unit"] = "fraction" if is_fraction else METRICS[key].unit
         return figures
@@ -179,6 +181,7 @@ def metrics_by_group(
     rows = defaultdict(list)
     for row, name in enumerate(names):
         rows[name].append(row)
+    # The metrics of a single group are those of all utterances, and would be a second equal row.
     if len(rows) < 2:
         return {}
     return {name: measure(group) for name, group in sorted(rows.items())}

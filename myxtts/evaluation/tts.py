@@ -57,6 +57,7 @@ from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
 from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.setup import TrainingSetup
 
+# With copies and shuffled texts these are 150 waves to make and to compare.
 MAX_UTTERANCES = 50
 PLOTTED_UTTERANCES = 4
 COLUMNS = ("synthesized", "copy_synthesis", "shuffled_texts")
@@ -83,6 +84,7 @@ def score_tts(
     vocoder = choice.load(device)
     vocoders = {"": vocoder}
     if choice.trained:
+        # Columns with the same Griffin-Lim compare two voices whose vocoders differ.
         vocoders[GRIFFIN_LIM_SUFFIX] = GriffinLim()
     transcriber = Transcriber(options.asr_run, device) if options.asr_run else None
     count = options.utterances or MAX_UTTERANCES
@@ -111,6 +113,7 @@ def score_tts(
         {"recorded": recorded, **features},
         device,
     )
+    # A detector that finds no planted error says nothing by finding none in the synthesized speech.
     planted_note = planted_errors_note(
         measured.utterances,
         recorded,
@@ -233,6 +236,7 @@ class TTSEvaluator:
     def measure(self, throttle: Throttle = no_throttle) -> Measured:
         """Measure the weights that the network has."""
         utterances = self._held_out.utterances
+        # In a run, an alignment is needed for boundaries alone, since there are no plots.
         if not self._in_run or self.alignments:
             utterances = align_utterances(self._network, self._held_out, self._device, throttle)
         waves, factors = self._synthesize(utterances, throttle)
@@ -380,6 +384,7 @@ def score_in_run(
         device,
         in_run=True,
     )
+    # Tracing is for the main thread alone, and the observer's thread measures.
     network.synthesize_mel.get_concrete_function()
     if evaluator.alignments:
         network.compiled_align.get_concrete_function()
@@ -425,6 +430,7 @@ def column_metrics(
         for name, column in columns.items()
     }
     for name, values in by_column.items():
+        # The vocoder bounds what a voice can reach, so a column is compared with copies by its vocoder.
         suffix = GRIFFIN_LIM_SUFFIX if name.endswith(GRIFFIN_LIM_SUFFIX) else ""
         best = by_column[f"copy_synthesis{suffix}"]["mel_cepstral_distortion"]
         distortion = values["mel_cepstral_distortion"]

@@ -52,8 +52,10 @@ from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
 from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.setup import TrainingSetup
 
+# Each is copied by two vocoders with each of 3 seeds, one at a time: 300 copies.
 MAX_UTTERANCES = 50
 PLOTTED_UTTERANCES = 4
+# The noise of a vocoder changes each figure a little. The median of three is not moved by one draw.
 SEEDS = (0, 1, 2)
 QUARTILES = (25, 50, 75)
 # The picture has the recording at the top, so that the copies lie below it.
@@ -171,6 +173,7 @@ class VocoderEvaluator:
         self._rounded = waves_in_16_bits(waves, device)
         own_metrics = measure_copies(self._rounded, self._rounded, self._perceptual)
         griffin_lim = GriffinLim()
+        # The first call traces, which takes seconds, and would count in the real-time factor.
         self.warm_up(griffin_lim)
         self._fixed = {
             "griffin_lim": self._copies_by(griffin_lim, no_throttle),
@@ -232,6 +235,7 @@ class VocoderEvaluator:
         factors = []
         for seed in self.seeds:
             copies: list[np.ndarray] = []
+            # One utterance at a time, as a user hears it: batches would hide the latency of a call.
             for mel in self._mels:
                 throttle()
                 started_s = time.perf_counter()
@@ -248,6 +252,7 @@ class VocoderEvaluator:
         recordings = self._recordings
         audio_s = sum(len(recording.wave) for recording in recordings) / SAMPLE_RATE_HZ
         seen = familiarity.count("seen")
+        # A corpus without speakers has one of the default name, which says nothing of who it is.
         speakers = (
             f"{seen} utterances are of speakers seen in training, {len(familiarity) - seen} of"
             " other speakers"
@@ -279,6 +284,7 @@ def score_in_run(
     evaluator = VocoderEvaluator(
         recordings,
         speakers_of(corpora.training.manifest, corpora.vocabulary),
+        # One seed: in a run the figures of different steps are compared, all with the same noise.
         SEEDS[:1],
         "held-out utterances",
         device,
@@ -310,6 +316,7 @@ def common_metrics(copies: Mapping[str, Copies]) -> dict[str, list[list[CopyMetr
     """Return the metrics of each column and seed, with scores only where all of these have them."""
     columns: dict[tuple[str, int], list[CopyMetrics]] = {}
     for name, of in copies.items():
+        # A mean over other utterances in each column would compare sentences instead of vocoders.
         columns |= {(name, seed): metrics for seed, metrics in enumerate(of.metrics)}
     common = with_common_scores(columns)
     return {

@@ -13,6 +13,7 @@ from myxtts.models.alignment import search_by_blocks, search_by_frames
 from myxtts.placement.devices import xla_failure
 
 HOST = "/CPU:0"
+# The median of 5 leaves out two interruptions by other processes.
 REPEATS = 5
 
 Search = Callable[..., tf.Tensor]
@@ -45,6 +46,7 @@ def choose_alignment_search(
     devices = _candidates(setting, compile_step, device)
     reasons = {name: xla_failure(compiled_on) for name, compiled_on in devices.items()}
     failures = {name: reason for name, reason in reasons.items() if reason}
+    # A search that was asked for by name is never replaced by a slower one without a word.
     if setting in failures:
         raise ConfigError(
             f"--alignment-search {setting} was given, but XLA does not work on {devices[setting]} "
@@ -100,9 +102,11 @@ def _fastest(searches: dict[str, Search], device: str, sizes: dict[str, int]) ->
     frames = sizes["frames"]
     tokens = sizes["tokens"]
     with tf.device(device):
+        # The time of a search depends on the shape alone, not on the scores.
         score = tf.random.stateless_normal([rows, frames, tokens], [0, 0])
         arguments = (score, tf.fill([rows], min(tokens, frames)), tf.fill([rows], frames))
         times_ms = {name: _milliseconds(search, arguments) for name, search in searches.items()}
+    # The slower ones stay in the log, so that a reader sees how close the choice was.
     first, *others = sorted(times_ms, key=times_ms.__getitem__)
     slower = ", ".join(f"{name} {times_ms[name]:.1f} ms" for name in others)
     shape = f"{rows} x {frames} frames x {tokens} tokens"

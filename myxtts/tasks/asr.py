@@ -59,6 +59,7 @@ class ASRTask(Task):
         training: bool = True,
         precision: str = "float32",
     ) -> keras.Model:
+        # Inference has no dropout, and computes in float32 unless it is asked for less.
         settings: dict[str, Any] = {
             "precision": config.training.precision,
             "dropout": config.model.dropout,
@@ -119,6 +120,7 @@ class ErrorRateMetric:
         transcripts = decoded_texts(measured["ids"], measured["counts"], self._symbols)
         rows = zip(references(batch, self._symbols), transcripts, strict=True)
         for reference, transcript in rows:
+            # Rows without an utterance pad the last batch, and would count as texts without errors.
             if reference:
                 self._references.append(reference)
                 # `Transcriber` strips as well.

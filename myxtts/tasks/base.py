@@ -243,6 +243,7 @@ def computes_as_evaluated(config: Config) -> bool:
     """Whether the network of a run computes what `evaluate` measures of its weights: in float32,
     without discriminators, and with an alignment without a teacher.
     """
+    # Any other network has other variables or outputs than the one that `evaluate` builds.
     return (
         config.training.precision == "float32"
         and config.teacher.teacher is None

@@ -72,6 +72,7 @@ class TTSTask(Task):
     def tune(
         self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
     ) -> dict[str, str]:
+        # The batches have the path of the teacher's own search, so this network never searches.
         if "path" in network.BATCH_FIELDS:
             return {"alignment": "by the teacher"}
         training = config.training
@@ -85,6 +86,7 @@ class TTSTask(Task):
         size = xtts.SIZES[config.model.model_size]
         frames = sizes["frames"]
         tokens = sizes["tokens"]
+        # The decoder sees a segment of each utterance only; text and alignment are whole.
         segment = min(frames, round(config.model.segment_seconds * SAMPLE_RATE_HZ / HOP_SAMPLES))
         positions = segment // xtts.REDUCTION_FACTOR * (size.decoder_blocks + size.flow_blocks)
         blocks = size.channels * (positions + tokens * 2 * size.encoder_blocks)
@@ -145,6 +147,7 @@ class TTSSampler:
         self._network = network
         self._options = options.tensors()
         self._align = network.compiled_align
+        # Copies of the recording are the best that each vocoder can make of a perfect mel.
         griffin_lim = GriffinLim()
         copied_by: dict[str, VocoderProtocol] = {"griffin-lim": griffin_lim}
         self._synthesized_by: dict[str, VocoderProtocol] = {"": vocoder}
@@ -173,6 +176,7 @@ class TTSSampler:
         sounds = self._fixed | {
             kind: vocode(vocoder, mels, frames) for kind, vocoder in self._synthesized_by.items()
         }
+        # A run that is killed here leaves no half folder, which the page would show as samples.
         samples = replaced_folder(self._folder / f"step-{step:06d}")
         with tolerate_full_disk(f"the samples of step {step}"), samples as folder:
             for row, name in enumerate(self._names):

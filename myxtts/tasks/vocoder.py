@@ -49,6 +49,7 @@ class VocoderTask(Task):
     def sample_extractor(
         self, config: Config, load_teacher: LoadFrozen | None = None
     ) -> FeatureExtractor:
+        # Without a segment: a listener judges whole utterances, not the part that a step takes.
         return vocoder_extractor(load_teacher=load_teacher)
 
     def build(
@@ -134,6 +135,7 @@ class LogMelError:
 
     def update(self, batch: dict, measured: dict) -> None:
         by_row = measured["error"].numpy().mean(axis=(1, 2)) * DECIBELS_PER_NEPER
+        # Rows without an utterance pad the last batch, and have no error.
         self._errors_db += by_row[batch["frames"].numpy() > 0].tolist()
 
     def result(self) -> dict[str, float]:
@@ -171,6 +173,7 @@ class VocoderSampler:
         self._recordings = [
             wave[: length * HOP_SAMPLES] for wave, length in zip(waves, frames, strict=True)
         ]
+        # With fixed phases it is the same at all steps, so it is made once.
         self._griffin_lim = vocode(GriffinLim(), batch["mel"], batch["frames"], SEED)
         self._folder = folder
         self._tensorboard = tensorboard

@@ -4,7 +4,6 @@ The noises and rooms are fixed, and of other kinds than those of training.
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.manifest import Manifest
 from myxtts.evaluation.held_out import evenly_spaced, load_measured, read_row
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.table import ScoreWeights
+from myxtts.evaluation.table import ScoreWeights, metrics_by_group
 from myxtts.placement.routes import Route
 from myxtts.recognition.transcriber import NetworkTranscriber, Transcriber
 from myxtts.text.edit_distance import error_rates
@@ -305,13 +304,10 @@ def measure_error_rates(
 
 def error_rates_by(field: str, transcripts: Sequence[Transcript]) -> dict[str, ErrorRates]:
     """Return the error rates of each `language` or `speaker` by name; empty for a single one."""
-    groups = defaultdict(list)
-    for transcript in transcripts:
-        groups[getattr(transcript, field)].append(transcript)
-    # The rates of a single group are those of all utterances, and would be a second equal row.
-    if len(groups) == 1:
-        return {}
-    return {name: error_rates_of(group) for name, group in sorted(groups.items())}
+    return metrics_by_group(
+        [getattr(transcript, field) for transcript in transcripts],
+        lambda rows: error_rates_of([transcripts[row] for row in rows]),
+    )
 
 
 def error_rates_of(transcripts: Sequence[Transcript]) -> ErrorRates:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from myxtts.files import write_whole
 from myxtts.report.samples import SCORES
@@ -15,6 +15,8 @@ Metric = dict[str, float | None]
 
 Metrics = dict[str, Metric]
 """By the keys of METRICS."""
+
+Measurement = TypeVar("Measurement")
 
 # Titles in the table.
 COLUMNS = {
@@ -170,13 +172,13 @@ def _cell(key: str, value: float) -> str:
 
 
 def metrics_by_group(
-    names: Sequence[str], measure: Callable[[Sequence[int]], Metrics]
-) -> dict[str, Metrics]:
-    """Return the metrics of each group of utterances by name; empty if there is only one.
+    names: Sequence[str], measure: Callable[[Sequence[int]], Measurement]
+) -> dict[str, Measurement]:
+    """Return what is measured of each group of utterances by name; empty if there is only one.
 
     Args:
         names: the group of each utterance.
-        measure: returns the metrics of the utterances with these indices.
+        measure: measures the utterances with these indices.
     """
     rows = defaultdict(list)
     for row, name in enumerate(names):

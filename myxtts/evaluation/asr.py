@@ -266,7 +266,6 @@ def measure_error_rates(
     # A corpus may be sorted by speaker or language, and its first rows would be of one of them.
     rows = evenly_spaced(np.arange(len(manifest)), count).tolist()
     started_s = time.perf_counter()
-    # The time includes reading: it is from file to text, as a user waits for it.
     hypotheses = list(transcriber.transcribe((read_row(manifest, row) for row in rows), throttle))
     elapsed_s = time.perf_counter() - started_s
     audio_s = float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ

@@ -263,9 +263,11 @@ def mean_frame_errors(utterances: Sequence[FrameErrors]) -> dict[str, float | No
     """Return means over utterances, of F0 and voicing over pairs; None where none is measured."""
     f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
     voicing_errors = np.concatenate([metrics.voicing_errors for metrics in utterances])
+    # Two utterances may have no frame that is voiced in both, as an untrained voice shows.
+    log_f0_rmse = float(np.sqrt(np.mean(f0_errors**2))) if len(f0_errors) else None
     return {
         "mel_cepstral_distortion": float(np.mean([metrics.mcd_db for metrics in utterances])),
-        "log_f0_rmse": float(np.sqrt(np.mean(f0_errors**2))) if len(f0_errors) else None,
+        "log_f0_rmse": log_f0_rmse,
         "voicing_error": float(voicing_errors.mean()),
     }
 

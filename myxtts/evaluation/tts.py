@@ -84,7 +84,6 @@ def score_tts(
     vocoder = choice.load(device)
     vocoders = {"": vocoder}
     if choice.trained:
-        # Columns with the same Griffin-Lim compare two voices whose vocoders differ.
         vocoders[GRIFFIN_LIM_SUFFIX] = GriffinLim()
     transcriber = Transcriber(options.asr_run, device) if options.asr_run else None
     count = options.utterances or MAX_UTTERANCES
@@ -102,7 +101,6 @@ def score_tts(
         recorded[plotted],
         measured.columns["synthesized"].features[plotted],
     )
-    log.info("plots          %s", folder)
     score = evaluator.score(run.path, run.checkpoint.path.name, measured)
     features = {name: column.features for name, column in measured.columns.items()}
     assert corpus.training is not None
@@ -113,7 +111,7 @@ def score_tts(
         {"recorded": recorded, **features},
         device,
     )
-    # A detector that finds no planted error says nothing by finding none in the synthesized speech.
+    # A detector of errors is worth as much as it finds of planted ones.
     planted_note = planted_errors_note(
         measured.utterances,
         recorded,
@@ -344,12 +342,12 @@ class TTSEvaluator:
             texts = list(self._transcriber.transcribe(utterance.wave for utterance in utterances))
             rates = error_rates(self._references, texts)
             notes += [
-                f"the recogniser is {self._transcriber.run}, {self._transcriber.checkpoint.name}; on"
-                f" the recordings it has a character error rate of"
+                f"the recogniser is {self._transcriber.run}, {self._transcriber.checkpoint.name};"
+                f" on the recordings it has a character error rate of"
                 f" {rates['character_error_rate']:.1%} and a word error rate of"
                 f" {rates['word_error_rate']:.1%}",
-                "its error rates are optimistic if it was trained on the same corpus or on speech of"
-                " the same synthesizer: compare TTS runs only with the same recogniser",
+                "its error rates are optimistic if it was trained on the same corpus or on speech"
+                " of the same synthesizer: compare TTS runs only with the same recogniser",
             ]
         return notes
 
@@ -430,7 +428,7 @@ def column_metrics(
         for name, column in columns.items()
     }
     for name, values in by_column.items():
-        # The vocoder bounds what a voice can reach, so a column is compared with copies by its vocoder.
+        # The vocoder bounds what a voice can reach: a column is compared with its copies.
         suffix = GRIFFIN_LIM_SUFFIX if name.endswith(GRIFFIN_LIM_SUFFIX) else ""
         best = by_column[f"copy_synthesis{suffix}"]["mel_cepstral_distortion"]
         distortion = values["mel_cepstral_distortion"]
@@ -467,3 +465,4 @@ def write_plots(
         (folder / f"{name}-mel.png").write_bytes(png_bytes(picture))
         curves = {"recorded": recording.voiced_f0_hz, "synthesized": synthesis.voiced_f0_hz}
         (folder / f"{name}-f0.png").write_bytes(png_bytes(f0_curves(curves, utterance.text)))
+    log.info("plots          %s", folder)

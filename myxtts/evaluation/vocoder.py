@@ -55,7 +55,7 @@ from myxtts.training.setup import TrainingSetup
 # Each is copied by two vocoders with each of 3 seeds, one at a time: 300 copies.
 MAX_UTTERANCES = 50
 PLOTTED_UTTERANCES = 4
-# The noise of a vocoder changes each figure a little. The median of three is not moved by one draw.
+# Noise changes each figure a little. The median of three is not moved by one draw.
 SEEDS = (0, 1, 2)
 QUARTILES = (25, 50, 75)
 # The picture has the recording at the top, so that the copies lie below it.

@@ -93,14 +93,12 @@ def check_finite(path: str) -> None:
     """Read all samples; raise UnusableAudio at the first NaN or infinity."""
     try:
         with soundfile.SoundFile(os.fsencode(path)) as sound:
-            for position, block in enumerate(
-                sound.blocks(BLOCK_SAMPLES, dtype="float32", always_2d=True)
-            ):
+            blocks = sound.blocks(BLOCK_SAMPLES, dtype="float32", always_2d=True)
+            for number, block in enumerate(blocks):
                 finite = np.isfinite(block).all(axis=1)
                 if not finite.all():
-                    raise UnusableAudio(
-                        "not finite", f"sample {position * BLOCK_SAMPLES + int(finite.argmin())}"
-                    )
+                    sample = number * BLOCK_SAMPLES + int(finite.argmin())
+                    raise UnusableAudio("not finite", f"sample {sample}")
     except soundfile.LibsndfileError as error:
         raise UnusableAudio("unreadable", error.error_string) from error
 
@@ -108,9 +106,10 @@ def check_finite(path: str) -> None:
 class _Chunk(NamedTuple):
     """A RIFF chunk.
 
-    promised: length in the chunk's header.
-    available: bytes from the start of the chunk's body to the end of the file.
-    body: the first 16 bytes of the body.
+    Attributes:
+        promised: length in the chunk's header.
+        available: bytes from the start of the chunk's body to the end of the file.
+        body: the first 16 bytes of the body.
     """
 
     name: bytes
@@ -131,11 +130,8 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
     sound = [chunk for chunk in chunks if chunk.name == b"data"]
     for chunk in sound:
         if chunk.available < chunk.promised != STREAMED_BYTES:
-            detail = (
-                f"the header promises {chunk.promised} bytes of audio, but the file has"
-                f" {chunk.available}"
-            )
-            raise UnusableAudio("truncated", detail)
+            detail = f"the header promises {chunk.promised} bytes of audio, but the file has"
+            raise UnusableAudio("truncated", f"{detail} {chunk.available}")
     # A length of 16 or 18 excludes the extensible format. decode_wav knows neither padding bytes
     # nor bytes after the last chunk.
     is_native = (
@@ -172,9 +168,8 @@ def _check_end(file: BinaryIO, size: int) -> None:
     if size > END_BYTES and file.read(4) in COMPRESSED:
         file.seek(size - END_BYTES)
         if not any(file.read(END_BYTES)):
-            raise UnusableAudio(
-                "truncated", f"the last {END_BYTES:,} bytes are zeros; copy the file again"
-            )
+            detail = f"the last {END_BYTES:,} bytes are zeros; copy the file again"
+            raise UnusableAudio("truncated", detail)
 
 
 def _libsndfile_header(path: str) -> AudioHeader:
@@ -183,17 +178,14 @@ def _libsndfile_header(path: str) -> AudioHeader:
             samples = sound.frames
             # libsndfile's length of a FLAC stream is 2^63 - 1.
             if samples / sound.samplerate > 1e9:
-                raise UnusableAudio(
-                    "unreadable", "the header does not contain the length; write the file again"
-                )
+                detail = "the header does not contain the length; write the file again"
+                raise UnusableAudio("unreadable", detail)
             # Of an OGG file the length is that of its last page. libvorbis crashes if it seeks with
             # damaged codebooks.
             last = 0 if sound.format == "OGG" else samples - 1
             if samples and not _reads_sample(sound, last):
-                raise UnusableAudio(
-                    "truncated",
-                    f"the header promises {samples} samples, but not all can be decoded",
-                )
+                detail = f"the header promises {samples} samples, but not all can be decoded"
+                raise UnusableAudio("truncated", detail)
             is_floating = sound.subtype in ("FLOAT", "DOUBLE")
             return AudioHeader(samples, sound.samplerate, native=False, floating=is_floating)
     except soundfile.LibsndfileError as error:
@@ -239,9 +231,7 @@ def read_pcm(
     try:
         # The errors of `open` are clearer than libsndfile's "System error".
         with open(path, "rb") as file:
-            mono, rate_hz = _read(file.fileno(), samples, max_s)
-    except _OtherLength as other:
-        raise DataError(_length_message(path, other.samples, samples)) from None
+            mono, rate_hz = _read(file, samples, max_s)
     except soundfile.LibsndfileError as error:
         raise DataError(f"{path} cannot be read: {error.error_string.rstrip('.')}") from error
     except OSError as error:
@@ -258,23 +248,16 @@ def read_pcm(
     return np.pad(pcm[:samples], (0, samples - min(len(pcm), samples)))
 
 
-class _OtherLength(Exception):
-    """The header promises another length than expected, perhaps more than the memory takes."""
-
-    def __init__(self, samples: int):
-        super().__init__()
-        self.samples = samples
-
-
-def _read(file: int, samples: int | None, max_s: float) -> tuple[np.ndarray, int]:
-    """Return the mean of the channels of a file descriptor, float32 [samples], and its sample rate.
+def _read(file: BinaryIO, samples: int | None, max_s: float) -> tuple[np.ndarray, int]:
+    """Return the mean of the channels of a file, float32 [samples], and its sample rate.
 
     Samples are limited to MAX_AMPLITUDE; the mean of a NaN or an infinity is not finite.
     """
-    with soundfile.SoundFile(file, closefd=False) as sound:
+    with soundfile.SoundFile(file.fileno(), closefd=False) as sound:
+        # Another length than expected may be more than the memory takes.
         promised = int(resampled_length(sound.frames, sound.samplerate))
         if samples is not None and abs(promised - samples) > 1:
-            raise _OtherLength(promised)
+            raise DataError(_length_message(file.name, promised, samples))
         frames = min(sound.frames, round(max_s * sound.samplerate))
         mono = np.empty(frames, np.float32)
         read = 0
@@ -325,16 +308,13 @@ def check_recording(path: Path, role: str, min_s: float, advice: str) -> None:
         if length_s < min_s:
             raise DataError(f"the {role} {path} has {length_s:.2f} s. {advice}")
         if length_s > MAX_RECORDING_S:
-            raise DataError(
-                f"the {role} {path} has {length_s / 3600:,.1f} h, but may have"
-                f" {MAX_RECORDING_S / 3600:g} h. Split it."
-            )
+            limit = f"may have {MAX_RECORDING_S / 3600:g} h. Split it."
+            raise DataError(f"the {role} {path} has {length_s / 3600:,.1f} h, but {limit}")
         if header.floating:
             check_finite(str(path))
     except UnusableAudio as error:
-        raise DataError(
-            f"the {role} {path} cannot be used: {str(error).rstrip('.')}. {advice}"
-        ) from error
+        fault = str(error).rstrip(".")
+        raise DataError(f"the {role} {path} cannot be used: {fault}. {advice}") from error
 
 
 def read_recording(

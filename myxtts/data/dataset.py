@@ -175,12 +175,8 @@ def _plan_corpora(
 
 def has_teacher_rows(config: Config) -> bool:
     """Whether a teacher speaks rows of the training batches."""
-    teacher = config.teacher
-    return (
-        teacher.teacher is not None
-        and config.model.task == "tts"
-        and teacher.teacher_fraction > 0.0
-    )
+    has_teacher = config.teacher.teacher is not None and config.model.task == "tts"
+    return has_teacher and config.teacher.teacher_fraction > 0.0
 
 
 def teacher_rows_of(
@@ -220,11 +216,8 @@ def teacher_rows_of(
 def _lack_symbols(train_rows: Rows, held_out: Rows, rejected: Sequence[RejectedRow]) -> bool:
     """Whether rows were held out from the training rows and lack nothing but their symbols."""
     reasons = {row.reason for row in rejected}
-    return (
-        held_out.metadata == train_rows.metadata
-        and bool(reasons)
-        and reasons <= {UNKNOWN_SYMBOL, UNKNOWN_LANGUAGE}
-    )
+    lack_only_symbols = bool(reasons) and reasons <= {UNKNOWN_SYMBOL, UNKNOWN_LANGUAGE}
+    return held_out.metadata == train_rows.metadata and lack_only_symbols
 
 
 def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[RejectedRow]) -> None:
@@ -253,12 +246,9 @@ def batch_exceeds_corpus_warning(corpus: Corpus, config: Config) -> str:
     plan = corpus.plan
     if plan.step_sizes.min() <= len(corpus.manifest):
         return ""
-    rows = (
-        f"--batch-seconds {data.batch_seconds:g}"
-        if data.batch_seconds
-        else f"--batch-size {data.batch_size}"
-    )
-    factors = [rows]
+    factors = [f"--batch-size {data.batch_size}"]
+    if data.batch_seconds:
+        factors = [f"--batch-seconds {data.batch_seconds:g}"]
     if accumulation > 1:
         factors.append(f"--gradient-accumulation {accumulation}")
     of_each = ""
@@ -309,11 +299,8 @@ def single_bucket_corpus(manifest: Manifest, config: Config) -> Corpus:
 def ensure_demo_corpus() -> Path:
     """Return the demo corpus' folder; make the corpus if it is missing."""
     if not (DEMO_FOLDER / "metadata.csv").exists():
-        log.info(
-            "no --train-data: making the demo corpus in %s with espeak-ng, which takes a few"
-            " seconds",
-            DEMO_FOLDER,
-        )
+        effort = "with espeak-ng, which takes a few seconds"
+        log.info("no --train-data: making the demo corpus in %s %s", DEMO_FOLDER, effort)
         make_demo_corpus(DEMO_FOLDER, utterances=400, languages=["en"], speakers=1, seed=0)
     log.info("no --train-data: training on the demo corpus in %s", DEMO_FOLDER)
     return DEMO_FOLDER
@@ -348,10 +335,8 @@ def check_languages(corpora: Sequence[Rows], max_rejected: float) -> None:
             espeak.check_language(language)
         except DataError as error:
             if len(located) > max_rejected * total:
-                raise DataError(
-                    f"{error} {len(located)} of {total} rows have this language."
-                    f" {_where(located[0])}"
-                ) from None
+                count = f"{len(located)} of {total} rows have this language."
+                raise DataError(f"{error} {count} {_where(located[0])}") from None
         else:
             _check_script(language, located)
 
@@ -363,11 +348,8 @@ def with_canonical_codes(rows: Rows, kept: Sequence[str] = ()) -> Rows:
     """
     languages = {row.language for row in rows.rows}
     codes = {language: canonical_code(language) for language in languages if language not in kept}
-    return rows._replace(
-        rows=tuple(
-            row._replace(language=codes.get(row.language, row.language)) for row in rows.rows
-        )
-    )
+    spelled = (row._replace(language=codes.get(row.language, row.language)) for row in rows.rows)
+    return rows._replace(rows=tuple(spelled))
 
 
 def _check_script(language: str, located: Sequence[tuple[Rows, Row]]) -> None:
@@ -380,12 +362,19 @@ def _check_script(language: str, located: Sequence[tuple[Rows, Row]]) -> None:
     found = max(foreign, key=lambda script: foreign[script])
     example = max(located, key=lambda item: letters_by_script([item[1].text])[found])
     noun = "row" if len(located) == 1 else "rows"
+    languages = languages_of(found)
+    names = ", ".join(languages[:EXAMPLES])
+    if names:
+        names = f": {names}"
+    if len(languages) > EXAMPLES:
+        names += " or another one"
     raise DataError(
         f"language {language!r} was requested, which is written in {names_of(scripts)} letters, but"
         f" {100 * share:.0f} % of the letters in its {len(located)} {noun} are not"
         f" ({100 * foreign[found] / letters.total():.0f} % are {names_of([found])})."
-        f" {_where(example)} {_to_do(languages_of(found))} If the rows have several languages, add"
-        " a language column. The text front end 'characters' accepts any script."
+        f" {_where(example)} Give the language of the texts with --language{names}. If the rows"
+        " have several languages, add a language column. The text front end 'characters' accepts"
+        " any script."
     )
 
 
@@ -393,12 +382,3 @@ def _where(located: tuple[Rows, Row]) -> str:
     rows, row = located
     text = row.text if len(row.text) <= 60 else f"{row.text[:59]}…"
     return f"An example is line {row.line} of {rows.metadata}: {text!r}."
-
-
-def _to_do(languages: Sequence[str]) -> str:
-    if not languages:
-        return "Give the language of the texts with --language."
-    more = " or another one" if len(languages) > EXAMPLES else ""
-    return (
-        f"Give the language of the texts with --language: {', '.join(languages[:EXAMPLES])}{more}."
-    )

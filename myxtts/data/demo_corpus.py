@@ -2,10 +2,11 @@
 
 Files of the corpus (LJSpeech format, and a CSV file for several speakers and languages):
 
-    metadata.csv       id|text|normalised text corpus.csv         path,text,speaker,language (with
-    this header) wavs/ID.wav        22,050 Hz, 16 bit, mono; 50 ms of digital silence at both ends
-    alignments.jsonl   {"id": …, "phonemes": [[symbol, start_s, end_s], …]}, gapless from 0 to the
-    end of the wave demo_corpus.json   the arguments; only a complete corpus has this file
+    metadata.csv       id|text|normalised text
+    corpus.csv         path,text,speaker,language (with this header)
+    wavs/ID.wav        22,050 Hz, 16 bit, mono; 50 ms of digital silence at both ends
+    alignments.jsonl   {"id": …, "phonemes": [[symbol, start_s, end_s], …]}, gapless to the end
+    demo_corpus.json   the arguments; only a complete corpus has this file
 
 In `alignments.jsonl` a symbol is a phoneme of espeak-ng, with its stress and length marks (a
 diphthong is one symbol); "" is silence and " " the gap between two words. A gap may last 0 s, and
@@ -52,19 +53,20 @@ class Grammar:
     templates: tuple[str, ...]
     slots: dict[str, list[str]]
 
+    def choices(self, template: str) -> dict[str, list[str]]:
+        """Return the choices for each slot of a template."""
+        return {name: self.slots[name] for name in re.findall(r"{(\w+)}", template)}
+
     def sizes(self) -> list[int]:
         """Return the number of distinct sentences of each template."""
-        return [
-            math.prod(len(self.slots[name]) for name in _slot_names(template))
-            for template in self.templates
-        ]
+        return [math.prod(map(len, self.choices(template).values())) for template in self.templates]
 
     def sentence(self, template: str, number: int) -> str:
         """Return sentence `number` of a template, 0 <= number < its size."""
         choices = {}
-        for name in _slot_names(template):
-            number, index = divmod(number, len(self.slots[name]))
-            choices[name] = self.slots[name][index]
+        for name, words in self.choices(template).items():
+            number, index = divmod(number, len(words))
+            choices[name] = words[index]
         text = template.format(**choices)
         # Georgian has no capital letters.
         return text[0].upper() + text[1:] if text[0].isascii() else text
@@ -140,6 +142,7 @@ def make_demo_corpus(
     # Left out if 0, since corpora of older versions do not have it.
     if first_speaker:
         arguments["first_speaker"] = first_speaker
+    _check(utterances, list(languages), speakers, first_speaker)
     planned = _plan(utterances, list(languages), speakers, seed, first_speaker)
     if _is_complete(out, arguments):
         return False
@@ -165,23 +168,19 @@ def make_demo_corpus(
 def _plan(
     utterances: int, languages: list[str], speakers: int, seed: int, first_speaker: int
 ) -> list[_Utterance]:
-    _check(utterances, languages, speakers, first_speaker)
     numbers = range(first_speaker, first_speaker + speakers)
-    voices = [(language, speaker) for speaker, language in itertools.product(numbers, languages)]
+    voices = itertools.cycle(itertools.product(numbers, languages))
     texts = {
         language: _texts(language, (utterances - turn + len(languages) - 1) // len(languages), seed)
         for turn, language in enumerate(languages)
     }
     planned = []
-    for number, (language, speaker) in enumerate(
-        itertools.islice(itertools.cycle(voices), utterances)
-    ):
-        prefix = language if len(languages) == 1 else "speaker"
-        name = f"{prefix}-{speaker:02d}"
+    prefix = languages[0] if len(languages) == 1 else "speaker"
+    for number, (speaker, language) in enumerate(itertools.islice(voices, utterances)):
         identifier = f"{language}-{speaker:02d}-{number:05d}"
-        planned.append(
-            _Utterance(identifier, next(texts[language]), name, _voice(language, speaker))
-        )
+        voice = _voice(language, speaker)
+        text = next(texts[language])
+        planned.append(_Utterance(identifier, text, f"{prefix}-{speaker:02d}", voice))
     return planned
 
 
@@ -268,14 +267,9 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
             samples, phonemes = speak_trimmed(espeak, utterance.text, utterance.voice)
             (folder / "wavs" / f"{utterance.id}.wav").write_bytes(_wave_file(samples))
             metadata.write(f"{utterance.id}|{utterance.text}|{normalise_text(utterance.text)}\n")
-            rows.writerow(
-                (
-                    f"wavs/{utterance.id}.wav",
-                    utterance.text,
-                    utterance.speaker,
-                    utterance.voice.language,
-                )
-            )
+            path = f"wavs/{utterance.id}.wav"
+            language = utterance.voice.language
+            rows.writerow((path, utterance.text, utterance.speaker, language))
             alignment = {"id": utterance.id, "phonemes": phonemes}
             alignments.write(json.dumps(alignment, ensure_ascii=False) + "\n")
             progress()
@@ -324,15 +318,10 @@ def _spans(samples: np.ndarray, events: list[tuple[int, str]]) -> list[tuple[str
         starts.append((start, symbol))
         next_start = start
     starts = [(0, PAUSE), *reversed(starts)]
-    ends = [start for start, _ in starts[1:]] + [len(samples)]
-    return [
-        (symbol, _seconds(start), _seconds(end))
-        for (start, symbol), end in zip(starts, ends, strict=True)
-    ]
-
-
-def _seconds(samples: int) -> float:
-    return round(samples / SAMPLE_RATE_HZ, 5)
+    times_s = [round(start / SAMPLE_RATE_HZ, 5) for start, _ in starts]
+    times_s.append(round(len(samples) / SAMPLE_RATE_HZ, 5))
+    symbols = [symbol for _, symbol in starts]
+    return list(zip(symbols, times_s[:-1], times_s[1:], strict=True))
 
 
 def _wave_file(samples: np.ndarray) -> bytes:
@@ -344,7 +333,3 @@ def _wave_file(samples: np.ndarray) -> bytes:
     riff = struct.pack("<4sI4s", b"RIFF", 36 + len(pcm), b"WAVE")
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)
     return riff + form + struct.pack("<4sI", b"data", len(pcm)) + pcm
-
-
-def _slot_names(template: str) -> list[str]:
-    return re.findall(r"{(\w+)}", template)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ from myxtts.config.schema import MAX_SECONDS, MIN_SECONDS
 from myxtts.data.audio_file import UnusableAudio, check_finite, read_header, resampled_length
 from myxtts.data.metadata_file import RejectedRow, Row, Rows, shortened
 from myxtts.errors import DataError
-from myxtts.files import file_stamp, write_whole
+from myxtts.files import FileStamp, file_stamp, write_whole
 from myxtts.text.symbols import SymbolTable, frames_needed
 
 # To be increased when the columns or the checks change.
@@ -197,15 +197,12 @@ def build_manifest(
         The manifest (empty if no row is usable), its vocabulary, and the rejected rows by line,
         without those in `rows.rejected`.
     """
-    key = (
-        _cache_key(
-            rows, (min_seconds, max_seconds, frontend, length_rule, grow), vocabulary, workers
-        )
-        if cache
-        else ""
-    )
-    if cache and (cached := _load(cache, key)):
-        return cached
+    key = ""
+    if cache:
+        settings = (min_seconds, max_seconds, frontend, length_rule, grow)
+        key = _cache_key(rows, settings, vocabulary, workers)
+        if cached := _load(cache, key):
+            return cached
     rejections = _Rejections(str(rows.metadata))
     audio = _usable_audio(rows, rejections, min_seconds, max_seconds, workers, progress)
     allowed = None if grow else vocabulary
@@ -240,17 +237,19 @@ def report_rejected(
         DataError: more than the fraction `max_rejected` of all rows is rejected, or a corpus has no
             usable row.
     """
-    _write_listing([*rejected, *unneeded], listing)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(RejectedRow._fields)
+    writer.writerows(sorted([*rejected, *unneeded]))
+    write_whole(listing, text.getvalue().encode(errors="surrogateescape"))
     if not rejected:
         return
     counts = Counter(row.reason for row in rejected).most_common(5)
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
     total = sum(len(rows.rows) + len(rows.rejected) for rows, _ in corpora)
     first = f"the first is {rejected[0].audio}: {rejected[0].detail or rejected[0].reason}"
-    summary = (
-        f"{len(rejected)} of {total} utterances cannot be used ({reasons}; {first}); {listing}"
-        " lists them"
-    )
+    found = f"{len(rejected)} of {total} utterances cannot be used ({reasons}; {first})"
+    summary = f"{found}; {listing} lists them"
     advice = _length_advice(rejected, counts[0][0])
     for rows, manifest in corpora:
         if not len(manifest) and (rows.rows or rows.rejected):
@@ -275,17 +274,12 @@ def _length_advice(rejected: Sequence[RejectedRow], reason: str) -> str:
     seconds = [float(row.detail.split()[0]) for row in rejected if row.reason == reason]
     if reason == "too short":
         shortest = math.floor(100 * min(seconds)) / 100
-        return (
-            f"--min-seconds {shortest:g} accepts all that are too short. "
-            if shortest >= MIN_SECONDS
-            else ""
-        )
+        advice = f"--min-seconds {shortest:g} accepts all that are too short. "
+        return advice if shortest >= MIN_SECONDS else ""
     longest = math.ceil(max(seconds))
     if longest <= MAX_SECONDS:
-        return (
-            f"--max-seconds {longest} accepts all that are too long; it may be up to"
-            f" {MAX_SECONDS:g}. "
-        )
+        accepted = f"accepts all that are too long; it may be up to {MAX_SECONDS:g}"
+        return f"--max-seconds {longest} {accepted}. "
     beyond = sum(length > MAX_SECONDS for length in seconds)
     accepted = f"accepts {len(seconds) - beyond} of the {len(seconds)} that are too long"
     return f"--max-seconds {MAX_SECONDS:g}, its upper bound, {accepted}; split the others. "
@@ -299,14 +293,10 @@ def _usable_audio(
     workers: int,
     progress: bool,
 ) -> list[_Audio]:
-    folder = os.path.abspath(rows.folder)
     usable: list[_Audio] = []
     line_of: dict[str, int] = {}
     max_samples = max_seconds * SAMPLE_RATE_HZ
-
-    def examine(row: Row) -> _Audio | UnusableAudio:
-        return _examine(row, folder, max_samples)
-
+    examine = partial(_examine, folder=os.path.abspath(rows.folder), max_samples=max_samples)
     for row, audio in _in_threads(examine, rows.rows, workers, "headers", progress):
         if isinstance(audio, UnusableAudio):
             rejections.add(row, audio.reason, audio.detail)
@@ -316,14 +306,12 @@ def _usable_audio(
         elif audio.samples < min_seconds * SAMPLE_RATE_HZ:
             # Rounded away from the limit, so that the message does not seem to contradict it.
             seconds = math.floor(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
-            rejections.add(
-                row, "too short", f"{seconds:.3f} s, at least {min_seconds} s (--min-seconds)"
-            )
+            limit = f"at least {min_seconds} s (--min-seconds)"
+            rejections.add(row, "too short", f"{seconds:.3f} s, {limit}")
         elif audio.samples > max_samples:
             seconds = math.ceil(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
-            rejections.add(
-                row, "too long", f"{seconds:.3f} s, at most {max_seconds} s (--max-seconds)"
-            )
+            limit = f"at most {max_seconds} s (--max-seconds)"
+            rejections.add(row, "too long", f"{seconds:.3f} s, {limit}")
         else:
             line_of[audio.real_path] = row.line
             usable.append(audio)
@@ -338,10 +326,8 @@ def _examine(row: Row, folder: str, max_samples: float) -> _Audio | UnusableAudi
     roots = (os.path.join(folder, ""), os.path.join(os.path.realpath(folder), ""))
     try:
         if not (path.startswith(roots[0]) or real_path.startswith(roots[1])):
-            raise UnusableAudio(
-                "outside the corpus folder",
-                f"{path}; --audio-root can name a folder that contains it",
-            )
+            advice = "--audio-root can name a folder that contains it"
+            raise UnusableAudio("outside the corpus folder", f"{path}; {advice}")
         header = read_header(path)
         samples = resampled_length(header.samples, header.rate_hz)
         # All samples are read. A longer file is rejected anyway, and might take hours.
@@ -421,6 +407,8 @@ def _columns(
         tuple(sorted({row.language for row in rows})),
     )
     vocabulary = vocabulary.extended_by(new) if vocabulary else new
+    speaker_rows = {name: number for number, name in enumerate(vocabulary.speakers)}
+    language_rows = {name: number for number, name in enumerate(vocabulary.languages)}
     tokens = [np.zeros(0, np.int32)] * len(usable)
     for row, (_, symbols) in enumerate(usable):
         if symbols:
@@ -433,15 +421,10 @@ def _columns(
         native=np.array([audio.native for audio, _ in usable], bool),
         tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),
         token_start=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
-        speaker=_indices((row.speaker for row in rows), vocabulary.speakers),
-        language=_indices((row.language for row in rows), vocabulary.languages),
+        speaker=np.array([speaker_rows[row.speaker] for row in rows], np.int32),
+        language=np.array([language_rows[row.language] for row in rows], np.int32),
     )
     return manifest, vocabulary
-
-
-def _indices(names: Iterable[str], table: Sequence[str]) -> np.ndarray:
-    index = {name: number for number, name in enumerate(table)}
-    return np.array([index[name] for name in names], np.int32)
 
 
 def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, workers: int) -> str:
@@ -449,14 +432,11 @@ def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, worke
     known = _vocabulary_to_json(vocabulary) if vocabulary else None
     paths = str(rows.metadata), os.path.realpath(rows.folder)
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *paths, settings, known]).encode())
-    stamped = _in_threads(
-        lambda row: file_stamp(os.path.join(rows.folder, row.audio)),
-        rows.rows,
-        workers,
-        "files",
-        progress=False,
-    )
-    for row, stamp in stamped:
+
+    def stamp_of(row: Row) -> FileStamp | None:
+        return file_stamp(os.path.join(rows.folder, row.audio))
+
+    for row, stamp in _in_threads(stamp_of, rows.rows, workers, "files", progress=False):
         digest.update(json.dumps([row, stamp]).encode())
     return digest.hexdigest()
 
@@ -466,13 +446,8 @@ def _save(
 ) -> None:
     """Write an .npz file followed by its SHA-256, which np.load and zip tools ignore."""
     columns = dict(vars(manifest))
-    strings = {name: columns.pop(name) for name in STRING_COLUMNS}
-    document = {
-        "key": key,
-        "tables": _vocabulary_to_json(vocabulary),
-        "rejected": rejected,
-        **strings,
-    }
+    document = {name: columns.pop(name) for name in STRING_COLUMNS}
+    document |= {"key": key, "tables": _vocabulary_to_json(vocabulary), "rejected": rejected}
     body = io.BytesIO()
     np.savez(body, document=np.frombuffer(json.dumps(document).encode(), np.uint8), **columns)
     write_whole(cache, body.getvalue() + hashlib.sha256(body.getvalue()).digest())
@@ -485,8 +460,7 @@ def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow
     except FileNotFoundError:
         return None
     body = blob[:-DIGEST_BYTES]
-    digest = blob[-DIGEST_BYTES:]
-    if hashlib.sha256(body).digest() != digest:
+    if hashlib.sha256(body).digest() != blob[-DIGEST_BYTES:]:
         log.warning("%s is damaged and will be rebuilt", cache)
         return None
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
@@ -495,26 +469,11 @@ def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow
     if document["key"] != key:
         log.info("the corpus or its settings have changed: rebuilding %s", cache)
         return None
-    ids, paths, texts = (tuple(document[name]) for name in STRING_COLUMNS)
-    return (
-        Manifest(ids, paths, texts, **columns),
-        _vocabulary_from_json(document["tables"]),
-        [RejectedRow(*row) for row in document["rejected"]],
-    )
+    columns |= {name: tuple(document[name]) for name in STRING_COLUMNS}
+    symbols, speakers, languages = document["tables"]
+    vocabulary = Vocabulary(SymbolTable.from_list(symbols), tuple(speakers), tuple(languages))
+    return Manifest(**columns), vocabulary, [RejectedRow(*row) for row in document["rejected"]]
 
 
 def _vocabulary_to_json(vocabulary: Vocabulary) -> list:
     return [vocabulary.symbols.to_list(), vocabulary.speakers, vocabulary.languages]
-
-
-def _vocabulary_from_json(document: list) -> Vocabulary:
-    symbols, speakers, languages = document
-    return Vocabulary(SymbolTable.from_list(symbols), tuple(speakers), tuple(languages))
-
-
-def _write_listing(rejected: Iterable[RejectedRow], listing: Path) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(RejectedRow._fields)
-    writer.writerows(sorted(rejected))
-    write_whole(listing, text.getvalue().encode(errors="surrogateescape"))

@@ -80,6 +80,7 @@ FORMATS = (
     "Give an LJSpeech folder (metadata.csv with id|text lines, audio in wavs/) "
     "or a CSV/TSV file whose header names path and text; docs/guides/data.md has all forms."
 )
+JSON_TO_CSV = "Write its entries under the CSV header path,text"
 NAME_THE_COLUMNS = (
     "Name the columns in their order, such as --columns path text speaker, or in a first line"
 )
@@ -184,8 +185,7 @@ def read_corpus(
     Raises:
         DataError: the corpus cannot be read, or has another format.
     """
-    has_metadata = needs_text or not os.path.isdir(path) or _metadata_in(path, preferred)
-    metadata = _metadata_of(path, preferred) if has_metadata else None
+    metadata = _metadata_of(path, preferred, needs_text)
     if root is not None and not os.path.isdir(root):
         raise DataError(f"--audio-root {root} does not exist. Give the folder of the audio files.")
     if metadata is None:
@@ -202,7 +202,12 @@ def read_corpus(
     rows = tuple(_row(record, table, folder, metadata, language) for record in table.records)
     usable = tuple(row for row in rows if isinstance(row, Row))
     rejected = tuple(row for row in rows if isinstance(row, RejectedRow))
-    return Rows(metadata, folder.path, usable, rejected, _describe(metadata, table, folder, usable))
+    noun = "row" if len(usable) == 1 else "rows"
+    form = (
+        f"{table.describe()}; {len(usable)} {noun} in {metadata}; audio in {folder.path}:"
+        f" {_count_formats(usable)}"
+    )
+    return Rows(metadata, folder.path, usable, rejected, form)
 
 
 def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
@@ -210,7 +215,12 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
 
     With a fraction above 0 and at least two ids, each part has at least one.
     """
-    ids = sorted({row.id for row in rows.rows}, key=lambda id_: _sort_key(seed, id_))
+
+    def rank(id_: str) -> bytes:
+        text = f"{seed}:{id_}".encode(errors="surrogateescape")
+        return hashlib.blake2b(text, digest_size=16).digest()
+
+    ids = sorted({row.id for row in rows.rows}, key=rank)
     count = min(max(round(fraction * len(ids)), 1), len(ids) - 1) if fraction > 0 and ids else 0
     held_out = set(ids[:count])
     return (
@@ -219,42 +229,36 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     )
 
 
-def _sort_key(seed: int, id_: str) -> bytes:
-    text = f"{seed}:{id_}".encode(errors="surrogateescape")
-    return hashlib.blake2b(text, digest_size=16).digest()
-
-
 # The metadata file of a corpus
 
 
-def _metadata_of(path: Path, preferred: str) -> Path:
-    """Return `path` itself, or in a folder `preferred` or else one of METADATA_NAMES."""
+def _metadata_of(path: Path, preferred: str, needs_text: bool) -> Path | None:
+    """Return `path` itself, or in a folder `preferred` or else one of METADATA_NAMES.
+
+    None is a folder without metadata, for a task that needs no texts.
+    """
     if os.path.isfile(path):
         return path
-    if os.path.isdir(path):
-        if metadata := _metadata_in(path, preferred):
-            return metadata
-        for name in (preferred, *METADATA_NAMES):
-            if os.path.lexists(path / name):
-                raise DataError(
-                    f"{path / name} is a folder, a pipe, a device or a link to nothing, and no"
-                    f" file. {FORMATS}"
-                )
-        raise DataError(f"the corpus folder {path} has no metadata.csv{_alternative(path)}")
+    if not os.path.isdir(path):
+        raise DataError(f"the corpus {_why_missing(path)}")
+    candidates = [path / name for name in (preferred, *METADATA_NAMES)]
+    metadata = next(filter(os.path.isfile, candidates), None)
+    if metadata or not needs_text:
+        return metadata
+    if irregular := next(filter(os.path.lexists, candidates), None):
+        fault = "is a folder, a pipe, a device or a link to nothing, and no file"
+        raise DataError(f"{irregular} {fault}. {FORMATS}")
+    raise DataError(f"the corpus folder {path} has no metadata.csv{_alternative(path)}")
+
+
+def _why_missing(path: Path) -> str:
     stripped = str(path).strip()
     if os.path.exists(stripped) and stripped != str(path):
-        raise DataError(
-            f"the corpus {str(path)!r} does not exist, but {stripped!r} does. Leave out the spaces."
-        )
+        return f"{str(path)!r} does not exist, but {stripped!r} does. Leave out the spaces."
     if os.path.exists(path):
-        raise DataError(f"the corpus {path} is neither a folder nor a file. {FORMATS}")
+        return f"{path} is neither a folder nor a file. {FORMATS}"
     place = "" if path.is_absolute() else f" in {Path.cwd()}"
-    raise DataError(f"the corpus {path} does not exist{place}. {FORMATS}")
-
-
-def _metadata_in(folder: Path, preferred: str) -> Path | None:
-    names = (preferred, *METADATA_NAMES)
-    return next((folder / name for name in names if os.path.isfile(folder / name)), None)
+    return f"{path} does not exist{place}. {FORMATS}"
 
 
 def _alternative(folder: Path) -> str:
@@ -262,16 +266,11 @@ def _alternative(folder: Path) -> str:
     names = sorted(os.listdir(folder), key=lambda name: (not name.startswith("train"), name))
     tables = [name for name in names if name.lower().endswith((".csv", ".tsv", ".txt"))]
     if tables:
-        return (
-            f", but it has {', '.join(tables[:4])}. Give the one with the texts, such as"
-            f" {folder / tables[0]}."
-        )
-    json = [name for name in names if name.lower().endswith((".jsonl", ".json"))]
+        found = ", ".join(tables[:4])
+        return f", but it has {found}. Give the one with the texts, such as {folder / tables[0]}."
+    json = next((name for name in names if name.lower().endswith((".jsonl", ".json"))), None)
     if json:
-        return (
-            f", and JSON such as {json[0]} is not read. Write its entries as CSV lines under the"
-            " header path,text."
-        )
+        return f", and JSON such as {json} is not read. {JSON_TO_CSV}."
     for path in (folder.parent, *(folder / name for name in names)):
         if os.path.isfile(path / METADATA_NAMES[0]):
             return f", but {path} has one. Give that folder."
@@ -289,10 +288,8 @@ def _text_of(metadata: Path) -> str:
     try:
         size = metadata.stat().st_size
         if size > MAX_BYTES:
-            raise DataError(
-                f"{metadata} has {size:,} bytes, but metadata may have {MAX_BYTES:,}. Split the"
-                " corpus."
-            )
+            limit = f"metadata may have {MAX_BYTES:,}. Split the corpus."
+            raise DataError(f"{metadata} has {size:,} bytes, but {limit}")
         blob = metadata.read_bytes()
     except OSError as error:
         raise DataError(
@@ -300,19 +297,15 @@ def _text_of(metadata: Path) -> str:
         ) from error
     if not blob.strip():
         raise DataError(f"{metadata} is empty. {FORMATS}")
+    advice = f"Save it as UTF-8. {FORMATS}"
     if b"\0" in blob:
-        raise DataError(
-            f"{metadata} should be UTF-8 text, but it is binary or UTF-16. Save it as UTF-8."
-            f" {FORMATS}"
-        )
+        raise DataError(f"{metadata} should be UTF-8 text, but it is binary or UTF-16. {advice}")
     try:
         text = blob.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = blob.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{metadata} should be UTF-8 text, but line {line} has the byte"
-            f" 0x{blob[error.start]:02x}. Save it as UTF-8."
-        ) from error
+        fault = f"line {line} has the byte 0x{blob[error.start]:02x}"
+        raise DataError(f"{metadata} should be UTF-8 text, but {fault}. {advice}") from error
     if "\n" not in text:
         # The line end of Excel's "CSV (Macintosh)".
         text = text.replace("\r", "\n")
@@ -367,6 +360,10 @@ class _Table(NamedTuple):
         names = {"path": "id", "": "ignored"}
         return separator.join(names.get(meaning, meaning) for meaning in self.columns)
 
+    def audio_name(self, name: str) -> str:
+        """Return the name of an audio file: .wav is added to the ids of lines without a header."""
+        return name if self.header or suffix_of(name) else f"{name}.wav"
+
 
 def _table_of(text: str, metadata: Path, needs_text: bool, columns: Sequence[str]) -> _Table:
     """Read the table of a metadata file by the reader of its form.
@@ -387,8 +384,7 @@ def _table_of(text: str, metadata: Path, needs_text: bool, columns: Sequence[str
     if columns:
         return _table_of_columns(text, metadata, needs_text, columns)
     if first.lstrip().startswith(("{", "[")):
-        fault = "it is JSON, which is not read: write its entries under the CSV header path,text"
-        raise _unrecognised(metadata, text, fault)
+        raise _unrecognised(metadata, text, f"it is JSON, which is not read. {JSON_TO_CSV}")
     separator = _separator_of(first)
     if not separator:
         if needs_text:
@@ -588,11 +584,7 @@ def _names(table: _Table) -> Iterator[str]:
     column = table.columns.index("path")
     for _, fields in table.records:
         if column < len(fields) and 0 < len(fields[column]) <= MAX_PATH_CHARACTERS:
-            yield _audio_name(fields[column], table)
-
-
-def _audio_name(name: str, table: _Table) -> str:
-    return name if table.header or suffix_of(name) else f"{name}.wav"
+            yield table.audio_name(fields[column])
 
 
 def _row(
@@ -603,7 +595,7 @@ def _row(
     path = values.get("path", "")
     if fault := _fault_of_row(fields, path, table):
         return RejectedRow(str(metadata), line, shortened(path), "malformed row", fault)
-    name = _audio_name(path, table)
+    name = table.audio_name(path)
     audio = folder.find(name) or name
     text = values.get("normalised text") or values.get("text", "")
     speaker = values.get("speaker") or DEFAULT_SPEAKER
@@ -613,7 +605,7 @@ def _row(
 
 
 def _fault_of_row(fields: Sequence[str], path: str, table: _Table) -> str:
-    """What makes a row unusable; empty if nothing does."""
+    """Return what makes a row unusable; empty if nothing does."""
     if len(path) > MAX_PATH_CHARACTERS:
         return f"a path of {len(path):,} characters, but it may have {MAX_PATH_CHARACTERS:,}"
     most = len(table.columns)
@@ -631,15 +623,6 @@ def shortened(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
 
 
-def _describe(metadata: Path, table: _Table, folder: AudioFolder, rows: Sequence[Row]) -> str:
-    """The form in one line, for the log."""
-    noun = "row" if len(rows) == 1 else "rows"
-    return (
-        f"{table.describe()}; {len(rows)} {noun} in {metadata}; audio in {folder.path}:"
-        f" {_count_formats(rows)}"
-    )
-
-
 def _count_formats(rows: Sequence[Row]) -> str:
     suffixes = Counter(suffix_of(row.audio) or "others" for row in rows)
     return ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items()))
@@ -647,26 +630,23 @@ def _count_formats(rows: Sequence[Row]) -> str:
 
 def _remedy(names: Sequence[str], base: Path) -> str:
     name = names[0]
+    absolute = [path for path in names if os.path.isabs(path)]
+    exists = os.path.exists(name)
     if PureWindowsPath(name).drive:
         return f"It is a path of a Windows computer: write paths relative to {base}."
-    if os.path.isabs(name):
-        if not os.path.exists(name):
-            return f"There is no such file on this computer: write paths relative to {base}."
-        folders = [os.path.dirname(path) for path in names if os.path.isabs(path)]
-        root = quote(os.path.commonpath(folders))
-        return (
-            f"It is outside of {base}: give a folder that has all audio, such as --audio-root"
-            f" {root}."
-        )
-    if os.path.exists(name):
+    if name in absolute and not exists:
+        return f"There is no such file on this computer: write paths relative to {base}."
+    if name in absolute:
+        root = quote(os.path.commonpath([os.path.dirname(path) for path in absolute]))
+        advice = f"give a folder that has all audio, such as --audio-root {root}"
+        return f"It is outside of {base}: {advice}."
+    if exists:
         return "It is relative to the current folder: give --audio-root ."
     stem = os.path.splitext(name)[0]
     for suffix in UNREADABLE:
         if os.path.exists(base / f"{stem}{suffix}"):
-            return (
-                f"{base} has {stem}{suffix}, which cannot be read: convert it to WAV or FLAC, for"
-                " instance by ffmpeg."
-            )
+            advice = "convert it to WAV or FLAC, for instance by ffmpeg"
+            return f"{base} has {stem}{suffix}, which cannot be read: {advice}."
     return "Correct the names, or give the folder of the audio as --audio-root."
 
 

@@ -234,8 +234,8 @@ class RestOfEpochTest(unittest.TestCase):
             itertools.islice(planned_steps(self.plan(replicas, accumulation), start), steps)
         )
         return (
-            np.concatenate([step.utterances for _, _, step in planned]),
-            planned[-1][2].next_position,
+            np.concatenate([step.utterances for _, step in planned]),
+            planned[-1][1].next_position,
         )
 
     def test_each_utterance_is_used_once(self):

@@ -130,11 +130,12 @@ class EpochPlan:
         first = begin - (-utterances * replica // self.replicas)
         last = begin - (-utterances * (replica + 1) // self.replicas)
         size = int(self.batch_sizes[self.step_bucket[step]])
-        starts = [
-            min(first + microbatch * size, last) for microbatch in range(self.microbatches(step))
-        ]
-        cuts = [slice(at, min(at + size, last)) for at in starts]
-        return [(self.order[cut], self.references[cut]) for cut in cuts]
+        batches = []
+        for number in range(self.microbatches(step)):
+            start = min(first + number * size, last)
+            cut = slice(start, min(start + size, last))
+            batches.append((self.order[cut], self.references[cut]))
+        return batches
 
 
 class Plan:
@@ -170,12 +171,10 @@ class Plan:
             samples, token_counts, speakers: int [N], columns of the manifest; N ≥ 1.
             bounds: padded lengths as by `bucket_bounds`; the last is not below the longest
                 utterance.
-            batch_size: utterances in a batch.
             seed: source of all randomness, together with the epoch.
             batch_seconds: replaces batch_size by seconds of audio in a batch, padding included; 0
                 turns it off.
             accumulation: batches of each replica in one step.
-            replicas: number of replicas that share each step.
         """
         if samples.max() > bounds[-1]:
             raise ValueError(
@@ -187,7 +186,8 @@ class Plan:
             asked = np.maximum((batch_seconds * SAMPLE_RATE_HZ / bounds).astype(np.int64), 1)
         self.batch_sizes = np.minimum(asked, -(-len(samples) // replicas))
         self.step_sizes = asked * accumulation * replicas
-        self.samples, self.replicas = samples, replicas
+        self.samples = samples
+        self.replicas = replicas
         self._seed = seed
         self._replica_step_sizes = asked * accumulation
         # By length.
@@ -203,11 +203,9 @@ class Plan:
 
     def shape(self, bucket: int) -> tuple[int, int, int]:
         """Return (utterances, samples, tokens) of the batches in a bucket, padding included."""
-        return (
-            int(self.batch_sizes[bucket]),
-            int(self.bounds[bucket]),
-            int(self._padded_tokens[bucket]),
-        )
+        columns = (self.batch_sizes, self.bounds, self._padded_tokens)
+        rows, samples, tokens = (int(column[bucket]) for column in columns)
+        return rows, samples, tokens
 
     def epoch(self, epoch: int, history: EpochHistory = ()) -> EpochPlan:
         """Plan an epoch, counted from 0, or the rest of one that other numbers of replicas began.
@@ -222,9 +220,25 @@ class Plan:
         return self._shuffle(left, self.replicas, [epoch, *np.ravel(history)])
 
     def _layout(self, ranked: np.ndarray, replicas: int) -> tuple[np.ndarray, np.ndarray]:
-        """Lay out utterances, int32 and sorted by length, for some replicas; see `_lay_out`."""
+        """Divide utterances, int32 and sorted by length, into steps.
+
+        Returns:
+            int64 [S + 1], first utterance of each step, then their number; int32 [S], bucket of
+            each step.
+        """
         up_to_bound = np.searchsorted(self.samples[ranked], self.bounds, side="right")
-        return _lay_out(up_to_bound, self._replica_step_sizes * replicas)
+        step_sizes = self._replica_step_sizes * replicas
+        starts = []
+        buckets = []
+        begin = 0
+        for bucket, (end, size) in enumerate(zip(up_to_bound, step_sizes, strict=True)):
+            whole_end = end
+            if bucket < len(step_sizes) - 1:
+                whole_end = begin + (end - begin) // size * size
+            starts.append(np.arange(begin, whole_end, size, dtype=np.int64))
+            buckets.append(np.full(len(starts[-1]), bucket, np.int32))
+            begin = whole_end
+        return np.concatenate([*starts, [begin]]), np.concatenate(buckets)
 
     def _shuffle(self, ranked: np.ndarray, replicas: int, source: list) -> EpochPlan:
         """Shuffle utterances; the order depends on the seed and the integers in `source`."""
@@ -269,37 +283,12 @@ class Plan:
             utterances[bucket] += len(rows)
         padding = 1 - real / np.maximum(padded, 1)
         columns = (self.bounds, self.batch_sizes, utterances, padding)
-        return [
-            tuple(row)
-            for row in zip(*(column.tolist() for column in columns), strict=True)
-            if row[2]
-        ]
+        return [row for row in zip(*map(np.ndarray.tolist, columns), strict=True) if row[2]]
 
     def padded_samples(self, epoch: EpochPlan, step: int) -> int:
         """Return the samples of all batches of a step, padding included."""
         rows, samples, _ = self.shape(epoch.step_bucket[step])
         return rows * samples * epoch.microbatches(step) * epoch.replicas
-
-
-def _lay_out(up_to_bound: np.ndarray, step_sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Divide the utterances, sorted by length, into steps.
-
-    Args:
-        up_to_bound: int [buckets], number of utterances not longer than each bucket; the last is N.
-        step_sizes: int [buckets], utterances in a complete step.
-
-    Returns:
-        int64 [S + 1], first utterance of each step, then N; int32 [S], bucket of each step.
-    """
-    starts = []
-    buckets = []
-    begin = 0
-    for bucket, (end, size) in enumerate(zip(up_to_bound, step_sizes, strict=True)):
-        whole_end = end if bucket == len(step_sizes) - 1 else begin + (end - begin) // size * size
-        starts.append(np.arange(begin, whole_end, size, dtype=np.int64))
-        buckets.append(np.full(len(starts[-1]), bucket, np.int32))
-        begin = whole_end
-    return np.concatenate([*starts, [begin]]), np.concatenate(buckets)
 
 
 class _Speakers:
@@ -336,11 +325,9 @@ class Position(NamedTuple):
 
     def after_resize(self, previous_replicas: int) -> "Position":
         """Return this position for a run that continues with another number of replicas."""
-        return (
-            Position(self.epoch, 0, (*self.history, (previous_replicas, self.step)))
-            if self.step
-            else self
-        )
+        if not self.step:
+            return self
+        return Position(self.epoch, 0, (*self.history, (previous_replicas, self.step)))
 
 
 class Pass(NamedTuple):
@@ -421,46 +408,35 @@ class PlannedBatch:
 
 def planned_steps(
     plan: Plan, start: Position, epochs: int | None = None
-) -> Iterator[tuple[EpochPlan, int, PlannedStep]]:
-    """Yield the steps from a position on, each as (plan of its epoch, index in the epoch, step).
-
-    Args:
-        start: position of the first step.
-        epochs: the last epoch plus 1; endless if None.
-    """
+) -> Iterator[tuple[EpochPlan, PlannedStep]]:
+    """Yield the steps from a position on, to the end of `epochs` epochs or endlessly."""
     planned_epochs = count(start.epoch) if epochs is None else range(start.epoch, epochs)
     for epoch in planned_epochs:
-        first, history = (start.step, start.history) if epoch == start.epoch else (0, ())
-        epoch_plan = plan.epoch(epoch, history)
-        for step in range(first, epoch_plan.steps):
-            ends = step + 1 == epoch_plan.steps
+        first = start if epoch == start.epoch else Position(epoch)
+        epoch_plan = plan.epoch(epoch, first.history)
+        for step in range(first.step, epoch_plan.steps):
             utterances = epoch_plan.utterances(step)
-            yield (
-                epoch_plan,
-                step,
-                PlannedStep(
-                    position=Position(epoch, step, history),
-                    next_position=(
-                        Position(epoch + 1) if ends else Position(epoch, step + 1, history)
-                    ),
-                    utterances=utterances,
-                    bucket=int(epoch_plan.step_bucket[step]),
-                    microbatches=epoch_plan.microbatches(step),
-                    audio_s=float(plan.samples[utterances].sum(dtype=np.int64)) / SAMPLE_RATE_HZ,
-                    padded_s=plan.padded_samples(epoch_plan, step) / SAMPLE_RATE_HZ,
-                ),
+            next_position = first._replace(step=step + 1)
+            if next_position.step == epoch_plan.steps:
+                next_position = Position(epoch + 1)
+            planned_step = PlannedStep(
+                position=first._replace(step=step),
+                next_position=next_position,
+                utterances=utterances,
+                bucket=int(epoch_plan.step_bucket[step]),
+                microbatches=epoch_plan.microbatches(step),
+                audio_s=float(plan.samples[utterances].sum(dtype=np.int64)) / SAMPLE_RATE_HZ,
+                padded_s=plan.padded_samples(epoch_plan, step) / SAMPLE_RATE_HZ,
             )
+            yield epoch_plan, planned_step
 
 
 def steps_left(plan: Plan, start: Position, epochs: int) -> int:
     """Return the number of steps from a position to the end of `epochs` epochs."""
     if start.epoch >= epochs:
         return 0
-    return (
-        plan.epoch(start.epoch, start.history).steps
-        - start.step
-        + (epochs - start.epoch - 1) * plan.steps_per_epoch
-    )
+    steps = plan.epoch(start.epoch, start.history).steps - start.step
+    return steps + (epochs - start.epoch - 1) * plan.steps_per_epoch
 
 
 def planned_batches(
@@ -479,7 +455,6 @@ def planned_batches(
     A batch is the same whoever makes it, and whatever the turns are.
 
     Args:
-        seed: source of the batches' randomness.
         reference_samples: longest stretch of a reference.
         replicas: numbers of the replicas within the plan.
         turn: which microbatches to yield.
@@ -487,8 +462,11 @@ def planned_batches(
             take.
     """
     microbatches = count()
-    for epoch_plan, number, step in planned_steps(plan, corpus_pass.start, corpus_pass.epochs):
-        averaged_rows = step.utterances if corpus_pass.mean_over == "step" else epoch_plan.order
+    for epoch_plan, step in planned_steps(plan, corpus_pass.start, corpus_pass.epochs):
+        epoch, number, history = step.position
+        averaged_rows = step.utterances
+        if corpus_pass.mean_over == "epoch":
+            averaged_rows = epoch_plan.order
         totals = {
             "step_frames": np.array(frame_count(manifest.samples[averaged_rows]).sum(), np.float32),
             "step_tokens": np.array(manifest.token_counts[averaged_rows].sum(), np.float32),
@@ -503,12 +481,9 @@ def planned_batches(
                 # The same batches draw the same numbers, whether one replica accumulates them or
                 # several share them.
                 place = replica * step.microbatches + microbatch
-                random = np.random.default_rng(
-                    [seed, step.position.epoch, number, place, *np.ravel(step.position.history)]
-                )
-                arrays = (
-                    _arrays(manifest, rows, references, shape, reference_samples, random) | totals
-                )
+                random = np.random.default_rng([seed, epoch, number, place, *np.ravel(history)])
+                arrays = _arrays(manifest, rows, references, shape, reference_samples, random)
+                arrays |= totals
                 if teacher_rows is not None:
                     arrays = teacher_rows.replace(
                         arrays, len(rows), manifest, reference_samples, random

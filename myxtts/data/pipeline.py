@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -39,17 +40,19 @@ class ProducedBatch(NamedTuple):
     times: Times
 
 
+ReplicaBatches = tuple[ProducedBatch, ...]
+"""One batch of each replica of a producer or of a process."""
+
+
 class Producer:
     """Makes batches on one data device for some replicas, all or in turn with other producers.
 
     Args:
-        corpus: manifest and plan.
+        plan_pass: `planned_batches` of the corpus, which lacks only the pass, replicas and turn.
         reader: reads the planned batches.
         extractor, device: see the attributes.
         replicas: numbers of the replicas that it feeds among those of all processes.
         turn: which of their microbatches it makes.
-        seed: source of the batches' randomness.
-        reference_samples: longest stretch of a reference.
         synchronize: see `produced_batches`.
 
     Attributes:
@@ -60,48 +63,33 @@ class Producer:
 
     def __init__(
         self,
-        corpus: Corpus,
+        plan_pass: Callable[..., Iterator[PlannedBatch]],
         reader: Reader,
         extractor: FeatureExtractor,
         *,
         device: str,
         replicas: Sequence[int],
         turn: Turn,
-        seed: int,
-        reference_samples: int,
-        synchronize: bool = False,
+        synchronize: bool,
     ):
         self.device = device
         self.extractor = extractor
-        self._corpus = corpus
+        self._plan_pass = plan_pass
         self._reader = reader
         self._replicas = replicas
         self._turn = turn
-        self._seed = seed
-        self._reference_samples = reference_samples
         self._synchronize = synchronize
         self.produce = trace_produce(device, extractor)
 
     def planned(self, corpus_pass: Pass, turn: Turn = ALL_TURNS) -> Iterator[PlannedBatch]:
         """Plan the batches, by default those of all producers; see `planned_batches`."""
-        return planned_batches(
-            self._corpus.plan,
-            self._corpus.manifest,
-            corpus_pass,
-            seed=self._seed,
-            reference_samples=self._reference_samples,
-            replicas=self._replicas,
-            turn=turn,
-            teacher_rows=self._corpus.teacher_rows,
-        )
+        return self._plan_pass(corpus_pass, replicas=self._replicas, turn=turn)
 
     def read(self, corpus_pass: Pass, turn: Turn = ALL_TURNS) -> ReadBatches:
         """Plan, read and upload: stages A to C, by default for the batches of all producers."""
         return self._reader.read(self.planned(corpus_pass, turn), self.device)
 
-    def replica_batches(
-        self, corpus_pass: Pass
-    ) -> Generator[tuple[ProducedBatch, ...], None, None]:
+    def replica_batches(self, corpus_pass: Pass) -> Generator[ReplicaBatches, None, None]:
         """Make the batches of this producer's turn, one for each replica at a time."""
         with (
             closing(self.read(corpus_pass, self._turn)) as read,
@@ -151,9 +139,7 @@ def produced_batches(
 
     Args:
         read: planned batches with their waves on the data device.
-        device: the data device.
-        extractor: has the contracts of the batches.
-        produce: `trace_produce` of the extractor.
+        produce: `trace_produce` of the extractor on the data device.
         synchronize: wait until the data device has finished each batch, so that the times are true
             on a GPU.
 
@@ -211,6 +197,14 @@ class Pipeline:
         reader = make_reader(
             corpus.manifest, extractor.inputs, reference_samples, data, cache_folder
         )
+        plan_pass = partial(
+            planned_batches,
+            corpus.plan,
+            corpus.manifest,
+            seed=seed,
+            reference_samples=reference_samples,
+            teacher_rows=corpus.teacher_rows,
+        )
         self._depth = data.prefetch_buffer_size
         # Routes with the same data devices share their producers, which take turns.
         routes_of: dict[tuple[str, ...], list[int]] = {}
@@ -220,14 +214,12 @@ class Pipeline:
         self._groups = [
             [
                 Producer(
-                    corpus,
+                    plan_pass,
                     reader,
                     extractor,
                     device=device,
                     replicas=[first_replica + index for index in indices],
                     turn=Turn(number, len(data_devices)),
-                    seed=seed,
-                    reference_samples=reference_samples,
                     synchronize=synchronize,
                 )
                 for number, device in enumerate(data_devices)
@@ -237,7 +229,7 @@ class Pipeline:
         self.producers = list(chain.from_iterable(self._groups))
 
     @contextmanager
-    def open_unbuffered(self, corpus_pass: Pass) -> Iterator[Iterator[tuple[ProducedBatch, ...]]]:
+    def open_unbuffered(self, corpus_pass: Pass) -> Iterator[Iterator[ReplicaBatches]]:
         """Yield batches of the only producer without a feed: each is produced when it is taken."""
         (producer,) = self.producers
         with closing(producer.replica_batches(corpus_pass)) as batches:
@@ -286,7 +278,7 @@ def make_reader(
     Args:
         fields: contract of the waves.
         reference_samples: padded length of the references.
-        cache_folder: gets the decoded corpus if `data.cache_dataset` is on.
+        cache_folder: see `Pipeline`.
     """
     if data.data_service is not None:
         return ServiceReader(data.data_service, manifest, fields, reference_samples, data)
@@ -315,9 +307,7 @@ class ReplicaFeed:
     """
 
     def __init__(
-        self,
-        groups: Sequence[Sequence[Feed[tuple[ProducedBatch, ...]]]],
-        indices: Sequence[Sequence[int]],
+        self, groups: Sequence[Sequence[Feed[ReplicaBatches]]], indices: Sequence[Sequence[int]]
     ):
         self._groups = groups
         self._taken = 0
@@ -335,10 +325,10 @@ class ReplicaFeed:
     def __exit__(self, *raised) -> None:
         self._opened.close()
 
-    def __iter__(self) -> Iterator[tuple[ProducedBatch, ...]]:
+    def __iter__(self) -> Iterator[ReplicaBatches]:
         return self
 
-    def __next__(self) -> tuple[ProducedBatch, ...]:
+    def __next__(self) -> ReplicaBatches:
         for feeds in self._groups:
             feeds[(self._taken - 1) % len(feeds)].release()
         batches: list[ProducedBatch] = []

@@ -65,12 +65,10 @@ def with_host_fields(uploaded: Batch, planned: PlannedBatch, fields: dict[str, F
 
 def wave_columns(fields: dict[str, Field]) -> tuple[str, ...]:
     """Name the planned arrays that locate the waves of a contract, one number for each row."""
-    reference = (
-        ("reference_row", "reference_start", "reference_samples")
-        if "reference_pcm" in fields
-        else ()
-    )
-    return ("row", "samples", *reference)
+    columns: tuple[str, ...] = ("row", "samples")
+    if "reference_pcm" in fields:
+        columns += ("reference_row", "reference_start", "reference_samples")
+    return columns
 
 
 def read_waves(
@@ -84,9 +82,8 @@ def read_waves(
 
     Args:
         columns: the arrays of `wave_columns`.
-        padded_samples: padded length of the utterances.
+        padded_samples, reference_samples: padded lengths of the utterances and references.
         fields: contract of the waves.
-        reference_samples: padded length of the references.
     """
     starts = tf.zeros_like(columns["row"])
     waves = {"pcm": read_rows(columns["row"], starts, columns["samples"], padded_samples)}
@@ -122,10 +119,8 @@ def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> D
         try:
             read_pcm(manifest.paths[row], int(manifest.samples[row]))
             if manifest.native[row] and not read_header(manifest.paths[row]).native:
-                raise DataError(
-                    f"{manifest.paths[row]} was 16-bit mono WAV at {SAMPLE_RATE_HZ} Hz when the"
-                    " manifest was made"
-                )
+                former = f"16-bit mono WAV at {SAMPLE_RATE_HZ} Hz when the manifest was made"
+                raise DataError(f"{manifest.paths[row]} was {former}")
         except DataError as reason:
             return DataError(
                 f"utterance '{manifest.ids[row]}' ({where}): {reason}. Restore the file and use"
@@ -170,11 +165,10 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
         return tf.ensure_shape(pcm, [None])
 
     def read_row(row, start, samples, padded):
-        pcm = (
-            decode(row)
-            if all_native
-            else tf.cond(native[row], lambda: decode(row), lambda: convert(row))
-        )
+        if all_native:
+            pcm = decode(row)
+        else:
+            pcm = tf.cond(native[row], lambda: decode(row), lambda: convert(row))
         return tf.pad(pcm[start : start + samples], [[0, padded - samples]])
 
     def read_rows(rows, starts, samples, padded):
@@ -198,29 +192,6 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
 Element = dict[str, Any]
 
 
-class _Elements:
-    """The elements of one iterator after another, by their numbers, each once."""
-
-    def __init__(self) -> None:
-        self._iterator: Iterator[Element] = iter(())
-        self._lock = Lock()
-        self._next = 0
-        self._waiting: dict[int, Element] = {}
-
-    def replace(self, iterator: Iterator[Element]) -> None:
-        """Take the elements that no one has asked for yet from another iterator."""
-        with self._lock:
-            self._iterator = iterator
-
-    def take(self, number: int) -> Element:
-        """Return an element."""
-        with self._lock:
-            while self._next <= number:
-                self._waiting[self._next] = next(self._iterator)
-                self._next += 1
-            return self._waiting.pop(number)
-
-
 class Source:
     """A dataset without end of elements that Python makes.
 
@@ -241,27 +212,19 @@ class Source:
     """
 
     def __init__(self, signature: dict[str, tf.TensorSpec]):
-        self._elements = _Elements()
-        specs = signature.values()
-        # NumPy's type of TensorFlow's strings is `object`, which would be slower to convert.
-        types = [spec.dtype.as_numpy_dtype for spec in specs]
-        types = [{object: np.bytes_}.get(kind, kind) for kind in types]
-
-        def columns(number: np.ndarray) -> list:
-            element = self._elements.take(int(number))
-            return [*map(np.asarray, (element[name] for name in signature), types)]
-
-        def element_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            values = tf.numpy_function(
-                columns, [number], [spec.dtype for spec in specs], stateful=False
-            )
-            values = [
-                tf.ensure_shape(value, spec.shape)
-                for value, spec in zip(values, specs, strict=True)
-            ]
-            return dict(zip(signature, values, strict=True))
-
-        self.dataset = tf.data.Dataset.range(tf.int64.max).map(element_of)
+        self._signature = signature
+        self._types = {name: spec.dtype.as_numpy_dtype for name, spec in signature.items()}
+        for name, kind in self._types.items():
+            # NumPy's type of TensorFlow's strings is `object`, which would be slower to convert.
+            if kind is object:
+                self._types[name] = np.bytes_
+        self._iterator: Iterator[Element] = iter(())
+        # Numbers are asked for in any order, by the threads of tf.data: `_waiting` has the elements
+        # below `_next` that were not asked for yet.
+        self._lock = Lock()
+        self._next = 0
+        self._waiting: dict[int, Element] = {}
+        self.dataset = tf.data.Dataset.range(tf.int64.max).map(self._element)
 
     def begin(self, elements: Iterator[Element]) -> None:
         """Begin a pass.
@@ -270,7 +233,25 @@ class Source:
             elements: of the pass, and then endless others: tf.data reads ahead, and what it has
                 read ahead is skipped when the next pass begins.
         """
-        self._elements.replace(elements)
+        with self._lock:
+            self._iterator = elements
+
+    def _element(self, number: tf.Tensor) -> dict[str, tf.Tensor]:
+        types = [spec.dtype for spec in self._signature.values()]
+        columns = tf.numpy_function(self._columns, [number], types, stateful=False)
+        return {
+            name: tf.ensure_shape(column, spec.shape)
+            for (name, spec), column in zip(self._signature.items(), columns, strict=True)
+        }
+
+    def _columns(self, number: np.ndarray) -> list[np.ndarray]:
+        """Return the arrays of an element, whose number is asked for once."""
+        with self._lock:
+            while self._next <= number:
+                self._waiting[self._next] = next(self._iterator)
+                self._next += 1
+            element = self._waiting.pop(int(number))
+        return [np.asarray(element[name], self._types[name]) for name in self._signature]
 
 
 COLUMNS = ("row", "samples", "reference_row", "reference_start", "reference_samples")
@@ -322,9 +303,8 @@ class LocalReader:
         self._data = data
 
         def read(batch: dict) -> dict:
-            passed = {
-                name: batch[name] for name in (*(TOTALS.keys() & fields.keys()), "batch_number")
-            }
+            passed = {name: batch[name] for name in (TOTALS.keys() & fields.keys())}
+            passed["batch_number"] = batch["batch_number"]
             return passed | read_waves(
                 batch, batch["padded_samples"], fields, reference_samples, read_rows
             )
@@ -347,10 +327,9 @@ class LocalReader:
 
         def elements() -> Iterator[dict]:
             for number, batch in enumerate(planned):
-                in_flight.append((f"{pass_prefix}{number}", batch))
-                yield {name: batch.arrays[name] for name in PLANNED_SPEC} | {
-                    "batch_number": f"{pass_prefix}{number}"
-                }
+                name = f"{pass_prefix}{number}"
+                in_flight.append((name, batch))
+                yield {key: batch.arrays[key] for key in PLANNED_SPEC} | {"batch_number": name}
             yield from repeat(SILENCE | {"batch_number": end})
 
         idle = self._idle.setdefault(device, [])

@@ -274,7 +274,7 @@ def explain_non_finite(
             without a jump.
     """
     steps = error.step - 1 - began_step
-    _, _, step = next(islice(planned_steps(corpus.plan, began), steps, None))
+    _, step = next(islice(planned_steps(corpus.plan, began), steps, None))
     names = ", ".join(f"'{corpus.manifest.ids[row]}'" for row in step.utterances[:32])
     epoch = step.position.epoch + 1
     return (

@@ -216,7 +216,8 @@ class Clock:
         """Add a wait or a pause to the timeline, and the part of the newest step before it."""
         if end_s - start_s < SHORTEST_SPAN_S:
             return
-        if start_s - self._busy_since_s >= SHORTEST_SPAN_S:
+        # What the main thread did before its first step belongs to no step.
+        if self._trained and start_s - self._busy_since_s >= SHORTEST_SPAN_S:
             self._timeline.add(Span(MODEL, "step", self._busy_since_s, start_s, self._trained))
         self._timeline.add(Span(MODEL, kind, start_s, end_s))
         self._busy_since_s = end_s

@@ -3,7 +3,7 @@
 import logging
 import unittest
 
-from myxtts.clock import Clock, Interval, Times, format_duration
+from myxtts.clock import Clock, Interval, Timeline, Times, format_duration
 from myxtts.config.schema import DataConfig
 from myxtts.report.reporter import time_line
 from myxtts.throughput.assess import InputBoundWarning, candidates, flags_of
@@ -32,6 +32,14 @@ class ClockTest(unittest.TestCase):
             self.time.advance(100.0)
         self.step()
         self.assertEqual(self.clock.report().busy_s, 2.0)
+
+    def test_time_before_the_first_step_is_no_span_of_a_step(self):
+        timeline = Timeline()
+        self.clock = Clock(self.time, timeline=timeline)
+        self.time.advance(1.0)
+        self.step(wait_s=1.0, batches=[Times(1.0, 1.0, 2.0)])
+        steps = [span for span in timeline.newest() if span.kind == "step"]
+        self.assertEqual([span.number for span in steps], [1])
 
     def test_each_report_starts_a_new_interval(self):
         self.step(wait_s=0.5)

@@ -11,8 +11,8 @@ from myxtts.placement import gpu_memory
 from myxtts.placement.gpu_memory import (
     DriverUnavailable,
     GpuMemory,
+    ask_driver,
     check_limits,
-    driver_indices,
     limits_of,
     read_memory,
 )
@@ -87,11 +87,15 @@ def with_driver(order: list[str], function, *gpus: int):
         return function(gpus)
 
 
+def indices_in_driver(gpus: tuple[int, ...]) -> list[int]:
+    return ask_driver(gpus, lambda nvml, handle: nvml.nvmlDeviceGetIndex(handle))
+
+
 class ReadMemoryTest(unittest.TestCase):
     def test_gpus_are_those_of_cuda_in_any_order_and_with_hidden_ones(self):
         for order in (["a", "b"], ["b", "a"], ["b"], ["c", "b"]):
             names = {"a": "NVIDIA L4", "b": "NVIDIA H100", "c": "NVIDIA A100 MIG 1g.5gb"}
-            actual = with_driver(order, driver_indices, *range(len(order)))
+            actual = with_driver(order, indices_in_driver, *range(len(order)))
             self.assertEqual(actual, ["abc".index(uuid) for uuid in order])
             memory = read(order, *range(len(order)))
             self.assertEqual([memory[gpu].name for gpu in memory], [names[uuid] for uuid in order])

@@ -124,15 +124,6 @@ def read_memory(gpus: Sequence[int]) -> dict[int, GpuMemory]:
     return dict(zip(gpus, ask_driver(gpus, _memory_of), strict=True))
 
 
-def driver_indices(gpus: Sequence[int]) -> list[int]:
-    """Return the numbers of GPUs in nvidia-smi, by their indices in TensorFlow.
-
-    Raises:
-        DriverUnavailable: see `read_memory`.
-    """
-    return ask_driver(gpus, lambda nvml, handle: nvml.nvmlDeviceGetIndex(handle))
-
-
 def ask_driver(gpus: Sequence[int], question: Callable[[Any, Any], Answer]) -> list[Answer]:
     """Return the answer to a question about each GPU, which gets NVML and its handle of the GPU."""
     try:

@@ -42,9 +42,6 @@ EVALUATION_FOLDER = "evaluation"
 SCORES = "scores.md"
 # PIL raises all of them for pictures, the last one for damaged PNG.
 UNREADABLE = (OSError, ValueError, SyntaxError)
-REFERENCE_NOTE = (
-    "Each sample is synthesized with another utterance of the speaker as its reference."
-)
 
 
 def sound_file(name: str, kind: str) -> str:

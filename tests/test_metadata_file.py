@@ -11,7 +11,6 @@ from myxtts.data import metadata_file
 from myxtts.data.metadata_file import (
     COLUMN_NAMES,
     DEFAULT_SPEAKER,
-    MAX_LINE_CHARACTERS,
     Row,
     Rows,
     hold_out,
@@ -42,10 +41,17 @@ class Case(FolderCase):
         rows = read_corpus(path, "en", **root)
         return [(rows.folder / row.audio).relative_to(self.folder).as_posix() for row in rows.rows]
 
-    def assert_rejected(self, pattern, path, language="en"):
+    def assert_texts(self, path, *expected, **options):
+        self.assertEqual([row.text for row in read_corpus(path, "en", **options).rows], [*expected])
+
+    def assert_malformed(self, rows, *lines):
+        expected = [(line, "malformed row") for line in lines]
+        self.assertEqual([(row.line, row.reason) for row in rows.rejected], expected)
+
+    def assert_rejected(self, pattern, path, **options):
         before = sorted(self.folder.rglob("*"))
         with self.assertRaisesRegex(DataError, pattern):
-            read_corpus(path, language)
+            read_corpus(path, "en", **options)
         self.assertEqual(sorted(self.folder.rglob("*")), before)
 
 
@@ -55,17 +61,13 @@ class WithoutText(Case):
         return [(row.audio, row.text, row.speaker) for row in rows.rows]
 
     def test_a_folder_of_audio_is_a_corpus(self):
-        self.audio(
-            "b.flac", "wavs/a.wav", "anna/c.WAV", ".cache/d.wav", "anna/._c.wav", "anna/notes.txt"
-        )
-        expected = [
-            ("b.flac", "", DEFAULT_SPEAKER),
-            ("anna/c.WAV", "", "anna"),
-            ("wavs/a.wav", "", DEFAULT_SPEAKER),
-        ]
+        hidden_and_others = ".cache/d.wav", "anna/._c.wav", "anna/notes.txt"
+        self.audio("b.flac", "wavs/a.wav", "anna/c.WAV", *hidden_and_others)
+        default = ("b.flac", "", DEFAULT_SPEAKER), ("wavs/a.wav", "", DEFAULT_SPEAKER)
+        expected = [default[0], ("anna/c.WAV", "", "anna"), default[1]]
         self.assertEqual(self.rows(self.folder), expected)
         # For a task with texts.
-        self.assert_rejected("no metadata.csv, only audio such as b.flac", self.folder)
+        self.assert_rejected("no metadata.csv. Give an LJSpeech folder", self.folder)
 
     def test_files_of_other_formats_are_rejected_and_listed(self):
         self.audio("a.wav", "b.m4a")
@@ -73,14 +75,9 @@ class WithoutText(Case):
         actual = [(row.audio, row.reason) for row in rows.rejected]
         self.assertEqual(actual, [("b.m4a", "unreadable format")])
 
-    def test_a_folder_without_audio_says_what_it_has(self):
-        for names, pattern in (
-            ((), "neither metadata.csv nor audio"),
-            (("x/b.m4a",), "only x/b.m4a .this format can"),
-        ):
-            self.audio(*names)
-            with self.assertRaisesRegex(DataError, pattern):
-                read_corpus(self.folder, "en", needs_text=False)
+    def test_a_folder_without_audio_is_an_error(self):
+        self.audio("x/b.m4a")
+        self.assert_rejected("neither metadata.csv nor audio", self.folder, needs_text=False)
 
     def test_links_to_files_and_folders_are_followed_once(self):
         self.audio("other/b.wav", "corpus/c.wav")
@@ -93,18 +90,9 @@ class WithoutText(Case):
 
     def test_an_unreadable_folder_is_not_left_out_in_silence(self):
         denied = PermissionError(13, "Permission denied", "anna")
-        with (
-            mock.patch("os.scandir", side_effect=denied),
-            self.assertRaisesRegex(
-                DataError, "^the folder anna cannot be read: Permission denied. Fix its"
-            ),
-        ):
+        with mock.patch("os.scandir", side_effect=denied), self.assertRaises(DataError) as caught:
             read_corpus(self.folder, "en", needs_text=False)
-
-    def test_a_missing_audio_root_is_an_error(self):
-        self.audio("b.wav")
-        with self.assertRaisesRegex(DataError, "--audio-root .*none does not exist"):
-            read_corpus(self.folder, "en", root=self.folder / "none", needs_text=False)
+        self.assertIn("the folder anna cannot be read: Permission denied", str(caught.exception))
 
     def test_metadata_needs_no_column_of_texts(self):
         for content in (
@@ -114,43 +102,47 @@ class WithoutText(Case):
             table = self.table(content, "a.wav", "b.wav")
             self.assertEqual(self.rows(table), [("a.wav", "", "anna"), ("b.wav", "", "berta")])
         names = self.ljspeech("a\nb.wav\n", audio=("a.wav", "b.wav"))
-        actual = self.rows(names)
-        self.assertEqual(actual, [("a.wav", "", DEFAULT_SPEAKER), ("b.wav", "", DEFAULT_SPEAKER)])
+        expected = [("a.wav", "", DEFAULT_SPEAKER), ("b.wav", "", DEFAULT_SPEAKER)]
+        self.assertEqual(self.rows(names), expected)
 
     def test_metadata_with_texts_is_read_as_ever(self):
         folder = self.ljspeech("a|Dr. A|Doctor A\n")
         self.assertEqual(self.rows(folder), [("a.wav", "Doctor A", DEFAULT_SPEAKER)])
 
+    def test_names_that_are_not_utf8_can_be_held_out_and_written(self):
+        for name in (b"caf\xe9/\xff.wav", b"caf\xe9/\xfe.wav"):
+            self.audio(f"corpus/{os.fsdecode(name)}")
+        rows = read_corpus(self.folder / "corpus", "en", needs_text=False)
+        self.assertEqual({row.speaker for row in rows.rows}, {r"caf\xe9"})
+        self.assertEqual([len(part.rows) for part in hold_out(rows, 0.5, 0)], [1, 1])
+
 
 class LJSpeech(Case):
     def test_the_normalised_text_is_preferred(self):
-        rows = read_corpus(self.ljspeech("a|Dr. A|Doctor A\nb|Only this\nc|Kept|\n"), "en")
-        self.assertEqual([row.text for row in rows.rows], ["Doctor A", "Only this", "Kept"])
-        self.assertEqual(rows.folder, self.folder / "wavs")
+        corpus = self.ljspeech("a|Dr. A|Doctor A\nb|Only this\nc|Kept|\n")
+        self.assert_texts(corpus, "Doctor A", "Only this", "Kept")
+        self.assertEqual(read_corpus(corpus, "en").folder, self.folder / "wavs")
 
     def test_ids_match_files_with_or_without_a_suffix(self):
-        rows = read_corpus(
-            self.ljspeech("LJ001.0001|x\nb.wav|x\nc.FLAC|x\nsub/d|x\n", audio=["b.wav"]), "en"
-        ).rows
+        content = "LJ001.0001|x\nb.wav|x\nc.FLAC|x\nsub/d|x\n"
+        rows = read_corpus(self.ljspeech(content, audio=["b.wav"]), "en").rows
         audios = [row.audio for row in rows]
         self.assertEqual(audios, ["LJ001.0001.wav", "b.wav", "c.FLAC", "sub/d.wav"])
 
     def test_quotes_and_unicode_line_separators_are_text(self):
-        rows = read_corpus(
-            self.ljspeech('a|"Hello, he said.\r\nb|one\u2028two\x85three\n'), "en"
-        ).rows
-        actual = [(row.line, row.text) for row in rows]
-        self.assertEqual(actual, [(1, '"Hello, he said.'), (2, "one\u2028two\x85three")])
+        corpus = self.ljspeech('a|"Hello, he said.\r\nb|one\u2028two\x85three\n')
+        self.assert_texts(corpus, '"Hello, he said.', "one\u2028two\x85three")
 
     def test_malformed_rows_are_rejected_with_their_line(self):
         rows = read_corpus(self.ljspeech("a|fine\n\njust words\n|no id\na|b|c|d\n"), "en")
         self.assertEqual([row.id for row in rows.rows], ["a.wav"])
-        actual = [(row.line, row.reason) for row in rows.rejected]
-        self.assertEqual(actual, [(n, "malformed row") for n in (3, 4, 5)])
+        self.assert_malformed(rows, 3, 4, 5)
 
-    def test_a_metadata_file_can_be_given_directly(self):
-        self.ljspeech("a|x\n", "metadata_train.csv")
-        self.assertEqual(len(read_corpus(self.folder / "metadata_train.csv", "en").rows), 1)
+    def test_metadata_may_be_a_tsv_or_text_file_or_given_directly(self):
+        for name in ("metadata.txt", "metadata.tsv", "metadata_train.csv"):
+            self.ljspeech("a\tx\n", name)
+            for path in (self.folder, self.folder / name):
+                self.assertEqual(read_corpus(path, "en").metadata.name, name)
 
     def test_a_folder_with_train_and_eval_metadata_provides_both_corpora(self):
         self.ljspeech("a|x\nb|x\nbad\n", "metadata_train.csv")
@@ -168,16 +160,12 @@ class LJSpeech(Case):
         linked = self.folder / "linked.csv"
         linked.symlink_to(table)
         for train, other in ((corpus, corpus / "metadata.csv"), (table, linked)):
-            with (
-                self.subTest(other),
-                self.assertRaisesRegex(DataError, "are both .* measure what was trained on"),
-            ):
+            with self.subTest(other), self.assertRaisesRegex(DataError, "are both .*trained on"):
                 read_corpora(train, other, "en", 0.5, seed=0)
 
     def test_without_validation_data_rows_are_held_out_and_malformed_rows_listed_once(self):
-        train, validation, rejected = read_corpora(
-            self.ljspeech("a|x\nb|x\nc|x\nd|x\nbad\n|bad\n"), None, "en", 0.25, 0
-        )
+        corpus = self.ljspeech("a|x\nb|x\nc|x\nd|x\nbad\n|bad\n")
+        train, validation, rejected = read_corpora(corpus, None, "en", 0.25, 0)
         self.assertEqual((len(train.rows), len(validation.rows), len(rejected)), (3, 1, 2))
         self.assertEqual(len(train.rejected) + len(validation.rejected), 2)
 
@@ -192,28 +180,21 @@ class LJSpeech(Case):
 class Tables(Case):
     def test_every_separator_is_detected(self):
         for separator in ",;\t|":
-            path = self.table(
-                separator.join(["path", "text"]) + "\n" + separator.join(["a.wav", "hi"]), "a.wav"
-            )
+            path = self.table("path,text\na.wav,hi".replace(",", separator), "a.wav")
             expected = (Row(2, "a.wav", "a.wav", "hi", DEFAULT_SPEAKER, "ka"),)
             self.assertEqual(read_corpus(path, "ka").rows, expected, separator)
 
     def test_columns_are_found_by_name_in_any_order(self):
-        path = self.table(
-            "\ufefflanguage, Text ,minutes,speaker,PATH\nfa,hi,3,anna,x/a.wav\n,ho,4,,b.wav\n",
-            "b.wav",
-        )
+        content = "\ufefflanguage, Text ,minutes,speaker,PATH\nfa,hi,3,anna,x/a.wav\n,ho,4,,b.wav\n"
         expected = (
             Row(2, "x/a.wav", "x/a.wav", "hi", "anna", "fa"),
             Row(3, "b.wav", "b.wav", "ho", DEFAULT_SPEAKER, "en"),
         )
-        self.assertEqual(read_corpus(path, "en").rows, expected)
+        self.assertEqual(read_corpus(self.table(content, "b.wav"), "en").rows, expected)
 
     def test_quoted_line_breaks_count_as_lines(self):
-        path = self.table(
-            'path,text\r\na.wav,"one, ""two""\r\nthree"\r\n\r\nb.wav,four\r\n', "a.wav"
-        )
-        rows = read_corpus(path, "en").rows
+        content = 'path,text\r\na.wav,"one, ""two""\r\nthree"\r\n\r\nb.wav,four\r\n'
+        rows = read_corpus(self.table(content, "a.wav"), "en").rows
         actual = [(row.line, row.text) for row in rows]
         self.assertEqual(actual, [(2, 'one, "two"\r\nthree'), (5, "four")])
 
@@ -221,35 +202,26 @@ class Tables(Case):
         path = self.table("path,text,speaker\na.wav,x,s\nb.wav,x\nc.wav,x,s,t\n ,x,s\n", "a.wav")
         rows = read_corpus(path, "en")
         self.assertEqual([row.id for row in rows.rows], ["a.wav"])
-        actual = [(row.line, row.audio) for row in rows.rejected]
-        self.assertEqual(actual, [(3, "b.wav"), (4, "c.wav"), (5, "")])
+        self.assert_malformed(rows, 3, 4, 5)
+        self.assertEqual([row.audio for row in rows.rejected], ["b.wav", "c.wav", ""])
 
-    def test_an_unclosed_quote_affects_only_its_row(self):
-        self.assert_rejected(
-            "line 3 is not", self.write("list.csv", 'path,text\na.wav,x\nb.wav,"x\nc.wav,x\n')
-        )
-        self.assert_rejected(
-            "line 2 is not", self.write("list.csv", 'path,text\na.wav,"x' + "y" * 200_000 + '"\n')
-        )
+    def test_an_unclosed_quote_is_an_error_that_names_its_line(self):
+        for line, rows in ((3, 'a.wav,x\nb.wav,"x\nc.wav,x\n'), (2, f'a.wav,"x{"y" * 200_000}"\n')):
+            self.assert_rejected(f"line {line} is not", self.table(f"path,text\n{rows}"))
 
     def test_between_bars_and_tabs_each_line_is_a_row(self):
-        quotation = 'a.wav|"Where?|anna\nb.wav|He asked.|anna\nc.wav|I go home."|anna\n'
+        content = 'path|text|speaker\na.wav|"Where?|anna\nb.wav|He asked.|anna\nc.wav|Home."|anna\n'
         for separator in "|\t":
-            content = f"path|text|speaker\n{quotation}".replace("|", separator)
-            rows = read_corpus(self.table(content, "a.wav", "b.wav", "c.wav"), "en").rows
-            texts = [row.text for row in rows]
-            self.assertEqual(texts, ['"Where?', "He asked.", 'I go home."'], content)
-        broken = 'path|text|speaker\na.wav|"one\ntwo"|x\nc.wav|six|x\n'
-        rows = read_corpus(self.table(broken), "en")
-        self.assertEqual([row.text for row in rows.rows], ["six"])
-        self.assertEqual([row.line for row in rows.rejected], [2, 3])
+            path = self.table(content.replace("|", separator), "a.wav", "b.wav", "c.wav")
+            self.assert_texts(path, '"Where?', "He asked.", 'Home."')
+        broken = self.table('path|text|speaker\na.wav|"one\ntwo"|x\nc.wav|six|x\n')
+        self.assert_texts(broken, "six")
+        self.assert_malformed(read_corpus(broken, "en"), 2, 3)
 
     def test_paths_that_name_the_same_file_have_the_same_id(self):
         self.audio("b/c.wav")
-        rows = read_corpus(
-            self.table("path,text\na.wav,x\n./b/../a.wav,x\na,x\n", "a.wav"), "en"
-        ).rows
-        self.assertEqual({row.id for row in rows}, {"a.wav"})
+        path = self.table("path,text\na.wav,x\n./b/../a.wav,x\na,x\n", "a.wav")
+        self.assertEqual({row.id for row in read_corpus(path, "en").rows}, {"a.wav"})
 
 
 class WithoutHeader(Case):
@@ -259,69 +231,56 @@ class WithoutHeader(Case):
         return [(row.text, row.speaker) for row in read_corpus(self.table(content), "en").rows]
 
     def test_lines_of_two_fields_may_have_any_separator(self):
+        self.audio("wavs/a.wav")
         for content in (
-            "a\tOne, two\nb\tThree\n",
-            "a;One, two\nb;Three\n",
+            *("a\tOne, two\nb\tThree\n", "a;One, two\nb;Three\n"),
             'a,"One, two"\nb,Three\n',
         ):
-            actual = [text for text, _ in self.forms(content)]
-            self.assertEqual(actual, ["One, two", "Three"], content)
+            self.assert_texts(self.table(content), "One, two", "Three")
 
     def test_texts_with_unquoted_commas_are_rejected_with_the_separator_that_is_wanted(self):
-        self.audio("wavs/a.wav")
-        path = self.write("list.csv", "a,One\nb,Two, three\n")
-        self.assert_rejected(
-            r"by commas into 2 fields in line 1, but 3 in line 2: separate id and text by \|", path
-        )
+        path = self.table("a,One\nb,Two, three\n", "wavs/a.wav")
+        self.assert_rejected(r"line 2 .* 3 fields between commas. Separate .* by \|", path)
 
     def test_the_first_separator_counts_but_bars_and_tabs_come_first(self):
-        for content in ("a,One; two\n", "a;One; two\n".replace("; ", ", "), "a|One, two; three\n"):
+        for content in ("a,One; two\n", "a;One, two\n", "a|One, two; three\n"):
             with self.subTest(content):
                 self.assertEqual(len(self.forms(content)), 1)
 
     def test_three_columns_need_the_flag_that_names_them(self):
         expected = [(f"Text {n}", f"s{n % 2}") for n in range(4)]
         for separator in "|\t;,":
-            for columns in (("path", "speaker", "text"), ("path", "text", "speaker")):
-                rows = [
-                    {"path": f"u{n}", "speaker": speaker, "text": text}
-                    for n, (text, speaker) in enumerate(expected)
-                ]
-                content = "\n".join(separator.join(row[name] for name in columns) for row in rows)
-                with self.subTest(content):
-                    path = self.table(content, "wavs/u1.wav")
-                    self.assert_rejected("3 columns .* --columns path text speaker", path)
+            for columns, form in (
+                (("path", "speaker", "text"), "u{n}|s{speaker}|Text {n}\n"),
+                (("path", "text", "speaker"), "u{n}|Text {n}|s{speaker}\n"),
+            ):
+                lines = "".join(form.format(n=n, speaker=n % 2) for n in range(4))
+                with self.subTest(columns, separator=separator):
+                    path = self.table(lines.replace("|", separator), "wavs/u1.wav")
+                    self.assert_rejected("not recognised.* --columns path text speaker", path)
                     found = read_corpus(path, "en", columns=columns).rows
                     self.assertEqual([(row.text, row.speaker) for row in found], expected)
 
     def test_columns_may_be_ignored_and_must_fit_the_file(self):
-        self.audio("wavs/a.wav")
-        path = self.write("list.csv", "7|a|One|en|\n8|b|Two|ka|3\n")
+        path = self.table("7|a|One|en|\n8|b|Two|ka|3\n", "wavs/a.wav")
         columns = ("ignored", "path", "text", "language", "ignored")
         rows = read_corpus(path, "de", columns=columns)
         actual = [(row.text, row.language) for row in rows.rows]
         self.assertEqual(actual, [("One", "en"), ("Two", "ka")])
-        self.assertIn("lines of ignored|id|text|language|ignored, no header", rows.form)
-        for wrong, pattern in (
-            (("path", "text"), r"names 2 columns .* has 5: '7\|a\|One"),
-            (("path", "text", "text", "language", "ignored"), "should name path and text once"),
-            (("path", "speaker"), "should name path and text once"),
-        ):
-            with self.subTest(wrong), self.assertRaisesRegex(DataError, f"--columns .*{pattern}"):
-                read_corpus(path, "en", columns=wrong)
+        self.assertIn("lines of ignored|path|text|language|ignored, no header", rows.form)
+        for wrong in ("path text", "path text text language ignored", "path speaker"):
+            message = rf"--columns {wrong} should name path and text once.* has 5: '7\|a\|One"
+            self.assert_rejected(message, path, columns=wrong.split())
 
     def test_a_header_counts_more_than_named_columns(self):
         path = self.table("text,path\nOne,a.wav\n", "a.wav")
-        rows = read_corpus(path, "en", columns=("path", "text")).rows
-        self.assertEqual([row.text for row in rows], ["One"])
+        self.assert_texts(path, "One", columns=("path", "text"))
 
     def test_a_file_named_metadata_has_texts_and_normalised_texts(self):
-        lines = [f"u{n}|{n}|norm {n}" for n in range(4)]
-        rows = read_corpus(self.ljspeech("\n".join(lines), audio=["u1.wav"]), "en").rows
-        self.assertEqual([row.text for row in rows], [f"norm {n}" for n in range(4)])
-        self.assert_rejected(
-            "3 columns separated by tabs", self.table("\n".join(lines).replace("|", "\t"))
-        )
+        lines = "\n".join(f"u{n}|{n}|norm {n}" for n in range(4))
+        corpus = self.ljspeech(lines, audio=["u1.wav"])
+        self.assert_texts(corpus, *(f"norm {n}" for n in range(4)))
+        self.assert_rejected("not recognised", self.table(lines.replace("|", "\t")))
 
     def test_speakers_are_not_taken_for_texts(self):
         for form in ("u{n}|anna|Text {n}", "u{n}|Text {n}|anna"):
@@ -333,25 +292,18 @@ class WithoutHeader(Case):
     def test_four_columns_need_names(self):
         self.audio("wavs/a.wav")
         for name in ("list.csv", "metadata.csv"):
-            self.assert_rejected(
-                r"4 columns .* --columns path text speaker", self.write(name, "a|anna|en|One\n")
-            )
+            path = self.write(name, "a|anna|en|One\n")
+            self.assert_rejected(r"begins with 'a.* --columns path text speaker", path)
 
     def test_separators_at_the_end_of_lines_are_ignored(self):
         actual = self.forms("a|One|\nb|Two||\nc|Three|||\n")
-        self.assertEqual(actual, [(t, "default") for t in ("One", "Two", "Three")])
+        self.assertEqual(actual, [(text, "default") for text in ("One", "Two", "Three")])
         self.assertEqual(self.forms("a,One,,\nb,Two,,\n"), [("One", "default"), ("Two", "default")])
 
     def test_line_ends_may_be_of_any_system(self):
         for end in ("\n", "\r\n", "\r"):
             actual = self.forms(f"\ufeffa|One{end}b|Two{end}")
             self.assertEqual(actual, [("One", "default"), ("Two", "default")])
-
-    def test_json_is_named(self):
-        self.assert_rejected(
-            "is JSON, .* CSV header path,text",
-            self.write("m.jsonl", '{"audio_filepath": "a.wav"}\n'),
-        )
 
 
 class Headers(Case):
@@ -360,14 +312,14 @@ class Headers(Case):
         for header, line in {
             "audio_file|text|speaker_name|language": "a.wav|Hi|anna|ka",  # Coqui TTS
             # Common Voice.
-            "client_id\tpath\tsentence_id\tsentence\tlocale\tsegment": ("anna\ta.wav\t7\tHi\tka\t"),
+            "client_id\tpath\tsentence_id\tsentence\tlocale\tsegment": "anna\ta.wav\t7\tHi\tka\t",
             "file_name,transcription,speaker_id,lang": "a.wav,Hi,anna,ka",  # Hugging Face
             # DeepSpeech.
-            "wav_filename,wav_filesize,transcript,Speaker,LANGUAGE": ("a.wav,9,Hi,anna,ka"),
+            "wav_filename,wav_filesize,transcript,Speaker,LANGUAGE": "a.wav,9,Hi,anna,ka",
             '"Audio File";"Text";"speaker-name";"lang"': '"a.wav";"Hi";"anna";"ka"',
             ",id,text,spk,language": "0,a,Hi,anna,ka",  # pandas with its index
             # A spreadsheet with empty columns.
-            "path,text,speaker,language,,": ("a.wav,Hi,anna,ka,,"),
+            "path,text,speaker,language,,": "a.wav,Hi,anna,ka,,",
         }.items():
             rows = read_corpus(self.table(f"{header}\n{line}\n", "a.wav"), "en").rows
             actual = [(row.audio, row.text, row.speaker, row.language) for row in rows]
@@ -377,19 +329,16 @@ class Headers(Case):
         path = self.table("file,audio_file,sentence,text\nx.wav,a.wav,no,yes\n", "a.wav", "x.wav")
         rows = read_corpus(path, "en")
         self.assertEqual([(row.audio, row.text) for row in rows.rows], [("a.wav", "yes")])
-        self.assertIn("columns audio_file=path, text (not file, sentence); 1 row in", rows.form)
+        self.assertIn("columns audio_file, text; 1 rows in", rows.form)
 
     def test_a_normalised_text_is_preferred_unless_it_is_empty(self):
         path = self.table("id|text|normalized_text\na|5|five\nb|six|\n", "wavs/a.wav")
-        self.assertEqual([row.text for row in read_corpus(path, "en").rows], ["five", "six"])
+        self.assert_texts(path, "five", "six")
 
     def test_quotes_between_tabs_are_text_unless_they_enclose_a_field(self):
-        path = self.table(
-            'path\tsentence\na.wav\t"No," he said.\nb.wav\t"""Yes"" and no"\nc.wav\t"open\n',
-            "a.wav",
-        )
-        texts = [row.text for row in read_corpus(path, "en").rows]
-        self.assertEqual(texts, ['"No," he said.', '"Yes" and no', '"open'])
+        content = 'path\tsentence\na.wav\t"No," he said.\nb.wav\t"""Yes"" and no"\nc.wav\t"open\n'
+        path = self.table(content, "a.wav")
+        self.assert_texts(path, '"No," he said.', '"Yes" and no', '"open')
 
     def test_empty_lines_of_a_spreadsheet_are_no_rows(self):
         rows = read_corpus(self.table("\n\npath,text\na.wav,x\n,\n , \n", "a.wav"), "en")
@@ -413,10 +362,9 @@ class AudioFiles(Case):
     def test_of_several_files_the_first_in_the_order_of_suffixes_is_taken(self):
         corpus = self.ljspeech("a|x\na.mp3|x\na.opus|x\n", audio=["a.mp3", "a.flac", "a.ogg"])
         self.assertEqual(self.found(corpus), ["wavs/a.flac", "wavs/a.mp3", "wavs/a.flac"])
-        self.audio("wavs/a.WAV", "wavs/a.txt")
-        self.assertEqual(self.found(corpus), ["wavs/a.WAV", "wavs/a.mp3", "wavs/a.WAV"])
-        self.audio("wavs/a.wav")
-        self.assertEqual(self.found(corpus), ["wavs/a.wav", "wavs/a.mp3", "wavs/a.wav"])
+        for name in ("wavs/a.WAV", "wavs/a.wav"):
+            self.audio(name, "wavs/a.txt")
+            self.assertEqual(self.found(corpus), [name, "wavs/a.mp3", name])
 
     def test_the_audio_folder_of_lines_may_have_other_names(self):
         self.write("metadata.csv", "a|x\n")
@@ -449,49 +397,32 @@ class AudioFiles(Case):
         self.assertEqual(self.found(path), ["sub\\a.wav"])
 
     def test_absolute_paths_in_the_folder_are_found_with_any_suffix(self):
-        path = self.table(
-            f"path,text\n{self.folder}/a.wav,x\n{self.folder}/b.wav,x\n", "a.wav", "b.flac"
-        )
-        self.assertEqual(self.found(path), ["a.wav", "b.flac"])
+        content = f"path,text\n{self.folder}/a.wav,x\n{self.folder}/b.wav,x\n"
+        self.assertEqual(self.found(self.table(content, "a.wav", "b.flac")), ["a.wav", "b.flac"])
 
-    def test_paths_elsewhere_are_explained(self):
-        self.audio("data/one/a.wav", "data/two/b.wav", "corpus/d.m4a")
-        for path, pattern in {
-            f"{self.folder}/data/one/a.wav": rf"outside of .*--audio-root {self.folder}/data\.",
-            "/nowhere/a.wav": "no such file on this computer: write paths relative to",
-            "C:\\data\\a.wav": "path of a Windows computer: write paths relative to",
-            os.path.relpath(
-                self.folder / "data/one/a.wav"
-            ): r"relative to the current folder: give --audio-root \.",
-            "d.wav": "corpus has d.m4a, which cannot be read: convert it",
-            "nowhere.wav": "Correct the names, or give the folder",
-        }.items():
-            table = self.table(
-                f"path,text\n{path},x\n{self.folder}/data/two/b.wav,x\n", name="corpus/list.csv"
-            )
-            self.assert_rejected(rf"none of the 2 audio files of (?s:.*){pattern}", table)
+    def test_audio_elsewhere_is_an_error_that_names_the_flag(self):
+        self.audio("data/a.wav")
+        for path in (f"{self.folder}/data/a.wav", "C:\\data\\a.wav", "../data/a.wav", "a.wav"):
+            table = self.table(f"path,text\n{path},x\n", name="corpus/list.csv")
+            self.assert_rejected("none of the 1 audio files of .* is not in .*--audio-root", table)
 
     def test_the_audio_root_is_searched_first(self):
         corpus = self.ljspeech("a|x\n", audio=["a.wav"])
         self.audio("other/a.flac", "third/clips/a.mp3", "fourth/b.wav")
-        for root, expected in {
-            "other": "other/a.flac",
-            "third": "third/clips/a.mp3",
-            "fourth": "wavs/a.wav",
-        }.items():
+        for root, expected in (
+            *(("other", "other/a.flac"), ("third", "third/clips/a.mp3")),
+            ("fourth", "wavs/a.wav"),
+        ):
             self.assertEqual(self.found(corpus, root=self.folder / root), [expected])
-        self.assert_rejected("no metadata", self.folder / "other")
+        none = self.folder / "none"
+        self.assert_rejected("--audio-root .*none does not exist", corpus, root=none)
 
     def test_a_folder_is_listed_once_for_all_rows(self):
-        corpus = self.ljspeech(
-            "".join(f"u{n}|x\n" for n in range(1_000)), audio=[f"u{n}.flac" for n in range(1_000)]
-        )
-        with (
-            mock.patch("os.listdir", side_effect=os.listdir) as listdir,
-            mock.patch("os.stat", side_effect=os.stat),
-        ):
+        names = [f"u{n}" for n in range(1_000)]
+        corpus = self.ljspeech("|x\n".join([*names, ""]), audio=[f"{name}.flac" for name in names])
+        with mock.patch("os.listdir", side_effect=os.listdir) as listdir:
             self.assertEqual(len(self.found(corpus)), 1_000)
-            self.assertEqual(listdir.call_count, 2)
+        self.assertEqual(listdir.call_count, 2)
 
 
 class Form(Case):
@@ -499,15 +430,13 @@ class Form(Case):
         self.ljspeech("a|x\nb|x\nc|x\n", audio=["a.flac", "b.flac", "c.mp3"])
         with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
             read_corpora(self.folder, None, "en", 0.5, seed=0)
-        place = (
-            f"3 rows in {self.folder}/metadata.csv; audio in {self.folder}/wavs: 2 .flac, 1 .mp3"
-        )
-        expected = [f"corpus form    lines of id|text, no header; {place}"]
+        place = f"{self.folder}/metadata.csv; audio in {self.folder}/wavs: 2 .flac, 1 .mp3"
+        expected = [f"corpus form    lines of path|text, no header; 3 rows in {place}"]
         self.assertEqual([record.getMessage() for record in logs.records], expected)
         with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
             read_corpora(self.folder, self.table("audio_file;text\na.flac;x\n"), "en", 0.5, seed=0)
         message = logs.records[1].getMessage()
-        self.assertIn("table with semicolons, columns audio_file=path, text; 1 row in", message)
+        self.assertIn("table with semicolons, columns audio_file, text; 1 rows in", message)
 
 
 class Guide(Case):
@@ -519,152 +448,57 @@ class Guide(Case):
 
     def test_its_program_writes_a_table_of_vctk(self):
         corpus = self.folder / "VCTK-Corpus-0.92"
-        self.audio(
-            *(
-                f"{corpus.name}/wav48_silence_trimmed/p225/p225_{n}_mic{n % 2 + 1}.flac"
-                for n in range(4)
-            )
-        )
+        audio = "wav48_silence_trimmed/p225/p225_{}_mic{}.flac"
         for n in range(4):
+            self.audio(f"{corpus.name}/{audio.format(n, n % 2 + 1)}")
             self.write(f"{corpus.name}/txt/p225/p225_{n}.txt", f"Text, {n}\n")
         program = self.guide.split("```python\n")[1].split("```")[0]
         exec(program.replace(f'"{corpus.name}"', repr(str(corpus))))
-        rows = read_corpus(corpus, "en").rows
-        actual = [(row.text, row.speaker) for row in rows]
-        self.assertEqual(actual, [("Text, 0", "p225"), ("Text, 2", "p225")])
-        actual = self.found(corpus)[0]
-        self.assertEqual(actual, f"{corpus.name}/wav48_silence_trimmed/p225/p225_0_mic1.flac")
-
-
-class Alternatives(Case):
-    def rejected_with(self, pattern, *names):
-        for name in names:
-            self.write(name, "a|x\n")
-        self.assert_rejected(f"no metadata.csv{pattern}", self.folder)
-        shutil.rmtree(self.folder)
-        self.folder.mkdir()
-
-    def test_a_folder_without_metadata_csv_is_told_what_it_has(self):
-        self.rejected_with(
-            r", but it has train.tsv, dev.tsv\. .*such as .*/train.tsv",
-            "dev.tsv",
-            "train.tsv",
-            "clips/a.mp3",
-        )
-        self.rejected_with(
-            ", and JSON such as metadata.jsonl is not read", "metadata.jsonl", "wavs/a.wav"
-        )
-        self.rejected_with(", but .*/LJSpeech-1.1 has one", "LJSpeech-1.1/metadata.csv")
-        self.rejected_with(
-            ", only audio such as p225/a.flac.*path,text,speaker.*p225/a.flac,TEXT,p225",
-            "p225/a.flac",
-        )
-
-    def test_the_audio_folder_instead_of_the_corpus_is_named(self):
-        self.assert_rejected(f"but {self.folder} has one", self.ljspeech("a|x\n") / "wavs")
-
-    def test_metadata_may_be_a_tsv_or_text_file(self):
-        for name in ("metadata.txt", "metadata.tsv"):
-            self.ljspeech("a\tx\n", name)
-            self.assertEqual(read_corpus(self.folder, "en").metadata.name, name)
+        actual = [(row.audio, row.text, row.speaker) for row in read_corpus(corpus, "en").rows]
+        expected = [(audio.format(n, 1), f"Text, {n}", "p225") for n in (0, 2)]
+        self.assertEqual(actual, expected)
 
 
 class Rejected(Case):
     def test_a_missing_path_is_rejected_and_not_created(self):
-        self.assert_rejected("does not exist", self.folder / "missing")
-        self.assert_rejected("does not exist", self.folder / ("x" * 300))
-        self.assert_rejected(f"does not exist in {Path.cwd()}", Path("nowhere/corpus"))
+        for path in (self.folder / "missing", self.folder / ("x" * 300), Path("nowhere/corpus")):
+            self.assert_rejected(f"does not exist in {Path.cwd()}. Give an LJSpeech folder", path)
+
+    def test_what_is_no_file_is_named_as_what_it_is(self):
         self.assert_rejected(
-            f"but '{self.folder}' does. Leave out the spaces", Path(f"{self.folder} ")
+            "/dev/zero cannot be read: it is a pipe or a device", Path("/dev/zero")
         )
+        os.mkfifo(self.folder / "metadata.csv")
+        self.assert_rejected("metadata.csv cannot be read: it is a pipe or a device", self.folder)
 
-    def test_an_empty_folder_is_rejected(self):
-        self.assert_rejected("no metadata.csv", self.folder)
-
-    def test_a_device_file_is_rejected(self):
-        self.assert_rejected("neither a folder nor a file", Path("/dev/zero"))
-
-    def test_a_header_without_audio_or_text_is_rejected(self):
-        faults = {
-            "path,words": "names path but no text",
-            "speaker,text": "names speaker, text but no audio file",
-            "path,path,text": "names path twice",
-            "path": "has no separator",
-        }
+    def test_a_file_of_no_known_form_is_rejected(self):
         self.audio("a.wav")
-        for header, fault in faults.items():
-            row = ",".join(["a.wav", "b", "c"][: header.count(",") + 1])
-            self.assert_rejected(
-                f"not recognised: .*{fault}", self.write("list.csv", f"{header}\n{row}\n")
-            )
+        for content in (
+            *("path,words,minutes\na.wav,x,y\n", "path,path,text\na.wav,b,x\n", "path\na.wav\n"),
+            *('{"audio_filepath": "a.wav"}\n', "RIFF\0\0\0\0WAVE"),
+        ):
+            self.assert_rejected("not recognised. It begins with", self.write("list.csv", content))
 
     def test_a_file_without_utterances_is_rejected(self):
-        self.assert_rejected("is empty", self.write("list.csv", b""))
-        self.assert_rejected("is empty", self.write("list.csv", " \n\n"))
-        self.assert_rejected("no utterances", self.write("list.csv", "path,text\n\n"))
+        for content in ("path,text\n\n", "path|text\n", "path,text\n,\n"):
+            self.assert_rejected("no utterances", self.write("list.csv", content))
+        for content in ("", " \n\n"):
+            self.assert_rejected("not recognised", self.write("list.csv", content))
 
     def test_a_file_that_is_not_utf_8_text_is_rejected(self):
-        self.assert_rejected("binary or UTF-16", self.write("list.csv", b"RIFF\0\0\0\0WAVE"))
-        self.assert_rejected(
-            "binary or UTF-16", self.write("list.csv", "path,text\na.wav,x\n".encode("utf-16"))
-        )
-        self.assert_rejected(
-            "line 3 has the byte 0xe9",
-            self.write("list.csv", "path,text\na,x\nb,\xe9t\xe9\n".encode("latin-1")),
-        )
-
-
-class BrokenFiles(Case):
-    def error_of(self, content: str | bytes) -> str:
-        path = self.write("metadata.csv", content)
-        with self.assertRaises(DataError) as caught:
-            read_corpus(path, "en")
-        self.assertLess(len(str(caught.exception)), 2_000)
-        return str(caught.exception)
-
-    def test_a_line_of_megabytes_is_rejected_by_its_number(self):
-        message = self.error_of("path,text\na.wav,a\n" + "," * (MAX_LINE_CHARACTERS + 1))
-        self.assertIn("line 3 of ", message)
-        self.assertIn("1,048,577 characters", message)
+        for content in ("path,text\na.wav,x\n".encode("utf-16"), "a,\xe9\n".encode("latin-1")):
+            self.assert_rejected("not UTF-8", self.write("list.csv", content))
 
     def test_a_sparse_file_of_a_terabyte_is_not_read(self):
-        path = self.write("metadata.csv", "path,text\n")
-        os.truncate(path, 1 << 40)
-        with self.assertRaisesRegex(DataError, "has 1,099,511,627,776 bytes"):
+        os.truncate(self.write("metadata.csv", "path,text\n"), 1 << 40)
+        with mock.patch.object(metadata_file, "MAX_BYTES", 5):
+            self.assert_rejected("it is larger than", self.folder)
+
+    def test_a_name_longer_than_any_path_is_shown_in_part(self):
+        path = self.write("list.csv", f"path,text\n{'a/' * 50_000},b\n")
+        with self.assertRaisesRegex(DataError, "none of the 1 audio files") as caught:
             read_corpus(path, "en")
-        with (
-            mock.patch.object(metadata_file, "MAX_BYTES", 0),
-            self.assertRaisesRegex(DataError, "may have 0. Split"),
-        ):
-            read_corpus(self.write("metadata.csv", "path,text\na.wav,a\n"), "en")
-
-    def test_a_name_longer_than_any_path_is_a_malformed_row(self):
-        self.write("a.wav")
-        rows = read_corpus(
-            self.write("metadata.csv", f"path,text\na.wav,a\n{'a/' * 50_000},b\n"), "en"
-        )
-        self.assertEqual([row.audio for row in rows.rows], ["a.wav"])
-        self.assertIn("a path of 100,000 characters", rows.rejected[0].detail)
-        self.assertLess(len(rows.rejected[0].audio), 1_000)
-        self.error_of(f"path,text\n{'a/' * 50_000},b\n")
-
-    def test_metadata_that_is_no_file_is_named(self):
-        os.mkfifo(self.folder / "metadata.csv")
-        with self.assertRaisesRegex(
-            DataError, "metadata.csv is a folder, a pipe, a device or a link to nothing"
-        ):
-            read_corpus(self.folder, "en")
-
-    def test_a_speaker_whose_folder_is_not_utf8_has_a_name_that_can_be_written(self):
-        self.write(f"corpus/{os.fsdecode(b'caf%c' % 0xE9)}/a.wav")
-        rows = read_corpus(self.folder / "corpus", "en", needs_text=False)
-        self.assertEqual([row.speaker for row in rows.rows], [r"caf\xe9"])
-
-    def test_file_names_that_are_not_utf8_can_be_held_out(self):
-        for name in (b"\xff.wav", b"\xfe.wav"):
-            self.write(f"corpus/{os.fsdecode(name)}")
-        rows = read_corpus(self.folder / "corpus", "en", needs_text=False)
-        self.assertEqual([len(part.rows) for part in metadata_file.hold_out(rows, 0.5, 0)], [1, 1])
+        self.assertLess(len(str(caught.exception)), 2_000)
 
 
 class HoldOut(unittest.TestCase):

@@ -6,7 +6,7 @@ no system call for each row.
 
 import os
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -43,15 +43,16 @@ class AudioFolder:
             if name.startswith(prefix):
                 inside = self.find(name.removeprefix(prefix))
                 return inside and prefix + inside
-        if leads_outside(name):
+        leads_out = ".." in name and os.path.normpath(name).split(os.sep)[0] == os.pardir
+        if leads_out or os.path.isabs(name):
             return None
         subfolder, _, file = name.rpartition("/")
         if file in self._listing(subfolder):
             return name
         if "\\" in name:
             return self.find(name.replace("\\", "/"))
-        similar = self._by_stem(subfolder).get(stem_of(file))
-        return os.path.join(subfolder, similar[0]) if similar else None
+        similar = self._by_stem(subfolder).get(_stem_of(file))
+        return os.path.join(subfolder, similar) if similar else None
 
     def _list(self, subfolder: str) -> frozenset[str]:
         """The names in a subfolder; none if it is missing."""
@@ -60,11 +61,11 @@ class AudioFolder:
         except OSError:
             return frozenset()
 
-    def _index(self, subfolder: str) -> dict[str, list[str]]:
-        """The audio files of a subfolder by their stem, in the order of AUDIO_SUFFIXES."""
-        files: dict[str, list[str]] = {}
-        for name in sorted(filter(suffix_of, self._listing(subfolder)), key=_order):
-            files.setdefault(stem_of(name), []).append(name)
+    def _index(self, subfolder: str) -> dict[str, str]:
+        """The audio files of a subfolder by their stem; of several, the first of AUDIO_SUFFIXES."""
+        files = {}
+        for name in sorted(filter(suffix_of, self._listing(subfolder)), key=_order, reverse=True):
+            files[_stem_of(name)] = name
         return files
 
 
@@ -79,7 +80,7 @@ def suffix_of(name: str) -> str:
     return suffix if suffix in AUDIO_SUFFIXES else ""
 
 
-def stem_of(name: str) -> str:
+def _stem_of(name: str) -> str:
     """Return a name in the Unicode form NFC, without the suffix of an audio file."""
     stem = name[: -len(suffix)] if (suffix := suffix_of(name)) else name
     return stem if stem.isascii() else unicodedata.normalize("NFC", stem)
@@ -96,25 +97,12 @@ def audio_subfolders(folder: Path) -> list[Path]:
     return [folder / name for name in usual]
 
 
-def leads_outside(name: str) -> bool:
-    """Whether a name of a metadata file is absolute, or leaves the corpus folder by .. parts."""
-    if os.path.isabs(name):
-        return True
-    return ".." in name and os.path.normpath(name).split(os.sep)[0] == os.pardir
-
-
-def audio_files(folder: Path, others: Sequence[str] = ()) -> Iterator[str]:
+def audio_files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
     """Yield the audio files in and below a folder, in order, relative to it; not the hidden ones.
 
     Links are followed, and each folder is listed once, so that a link to a folder around it ends.
-
-    Args:
-        others: more suffixes to count as audio.
-
-    Raises:
-        DataError: a folder cannot be read.
+    Raises DataError if a folder cannot be read.
     """
-    suffixes = (*AUDIO_SUFFIXES, *others)
     listed = set()
     for path, subfolders, names in os.walk(folder, onerror=_raise_unreadable, followlinks=True):
         real_path = os.path.realpath(path)

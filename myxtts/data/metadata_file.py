@@ -1,16 +1,8 @@
 """Reads the metadata of a corpus: the audio file, text, speaker and language of each row.
 
-Which reader a file gets depends on its name and its first line, never on the values of its rows:
-
-    table     the first line names the columns: a separator of , ; tab or |
-    columns   no header; the setting `columns` names them
-    LJSpeech  no header; a file named metadata* with lines id|text or id|text|normalised text
-    pairs     no header; lines of a path and a text, with any separator
-    names     no header; lines of a path alone, for a task that needs no texts
-    folder    no metadata; the audio files of a folder, for a task that needs no texts
-
-docs/guides/data.md lists all forms. This module reads the metadata, lists the folders of the audio
-files, and writes nothing.
+READERS lists the forms of a metadata file; the first that takes it reads it. Which one does depends
+on the name of the file and its first line, never on the values of its rows. A folder of audio needs
+no metadata for a task that needs no texts. docs/guides/data.md lists all forms.
 """
 
 import csv
@@ -19,10 +11,10 @@ import io
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path, PureWindowsPath
-from shlex import quote
+from itertools import compress
+from pathlib import Path
 from typing import NamedTuple
 
 from myxtts.data.audio_folder import (
@@ -34,6 +26,7 @@ from myxtts.data.audio_folder import (
     suffix_of,
 )
 from myxtts.errors import DataError
+from myxtts.files import decode_text, read_file
 
 DEFAULT_SPEAKER = "default"
 # libsndfile has no decoder for these.
@@ -41,46 +34,35 @@ UNREADABLE = (".m4a", ".aac", ".mp4", ".webm", ".wma", ".amr")
 METADATA_NAMES = ("metadata.csv", "metadata.tsv", "metadata.txt")
 # Of a metadata file: ten million rows.
 MAX_BYTES = 1 << 31
-MAX_LINE_CHARACTERS = 1 << 20
-# PATH_MAX of Linux.
-MAX_PATH_CHARACTERS = 4096
 # Of a path or another text of the file in a message.
 SHOWN_CHARACTERS = 500
 
 SEPARATORS = {"|": "|", "\t": "tabs", ";": "semicolons", ",": "commas"}
+# Files with these follow no rules of CSV: each line is a row, and a quote is a character, but for
+# the quotes around a whole field of a table.
 LITERAL = "|\t"
-"""Separators of files that follow no rules of CSV: each line is a row, and a quote is a character,
-but for the quotes around a whole field of a table.
-"""
 
-# Meaning: names, of which the first that a header has is used.
-COLUMN_NAMES = {
+# Of the names of a meaning, the first that a header has is used.
+NAMES_BY_MEANING = {
     "path": (
-        *("path", "audio_file", "audio_path", "audio_filepath", "audio_filename", "audio"),
-        *("file", "file_path", "filepath", "file_name", "filename"),
-        *("wav", "wav_file", "wav_path", "wav_filename", "clip"),
-        *("id", "utt_id", "utterance_id"),
+        "path audio_file audio_path audio_filepath audio_filename audio file file_path filepath"
+        " file_name filename wav wav_file wav_path wav_filename clip id utt_id utterance_id"
     ),
     "normalised text": (
-        *("normalized_text", "normalised_text", "text_normalized", "text_normalised"),
-        *("normalized_transcript", "normalised_transcript"),
-        *("transcript_normalized", "transcript_normalised"),
-        *("normalized_transcription", "normalised_transcription"),
-        *("transcription_normalized", "transcription_normalised"),
+        "normalized_text normalised_text text_normalized text_normalised normalized_transcript"
+        " normalised_transcript transcript_normalized transcript_normalised"
+        " normalized_transcription normalised_transcription transcription_normalized"
+        " transcription_normalised"
     ),
-    "text": (
-        *("text", "sentence", "transcript", "transcription", "raw_text", "text_original"),
-        "original_text",
-    ),
-    "speaker": ("speaker", "speaker_name", "speaker_id", "spk", "spk_id", "client_id"),
-    "language": ("language", "lang", "locale", "language_code"),
+    "text": "text sentence transcript transcription raw_text text_original original_text",
+    "speaker": "speaker speaker_name speaker_id spk spk_id client_id",
+    "language": "language lang locale language_code",
 }
-LJSPEECH = ("path", "text", "normalised text")
+COLUMN_NAMES = {meaning: names.split() for meaning, names in NAMES_BY_MEANING.items()}
 FORMATS = (
     "Give an LJSpeech folder (metadata.csv with id|text lines, audio in wavs/) "
     "or a CSV/TSV file whose header names path and text; docs/guides/data.md has all forms."
 )
-JSON_TO_CSV = "Write its entries under the CSV header path,text"
 NAME_THE_COLUMNS = (
     "Name the columns in their order, such as --columns path text speaker, or in a first line"
 )
@@ -134,13 +116,8 @@ def read_corpora(
     """Read the training rows, the validation rows, and the malformed rows of both.
 
     The validation rows come from `validation` if it is given, else from metadata_eval.csv next to
-    metadata_train.csv, else they are held out from the training rows.
-
-    Args:
-        root, needs_text, columns: see `read_corpus`; for both corpora.
-
-    Raises:
-        DataError: a corpus cannot be read.
+    metadata_train.csv, else they are held out from the training rows. The other arguments and
+    errors are those of `read_corpus`.
     """
     read = partial(
         read_corpus, language=language, root=root, needs_text=needs_text, columns=columns
@@ -171,43 +148,39 @@ def read_corpus(
     preferred: str = "metadata_train.csv",
     columns: Sequence[str] = (),
 ) -> Rows:
-    """Read the rows of a corpus.
+    """Read the rows of a corpus. Raises DataError if it cannot be read, or has another form.
 
     Args:
         path: a folder with metadata.csv, or a metadata file.
         language: of rows without a language.
         root: folder to which the paths in tables are relative, by default the folder of the file.
             The audio of lines without a header is searched there first.
-        needs_text: whether the task needs texts; without, a folder of audio is also a corpus.
         preferred: name of the metadata file of a folder, if it has one of this name.
         columns: names of the columns of files without a header.
-
-    Raises:
-        DataError: the corpus cannot be read, or has another format.
     """
-    metadata = _metadata_of(path, preferred, needs_text)
     if root is not None and not os.path.isdir(root):
         raise DataError(f"--audio-root {root} does not exist. Give the folder of the audio files.")
-    if metadata is None:
+    if not os.path.exists(path):
+        raise DataError(f"the corpus {path} does not exist in {Path.cwd()}. {FORMATS}")
+    candidates = [path]
+    if os.path.isdir(path):
+        candidates = [path / name for name in (preferred, *METADATA_NAMES)]
+    metadata = next(filter(os.path.exists, candidates), None)
+    if metadata is None and not needs_text:
         return _rows_of_folder(path, language)
-    text = _text_of(metadata)
-    try:
-        table = _table_of(text, metadata, needs_text, columns)
-    except csv.Error as error:
-        raise DataError(
-            f"{metadata} should be CSV, but {error}. Close each quote, and write a quote inside a"
-            ' quoted field as "".'
-        ) from error
-    folder = _audio_folder_of(table, metadata, root, text, needs_text)
-    rows = tuple(_row(record, table, folder, metadata, language) for record in table.records)
-    usable = tuple(row for row in rows if isinstance(row, Row))
+    if metadata is None:
+        raise DataError(f"the corpus folder {path} has no metadata.csv. {FORMATS}")
+    table = _read_table(metadata, needs_text, columns)
+    rows = [_row(*record, table, metadata, language) for record in table.records]
+    usable = [row for row in rows if isinstance(row, Row)]
     rejected = tuple(row for row in rows if isinstance(row, RejectedRow))
-    noun = "row" if len(usable) == 1 else "rows"
-    form = (
-        f"{table.describe()}; {len(usable)} {noun} in {metadata}; audio in {folder.path}:"
-        f" {_count_formats(usable)}"
-    )
-    return Rows(metadata, folder.path, usable, rejected, form)
+    folder = _audio_folder(table, usable, metadata, root)
+    for number, row in enumerate(usable):
+        audio = folder.find(row.audio) or row.audio
+        usable[number] = row._replace(id=os.path.normpath(audio), audio=audio)
+    formats = _count_formats(usable)
+    form = f"{table.form}; {len(usable)} rows in {metadata}; audio in {folder.path}: {formats}"
+    return Rows(metadata, folder.path, tuple(usable), rejected, form)
 
 
 def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
@@ -229,101 +202,17 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     )
 
 
-# The metadata file of a corpus
-
-
-def _metadata_of(path: Path, preferred: str, needs_text: bool) -> Path | None:
-    """Return `path` itself, or in a folder `preferred` or else one of METADATA_NAMES.
-
-    None is a folder without metadata, for a task that needs no texts.
-    """
-    if os.path.isfile(path):
-        return path
-    if not os.path.isdir(path):
-        raise DataError(f"the corpus {_why_missing(path)}")
-    candidates = [path / name for name in (preferred, *METADATA_NAMES)]
-    metadata = next(filter(os.path.isfile, candidates), None)
-    if metadata or not needs_text:
-        return metadata
-    if irregular := next(filter(os.path.lexists, candidates), None):
-        fault = "is a folder, a pipe, a device or a link to nothing, and no file"
-        raise DataError(f"{irregular} {fault}. {FORMATS}")
-    raise DataError(f"the corpus folder {path} has no metadata.csv{_alternative(path)}")
-
-
-def _why_missing(path: Path) -> str:
-    stripped = str(path).strip()
-    if os.path.exists(stripped) and stripped != str(path):
-        return f"{str(path)!r} does not exist, but {stripped!r} does. Leave out the spaces."
-    if os.path.exists(path):
-        return f"{path} is neither a folder nor a file. {FORMATS}"
-    place = "" if path.is_absolute() else f" in {Path.cwd()}"
-    return f"{path} does not exist{place}. {FORMATS}"
-
-
-def _alternative(folder: Path) -> str:
-    """What a folder without metadata.csv has instead, and what to do."""
-    names = sorted(os.listdir(folder), key=lambda name: (not name.startswith("train"), name))
-    tables = [name for name in names if name.lower().endswith((".csv", ".tsv", ".txt"))]
-    if tables:
-        found = ", ".join(tables[:4])
-        return f", but it has {found}. Give the one with the texts, such as {folder / tables[0]}."
-    json = next((name for name in names if name.lower().endswith((".jsonl", ".json"))), None)
-    if json:
-        return f", and JSON such as {json} is not read. {JSON_TO_CSV}."
-    for path in (folder.parent, *(folder / name for name in names)):
-        if os.path.isfile(path / METADATA_NAMES[0]):
-            return f", but {path} has one. Give that folder."
-    audio = next(audio_files(folder), None)
-    if audio is None:
-        return f". {FORMATS}"
-    speaker = os.path.basename(os.path.dirname(audio)) or "SPEAKER"
-    return (
-        f", only audio such as {audio}. Write a metadata.csv with the header path,text,speaker and"
-        f" a line for each file, such as {audio},TEXT,{speaker}; docs/guides/data.md shows how."
-    )
-
-
-def _text_of(metadata: Path) -> str:
-    try:
-        size = metadata.stat().st_size
-        if size > MAX_BYTES:
-            limit = f"metadata may have {MAX_BYTES:,}. Split the corpus."
-            raise DataError(f"{metadata} has {size:,} bytes, but {limit}")
-        blob = metadata.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"{metadata} cannot be read: {error.strerror}. Check the path and its permissions."
-        ) from error
-    if not blob.strip():
-        raise DataError(f"{metadata} is empty. {FORMATS}")
-    advice = f"Save it as UTF-8. {FORMATS}"
-    if b"\0" in blob:
-        raise DataError(f"{metadata} should be UTF-8 text, but it is binary or UTF-16. {advice}")
-    try:
-        text = blob.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = blob.count(b"\n", 0, error.start) + 1
-        fault = f"line {line} has the byte 0x{blob[error.start]:02x}"
-        raise DataError(f"{metadata} should be UTF-8 text, but {fault}. {advice}") from error
-    if "\n" not in text:
-        # The line end of Excel's "CSV (Macintosh)".
-        text = text.replace("\r", "\n")
-    for line, content in enumerate(text.split("\n"), 1):
-        if len(content) > MAX_LINE_CHARACTERS:
-            raise DataError(
-                f"line {line} of {metadata} has {len(content):,} characters, but a line may have"
-                f" {MAX_LINE_CHARACTERS:,}. Write one utterance in a line."
-            )
-    return text
-
-
 # The forms of a metadata file
 
 
-class _Record(NamedTuple):
-    line: int
-    fields: list[str]
+class _File(NamedTuple):
+    """A metadata file, its first line that is not empty, and what is asked of it."""
+
+    path: Path
+    text: str
+    first: str
+    needs_text: bool
+    named_columns: Sequence[str]
 
 
 class _Table(NamedTuple):
@@ -331,155 +220,142 @@ class _Table(NamedTuple):
 
     Attributes:
         columns: meaning of each column: a key of COLUMN_NAMES, or empty.
+        records: number of each line, and its fields.
         header: name of each column; empty if the file has no header.
     """
 
     separator: str
     columns: tuple[str, ...]
-    header: tuple[str, ...]
-    records: list[_Record]
+    records: list[tuple[int, list[str]]]
+    header: tuple[str, ...] = ()
 
-    def describe(self) -> str:
-        """Return the form in words, such as "table with |, columns audio_file=path, text"."""
+    @property
+    def form(self) -> str:
+        """The form in words, such as "table with |, columns audio_file, text"."""
         if not self.header:
-            return f"lines of {self.line_form()}, no header"
-        known = set().union(*COLUMN_NAMES.values())
-        used = []
-        unused = []
-        for name, meaning in zip(self.header, self.columns, strict=True):
-            if meaning:
-                used.append(name if name == meaning else f"{name}={meaning}")
-            elif name in known:
-                unused.append(name)
-        note = f" (not {', '.join(unused)})" if unused else ""
-        return f"table with {SEPARATORS[self.separator]}, columns {', '.join(used)}{note}"
-
-    def line_form(self) -> str:
-        """Return the form of a line without a header, such as id|text|normalised text."""
-        separator = "<tab>" if self.separator == "\t" else self.separator
-        names = {"path": "id", "": "ignored"}
-        return separator.join(names.get(meaning, meaning) for meaning in self.columns)
-
-    def audio_name(self, name: str) -> str:
-        """Return the name of an audio file: .wav is added to the ids of lines without a header."""
-        return name if self.header or suffix_of(name) else f"{name}.wav"
+            line = self.separator.join(meaning or "ignored" for meaning in self.columns)
+            return f"lines of {line}, no header".replace("\t", "<tab>")
+        used = ", ".join(compress(self.header, self.columns))
+        return f"table with {SEPARATORS[self.separator]}, columns {used}"
 
 
-def _table_of(text: str, metadata: Path, needs_text: bool, columns: Sequence[str]) -> _Table:
-    """Read the table of a metadata file by the reader of its form.
+def _read_table(path: Path, needs_text: bool, columns: Sequence[str]) -> _Table:
+    text = decode_text(lambda: read_file(path, MAX_BYTES), str(path))
+    if "\n" not in text:
+        # The line end of Excel's "CSV (Macintosh)".
+        text = text.replace("\r", "\n")
+    first = text.lstrip("\r\n").partition("\n")[0].rstrip("\r")
+    file = _File(path, text, first, needs_text, columns)
+    try:
+        table = next((table for reader in READERS if (table := reader(file))), None)
+    except csv.Error as error:
+        raise DataError(
+            f"{path} should be CSV, but {error}. Close each quote, and write a quote inside a"
+            ' quoted field as "".'
+        ) from error
+    if table is None:
+        raise DataError(
+            f"the form of {path} is not recognised. It begins with {first[:80]!r}."
+            f" {NAME_THE_COLUMNS}. {FORMATS}"
+        )
+    if not table.records:
+        raise DataError(f"{path} has no utterances. {FORMATS}")
+    return table
 
-    Raises:
-        DataError: no reader takes it.
-        csv.Error: it breaks the rules of CSV; the message names the line.
-    """
-    first = _first_line(text)
+
+def _with_header(file: _File) -> _Table | None:
+    """A first line that names the columns; a separator of , ; tab or |."""
     for separator in SEPARATORS:
-        header = _header_of(first, separator)
-        meanings = _meanings(header)
-        if _is_complete(meanings, needs_text):
-            _, *records = _records(text, separator)
+        fields = (field.strip().strip('"').strip().lower() for field in file.first.split(separator))
+        header = tuple(field.replace(" ", "_").replace("-", "_") for field in fields)
+        if columns := _meanings(header, file.needs_text):
+            _, *records = _records(file.text, separator)
             if separator in LITERAL:
-                records = [_Record(line, [*map(_unquoted, fields)]) for line, fields in records]
-            return _Table(separator, meanings, header, records)
-    if columns:
-        return _table_of_columns(text, metadata, needs_text, columns)
-    if first.lstrip().startswith(("{", "[")):
-        raise _unrecognised(metadata, text, f"it is JSON, which is not read. {JSON_TO_CSV}")
-    separator = _separator_of(first)
-    if not separator:
-        if needs_text:
-            fault = "its first line has no separator: |, tab, semicolon or comma"
-            raise _unrecognised(metadata, text, fault)
-        return _Table("\n", ("path",), (), _records(text, "\n"))
-    records = _records(text, separator)
-    width = _width(records[0])
-    name = SEPARATORS[separator]
-    if width <= 3 and separator in LITERAL and metadata.name.startswith("metadata"):
-        return _table_of_ljspeech(separator, records, metadata)
-    if width != 2:
-        fault = f"it has {width} columns separated by {name}, and no header. {NAME_THE_COLUMNS}"
-        raise _unrecognised(metadata, text, _fault_of_header(text, needs_text) or fault)
-    for record in records:
-        # A comma or semicolon may belong to a text, which would lose its end in silence.
-        if separator not in LITERAL and _width(record) != 2:
-            fault = (
-                f"it has no header, and is separated by {name} into 2 fields in line"
-                f" {records[0].line}, but {_width(record)} in line {record.line}: separate id and"
-                " text by |, or quote each text that has a comma"
-            )
-            raise _unrecognised(metadata, text, fault)
-    return _Table(separator, ("path", "text"), (), records)
+                records = [(line, [*map(_unquoted, fields)]) for line, fields in records]
+            return _Table(separator, columns, records, header)
+    return None
 
 
-def _table_of_ljspeech(separator: str, records: list[_Record], metadata: Path) -> _Table:
-    rows = [record.fields for record in records if _width(record) == 3]
+def _with_named_columns(file: _File) -> _Table | None:
+    """No header; the setting `columns` names the columns."""
+    names = file.named_columns
+    if not names:
+        return None
+    columns = _meanings(names, file.needs_text)
+    separator = _separator_of(file.first) or "\n"
+    records = _records(file.text, separator)
+    fields = records[0][1] if records else []
+    if columns is None or not _width(fields) <= len(fields) <= len(names) <= _width(fields) + 1:
+        raise DataError(
+            f"--columns {' '.join(names)} should name path and text once, and the other columns of"
+            f" {file.path}, whose first line has {len(fields)}: {file.first[:80]!r}. Name each"
+            " column in its order, and those that are not needed 'ignored'."
+        )
+    return _Table(separator, columns, records)
+
+
+def _ljspeech(file: _File) -> _Table | None:
+    """A file named metadata*, with lines of id|text or id|text|normalised text."""
+    separator = _separator_of(file.first)
+    records = _records(file.text, separator)
+    is_named_so = file.path.name.startswith("metadata") and separator in LITERAL
+    if not separator or not is_named_so or _width(records[0][1]) > 3:
+        return None
+    rows = [fields for _, fields in records if _width(fields) == 3]
     # Piper has id|speaker|text in a file of this name, and others id|text|speaker. Either would
     # train on names instead of texts. So a column that repeats as speakers do is an error.
     for column in (1, 2):
         values = {fields[column] for fields in rows}
         if len(rows) >= MIN_CHECKED_ROWS and 2 * len(values) <= len(rows):
             raise DataError(
-                f"{metadata} should have lines of id|text|normalised text, but column {column + 1}"
+                f"{file.path} should have lines of id|text|normalised text, but column {column + 1}"
                 f" has {len(values)} values in {len(rows)} rows, as if it named speakers."
                 f" {NAME_THE_COLUMNS}; --columns path text normalized_text if it has texts."
             )
-    return _Table(separator, LJSPEECH if rows else LJSPEECH[:2], (), records)
+    columns = ("path", "text", "normalised text") if rows else ("path", "text")
+    return _Table(separator, columns, records)
 
 
-def _table_of_columns(text: str, metadata: Path, needs_text: bool, names: Sequence[str]) -> _Table:
-    """Read a file without a header, whose columns have names as in a header."""
-    meanings = _meanings(names)
-    first = _first_line(text)
-    if not _is_complete(meanings, needs_text):
-        wanted = "path and text" if needs_text else "path"
-        raise DataError(
-            f"--columns {' '.join(names)} should name {wanted} once. Name each column of"
-            f" {metadata} in its order, such as path text speaker."
-        )
-    separator = _separator_of(first) or "\n"
-    records = _records(text, separator)
-    if records[0].fields[len(names) :] or _width(records[0]) < len(names) - 1:
-        raise DataError(
-            f"--columns names {len(names)} columns ({' '.join(names)}), but the first line of"
-            f" {metadata} has {len(records[0].fields)}: {first[:80]!r}. Name each column, and those"
-            " that are not needed 'ignored'."
-        )
-    return _Table(separator, meanings, (), records)
+def _pairs(file: _File) -> _Table | None:
+    """Lines of a path and a text, with any separator."""
+    separator = _separator_of(file.first)
+    records = _records(file.text, separator)
+    if not separator or _width(records[0][1]) != 2:
+        return None
+    for line, fields in records:
+        # A comma or semicolon may belong to a text, which would lose its end in silence.
+        if separator not in LITERAL and _width(fields) != 2:
+            raise DataError(
+                f"line {line} of {file.path} should have an id and a text, but has {_width(fields)}"
+                f" fields between {SEPARATORS[separator]}. Separate id and text by |, or quote each"
+                " text that has a comma."
+            )
+    return _Table(separator, ("path", "text"), records)
 
 
-def _unrecognised(metadata: Path, text: str, fault: str) -> DataError:
-    return DataError(
-        f"the form of {metadata} is not recognised: {fault}. It begins with"
-        f" {_first_line(text)[:80]!r}. {FORMATS}"
-    )
+def _names(file: _File) -> _Table | None:
+    """Lines of a path alone, for a task that needs no texts."""
+    if file.needs_text or _separator_of(file.first):
+        return None
+    return _Table("\n", ("path",), _records(file.text, "\n"))
 
 
-def _fault_of_header(text: str, needs_text: bool) -> str:
-    """Return what a first line that names some columns lacks; empty if it names none."""
-    first = _first_line(text)
-    headers = [_header_of(first, separator) for separator in SEPARATORS]
-    header = max(headers, key=lambda header: len(set(_meanings(header))))
-    meanings = _meanings(header)
-    known = [name for name, meaning in zip(header, meanings, strict=True) if meaning]
-    if len(header) == 1 or not known or _is_complete(meanings, needs_text):
-        return ""
-    for name in known:
-        if known.count(name) > 1:
-            return f"its header names {name} twice"
-    lacking = "text" if "path" in meanings else "audio file"
-    return f"its header names {', '.join(known)} but no {lacking}"
+READERS = (_with_header, _with_named_columns, _ljspeech, _pairs, _names)
 
 
-def _is_complete(meanings: Sequence[str], needs_text: bool) -> bool:
-    """Whether columns name the audio and the text, and nothing twice."""
-    used = [meaning for meaning in meanings if meaning]
-    has_text = "text" in used or "normalised text" in used
-    return "path" in used and (has_text or not needs_text) and len(used) == len(set(used))
+def _meanings(names: Sequence[str], needs_text: bool) -> tuple[str, ...] | None:
+    """Return the meaning of each column, a key of COLUMN_NAMES or empty.
 
-
-def _first_line(text: str) -> str:
-    """Return the first line that is not empty."""
-    return text.lstrip("\r\n").partition("\n")[0].rstrip("\r")
+    None unless they name the audio and the text, and nothing twice.
+    """
+    used = {}
+    for meaning, known in COLUMN_NAMES.items():
+        if name := next((name for name in known if name in names), None):
+            used[name] = meaning
+    columns = tuple(used.get(name, "") for name in names)
+    has_text = "text" in columns or "normalised text" in columns
+    is_complete = "path" in columns and (has_text or not needs_text)
+    return columns if is_complete and len(list(filter(None, columns))) == len(used) else None
 
 
 def _separator_of(line: str) -> str:
@@ -493,49 +369,36 @@ def _separator_of(line: str) -> str:
     return next((character for character in line if character in ";,"), "")
 
 
-def _header_of(line: str, separator: str) -> tuple[str, ...]:
-    """Return the names in a header, in lower case, with _ for spaces and hyphens."""
-    fields = (field.strip().strip('"').strip().lower() for field in line.split(separator))
-    return tuple(field.replace(" ", "_").replace("-", "_") for field in fields)
+def _records(text: str, separator: str) -> list[tuple[int, list[str]]]:
+    """Return the line and fields of each row that is not empty; a fault's csv.Error has its line.
 
-
-def _meanings(header: Sequence[str]) -> tuple[str, ...]:
-    """Return the meaning of each column; of several, the first in COLUMN_NAMES has it."""
-    meanings = [""] * len(header)
-    for meaning, names in COLUMN_NAMES.items():
-        used = next((name for name in names if name in header), None)
-        for column, name in enumerate(header):
-            if name == used:
-                meanings[column] = meaning
-    return tuple(meanings)
-
-
-def _records(text: str, separator: str) -> list[_Record]:
-    """Return the fields of each row that is not empty; raise csv.Error with the line of a fault."""
+    Without a separator of SEPARATORS, a line is one field.
+    """
     records = []
-    if separator not in SEPARATORS or separator in LITERAL:
+    if separator not in (";", ","):
         # splitlines() would also split at U+2028 and similar characters.
         for line, content in enumerate(text.split("\n"), 1):
             if content.strip():
-                records.append(_Record(line, [field.strip() for field in content.split(separator)]))
+                records.append(
+                    (line, [field.strip() for field in content.split(separator or "\n")])
+                )
         return records
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     line = 1
     try:
         for fields in reader:
-            fields = [field.strip() for field in fields]
-            if any(fields):
-                records.append(_Record(line, fields))
+            if any(map(str.strip, fields)):
+                records.append((line, [field.strip() for field in fields]))
             line = reader.line_num + 1
     except csv.Error as error:
         raise csv.Error(f"the row that begins at line {line} is not: {error}") from error
     return records
 
 
-def _width(record: _Record) -> int:
+def _width(fields: Sequence[str]) -> int:
     """Return the number of fields, without the empty ones that spreadsheets write after two."""
-    last = max((number for number, field in enumerate(record.fields, 1) if field), default=0)
-    return max(last, min(len(record.fields), 2))
+    last = max((number for number, field in enumerate(fields, 1) if field), default=0)
+    return max(last, min(len(fields), 2))
 
 
 def _unquoted(field: str) -> str:
@@ -545,77 +408,44 @@ def _unquoted(field: str) -> str:
     return field[1:-1].replace('""', '"') if is_quoted else field
 
 
-# The audio files of a table
-
-
-def _audio_folder_of(
-    table: _Table, metadata: Path, root: Path | None, text: str, needs_text: bool
-) -> AudioFolder:
-    """Return the first folder that has a file of the table."""
-    names = list(_names(table))
-    folders = map(AudioFolder, _folders_of(table, metadata, root))
-    folder = next((folder for folder in folders if any(map(folder.find, names))), None)
-    # A first line that names some columns may also be an utterance, if there is its file.
-    is_utterance = table.header or (folder and folder.find(names[0]))
-    if not is_utterance and (fault := _fault_of_header(text, needs_text)):
-        raise _unrecognised(metadata, text, fault)
-    if folder:
-        return folder
-    if not names:
-        raise DataError(f"{metadata} has no utterances. {FORMATS}")
-    places = ", ".join(map(str, _folders_of(table, metadata, root)))
-    raise DataError(
-        f"none of the {len(names)} audio files of {metadata} ({table.describe()}) was found: "
-        f"{shortened(names[0])!r} is not in {places}. {_remedy(names, root or metadata.parent)}"
-    )
-
-
-def _folders_of(table: _Table, metadata: Path, root: Path | None) -> list[Path]:
-    """Return the folders that may hold the audio: ids are usually in a subfolder, paths are not."""
-    if table.header:
-        base = root or metadata.parent
-        return [base, *audio_subfolders(base)]
-    folders = [*audio_subfolders(metadata.parent), metadata.parent]
-    return [*audio_subfolders(root), root, *folders] if root else folders
-
-
-def _names(table: _Table) -> Iterator[str]:
-    """The names of audio files, without those that are empty or longer than any."""
-    column = table.columns.index("path")
-    for _, fields in table.records:
-        if column < len(fields) and 0 < len(fields[column]) <= MAX_PATH_CHARACTERS:
-            yield table.audio_name(fields[column])
-
-
 def _row(
-    record: _Record, table: _Table, folder: AudioFolder, metadata: Path, language: str
+    line: int, fields: list[str], table: _Table, metadata: Path, language: str
 ) -> Row | RejectedRow:
-    line, fields = record
+    """Return a row, whose audio is the name in the metadata."""
     values = dict(zip(table.columns, fields, strict=False))
     path = values.get("path", "")
-    if fault := _fault_of_row(fields, path, table):
-        return RejectedRow(str(metadata), line, shortened(path), "malformed row", fault)
-    name = table.audio_name(path)
-    audio = folder.find(name) or name
-    text = values.get("normalised text") or values.get("text", "")
-    speaker = values.get("speaker") or DEFAULT_SPEAKER
-    return Row(
-        line, os.path.normpath(audio), audio, text, speaker, values.get("language") or language
-    )
-
-
-def _fault_of_row(fields: Sequence[str], path: str, table: _Table) -> str:
-    """Return what makes a row unusable; empty if nothing does."""
-    if len(path) > MAX_PATH_CHARACTERS:
-        return f"a path of {len(path):,} characters, but it may have {MAX_PATH_CHARACTERS:,}"
     most = len(table.columns)
     may_lack_last = not table.header and table.columns[-1] == "normalised text"
     # Spreadsheets write empty fields at the end of rows.
-    if len(fields) >= most - may_lack_last and not any(fields[most:]):
-        return "" if path else "no path"
+    if not path or len(fields) < most - may_lack_last or any(fields[most:]):
+        fault = f"{len(fields)} fields, not {most}" if path else "no path"
+        return RejectedRow(str(metadata), line, shortened(path), "malformed row", fault)
+    # Lines without a header have ids.
+    audio = path if table.header or suffix_of(path) else f"{path}.wav"
+    text = values.get("normalised text") or values.get("text", "")
+    speaker = values.get("speaker") or DEFAULT_SPEAKER
+    return Row(line, audio, audio, text, speaker, values.get("language") or language)
+
+
+def _audio_folder(
+    table: _Table, rows: Sequence[Row], metadata: Path, root: Path | None
+) -> AudioFolder:
+    """Return the first folder that has a file of the table: ids are usually in a subfolder."""
+    places = [root, metadata.parent]
     if table.header:
-        return f"{len(fields)} fields, but the header names {most}"
-    return f"{len(fields)} fields, not {table.line_form()}"
+        places = [root or metadata.parent]
+    folders: list[Path] = []
+    for place in filter(None, places):
+        subfolders = audio_subfolders(place)
+        folders += [place, *subfolders] if table.header else [*subfolders, place]
+    for folder in map(AudioFolder, folders):
+        if not rows or any(folder.find(row.audio) for row in rows):
+            return folder
+    raise DataError(
+        f"none of the {len(rows)} audio files of {metadata} ({table.form}) was found:"
+        f" {shortened(rows[0].audio)!r} is not in {', '.join(map(str, folders))}. Correct the"
+        " names, or give the folder of the audio as --audio-root."
+    )
 
 
 def shortened(text: str) -> str:
@@ -628,36 +458,11 @@ def _count_formats(rows: Sequence[Row]) -> str:
     return ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items()))
 
 
-def _remedy(names: Sequence[str], base: Path) -> str:
-    name = names[0]
-    absolute = [path for path in names if os.path.isabs(path)]
-    exists = os.path.exists(name)
-    if PureWindowsPath(name).drive:
-        return f"It is a path of a Windows computer: write paths relative to {base}."
-    if name in absolute and not exists:
-        return f"There is no such file on this computer: write paths relative to {base}."
-    if name in absolute:
-        root = quote(os.path.commonpath([os.path.dirname(path) for path in absolute]))
-        advice = f"give a folder that has all audio, such as --audio-root {root}"
-        return f"It is outside of {base}: {advice}."
-    if exists:
-        return "It is relative to the current folder: give --audio-root ."
-    stem = os.path.splitext(name)[0]
-    for suffix in UNREADABLE:
-        if os.path.exists(base / f"{stem}{suffix}"):
-            advice = "convert it to WAV or FLAC, for instance by ffmpeg"
-            return f"{base} has {stem}{suffix}, which cannot be read: {advice}."
-    return "Correct the names, or give the folder of the audio as --audio-root."
-
-
-# A folder of audio without metadata
-
-
 def _rows_of_folder(folder: Path, language: str) -> Rows:
     """Return the audio files in and below a folder as rows; subfolders name the speakers."""
     rows = []
     rejected = []
-    for line, audio in enumerate(audio_files(folder, UNREADABLE), 1):
+    for line, audio in enumerate(audio_files(folder, (*AUDIO_SUFFIXES, *UNREADABLE)), 1):
         if not suffix_of(audio):
             detail = "this format cannot be read; convert it to WAV or FLAC"
             rejected.append(RejectedRow(str(folder), line, audio, "unreadable format", detail))
@@ -669,11 +474,10 @@ def _rows_of_folder(folder: Path, language: str) -> Rows:
             speaker = DEFAULT_SPEAKER
         rows.append(Row(line, audio, audio, "", speaker, language))
     if not rows:
-        others = f", only {rejected[0].audio} ({rejected[0].detail})" if rejected else ""
         raise DataError(
             f"the corpus folder {folder} has neither metadata.csv nor audio"
-            f" ({', '.join(AUDIO_SUFFIXES)}){others}. Give a folder of audio files, or a metadata"
-            " file that names them."
+            f" ({', '.join(AUDIO_SUFFIXES)}). Give a folder of audio files, or a metadata file that"
+            " names them."
         )
     form = f"audio files without metadata; {_count_formats(rows)} in {folder}"
     return Rows(folder, folder, tuple(rows), tuple(rejected), form)

@@ -17,8 +17,7 @@ from unittest import mock
 from docs import generate
 from myxtts.commands import train
 from myxtts.commands.main import COMMANDS, load_command, run
-from myxtts.config.flags import SETTINGS
-from myxtts.config.names import foreign_names
+from myxtts.config.flags import SETTINGS, foreign_names
 from myxtts.errors import ConfigError
 from tests.fixtures import temporary_folder
 

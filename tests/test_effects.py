@@ -1,5 +1,6 @@
 """Settings without effect in a run: an error where given, none where a run has recorded them."""
 
+import re
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,16 @@ from myxtts.commands import train
 from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, values_of
 from myxtts.config.load import dump, load
-from myxtts.config.needs import SET, UNSET, Needs, needs
-from myxtts.config.schema import ASRConfig, Config, DataConfig, ModelConfig
+from myxtts.config.schema import (
+    SET,
+    UNSET,
+    ASRConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    Needs,
+    needs,
+)
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.runs import check_same_settings
 from tests.fixtures import temporary_folder
@@ -233,15 +242,10 @@ class ResumeTest(unittest.TestCase):
         config = self.resumed("--run", "mine", "--config", str(other))
         self.assertEqual((config.training.learning_rate, config.placement.data_gpu), (7e-4, None))
 
-    def test_a_run_that_does_not_exist_is_named_with_those_that_do(self):
-        with self.assertRaises(ConfigError) as caught:
+    def test_a_run_that_does_not_exist_is_answered_by_the_nearest(self):
+        missing = f"there is no {self.runs}/mime/config.yaml to read. Did you mean --run mine?"
+        with self.assertRaisesRegex(ConfigError, re.escape(missing)):
             self.resumed("--run", "mime")
-        self.assertEqual(
-            str(caught.exception),
-            "--resume was given without the settings of a run, but there is no"
-            f" {self.runs}/mime/config.yaml to read. Did you mean --run mine? Runs in {self.runs}:"
-            " mine. Name a run with --run and --runs-dir, or give the settings of a new one.",
-        )
 
     def test_a_misspelt_run_is_not_started_with_further_flags(self):
         with self.assertRaisesRegex(ConfigError, "Did you mean --run mine"):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, bounded, read_settings, settings_parser
-from myxtts.config.names import command_line
+from myxtts.config.flags import command_line
 from myxtts.config.schema import Config
 from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import ConfigError

@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section
+from myxtts.config.flags import SECTIONS, SETTINGS, Setting, advice_on_flag, in_section
 from myxtts.config.load import config_of_run, format_value, load
-from myxtts.config.names import advice_on_flag
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, add_setting_flags, bounded, read_settings
-from myxtts.config.flags import SETTINGS, marked, turned_off, with_values
-from myxtts.config.names import command_line
-from myxtts.config.needs import Needs
-from myxtts.config.schema import IN_SHARDS, OFF_IN_TRIAL, Config
+from myxtts.config.flags import SETTINGS, command_line, marked, turned_off, with_values
+from myxtts.config.schema import IN_SHARDS, OFF_IN_TRIAL, Config, Needs
 from myxtts.files import make_folder
 from myxtts.local_sgd.shards import split_corpus
 

@@ -1,18 +1,20 @@
-"""The schema as a flat table: the flag of each setting, its form in words, and its marks.
-
-Command lines, error messages and the documentation are made from this table. The name of a setting
-is unique, so a flag does not name the section.
+"""The schema as a flat table, from which command lines, messages and the documentation are made,
+and the names that a user types: the nearest one, and what replaces an unknown one.
 """
 
+import difflib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from operator import and_
+from pathlib import Path
 from typing import Any
 
-from myxtts.config.needs import Needs, flag_of
-from myxtts.config.schema import Config, Mark, Section
+import yaml
+
+from myxtts.config.schema import Config, Mark, Needs, Section, flag_of
 
 _KINDS = {"integer": int, "number": float, "boolean": bool, "string": str}
 _NOUNS = {"integer": "whole number", "number": "number"}
@@ -22,6 +24,27 @@ _BOUNDS = {
     "maximum": "at most",
     "exclusiveMaximum": "below",
 }
+# A flag in a text; it has no uppercase letter.
+_FLAG = re.compile(r"--[a-z][a-z0-9-]*")
+
+SCRIPTS = {
+    "train": "train_main.py",
+    "preflight": "validate_dual_gpu_pipeline.py",
+    "profile": "utilities/dual_gpu_bottleneck_profiler.py",
+    "plan": "utilities/plan_placement.py",
+    "synthesize": "utilities/synthesize.py",
+    "evaluate": "utilities/evaluate.py",
+    "transcribe": "utilities/transcribe.py",
+    "export": "utilities/export_model.py",
+    "launch": "utilities/launch_workers.py",
+    "jobs": "utilities/train_independent.py",
+    "merge": "utilities/merge_checkpoints.py",
+    "shard": "utilities/split_dataset.py",
+    "corpus": "utilities/make_demo_corpus.py",
+    "serve-data": "utilities/data_service.py",
+    "check-distributed": "utilities/check_distributed.py",
+}
+"""The scripts of a checkout, by the name of their command."""
 
 
 @dataclass(frozen=True)
@@ -61,21 +84,14 @@ class Setting:
     @property
     def meaning(self) -> str:
         """The description, with what the setting needs to have an effect."""
-        return (
-            f"{self.description} Only {self.needs.text}." if self.needs.names else self.description
-        )
+        if not self.needs.names:
+            return self.description
+        return f"{self.description} Only {self.needs.text}."
 
     @property
     def default_text(self) -> str:
         """The default in YAML."""
         return self.default if isinstance(self.default, str) else json.dumps(self.default)
-
-
-def _bounds(form: dict[str, Any]) -> str:
-    if "minimum" in form and "maximum" in form:
-        return f" from {form['minimum']:.15g} to {form['maximum']:.15g}"
-    words = [f" {word} {form[key]:.15g}" for key, word in _BOUNDS.items() if key in form]
-    return " and".join(words)
 
 
 def _allowed(form: dict[str, Any]) -> str:
@@ -87,20 +103,25 @@ def _allowed(form: dict[str, Any]) -> str:
         return form["const"]
     if "enum" in form:
         return "one of " + ", ".join(map(str, form["enum"]))
-    if form["type"] == "null":
-        return "null"
-    if form["type"] == "boolean":
-        return "true or false"
-    if form["type"] == "string":
-        return f"text that matches {form['pattern']}" if "pattern" in form else "text"
     if form["type"] == "array":
         item = form["items"]
         if "enum" in item:
             return f"a list, each item {_allowed(item)}"
         return f"a list of {_NOUNS[item['type']]}s{_bounds(item)}"
-    return f"a {_NOUNS[form['type']]}{_bounds(form)}"
+    if form["type"] in _NOUNS:
+        return f"a {_NOUNS[form['type']]}{_bounds(form)}"
+    text = f"text that matches {form['pattern']}" if "pattern" in form else "text"
+    return {"null": "null", "boolean": "true or false", "string": text}[form["type"]]
 
 
+def _bounds(form: dict[str, Any]) -> str:
+    if "minimum" in form and "maximum" in form:
+        return f" from {form['minimum']:.15g} to {form['maximum']:.15g}"
+    return " and".join(f" {word} {form[key]:.15g}" for key, word in _BOUNDS.items() if key in form)
+
+
+# Pydantic's JSON schema has the bounds and choices of a type in one form, whether they come from a
+# Literal, a Field or an alias of both.
 def _setting(section: str, name: str, form: dict[str, Any], schema: type[Section]) -> Setting:
     field = schema.model_fields[name]
     value = form["anyOf"][0] if "anyOf" in form else form
@@ -122,27 +143,20 @@ def _setting(section: str, name: str, form: dict[str, Any], schema: type[Section
     )
 
 
-# Pydantic's JSON schema has the bounds and choices of a type in one form, whether they come from a
-# Literal, a Field or an alias of both.
-def _settings() -> Iterator[Setting]:
-    for section, schema in _SCHEMAS.items():
-        for name, form in schema.model_json_schema()["properties"].items():
-            yield _setting(section, name, form, schema)
-
-
-_SCHEMAS: dict[str, type[Section]] = {name: type(section) for name, section in Config()}
-
-SECTIONS: dict[str, str] = {
-    name: " ".join((schema.__doc__ or "").split()) for name, schema in _SCHEMAS.items()
-}
+SECTIONS: dict[str, str] = {}
 """Description of each section, by its name."""
 
-SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _settings()}
+SETTINGS: dict[str, Setting] = {}
 """Every setting by its name, in the order of the schema."""
+
+for _section, _value in Config():
+    _schema = type(_value)
+    SECTIONS[_section] = " ".join((_schema.__doc__ or "").split())
+    for _name, _form in _schema.model_json_schema()["properties"].items():
+        SETTINGS[_name] = _setting(_section, _name, _form, _schema)
 
 
 def in_section(section: str) -> list[Setting]:
-    """Return the settings of one section, in the order of the schema."""
     return [setting for setting in SETTINGS.values() if setting.section == section]
 
 
@@ -158,16 +172,86 @@ def values_of(config: Config) -> dict[str, Any]:
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """Return the settings with other values of some, by name; nothing is checked."""
-    changes: dict[str, dict[str, Any]] = {}
+    sections = dict(config)
     for name, value in values.items():
-        changes.setdefault(SETTINGS[name].section, {})[name] = value
-    sections = {
-        section: getattr(config, section).model_copy(update=change)
-        for section, change in changes.items()
-    }
+        section = SETTINGS[name].section
+        sections[section] = sections[section].model_copy(update={name: value})
     return config.model_copy(update=sections)
 
 
 def turned_off(config: Config, mark: Mark) -> Config:
     """Return the settings with those of a mark turned off, such as OFF_IN_EVALUATION."""
     return with_values(config, {setting.name: setting.off for setting in marked(mark)})
+
+
+def command_line(command: str) -> str:
+    """Return what a user types to run a command: its script in a checkout, else `myxtts NAME`."""
+    script = SCRIPTS[command]
+    has_script = (Path(__file__).parents[2] / script).is_file()
+    return f"python {script}" if has_script else f"myxtts {command}"
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """Return the word of `words` that is closest to `word`, or None if none is close."""
+    return next(iter(difflib.get_close_matches(word.lower(), words, n=1)), None)
+
+
+def join_names(names: Sequence[str], limit: int = 16) -> str:
+    """Return the first names for a message, with a mark if there are more."""
+    ellipsis = ["…"] if len(names) > limit else []
+    return ", ".join([*names[:limit], *ellipsis])
+
+
+@cache
+def former_names() -> dict[str, Any]:
+    """Return the tables `renamed`, `removed`, `sections` and `values` of former_names.yaml."""
+    return yaml.safe_load(Path(__file__).with_name("former_names.yaml").read_text("utf-8"))
+
+
+@cache
+def foreign_names() -> dict[str, str]:
+    """Return what to use instead of each flag or setting of another trainer."""
+    table = yaml.safe_load(Path(__file__).with_name("foreign_names.yaml").read_text("utf-8"))
+    texts: dict[str, str] = {}
+    for text, names in table.items():
+        texts |= dict.fromkeys(names.split(), text)
+    return texts
+
+
+def advice_on_flag(flag: str, flags: Collection[str]) -> str:
+    """Return what follows "… is not a flag"; `flags` are all that the command has."""
+    # Coqui and Piper put a section before the name: --coqpit.lr, --data.batch_size.
+    word = flag.lstrip("-").rpartition(".")[2]
+    advice = _advice(word.removeprefix("no-").replace("-", "_"), flags)
+    if advice is not None:
+        return advice
+    near = nearest(word, [known[2:] for known in flags])
+    return f". Did you mean --{near}?" if near else ". --help lists the flags."
+
+
+def advice_on_key(name: str) -> str | None:
+    """Return what follows "… is unknown" for a name of a YAML file; None if nothing is known."""
+    by_flag = {setting.flag: setting for setting in SETTINGS.values()}
+
+    def key(flag: re.Match[str]) -> str:
+        setting = by_flag.get(flag[0])
+        return f"'{setting.name}' under '{setting.section}:'" if setting else flag[0]
+
+    advice = _advice(name, by_flag)
+    return advice and _FLAG.sub(key, advice)
+
+
+def _advice(name: str, flags: Collection[str]) -> str | None:
+    """Return what to use instead of a name with _ for -; None for a name in none of the tables."""
+    former = former_names()
+    new = flag_of(former["renamed"].get(name, ""))
+    if new in flags:
+        return f": it was renamed to {new}."
+    if name in former["removed"]:
+        return f": it was removed. {former['removed'][name]}"
+    text = foreign_names().get(name)
+    # Most texts name settings, which only the commands that train have.
+    named = {setting.flag for setting in SETTINGS.values()}.intersection(_FLAG.findall(text or ""))
+    if text is None or named - {*flags}:
+        return None
+    return f". Use {text}." if text.startswith("--") else f": {text}."

@@ -9,22 +9,20 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import yaml
 from pydantic import ValidationError
 
-from myxtts.config.checks import check_settings, inactive_setting_error, inactive_settings
-from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section, marked, values_of
-from myxtts.config.names import advice_on_key, advice_on_value, former_names, join_names, nearest
-from myxtts.config.schema import NAMES_GPUS, Config
+from myxtts.config import flags
+from myxtts.config.checks import check_settings, inactive_settings
+from myxtts.config.flags import SECTIONS, SETTINGS, Setting, nearest
+from myxtts.config.schema import NAMES_GPUS, Config, flag_of
 from myxtts.errors import ConfigError
 
 SHOWN_CHARACTERS = 60
 """Length of a value in a message."""
-SHIPPED = Path("configs")
 RUN_CONFIG = "config.yaml"
 """Name of the file in which a run records its settings."""
 DEFAULTS = "defaults"
@@ -32,7 +30,8 @@ DEFAULTS = "defaults"
 
 _TAG = "tag:yaml.org,2002:"
 _DIGITS = "[0-9](?:_?[0-9])*"
-_PLAIN = {
+# Plain scalars of each type.
+_PATTERNS = {
     "null": "~|null|Null|NULL|",
     "bool": "true|True|TRUE|false|False|FALSE",
     "int": f"[-+]?{_DIGITS}",
@@ -40,7 +39,6 @@ _PLAIN = {
         rf"[-+]?(?:{_DIGITS}\.(?:{_DIGITS})?|\.{_DIGITS}|{_DIGITS}(?=[eE]))(?:[eE][-+]?[0-9]+)?"
     ),
 }
-"""Pattern of a plain scalar of each type."""
 
 
 class _Mapping(dict[str, Any]):
@@ -59,22 +57,16 @@ class _Loader(yaml.SafeLoader):
     def mapping(self, node: yaml.MappingNode) -> _Mapping:
         mapping = _Mapping()
         for key, value in node.value:
-            name = key.value
-            problem = None
+            name, problem = key.value, ""
             if not isinstance(key, yaml.ScalarNode):
                 problem = "a name must precede the colon"
             elif name in mapping:
-                line = mapping.lines[name]
-                problem = f"{name!r} was already given in line {line}. Keep one of them"
-            if problem is not None:
+                problem = f"{name!r} was already given in line {mapping.lines[name]}"
+            if problem:
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             mapping.lines[name] = key.start_mark.line + 1
             mapping[name] = self.construct_object(value, deep=True)
         return mapping
-
-    def whole_number(self, node: yaml.ScalarNode) -> int:
-        # In YAML 1.1, and in PyYAML, 010 is 8.
-        return int(node.value)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -87,17 +79,17 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Loader.add_constructor(_TAG + "map", _Loader.mapping)
-_Loader.add_constructor(_TAG + "int", _Loader.whole_number)
+# In YAML 1.1, and in PyYAML, 010 is 8.
+_Loader.add_constructor(_TAG + "int", lambda _, node: int(node.value))
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 # None: the pattern is tried on each scalar, whatever its first character.
-for _name, _pattern in _PLAIN.items():
+for _name, _pattern in _PATTERNS.items():
     _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), None)
     _Dumper.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), None)
 
 
-@dataclass(frozen=True)
-class _Given:
+class _Given(NamedTuple):
     """A value from the user, and its place for messages."""
 
     value: Any
@@ -109,39 +101,39 @@ def load(
 ) -> Config:
     """Return the defaults of the schema, overridden by a YAML file, overridden by flags.
 
+    Raises ConfigError, which names the file and line or the flag, what was found and what is
+    allowed.
+
     Args:
         overrides: values of flags by the name of the setting; lists are tuples.
         own: settings that the caller sets later, so that it is not known yet whether others need
             them.
-
-    Raises:
-        ConfigError: names the file and line or the flag, what was found and what is allowed.
     """
-    given = _read(path) if path else {}
-    flags = {name: _Given(value, SETTINGS[name].flag) for name, value in (overrides or {}).items()}
+    in_file = _read(path) if path else {}
+    by_flag = {name: _Given(value, flag_of(name)) for name, value in (overrides or {}).items()}
     # A run has recorded all settings, not only those that the user gave: GPUs that a flag replaces,
     # and settings that an earlier version did not know to be inactive.
-    is_of_run = path is not None and _is_config_of_run(path)
+    traces = [path.with_name(name) for name in (".lock", "checkpoints")] if path else []
+    is_of_run = path is not None and path.name == RUN_CONFIG and any(p.exists() for p in traces)
     if is_of_run:
-        given = _without_replaced_gpus(given, flags)
-    merged = given | flags | _without_default_length(given, flags)
-    for value in merged.values():
-        _check_text(value)
+        in_file = _without_replaced_gpus(in_file, by_flag)
+    merged = in_file | by_flag | _without_default_length(in_file, by_flag)
+    for given in merged.values():
+        _check_text(given)
     config = _validated(merged)
     # Needs are about validated values. What is inactive then gets its default, so that two runs
     # that train alike have equal settings.
-    inactive = set(_inactive(config, given, flags, own, is_of_run))
+    inactive = set(_inactive(config, in_file, by_flag, own, is_of_run))
     if inactive:
-        config = _validated({name: value for name, value in merged.items() if name not in inactive})
+        config = _validated({name: given for name, given in merged.items() if name not in inactive})
     check_settings(config)
     return config
 
 
 def dump(config: Config) -> str:
     """Return all settings as YAML; `load` returns an equal Config."""
-    return yaml.dump(
-        config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True
-    )
+    content = config.model_dump(mode="json")
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def format_value(value: Any) -> str:
@@ -151,10 +143,7 @@ def format_value(value: Any) -> str:
 
 
 def check_storable(text: str, where: str) -> None:
-    """Raise ConfigError for a text that the JSON files of a run cannot hold.
-
-    The name of a file that is not UTF-8 has surrogates in Python.
-    """
+    """Raise ConfigError for the name of a file that is not UTF-8, which JSON cannot hold."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -167,85 +156,70 @@ def check_storable(text: str, where: str) -> None:
 def config_of_run(run: str, runs_dir: str, may_be_new: bool) -> Path | None:
     """Return the settings that a run has recorded; None for a run that may be new.
 
-    Raises:
-        ConfigError: there is no such run, but it may not be new, or has a similar name as another.
+    Raises ConfigError if there is no such run, but it may not be new, or has a similar name as
+    another.
     """
     file = Path(runs_dir, run, RUN_CONFIG)
     if file.is_file():
         return file
-    runs = sorted(found.parent.name for found in Path(runs_dir).glob(f"*/{RUN_CONFIG}"))
-    near = nearest(run, runs)
+    near = nearest(run, [file.parent.name for file in Path(runs_dir).glob(f"*/{RUN_CONFIG}")])
     if may_be_new and (near is None or file.parent.exists()):
         return None
-    hint = f"Did you mean --run {near}? " if near else ""
+    hint = f"Did you mean --run {near}?" if near else "Name a run with --run and --runs-dir."
     raise ConfigError(
-        f"--resume was given without the settings of a run, but there is no {file} to read."
-        f" {hint}Runs in {runs_dir}: {join_names(runs) or 'none'}. Name a run with --run and"
-        " --runs-dir, or give the settings of a new one."
+        f"--resume was given without the settings of a run, but there is no {file} to read. {hint}"
     )
 
 
-def _is_config_of_run(path: Path) -> bool:
-    """Whether a configuration is that of a run, which the run has written itself."""
-    traces = (path.parent / name for name in (".lock", "checkpoints"))
-    return path.name == RUN_CONFIG and any(trace.exists() for trace in traces)
-
-
 def _without_replaced_gpus(
-    given: Mapping[str, _Given], flags: Mapping[str, _Given]
+    in_file: Mapping[str, _Given], by_flag: Mapping[str, _Given]
 ) -> dict[str, _Given]:
     """Return the settings of a run without its GPUs if a flag names others.
 
     The memory limit of the data GPU goes with it, unless there is another data GPU.
     """
-    gpus = {"placement", *(setting.name for setting in marked(NAMES_GPUS))}
-    if not gpus.intersection(flags):
-        return dict(given)
-    data_gpus = [flags[name].value for name in ("data_gpu", "data_gpus") if name in flags]
-    if all(value in (None, ()) for value in data_gpus):
+    gpus = {"placement", *(setting.name for setting in flags.marked(NAMES_GPUS))}
+    if not gpus.intersection(by_flag):
+        return dict(in_file)
+    if not any(by_flag[name].value not in (None, ()) for name in by_flag if "data_gpu" in name):
         gpus.add("data_gpu_memory")
-    return {name: value for name, value in given.items() if name not in gpus}
+    return {name: given for name, given in in_file.items() if name not in gpus}
 
 
 def _without_default_length(
-    given: Mapping[str, _Given], flags: Mapping[str, _Given]
+    in_file: Mapping[str, _Given], by_flag: Mapping[str, _Given]
 ) -> dict[str, _Given]:
     """Return `max_steps` 0 if `epochs` is set and `max_steps` is not: a default ends no run.
 
     A flag --epochs also replaces the default that a file has, as the config.yaml of every run does.
     """
-    epochs = flags.get("epochs") or given.get("epochs")
-    if epochs is None or not epochs.value or "max_steps" in flags:
+    epochs = by_flag.get("epochs") or in_file.get("epochs")
+    steps = in_file.get("max_steps")
+    is_default = steps is not None and steps.value == SETTINGS["max_steps"].default
+    may_replace = steps is None or ("epochs" in by_flag and is_default)
+    if epochs is None or not epochs.value or "max_steps" in by_flag or not may_replace:
         return {}
-    if "max_steps" in given:
-        is_default = given["max_steps"].value == SETTINGS["max_steps"].default
-        if not is_default or "epochs" not in flags:
-            return {}
     return {"max_steps": _Given(0, epochs.where)}
 
 
 def _inactive(
     config: Config,
-    given: Mapping[str, _Given],
-    flags: Mapping[str, _Given],
+    in_file: Mapping[str, _Given],
+    by_flag: Mapping[str, _Given],
     own: Collection[str],
     is_of_run: bool,
 ) -> Iterator[str]:
     """Yield the settings of files that have no effect: which a flag has replaced, or which an old
-    run has recorded.
-
-    Raises:
-        ConfigError: the user gave a setting that has no effect.
+    run has recorded. Raises ConfigError if the user gave a setting that has no effect.
     """
-    values = values_of(config)
+    values = flags.values_of(config)
     of_files = {name: setting.default for name, setting in SETTINGS.items()}
-    of_files |= {name: source.value for name, source in given.items() if name in SETTINGS}
+    of_files |= {name: given.value for name, given in in_file.items()}
     for setting in inactive_settings(values):
-        name = setting.name
-        value = values[name]
+        name, value = setting.name, values[setting.name]
         if name in own or setting.needs.names.intersection(own):
             continue
-        if name in flags:
+        if name in by_flag:
             # A flag that turns off what is off by default is no mistake anywhere: `--vtlp 0`.
             is_mistake = value != setting.default or bool(value)
         else:
@@ -253,15 +227,26 @@ def _inactive(
             is_wrong_alone = not setting.needs.is_met(of_files)
             is_mistake = value != setting.default and not is_of_run and is_wrong_alone
         if is_mistake:
-            where = flags[name].where if name in flags else given[name].where
-            raise ConfigError(inactive_setting_error(setting, where, format_value(value), values))
-        if name in given and name not in flags:
+            given = by_flag.get(name) or in_file[name]
+            unmet = setting.needs.unmet(values)
+            found = " and ".join(f"{flag_of(need)} is {_shown(values[need])}" for need in unmet)
+            raise ConfigError(
+                f"{given.where} is {format_value(value)}, but it has an effect only"
+                f" {setting.needs.text}, and {found}. Leave it out, or change what it needs."
+            )
+        if name in in_file and name not in by_flag:
             yield name
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "not given" if value in (None, ()) else value
 
 
 def _check_text(given: _Given) -> None:
     """Raise ConfigError for a text, or one of several, that is empty or begins with ~."""
-    texts = given.value if isinstance(given.value, (list, tuple)) else [given.value]
+    texts = given.value if isinstance(given.value, list | tuple) else [given.value]
     for text in texts:
         if not isinstance(text, str):
             continue
@@ -282,34 +267,28 @@ def _read(path: Path, through: tuple[Path, ...] = ()) -> dict[str, _Given]:
         through: the files that list this one, from the first.
     """
     content = _content(path)
-    given: dict[str, _Given] = {}
     through = (*through, path)
-    bases = content.pop(DEFAULTS, None) or []
+    given: dict[str, _Given] = {}
     where = f"{path}, line {content.lines.get(DEFAULTS)}: {DEFAULTS}"
+    bases = content.pop(DEFAULTS, None) or []
     if not isinstance(bases, list):
         raise ConfigError(f"{where} must be a list of files, such as [default, dual_gpu].")
     for name in map(str, bases):
         suffix = "" if name.endswith((".yaml", ".yml")) else ".yaml"
         base = path.parent / f"{name}{suffix}"
         if base in through:
-            cycle = " → ".join(file.name for file in (*through[through.index(base) :], base))
-            raise ConfigError(
-                f"{where} names {name!r}, which makes a cycle: {cycle}. Remove one of them."
-            )
+            raise ConfigError(f"{where} names {name!r}, which makes a cycle. Remove one of them.")
         if not base.is_file():
-            raise ConfigError(
-                f"{where} names {name!r}, but there is no file {base}. {_available(base)}"
-            )
+            raise ConfigError(f"{where} names {name!r}, but there is no file {base}.")
         given |= _read(base, through)
     unknown: list[str] = []
     for section, settings in content.items():
+        where = f"{path}, line {content.lines[section]}: "
         if section not in SECTIONS:
-            unknown.append(f"{path}, line {content.lines[section]}: {_unknown(section, None)}")
+            unknown.append(where + _unknown(section, None))
             continue
-        if settings is None:
-            continue
-        where = f"{path}, line {content.lines[section]}: the section {section!r}"
-        for name, value in _lines(settings, where).items():
+        settings = _lines(settings, f"{where}the section {section!r}")
+        for name, value in settings.items():
             where = f"{path}, line {settings.lines[name]}: "
             if name not in SETTINGS or SETTINGS[name].section != section:
                 unknown.append(where + _unknown(name, section))
@@ -324,67 +303,44 @@ def _read(path: Path, through: tuple[Path, ...] = ()) -> dict[str, _Given]:
 def _content(path: Path) -> _Mapping:
     """Return the sections of a file, with their lines."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        content = yaml.load(text, _Loader)
+        content = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)
     except OSError as error:
-        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-        reason = "there is no such file" if is_missing else error.strerror
-        hint = "Fix the permissions, or give another file."
-        if is_missing or path.is_dir():
-            hint = _available(path)
-        raise ConfigError(f"{path}: the configuration cannot be read: {reason}. {hint}") from None
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}, line {line}: {error.reason}. Save as UTF-8.") from None
+        raise ConfigError(
+            f"{path}: the configuration cannot be read: {error.strerror}. Give another file;"
+            f" paths are relative to {Path.cwd()}."
+        ) from None
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(filter(None, (error.context, error.problem)))
         place = f"{path}, line {error.problem_mark.line + 1}"
         raise ConfigError(f"{place}: broken YAML: {problem}.") from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(
-            f"{path}, line {line}: YAML forbids U+{error.character:04X}. Remove it."
-        ) from None
-    except (ValueError, OverflowError) as error:
-        # An escape of no character, or !!int on a text.
-        raise ConfigError(f"{path}: broken YAML: {error}.") from None
-    return _lines(_Mapping() if content is None else content, f"{path}, line 1: the file")
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # Bytes that are not UTF-8, a control character, an escape of no character, !!int on a text.
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"{path}: broken YAML: {problem}. Save the file as UTF-8.") from None
+    return _lines(content, f"{path}, line 1: the file")
 
 
 def _lines(content: Any, where: str) -> _Mapping:
+    if content is None:
+        return _Mapping()
     if not isinstance(content, _Mapping):
         raise ConfigError(f"{where} must hold lines of the form 'name: value'.")
     return content
-
-
-def _available(path: Path) -> str:
-    """Return the configurations next to a path that does not exist, or in it, and the nearest.
-
-    The configurations are those of configs/ where there are none.
-    """
-    own = path if path.is_dir() else path.parent
-    for folder in (own, SHIPPED):
-        files = {file.stem: file for file in sorted(folder.glob("*.y*ml"))}
-        if files:
-            near = nearest(path.stem.strip(), files)
-            hint = f"Did you mean {files[near]}? " if near else ""
-            return f"{hint}Files in {folder}: {join_names([file.name for file in files.values()])}."
-    return f"Paths are relative to {Path.cwd()}."
 
 
 def _unknown(name: str, section: str | None) -> str:
     """Return the message for an unknown name in `section` (None: the top level)."""
     if name in SETTINGS:
         return f"{name!r} belongs under '{SETTINGS[name].section}:'."
-    if section is None and name in former_names()["sections"]:
-        return f"{name!r} was renamed to {former_names()['sections'][name]!r}."
-    advice = advice_on_key(name)
+    if section is None and name in flags.former_names()["sections"]:
+        return f"{name!r} was renamed to {flags.former_names()['sections'][name]!r}."
+    advice = flags.advice_on_key(name)
     if advice is not None:
         return f"{name!r} is unknown{advice}"
     if section is None:
         here = [DEFAULTS, *SECTIONS]
     else:
-        here = [setting.name for setting in in_section(section)]
+        here = [setting.name for setting in flags.in_section(section)]
     near = nearest(name, here) or nearest(name, SETTINGS)
     if near is None:
         return f"{format_value(name)} is unknown. Known names: {', '.join(here)}."
@@ -409,12 +365,11 @@ def _invalid(setting: Setting, given: _Given) -> str:
     message = f"{given.where} is {format_value(given.value)}, but must be {setting.allowed}."
     if setting.kind is str and isinstance(given.value, bool | int | float):
         return f"{message} Put it in quotes."
-    values = given.value if isinstance(given.value, tuple) else (given.value,)
-    for value in values:
-        advice = advice_on_value(setting, value)
-        if advice is not None:
-            return f"{message} {advice}"
-        near = nearest(str(value), setting.choices)
-        if near is not None and near != str(value):
+    former = flags.former_names()["values"].get(setting.name, {})
+    for value in map(str, given.value if isinstance(given.value, tuple) else (given.value,)):
+        near = nearest(value, setting.choices)
+        if value in former:
+            return f"{message} {former[value]}"
+        if near is not None and near != value:
             return f"{message} Did you mean {near}?"
     return message

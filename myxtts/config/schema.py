@@ -8,12 +8,96 @@ say what else holds of a setting, such as FIXED; every table of settings in the 
 them. A section may have needs and marks for all of its settings.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from enum import Enum
+from itertools import product
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from myxtts.config.needs import SET, UNSET, Needs, needs
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+class Presence(Enum):
+    """What a setting must be where its value does not matter. Off is null, false, 0 or ()."""
+
+    SET = "with"
+    UNSET = "without"
+
+
+SET = Presence.SET
+UNSET = Presence.UNSET
+# A tuple has the values of which one is needed.
+Condition = Presence | tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Conditions by the names of settings: `a & b` needs both, `a | b` one of them as a whole."""
+
+    alternatives: tuple[Mapping[str, Condition], ...] = ({},)
+
+    def __and__(self, other: "Needs") -> "Needs":
+        pairs = product(self.alternatives, other.alternatives)
+        return Needs(tuple(_joined(*pair) for pair in pairs))
+
+    def __or__(self, other: "Needs") -> "Needs":
+        return Needs(self.alternatives + other.alternatives)
+
+    @property
+    def names(self) -> set[str]:
+        return set().union(*self.alternatives)
+
+    @property
+    def text(self) -> str:
+        """The conditions in words, to follow `only`: `with --task tts and without --val-data`."""
+        texts = (" and ".join(map(_text, each, each.values())) for each in self.alternatives)
+        return ", or ".join(texts)
+
+    def is_met(self, values: Mapping[str, Any]) -> bool:
+        """Whether the conditions hold for the values of all settings, by name."""
+        return not self.unmet(values)
+
+    def unmet(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the settings in the way, of the alternative with the fewest; none if it is met."""
+        return min((_unmet(each, values) for each in self.alternatives), key=len)
+
+
+def needs(**conditions: Any) -> Needs:
+    """Return conditions that must all hold: `needs(task=("tts", "asr"), teacher=SET)`."""
+    for name, condition in conditions.items():
+        if not isinstance(condition, Presence | tuple):
+            conditions[name] = (condition,)
+    return Needs((conditions,))
+
+
+def _joined(some: Mapping[str, Condition], others: Mapping[str, Condition]) -> dict[str, Condition]:
+    joined = {**some, **others}
+    for name in some.keys() & others.keys():
+        first, second = some[name], others[name]
+        if isinstance(first, tuple) and isinstance(second, tuple):
+            joined[name] = tuple(value for value in first if value in second)
+    return joined
+
+
+def _text(name: str, condition: Condition) -> str:
+    if isinstance(condition, tuple):
+        return f"with {flag_of(name)} {' or '.join(map(str, condition))}"
+    return f"{condition.value} {flag_of(name)}"
+
+
+def _unmet(conditions: Mapping[str, Condition], values: Mapping[str, Any]) -> list[str]:
+    return [name for name, needed in conditions.items() if not _is_met(needed, values[name])]
+
+
+def _is_met(condition: Condition, value: Any) -> bool:
+    if isinstance(condition, tuple):
+        return value in condition
+    return bool(value) is (condition is SET)
+
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Period = Annotated[int, Field(ge=0, le=1_000_000_000)]
@@ -31,10 +115,8 @@ TeacherFraction = Annotated[float, Field(ge=0.0, le=0.95)]
 Weight = Annotated[float, Field(ge=0.0, le=100.0)]
 Frontend = Literal["phonemes", "characters"]
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
-# Bounds of the length of an utterance.
 MIN_SECONDS = 0.05
 MAX_SECONDS = 120.0
-
 Column = Literal["path", "text", "normalized_text", "speaker", "language", "ignored"]
 TTSPart = Literal["reference_encoder", "text_encoder", "prosody", "decoder"]
 ASRPart = Literal["subsampling", "encoder", "output"]
@@ -46,11 +128,12 @@ WITH_TEXTS = needs(task=("tts", "asr")) | BY_TEACHER
 ADVERSARIAL = needs(discriminators=SET)
 SYNCING = needs(sync_every=SET)
 EVALUATING = needs(evaluate_every=SET)
+LOCAL_READING = needs(data_service=UNSET)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What holds of a setting beyond its own value; part of its declaration, as `needs(…)` is."""
+    """What holds of a setting beyond its own value."""
 
     meaning: str
 
@@ -74,11 +157,7 @@ OFF_IN_MERGE = Mark("is off in the run that a merge makes")
 
 
 class Section(BaseModel):
-    """A group of settings; frozen, and without unknown names.
-
-    Attributes:
-        all_need, all_marks: needs and marks of each setting of the section.
-    """
+    """A group of settings, with needs and marks of all of them."""
 
     all_need: ClassVar[Needs] = Needs()
     all_marks: ClassVar[tuple[Mark, ...]] = ()
@@ -106,10 +185,9 @@ class PlacementConfig(Section):
     observer: Annotated[
         ObserverPlace, needs(validate_every=SET) | needs(sample_every=SET) | EVALUATING
     ] = "auto"
-    """Device that validates, writes samples and evaluates while training continues, on a snapshot:
-    the data GPU, the CPU, or a GPU by its index. On the model GPU (`model`) training pauses
-    meanwhile. `auto`: the data GPU if it does not train, else the model GPU.
-    """
+    """Device that validates, writes samples and evaluates a snapshot: the data GPU, the CPU, or
+    a GPU by its index. On the model GPU training pauses. `auto`: a data GPU that does not train, or
+    else the model GPU."""
     simulate_gpus: Annotated[int, Field(ge=0, le=64)] = 0
     """Split the CPU into this number of logical devices and use them as GPUs; 0 uses real GPUs."""
     enable_memory_isolation: bool = False
@@ -119,9 +197,8 @@ class PlacementConfig(Section):
     model_gpu_memory: MemoryMib | None = None
     """Memory limit of each model GPU in MiB; turns on memory isolation (default there: 16384)."""
     intra_op_threads: ThreadCount = "auto"
-    """CPU threads that one operation may use. `auto`: one for each core, but 1 to train a tiny
-    `tts` on up to 2 cores; with GPUs, TensorFlow's default.
-    """
+    """CPU threads of one operation. `auto`: one a core, but 1 for a tiny `tts` on up to 2 cores;
+    with GPUs, TensorFlow's default."""
     inter_op_threads: ThreadCount = "auto"
     """CPU operations at the same time. `auto`: one a core; with GPUs, TensorFlow's default."""
 
@@ -131,16 +208,13 @@ class DataConfig(Section):
 
     train_data: Annotated[str | None, PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = None
     """LJSpeech folder, or CSV/TSV file with columns path, text[, speaker][, language]; for
-    `vocoder` also a folder of audio without texts. Default: the demo corpus.
-    """
+    `vocoder` also a folder of audio without texts. Default: the demo corpus."""
     val_data: Annotated[str | None, PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = None
     """Validation corpus, in the same forms. Default: validation_fraction of train_data."""
     audio_root: Annotated[str | None, PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = None
     """Folder that paths in CSV and TSV files are relative to. Default: the folder of the file."""
     columns: Annotated[tuple[Column, ...], PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = ()
-    """Columns of a metadata file without a header, in their order, such as path text speaker.
-    LJSpeech's lines and lines of path and text need none.
-    """
+    """Columns of a metadata file without a header, in order. LJSpeech's lines need none."""
     validation_fraction: Annotated[
         Fraction, needs(val_data=UNSET), FIXED, IN_SHARDS, IN_ALL_JOBS
     ] = 0.05
@@ -171,7 +245,7 @@ class DataConfig(Section):
     """Batches read and decoded in parallel for each data device."""
     # The workers of a data service read the files themselves, by TensorFlow's operations.
     use_tf_native_loading: Annotated[
-        bool, needs(cache_dataset=UNSET, data_service=UNSET), PER_MACHINE
+        bool, needs(cache_dataset=UNSET) & LOCAL_READING, PER_MACHINE
     ] = True
     """Decode 16-bit WAV with TensorFlow operations; if off, read all files with soundfile."""
     data_service: Annotated[ServiceAddress | None, PER_MACHINE, OFF_IN_EVALUATION] = None
@@ -181,13 +255,9 @@ class DataConfig(Section):
     prefetch_buffer_size: Annotated[Count, PER_MACHINE] = 3
     """Batches of audio buffered on the data device, and as many batches of features."""
     vtlp: Annotated[float, Field(ge=0.0, le=0.3), needs(task="tts")] = 0.0
-    """Vocal tract length perturbation: scale the frequencies of each utterance and its reference by
-    a random factor from exp(-x) to exp(x), and shape the spectrum with a random smooth curve. 0 is
-    off; for unseen speakers try 0.1.
-    """
-    cache_dataset: Annotated[bool, needs(data_service=UNSET), PER_MACHINE, OFF_IN_EVALUATION] = (
-        False
-    )
+    """Vocal tract length perturbation: scale the frequencies of an utterance and its reference by a
+    random factor from exp(-x) to exp(x), and shape the spectrum. For unseen speakers try 0.1."""
+    cache_dataset: Annotated[bool, LOCAL_READING, PER_MACHINE, OFF_IN_EVALUATION] = False
     """Decode the corpus once, into a memory-mapped file in the run folder."""
     enable_static_shapes: bool = False
     """Trace the training step once per bucket, instead of once with symbolic shapes."""
@@ -247,9 +317,7 @@ class ModelConfig(Section):
     guidance: Annotated[float, Field(ge=0.0, le=10.0), needs(task="tts")] = 1.0
     """Scale of classifier-free guidance in synthesis; all but 1 (off) take twice the time."""
     vocoder: Annotated[str | None, needs(task="tts"), PER_MACHINE] = None
-    """Folder of the run of a vocoder, which computes the waves of a `tts`; relative to the working
-    folder. Without one, or with `griffin-lim`: Griffin-Lim, which needs no training.
-    """
+    """Run of a vocoder, which computes the waves of a `tts`; else Griffin-Lim (`griffin-lim`)."""
 
 
 class ASRConfig(Section):
@@ -296,18 +364,13 @@ class TeacherConfig(Section):
     all_need: ClassVar[Needs] = needs(task=("tts", "vocoder"))
 
     teacher: Annotated[str | None, PER_MACHINE, IN_ALL_JOBS] = None
-    """Folder of the run of a `tts`. A `vocoder` then learns from the mels that this voice makes of
-    the recordings, with their durations, pitch and energy, instead of from the recordings' own
-    mels. A `tts` learns from what this voice speaks, and from recordings that this voice has
-    aligned.
-    """
+    """Run of a `tts`. A `vocoder` learns from mels that this voice makes of the recordings, with
+    their durations, pitch and energy; a `tts` from what it speaks, and recordings it aligned."""
     teacher_fraction: Annotated[
         TeacherFraction, DISTILLING, FIXED, IN_ALL_JOBS, OFF_IN_EVALUATION
     ] = 0.5
-    """Fraction of the rows of each batch of a `tts` that the teacher speaks, with voices of random
-    references from the corpus; the rest are recordings. An incomplete batch lacks rows of the
-    teacher first.
-    """
+    """Fraction of the rows of a batch of a `tts` that the teacher speaks, with voices of random
+    references; the rest are recordings. An incomplete batch lacks rows of the teacher first."""
     texts: Annotated[
         str | None, DISTILLING & needs(teacher_fraction=SET), PER_MACHINE, IN_ALL_JOBS
     ] = None
@@ -342,10 +405,8 @@ class TrainingConfig(Section):
     precision: Annotated[Precision, FIXED, IN_ALL_JOBS] = "float32"
     """Number format of the computation; variables stay float32."""
     tf32: bool = True
-    """Let GPUs since Ampere round the factors of the step's float32 products and convolutions to
-    TF32 (faster; 10 bits of mantissa), and those of a teacher. Features, targets and alignments
-    that no teacher makes are never rounded.
-    """
+    """Let GPUs since Ampere round factors of float32 products and convolutions in the step and in a
+    teacher to TF32 (faster; 10 bits of mantissa). Features and targets are never rounded."""
     ema_decay: Annotated[Fraction, FIXED, IN_ALL_JOBS] = 0.999
     """Decay of the averaged weights, which validation and inference use; 0 turns it off."""
     seed: Annotated[int, Field(ge=0, lt=2**31), FIXED, IN_SHARDS, IN_ALL_JOBS] = 0
@@ -360,10 +421,8 @@ class TrainingConfig(Section):
     compile: Literal["off", "xla"] = "off"
     """Compile the training step with XLA; requires enable_static_shapes."""
     alignment_search: Annotated[Literal["auto", "xla", "host", "loop"], needs(task="tts")] = "auto"
-    """Where the alignment search of `tts` runs: compiled by XLA for the model device or for the
-    host's CPU, or as TensorFlow operations; all find the same alignment. auto measures on a GPU,
-    and is xla on a CPU.
-    """
+    """Where the alignment search of `tts` runs: compiled by XLA for the model device or host, or
+    as TensorFlow operations; all find the same. auto measures on a GPU, and is xla on a CPU."""
 
 
 class RunConfig(Section):
@@ -376,10 +435,8 @@ class RunConfig(Section):
     runs_dir: Annotated[str, PER_MACHINE, IN_ALL_JOBS, OF_FOLDER] = "runs"
     """Folder of all runs."""
     resume: Annotated[bool, IN_ALL_JOBS, OF_FOLDER, OFF_IN_TRIAL, OFF_IN_MERGE] = False
-    """Continue the run of this name from its newest checkpoint; without one, start from the
-    beginning. Without --config and train_data, its settings are those of its config.yaml, which
-    flags replace.
-    """
+    """Continue the run of this name from its newest checkpoint, if it has one. Without --config
+    and train_data, its settings are those of its config.yaml, which flags replace."""
     log_every: Count = 50
     """Steps between two reports."""
     checkpoint_every: Period = 1000

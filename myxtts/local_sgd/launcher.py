@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from myxtts.config.checks import reset_inactive
-from myxtts.config.flags import marked
+from myxtts.config.flags import command_line, marked
 from myxtts.config.load import dump, format_value, load
-from myxtts.config.names import command_line
 from myxtts.config.schema import IN_SHARDS, Config
 from myxtts.data.batch_plan import Position
 from myxtts.distributed.processes import (

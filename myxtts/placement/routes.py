@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from myxtts.config.flags import marked
-from myxtts.config.needs import flag_of
-from myxtts.config.schema import NAMES_GPUS, PlacementConfig, ThreadCount
+from myxtts.config.schema import NAMES_GPUS, PlacementConfig, ThreadCount, flag_of
 from myxtts.errors import PlacementError
 
 DEFAULT_DATA_MEMORY_MIB = 8192

@@ -13,8 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from myxtts.clock import NO_WAIT, Interval, format_duration
-from myxtts.config.flags import SETTINGS
-from myxtts.config.names import command_line
+from myxtts.config.flags import SETTINGS, command_line
 from myxtts.config.schema import DataConfig
 from myxtts.machine import core_count
 from myxtts.placement.routes import Placement, Route

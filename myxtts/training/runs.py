@@ -34,8 +34,15 @@ import numpy as np
 
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.config.checks import inactive_settings, reset_inactive
-from myxtts.config.flags import Setting, marked, values_of, with_values
-from myxtts.config.names import command_line, join_names, nearest
+from myxtts.config.flags import (
+    Setting,
+    command_line,
+    join_names,
+    marked,
+    nearest,
+    values_of,
+    with_values,
+)
 from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError

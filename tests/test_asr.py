@@ -19,8 +19,7 @@ from myxtts.models.asr import (
     encoder_block,
 )
 from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import audit, has_gpu_kernels
-from myxtts.placement.copies import find_copies
+from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
 from myxtts.text.symbols import subsampled_length
 from tests.tiny import SYMBOLS, features, on_device, rows_of
 from tests.two_devices import MODEL

@@ -9,8 +9,7 @@ from fakes.toy import traced_once
 from myxtts.config.schema import Config
 from myxtts.data.features import tts_extractor
 from myxtts.models.layers import Dense
-from myxtts.placement.audit import has_gpu_kernels
-from myxtts.placement.copies import Copy, find_copies
+from myxtts.placement.audit import Copy, find_copies, has_gpu_kernels
 from myxtts.portable_ops import on_host
 from myxtts.tasks.asr import ASRTask
 from tests.two_devices import DATA

@@ -22,8 +22,7 @@ from myxtts.models.discriminators import (
     leaky_relu,
     relative_distance,
 )
-from myxtts.placement.audit import audit, has_gpu_kernels
-from myxtts.placement.copies import find_copies
+from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
 from myxtts.report.metrics import read_metrics
 from myxtts.synthesis.export import vocoder_export, write_export
 from myxtts.tasks.vocoder import VocoderTask

@@ -25,8 +25,7 @@ from myxtts.data.texts import TeacherRows, Texts, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.models.teacher import NullTeacher
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, SynthesisOptions
-from myxtts.placement.audit import audit, has_gpu_kernels
-from myxtts.placement.copies import find_copies
+from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
 from myxtts.tasks.alignment_choice import search_of
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import Checkpoint, read_record

@@ -24,7 +24,7 @@ SPLIT = {"data_gpu": 0, "model_gpu": 0}
 
 
 class FakeNvml:
-    """NVML with some GPUs, each as (UUID, name, total MiB, free MiB, capability, processes)."""
+    """NVML with some GPUs, each as (UUID, name, total MiB, free MiB, capability, PIDs)."""
 
     class NVMLError(Exception):
         pass
@@ -52,8 +52,8 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle):
         _, _, total_mib, free_mib, *_ = self.gpus[handle]
-        mib = SimpleNamespace(total=total_mib, free=free_mib, used=total_mib - free_mib)
-        return SimpleNamespace(**{name: size * 2**20 for name, size in vars(mib).items()})
+        used_mib = total_mib - free_mib
+        return SimpleNamespace(total=total_mib << 20, free=free_mib << 20, used=used_mib << 20)
 
     def nvmlDeviceGetUtilizationRates(self, handle):
         if handle.startswith("MIG"):
@@ -66,10 +66,10 @@ class FakeNvml:
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
         if self.gpus[handle][5] is None:
             raise self.NVMLError("Not Supported")
-        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.gpus[handle][5]]
+        return [SimpleNamespace(pid=pid) for pid in self.gpus[handle][5]]
 
 
-L4 = ("GPU-a", "NVIDIA L4", 23_034, 22_500, 8, [(7, 400 * 2**20), (8, None)])
+L4 = ("GPU-a", "NVIDIA L4", 23_034, 22_500, 8, [7, 8])
 H100 = ("GPU-b", b"NVIDIA H100", 81_559, 81_000, 9, [])
 MIG = ("MIG-c", "NVIDIA A100 MIG 1g.5gb", 4_864, 4_850, 8, None)
 
@@ -101,10 +101,10 @@ class ReadMemoryTest(unittest.TestCase):
             self.assertEqual([memory[gpu].name for gpu in memory], [names[uuid] for uuid in order])
 
     def test_memory_and_other_processes_are_read(self):
-        expected = GpuMemory("NVIDIA L4", 23_034, 22_500, 8, ((7, 400), (8, None)))
+        expected = GpuMemory("NVIDIA L4", 23_034, 22_500, 8, (7, 8))
         self.assertEqual(read(["a"], 0), {0: expected})
         with mock.patch("os.getpid", return_value=7):
-            self.assertEqual(read(["a"], 0)[0].processes, ((8, None),))
+            self.assertEqual(read(["a"], 0)[0].processes, (8,))
 
     def test_without_a_driver_or_its_package_there_is_a_reason(self):
         for module, reason in (
@@ -180,43 +180,23 @@ class LimitsTest(unittest.TestCase):
     def test_both_parts_and_the_reserve_must_fit_into_what_is_free(self):
         largest = RTX_4090.free_mib - 1536 - 64
         self.check(RTX_4090, **SPLIT, data_gpu_memory=4096, model_gpu_memory=largest - 4096)
-        self.assertEqual(
+        self.assertRegex(
             self.message(RTX_4090, **SPLIT, data_gpu_memory=4096, model_gpu_memory=largest - 4095),
-            "memory limits of 4096 and 18405 MiB were requested on GPU 0, which take 4,096 + 18,405"
-            " + 1,600 = 24,101 MiB with what CUDA and its libraries need, but NVIDIA GeForce RTX"
-            " 4090 has 24,564 MiB, of which 24,100 MiB are free. Give at most 22500 MiB in all with"
-            " --data-gpu-memory and --model-gpu-memory, or leave out the limits and"
-            " --enable-memory-isolation, so that memory grows as needed.",
+            r"^memory limits .*on GPU 0 which take 4,096 \+ 18,405 \+ 1,600 = 24,101 MiB .*"
+            r"but NVIDIA GeForce RTX 4090 has 24,564 MiB, of which 24,100 MiB are free\. Lower --",
         )
 
     def test_a_single_limit_and_the_default_limits_must_fit(self):
         message = self.message(RTX_4090, model_gpus=(0,), model_gpu_memory=24_000)
-        self.assertIn(
-            "limits of 24000 MiB were requested on GPU 0, which take 24,000 + 1,536 = 25,536 MiB",
-            message,
-        )
-        self.assertIn(
-            "8192 and 16384 MiB", self.message(RTX_4090, **SPLIT, enable_memory_isolation=True)
-        )
+        self.assertIn("which take 24,000 + 1,536 = 25,536 MiB", message)
+        message = self.message(RTX_4090, **SPLIT, enable_memory_isolation=True)
+        self.assertIn("8,192 + 16,384 + 1,600", message)
         self.check(RTX_4090, gpus=2, data_gpu=0, model_gpu=1, enable_memory_isolation=True)
 
     def test_processes_that_hold_memory_are_named(self):
-        held = GpuMemory("NVIDIA L4", 23_034, 3_000, 8, ((7, 400), (8, None)))
+        held = GpuMemory("NVIDIA L4", 23_034, 3_000, 8, (7, 8))
         message = self.message(held, **SPLIT, data_gpu_memory=1000, model_gpu_memory=2000)
-        self.assertIn(
-            "3,000 MiB are free; processes that hold memory: 7 (400 MiB), 8 (unknown). Give at"
-            " most",
-            message,
-        )
-        self.assertIn(
-            " MiB in all with --data-gpu-memory and --model-gpu-memory, end these processes, or ",
-            message,
-        )
-        full = GpuMemory("NVIDIA L4", 23_034, 1_000, 8, ((7, 22_000),))
-        self.assertIn(
-            "End these processes, or use another GPU.",
-            self.message(full, **SPLIT, data_gpu_memory=256),
-        )
+        self.assertIn("3,000 MiB are free; processes that hold memory: 7, 8. Lower", message)
 
     def test_the_reserve_is_that_of_tensorflow(self):
         for capability, total_mib, expected in (

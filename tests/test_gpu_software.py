@@ -139,7 +139,7 @@ class GpuSoftware(unittest.TestCase):
             data_gpu=0, model_gpu=0, data_gpu_memory=1000, model_gpu_memory=2000
         )
         l4 = GpuMemory("NVIDIA L4", 23_034, 22_500, 8)
-        full = GpuMemory("NVIDIA L4", 23_034, 3_000, 8, ((7, 19_000),))
+        full = GpuMemory("NVIDIA L4", 23_034, 3_000, 8, (7,))
         for settings, gpus, memory, expected in (
             (PlacementConfig(), 1, l4, []),
             (split, 0, l4, []),

@@ -13,7 +13,8 @@ from myxtts.commands import plan as plan_command
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.errors import ConfigError, PlacementError
-from myxtts.placement.routes import Route, plan_routes, single_route
+from myxtts.placement.routes import Route, plan_routes
+from myxtts.throughput.measure import check_one_replica
 from myxtts.throughput.model import (
     STAGES,
     QueueDepths,
@@ -443,7 +444,7 @@ class PlannerTest(unittest.TestCase):
     def test_a_profile_of_several_replicas_is_rejected_with_the_command_that_compares_them(self):
         (replicated,) = (p for p in candidate_placements(2) if p.flags == "--model-gpus 0 1")
         with self.assertRaisesRegex(PlacementError, "`myxtts plan` compares"):
-            single_route(replicated.placement, "a profile")
+            check_one_replica(replicated.placement)
 
     def test_no_fitting_placement_is_an_error_with_the_reasons(self):
         candidates = candidate_placements(1, MemoryBudget(6, 10, (8,)))

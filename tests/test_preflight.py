@@ -226,15 +226,18 @@ class Stopped(unittest.TestCase):
 class Mistakes(unittest.TestCase):
     def test_mistakes_exit_with_2_before_any_check(self):
         for argv, expected in (
-            (["--data-gpu", "0"], "--data-gpu was given without --model-gpu"),
-            (["--simulate-gpus", "2", "--data-gpu", "0", "--model-gpu", "5"], "makes GPUs 0 to 1"),
+            (["--data-gpu", "0"], "only one of --data-gpu and --model-gpu was given"),
+            (
+                ["--simulate-gpus", "2", "--data-gpu", "0", "--model-gpu", "5"],
+                "makes 2 (numbered from 0)",
+            ),
             (["--stepps", "9"], "Did you mean --steps?"),
             (["--batch-sise", "9"], "Did you mean --batch-size?"),
             (["--steps", "1"], "from 4 to 1000"),
             (["--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
             (["--config", "nowhere.yaml"], "cannot be read"),
             (["--init-from", "nowhere"], "nowhere"),
-            (["--placement", "auto"], "only `myxtts train` supports it"),
+            (["--placement", "auto"], "only `myxtts train` measures"),
         ):
             with self.subTest(argv=argv):
                 finished = preflight_of(*argv)

@@ -15,8 +15,7 @@ from myxtts.batch import TTS_FEATURES
 from myxtts.commands import train
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.data.pipeline import Producer
-from myxtts.placement.audit import audit
-from myxtts.placement.copies import find_copies
+from myxtts.placement.audit import audit, find_copies
 from myxtts.placement.routes import plan_routes
 from tests.tiny import features, on_device
 from tests.two_devices import MODEL, SIMULATED

@@ -30,8 +30,7 @@ from myxtts.config.schema import Config, ModelConfig, VocoderConfig
 from myxtts.data.features import vocoder_extractor
 from myxtts.data.pipeline import trace_produce
 from myxtts.models.vocoder import Vocoder, log_mel_of, project
-from myxtts.placement.audit import audit, has_gpu_kernels
-from myxtts.placement.copies import find_copies
+from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
 from myxtts.report.metrics import read_metrics
 from myxtts.tasks.base import Examples
 from myxtts.tasks.vocoder import VocoderSampler

@@ -18,8 +18,7 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.models.alignment import search_by_frames
 from myxtts.placement import devices
-from myxtts.placement.audit import has_gpu_kernels
-from myxtts.placement.copies import find_copies
+from myxtts.placement.audit import find_copies, has_gpu_kernels
 from myxtts.placement.devices import xla_failure
 from myxtts.tasks.alignment_choice import compiled_search, search_of
 from myxtts.throughput.measure import (

@@ -36,8 +36,7 @@ from myxtts.data.pipeline import Pipeline, trace_produce
 from myxtts.models.build import build_vocoder
 from myxtts.models.ctc import ctc_losses, greedy_decode
 from myxtts.models.xtts import TEXT_INPUTS
-from myxtts.placement.audit import audit, has_gpu_kernels
-from myxtts.placement.copies import find_copies
+from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of

@@ -22,8 +22,7 @@ from fakes.toy_models import toy_models
 from myxtts.batch import first_rows
 from myxtts.config.schema import Config
 from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import audit, has_gpu_kernels
-from myxtts.placement.copies import find_copies
+from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.throughput.hardware import matmul_flops_per_s, step_flops

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, bounded, read_settings, settings_parser
-from myxtts.config.flags import command_line
 from myxtts.config.schema import Config
 from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import ConfigError
@@ -138,14 +137,8 @@ def main(
 
 def warn_of_hidden_gpus(simulated: int) -> None:
     """Warn if jobs on simulated GPUs leave real ones idle; their own processes see none."""
-    existing = len(visible_gpus()) if simulated else 0
-    if existing == 1:
-        found = "this process sees 1 GPU"
-        log.warning("%s", hidden_gpus_warning(simulated, found, command_line("train")))
-    elif existing:
-        found = f"this process sees {existing} GPUs"
-        use = f"--simulate-gpus 0, and --gpus from 0 to {existing - 1}"
-        log.warning("%s", hidden_gpus_warning(simulated, found, use))
+    if simulated and (visible := len(visible_gpus())):
+        log.warning("%s", hidden_gpus_warning(simulated, visible))
 
 
 def choose_warmstart_steps(

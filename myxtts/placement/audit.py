@@ -1,7 +1,15 @@
-"""Checks that tensors are on the right device, and finds operations that no GPU can run."""
+"""Checks that tensors are on the right device, and finds in compiled functions the operations that
+no GPU can run, and the copies between host and GPU memory as a GPU would make them.
 
+Most GPU kernels on int32 keep their values in host memory, since they compute shapes. Where such a
+value meets a tensor in GPU memory, TensorFlow copies it. A copy to the host waits for the GPU, and
+the kernels that depend on it are launched only then.
+"""
+
+import itertools
 from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,18 +17,25 @@ import tensorflow as tf
 
 from myxtts import tf_internals
 from myxtts.errors import PlacementError
+from myxtts.portable_ops import runs_on_host
 
 # TensorFlow uses a DEFAULT kernel if the device has no kernel that fits.
 GPU = ("GPU", "DEFAULT")
 XLA = ("XLA_GPU_JIT",)
 # tf.py_function: its DEFAULT kernel runs Python on the host.
 PYTHON = {"EagerPyFunc"}
+PACKAGE = str(Path(__file__).parents[1])
+HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
+ALWAYS_ON_HOST = (tf.string, tf.resource)
+CALLS = {"PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"}
+CALLS |= {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"}
+
+Output = tuple[str, int]  # node and index
 
 
 def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
-    """Check that tensors and variables are on a device.
-
-    TensorFlow silently copies tensors and moves operations.
+    """Check that tensors and variables are on a device, or raise PlacementError: TensorFlow
+    silently copies tensors and moves operations.
 
     NumPy arrays are in host memory and not checked. int32 tensors may be in host memory:
     TensorFlow's functions return them there.
@@ -28,51 +43,32 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
     Args:
         device: such as `/GPU:1`, or with job and task.
         named: pairs of a name for the message and a tensor, `tf.Variable` or Keras variable.
-
-    Raises:
-        PlacementError: names up to five values on other devices.
     """
     expected = tf.DeviceSpec.from_string(device)
-    actual = (
-        (name, _device(value))
-        for name, value in named
-        if not (isinstance(value, np.ndarray | np.generic) or _is_host_integer(value))
-    )
-    misplaced = [
-        f"{name} on {_short_name(spec, expected)}"
-        for name, spec in actual
-        if not _is_part_of(spec, expected)
-    ]
+    misplaced = []
+    for name, value in named:
+        if isinstance(value, np.ndarray | np.generic):
+            continue
+        spec = _device(value)
+        is_host_integer = getattr(value, "dtype", None) == tf.int32 and spec.device_type == "CPU"
+        if isinstance(value, tf.Tensor) and is_host_integer:
+            continue
+        wanted = expected
+        # This process, also in a cluster: tf.data does not know its job and task.
+        if spec.job == "localhost":
+            wanted = expected.replace(job=None, replica=None, task=None)
+        if spec.make_merged_spec(wanted) != spec:
+            short = f"/{spec.device_type}:{spec.device_index}"
+            misplaced.append(f"{name} on {spec.to_string() if expected.job else short}")
     if misplaced:
-        more = f" and {len(misplaced) - 5} more" if len(misplaced) > 5 else ""
         raise PlacementError(
-            f"all values must be on {device}, but found {', '.join(misplaced[:5])}{more}. This is a"
-            " defect of the program or of a custom model: build and call it inside tf.device."
+            f"all values must be on {device}, but found {', '.join(misplaced[:5])}"
+            f" ({len(misplaced)} in all). This is a defect of the program or of a custom model:"
+            " build and call it inside tf.device."
         )
 
 
-def _is_part_of(spec: tf.DeviceSpec, expected: tf.DeviceSpec) -> bool:
-    """Return whether a device has all parts of a name."""
-    # This process, also in a cluster: tf.data does not know its job and task.
-    if spec.job == "localhost":
-        expected = expected.replace(job=None, replica=None, task=None)
-    return spec.make_merged_spec(expected) == spec
-
-
-def _is_host_integer(value) -> bool:
-    return (
-        isinstance(value, tf.Tensor)
-        and value.dtype == tf.int32
-        and _device(value).device_type == "CPU"
-    )
-
-
-def _short_name(spec: tf.DeviceSpec, expected: tf.DeviceSpec) -> str:
-    return spec.to_string() if expected.job else f"/{spec.device_type}:{spec.device_index}"
-
-
 def _device(value) -> tf.DeviceSpec:
-    """Return the device that holds a value."""
     # `device` would be that of the function call that returned the tensor.
     if isinstance(value, tf.Tensor):
         return tf.DeviceSpec.from_string(value.backing_device)
@@ -87,7 +83,6 @@ class HostOperation(NamedTuple):
 
     Attributes:
         type: such as `StringJoin`.
-        name: of the node.
         function: that contains the operation.
         dtypes: type attributes, such as `T=string`.
         missing: `GPU kernel`, or `XLA kernel` in a function that XLA compiles.
@@ -110,17 +105,13 @@ class Audit(NamedTuple):
 def audit(function) -> Audit:
     """Look up every operation of a concrete function in TensorFlow's kernel registry.
 
-    Covers the function and all functions it calls: branches, loops, calls, gradients. An operation
-    needs a GPU kernel whose type constraints its attributes meet, or XLA's GPU kernel in a function
-    that XLA compiles. The audit does not tell where an operation runs; `copies.find_copies` tells
-    which kernels keep their arguments in host memory. Without `has_gpu_kernels`, nearly all
+    Covers all functions it calls: branches, loops, calls, gradients. An operation needs a GPU
+    kernel whose type constraints its attributes meet, or XLA's GPU kernel in a function that XLA
+    compiles. The audit does not tell where an operation runs. Without `has_gpu_kernels`, nearly all
     operations lack one.
-
-    Args:
-        function: as `get_concrete_function` returns it.
     """
     _register_xla_kernels()
-    library = gpu_variants(function.graph.as_graph_def().library)
+    library = _gpu_variants(function.graph.as_graph_def().library)
     entry = function.function_def
     operations = 0
     host_only = []
@@ -129,40 +120,33 @@ def audit(function) -> Audit:
         kernels = XLA if compiled else GPU
         missing = "XLA kernel" if compiled else "GPU kernel"
         for node in body.node_def:
-            if node.op not in library and find_kernel(node, kernels) is None:
-                place = (node.op, node.name, body.signature.name, _dtypes(node))
+            if node.op not in library and _find_kernel(node, kernels) is None:
+                place = (node.op, node.name, body.signature.name, _type_attributes(node))
                 host_only.append(HostOperation(*place, missing))
     return Audit(operations, tuple(host_only))
 
 
-def gpu_variants(library) -> dict:
+def _gpu_variants(library) -> dict:
     """Return name -> definition of each function of a FunctionDefLibrary as a GPU runs it.
 
     Several functions can implement the same API, as in `tf.nn.ctc_loss`. TensorFlow calls the one
     for the device, whichever was traced.
     """
-    interfaces = {
-        definition.signature.name: _interface(definition) for definition in library.function
-    }
-    variants = {
-        interfaces[definition.signature.name]: definition
-        for definition in library.function
-        if definition.attr["api_preferred_device"].s == b"GPU"
-    }
+    interfaces = {}
+    variants = {}
+    for definition in library.function:
+        interface: tuple = (definition.signature.name,)
+        if "api_implements" in definition.attr:
+            gradients = ("backward_function_name", "forward_function_name")
+            passes = [name in definition.attr for name in gradients]
+            interface = (definition.attr["api_implements"].s, *passes)
+        interfaces[definition.signature.name] = interface
+        if definition.attr["api_preferred_device"].s == b"GPU":
+            variants[interface] = definition
     return {
         definition.signature.name: variants.get(interfaces[definition.signature.name], definition)
         for definition in library.function
     }
-
-
-def _interface(definition) -> tuple:
-    """Return what functions share that can replace each other: their API, or else the name."""
-    if "api_implements" not in definition.attr:
-        return (definition.signature.name,)
-    passes = [
-        name in definition.attr for name in ("backward_function_name", "forward_function_name")
-    ]
-    return (definition.attr["api_implements"].s, *passes)
 
 
 @cache
@@ -190,15 +174,13 @@ def _bodies(entry, library: dict) -> Iterator[tuple]:
 
 
 def _called(node) -> Iterator[str]:
-    """Yield the functions that a node calls: by its type, an attribute, or a list attribute."""
     yield node.op
     for value in node.attr.values():
         yield value.func.name
         yield from (function.name for function in value.list.func)
 
 
-def _dtypes(node) -> str:
-    """Return the type attributes of a node as text."""
+def _type_attributes(node) -> str:
     types = {
         name: [tf.dtypes.as_dtype(number).name for number in value.list.type or [value.type]]
         for name, value in sorted(node.attr.items())
@@ -212,16 +194,12 @@ def has_gpu_kernels() -> bool:
     return any(kernel.device_type == "GPU" for kernel in tf_internals.registered_kernels("MatMul"))
 
 
-def find_kernel(node, device_types: tuple[str, ...]):
-    """Return the KernelDef that TensorFlow chooses for a NodeDef, or None.
-
-    Args:
-        device_types: in the order in which TensorFlow tries them.
-    """
+def _find_kernel(node, device_types: tuple[str, ...]):
+    """Return the KernelDef that TensorFlow chooses for a NodeDef, or None."""
     label = node.attr["_kernel"].s.decode()
     for kernel, constraints in _kernels(node.op, device_types):
         if kernel.label == label and all(
-            allowed.issuperset(_values(attribute(node, name))) for name, allowed in constraints
+            allowed.issuperset(_values(_attribute(node, name))) for name, allowed in constraints
         ):
             return kernel
     return None
@@ -232,25 +210,19 @@ def _kernels(operation: str, device_types: tuple[str, ...]) -> list[tuple]:
     """Return the kernels, each with its constraints: pairs of attribute and allowed values."""
     if operation in PYTHON:
         return []
-    kernels = [
-        kernel
-        for kernel in tf_internals.registered_kernels(operation)
-        if kernel.device_type in device_types
-    ]
+    registered = tf_internals.registered_kernels(operation)
+    kernels = [kernel for kernel in registered if kernel.device_type in device_types]
     kernels.sort(key=lambda kernel: (device_types.index(kernel.device_type), -kernel.priority))
     return [
         (
             kernel,
-            [
-                (rule.name, frozenset(_list_values(rule.allowed_values.list)))
-                for rule in kernel.constraint
-            ],
+            [(rule.name, frozenset(_values(rule.allowed_values))) for rule in kernel.constraint],
         )
         for kernel in kernels
     ]
 
 
-def attribute(node, name: str):
+def _attribute(node, name: str):
     """Return an attribute of a node; nodes may leave out attributes with default values."""
     if name in node.attr:
         return node.attr[name]
@@ -261,9 +233,185 @@ def _values(value) -> list:
     """Return the values of an attribute, which may be a list."""
     kind = value.WhichOneof("value")
     if kind == "list":
-        return _list_values(value.list)
+        return [*value.list.type, *value.list.s, *value.list.i, *value.list.b]
     return [getattr(value, kind)] if kind else []
 
 
-def _list_values(values) -> list:
-    return [*values.type, *values.s, *values.i, *values.b]
+class Copy(NamedTuple):
+    """A tensor that is copied between host and GPU, once for all its consumers there.
+
+    Attributes:
+        to_host: from the GPU to the host, which waits for the GPU; else from the host to the GPU.
+        tensor: name of the node that makes it and its output, such as `xtts/Maximum:0`.
+        type: operation of this node.
+        consumer: operation of the first node that needs the copy; `output` for a result of the
+            function.
+        in_loop: whether it is copied once in each iteration of a loop.
+        source: Python line that made the tensor, such as `models/xtts.py:252`; empty if it is
+            unknown.
+    """
+
+    to_host: bool
+    tensor: str
+    type: str
+    dtype: str
+    consumer: str
+    in_loop: bool
+    source: str
+
+
+def find_copies(function) -> list[Copy]:
+    """Return the copies of one call of a concrete function, those within loops once.
+
+    Follows TensorFlow's own steps: Grappler inlines functions, lowers loops and removes duplicates;
+    each endpoint of a node is in host or GPU memory as `MemoryTypesForNode`
+    (core/framework/memory_types.cc) says, by the kernel's `host_memory_arg`, or by the type where
+    there is no kernel; and an edge between the two is a copy, one for each tensor and destination
+    (`NeedSameDeviceSendRecv` and `DupRecvKey`, core/graph/graph_partition.cc). A function that XLA
+    compiles is one node, whose int32 arguments and results are in GPU memory. int32 arguments and
+    results of the function itself are in host memory.
+
+    Logical CPU devices take the place of GPUs, but not for operations within `on_host`. Needs
+    `has_gpu_kernels`.
+    """
+    graph = _Graph(function)
+    copies: dict[tuple[Output, bool], str] = {}
+    for consumer, destination, in_host in graph.edges():
+        tensor = graph.endpoint(destination)
+        if tensor.on_host != in_host and tensor.dtype not in ALWAYS_ON_HOST:
+            copies.setdefault((destination, in_host), consumer)
+    return [
+        Copy(
+            in_host,
+            f"{name}:{index}",
+            graph.nodes[name].op,
+            graph.endpoint((name, index)).dtype.name,
+            consumer,
+            name in graph.in_loops,
+            graph.source(name),
+        )
+        for ((name, index), in_host), consumer in copies.items()
+    ]
+
+
+class _Endpoint(NamedTuple):
+    dtype: tf.DType
+    on_host: bool
+
+
+class _Graph:
+    """The optimized graph of a concrete function on GPUs: NodeDef by name, and the names of the
+    nodes that run once in each iteration of a loop.
+    """
+
+    def __init__(self, function):
+        self._function = function
+        graph_def = _prepared(function.graph.as_graph_def())
+        self._arguments = {tensor.op.name for tensor in function.inputs}
+        self._results = [tensor.name for tensor in function.outputs]
+        fetches = [tensor.name for tensor in (*function.inputs, *function.outputs)]
+        gpus = 1 + max(
+            (tf.DeviceSpec.from_string(node.device).device_index or 0) for node in graph_def.node
+        )
+        graph_def = tf_internals.optimize_graph(graph_def, fetches, gpus)
+        self.nodes = {node.name: node for node in graph_def.node}
+        self._endpoints = {node.name: self._endpoints_of(node) for node in graph_def.node}
+        self.in_loops = _in_loops(self.nodes)
+
+    def endpoint(self, output: Output) -> _Endpoint:
+        name, index = output
+        return self._endpoints[name][1][index]
+
+    def edges(self) -> Iterator[tuple[str, Output, bool]]:
+        """Yield (operation of the consumer, output that it consumes, needed in host memory)."""
+        for node in self.nodes.values():
+            tensors = (tensor for tensor in node.input if not tensor.startswith("^"))
+            for tensor, endpoint in zip(tensors, self._endpoints[node.name][0], strict=True):
+                yield node.op, _output(tensor), endpoint.on_host
+        for tensor in self._results:
+            yield "output", _output(tensor), self.endpoint(_output(tensor)).dtype == tf.int32
+
+    def _endpoints_of(self, node) -> tuple[list[_Endpoint], list[_Endpoint]]:
+        definition = tf_internals.operation_definition(node.op)
+        kernel = None if node.op in CALLS else _find_kernel(node, GPU)
+        by_type = node.op in CALLS or node.name in self._arguments
+        device_type = tf.DeviceSpec.from_string(node.device).device_type
+        on_cpu = not by_type and (kernel is None or device_type == "CPU")
+        int32_on_host = by_type and not node.attr["_XlaMustCompile"].b
+
+        def endpoints(arguments) -> list[_Endpoint]:
+            found = []
+            for argument in arguments:
+                in_kernel = kernel is not None and argument.name in kernel.host_memory_arg
+                for dtype in _dtypes(node, argument):
+                    by_dtype = dtype in ALWAYS_ON_HOST or (int32_on_host and dtype == tf.int32)
+                    found.append(_Endpoint(dtype, on_cpu or in_kernel or by_dtype))
+            return found
+
+        return endpoints(definition.input_arg), endpoints(definition.output_arg)
+
+    def source(self, name: str) -> str:
+        """Return the line of this package that made a node, or an empty string."""
+        node = self.nodes[name]
+        origin = node.experimental_debug_info
+        name = origin.original_node_names[0] if origin.original_node_names else name
+        graph = self._function.graph
+        try:
+            if origin.original_func_names:
+                graph = tf_internals.called_graph(graph, origin.original_func_names[0])
+            traceback = graph.get_operation_by_name(name).traceback
+        except (KeyError, AttributeError):
+            # Made by the optimizer.
+            return ""
+        lines = [frame for frame in traceback if frame.filename.startswith(PACKAGE)]
+        return f"{lines[-1].filename.removeprefix(PACKAGE)[1:]}:{lines[-1].lineno}" if lines else ""
+
+
+def _prepared(graph_def):
+    """Turn logical CPUs and functions into those of GPUs; let all functions be inlined."""
+    on_gpu = any("GPU" in node.device for node in graph_def.node)
+    definitions = _gpu_variants(graph_def.library)
+    for definition in graph_def.library.function:
+        name = definition.signature.name
+        definition.CopyFrom(definitions[name])
+        definition.signature.name = name
+        for hindrance in {"api_implements", "_noinline"} & set(definition.attr):
+            if "_XlaMustCompile" not in definition.attr:
+                del definition.attr[hindrance]
+    bodies = (definition.node_def for definition in graph_def.library.function)
+    for node in itertools.chain(graph_def.node, *bodies):
+        if not on_gpu:
+            node.device = HOST if runs_on_host(node.name) else node.device.replace("CPU:", "GPU:")
+    return graph_def
+
+
+def _output(tensor: str) -> Output:
+    name, _, index = tensor.partition(":")
+    return name, int(index or 0)
+
+
+def _dtypes(node, argument) -> list[tf.DType]:
+    """Return the types of an argument of an operation, which may be a list of tensors."""
+    if argument.type_list_attr:
+        numbers = _attribute(node, argument.type_list_attr).list.type
+    else:
+        number = argument.type or _attribute(node, argument.type_attr).type
+        count = _attribute(node, argument.number_attr).i if argument.number_attr else 1
+        numbers = [number] * count
+    return [tf.dtypes.as_dtype(number) for number in numbers]
+
+
+def _in_loops(nodes: dict) -> set[str]:
+    """Return the nodes between the Enter and Exit operations of a loop."""
+    consumers: dict[str, list[str]] = {}
+    for node in nodes.values():
+        for tensor in node.input:
+            consumers.setdefault(_output(tensor.removeprefix("^"))[0], []).append(node.name)
+    pending = [name for name, node in nodes.items() if node.op == "Enter"]
+    inside: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name not in inside and nodes[name].op != "Exit":
+            inside.add(name)
+            pending += consumers.get(name, ())
+    return inside

@@ -5,8 +5,6 @@ tensor.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -31,33 +29,22 @@ def gpu_count() -> int:
     return len(tf.config.list_physical_devices("GPU"))
 
 
-def gpu_names() -> list[str]:
-    """Return the name of each physical GPU that TensorFlow sees, such as NVIDIA A100-SXM4-80GB."""
-    gpus = tf.config.list_physical_devices("GPU")
-    return [
-        tf.config.experimental.get_device_details(gpu).get("device_name", "unnamed") for gpu in gpus
-    ]
-
-
 def configure(placement: Placement, small_operations: bool = False, processes: int = 1) -> None:
     """Make the placement's devices visible, with growth or limits; size the thread pools.
 
     TensorFlow never moves an operation: one that its device cannot run, or a device that does not
-    exist, is an error.
+    exist, is an error. Raises PlacementError if TensorFlow has already started with other devices,
+    or memory limits do not fit.
 
     Args:
-        placement: as `plan_routes` returns it.
         small_operations: whether most operations are small, see `automatic_pools`.
         processes: number of processes that share the cores of this host, unless they are pinned.
-
-    Raises:
-        PlacementError: TensorFlow has already started with other devices, or memory limits do not
-            fit.
     """
-    if placement.simulated and (names := gpu_names()):
-        log.warning("%s", simulation_warning(placement, names))
+    if placement.simulated and (visible := gpu_count()):
+        simulated = len({device.physical for device in placement.devices})
+        log.warning("%s", hidden_gpus_warning(simulated, visible))
     limits = limits_of(placement)
-    # Then, this process holds memory itself.
+    # Once started, this process holds memory itself.
     if limits and not has_started():
         with suppress(DriverUnavailable):  # which the preflight reports
             check_limits(limits, read_memory(tuple(limits)))
@@ -68,7 +55,11 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
         if placement.on_gpu:
             _configure_gpus(placement)
         else:
-            _configure_cpu(placement)
+            # One part of the CPU for each simulated GPU.
+            tf.config.set_visible_devices([], "GPU")
+            parts = [tf.config.LogicalDeviceConfiguration() for _ in placement.devices]
+            cpu = tf.config.list_physical_devices("CPU")[0]
+            tf.config.set_logical_device_configuration(cpu, parts)
     except (RuntimeError, ValueError) as error:
         raise PlacementError(
             f"the devices of this run ({placement.name}) cannot be configured: TensorFlow has"
@@ -90,26 +81,15 @@ def configure_default() -> Placement:
 
 
 def _configure_threads(placement: Placement, automatic: ThreadPools) -> None:
-    """Set the thread pools; `auto` keeps those of a TensorFlow that has already started."""
-    threading = tf.config.threading
-    for requested, size, set_size in (
-        (
-            placement.intra_op_threads,
-            automatic.intra_op,
-            threading.set_intra_op_parallelism_threads,
-        ),
-        (
-            placement.inter_op_threads,
-            automatic.inter_op,
-            threading.set_inter_op_parallelism_threads,
-        ),
-    ):
+    for pool in ("intra_op", "inter_op"):
+        set_size = getattr(tf.config.threading, f"set_{pool}_parallelism_threads")
+        requested = getattr(placement, f"{pool}_threads")
         if requested != "auto":
             set_size(requested)
         else:
             # TensorFlow may have started with other sizes.
             with suppress(RuntimeError):
-                set_size(size)
+                set_size(getattr(automatic, pool))
 
 
 def _configure_gpus(placement: Placement) -> None:
@@ -125,46 +105,13 @@ def _configure_gpus(placement: Placement) -> None:
             tf.config.set_logical_device_configuration(physical[i], logical)
 
 
-def _configure_cpu(placement: Placement) -> None:
-    """Split the CPU into a logical device for each simulated GPU; hide all GPUs."""
-    tf.config.set_visible_devices([], "GPU")
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    logical = [tf.config.LogicalDeviceConfiguration() for _ in placement.devices]
-    tf.config.set_logical_device_configuration(cpu, logical)
-
-
 def synchronize(tensor: tf.Tensor) -> None:
     """Wait until the tensor's device has computed it and all earlier work, by reading one element.
 
-    Does not work for int32, which TensorFlow keeps in host memory, ready before the GPU has done
-    anything.
+    Does not work for int32, which is in host memory before the GPU has done anything.
     """
     with tf.device(tensor.device):
         tf.reshape(tensor, [-1])[:1].numpy()
-
-
-def simulation_warning(placement: Placement, names: Sequence[str]) -> str:
-    """Return the warning that simulated GPUs hide real ones, with the flags that use the real ones.
-
-    Args:
-        names: of the real GPUs.
-    """
-    simulated = len({device.physical for device in placement.devices})
-    kinds = ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
-    noun = "GPUs" if len(names) > 1 else "GPU"
-    found = f"TensorFlow sees {len(names)} {noun} ({kinds})"
-    return hidden_gpus_warning(simulated, found, _flags_of_real_gpus(placement, len(names)))
-
-
-def _flags_of_real_gpus(placement: Placement, count: int) -> str:
-    names = {route.model for route in placement.routes}
-    for route in placement.routes:
-        names.update(route.data_devices)
-    if max(device.physical or 0 for device in placement.devices if device.name in names) < count:
-        return "--simulate-gpus 0"
-    if len(placement.routes) == 1:
-        return f"--simulate-gpus 0 --data-gpu 0 --model-gpu {min(1, count - 1)}"
-    return f"--simulate-gpus 0, with GPUs from 0 to {count - 1} in --data-gpu and --model-gpus"
 
 
 def describe_threads() -> str:
@@ -176,28 +123,26 @@ def describe_threads() -> str:
 
 def describe(placement: Placement) -> list[str]:
     """Describe the placement for the log: which GPU is which device, limits, routes."""
-    lines = [f"placement      {placement.name}"]
-    if placement.simulated:
-        lines[0] += " (GPUs simulated on the CPU)"
+    simulation = " (GPUs simulated on the CPU)" if placement.simulated else ""
+    lines = [f"placement      {placement.name}{simulation}"]
     for device in placement.devices:
         source = "CPU" if device.physical is None else f"GPU {device.physical}"
-        source = f"simulated {source}" if placement.simulated else source
-        memory = (
-            "memory grows as needed"
-            if device.memory_mib is None
-            else f"at most {device.memory_mib} MiB"
-        )
-        if placement.simulated and device.memory_mib is not None:
-            memory += " (not applied: the device is simulated)"
+        memory = "memory grows as needed"
+        if device.memory_mib is not None:
+            memory = f"at most {device.memory_mib} MiB"
+            if placement.simulated:
+                memory += " (not applied: the device is simulated)"
+        if placement.simulated:
+            source = f"simulated {source}"
         lines.append(f"  device       {source} is {device.name}, {memory}")
     for route in placement.routes:
-        turns = f"{' and '.join(route.data_devices)} in turn" if route.further_data else route.data
+        turns = " and ".join(route.data_devices)
+        if route.further_data:
+            turns += " in turn"
         lines.append(f"  route        batches made on {turns}, trained on {route.model}")
     if placement.observer:
-        lines.append(
-            f"  observer     validation, samples and evaluation on {placement.observer}, during"
-            " training"
-        )
+        what = "validation, samples and evaluation"
+        lines.append(f"  observer     {what} on {placement.observer}, during training")
     return lines
 
 
@@ -207,37 +152,26 @@ def xla_failure(device: str, whole_step: bool = False) -> str | None:
 
     A GPU that runs TensorFlow's kernels may lack what XLA needs: a code generator for its compute
     capability, ptxas or libdevice of the CUDA toolkit, or a cuDNN whose convolutions XLA can call.
-    The outcome is kept for the process.
 
     Args:
         whole_step: try also what a training step has beyond a loop: a convolution with bias, which
             XLA fuses, with its gradient, a matrix product, and an exponential function, which needs
             libdevice.
     """
-    if reason := _unsupported_gpu(device):
-        return reason
-    function = tf.function(
-        _step_operations if whole_step else _loop, jit_compile=True, autograph=False
-    )
+    gpus = tf.config.get_visible_devices("GPU") if "GPU:" in device else []
+    for details in map(tf.config.experimental.get_device_details, gpus):
+        capability = details.get("compute_capability", (0, 0))
+        if capability >= UNSUPPORTED_CAPABILITY:
+            number = ".".join(map(str, capability))
+            version = f"XLA of TensorFlow {tf.__version__}"
+            return f"{version} generates no code for compute capability {number}"
+    traced = _step_operations if whole_step else _loop
     try:
         with tf.device(device):
-            function(tf.ones([1, 8, 8])).numpy()
+            tf.function(traced, jit_compile=True, autograph=False)(tf.ones([1, 8, 8])).numpy()
     except tf.errors.OpError as error:
         return f"{type(error).__name__}: {error.message.splitlines()[0].rstrip('.')}"
     return None
-
-
-def _unsupported_gpu(device: str) -> str | None:
-    """Return why XLA must not be tried: without a target, LLVM ends the process."""
-    gpus = tf.config.get_visible_devices("GPU") if "GPU:" in device else []
-    details = map(tf.config.experimental.get_device_details, gpus)
-    capability = max(
-        (detail.get("compute_capability", (0, 0)) for detail in details), default=(0, 0)
-    )
-    if capability < UNSUPPORTED_CAPABILITY:
-        return None
-    number = ".".join(map(str, capability))
-    return f"XLA of TensorFlow {tf.__version__} generates no code for compute capability {number}"
 
 
 def _loop(x):

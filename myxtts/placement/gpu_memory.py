@@ -4,6 +4,7 @@ import ctypes
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +20,6 @@ LARGEST_RESERVE_MIB = 1800
 # An estimate: cuBLAS takes up to 32 MiB for each handle and stream (cuBLAS documentation,
 # cublasSetWorkspace).
 SECOND_DEVICE_MIB = 64
-MIN_LIMIT_MIB = 256  # of the settings
 
 Answer = TypeVar("Answer")
 
@@ -34,15 +34,14 @@ class GpuMemory:
 
     Attributes:
         capability: major compute capability.
-        processes: (process ID, MiB or None if unknown) of all other processes that compute on the
-            GPU.
+        processes: IDs of all other processes that compute on the GPU.
     """
 
     name: str
     total_mib: int
     free_mib: int
     capability: int
-    processes: tuple[tuple[int, int | None], ...] = ()
+    processes: tuple[int, ...] = ()
 
     def reserve_mib(self, logical_devices: int) -> int:
         """Return what CUDA and its libraries need in addition to tensors."""
@@ -55,77 +54,47 @@ class GpuMemory:
 
     def describe(self) -> str:
         """Return name, total and free memory, and the processes that hold memory."""
-        holders = ""
+        memory = f"{self.name} has {self.total_mib:,} MiB, of which {self.free_mib:,} MiB are free"
         if self.processes:
-            held = ", ".join(_process_memory(pid, mib) for pid, mib in self.processes)
-            holders = f"; processes that hold memory: {held}"
-        return (
-            f"{self.name} has {self.total_mib:,} MiB, of which {self.free_mib:,} MiB are"
-            f" free{holders}"
-        )
-
-
-def _process_memory(pid: int, mib: int | None) -> str:
-    memory = "unknown" if mib is None else f"{mib:,} MiB"
-    return f"{pid} ({memory})"
+            memory += f"; processes that hold memory: {', '.join(map(str, self.processes))}"
+        return memory
 
 
 def limits_of(placement: Placement) -> dict[int, list[int]]:
     """Return the memory limits in MiB of the logical devices, by physical GPU."""
     limits: dict[int, list[int]] = {}
-    if not placement.on_gpu:
-        return limits
-    for device in placement.devices:
+    for device in placement.devices if placement.on_gpu else ():
         if device.physical is not None and device.memory_mib is not None:
             limits.setdefault(device.physical, []).append(device.memory_mib)
     return limits
 
 
 def check_limits(limits: dict[int, list[int]], memory: dict[int, GpuMemory]) -> None:
-    """Check that limits fit into what is free, with the reserve.
-
-    Args:
-        limits: as `limits_of` returns them.
-        memory: of the same GPUs.
-
-    Raises:
-        PlacementError: they do not fit.
-    """
+    """Raise PlacementError if limits, as `limits_of` returns them, do not fit into what is free."""
     for gpu, sizes in limits.items():
         found = memory[gpu]
         reserve_mib = found.reserve_mib(len(sizes))
         if sum(sizes) + reserve_mib > found.free_mib:
             terms = " + ".join(f"{mib:,}" for mib in (*sizes, reserve_mib))
             raise PlacementError(
-                f"memory limits of {' and '.join(map(str, sizes))} MiB were requested on GPU {gpu},"
-                f" which take {terms} = {sum(sizes) + reserve_mib:,} MiB with what CUDA and its"
-                f" libraries need, but {found.describe()}. {_advice(found, reserve_mib)}"
+                f"memory limits were requested on GPU {gpu} which take {terms} ="
+                f" {sum(sizes) + reserve_mib:,} MiB with what CUDA and its libraries need, but"
+                f" {found.describe()}. Lower --data-gpu-memory and --model-gpu-memory, end other"
+                " processes on the GPU, use another one, or leave out the limits and"
+                " --enable-memory-isolation, so that memory grows as needed."
             )
 
 
-def _advice(memory: GpuMemory, reserve_mib: int) -> str:
-    fitting_mib = memory.free_mib - reserve_mib
-    if fitting_mib < MIN_LIMIT_MIB:
-        first = "End these processes" if memory.processes else "Free some of its memory"
-        return f"{first}, or use another GPU."
-    end = ", end these processes" if memory.processes else ""
-    return (
-        f"Give at most {fitting_mib} MiB in all with --data-gpu-memory and --model-gpu-memory{end},"
-        " or leave out the limits and --enable-memory-isolation, so that memory grows as needed."
-    )
-
-
 def read_memory(gpus: Sequence[int]) -> dict[int, GpuMemory]:
-    """Return the memory of GPUs, by their indices in TensorFlow.
-
-    Raises:
-        DriverUnavailable: there is no NVML, or it does not know a GPU.
-    """
+    """Return the memory of GPUs, by their indices in TensorFlow; see `ask_driver` for errors."""
     return dict(zip(gpus, ask_driver(gpus, _memory_of), strict=True))
 
 
 def ask_driver(gpus: Sequence[int], question: Callable[[Any, Any], Answer]) -> list[Answer]:
-    """Return the answer to a question about each GPU, which gets NVML and its handle of the GPU."""
+    """Return the answer to a question about each GPU, which gets NVML and its handle of the GPU.
+
+    Raises DriverUnavailable if there is no NVML, or it does not know a GPU.
+    """
     try:
         import pynvml  # only where there is a GPU
     except ImportError as error:
@@ -142,23 +111,17 @@ def ask_driver(gpus: Sequence[int], question: Callable[[Any, Any], Answer]) -> l
 def _memory_of(nvml: Any, handle: Any) -> GpuMemory:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     name = nvml.nvmlDeviceGetName(handle)
-    try:
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except nvml.NVMLError:
-        # WSL.
-        running = []
-    others = [process for process in running if process.pid != os.getpid()]
+    processes = []
+    # WSL does not list them.
+    with suppress(nvml.NVMLError):
+        processes = [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     return GpuMemory(
         name=name.decode() if isinstance(name, bytes) else name,
         total_mib=memory.total // 2**20,
         free_mib=memory.free // 2**20,
         capability=nvml.nvmlDeviceGetCudaComputeCapability(handle)[0],
-        processes=tuple((process.pid, _mib(process.usedGpuMemory)) for process in others),
+        processes=tuple(pid for pid in processes if pid != os.getpid()),
     )
-
-
-def _mib(size: int | None) -> int | None:
-    return None if size is None else size // 2**20
 
 
 def gpu_handle(nvml: Any, gpu: int) -> Any:
@@ -166,10 +129,6 @@ def gpu_handle(nvml: Any, gpu: int) -> Any:
 
     NVML numbers all GPUs by their places on the bus. TensorFlow has CUDA's numbers, which
     CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER change. Both know the UUID.
-
-    Raises:
-        LookupError: CUDA does not have this GPU.
-        nvml.NVMLError: NVML does not.
     """
     uuids = cuda_uuids()
     if gpu >= len(uuids):
@@ -193,9 +152,8 @@ def cuda_uuids() -> list[str]:
         return []
     uuids = []
     for index in range(count.value):
-        if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetUuid_v2(
-            ctypes.byref(raw), device
-        ):
+        failed = cuda.cuDeviceGet(ctypes.byref(device), index)
+        if failed or cuda.cuDeviceGetUuid_v2(ctypes.byref(raw), device):
             return []
         uuids.append(str(uuid.UUID(bytes=bytes(raw))))
     return uuids

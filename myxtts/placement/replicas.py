@@ -3,7 +3,7 @@ all processes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,7 @@ class Replicas:
         strategy: for one device, several devices (mirrored) or several processes.
         routes: of this process, with device names that are unique among all processes.
         first: index of this process's first replica among those of all processes.
-        observer: device that validates and writes samples during training; empty if the first
-            replica's does.
+        observer: as in `Placement`.
     """
 
     strategy: tf.distribute.Strategy
@@ -39,7 +38,7 @@ class Replicas:
 
     @property
     def count(self) -> int:
-        """Number of replicas in all processes."""
+        """Replicas in all processes."""
         return self.strategy.num_replicas_in_sync
 
     @property
@@ -49,10 +48,8 @@ class Replicas:
 
     @contextmanager
     def scope(self):
-        """Return a context in which new variables are created on every replica."""
-        with ExitStack() as opened:
-            opened.enter_context(self.strategy.scope())
-            opened.enter_context(tf.device(self.device))
+        """Create new variables of the scope on every replica."""
+        with self.strategy.scope(), tf.device(self.device):
             yield
 
     @property
@@ -93,10 +90,9 @@ class Replicas:
         total = context.all_reduce(
             "SUM", tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
         )
-        sums = tf.split(total, [tensor.shape.num_elements() for tensor in tensors])
-        return [
-            tf.reshape(summed, tensor.shape) for summed, tensor in zip(sums, tensors, strict=True)
-        ]
+        shapes = [tensor.shape for tensor in tensors]
+        sums = tf.split(total, [shape.num_elements() for shape in shapes])
+        return [tf.reshape(summed, shape) for summed, shape in zip(sums, shapes, strict=True)]
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Return one value for each replica of this process, as an argument of `strategy.run`."""
@@ -113,13 +109,13 @@ def make_replicas(routes: tuple[Route, ...], observer: str = "") -> Replicas:
     models = [route.model for route in routes]
     if len(models) == 1:
         return Replicas(tf.distribute.OneDeviceStrategy(*models), routes, observer=observer)
-    # NCCL between GPUs. Simulated GPUs share host memory: TensorFlow's collectives would be no
-    # faster there, and would allow only one strategy per process, as all strategies number their
-    # collectives from the same start.
-    cross_device_ops = (
-        None if models[0].startswith("/GPU") else tf.distribute.ReductionToOneDevice()
-    )
-    strategy = tf.distribute.MirroredStrategy(models, cross_device_ops=cross_device_ops)
+    reduction = None  # NCCL
+    # Simulated GPUs share host memory: TensorFlow's collectives would be no faster there, and would
+    # allow only one strategy per process, as all strategies number their collectives from the same
+    # start.
+    if models[0].startswith("/CPU"):
+        reduction = tf.distribute.ReductionToOneDevice()
+    strategy = tf.distribute.MirroredStrategy(models, cross_device_ops=reduction)
     return Replicas(strategy, routes, observer=observer)
 
 
@@ -127,44 +123,21 @@ def make_replicas(routes: tuple[Route, ...], observer: str = "") -> Replicas:
 def open_replicas(
     placement: Placement, cluster: Cluster | None, settings: Mapping[str, str] | None = None
 ) -> Iterator[Replicas]:
-    """Return the replicas of a placement as a context, joined with those of all other workers of a
-    cluster.
+    """Yield the replicas of a placement, joined with those of all other workers of a cluster.
+
+    Raises PlacementError if a worker cannot have this placement or the rendezvous failed, and
+    WorkerLost if another worker died.
 
     Args:
         placement: of this process, with configured devices.
-        cluster: as `find_cluster` returns it.
         settings: values that must be the same on all workers, by their names in messages.
-
-    Raises:
-        PlacementError: a worker cannot have this placement, or the rendezvous failed.
-        WorkerLost: another worker died.
     """
     if cluster is None:
         yield make_replicas(placement.routes, placement.observer)
         return
     models = [route.model for route in placement.routes]
-    check_worker_devices(placement, models)
-
-    # In a function, /GPU:0 could be the GPU of any worker.
-    def qualified(device: str) -> str:
-        return f"/job:worker/replica:0/task:{cluster.index}/device:{device[1:]}"
-
-    routes = tuple(
-        Route(
-            qualified(route.data), qualified(route.model), tuple(map(qualified, route.further_data))
-        )
-        for route in placement.routes
-    )
-    with worker_group(cluster, len(models) if placement.on_gpu else 0, settings) as strategy:
-        observer = qualified(placement.observer) if placement.observer else ""
-        yield Replicas(strategy, routes, first=cluster.index * len(models), observer=observer)
-
-
-def check_worker_devices(placement: Placement, models: Sequence[str]) -> None:
-    """Check that the models are on the first GPUs or CPU: TensorFlow's multi-worker strategy always
-    uses those.
-    """
-    kind = models[0].rpartition(":")[0]
+    kind = "/GPU" if placement.on_gpu else "/CPU"
+    # TensorFlow's multi-worker strategy always uses the first devices.
     if models != [f"{kind}:{number}" for number in range(len(models))]:
         raise PlacementError(
             f"a worker cannot train on {' '.join(models)}: TensorFlow uses the first devices of"
@@ -175,4 +148,18 @@ def check_worker_devices(placement: Placement, models: Sequence[str]) -> None:
         raise PlacementError(
             f"a worker cannot train {len(models)} replicas on simulated GPUs: TensorFlow supports"
             " one replica per worker without GPUs. Start more workers, each with one --model-gpu."
+        )
+
+    # In a function, /GPU:0 could be the GPU of any worker.
+    def qualified(device: str) -> str:
+        return f"/job:worker/replica:0/task:{cluster.index}/device:{device[1:]}"
+
+    routes = []
+    for route in placement.routes:
+        data, *further = map(qualified, route.data_devices)
+        routes.append(Route(data, qualified(route.model), tuple(further)))
+    with worker_group(cluster, len(models) if placement.on_gpu else 0, settings) as strategy:
+        observer = qualified(placement.observer) if placement.observer else ""
+        yield Replicas(
+            strategy, tuple(routes), first=cluster.index * len(models), observer=observer
         )

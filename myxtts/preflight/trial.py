@@ -25,8 +25,7 @@ from myxtts.data.pipeline import Pipeline
 from myxtts.errors import TrainingError
 from myxtts.machine import available_memory_mib
 from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import audit, has_gpu_kernels, require_device
-from myxtts.placement.copies import find_copies
+from myxtts.placement.audit import audit, find_copies, has_gpu_kernels, require_device
 from myxtts.placement.routes import Placement
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.prerequisites import existing_parent

@@ -19,10 +19,11 @@ from myxtts.config.flags import turned_off, with_values
 from myxtts.config.schema import OFF_IN_TRIAL, Config
 from myxtts.data.batch_plan import Pass
 from myxtts.data.pipeline import Pipeline, ProduceFunction, trace_produce
+from myxtts.errors import PlacementError
 from myxtts.models.teacher import NullTeacher
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
-from myxtts.placement.routes import Placement, Route, single_route
+from myxtts.placement.routes import Placement, Route
 from myxtts.report.reporter import TensorBoard
 from myxtts.throughput.analysis import TracedRun
 from myxtts.throughput.model import StageTimes
@@ -77,10 +78,19 @@ def open_run(config: Config) -> Iterator[ProfiledRun]:
     with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
         config = with_values(turned_off(config, OFF_IN_TRIAL), {"observer": "model"})
         with training_setup.open_run(resolve_start(config, RunFolder(Path(name)))) as opened:
-            single_route(opened.placement, "a profile")
+            check_one_replica(opened.placement)
             with translate_oom(opened.placement, can_resume=False):
                 setup = opened.set_up(opened.read_corpora())
                 yield ProfiledRun(setup, setup.make_step())
+
+
+def check_one_replica(placement: Placement) -> None:
+    if len(placement.routes) > 1:
+        raise PlacementError(
+            f"a profile of {len(placement.routes)} replicas was requested, but only one is"
+            " supported. Give one GPU with --model-gpus; `myxtts plan` compares placements with"
+            " several."
+        )
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,10 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
         if spec.job == "localhost":
             wanted = expected.replace(job=None, replica=None, task=None)
         if spec.make_merged_spec(wanted) != spec:
-            short = f"/{spec.device_type}:{spec.device_index}"
-            misplaced.append(f"{name} on {spec.to_string() if expected.job else short}")
+            place = f"/{spec.device_type}:{spec.device_index}"
+            if expected.job:
+                place = spec.to_string()
+            misplaced.append(f"{name} on {place}")
     if misplaced:
         raise PlacementError(
             f"all values must be on {device}, but found {', '.join(misplaced[:5])}"

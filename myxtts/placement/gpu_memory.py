@@ -63,8 +63,9 @@ class GpuMemory:
 def limits_of(placement: Placement) -> dict[int, list[int]]:
     """Return the memory limits in MiB of the logical devices, by physical GPU."""
     limits: dict[int, list[int]] = {}
-    for device in placement.devices if placement.on_gpu else ():
-        if device.physical is not None and device.memory_mib is not None:
+    for device in placement.devices:
+        if device.name.startswith("/GPU") and device.memory_mib is not None:
+            assert device.physical is not None
             limits.setdefault(device.physical, []).append(device.memory_mib)
     return limits
 

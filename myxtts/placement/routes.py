@@ -125,9 +125,11 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
 def _observer(setting: str, routes: Sequence[Route]) -> str:
     """Return the device of the observer that is not named by its index; empty for the model's."""
     data = routes[0].data
+    devices = {"auto": data, "data": data, "model": "", "cpu": "/CPU:0"}
     # By default nothing observes on a device that trains.
-    trains = any(data == route.model for route in routes)
-    return {"auto": "" if trains else data, "data": data, "model": "", "cpu": "/CPU:0"}[setting]
+    if any(data == route.model for route in routes):
+        devices["auto"] = ""
+    return devices[setting]
 
 
 def named_data_gpus(settings: PlacementConfig) -> tuple[int, ...]:

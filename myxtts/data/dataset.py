@@ -21,25 +21,21 @@ from myxtts.data.manifest import (
     report_rejected,
 )
 from myxtts.data.metadata_file import RejectedRow, Row, Rows, read_corpora
-from myxtts.data.texts import TeacherRows, read_lines, read_texts, teacher_row_count
+from myxtts.data.texts import TeacherRows, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder
 from myxtts.text import espeak
 from myxtts.text.frontend import symbols_of
-from myxtts.text.languages import (
-    canonical_code,
-    languages_of,
-    letters_by_script,
-    names_of,
-    scripts_of,
-)
+from myxtts.text.languages import canonical_code, letters_by_script, names_of, scripts_of
 
 DEMO_FOLDER = Path("data/demo")
 # In 76 % of 400 random corpora of 5 demo sentences, all that is held out by default has symbols
 # that the others lack, in 20 % of those of 10 sentences, in 6 % of 20, and in none of 30.
 SPARE_UTTERANCES = 30
-# More than cores, since they mostly wait for the disk.
-HEADER_THREADS = 8
+# Loan words, names and acronyms stay far below: the prose of a technical Persian text about
+# software has 11 % Latin letters. Texts of another language have nearly 100 %, and 30 % is a corpus
+# of two languages.
+MAX_FOREIGN_LETTERS = 0.3
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +58,17 @@ def manifest_of(
     grow: bool = False,
     cache: Path | None = None,
 ) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
-    """Call `build_manifest` with the settings of a run."""
+    """Call `build_manifest` with the settings of a run, and with one spelling of each language."""
     # Characters need no language, so that any name is one.
     if length_rule and data.text_frontend == "phonemes":
-        rows = with_canonical_codes(rows, vocabulary.languages if vocabulary else ())
+        # An earlier run keeps its spelling.
+        kept = vocabulary.languages if vocabulary else ()
+        names = {row.language for row in rows.rows}.difference(kept)
+        codes = {name: canonical_code(name) for name in names}
+        spelled = (
+            row._replace(language=codes.get(row.language, row.language)) for row in rows.rows
+        )
+        rows = rows._replace(rows=tuple(spelled))
     return build_manifest(
         rows,
         min_seconds=data.min_seconds,
@@ -76,7 +79,6 @@ def manifest_of(
         vocabulary=vocabulary,
         grow=grow,
         cache=cache,
-        workers=HEADER_THREADS,
     )
 
 
@@ -89,25 +91,29 @@ def load_corpora(
 ) -> tuple[Corpus, Corpus | None, Vocabulary]:
     """Load the training corpus and the validation corpus, if any, with a common vocabulary.
 
+    Raises DataError if a corpus cannot be used, and ConfigError if the folder cannot be made or the
+    teacher's share of a batch is less than one row.
+
     Args:
-        config: the settings of the run.
         folder: gets the cached manifests and rejected.csv.
-        length_rule: utterances with fewer frames than it needs are rejected; None for a task that
-            needs no texts.
+        length_rule: see `build_manifest`; None for a task that needs no texts.
         known: vocabulary to extend, of the run that this one starts from; with a teacher it is not
             extended.
         replicas: number of replicas that share each training step.
-
-    Raises:
-        DataError: the corpus cannot be used.
-        ConfigError: the folder cannot be made, or the teacher's share of a batch is less than one
-            row.
     """
     data = config.data
-    if has_teacher_rows(config) and config.teacher.texts is not None:
-        # A mistake there is found before the corpus is read, which may take long.
-        read_lines(Path(config.teacher.texts))
-    train_rows, validation_rows, malformed = _read_rows(config, length_rule is not None)
+    train_rows, validation_rows, malformed = read_corpora(
+        Path(data.train_data) if data.train_data is not None else ensure_demo_corpus(),
+        Path(data.val_data) if data.val_data is not None else None,
+        data.language,
+        data.validation_fraction,
+        config.training.seed,
+        audio_root_of(data),
+        needs_text=length_rule is not None,
+        columns=data.columns,
+    )
+    if length_rule and data.text_frontend == "phonemes":
+        check_languages([*train_rows.rows, *validation_rows.rows], data.max_rejected)
     make_folder(folder, "--runs-dir")
     cache = folder / "manifest-train.npz"
     grow = config.teacher.teacher is None
@@ -123,35 +129,16 @@ def load_corpora(
     # spare. Where validation is off, they are listed, and do not count.
     checked = [(train_rows, train), (validation_rows, validation)]
     rejected = [*malformed, *unusable]
-    unneeded = []
     is_usable = len(train) > 0 and len(rejected) <= data.max_rejected * len(train)
-    lack_symbols = _lack_symbols(train_rows, validation_rows, unusable_validation)
-    if is_usable and lack_symbols and not len(validation):
+    is_held_out = validation_rows.metadata == train_rows.metadata and not len(validation)
+    reasons = {row.reason for row in unusable_validation}
+    listing = folder / "rejected.csv"
+    if is_usable and is_held_out and reasons and reasons <= {UNKNOWN_SYMBOL, UNKNOWN_LANGUAGE}:
         _report_nothing_to_spare(config, len(train), unusable_validation)
-        checked = checked[:1]
-        unneeded = unusable_validation
+        report_rejected(rejected, checked[:1], data.max_rejected, listing, unusable_validation)
     else:
-        rejected += unusable_validation
-    report_rejected(rejected, checked, data.max_rejected, folder / "rejected.csv", unneeded)
+        report_rejected([*rejected, *unusable_validation], checked, data.max_rejected, listing)
     return *_plan_corpora(config, train, validation, vocabulary, replicas), vocabulary
-
-
-def _read_rows(config: Config, needs_text: bool) -> tuple[Rows, Rows, list[RejectedRow]]:
-    """Read the rows of both corpora, with their languages checked, and the malformed rows."""
-    data = config.data
-    train_rows, validation_rows, malformed = read_corpora(
-        Path(data.train_data) if data.train_data is not None else ensure_demo_corpus(),
-        Path(data.val_data) if data.val_data is not None else None,
-        data.language,
-        data.validation_fraction,
-        config.training.seed,
-        audio_root_of(data),
-        needs_text=needs_text,
-        columns=data.columns,
-    )
-    if needs_text and data.text_frontend == "phonemes":
-        check_languages([train_rows, validation_rows], data.max_rejected)
-    return train_rows, validation_rows, malformed
 
 
 def _plan_corpora(
@@ -173,27 +160,21 @@ def _plan_corpora(
     return training, Corpus(validation, make_plan(validation, bounds, config))
 
 
-def has_teacher_rows(config: Config) -> bool:
-    """Whether a teacher speaks rows of the training batches."""
-    has_teacher = config.teacher.teacher is not None and config.model.task == "tts"
-    return has_teacher and config.teacher.teacher_fraction > 0.0
-
-
 def teacher_rows_of(
     config: Config, vocabulary: Vocabulary, train: Manifest, plan: Plan
 ) -> TeacherRows | None:
     """Return which rows of the training batches a teacher speaks; None if it is to speak none.
 
-    Raises:
-        ConfigError: its share is less than one row of any batch.
-        DataError: the texts cannot be used.
+    Raises ConfigError if its share is less than one row of any batch, and DataError if its texts
+    cannot be used.
     """
     teacher = config.teacher
     data = config.data
-    if not has_teacher_rows(config):
+    fraction = teacher.teacher_fraction
+    if teacher.teacher is None or config.model.task != "tts" or not fraction:
         return None
-    silent = plan.batch_sizes[teacher_row_count(plan.batch_sizes, teacher.teacher_fraction) == 0]
-    less = f"--teacher-fraction {teacher.teacher_fraction:g} is less than one row"
+    silent = plan.batch_sizes[teacher_row_count(plan.batch_sizes, fraction) == 0]
+    less = f"--teacher-fraction {fraction:g} is less than one row"
     if len(silent) == len(plan.batch_sizes):
         raise ConfigError(
             f"{less} of the largest batch, which has {silent.max()}. Give at least"
@@ -204,29 +185,21 @@ def teacher_rows_of(
         buckets = f"{len(silent)} of {len(plan.batch_sizes)} buckets"
         log.warning("%s of the batches of %s, where the teacher speaks nothing", less, buckets)
     if teacher.texts is None:
-        return TeacherRows(teacher.teacher_fraction)
+        return TeacherRows(fraction)
     language = canonical_code(data.language) if data.text_frontend == "phonemes" else data.language
     longest = int(train.token_counts.max())
     texts = read_texts(
         Path(teacher.texts), language, data.text_frontend, symbols_of, vocabulary, longest
     )
-    return TeacherRows(teacher.teacher_fraction, texts)
-
-
-def _lack_symbols(train_rows: Rows, held_out: Rows, rejected: Sequence[RejectedRow]) -> bool:
-    """Whether rows were held out from the training rows and lack nothing but their symbols."""
-    reasons = {row.reason for row in rejected}
-    lack_only_symbols = bool(reasons) and reasons <= {UNKNOWN_SYMBOL, UNKNOWN_LANGUAGE}
-    return held_out.metadata == train_rows.metadata and lack_only_symbols
+    return TeacherRows(fraction, texts)
 
 
 def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[RejectedRow]) -> None:
     """Raise DataError if validation needs unusable utterances; log a warning if it is off."""
     count = len(rejected)
-    faults = "; ".join(f"{row.audio}: {row.detail}" for row in rejected[:3])
     found = (
         f"{count} of {left + count} utterances held out have symbols that the other {left} lack"
-        f" ({faults})"
+        f" ({rejected[0].audio}: {rejected[0].detail})"
     )
     if not config.run.uses_held_out:
         log.warning("%s and are not used; --validation-fraction 0 trains on all utterances", found)
@@ -239,26 +212,14 @@ def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[Rejec
     )
 
 
-def batch_exceeds_corpus_warning(corpus: Corpus, config: Config) -> str:
+def batch_exceeds_corpus_warning(corpus: Corpus) -> str:
     """Return a sentence if a step needs more utterances than there are, else an empty one."""
-    data = config.data
-    accumulation = config.training.gradient_accumulation
-    plan = corpus.plan
-    if plan.step_sizes.min() <= len(corpus.manifest):
+    asked = corpus.plan.step_sizes.min()
+    if asked <= len(corpus.manifest):
         return ""
-    factors = [f"--batch-size {data.batch_size}"]
-    if data.batch_seconds:
-        factors = [f"--batch-seconds {data.batch_seconds:g}"]
-    if accumulation > 1:
-        factors.append(f"--gradient-accumulation {accumulation}")
-    of_each = ""
-    if plan.replicas > 1:
-        factors.append(f"{plan.replicas} replicas")
-        of_each = " of each replica"
     return (
-        f"{' x '.join(factors)} asks for {plan.step_sizes.min()} utterances in a step, but"
-        f" the corpus has {len(corpus.manifest)}: each step is the whole corpus, in"
-        f" {plan.epoch(0).microbatches(0)} x {plan.batch_sizes.max()} rows{of_each}"
+        f"the batch size, gradient accumulation and replicas ask for {asked} utterances in a step,"
+        f" but the corpus has {len(corpus.manifest)}: each step is the whole corpus"
     )
 
 
@@ -306,79 +267,33 @@ def ensure_demo_corpus() -> Path:
     return DEMO_FOLDER
 
 
-# Loan words, names and acronyms stay far below: the prose of a technical Persian text about
-# software has 11 % Latin letters. Texts of another language have nearly 100 %, and 30 % is a corpus
-# of two languages.
-MAX_FOREIGN_LETTERS = 0.3
-EXAMPLES = 8
-
-
-def check_languages(corpora: Sequence[Rows], max_rejected: float) -> None:
+def check_languages(rows: Sequence[Row], max_rejected: float) -> None:
     """Check that espeak-ng speaks the languages of most rows, and that texts are in their scripts.
 
-    Args:
-        corpora: training and validation rows of a run.
-        max_rejected: fraction of rows that may have an unknown language; they are rejected one by
-            one.
-
-    Raises:
-        DataError: too many rows have an unknown language, or texts are in a script of other
-            languages.
+    Raises DataError if not. Up to the fraction `max_rejected` of the rows may have an unknown
+    language: they are rejected one by one.
     """
-    rows_of: dict[str, list[tuple[Rows, Row]]] = {}
-    for corpus in corpora:
-        for row in corpus.rows:
-            rows_of.setdefault(row.language, []).append((corpus, row))
-    total = sum(map(len, rows_of.values()))
-    for language, located in rows_of.items():
+    rows_of: dict[str, list[Row]] = {}
+    for row in rows:
+        rows_of.setdefault(row.language, []).append(row)
+    for language, spoken in rows_of.items():
+        example = f"An example is {spoken[0].audio}: {spoken[0].text[:60]!r}."
         try:
             espeak.check_language(language)
         except DataError as error:
-            if len(located) > max_rejected * total:
-                count = f"{len(located)} of {total} rows have this language."
-                raise DataError(f"{error} {count} {_where(located[0])}") from None
-        else:
-            _check_script(language, located)
-
-
-def with_canonical_codes(rows: Rows, kept: Sequence[str] = ()) -> Rows:
-    """Return the rows with one spelling of each language code, except for the codes in `kept`.
-
-    Those are of an earlier run, whose spelling they keep.
-    """
-    languages = {row.language for row in rows.rows}
-    codes = {language: canonical_code(language) for language in languages if language not in kept}
-    spelled = (row._replace(language=codes.get(row.language, row.language)) for row in rows.rows)
-    return rows._replace(rows=tuple(spelled))
-
-
-def _check_script(language: str, located: Sequence[tuple[Rows, Row]]) -> None:
-    letters = letters_by_script(row.text for _, row in located)
-    scripts = scripts_of(language)
-    foreign = {script: count for script, count in letters.items() if script not in scripts}
-    share = sum(foreign.values()) / max(letters.total(), 1)
-    if not scripts or share <= MAX_FOREIGN_LETTERS:
-        return
-    found = max(foreign, key=lambda script: foreign[script])
-    example = max(located, key=lambda item: letters_by_script([item[1].text])[found])
-    noun = "row" if len(located) == 1 else "rows"
-    languages = languages_of(found)
-    names = ", ".join(languages[:EXAMPLES])
-    if names:
-        names = f": {names}"
-    if len(languages) > EXAMPLES:
-        names += " or another one"
-    raise DataError(
-        f"language {language!r} was requested, which is written in {names_of(scripts)} letters, but"
-        f" {100 * share:.0f} % of the letters in its {len(located)} {noun} are not"
-        f" ({100 * foreign[found] / letters.total():.0f} % are {names_of([found])})."
-        f" {_where(example)} Give the language of the texts with --language{names}. If the rows"
-        " have several languages, add a language column. The text front end 'characters' accepts"
-        " any script."
-    )
-
-
-def _where(located: tuple[Rows, Row]) -> str:
-    rows, row = located
-    text = row.text if len(row.text) <= 60 else f"{row.text[:59]}…"
-    return f"An example is line {row.line} of {rows.metadata}: {text!r}."
+            if len(spoken) > max_rejected * len(rows):
+                found = f"{len(spoken)} of {len(rows)} rows have this language."
+                raise DataError(f"{error} {found} {example}") from None
+            continue
+        scripts = scripts_of(language)
+        letters = letters_by_script(row.text for row in spoken)
+        foreign = [script for script in letters if script not in scripts]
+        share = sum(letters[script] for script in foreign) / max(letters.total(), 1)
+        if scripts and share > MAX_FOREIGN_LETTERS:
+            raise DataError(
+                f"language {language!r} was requested, which is written in {names_of(scripts)}"
+                f" letters, but {100 * share:.0f} % of the letters in its {len(spoken)} rows are"
+                f" {names_of(foreign)}. {example} Give the language of the texts with --language,"
+                " or a language column if they have several. The text front end 'characters'"
+                " accepts any script."
+            )

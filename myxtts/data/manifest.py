@@ -8,42 +8,42 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
-from myxtts.config.schema import MAX_SECONDS, MIN_SECONDS
 from myxtts.data.audio_file import UnusableAudio, check_finite, read_header, resampled_length
 from myxtts.data.metadata_file import RejectedRow, Row, Rows, shortened
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, write_whole
+from myxtts.text.frontend import Frontend
 from myxtts.text.symbols import SymbolTable, frames_needed
 
 # To be increased when the columns or the checks change.
 CACHE_FORMAT = 4
 DIGEST_BYTES = 32
+# More than cores, since they mostly wait for the disk.
+HEADER_THREADS = 8
 # Rows that a thread takes at a time.
 CHUNK_ROWS = 256
 # Twice the frames of the longest utterance, which is more than its symbols.
 MAX_TEXT_CHARACTERS = 20_000
 STRING_COLUMNS = ("ids", "paths", "texts")
 
-TextFrontend = Literal["phonemes", "characters"]
-
 UNKNOWN_LANGUAGE = "language unknown to the training corpus"
 UNKNOWN_SYMBOL = "symbol unknown to the training corpus"
-LENGTH_LIMITS = {"too short": "--min-seconds", "too long": "--max-seconds"}
 
-SymbolsOf = Callable[[str, str, TextFrontend], list[str]]
-"""(text, language, front end) -> symbols, empty if the text has nothing to speak; raises DataError.
-"""
+# (text, language, front end) -> symbols, empty if the text has nothing to speak; raises DataError.
+SymbolsOf = Callable[[str, str, Frontend], list[str]]
+# (row, reason, detail): notes that a row is unusable.
+Reject = Callable[[Row, str, str], None]
 
 Result = TypeVar("Result")
 
@@ -61,14 +61,10 @@ class Vocabulary:
     def extended_by(self, other: "Vocabulary") -> "Vocabulary":
         """Return this vocabulary, followed by the entries that only `other` has."""
         return Vocabulary(
-            SymbolTable(_union(self.symbols.symbols, other.symbols.symbols)),
-            _union(self.speakers, other.speakers),
-            _union(self.languages, other.languages),
+            SymbolTable(tuple(dict.fromkeys(self.symbols.symbols + other.symbols.symbols))),
+            tuple(dict.fromkeys(self.speakers + other.speakers)),
+            tuple(dict.fromkeys(self.languages + other.languages)),
         )
-
-
-def _union(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*names, *others)))
 
 
 class LengthRule(NamedTuple):
@@ -147,39 +143,22 @@ class _Audio(NamedTuple):
     native: bool
 
 
-@dataclass
-class _Rejections:
-    """The unusable rows of one metadata file, as far as it was checked."""
-
-    metadata: str
-    rejected: list[RejectedRow] = field(default_factory=list)
-
-    def add(self, row: Row, reason: str, detail: str = "") -> None:
-        self.rejected.append(
-            RejectedRow(self.metadata, row.line, row.audio, reason, shortened(detail))
-        )
-
-
 def build_manifest(
     rows: Rows,
     *,
     min_seconds: float,
     max_seconds: float,
-    frontend: TextFrontend,
+    frontend: Frontend,
     symbols_of: SymbolsOf,
     length_rule: LengthRule | None,
     vocabulary: Vocabulary | None = None,
     grow: bool = False,
     cache: Path | None = None,
-    workers: int = 2,
-    progress: bool = True,
+    workers: int = HEADER_THREADS,
 ) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
     """Check every row, and collect the usable ones as columns.
 
     Args:
-        rows: as by `read_corpus`.
-        min_seconds, max_seconds: shorter and longer utterances are rejected.
-        frontend: passed to `symbols_of`.
         symbols_of: converts text to symbols; called on this thread.
         length_rule: utterances with fewer frames than it needs are rejected. If None, no text is
             read: utterances have no tokens.
@@ -191,7 +170,6 @@ def build_manifest(
         cache: file for the result, valid until a file, a row or an argument changes; its folder
             must exist.
         workers: threads that read headers.
-        progress: show progress bars, on a terminal only.
 
     Returns:
         The manifest (empty if no row is usable), its vocabulary, and the rejected rows by line,
@@ -203,16 +181,19 @@ def build_manifest(
         key = _cache_key(rows, settings, vocabulary, workers)
         if cached := _load(cache, key):
             return cached
-    rejections = _Rejections(str(rows.metadata))
-    audio = _usable_audio(rows, rejections, min_seconds, max_seconds, workers, progress)
-    allowed = None if grow else vocabulary
+    rejected: list[RejectedRow] = []
+
+    def reject(row: Row, reason: str, detail: str) -> None:
+        place = str(rows.metadata), row.line, shortened(row.audio)
+        rejected.append(RejectedRow(*place, reason, shortened(detail)))
+
+    audio = _usable_audio(rows, reject, min_seconds, max_seconds, workers)
     usable = [(utterance, list[str]()) for utterance in audio]
     if length_rule is not None:
-        usable = list(
-            _usable_text(audio, rejections, symbols_of, frontend, length_rule, allowed, progress)
-        )
+        allowed = None if grow else vocabulary
+        usable = list(_usable_text(audio, reject, symbols_of, frontend, length_rule, allowed))
     manifest, vocabulary = _columns(usable, vocabulary)
-    rejected = sorted(rejections.rejected, key=lambda row: row.line)
+    rejected.sort(key=lambda row: row.line)
     if cache:
         _save(cache, key, manifest, vocabulary, rejected)
     return manifest, vocabulary, rejected
@@ -227,15 +208,12 @@ def report_rejected(
 ) -> None:
     """Write the rejected rows to the CSV file `listing`, by line, and log a summary.
 
-    Args:
-        rejected: rows that count.
-        corpora: the rows that were checked, and the usable ones.
-        max_rejected: fraction of all rows that may be rejected.
-        unneeded: more rejected rows, which are listed and do not count.
+    Raises DataError if more than the fraction `max_rejected` of all rows is rejected, or a corpus
+    has no usable row.
 
-    Raises:
-        DataError: more than the fraction `max_rejected` of all rows is rejected, or a corpus has no
-            usable row.
+    Args:
+        corpora: the rows that were checked, and the usable ones.
+        unneeded: more rejected rows, which are listed and do not count.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -250,68 +228,36 @@ def report_rejected(
     first = f"the first is {rejected[0].audio}: {rejected[0].detail or rejected[0].reason}"
     found = f"{len(rejected)} of {total} utterances cannot be used ({reasons}; {first})"
     summary = f"{found}; {listing} lists them"
-    advice = _length_advice(rejected, counts[0][0])
     for rows, manifest in corpora:
         if not len(manifest) and (rows.rows or rows.rejected):
-            raise DataError(
-                f"{rows.metadata} has no usable utterances: {summary}. {advice}Fix these rows."
-            )
+            raise DataError(f"{rows.metadata} has no usable utterances: {summary}. Fix these rows.")
     if len(rejected) > max_rejected * total:
         raise DataError(
-            f"at most {max_rejected:.1%} of the utterances may be unusable, but {summary}. "
-            f"{advice}Fix or remove these rows, or raise --max-rejected."
+            f"at most {max_rejected:.1%} of the utterances may be unusable, but {summary}. Fix or"
+            " remove these rows, or raise --max-rejected."
         )
-    log.warning("%s", f"{summary}. {advice}".removesuffix(". "))
-
-
-def _length_advice(rejected: Sequence[RejectedRow], reason: str) -> str:
-    """Return the limit that accepts all rows of a reason of LENGTH_LIMITS, as a sentence.
-
-    Empty for other reasons.
-    """
-    if reason not in LENGTH_LIMITS:
-        return ""
-    seconds = [float(row.detail.split()[0]) for row in rejected if row.reason == reason]
-    if reason == "too short":
-        shortest = math.floor(100 * min(seconds)) / 100
-        advice = f"--min-seconds {shortest:g} accepts all that are too short. "
-        return advice if shortest >= MIN_SECONDS else ""
-    longest = math.ceil(max(seconds))
-    if longest <= MAX_SECONDS:
-        accepted = f"accepts all that are too long; it may be up to {MAX_SECONDS:g}"
-        return f"--max-seconds {longest} {accepted}. "
-    beyond = sum(length > MAX_SECONDS for length in seconds)
-    accepted = f"accepts {len(seconds) - beyond} of the {len(seconds)} that are too long"
-    return f"--max-seconds {MAX_SECONDS:g}, its upper bound, {accepted}; split the others. "
+    log.warning("%s", summary)
 
 
 def _usable_audio(
-    rows: Rows,
-    rejections: _Rejections,
-    min_seconds: float,
-    max_seconds: float,
-    workers: int,
-    progress: bool,
+    rows: Rows, reject: Reject, min_seconds: float, max_seconds: float, workers: int
 ) -> list[_Audio]:
     usable: list[_Audio] = []
     line_of: dict[str, int] = {}
     max_samples = max_seconds * SAMPLE_RATE_HZ
     examine = partial(_examine, folder=os.path.abspath(rows.folder), max_samples=max_samples)
-    for row, audio in _in_threads(examine, rows.rows, workers, "headers", progress):
+    for row, audio in _in_threads(examine, rows.rows, workers, "headers"):
         if isinstance(audio, UnusableAudio):
-            rejections.add(row, audio.reason, audio.detail)
+            reject(row, audio.reason, audio.detail)
         elif audio.real_path in line_of:
-            line = line_of[audio.real_path]
-            rejections.add(row, "duplicate path", f"line {line} also names it")
+            reject(row, "duplicate path", f"line {line_of[audio.real_path]} also names it")
         elif audio.samples < min_seconds * SAMPLE_RATE_HZ:
             # Rounded away from the limit, so that the message does not seem to contradict it.
             seconds = math.floor(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
-            limit = f"at least {min_seconds} s (--min-seconds)"
-            rejections.add(row, "too short", f"{seconds:.3f} s, {limit}")
+            reject(row, "too short", f"{seconds:.3f} s, at least {min_seconds} s (--min-seconds)")
         elif audio.samples > max_samples:
             seconds = math.ceil(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
-            limit = f"at most {max_seconds} s (--max-seconds)"
-            rejections.add(row, "too long", f"{seconds:.3f} s, {limit}")
+            reject(row, "too long", f"{seconds:.3f} s, at most {max_seconds} s (--max-seconds)")
         else:
             line_of[audio.real_path] = row.line
             usable.append(audio)
@@ -339,11 +285,11 @@ def _examine(row: Row, folder: str, max_samples: float) -> _Audio | UnusableAudi
 
 
 def _in_threads(
-    examine: Callable[[Row], Result], rows: Sequence[Row], workers: int, label: str, progress: bool
+    examine: Callable[[Row], Result], rows: Sequence[Row], workers: int, label: str
 ) -> Iterator[tuple[Row, Result]]:
     """Yield (row, examine(row)) in the order of the rows."""
     chunks = [rows[begin : begin + CHUNK_ROWS] for begin in range(0, len(rows), CHUNK_ROWS)]
-    with ThreadPoolExecutor(workers) as pool, _bar(len(rows), label, progress) as bar:
+    with ThreadPoolExecutor(workers) as pool, _bar(len(rows), label) as bar:
         try:
             examined = pool.map(lambda chunk: [examine(row) for row in chunk], chunks)
             for chunk, results in zip(chunks, examined, strict=True):
@@ -354,45 +300,43 @@ def _in_threads(
             pool.shutdown(cancel_futures=True)
 
 
-def _bar(total: int, label: str, progress: bool) -> tqdm:
-    return tqdm(
-        total=total, desc=label, unit="utt", leave=False, disable=None if progress else True
-    )
+def _bar(total: int, label: str) -> tqdm:
+    """Return a progress bar, which is shown on a terminal only."""
+    return tqdm(total=total, desc=label, unit="utt", leave=False, disable=None)
 
 
 def _usable_text(
     audio: Sequence[_Audio],
-    rejections: _Rejections,
+    reject: Reject,
     symbols_of: SymbolsOf,
-    frontend: TextFrontend,
+    frontend: Frontend,
     length_rule: LengthRule,
     vocabulary: Vocabulary | None,
-    progress: bool,
 ) -> Iterator[tuple[_Audio, list[str]]]:
     """Yield the utterances whose text can be spoken and aligned, with their symbols."""
-    with _bar(len(audio), "text", progress) as bar:
+    with _bar(len(audio), "text") as bar:
         for utterance in audio:
             bar.update()
             row = utterance.row
             if len(row.text) > MAX_TEXT_CHARACTERS:
                 limit = f"{len(row.text):,} characters, at most {MAX_TEXT_CHARACTERS:,}"
-                rejections.add(row, "text too long", limit)
+                reject(row, "text too long", limit)
                 continue
             try:
                 symbols = symbols_of(row.text, row.language, frontend)
             except DataError as error:
-                rejections.add(row, "text cannot be read", str(error))
+                reject(row, "text cannot be read", str(error))
                 continue
             frames = frame_count(utterance.samples)
             if not symbols:
-                rejections.add(row, "no text", row.text)
+                reject(row, "no text", row.text)
             elif vocabulary and row.language not in vocabulary.languages:
-                rejections.add(row, UNKNOWN_LANGUAGE, row.language)
+                reject(row, UNKNOWN_LANGUAGE, row.language)
             elif vocabulary and (unknown := vocabulary.symbols.unknown(symbols)):
-                rejections.add(row, UNKNOWN_SYMBOL, " ".join(unknown))
+                reject(row, UNKNOWN_SYMBOL, " ".join(unknown))
             elif frames < (needed := length_rule.frames_needed(symbols)):
                 detail = f"{frames} frames, but {len(symbols)} symbols need {needed}"
-                rejections.add(row, "audio too short for its text", detail)
+                reject(row, "audio too short for its text", detail)
             else:
                 yield utterance, symbols
 
@@ -436,7 +380,7 @@ def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, worke
     def stamp_of(row: Row) -> FileStamp | None:
         return file_stamp(os.path.join(rows.folder, row.audio))
 
-    for row, stamp in _in_threads(stamp_of, rows.rows, workers, "files", progress=False):
+    for row, stamp in _in_threads(stamp_of, rows.rows, workers, "files"):
         digest.update(json.dumps([row, stamp]).encode())
     return digest.hexdigest()
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Manifest, SymbolsOf, TextFrontend, Vocabulary
+from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Manifest, SymbolsOf, Vocabulary
 from myxtts.errors import DataError
 from myxtts.files import decode_text, read_file
+from myxtts.text.frontend import Frontend
 
 MAX_BYTES = 200_000_000
 # Largest ratio of the tokens of a text and of the utterance whose place it takes.
@@ -57,17 +58,15 @@ class Texts:
         return digest.hexdigest()
 
     def near(self, counts: np.ndarray, longest: int, uniform: np.ndarray) -> np.ndarray:
-        """Choose a text for each place.
+        """Choose a text for each place: int64 [places].
+
+        It has a similar length (within MAX_LENGTH_RATIO), or else is one of the longest shorter
+        texts; -1 if none fits.
 
         Args:
             counts: int [places], tokens of the utterances whose place the texts take.
             longest: the most tokens that a text may have.
-            uniform: float [places], from 0 to 1, by which one of the texts of similar length is
-                chosen.
-
-        Returns:
-            int64 [places]: a text of similar length (within MAX_LENGTH_RATIO), otherwise one of the
-            longest shorter texts; -1 if none fits.
+            uniform: float [places], from 0 to 1, which chooses one of the texts that fit.
         """
         last = np.searchsorted(
             self.counts, np.minimum(np.floor(counts * MAX_LENGTH_RATIO), longest), side="right"
@@ -107,10 +106,8 @@ class TeacherRows:
     ) -> dict[str, np.ndarray]:
         """Return the arrays of a planned batch whose last rows are spoken, with drawn voices.
 
-        Args:
-            arrays: see `batch_plan`.
-            rows: utterances of the batch, without empty rows.
-            reference_samples: longest stretch of a reference.
+        `rows` counts the utterances, without empty rows; a reference has at most
+        `reference_samples`.
         """
         size = len(arrays["row"])
         places = np.arange(size - teacher_row_count(size, self.fraction), rows)
@@ -130,39 +127,31 @@ class TeacherRows:
             tokens = self.texts.tokens[self.texts.start[text] : self.texts.start[text + 1]]
             arrays["tokens"][place] = 0
             arrays["tokens"][place, : len(tokens)] = tokens
-            arrays["token_count"][place], arrays["language"][place] = (
-                len(tokens),
-                self.texts.language,
-            )
+            arrays["token_count"][place] = len(tokens)
+            arrays["language"][place] = self.texts.language
         return arrays
 
 
 def read_texts(
     path: Path,
     language: str,
-    frontend: TextFrontend,
+    frontend: Frontend,
     symbols_of: SymbolsOf,
     vocabulary: Vocabulary,
     longest: int,
 ) -> Texts:
-    """Read sentences, one in a line.
+    """Read sentences, one in a line, for places of at most `longest` tokens.
 
-    Those with symbols that the vocabulary lacks are left out and counted.
-
-    Args:
-        longest: the most tokens of an utterance of the corpus. Longer texts take no place, and are
-            also counted.
-
-    Raises:
-        DataError: the file cannot be read, or has no usable sentence, or the vocabulary lacks the
-            language.
+    Longer ones, and those with symbols that the vocabulary lacks, are left out and counted. Raises
+    DataError if the file has no usable sentence, or the vocabulary lacks the language.
     """
     if language not in vocabulary.languages:
         raise DataError(
             f"--texts {path} are in the language '{language}' (--language), but the teacher speaks "
             f"{', '.join(vocabulary.languages)}. Give another --language or --teacher."
         )
-    lines = read_lines(path)
+    content = decode_text(lambda: read_file(path, MAX_BYTES), f"--texts {path}")
+    lines = [line.strip() for line in content.splitlines() if line.strip()]
     symbols = (
         symbols_of(line, language, frontend) for line in lines if len(line) <= MAX_TEXT_CHARACTERS
     )
@@ -185,16 +174,7 @@ def read_texts(
             f" ({longest - 2} symbols; the shortest sentence has {texts.counts[0] - 2}), and none"
             " can take its place. Give shorter ones."
         )
-    left_out = (
-        f", {len(lines) - fitting} left out (too long, or no or unknown symbols)"
-        if fitting < len(lines)
-        else ""
-    )
-    log.info("%-14s %d sentences without recordings in %s%s", "texts", fitting, path, left_out)
+    left_out = f"{len(lines) - fitting} left out (too long, or no or unknown symbols)"
+    found = f"{fitting} sentences without recordings in {path}, {left_out}"
+    log.info("%-14s %s", "texts", found)
     return texts
-
-
-def read_lines(path: Path) -> list[str]:
-    """Return the sentences of a file of texts; raises DataError if it cannot be read."""
-    lines = decode_text(lambda: read_file(path, MAX_BYTES), f"--texts {path}").splitlines()
-    return [line.strip() for line in lines if line.strip()]

@@ -115,11 +115,6 @@ def _scripts() -> dict[str, list[str]]:
     return scripts
 
 
-def languages_of(script: str) -> tuple[str, ...]:
-    """Return the languages of a script (ISO 15924), those with most speakers first."""
-    return tuple(_scripts().get(script, ()))
-
-
 def letters_by_script(texts: Iterable[str]) -> Counter[str]:
     """Count the letters of texts by script (ISO 15924), without shared letters."""
     letters: Counter[str] = Counter()

@@ -49,7 +49,7 @@ def log_start(setup: TrainingSetup) -> None:
         groups = [group.name for group in setup.state.groups[1:]]
         log.info("start          %s", start.pretrained.describe(setup.corpora.vocabulary, groups))
     if setup.replicas.is_chief:
-        if small := batch_exceeds_corpus_warning(setup.corpora.training, setup.config):
+        if small := batch_exceeds_corpus_warning(setup.corpora.training):
             log.warning("%s", small)
         if long := segment_exceeds_utterances_warning(setup.config, setup.corpora.training):
             log.warning("%s", long)

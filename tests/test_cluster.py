@@ -9,7 +9,7 @@ import yaml
 
 from myxtts.commands import check_distributed, launch, train
 from myxtts.distributed.cluster import Cluster, expand_counts, expand_hosts, find_cluster
-from myxtts.errors import ConfigError, PlacementError
+from myxtts.errors import ConfigError, PlacementError, UserError
 
 SLURM = {
     "SLURM_JOB_ID": "31234",
@@ -43,51 +43,40 @@ class TfConfigTest(unittest.TestCase):
         self.assertEqual(find_cluster({"TF_CONFIG": cluster.tf_config()}), cluster)
 
     def test_fewer_than_two_workers_are_not_a_cluster(self):
-        for environ in (
-            {},
-            {"TF_CONFIG": " "},
-            {"TF_CONFIG": "{}"},
-            tf_config({"worker": ["a:1"]}),
-        ):
-            with self.subTest(environ=environ):
-                self.assertIsNone(find_cluster(environ))
+        alone = ({}, {"TF_CONFIG": " "}, {"TF_CONFIG": "{}"}, tf_config({"worker": ["a:1"]}))
+        self.assertEqual([*map(find_cluster, alone)], [None] * 4)
 
     def test_invalid_tf_config_is_rejected_with_its_reason(self):
         two = {"worker": ["a:1", "b:2"]}
         invalid = {
-            "not JSON": {"TF_CONFIG": "{'cluster'"},
-            r"TF_CONFIG is \[\]": {"TF_CONFIG": "[]"},
-            r"\[\] as 'cluster'": {"TF_CONFIG": '{"cluster": []}'},
-            "lacks 'task'": {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:2"]}}'},
-            "job 'ps'": tf_config({**two, "ps": ["c:3"]}),
-            "job 'evaluator'": tf_config({**two, "evaluator": ["c:3"]}),
-            "2 chiefs": tf_config({**two, "chief": ["c:3", "d:4"]}),
-            "names no worker": tf_config({"worker": []}),
-            "'a:1' 2 times": tf_config({"worker": ["a:1", "a:1"]}),
-            "'a', which is not host:port": tf_config({"worker": ["a", "b:2"]}),
-            "'a..b:1', which is not host:port": tf_config({"worker": ["a..b:1", "b:2"]}),
-            "'a:70000', which is not host:port": tf_config({"worker": ["a:70000", "b:2"]}),
-            "7 as the address": tf_config({"worker": [7, "b:2"]}),
-            "a 'ps'": tf_config(two, "ps"),
-            "worker 2, but lists 2": tf_config(two, index=2),
-            "worker -1": tf_config(two, index=-1),
-            "\"0\" as 'index'": tf_config(two, index="0"),
-            "true as 'index'": tf_config(two, index=True),
+            "Invalid JSON": {"TF_CONFIG": "{'cluster'"},
+            "TF_CONFIG: .* an object": {"TF_CONFIG": "[]"},
+            "TF_CONFIG.cluster: .* an object": {"TF_CONFIG": '{"cluster": []}'},
+            "TF_CONFIG.task: it is not in the cluster": {"TF_CONFIG": json.dumps({"cluster": two})},
+            "cluster.ps": tf_config({**two, "ps": ["c:3"]}),
+            "cluster.chief: .* at most 1": tf_config({**two, "chief": ["c:3", "d:4"]}),
+            "names the workers none": tf_config({"worker": []}),
+            "names the workers a:1, a:1": tf_config({"worker": ["a:1", "a:1"]}),
+            "in TF_CONFIG is 'a', but must be HOST:PORT": tf_config({"worker": ["a", "b:2"]}),
+            "is 'a..b:1', but": tf_config({"worker": ["a..b:1", "b:2"]}),
+            "is 'a:70000', but": tf_config({"worker": ["a:70000", "b:2"]}),
+            "cluster.worker.0": tf_config({"worker": [7, "b:2"]}),
+            "task.type": tf_config(two, "ps"),
+            "task: it is not": tf_config(two, index=2),
+            "task.index: .* greater than": tf_config(two, index=-1),
+            "task.index: .* valid integer": tf_config(two, index="0"),
+            "index: .* valid integer": tf_config(two, index=True),
         }
         for reason, environ in invalid.items():
-            with self.subTest(reason=reason), self.assertRaisesRegex(PlacementError, reason):
+            with self.subTest(reason=reason), self.assertRaisesRegex(UserError, reason):
                 find_cluster(environ)
 
 
 class KubernetesTest(unittest.TestCase):
     def test_job_in_the_docs_gives_each_pod_its_index(self):
-        page = (Path(__file__).parents[1] / "docs" / "guides" / "distributed.md").read_text(
-            encoding="utf-8"
-        )
-        documents = yaml.safe_load_all(
-            re.search(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]
-        )
-        service, job, policy = documents
+        page = Path(__file__).parents[1] / "docs/guides/distributed.md"
+        documents = re.search(r"(?ms)^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"))[1]
+        service, job, policy = yaml.safe_load_all(documents)
         spec = job["spec"]
         pod = spec["template"]["spec"]
         name, count = job["metadata"]["name"], spec["completions"]
@@ -98,14 +87,11 @@ class KubernetesTest(unittest.TestCase):
         # The second refers to the first, and Kubernetes replaces the reference.
         self.assertEqual(tf_config_variable["name"], "TF_CONFIG")
         for index in range(count):
-            environ = {
-                "TF_CONFIG": tf_config_variable["value"].replace(
-                    f"$({index_variable['name']})", str(index)
-                )
-            }
+            reference = f"$({index_variable['name']})"
+            value = tf_config_variable["value"].replace(reference, str(index))
             # As Kubernetes names the pods.
             hosts = [f"{name}-{i}.{pod['subdomain']}:2222" for i in range(count)]
-            self.assertEqual(find_cluster(environ), Cluster(tuple(hosts), index))
+            self.assertEqual(find_cluster({"TF_CONFIG": value}), Cluster(tuple(hosts), index))
         self.assertEqual(pod["subdomain"], service["metadata"]["name"])
         train.parse(pod["containers"][0]["command"][2:])
 
@@ -120,12 +106,9 @@ class SlurmTest(unittest.TestCase):
 
     def test_every_task_has_its_own_index_under_any_distribution(self):
         # The order of SLURM_PROCID under the cyclic distribution.
-        positions = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]
-        tasks = [
-            {"SLURM_NODEID": str(node), "SLURM_LOCALID": str(local_id)}
-            for node, local_id in positions
-        ]
-        self.assertEqual([find_cluster({**SLURM, **task}).index for task in tasks], [0, 2, 4, 1, 3])
+        positions = ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1))
+        tasks = [{"SLURM_NODEID": str(n), "SLURM_LOCALID": str(i)} for n, i in positions]
+        self.assertEqual([find_cluster(SLURM | task).index for task in tasks], [0, 2, 4, 1, 3])
 
     def test_tf_config_takes_precedence(self):
         workers = find_cluster({**SLURM, **tf_config({"worker": ["a:1", "b:2"]})}).workers
@@ -133,22 +116,17 @@ class SlurmTest(unittest.TestCase):
         self.assertIsNone(find_cluster({**SLURM, **tf_config({"worker": ["a:1"]})}))
 
     def test_allocation_without_a_step_or_with_one_task_is_not_a_cluster(self):
-        single = {
-            "SLURM_STEP_NUM_TASKS": "1",
-            "SLURM_STEP_NODELIST": "n2",
-            "SLURM_STEP_TASKS_PER_NODE": "1",
-        }
-        self.assertIsNone(find_cluster({**SLURM, **single, "SLURM_NODEID": "0"}))
-        self.assertIsNone(
-            find_cluster({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"})
-        )
+        single = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+        single |= {"SLURM_STEP_NODELIST": "n2", "SLURM_NODEID": "0"}
+        allocation = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+        self.assertEqual((find_cluster(SLURM | single), find_cluster(allocation)), (None, None))
 
     def test_node_lists_are_expanded_in_their_order(self):
         self.assertEqual(expand_hosts("n[9-11],gpu"), ["n9", "n10", "n11", "gpu"])
         actual = expand_hosts("r[1-2]n[08-09]-ib")
         self.assertEqual(actual, ["r1n08-ib", "r1n09-ib", "r2n08-ib", "r2n09-ib"])
         self.assertEqual(expand_counts("2(x3),1"), [2, 2, 2, 1])
-        for text in ("", "n[1", "n[1-]", "n[a-b]", "n[3-1]", "a,,b", "n[0-99999999]"):
+        for text in ("", "n[1", "n[1-]", "n[a-b]", "n[3-1]", "a,,b"):
             with self.subTest(text=text), self.assertRaises(PlacementError):
                 expand_hosts(text)
         for text in ("", "2(x)", "two"):
@@ -157,30 +135,23 @@ class SlurmTest(unittest.TestCase):
 
     def test_contradictions_are_rejected(self):
         faults = {
-            "4 tasks": {"SLURM_STEP_NUM_TASKS": "4"},
+            "there are 4 tasks": {"SLURM_STEP_NUM_TASKS": "4"},
             "task 1 of node 2": {"SLURM_LOCALID": "1"},
             "task 0 of node 3": {"SLURM_NODEID": "3"},
             "SLURM_JOB_ID is 'x'": {"SLURM_JOB_ID": "x"},
+            "SLURM_LOCALID is '', not a number": {"SLURM_LOCALID": ""},
         }
         for reason, fault in faults.items():
             with self.subTest(reason=reason), self.assertRaisesRegex(PlacementError, reason):
-                find_cluster({**SLURM, **fault})
-        incomplete = {name: value for name, value in SLURM.items() if name != "SLURM_LOCALID"}
-        with self.assertRaisesRegex(PlacementError, "SLURM_LOCALID is not set"):
-            find_cluster(incomplete)
+                find_cluster(SLURM | fault)
 
 
 class JobTokenTest(unittest.TestCase):
-    def test_flag_and_variable_of_earlier_versions_are_errors_that_say_what_to_do(self):
+    def test_flag_of_earlier_versions_is_an_error_that_says_what_to_do(self):
         for command in (launch, check_distributed):
-            with self.assertRaisesRegex(
-                ConfigError,
-                "--job-token' is not a flag: it was removed. .* Let only the workers reach",
-            ):
+            reason = "--job-token' is not a flag: it was removed. .* Let only the workers reach"
+            with self.assertRaisesRegex(ConfigError, reason):
                 command.parse(["--job-token", "secret"])
-        environ = {**tf_config({"worker": ["a:1", "b:2"]}), "MYXTTS_JOB_TOKEN": "secret"}
-        with self.assertRaisesRegex(ConfigError, "MYXTTS_JOB_TOKEN is set, .* Unset it"):
-            find_cluster(environ)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,9 @@ class SectionsTest(unittest.TestCase):
     def test_a_section_ends_at_its_limit_with_what_it_found(self):
         sections = planned("proof_hanging", 1, share=1.0), planned("proof_good", 2, share=9.0)
         recorded = self.out / "section-1" / "result.json"
-        clock = SimpleNamespace(monotonic=lambda: 3.0 if recorded.exists() else 0.0)
+        clock = SimpleNamespace(
+            monotonic=lambda: 3.0 if recorded.exists() else 0.0, sleep=time.sleep
+        )
         with mock.patch("benchmarks.proof.runner.time", clock):
             hanging, good = self.run_sections(*sections, end_s=30.0)
         self.assertEqual((hanging["status"], good["status"]), ("out of time", "complete"))

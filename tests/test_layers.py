@@ -44,7 +44,6 @@ WITHOUT_TENSORFLOW = (
     "terminal",
     "config",
     "distributed.processes",
-    "distributed.signals",
     "distributed.cluster",
     "distributed.rendezvous",
     "distributed.launcher",

@@ -5,7 +5,7 @@ import signal
 import threading
 import unittest
 
-from myxtts.distributed.signals import REPEAT_S
+from myxtts.distributed.processes import REPEAT_S
 from myxtts.training.stop_request import StopRequest, stop_on_signals
 
 

@@ -13,7 +13,7 @@ from unittest import mock
 import tensorflow as tf
 
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.signals import exit_at_sigterm
+from myxtts.distributed.processes import exit_at_sigterm
 from myxtts.distributed.worker_group import (
     END_TIMEOUT_S,
     WorkerLost,
@@ -24,6 +24,7 @@ from myxtts.distributed.worker_group import (
     worker_group,
 )
 from myxtts.errors import DataError
+from tests.fixtures import entered
 
 ROOT = Path(__file__).parents[1]
 THREE = Cluster(("a:1", "b:2", "c:3"), 2)
@@ -47,6 +48,7 @@ LATE = (
     " /job:worker/replica:0/task:2. Some timed out task"
     " names:\n/job:worker/replica:0/task:1\n\n\nRPC: /tensorflow.CoordinationService/Barrier"
 )
+IS_GONE = r"^worker 1 \(b:2\) is gone: its connection"
 DIES = """
 import os, signal, socket, sys, time
 sys.path.insert(0, {root!r})
@@ -87,31 +89,26 @@ class DiagnosisTest(unittest.TestCase):
     def lost(self, text: str, kind=tf.errors.UnavailableError) -> str | None:
         return diagnose_lost_worker(kind(None, None, text), THREE)
 
-    def test_first_broken_connection_is_named_as_the_cause(self):
-        self.assertRegex(
-            self.lost(BROKEN.format(1) + BROKEN.format(0)),
-            r"^worker 1 \(b:2\) is gone: its connection",
-        )
+    def group(self, **patched):
+        """Enter the group of THREE without the other workers."""
+        names = ("rendezvous", "worker_strategy", "_restrict_to_machine")
+        patched |= dict.fromkeys(names, mock.DEFAULT)
+        entered(self.addCleanup, mock.patch.multiple("myxtts.distributed.worker_group", **patched))
+        return worker_group(THREE, 0)
 
-    @mock.patch.multiple(
-        "myxtts.distributed.worker_group", rendezvous=mock.DEFAULT, worker_strategy=mock.DEFAULT
-    )
-    @mock.patch.multiple(
-        "myxtts.distributed.worker_group", _restrict_to_machine=mock.DEFAULT, _report=mock.DEFAULT
-    )
-    def test_connection_that_breaks_with_another_status_is_named(self, **_):
+    def test_first_broken_connection_is_named_as_the_cause(self):
+        self.assertRegex(self.lost(BROKEN.format(1) + BROKEN.format(0)), IS_GONE)
+
+    def test_connection_that_breaks_with_another_status_is_named(self):
         # Of a garbled stream.
         for kind in (tf.errors.UnknownError, tf.errors.ResourceExhaustedError):
             text = "Collective ops is aborted by: Stream removed\n" + BROKEN.format(1)
-            self.assertRegex(self.lost(text, kind), r"^worker 1 \(b:2\) is gone: its connection")
-            with self.assertRaises(WorkerLost), worker_group(THREE, 0):
+            self.assertRegex(self.lost(text, kind), IS_GONE)
+            group = self.group(_report=mock.DEFAULT)
+            with self.assertRaises(WorkerLost), group:
                 raise kind(None, None, text)
 
-    @mock.patch.multiple(
-        "myxtts.distributed.worker_group", rendezvous=mock.DEFAULT, worker_strategy=mock.DEFAULT
-    )
-    @mock.patch.multiple("myxtts.distributed.worker_group", _restrict_to_machine=mock.DEFAULT)
-    def test_a_stop_while_waiting_for_the_others_at_the_end_loses_no_worker(self, **_):
+    def test_a_stop_while_waiting_for_the_others_at_the_end_loses_no_worker(self):
         waited = []
 
         def wait(*_):
@@ -121,27 +118,22 @@ class DiagnosisTest(unittest.TestCase):
         with (
             mock.patch("myxtts.tf_internals.wait_at_barrier", wait),
             exit_at_sigterm(),
-            worker_group(THREE, 0),
+            self.group(),
         ):
             pass
         self.assertEqual(len(waited), 1)
 
     def test_connection_that_breaks_with_a_garbled_message_is_named(self):
-        error = UnicodeDecodeError(
-            "utf-8", b"\xfe" + BROKEN.format(1).encode(), 0, 1, "invalid start byte"
-        )
-        self.assertRegex(
-            diagnose_lost_worker(error, THREE), r"^worker 1 \(b:2\) is gone: its connection"
-        )
-        self.assertIsNone(
-            diagnose_lost_worker(UnicodeDecodeError("utf-8", b"\xfe", 0, 1, "invalid"), THREE)
-        )
+        def garbled(text: str) -> UnicodeDecodeError:
+            return UnicodeDecodeError("utf-8", b"\xfe" + text.encode(), 0, 1, "invalid start byte")
+
+        self.assertRegex(diagnose_lost_worker(garbled(BROKEN.format(1)), THREE), IS_GONE)
+        self.assertIsNone(diagnose_lost_worker(garbled(""), THREE))
         self.assertIsNone(diagnose_lost_worker(ValueError(BROKEN.format(1)), THREE))
 
     def test_all_workers_without_heartbeat_are_named(self):
-        self.assertRegex(
-            self.lost(SILENT), r"^worker 0 \(a:1\) and worker 1 \(b:2\) sent no heartbeat for 20 s"
-        )
+        silent = r"^worker 0 \(a:1\) and worker 1 \(b:2\) sent no heartbeat for 20 s"
+        self.assertRegex(self.lost(SILENT), silent)
 
     def test_worker_that_dies_while_others_wait_at_the_end_is_named(self):
         text = (
@@ -157,35 +149,25 @@ class DiagnosisTest(unittest.TestCase):
             "Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat",
             "Failed to send RPC to coordination service. Either",
         ):
-            self.assertRegex(
-                self.lost(text, tf.errors.DeadlineExceededError),
-                r"^worker 0 \(a:1\) sent no heartbeat",
-            )
+            lost = self.lost(text, tf.errors.DeadlineExceededError)
+            self.assertRegex(lost, r"^worker 0 \(a:1\) sent no heartbeat")
 
     def test_late_worker_is_named(self):
-        self.assertRegex(
-            self.lost(LATE.format("end")),
-            rf"^worker 1 \(b:2\) did not finish within {END_TIMEOUT_S} s",
-        )
+        finish = rf"^worker 1 \(b:2\) did not finish within {END_TIMEOUT_S} s"
+        self.assertRegex(self.lost(LATE.format("end")), finish)
         # Validation and samples of the last step are a part of the end.
         self.assertGreater(END_TIMEOUT_S, 12 * 3600)
         start = LATE.format("[Init]Wait_for_all_tasks_to_register") + BROKEN.format(0)
         self.assertRegex(self.lost(start), r"^worker 1 \(b:2\) did not start within 60 s")
 
     def test_reported_reason_is_kept_when_another_worker_forwards_it(self):
-        text = (
-            "Collective ops is aborted by: <<worker 1 (b:2) gave up: no such file>>\nThe error"
-            + BROKEN.format(0)
-        )
-        actual = self.lost(text, tf.errors.AbortedError)
-        self.assertEqual(actual, "worker 1 (b:2) gave up: no such file")
+        reason = "worker 1 (b:2) gave up: no such file"
+        text = f"Collective ops is aborted by: <<{reason}>>\nThe error{BROKEN.format(0)}"
+        self.assertEqual(self.lost(text, tf.errors.AbortedError), reason)
 
     def test_error_of_this_worker_blames_no_other(self):
-        self.assertIsNone(
-            self.lost(
-                "Graph execution error:\n\nassertion failed: [bad batch]", tf.errors.InternalError
-            )
-        )
+        text = "Graph execution error:\n\nassertion failed: [bad batch]"
+        self.assertIsNone(self.lost(text, tf.errors.InternalError))
 
     def test_step_of_a_lost_worker_changes_nothing(self):
         def unchanged(text: str, kind=tf.errors.AbortedError) -> bool:
@@ -224,18 +206,9 @@ class KilledWorkerTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as name:
             program = Path(name) / "dies.py"
             program.write_text(DIES.format(root=str(ROOT)))
+            launcher = [sys.executable, ROOT / "utilities" / "launch_workers.py", "--logs", name]
             done = subprocess.run(
-                [
-                    sys.executable,
-                    ROOT / "utilities" / "launch_workers.py",
-                    "--logs",
-                    name,
-                    "--",
-                    program,
-                ],
-                capture_output=True,
-                text=True,
-                timeout=600.0,
+                [*launcher, "--", program], capture_output=True, text=True, timeout=600.0
             )
         for worker in (0, 1):
             self.assertIn(f"[worker {worker}] listens on lo\n", done.stdout)

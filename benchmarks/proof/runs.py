@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from benchmarks.proof.section import Scope
 from fakes.toy_models import toy_models
 from myxtts.commands.console import report_errors
-from myxtts.distributed.processes import ChildProcess, OutputReader
+from myxtts.distributed.processes import ChildProcess
 from myxtts.report.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ SCRIPTS = {
     "preflight": "validate_dual_gpu_pipeline.py",
     "replicas": "benchmarks/replicas.py",
 }
-POLL_S = 0.1
+POLL_S = 0.05
 KILLED = "killed on purpose"
 NO_TIME = "no time was left"
 LEAST_S = 15.0  # a program is not started with less time
@@ -96,12 +96,12 @@ def run_script(
     """Run Python with these arguments in a process of its own; its output is added to a log."""
     began_s, lines, ended = time.monotonic(), [], ""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with open(log, "ab", buffering=0) as log_file, OutputReader() as output:
+    with open(log, "ab", buffering=0) as log_file:
         child = ChildProcess([sys.executable, *arguments], log_file, "run", {"PYTHONPATH": path})
         try:
-            output.add(child)
             while not (ended or child.has_ended()):
-                for _, line in output.lines(POLL_S):
+                time.sleep(POLL_S)
+                for line in child.read_lines():
                     lines.append(line)
                     if stop is not None and stop(line):
                         ended = KILLED
@@ -110,7 +110,7 @@ def run_script(
                     ended = f"{NO_TIME} after {limit_s:.0f} s"
         finally:
             child.kill()
-        lines += [line for _, line in output.lines(0.0)]
+        lines += child.read_lines()
     return Finished(child.code or 0, lines, time.monotonic() - began_s, ended)
 
 

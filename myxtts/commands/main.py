@@ -16,7 +16,7 @@ from types import ModuleType
 from myxtts.commands.console import report_errors
 from myxtts.commands.tensorflow_log import filter_stderr
 from myxtts.config.flags import nearest
-from myxtts.distributed.signals import exit_at_sigterm
+from myxtts.distributed.processes import exit_at_sigterm
 from myxtts.errors import ConfigError
 
 COMMANDS = (

@@ -14,22 +14,17 @@ from pathlib import Path
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.processes import (
     Exit,
-    GracePeriods,
     ProgramSpec,
+    StopSignals,
     Supervisor,
     SupervisorEvents,
     gpu_environ,
     visible_gpus,
 )
-from myxtts.distributed.signals import counted_stop_signals
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import make_folder
 from myxtts.machine import usable_cores
 from myxtts.terminal import detach_stdout
-
-# The other workers notice a failure and report it themselves, after a missing heartbeat at the
-# latest (20 s). With these periods the whole job ends within a minute.
-GRACE = GracePeriods(notice_s=22.0, save_s=14.0)
 
 
 @dataclass(frozen=True)
@@ -55,23 +50,15 @@ class LaunchSpec:
 
 
 def find_program(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that runs a Python file, or `-m` and a module, with arguments.
-
-    Raises:
-        ConfigError: there is no such program.
-    """
-    words = [word for i, word in enumerate(words) if i or word != "--"]
-    if not words:
-        raise ConfigError("no program was given. Name it after --, such as -- train --run first.")
-    if words[0] == "-m":
-        if len(words) == 1 or importlib.util.find_spec(words[1].partition(".")[0]) is None:
-            raise ConfigError(
-                f"-m {' '.join(words[1:2])} was given, but there is no such module. Check the name."
-            )
-    elif not Path(words[0]).is_file():
+    """Return the command that runs a Python file, or `-m` and a module, with arguments."""
+    if words[:1] == ["-m"]:
+        exists = len(words) > 1 and importlib.util.find_spec(words[1].partition(".")[0]) is not None
+    else:
+        exists = bool(words) and Path(words[0]).is_file()
+    if not exists:
         raise ConfigError(
-            f"the program '{words[0]}' was given, but there is no such file under {Path.cwd()}. "
-            "Name a Python file, or -m and a module."
+            f"the program '{' '.join(words[:2])}' was given, but there is no such file or module. "
+            "Name a Python file, -m and a module, or a command of myxtts after --: `-- train`."
         )
     return sys.executable, "-u", *words
 
@@ -100,32 +87,31 @@ def launch(spec: LaunchSpec) -> int:
         PlacementError: there are too few cores or GPUs.
         ConfigError: the folder for the logs cannot be made.
     """
-    cores = _divide_cores(spec)
-    gpus = _divide_gpus(spec)
-    programs = [
-        ProgramSpec(
-            name=f"worker {index}",
-            command=spec.command,
-            log=spec.logs / f"worker-{index}.log",
-            title=spec.workers[index],
-            environ={**environ, "TF_CONFIG": Cluster(spec.workers, index).tf_config()},
-            cores=pinned,
-        )
-        for index, pinned, environ in zip(spec.local, cores, gpus, strict=True)
-    ]
+    count = len(spec.local)
+    cores = _divide(usable_cores(), count, spec.cores_per_worker, "cores")
+    gpus = visible_gpus() if spec.gpus_per_worker else []
+    gpu_lists = _divide(gpus, count, spec.gpus_per_worker or 0, "gpus")
+    programs = []
+    for place, index in enumerate(spec.local):
+        cluster = Cluster(spec.workers, index)
+        environ = {"TF_CONFIG": cluster.tf_config()}
+        if spec.gpus_per_worker is not None:
+            environ |= gpu_environ(gpu_lists[place])
+        pinned = frozenset(cores[place]) if spec.cores_per_worker else None
+        log = spec.logs / f"worker-{index}.log"
+        programs.append(ProgramSpec(cluster.name(), spec.command, log, environ, pinned))
     make_folder(spec.logs, "--logs")
-    with counted_stop_signals() as stop:
-        exits = Supervisor(stop, _PrefixedOutput(), grace=GRACE).run(programs)
-    failures = [
-        exit
-        for exit in exits
-        if exit.outcome in ("failed", "rejected") and not stop.caused(exit.code)
-    ]
+    with StopSignals() as stop:
+        exits = Supervisor(stop, _PrefixedOutput(), end_together=True).run(programs)
+    failures = [exit for exit in exits if exit.outcome in ("failed", "rejected")]
     if not failures:
         return stop.exit_code
-    first_failure = min(failures, key=lambda exit: (_severity(exit), programs.index(exit.program)))
-    print(_failure_message(first_failure), file=sys.stderr)
-    return first_failure.code if first_failure.code > 0 else 128 - first_failure.code
+    first = min(failures, key=lambda exit: (_severity(exit), programs.index(exit.program)))
+    report = first.process.failure_report()
+    if first.code == 2:
+        report = f"ended with exit code 2; its message is above and in {first.program.log}"
+    print(f"error: {first.program.name} {report}", file=sys.stderr)
+    return first.code if first.code > 0 else 128 - first.code
 
 
 def _severity(exit: Exit) -> int:
@@ -138,50 +124,14 @@ def _severity(exit: Exit) -> int:
     return 3 if any(line.startswith("error: worker ") for line in exit.process.last_lines) else 2
 
 
-def _failure_message(exit: Exit) -> str:
-    worker = f"{exit.program.name} ({exit.program.title})"
-    if exit.code == 2:
-        return (
-            f"error: {worker} ended with exit code 2; its message is above and in"
-            f" {exit.program.log}"
-        )
-    return f"error: {worker} {exit.process.failure_report()}"
-
-
-def _divide_cores(spec: LaunchSpec) -> list[frozenset[int] | None]:
-    """Return the cores of each worker."""
-    size = spec.cores_per_worker
-    count = len(spec.local)
-    if not size:
-        return [None] * count
-    cores = usable_cores()
-    if not cores:
+def _divide(items: Sequence, count: int, size: int, kind: str) -> list[Sequence]:
+    """Return `size` cores or GPUs of its own for each of `count` workers."""
+    if size * count > len(items):
         raise PlacementError(
-            "--cores-per-worker was given, but this system cannot pin processes. Leave it out."
+            f"{count} workers with {size} {kind} each were requested, but this process may use"
+            f" {len(items)} {kind}. Lower --{kind}-per-worker or --workers."
         )
-    if size * count > len(cores):
-        raise PlacementError(
-            f"{count} workers with {size} cores each were requested, but this process may use"
-            f" {len(cores)} cores. Lower --cores-per-worker or --workers, or leave out"
-            " --cores-per-worker."
-        )
-    return [frozenset(cores[i * size : (i + 1) * size]) for i in range(count)]
-
-
-def _divide_gpus(spec: LaunchSpec) -> list[dict[str, str]]:
-    """Return the environment of each worker that shows it its GPUs."""
-    size = spec.gpus_per_worker
-    count = len(spec.local)
-    if size is None:
-        return [{}] * count
-    gpus = visible_gpus() if size else []
-    if size * count > len(gpus):
-        raise PlacementError(
-            f"{count} workers with {size} GPUs each were requested, but this process sees"
-            f" {len(gpus)} GPUs. Lower --gpus-per-worker or --workers; --gpus-per-worker 0 trains"
-            " on the CPU."
-        )
-    return [gpu_environ(gpus[i * size : (i + 1) * size]) for i in range(count)]
+    return [items[i * size : (i + 1) * size] for i in range(count)]
 
 
 class _PrefixedOutput(SupervisorEvents):
@@ -192,8 +142,10 @@ class _PrefixedOutput(SupervisorEvents):
 
     def on_line(self, program: ProgramSpec, line: str) -> None:
         if line not in self._errors:
+            # Without the worker's address.
+            name = program.name.partition(" (")[0]
             try:
-                print(f"[{program.name}] {line}", flush=True)
+                print(f"[{name}] {line}", flush=True)
             # A closed terminal must not keep the workers from saving.
             except OSError as error:
                 detach_stdout(error, "The workers go on")

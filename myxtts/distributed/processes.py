@@ -1,4 +1,4 @@
-"""Child processes: start, log, restart and end them; and the GPUs that they get. No TensorFlow.
+"""Child processes: start, log, restart and end them; signals to stop; and GPUs. No TensorFlow.
 
 The launcher of workers and the launcher of independent jobs share the supervisor. They differ in
 their `SupervisorEvents`.
@@ -6,15 +6,15 @@ their `SupervisorEvents`.
 
 import ctypes
 import logging
+import math
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from io import FileIO
@@ -22,14 +22,17 @@ from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
-from myxtts.distributed.signals import StopSignals
-from myxtts.files import FULL
-
+# Slurm, timeout(1) and wrappers send a signal twice within milliseconds.
+REPEAT_S = 0.2
 LAST_LINES = 20
-# A reader takes at most 1 MiB of a child at a time: one that prints without end must not keep it.
-READ_BYTES = 1 << 16
-MAX_READS = 16
-POLL_S = 0.1
+# At most this is read of a child at a time, or a little more: one that prints without end must not
+# keep its reader. A pipe holds less.
+READ_BYTES = 1 << 20
+POLL_S = 0.05
+# After a failure, the other workers notice it and report it themselves, after a missing heartbeat
+# at the latest (20 s). Then they get SIGTERM, and time to save. So all end within a minute.
+NOTICE_S = 22.0
+SAVE_S = 14.0
 # nvidia-smi never returns when the driver hangs.
 NVIDIA_SMI_S = 20.0
 # From linux/prctl.h.
@@ -40,11 +43,69 @@ Outcome = Literal["done", "stopped", "rejected", "failed"]
 log = logging.getLogger(__name__)
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return SIGINT, SIGTERM and, unless nohup ignores it, SIGHUP."""
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    return signals
+
+
+class StopSignals:
+    """Counts the requests to stop in a scope, which therefore do not end this process.
+
+    Attributes:
+        signal: the first signal.
+        count: number of requests; REPEAT_S must pass between two of them.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.count = 0
+        self._newest_s = -math.inf
+
+    def __enter__(self) -> "StopSignals":
+        self._previous = {number: signal.signal(number, self._handle) for number in stop_signals()}
+        return self
+
+    def __exit__(self, *_error) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame) -> None:
+        # The end of a session sends SIGHUP several times, or after a SIGTERM.
+        if number == signal.SIGHUP and self.count:
+            return
+        now_s = time.monotonic()
+        if now_s - self._newest_s >= REPEAT_S:
+            self.signal = self.signal or number
+            self.count += 1
+        self._newest_s = now_s
+
+    @property
+    def signal_name(self) -> str:
+        return "" if self.signal is None else signal.Signals(self.signal).name
+
+    @property
+    def exit_code(self) -> int:
+        """128 plus the signal number, as in shells; 0 without a request."""
+        return 0 if self.signal is None else 128 + self.signal
+
+
+@contextmanager
+def exit_at_sigterm() -> Iterator[None]:
+    """Let a SIGTERM raise SystemExit, so that temporary folders and children go with the scope."""
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 class ChildProcess:
     """A process in a process group of its own: descendants end with it, and no Ctrl-C reaches it.
 
     Args:
-        command: program and arguments.
         log: receives the output, after a line with the time, the title and the command.
         environ: added to the parent's environment.
         cores: cores to pin the process to.
@@ -81,27 +142,29 @@ class ChildProcess:
         )
         assert self._process.stdout is not None
         self.pid = self._process.pid
-        self.pipe = self._process.stdout
-        os.set_blocking(self.pipe.fileno(), False)
+        self._pipe = self._process.stdout
+        os.set_blocking(self._pipe.fileno(), False)
 
-    def read_lines(self) -> tuple[list[str], bool]:
-        """Return the lines printed since the last call, and whether more can come."""
-        try:
-            received = os.read(self.pipe.fileno(), READ_BYTES)
-        except BlockingIOError:
-            return [], True
-        self._add_to_log(received)
-        output = self._partial + received
-        if self._partial and not received:
-            output += b"\n"
-        *complete, partial = output.split(b"\n")
+    def read_lines(self) -> list[str]:
+        """Return the lines printed since the last call, or all that is left after the end."""
+        if self._pipe.closed:
+            return []
+        output = b""
+        with suppress(BlockingIOError):
+            while len(output) < READ_BYTES and (part := os.read(self._pipe.fileno(), READ_BYTES)):
+                output += part
+        self._add_to_log(output)
+        *complete, partial = (self._partial + output).split(b"\n")
+        if self.code is not None:
+            self._pipe.close()
+            complete += [partial] if partial else []
         # As on a terminal, text after a carriage return replaces the line, so a progress bar takes
         # no memory. One at the end may be that of "\r\n".
         end = b"\r" if partial.endswith(b"\r") else b""
         self._partial = _after_return(partial)[-READ_BYTES:] + end
         lines = [_after_return(line).decode(errors="replace") for line in complete]
         self.last_lines.extend(lines)
-        return lines, bool(received)
+        return lines
 
     def _add_to_log(self, output: bytes) -> None:
         """Add to the log; if the disk is full or fails, the process goes on without it."""
@@ -109,14 +172,12 @@ class ChildProcess:
             self._log.write(output)
         except OSError as error:
             if not self._log_fails:
-                self._log_fails = True
-                remedy = "Free some disk space; the" if error.errno in FULL else "The"
                 log.error(
-                    "%s cannot be written: %s. %s workers and jobs go on.",
+                    "%s cannot be written: %s. Free some disk space; workers and jobs go on.",
                     self._log.name,
                     error.strerror,
-                    remedy,
                 )
+            self._log_fails = True
 
     def has_ended(self) -> bool:
         """Return whether the process has ended; if so, set `code` and kill its descendants."""
@@ -128,8 +189,8 @@ class ChildProcess:
         return self.code is not None
 
     def send_signal(self, number: int) -> None:
-        if not self.has_ended():
-            self._process.send_signal(number)
+        if self.code is None:
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill the process and its group, and wait for the exit code."""
@@ -140,22 +201,14 @@ class ChildProcess:
 
     def exit_reason(self) -> str:
         code = self.code or 0
-        return (
-            f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        )
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with code {code}"
 
     def failure_report(self) -> str:
         """Return how the process ended, with its last lines."""
         lines = "".join(f"\n  | {line}" for line in self.last_lines)
-        return (
-            f"{self.exit_reason()}; its last lines (all are in {self._log.name}):{lines or ' none'}"
-        )
-
-    def error_message(self) -> str:
-        """Return the output of a process with exit code 2 from `error: ` on, or all of it."""
-        lines = list(self.last_lines)
-        first = next((i for i, line in enumerate(lines) if line.startswith("error: ")), 0)
-        return "\n".join(line.removeprefix("error: ") for line in lines[first:])
+        return f"{self.exit_reason()}; its last lines (all are in {self._log.name}):{lines}"
 
 
 def _after_return(line: bytes) -> bytes:
@@ -164,53 +217,19 @@ def _after_return(line: bytes) -> bytes:
 
 
 def child_setup(parent: int, cores: frozenset[int] | None = None) -> Callable[[], None]:
-    """Return a function for a child: die with the parent (Linux only), and pin to cores."""
-    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+    """Return a function for a child: die with the parent, and pin to cores."""
+    # Loaded here: a child must not load libraries between fork and exec.
+    prctl = ctypes.CDLL(None).prctl
 
     def setup() -> None:
-        if prctl is not None:
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            # The parent was killed before the call.
-            if os.getppid() != parent:
-                os._exit(1)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        # The parent was killed before the call.
+        if os.getppid() != parent:
+            os._exit(1)
         if cores is not None:
             os.sched_setaffinity(0, cores)
 
     return setup
-
-
-class OutputReader:
-    """Reads the output of several children line by line; a context manager."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-
-    def __enter__(self) -> "OutputReader":
-        return self
-
-    def __exit__(self, *_error) -> None:
-        for key in list(self._selector.get_map().values()):
-            key.data.pipe.close()
-        self._selector.close()
-
-    def add(self, child: ChildProcess) -> None:
-        self._selector.register(child.pipe, selectors.EVENT_READ, child)
-
-    def lines(self, wait_s: float) -> Iterator[tuple[ChildProcess, str]]:
-        """Yield the lines that are available; wait up to `wait_s` if there are none."""
-        if not self._selector.get_map():
-            time.sleep(wait_s)
-        for _ in range(MAX_READS):
-            ready = self._selector.select(wait_s)
-            if not ready:
-                return
-            for key, _ in ready:
-                lines, has_more = key.data.read_lines()
-                yield from ((key.data, line) for line in lines)
-                if not has_more:
-                    self._selector.unregister(key.fileobj)
-                    key.data.pipe.close()
-            wait_s = 0.0
 
 
 @dataclass(frozen=True)
@@ -218,9 +237,8 @@ class ProgramSpec:
     """A program to run.
 
     Attributes:
-        name: for messages.
+        name: for messages and the log.
         log: file that the output is appended to.
-        title: of a start, in the log; the name by default.
         environ: added to the environment of this process.
         cores: cores to pin the program to.
         max_restarts: how often the program is restarted after a failure.
@@ -229,7 +247,6 @@ class ProgramSpec:
     name: str
     command: tuple[str, ...]
     log: Path
-    title: str = ""
     environ: dict[str, str] = field(default_factory=dict)
     cores: frozenset[int] | None = None
     max_restarts: int = 0
@@ -256,7 +273,7 @@ class SupervisorEvents:
     def on_line(self, program: ProgramSpec, line: str) -> None:
         """A program has printed a line."""
 
-    def on_restart(self, program: ProgramSpec, process: ChildProcess, restarts: int) -> None:
+    def on_restart(self, exit: Exit, restarts: int) -> None:
         """A program has failed and is about to be restarted."""
 
     def on_exit(self, exit: Exit) -> None:
@@ -266,47 +283,26 @@ class SupervisorEvents:
         """A request to stop has arrived. The second one kills all programs."""
 
     def on_poll(self) -> None:
-        """Called every POLL_S seconds at least."""
-
-
-class GracePeriods(NamedTuple):
-    """How long the other programs may run on after one has failed.
-
-    Attributes:
-        notice_s: until they receive SIGTERM.
-        save_s: from then until they are killed.
-    """
-
-    notice_s: float
-    save_s: float
+        """About POLL_S seconds have passed."""
 
 
 class Supervisor:
     """Runs programs side by side.
 
     Args:
-        stop: requests to stop. The first is passed on, so that the programs can save; the second
-            kills them.
-        stop_signal: signal that passes the first request on; None sends the signal that this
-            process received, or SIGTERM for a SIGHUP, at which a program would end without saving.
-        grace: ends all programs once one has failed or was rejected; None lets the others run.
+        stop: requests to stop. At the first the programs get SIGTERM, so that they can save; the
+            second kills them.
+        end_together: whether all programs end once one has failed or was rejected.
     """
 
-    def __init__(
-        self,
-        stop: StopSignals,
-        events: SupervisorEvents,
-        stop_signal: int | None = None,
-        grace: GracePeriods | None = None,
-    ):
+    def __init__(self, stop: StopSignals, events: SupervisorEvents, end_together: bool):
         self._stop = stop
         self._events = events
-        self._stop_signal = stop_signal
-        self._grace = grace
+        self._end_together = end_together
         self._running: dict[ChildProcess, ProgramSpec] = {}
         self._restarts: dict[str, int] = {}
         self._handled_requests = 0
-        self._first_failure_s: float | None = None
+        self._first_failure_s = math.inf
         self._is_ending = False
 
     def run(self, programs: Sequence[ProgramSpec]) -> list[Exit]:
@@ -317,30 +313,26 @@ class Supervisor:
         exits: list[Exit] = []
         with ExitStack() as resources:
             self._resources = resources
-            self._output = resources.enter_context(OutputReader())
             resources.callback(self._kill_all)
             for program in programs:
                 if not self._stop.count:
                     self._start(program, restarts=0)
             while self._running:
-                ended = [process for process in self._running if process.has_ended()]
-                for process, line in self._output.lines(0.0 if ended else POLL_S):
-                    # A descendant in another group may outlive the program and still print.
-                    if process in self._running:
-                        self._events.on_line(self._running[process], line)
-                for process in ended:
-                    self._reap(process, exits)
+                for process, program in list(self._running.items()):
+                    has_ended = process.has_ended()
+                    for line in process.read_lines():
+                        self._events.on_line(program, line)
+                    if has_ended:
+                        self._reap(process, exits)
                 self._forward_stop()
                 self._end_after_failure()
                 self._events.on_poll()
+                time.sleep(POLL_S)
         return exits
 
     def _start(self, program: ProgramSpec, restarts: int) -> None:
         log = self._resources.enter_context(FileIO(program.log, "a"))
-        process = ChildProcess(
-            program.command, log, program.title or program.name, program.environ, program.cores
-        )
-        self._output.add(process)
+        process = ChildProcess(program.command, log, program.name, program.environ, program.cores)
         self._running[process] = program
         self._restarts[program.name] = restarts
         self._events.on_start(program, process.pid, restarts)
@@ -348,21 +340,23 @@ class Supervisor:
     def _reap(self, process: ChildProcess, exits: list[Exit]) -> None:
         """Restart the program of a process that has ended, or add its exit."""
         program = self._running.pop(process)
-        exit = Exit(program, process, self._outcome(process.code or 0))
-        restarts = self._restarts[program.name]
-        if exit.outcome == "failed" and restarts < program.max_restarts and not self._stop.count:
-            self._events.on_restart(program, process, restarts + 1)
-            self._start(program, restarts + 1)
+        outcome = self._outcome(process.code)
+        exit = Exit(program, process, outcome)
+        restarts = self._restarts[program.name] + 1
+        if outcome == "failed" and restarts <= program.max_restarts and not self._stop.count:
+            self._events.on_restart(exit, restarts)
+            self._start(program, restarts)
             return
-        if exit.outcome in ("failed", "rejected") and self._first_failure_s is None:
-            self._first_failure_s = time.monotonic()
+        if outcome in ("failed", "rejected"):
+            self._first_failure_s = min(self._first_failure_s, time.monotonic())
         self._events.on_exit(exit)
         exits.append(exit)
 
-    def _outcome(self, code: int) -> Outcome:
+    def _outcome(self, code: int | None) -> Outcome:
         if code == 0:
             return "done"
-        if self._is_ending or self._stop.count > 1 or self._stop.caused(code):
+        is_stopped = self._stop.count and code in (130, 143, -signal.SIGTERM)
+        if is_stopped or self._is_ending or self._stop.count > 1:
             return "stopped"
         return "rejected" if code == 2 else "failed"
 
@@ -373,25 +367,22 @@ class Supervisor:
         self._events.on_stop(self._stop)
         if self._stop.count > 1:
             self._kill_all()
-            return
-        number = self._stop_signal or self._stop.signal
-        if number is None or number == signal.SIGHUP:
-            number = signal.SIGTERM
-        self._signal_all(number)
+        else:
+            self._terminate_all()
 
     def _end_after_failure(self) -> None:
-        if self._grace is None or self._first_failure_s is None:
-            return
         waited_s = time.monotonic() - self._first_failure_s
-        if not self._is_ending and waited_s >= self._grace.notice_s:
+        if not self._end_together or waited_s < NOTICE_S:
+            return
+        if not self._is_ending:
             self._is_ending = True
-            self._signal_all(signal.SIGTERM)
-        if waited_s >= self._grace.notice_s + self._grace.save_s:
+            self._terminate_all()
+        if waited_s >= NOTICE_S + SAVE_S:
             self._kill_all()
 
-    def _signal_all(self, number: int) -> None:
+    def _terminate_all(self) -> None:
         for process in self._running:
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
 
     def _kill_all(self) -> None:
         for process in self._running:

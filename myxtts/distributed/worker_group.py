@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from myxtts import tf_internals
 from myxtts.distributed.cluster import Cluster, bind_to_loopback, is_loopback, split_address
+from myxtts.distributed.processes import StopSignals
 from myxtts.distributed.rendezvous import rendezvous
-from myxtts.distributed.signals import counted_stop_signals
 from myxtts.errors import PlacementError, TrainingError, UserError
 
 # A worker without a heartbeat for this long is lost.
@@ -63,11 +63,6 @@ def worker_group(
         gpus: number of GPUs of this worker, each with a replica; 0 makes its CPU one replica. The
             same on all workers.
         settings: further values that must be the same on all workers, by their names in messages.
-
-    Raises:
-        PlacementError: a worker did not arrive or has other settings, or TensorFlow has already
-            started.
-        WorkerLost: names the worker that died, or that gave up with the reason.
     """
     rendezvous(cluster, {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(settings or {})})
     try:
@@ -76,7 +71,7 @@ def worker_group(
         yield strategy
         # There is nothing left to save, and only the chief can end its last observation sooner.
         is_main = threading.current_thread() is threading.main_thread()
-        with counted_stop_signals() if is_main else nullcontext():
+        with StopSignals() if is_main else nullcontext():
             tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
     except BaseException as error:
         diagnosis = diagnose_lost_worker(error, cluster)
@@ -89,18 +84,11 @@ def worker_group(
 
 
 def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """Return the strategy over all workers, after the rendezvous. Every worker must call this.
-
-    All-reduce is a ring over gRPC on CPUs, and NCCL on GPUs.
-
-    Raises:
-        PlacementError: TensorFlow has already started.
-        tf.errors.OpError: a worker did not register in time.
-    """
+    """Return the strategy: all-reduce is a ring over gRPC on CPUs, and NCCL on GPUs."""
     if tf_internals.has_started():
         raise PlacementError(
             f"{cluster.name()} cannot join the other workers: TensorFlow has already started. "
-            "Make the strategy before the first tensor; restart the process or notebook kernel."
+            "Restart the process or notebook kernel."
         )
     tf_internals.configure_coordination_service(
         cluster.count, REGISTER_TIMEOUT_S, HEARTBEAT_TIMEOUT_S
@@ -126,14 +114,12 @@ def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMir
 
 def _restrict_to_machine(cluster: Cluster) -> None:
     """Let no other machine reach TensorFlow's server if the addresses of all workers are local."""
-    if not all(is_loopback(split_address(worker)[0]) for worker in cluster.workers):
-        return
+    is_local = all(is_loopback(split_address(worker)[0]) for worker in cluster.workers)
     port = split_address(cluster.address)[1]
-    if not bind_to_loopback(port):
+    if is_local and not bind_to_loopback(port):
         log.warning(
             "workers        Other machines can reach port %d of %s, without encryption or a"
-            " password, and then run operations as this user: this system cannot restrict it to"
-            " the loopback interface. Close the port.",
+            " password, and then run operations as this user. Close the port.",
             port,
             cluster.name(),
         )
@@ -163,9 +149,7 @@ def diagnose_lost_worker(error: BaseException, cluster: Cluster) -> str | None:
     if match := _BROKEN_CONNECTION.search(text):
         return _lost(cluster, match[1], "is gone: its connection was lost")
     # Worker 0 hosts the service.
-    if _NO_SERVICE.search(text):
-        return _lost(cluster, "task:0", no_heartbeat)
-    return None
+    return _lost(cluster, "task:0", no_heartbeat) if _NO_SERVICE.search(text) else None
 
 
 def left_unchanged(error: tf.errors.OpError) -> bool:

@@ -18,7 +18,6 @@ Each stage determines from the files what is done, so that a launcher that was k
 
 import logging
 import shutil
-import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,15 +31,14 @@ from myxtts.config.load import dump, format_value, load
 from myxtts.config.schema import IN_SHARDS, Config
 from myxtts.data.batch_plan import Position
 from myxtts.distributed.processes import (
-    ChildProcess,
     Exit,
     ProgramSpec,
+    StopSignals,
     Supervisor,
     SupervisorEvents,
     gpu_environ,
     visible_gpus,
 )
-from myxtts.distributed.signals import StopSignals, counted_stop_signals
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import locked_file, make_folder, write_whole
 from myxtts.local_sgd.averaging import has_pending_sync, newest_average, sync_folders
@@ -282,7 +280,7 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
             for name in configs
         }
         state.write(spec.folder)
-        with counted_stop_signals() as stop:
+        with StopSignals() as stop:
             code = _Launcher(spec, state, state.shards, stop, display).run(configs)
         state.write(spec.folder)
         display.print(f"report: {JobsPage(spec.folder).write()}")
@@ -402,7 +400,7 @@ class _Launcher(SupervisorEvents):
         return exits
 
     def _supervise(self, programs: Sequence[ProgramSpec]) -> list[Exit]:
-        return Supervisor(self._stop, self, stop_signal=signal.SIGTERM).run(programs)
+        return Supervisor(self._stop, self, end_together=False).run(programs)
 
     def _training(self, name: str, device: JobDevice) -> ProgramSpec:
         spec = self._spec
@@ -492,19 +490,17 @@ class _Launcher(SupervisorEvents):
         if self._shows_output:
             self._display.print(line)
 
-    def on_restart(self, program: ProgramSpec, process: ChildProcess, restarts: int) -> None:
+    def on_restart(self, exit: Exit, restarts: int) -> None:
+        program = exit.program
         self._display.print(
-            f"{program.name} {process.exit_reason()} ({program.log}); it restarts from its newest"
-            f" checkpoint (restart {restarts} of {program.max_restarts})"
+            f"{program.name} {exit.process.exit_reason()} ({program.log}); it restarts from its"
+            f" newest checkpoint (restart {restarts} of {program.max_restarts})"
         )
 
     def on_exit(self, exit: Exit) -> None:
         name = exit.program.name
-        if not self._shows_output:
-            if exit.outcome == "rejected":
-                self._error(f"{name}: {exit.process.error_message()}")
-            elif exit.outcome == "failed":
-                self._error(f"{name}: {exit.process.failure_report()}")
+        if not self._shows_output and exit.outcome in ("rejected", "failed"):
+            self._error(f"{name} {exit.process.failure_report()}")
         process = self._state.processes[name].model_copy(update={"state": exit.outcome})
         self._set_process(name, process)
 

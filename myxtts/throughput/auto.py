@@ -14,8 +14,7 @@ from typing import Any
 from myxtts.config.flags import marked, with_values
 from myxtts.config.schema import NAMES_GPUS, Config, PlacementConfig
 from myxtts.distributed.cluster import find_cluster
-from myxtts.distributed.processes import child_setup
-from myxtts.distributed.signals import exit_at_sigterm
+from myxtts.distributed.processes import child_setup, exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.placement.routes import flags_of_gpus, named_gpus
 from myxtts.throughput.assess import SHARED_CORES

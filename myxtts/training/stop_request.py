@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from myxtts.distributed.signals import REPEAT_S, stop_signals
+from myxtts.distributed.processes import REPEAT_S, stop_signals
 
 # Steps between two reads of the request; each waits until a GPU has done all that is queued on it.
 READ_EVERY = 4

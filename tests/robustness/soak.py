@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.distributed.processes import ChildProcess, OutputReader
+from myxtts.distributed.processes import ChildProcess
 from myxtts.errors import PlacementError, TrainingError
 from myxtts.files import check_writable, make_folder, write_json
 from tests.robustness.heap import EVERY_S
@@ -223,12 +223,11 @@ def train(folder: Path, process: int, seconds: float, every_s: float, seed: int)
         *["--resume"] * bool(process),
     ]
     samples, start_s = [], time.monotonic()
-    with open(folder / "log.txt", "ab") as log, OutputReader() as output:
+    with open(folder / "log.txt", "ab") as log:
         child = ChildProcess(command, log, f"process {process}", {"CUDA_VISIBLE_DEVICES": ""})
         try:
-            output.add(child)
             for number in range(1, round(seconds / every_s) + 1):
-                if wait_for_end(child, output, start_s + number * every_s):
+                if wait_for_end(child, start_s + number * every_s):
                     break
                 with contextlib.suppress(*ENDED):
                     samples.append(
@@ -237,7 +236,7 @@ def train(folder: Path, process: int, seconds: float, every_s: float, seed: int)
                         )
                     )
             child.send_signal(signal.SIGTERM)
-            wait_for_end(child, output, time.monotonic() + STOP_S)
+            wait_for_end(child, time.monotonic() + STOP_S)
         finally:
             child.kill()
     if child.code not in (-signal.SIGTERM, 128 + signal.SIGTERM):
@@ -252,11 +251,11 @@ def train(folder: Path, process: int, seconds: float, every_s: float, seed: int)
     return samples
 
 
-def wait_for_end(child: ChildProcess, output: OutputReader, end_s: float) -> bool:
+def wait_for_end(child: ChildProcess, end_s: float) -> bool:
     """Read the output of a process until it ends or a time has passed; return whether it ended."""
-    while not child.has_ended() and (left_s := end_s - time.monotonic()) > 0.0:
-        for _ in output.lines(min(left_s, POLL_S)):
-            pass
+    while not child.has_ended() and time.monotonic() < end_s:
+        child.read_lines()
+        time.sleep(POLL_S)
     return child.has_ended()
 
 

@@ -38,10 +38,6 @@ class ForkedPopen:
         os.close(writing)
         self.stdout: IO[bytes] = os.fdopen(reading, "rb", buffering=0)
 
-    def send_signal(self, number: int) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, number)
-
     def wait(self) -> int:
         if self.returncode is None:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])

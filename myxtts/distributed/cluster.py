@@ -258,8 +258,9 @@ def expand_hosts(text: str) -> list[str]:
     hosts: list[str] = []
     for pattern in patterns:
         # A pattern is text and ranges by turns, such as r[1-2]n[08-09]-ib.
-        pieces = enumerate(re.split(r"\[(.*?)\]", pattern))
-        choices = [_expand_ranges(piece) if place % 2 else [piece] for place, piece in pieces]
+        pieces = re.split(r"\[(.*?)\]", pattern)
+        choices = [[piece] for piece in pieces]
+        choices[1::2] = map(_expand_ranges, pieces[1::2])
         hosts += map("".join, product(*choices))
     return hosts
 

@@ -109,7 +109,8 @@ def _bind_port(cluster: Cluster) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host if is_loopback(host) else "", port))
+        interface = host if is_loopback(host) else ""
+        listener.bind((interface, port))
         if cluster.is_chief:
             listener.listen(cluster.count + 16)
     except OSError as error:

@@ -18,27 +18,23 @@ from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS
 # since they lack neighbours.
 CONTEXT_FRAMES = 4
 
-
+# By the names of the fields. Before producing, those in host memory are NumPy arrays, which
+# TensorFlow's functions take like tensors.
 Batch = dict[str, tf.Tensor]
-"""A batch of a contract, by the names of its fields. Before producing, the fields in host memory
-are NumPy arrays, which TensorFlow's functions take like tensors.
-"""
 
 
 class Field(NamedTuple):
     dtype: str
     dims: tuple[str | int, ...]
-    meaning: str
 
     @property
     def shape(self) -> list[int | None]:
         """Static shape, in which named dimensions are unknown."""
         return self.sized({})
 
-    def sized(self, sizes: dict[str, int]) -> list[Any]:
+    def sized(self, sizes: dict[str, Any]) -> list[Any]:
         """Return the shape, given the sizes of named dimensions; None for those without one."""
-        unnamed = {dim: dim for dim in self.dims if isinstance(dim, int)}
-        return [(unnamed | sizes).get(dim) for dim in self.dims]
+        return [sizes.get(str(dim), dim if isinstance(dim, int) else None) for dim in self.dims]
 
     @property
     def on_host(self) -> bool:
@@ -47,92 +43,62 @@ class Field(NamedTuple):
 
 
 TEXT = {
-    "tokens": Field("int32", ("batch", "tokens"), "symbol ids, padded with 0"),
-    "token_count": Field("int32", ("batch",), "number of tokens without padding"),
-    "language": Field("int32", ("batch",), "row of the vocabulary's languages"),
-    "seed": Field("int32", (2,), "seed of this batch, for stateless random operations"),
-    "step_frames": Field(
-        "float32", (), "mel frames without padding in the whole step, over all batches and replicas"
-    ),
-    "step_tokens": Field("float32", (), "tokens without padding in the whole step"),
+    "tokens": Field("int32", ("batch", "tokens")),  # symbol ids, padded with 0
+    "token_count": Field("int32", ("batch",)),  # without padding
+    "language": Field("int32", ("batch",)),  # row of the vocabulary's languages
+    "seed": Field("int32", (2,)),  # of this batch, for stateless random operations
+    # Mel frames and tokens without padding in the whole step, over all batches and replicas.
+    "step_frames": Field("float32", ()),
+    "step_tokens": Field("float32", ()),
 }
 
 ASR_INPUTS = TEXT | {
-    "pcm": Field("int16", ("batch", "samples"), "wave at 22,050 Hz, padded with 0"),
-    "samples": Field("int32", ("batch",), "number of samples without padding"),
+    "pcm": Field("int16", ("batch", "samples")),  # wave at 22,050 Hz, padded with 0
+    "samples": Field("int32", ("batch",)),  # without padding
 }
 
 VOCODER_INPUTS = {name: ASR_INPUTS[name] for name in ("seed", "step_frames", "pcm", "samples")}
 
 TTS_INPUTS = ASR_INPUTS | {
-    "reference_pcm": Field(
-        "int16", ("batch", "reference_samples"), "another utterance of the speaker, padded with 0"
-    ),
-    "reference_samples": Field("int32", ("batch",), "samples of the reference without padding"),
+    # Another utterance of the speaker.
+    "reference_pcm": Field("int16", ("batch", "reference_samples")),
+    "reference_samples": Field("int32", ("batch",)),
 }
 
 ASR_FEATURES = TEXT | {
-    "mel": Field(
-        "float32", ("batch", "frames", MEL_BANDS), "log-mel, padded with silence, log(1e-5)"
-    ),
-    "frames": Field("int32", ("batch",), "number of frames without padding"),
+    "mel": Field("float32", ("batch", "frames", MEL_BANDS)),  # log-mel, padded with log(1e-5)
+    "frames": Field("int32", ("batch",)),  # without padding
 }
 
 TTS_FEATURES = ASR_FEATURES | {
-    "f0_hz": Field(
-        "float32", ("batch", "frames"), "fundamental frequency, 0 where unvoiced or padded"
-    ),
-    "reference": Field(
-        "float32", ("batch", "reference_frames", MEL_BANDS), "log-mel of the reference"
-    ),
-    "reference_frames": Field("int32", ("batch",), "frames of the reference without padding"),
+    "f0_hz": Field("float32", ("batch", "frames")),  # 0 where unvoiced or padded
+    "reference": Field("float32", ("batch", "reference_frames", MEL_BANDS)),  # log-mel
+    "reference_frames": Field("int32", ("batch",)),  # without padding
 }
 
 VOCODER_FEATURES = {
     **{name: TEXT[name] for name in ("seed", "step_frames")},
-    "mel": Field(
-        "float32", ("batch", "segment_frames", MEL_BANDS), "log-mel of a segment; silence outside"
-    ),
-    "f0_hz": Field(
-        "float32", ("batch", "segment_frames"), "F0 of the segment, 0 where unvoiced or outside"
-    ),
-    "pulse_phasor": Field(
-        "float32", ("batch", "segment_frames", 2), "phase of the fundamental; 0 where unvoiced"
-    ),
-    "wave": Field(
-        "float32",
-        ("batch", "segment_samples"),
-        "the segment in [-1, 1], 0 outside of the utterance",
-    ),
-    "frames": Field(
-        "int32", ("batch",), "frames of the whole utterance, which the segment stands for"
-    ),
+    # Of a segment; silence outside. A teacher may make it.
+    "mel": Field("float32", ("batch", "segment_frames", MEL_BANDS)),
+    "f0_hz": Field("float32", ("batch", "segment_frames")),  # 0 where unvoiced or outside
+    # Phase of the fundamental; 0 where unvoiced.
+    "pulse_phasor": Field("float32", ("batch", "segment_frames", 2)),
+    "wave": Field("float32", ("batch", "segment_samples")),  # in [-1, 1]; 0 outside
+    "frames": Field("int32", ("batch",)),  # of the whole utterance that the segment stands for
 }
 
 TAUGHT_TTS_INPUTS = TTS_INPUTS | {
-    "frames": Field(
-        "int32",
-        ("batch",),
-        "frames of the utterance whose place the row has, also where a teacher speaks",
-    ),
-    "utterance_tokens": Field(
-        "int32", ("batch",), "its tokens, also where a teacher speaks another text"
-    ),
+    # Of the utterance whose place the row has, also where a teacher speaks another text.
+    "frames": Field("int32", ("batch",)),
+    "utterance_tokens": Field("int32", ("batch",)),
 }
 
 TAUGHT_TTS_FEATURES = TTS_FEATURES | {
     **{name: TAUGHT_TTS_INPUTS[name] for name in ("frames", "utterance_tokens")},
-    "path": Field("int64", ("batch", "frames"), "the token of each frame; -1 for padding"),
+    "path": Field("int64", ("batch", "frames")),  # the token of each frame; -1 for padding
 }
 
-TAUGHT_VOCODER_FEATURES = VOCODER_FEATURES | {
-    "mel": (
-        VOCODER_FEATURES["mel"]._replace(
-            meaning="log-mel that a teacher makes of a segment; silence outside"
-        )
-    ),
-    "target_mel": VOCODER_FEATURES["mel"],
-}
+TAUGHT_VOCODER_FEATURES = VOCODER_FEATURES | {"target_mel": VOCODER_FEATURES["mel"]}
 
 
 def tensor_specs(fields: dict[str, Field]) -> dict[str, tf.TensorSpec]:
@@ -143,14 +109,9 @@ def tensor_specs(fields: dict[str, Field]) -> dict[str, tf.TensorSpec]:
 
 
 def batch_bytes(fields: dict[str, Field], sizes: dict[str, int]) -> int:
-    """Return the bytes of a batch of a contract.
-
-    Args:
-        sizes: of each named dimension.
-    """
-    return sum(
-        prod(field.sized(sizes)) * tf.dtypes.as_dtype(field.dtype).size for field in fields.values()
-    )
+    """Return the bytes of a batch of a contract, given the size of each named dimension."""
+    counts = {name: prod(field.sized(sizes)) for name, field in fields.items()}
+    return sum(counts[name] * tf.dtypes.as_dtype(fields[name].dtype).size for name in fields)
 
 
 def empty_batch(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
@@ -158,21 +119,13 @@ def empty_batch(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
     sizes = {"batch": 1, "tokens": 8, "frames": 8, "reference_frames": 8}
     sizes |= {"segment_frames": 16, "segment_samples": 16 * HOP_SAMPLES}
     batch = {name: tf.zeros(field.sized(sizes), field.dtype) for name, field in fields.items()}
-    return batch | {
-        name: tf.constant(1.0) for name in ("step_frames", "step_tokens") if name in fields
-    }
+    # Losses are divided by them.
+    return batch | dict.fromkeys({"step_frames", "step_tokens"} & {*fields}, tf.constant(1.0))
 
 
 def check_batch(batch: dict, fields: dict[str, Field], stage: str) -> None:
-    """Check static types and shapes of a batch, but no values.
-
-    Args:
-        batch: tensors or arrays by name.
-        fields: the contract, such as TTS_INPUTS.
-        stage: what made the batch, for the message.
-
-    Raises:
-        TypeError: the batch breaks the contract, which is a defect.
+    """Check static types and shapes of a batch, but no values, after a stage that made it. Raises
+    TypeError if the batch breaks the contract, which is a defect.
     """
     faults = [f"{name} is missing" for name in fields.keys() - batch.keys()]
     faults += [f"{name} is unknown" for name in batch.keys() - fields.keys()]

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
 # The pause in which the step is traced; it does not recur, so no rate includes it.
@@ -13,30 +14,24 @@ FIRST_STEP = "first step"
 NO_WAIT = 0.05
 # Of the producer's time. To get a batch that is ready costs up to a tenth of it on small batches.
 READ_BOUND_SHARE = 0.2
-# Lane of the spans of the main thread.
-MODEL = "model"
+MODEL = "model"  # lane of the spans of the main thread
 # Shorter waits, and what the main thread does between steps, are not recorded.
 SHORTEST_SPAN_S = 1e-4
 KEPT_SPANS = 2048  # some hundred steps
 
 
 class Times(NamedTuple):
-    """When a batch passed through the producer, in seconds of `time.perf_counter`.
+    """When a producer requested the samples of a batch, had them, and had its features on its data
+    device, in seconds of `time.perf_counter`.
 
     A GPU runs asynchronously: there, `produced_s` is the time at which the work was launched,
     unless the producer synchronizes.
-
-    Attributes:
-        began_s: the producer requested the samples.
-        read_s: the samples were on the data device.
-        produced_s: the features were on the data device.
-        producer: data device of the producer.
     """
 
     began_s: float
     read_s: float
     produced_s: float
-    producer: str = ""
+    producer: str = ""  # its data device
 
 
 class Span(NamedTuple):
@@ -57,11 +52,7 @@ class Span(NamedTuple):
 
 
 class Timeline:
-    """The newest spans of a run; any thread may add some and read all.
-
-    Args:
-        size: number of spans that are kept.
-    """
+    """The newest spans of a run, in each lane in the order of their ends; thread-safe."""
 
     def __init__(self, size: int = KEPT_SPANS):
         self._spans: deque[Span] = deque(maxlen=size)
@@ -72,34 +63,38 @@ class Timeline:
             self._spans.extend(spans)
 
     def newest(self) -> list[Span]:
-        """Return the spans as they were added: in each lane in the order of their ends."""
         with self._lock:
             return list(self._spans)
 
 
-class Interval(NamedTuple):
+@dataclass
+class Interval:
     """The time between two reports.
+
+    With several producers, `read_s`, `produce_s` and `blocked_s` are means over the producers.
 
     Attributes:
         busy_s: of steps, with the waits for their batches and without pauses.
         wait_s: the model device was idle, waiting for a batch.
+        audio_s, padded_s: seconds of speech of the batches, without and with padding.
         read_s, produce_s: the producer's time for the batches of these steps. Reading runs ahead of
             the producer, so `read_s` is only the time that the producer waited for samples.
         blocked_s: the producer was blocked on a full queue.
         pause_s: the model device waited for validation, samples, checkpoints or a sync.
-
-    With several producers, the three times of the producer are means over the producers.
     """
 
-    steps: int
-    busy_s: float
-    wait_s: float
-    audio_s: float
-    padded_s: float
-    read_s: float
-    produce_s: float
-    blocked_s: float
+    steps: int = 0
+    busy_s: float = 0.0
+    wait_s: float = 0.0
+    audio_s: float = 0.0
+    padded_s: float = 0.0
+    read_s: float = 0.0
+    produce_s: float = 0.0
+    blocked_s: float = 0.0
     pause_s: float = 0.0
+
+    def __add__(self, other: "Interval") -> "Interval":
+        return Interval(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def wait_share(self) -> float:
@@ -109,14 +104,13 @@ class Interval(NamedTuple):
     def bottleneck(self) -> str:
         """The slowest stage: `step` if the model does not wait, else `read` or `produce`.
 
-        Reading runs ahead of the producer. If the producer waits for samples, reading is the slower
-        stage, even if producing takes the larger part of the producer's time.
+        If the producer waits for samples, reading is the slower stage, even if producing takes the
+        larger part of the producer's time.
         """
         if self.wait_share < NO_WAIT:
             return "step"
-        return (
-            "read" if self.read_s > READ_BOUND_SHARE * (self.read_s + self.produce_s) else "produce"
-        )
+        is_read_bound = self.read_s > READ_BOUND_SHARE * (self.read_s + self.produce_s)
+        return "read" if is_read_bound else "produce"
 
     def metrics(self) -> dict[str, float | str]:
         """Return means over the interval, by their names in metrics.jsonl."""
@@ -138,29 +132,18 @@ class Interval(NamedTuple):
         }
 
 
-EMPTY_INTERVAL = Interval(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def _sum(*intervals: Interval) -> Interval:
-    return Interval(*map(sum, zip(*intervals, strict=True)))
-
-
 class Clock:
     """Counts step, wait and pause time between two reports, and of the whole run.
 
     A pause (validation, checkpoint, samples) is not part of a step. Synchronize the device before
-    `report` and `pause`, or work in flight is counted in the wrong place.
+    `report` and `pause`, or work in flight is counted in the wrong place. `pauses_s` has the
+    seconds of all pauses so far, by kind.
 
     Args:
         now: returns seconds of the same clock as the producer's times.
-        producers: that make the batches together, over which the producer's times are averaged.
         replicas: of this process; each wait is for so many batches.
         timeline: gets the spans of steps, waits, pauses and batches. The span of a step is what the
-            main thread did between waits and pauses, which are the times of the device as in the
-            clock's figures.
-
-    Attributes:
-        pauses_s: seconds of all pauses so far, by kind.
+            main thread did between waits and pauses.
     """
 
     def __init__(
@@ -172,7 +155,9 @@ class Clock:
     ):
         self._now, self._producers, self._replicas = now, producers, replicas
         self._timeline = timeline or Timeline()
-        self._busy_since_s = now()
+        self._start_s = self._busy_since_s = now()
+        self._interval = Interval()
+        self._reported = Interval()
         # Number and time of batches that no step has yet.
         self._takes: deque[tuple[int, float]] = deque()
         self._taken = self._trained = 0
@@ -180,23 +165,15 @@ class Clock:
         self._last_s: dict[str, float] = {}
         # Usually more than a feed runs ahead.
         self._pauses: deque[tuple[float, float]] = deque(maxlen=64)
-        self._reported = EMPTY_INTERVAL
         self.pauses_s: defaultdict[str, float] = defaultdict(float)
-        self._restart()
-
-    def _restart(self) -> None:
-        self._start_s = self._now()
-        self._steps = 0
-        self._wait_s = self._pause_s = self._audio_s = self._padded_s = 0.0
-        self._read_s = self._produce_s = self._blocked_s = 0.0
 
     @contextmanager
     def wait(self) -> Iterator[None]:
-        """Count the scope as time in which the model device was idle, waiting for a batch."""
+        """Count the scope as time in which the model device waited for a batch."""
         start_s = self._now()
         yield
         end_s = self._now()
-        self._wait_s += end_s - start_s
+        self._interval.wait_s += end_s - start_s
         self._taken += 1
         self._takes.append((self._taken, end_s))
         self._record("wait", start_s, end_s)
@@ -207,7 +184,7 @@ class Clock:
         start_s = self._now()
         yield
         end_s = self._now()
-        self._pause_s += end_s - start_s
+        self._interval.pause_s += end_s - start_s
         self.pauses_s[kind] += end_s - start_s
         self._pauses.append((start_s, end_s))
         self._record(kind, start_s, end_s)
@@ -223,28 +200,25 @@ class Clock:
         self._busy_since_s = end_s
 
     def finish_step(self, audio_s: float, padded_s: float, batches: Iterable[Times]) -> None:
-        """Count a step.
-
-        Args:
-            audio_s, padded_s: seconds of speech of its batches, without and with padding.
-            batches: times of its batches, in order for each producer.
+        """Count a step, given the seconds of speech of its batches, without and with padding, and
+        the times of its batches, in order for each producer.
         """
         batches = list(batches)
         share = 1.0 / self._producers
+        interval = self._interval
         end_s = self._now()
         self._record_batches(batches)
         self._timeline.add(Span(MODEL, "step", self._busy_since_s, end_s, self._trained))
         self._busy_since_s = end_s
-        self._steps += 1
-        self._audio_s += audio_s
-        self._padded_s += padded_s
+        interval.steps += 1
+        interval.audio_s += audio_s
+        interval.padded_s += padded_s
         for times in batches:
-            self._read_s += share * (times.read_s - times.began_s)
-            self._produce_s += share * (times.produced_s - times.read_s)
+            interval.read_s += share * (times.read_s - times.began_s)
+            interval.produce_s += share * (times.produced_s - times.read_s)
             if times.producer in self._last_s:
-                self._blocked_s += share * self._unpaused(
-                    self._last_s[times.producer], times.began_s
-                )
+                last_s = self._last_s[times.producer]
+                interval.blocked_s += share * self._unpaused(last_s, times.began_s)
             self._last_s[times.producer] = times.produced_s
 
     def _record_batches(self, batches: list[Times]) -> None:
@@ -268,45 +242,38 @@ class Clock:
         overlaps = (max(0.0, min(end, end_s) - max(start, start_s)) for start, end in self._pauses)
         return end_s - start_s - sum(overlaps)
 
+    def _ended(self) -> Interval:
+        busy_s = self._now() - self._start_s - self._interval.pause_s
+        return replace(self._interval, busy_s=busy_s)
+
     def forget(self) -> Interval:
         """Do as `report` does, but count the time as a pause, the first step."""
+        # Pauses within the time that is forgotten are a part of it.
         while self._pauses and self._pauses[-1][0] >= self._start_s:
-            # Part of the time that is forgotten.
             self._pauses.pop()
         self._pauses.append((self._start_s, self._now()))
-        interval = self._interval()
+        reported = self._reported
+        interval = self.report()
+        self._reported = reported
         self.pauses_s[FIRST_STEP] += interval.busy_s
-        self._restart()
         return interval
 
     def report(self) -> Interval:
         """Return the time since the last report, and start the next interval."""
-        interval = self._interval()
-        self._reported = _sum(self._reported, interval)
-        self._restart()
+        interval = self._ended()
+        self._reported += interval
+        self._interval = Interval()
+        self._start_s = self._now()
         return interval
 
     def total(self) -> Interval:
         """Return the time of all steps so far, without those that were forgotten."""
-        return _sum(self._reported, self._interval())
+        return self._reported + self._ended()
 
     def remaining_s(self, newest: Interval, steps: int) -> float:
         """Return the time of more steps, as long as the newest ones, with the mean pause so far."""
         pause_s = sum(seconds for kind, seconds in self.pauses_s.items() if kind != FIRST_STEP)
         return steps * (newest.busy_s / max(newest.steps, 1) + pause_s / max(self.total().steps, 1))
-
-    def _interval(self) -> Interval:
-        return Interval(
-            steps=self._steps,
-            busy_s=self._now() - self._start_s - self._pause_s,
-            wait_s=self._wait_s,
-            audio_s=self._audio_s,
-            padded_s=self._padded_s,
-            read_s=self._read_s,
-            produce_s=self._produce_s,
-            blocked_s=self._blocked_s,
-            pause_s=self._pause_s,
-        )
 
 
 def format_duration(seconds: float) -> str:
@@ -314,11 +281,8 @@ def format_duration(seconds: float) -> str:
     unit = "s"
     count = seconds
     # The larger unit from 90 s, 90 min and 2 days on.
-    for larger, size_s, shown_from_s in (
-        ("min", 60, 90),
-        ("h", 3600, 5400),
-        ("days", 86400, 172800),
-    ):
+    units = (("min", 60, 90), ("h", 3600, 5400), ("days", 86400, 172800))
+    for larger, size_s, shown_from_s in units:
         if seconds >= shown_from_s:
             unit = larger
             count = seconds / size_s

@@ -1,14 +1,7 @@
-"""User-fixable errors (exit code 2).
+"""User-fixable errors: each is printed as its message alone, which says what was requested, what
+was found and what to do (exit code 2).
 
-    UserError               printed as its message alone
-    ├── ConfigError         a flag, a YAML file or a combination of settings
-    ├── PlacementError      the requested devices, or the workers
-    ├── DataError           a corpus, an utterance or a text
-    ├── CheckpointError     a run folder or a checkpoint
-    └── TrainingError       a run that cannot continue: non-finite loss, out of memory
-
-Each message says what was requested, what was found and what to do. Any other error is a defect: it
-keeps its traceback and exits with code 1.
+Any other error is a defect: it keeps its traceback and exits with code 1.
 """
 
 
@@ -17,7 +10,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """Settings are unknown, out of bounds or contradictory."""
+    """A flag, a YAML file or a combination of settings."""
 
 
 class PlacementError(UserError):
@@ -33,4 +26,4 @@ class CheckpointError(UserError):
 
 
 class TrainingError(UserError):
-    """Training cannot continue."""
+    """Training cannot continue: a non-finite loss, or out of memory."""

@@ -10,9 +10,9 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from myxtts.errors import ConfigError, DataError
 
@@ -21,6 +21,10 @@ PARTIAL_FILES = ".*.partial"
 STEM_BYTES = 180
 # The disk, the quota of the user, or the limit of a file (ulimit -f).
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+# Size, time of modification and time of change. A program that copies files may set the former
+# time, but not the latter.
+FileStamp = tuple[int, int, int]
 
 log = logging.getLogger(__name__)
 
@@ -38,33 +42,22 @@ def attach_path_to_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def tolerate_full_disk(what: str) -> Iterator[None]:
-    """Log that the disk is full, where the files of the scope are not worth the end of a run.
-
-    Args:
-        what: the files: `the samples of step 500`.
+    """Log that the disk is full, where the files of the scope, such as `the samples of step 500`,
+    are not worth the end of a run.
     """
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise
-        log.error(
-            "%s cannot be written: %s: %s. Free some disk space; the run goes on.",
-            what,
-            *_reason(error),
-        )
-
-
-def _reason(error: OSError) -> tuple[str, str | None]:
-    return str(error.filename2 or error.filename or "a file"), error.strerror
+        path = error.filename2 or error.filename or "a file"
+        reason = f"{path}: {error.strerror}. Free some disk space; the run goes on."
+        log.error("%s cannot be written: %s", what, reason)
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        OSError: the file cannot be read, or is larger than `max_bytes`, or is a pipe or a device,
-            which could block or never end.
+    """Return the content of a file, or raise OSError: it cannot be read, or is larger than
+    `max_bytes`, or is a pipe or a device, which could block or never end.
     """
     mode = os.stat(path).st_mode
     # The error for a folder is that of `open`.
@@ -83,21 +76,14 @@ def read_bounded(file: BinaryIO, max_bytes: int, name: str) -> bytes:
 
 
 def decode_text(read: Callable[[], bytes], source: str) -> str:
-    """Return the UTF-8 text that `read` returns, without a byte order mark.
-
-    Raises:
-        DataError: it cannot be read, or is not UTF-8; names the source.
-    """
+    """Return the UTF-8 text that `read` returns, without a byte order mark, or raise DataError."""
     try:
         return read().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError):
-            reason = error.strerror
-        else:
-            reason = f"it is not UTF-8 at byte {error.start}"
-        raise DataError(
-            f"the text in {source} cannot be read: {reason}. Give a text in UTF-8."
-        ) from error
+    except OSError as error:
+        reason = error.strerror
+    except UnicodeDecodeError as error:
+        reason = f"it is not UTF-8 at byte {error.start}"
+    raise DataError(f"the text in {source} cannot be read: {reason}. Give a text in UTF-8.")
 
 
 def partial_file_of(path: Path) -> Path:
@@ -111,7 +97,6 @@ def json_bytes(document: Any) -> bytes:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write a document as a JSON file; see `write_whole`."""
     write_whole(path, json_bytes(document))
 
 
@@ -126,11 +111,7 @@ def numbered_name(number: int, name: str) -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, flush it to the disk, and rename it.
-
-    Raises:
-        OSError: names `path`, which is unchanged.
-    """
+    """Write a file by `replaced_file`."""
     with replaced_file(path) as file:
         file.write(content)
 
@@ -139,8 +120,7 @@ def write_whole(path: Path, content: bytes) -> None:
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a file under a temporary name; then flush it to the disk, and rename it to `path`.
 
-    Raises:
-        OSError: names `path`, which is unchanged.
+    An OSError names `path`, which is then unchanged.
     """
     partial = partial_file_of(path)
     try:
@@ -163,42 +143,33 @@ def is_being_written(partial: Path) -> bool:
     # In a container, a killed one often had the number of this one.
     if pid in (0, os.getpid()):
         return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        # Another user's.
-        return True
+    # PermissionError: it is another user's.
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
     return True
 
 
 def make_folder(folder: Path, flag: str) -> None:
-    """Make a folder that may exist, and its parents.
-
-    Raises:
-        ConfigError: the folder cannot be made, or files in it cannot; the message names the flag
-            that chooses it.
+    """Make a folder that may exist, and its parents. Raises ConfigError, which names the flag that
+    chooses the folder, if it cannot be made, or files in it cannot.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise ConfigError(
-            f"the folder {folder} cannot be made: {error.strerror}. Choose another {flag}."
+            f"the folder {folder} cannot be used: {error.strerror}. Choose another {flag}."
         ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"no files can be made in the folder {folder}: {os.strerror(errno.EACCES)}. Choose"
-            f" another {flag}."
-        )
 
 
 def check_writable(flag: str, path: Path | None) -> None:
-    """Check that a file can be written, before minutes of work.
-
-    Raises:
-        ConfigError: the path of the flag is a folder, a pipe or a device, which a file would
-            replace, or files in its folder cannot be made.
+    """Check that a file can be written, before minutes of work. Raises ConfigError if the path of
+    the flag is a folder, a pipe or a device, which a file would replace, or its folder is missing
+    or cannot be written to.
     """
     if path is None:
         return
@@ -219,26 +190,13 @@ def check_writable(flag: str, path: Path | None) -> None:
         )
 
 
-class FileStamp(NamedTuple):
-    """By what a changed file is known.
-
-    A program that copies files may set the time of modification, but not the time of change, which
-    is also that of a new name or of new permissions. Both have the resolution of the file system,
-    often some milliseconds.
-    """
-
-    size: int
-    modified_ns: int
-    changed_ns: int
-
-
 def file_stamp(path: str | os.PathLike[str]) -> FileStamp | None:
     """Return the stamp of a file, or of the file that a link points to; None if there is none."""
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return FileStamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @contextmanager
@@ -246,14 +204,7 @@ def locked_file(path: Path, wait: bool = True) -> Iterator[BinaryIO]:
     """Open a file, create it if missing, and lock it until the scope or the process ends.
 
     The scope may rename or remove the file: whoever has waited for it then opens the file of that
-    name anew.
-
-    Args:
-        wait: until nobody else has it, process or thread.
-
-    Raises:
-        BlockingIOError: another has it, and `wait` is off.
-        OSError: it cannot be opened, or its file system has no locks.
+    name anew. Without `wait`, raises BlockingIOError if another process or thread has the lock.
     """
     mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     while True:
@@ -298,5 +249,4 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
     finally:
-        # Nothing is left of it after the rename.
         shutil.rmtree(partial, ignore_errors=True)

@@ -6,23 +6,25 @@ Containers and batch systems limit cores and memory by control groups (Linux).
 import math
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 FEW_CORES = 2
 
-# Files of a control group: limit, usage, and the part of the usage in memory.stat that the kernel
-# frees on demand.
-_MEMORY_V2 = ("memory.max", "memory.current", "inactive_file")
-_MEMORY_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+# Files of a control group, by its version: limit, usage, and the part of the usage in memory.stat
+# that the kernel frees on demand.
+MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 class ThreadPools(NamedTuple):
-    """Numbers of threads of TensorFlow's two pools; None is one for each core of the process.
+    """Threads of TensorFlow's two pools, which all logical devices share; None is one a core.
 
     The intra-op pool splits one operation over several threads. The inter-op pool runs operations
-    that do not depend on each other, and those of tf.data. All logical devices of a process share
-    both pools.
+    that do not depend on each other, and those of tf.data.
     """
 
     intra_op: int | None
@@ -30,12 +32,8 @@ class ThreadPools(NamedTuple):
 
 
 def automatic_pools(on_gpu: bool, cores: int, small_operations: bool) -> ThreadPools:
-    """Return the sizes that `auto` stands for.
-
-    Args:
-        on_gpu: whether the devices are GPUs.
-        cores: that this process may keep busy.
-        small_operations: see `Task.has_small_operations`.
+    """Return the sizes that `auto` stands for; for small operations see
+    `Task.has_small_operations`.
     """
     if on_gpu:
         return ThreadPools(None, None)
@@ -48,9 +46,7 @@ def automatic_pools(on_gpu: bool, cores: int, small_operations: bool) -> ThreadP
 
 def usable_cores() -> list[int]:
     """Return the cores that this process may run on; empty where processes cannot be pinned."""
-    if not hasattr(os, "sched_getaffinity"):
-        return []
-    return sorted(os.sched_getaffinity(0))
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def core_count() -> int:
@@ -70,20 +66,16 @@ def cpu_quota(root: Path = Path("/")) -> float:
     `docker run --cpus 2` and the CPU limit of a Kubernetes pod are such quotas; sched_getaffinity
     does not show them.
     """
-    groups = control_groups("cpu", root)
-    return min((_quota(folder, version) for folder, version in groups), default=math.inf)
-
-
-def _quota(folder: Path, version: int) -> float:
-    """Return a quota divided by its period, both in microseconds: `200000 100000` is 2.0."""
-    lines = read_lines(folder / "cpu.max")
-    if version == 1:
-        lines = read_lines(folder / "cpu.cfs_quota_us") + read_lines(folder / "cpu.cfs_period_us")
-    # The root group has no such file. `max` and -1 are no limit.
-    words = " ".join(lines).split()
-    if len(words) != 2 or words[0] in ("max", "-1"):
-        return math.inf
-    return int(words[0]) / int(words[1])
+    cores = math.inf
+    for folder, version in control_groups("cpu", root):
+        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
+        # Quota and period in microseconds: `200000 100000`. The root group has no such file.
+        lines = chain.from_iterable(read_lines(folder / name) for name in files)
+        words = " ".join(lines).split()
+        # `max` and -1 are no limit.
+        if len(words) == 2 and words[0] not in ("max", "-1"):
+            cores = min(cores, int(words[0]) / int(words[1]))
+    return cores
 
 
 def available_memory_mib(root: Path = Path("/")) -> float | None:
@@ -92,18 +84,15 @@ def available_memory_mib(root: Path = Path("/")) -> float | None:
     It is the smallest of the machine's available memory and of what is left to each control group
     of the process.
     """
-    return min((*_left_on_machine(root), *_left_in_groups(root)), default=None)
+    return min(_memory_left_mib(root), default=None)
 
 
-def _left_on_machine(root: Path) -> Iterator[float]:
+def _memory_left_mib(root: Path) -> Iterator[float]:
     for line in read_lines(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
             yield float(line.split()[1]) / 2**10
-
-
-def _left_in_groups(root: Path) -> Iterator[float]:
     for folder, version in control_groups("memory", root):
-        limit_file, usage_file, freed_on_demand = _MEMORY_V1 if version == 1 else _MEMORY_V2
+        limit_file, usage_file, freed_on_demand = MEMORY_FILES[version]
         limits = read_lines(folder / limit_file)
         usages = read_lines(folder / usage_file)
         if limits and usages and limits[0] != "max":
@@ -113,11 +102,7 @@ def _left_in_groups(root: Path) -> Iterator[float]:
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, int]]:
-    """Yield folder and version (1 or 2) of each control group of this process and around it.
-
-    Args:
-        controller: such as cpu or memory.
-    """
+    """Yield folder and version (1 or 2) of each control group of this process and around it."""
     for line in read_lines(root / "proc/self/cgroup"):
         _, controllers, group = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

@@ -19,8 +19,7 @@ HOST_SCOPE = "on_host"
 def on_host() -> Iterator[None]:
     """Run operations on the host, also within a function for a GPU; XLA ignores this.
 
-    For small values that the host needs: with kernels on a GPU the host would wait for it. In a
-    scope of a CPU the operations stay on its device, which is the host.
+    For small values that the host needs: with kernels on a GPU the host would wait for it.
     """
     device = tf.device("/CPU:0") if tf_internals.device_type_in_scope() == "GPU" else nullcontext()
     with tf.name_scope(HOST_SCOPE), device:
@@ -48,26 +47,14 @@ def float32_matmul(a, b, **transposed):
 
     For features, targets and alignments. GPUs since Ampere round the factors of a float32 product
     to TF32, with 10 bits of mantissa instead of 23. So on a GPU this product is computed in
-    float64, unless TF32 is turned off. On a CPU it is `tf.matmul`. The device is that of the scope
-    in which the product is traced: see `function_per_device_type`.
-
-    Args:
-        a, b: float32, as for `tf.matmul`.
-        transposed: `transpose_a` and `transpose_b`, as for `tf.matmul`.
-
-    Returns:
-        float32.
+    float64, unless TF32 is turned off. The device is that of the scope in which the product is
+    traced: see `function_per_device_type`.
     """
-    if not _may_round_to_tf32():
+    may_round = tf.config.experimental.tensor_float_32_execution_enabled()
+    if not may_round or tf_internals.device_type_in_scope() != "GPU":
         return tf.matmul(a, b, **transposed)
     product = tf.matmul(tf.cast(a, tf.float64), tf.cast(b, tf.float64), **transposed)
     return tf.cast(product, tf.float32)
-
-
-def _may_round_to_tf32() -> bool:
-    """Whether the device in scope is a GPU that may round; older ones do not, without harm."""
-    enabled = tf.config.experimental.tensor_float_32_execution_enabled()
-    return enabled and tf_internals.device_type_in_scope() == "GPU"
 
 
 def grid_padding(frames):

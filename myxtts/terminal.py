@@ -16,15 +16,14 @@ def printable(text: str) -> str:
     Names of files and texts of a corpus are quoted in messages. They may hold control characters,
     or bytes that are not UTF-8, which are lone surrogates and cannot be written.
     """
-    return "".join(map(_printable, text))
-
-
-def _printable(character: str) -> str:
-    category = unicodedata.category(character)
-    is_control = category in ("Cc", "Cs", "Zl", "Zp") and character not in "\n\t"
-    if is_control or unicodedata.bidirectional(character) in _BIDIRECTIONAL_CONTROLS:
-        return ascii(character)[1:-1]
-    return character
+    characters = []
+    for character in text:
+        category = unicodedata.category(character)
+        is_control = category in ("Cc", "Cs", "Zl", "Zp") and character not in "\n\t"
+        if is_control or unicodedata.bidirectional(character) in _BIDIRECTIONAL_CONTROLS:
+            character = ascii(character)[1:-1]
+        characters.append(character)
+    return "".join(characters)
 
 
 def discard_stdout() -> None:
@@ -34,10 +33,8 @@ def discard_stdout() -> None:
 
 
 def detach_stdout(error: OSError, who: str) -> None:
-    """Discard stdout after an error (a closed terminal, a full disk, `head`); warn on stderr.
-
-    Args:
-        who: what continues all the same, with its verb, such as "The program goes on".
+    """Discard stdout after an error (a closed terminal, a full disk, `head`); warn on stderr that
+    `who`, such as "The program goes on".
     """
     discard_stdout()
     # A closed terminal has taken stderr with it.

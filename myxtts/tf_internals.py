@@ -4,19 +4,11 @@ requirements.txt caps TensorFlow's minor version because of this module: check e
 raising the cap.
 
 The package also relies on public APIs that are marked experimental and may change between minor
-versions:
-
-- `tf.config.experimental`: device policy and memory growth (placement, preflight), memory
-  statistics and device details (preflight), `enable_op_determinism` (training.setup),
-  `enable_tensor_float_32_execution` (training.setup, preflight).
-- `tf.data.experimental`: `prefetch_to_device` (data.reading), `service` (data.service and
-  data.service_server).
-- `tf.distribute.experimental`: `CommunicationOptions` (distributed.worker_group).
-- `Strategy.experimental_local_results` and `experimental_distribute_values_from_function`
-  (placement.replicas).
-- `tf.random.experimental.stateless_fold_in` (portable_ops),
-  `tf.nn.experimental.stateless_dropout` (models.layers).
-- `Function.experimental_get_tracing_count` (training.step).
+versions: `tf.config.experimental` (placement, preflight, training.setup, portable_ops),
+`tf.data.experimental` (data.reading, data.service), `CommunicationOptions`
+(distributed.worker_group), `Strategy.experimental_*` (placement.replicas), `stateless_fold_in`
+(portable_ops), `stateless_dropout` (models.layers) and `experimental_get_tracing_count`
+(training.step).
 """
 
 from collections.abc import Callable, Sequence
@@ -34,11 +26,7 @@ from tensorflow.python.grappler import cluster, tf_optimizer
 
 
 def has_started() -> bool:
-    """Return whether TensorFlow has initialised its devices.
-
-    Private because the public functions that could tell, such as `tf.config.list_logical_devices`,
-    start TensorFlow.
-    """
+    """Whether TensorFlow has initialised its devices; the public functions that tell start it."""
     return context.context()._context_handle is not None
 
 
@@ -59,8 +47,7 @@ def configure_coordination_service(
 ) -> None:
     """Configure the coordination service on worker 0, before a multi-worker strategy.
 
-    Private because no public API sets its timeouts. `MultiWorkerMirroredStrategy` would set 10 s
-    and one hour.
+    Private because no public API sets its timeouts; the strategy would set 10 s and one hour.
     """
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -74,10 +61,8 @@ def configure_coordination_service(
 
 
 def wait_at_barrier(name: str, timeout_s: int) -> None:
-    """Wait until all workers reach the barrier; no public barrier has a timeout.
-
-    Raises:
-        tf.errors.OpError: a worker died or did not arrive in time.
+    """Wait until all workers reach the barrier, or raise OpError if a worker died or did not arrive
+    in time; no public barrier has a timeout.
     """
     context.context().wait_at_barrier(name, timeout_s * 1000)
 
@@ -85,9 +70,7 @@ def wait_at_barrier(name: str, timeout_s: int) -> None:
 def report_error_to_cluster(message: str) -> None:
     """Abort the collectives of all other workers; no public API reports errors.
 
-    Raises:
-        tf.errors.OpError: no other worker is left.
-        ValueError: the coordination service does not run.
+    Raises OpError if no other worker is left, ValueError without a coordination service.
     """
     context.context().report_error_to_cluster(tf.errors.ABORTED, message)
 
@@ -95,15 +78,6 @@ def report_error_to_cluster(message: str) -> None:
 def registered_kernels(operation: str) -> Sequence:
     """Return the KernelDef of each kernel of an operation; the registry is private."""
     return kernels.get_registered_kernels_for_op(operation).kernel
-
-
-def default_attribute(operation: str, name: str):
-    """Return the default AttrValue of an operation's attribute. Private as above."""
-    return next(
-        attribute.default_value
-        for attribute in op_def_registry.get(operation).attr
-        if attribute.name == name
-    )
 
 
 def operation_definition(operation: str):
@@ -114,42 +88,32 @@ def operation_definition(operation: str):
 def optimize_graph(graph_def, fetches: Sequence[str], gpus: int):
     """Return a GraphDef as Grappler leaves it for a machine with some GPUs.
 
-    Called functions are inlined, and loops and branches become their low-level operations. Private
-    because Grappler has no public API. It needs no GPU.
-
-    Args:
-        fetches: names of the inputs and outputs, which stay.
+    Called functions are inlined, and loops and branches become their low-level operations; the
+    fetches, names of the inputs and outputs, stay. Private because Grappler has no public API. It
+    needs no GPU.
     """
     meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1  # also of small graphs
-    properties = {
-        "GPU": DeviceProperties(
-            type="GPU", frequency=1000, num_cores=100, environment={"architecture": "8.0"}
-        ),
-        "CPU": DeviceProperties(type="CPU", frequency=1000, num_cores=1),
-    }
-    names = ["CPU:0", *(f"GPU:{index}" for index in range(gpus))]
-    devices = [
-        NamedDevice(
-            name=f"/job:localhost/replica:0/task:0/device:{name}", properties=properties[name[:3]]
-        )
-        for name in names
-    ]
-    return tf_optimizer.OptimizeGraph(
-        config, meta_graph, verbose=False, cluster=cluster.Cluster(devices=devices)
+    properties = {"type": "GPU", "frequency": 1000, "num_cores": 100}
+    gpu = DeviceProperties(**properties, environment={"architecture": "8.0"})
+    devices = {"CPU:0": DeviceProperties(type="CPU", frequency=1000, num_cores=1)}
+    devices |= {f"GPU:{index}": gpu for index in range(gpus)}
+    machine = cluster.Cluster(
+        devices=[
+            NamedDevice(name=f"/job:localhost/replica:0/task:0/device:{name}", properties=device)
+            for name, device in devices.items()
+        ]
     )
+    return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False, cluster=machine)
 
 
 def device_memory_mib(name: str) -> float:
     """Return the memory in MiB that TensorFlow may use of a device such as `/GPU:0`.
 
     Private because `tf.config.experimental.get_memory_info` returns the memory in use, but not the
-    limit.
-
-    Raises:
-        LookupError: there is no such device.
+    limit. Raises LookupError if there is no such device.
     """
     devices = pywrap_tfe.TFE_ContextListDevices(context.context()._handle)
     try:
@@ -177,9 +141,8 @@ def called_graph(graph: tf.Graph, name: str) -> tf.Graph:
 def dispatcher_config(port: int, clean_up_s: int, client_timeout_s: int):
     """Configure a tf.data service dispatcher that removes jobs which nobody reads.
 
-    Private because `tf.data.experimental.service.DispatcherConfig` lacks
-    `gc_dynamic_sharding_jobs`, without which workers keep the threads and batches of each job that
-    was not read to its end.
+    Private because the public `DispatcherConfig` lacks `gc_dynamic_sharding_jobs`, without which
+    workers keep the threads and batches of each job that was not read to its end.
     """
     return service_config_pb2.DispatcherConfig(
         port=port,

@@ -153,7 +153,7 @@ def run(placement: Placement, replicas=1, wait_s=0.0, produce_s=100.0, read_s=0.
         "read_s": read_s,
         "produce_s": produce_s,
     }
-    total = Interval(**dict.fromkeys(Interval._fields, 0.0) | total)
+    total = Interval(**total)
     return assess_run(total, placement, replicas, devices=2, can_replicate=True)
 
 

@@ -356,7 +356,7 @@ class CommandTest(unittest.TestCase):
             (Path(name) / "file").touch()
             out = Path(name) / "file" / "shards"
             with self.assertRaisesRegex(
-                ConfigError, f"{out} cannot be made: Not a directory. Choose another --out."
+                ConfigError, f"{out} cannot be used: Not a directory. Choose another --out."
             ):
                 main.run(["shard", "--input", "x", "--out", str(out)])
 

@@ -2,6 +2,7 @@
 
 import logging
 import unittest
+from dataclasses import replace
 
 from myxtts.clock import Clock, Interval, Timeline, Times, format_duration
 from myxtts.config.schema import DataConfig
@@ -164,7 +165,7 @@ class ClockTest(unittest.TestCase):
         nothing = Interval(1, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
         for stage, times in cases.items():
             with self.subTest(stage=stage):
-                self.assertEqual(nothing._replace(**times).bottleneck, stage)
+                self.assertEqual(replace(nothing, **times).bottleneck, stage)
 
     def test_default_clock_measures_real_time(self):
         clock = Clock()

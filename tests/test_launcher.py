@@ -252,8 +252,8 @@ class MistakeTest(unittest.TestCase):
             "--node-rank is 2": "--nodes a:1,b:2 --node-rank 2 -- FILE",
             "without --nodes": "--node-rank 0 -- FILE",
             "names the workers a:1, a:1": "--nodes a:1,a:1 --node-rank 0 -- FILE",
-            f"{folder} cannot be made: File exists. Choose another --logs.": "--logs FILE -- FILE",
-            f"{folder}/logs cannot be made: Not a directory.": "--logs FILE/logs -- FILE",
+            f"{folder} cannot be used: File exists. Choose another --logs.": "--logs FILE -- FILE",
+            f"{folder}/logs cannot be used: Not a directory.": "--logs FILE/logs -- FILE",
         }
         for message, flags in mistakes.items():
             with self.subTest(message=message):

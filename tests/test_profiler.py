@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import unittest
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -53,7 +54,7 @@ def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **fields) -> Measur
             *(np.full(4, seconds) for seconds in (read, produce, transfer, step))
         ),
         "untraced_s": (2.0, 2.5),
-        "traced": (TRACED_RUN, TRACED_RUN._replace(total=TRACED_RUN.total._replace(busy_s=2.0))),
+        "traced": (TRACED_RUN, TRACED_RUN._replace(total=replace(TRACED_RUN.total, busy_s=2.0))),
         "step_bucket": np.array([0, 0, 1, 1]),
         "single_device": False,
         "devices": 2,

@@ -267,7 +267,7 @@ class Answers(Folder):
 
 class Lanes(unittest.TestCase):
     def test_the_clock_records_steps_waits_pauses_and_batches(self):
-        now = iter([0.0, 0.0, *(float(i) for i in range(1, 40))])
+        now = map(float, range(40))
         timeline = Timeline()
         clock = Clock(lambda: next(now), timeline=timeline)  # now 0
         with clock.wait():  # 1 to 2

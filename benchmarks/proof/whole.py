@@ -16,14 +16,14 @@ from benchmarks.proof.runs import (
     run_script,
 )
 from benchmarks.proof.section import Scope, SectionResult
-from myxtts.clock import EMPTY_INTERVAL
+from myxtts.clock import Interval
 
 TITLE = "The whole"
 GPU_TESTS = ("tests.test_dual_gpu_device_placement", "tests.test_intelligent_gpu_pipeline")
 REMARKS = ("\u274c", "\u26a0")  # the marks of a failed check and of a warning
 STEP_LINE = re.compile(r"step +(\d+) \|")
 # A resumed run counts the steps since its start.
-OF_INTERVALS = {*EMPTY_INTERVAL.metrics(), "remaining_s"}
+OF_INTERVALS = {*Interval().metrics(), "remaining_s"}
 
 
 class Length(NamedTuple):

@@ -228,7 +228,8 @@ def _attribute(node, name: str):
     """Return an attribute of a node; nodes may leave out attributes with default values."""
     if name in node.attr:
         return node.attr[name]
-    return tf_internals.default_attribute(node.op, name)
+    attributes = tf_internals.operation_definition(node.op).attr
+    return next(attribute.default_value for attribute in attributes if attribute.name == name)
 
 
 def _values(value) -> list:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import soundfile
 
-from myxtts.clock import EMPTY_INTERVAL
+from myxtts.clock import Interval
 from myxtts.report.metrics import read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, step_of
 from tests.robustness.faults.children import Child, Prepare
@@ -21,7 +21,7 @@ STEPS, STEPS_PER_EPOCH, CHECKPOINT_EVERY = 12, 3, 3
 REFERENCE = "reference"
 LIMIT_S = 240.0  # of one program; an undisturbed run takes seconds
 # In a line of metrics.jsonl: what differs between two equal runs.
-TIMES = {*EMPTY_INTERVAL.metrics(), "remaining_s"}
+TIMES = {*Interval().metrics(), "remaining_s"}
 SMALLEST = (
     "--text-frontend characters --model-size tiny --batch-size 4 --buckets 2 --validation-fraction"
     " 0.07 --simulate-gpus 2 --data-gpu 0 --model-gpu 1 --num-workers 1 --buffer-size 1"

@@ -7,6 +7,7 @@ from statistics import median
 
 import tensorflow as tf
 
+from benchmarks._flops import matmul_flops_per_s, step_flops
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim
 from myxtts.config.schema import Config
@@ -20,7 +21,6 @@ from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts import synthesis_options
-from myxtts.throughput.hardware import matmul_flops_per_s, step_flops
 from myxtts.training.runs import TrainedRun
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.setup import build_state, configure_devices, make_step, tune

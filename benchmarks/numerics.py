@@ -252,8 +252,8 @@ def step_flops(task: str, size: str) -> float:
     """Count the operations of a step's products and convolutions, per audio second."""
     import tensorflow as tf
 
+    from benchmarks._flops import contraction_flops
     from myxtts.models.build import build_asr, build_xtts
-    from myxtts.throughput.hardware import contraction_flops
 
     frames = round(STEP_SECONDS * 22_050 / 256)
     # Only shapes count.

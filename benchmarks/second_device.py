@@ -289,7 +289,7 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
     from myxtts.throughput import measure as isolated
     from myxtts.throughput.auto import rank_placements
     from myxtts.throughput.measure import measurement_window, open_run
-    from myxtts.throughput.stage_times import StageProfile
+    from myxtts.throughput.planner import StageProfile
 
     config, _ = train.parse([*flags, *PLACEMENTS[DUAL]])
     with redirect_stdout(sys.stderr), open_run(config) as run:

@@ -25,7 +25,6 @@ from myxtts.placement.devices import describe_threads
 from myxtts.report.page import PageThread, RunPage
 from myxtts.report.reporter import Reporter, RunLog, time_line
 from myxtts.tasks.base import Evaluator
-from myxtts.tasks.registry import task_of
 from myxtts.throughput.assess import InputBoundWarning, assess_run
 from myxtts.training import loop
 from myxtts.training.checkpoint_files import checkpoint_of
@@ -338,12 +337,8 @@ def log_times(setup: TrainingSetup, clock: Clock, started_s: float) -> None:
     log.info("time           %s", time_line(elapsed_s, total, clock.pauses_s))
     # The first step is in no interval, so a run of one step has nothing to grade.
     if total.steps:
+        replicas = setup.replicas.count
         assessment = assess_run(
-            total,
-            setup.run.placement,
-            setup.replicas.count,
-            setup.gpu_count,
-            setup.can_replicate,
-            task_of(setup.config).augmentation,
+            total, setup.run.placement, replicas, setup.gpu_count, setup.can_replicate
         )
         log.info("grade          %s", assessment.line)

@@ -6,79 +6,53 @@ from dataclasses import replace
 from myxtts.clock import Interval
 from myxtts.config.schema import PlacementConfig
 from myxtts.placement.routes import Placement, plan_routes
-from myxtts.throughput.assess import (
-    DATA_BUSY,
-    TARGETS,
-    Assessment,
-    assess_run,
-    data_busy_text,
-    grade,
-    has_two_devices,
-)
+from myxtts.throughput.assess import Assessment, assess_run, grade, has_two_devices
 
 
 def stages(produce=0.0, transfer=0.0, step=0.0, read=0.0) -> dict[str, float]:
     return {"read": read, "produce": produce, "transfer": transfer, "step": step}
 
 
-IDLE = Assessment(
-    interval_s=24.0,
-    mean_s=stages(1.0, 0.5, 24.0),
-    model_busy=1.0,
-    data_busy=1 / 24,
-    augmentation="--vtlp 0.1",
-)
-EQUAL = Assessment(interval_s=20.0, mean_s=stages(20.0, 0.0, 20.0), model_busy=1.0, data_busy=1.0)
-SINGLE = Assessment(
-    interval_s=40.0, mean_s=stages(10.0, 0.0, 30.0), model_busy=0.75, data_busy=None
-)
+IDLE = Assessment(24.0, stages(1.0, 0.5, 24.0), model_busy=1.0, data_busy=1 / 24)
+EQUAL = Assessment(20.0, stages(20.0, 0.0, 20.0), model_busy=1.0, data_busy=1.0)
+SINGLE = Assessment(40.0, stages(10.0, 0.0, 30.0), model_busy=0.75, data_busy=None)
 
 
 class AssessmentTest(unittest.TestCase):
     def test_grade_requires_both_limits(self):
-        cases = {
-            (0.90, 0.1): "excellent",
-            (0.95, 0.25): "good",
-            (0.85, 0.1): "good",
-            (0.80, 0.1): "minimum",
-        }
-        cases |= {
-            (0.95, 0.39): "minimum",
-            (0.95, 0.4): "below minimum",
-            (0.79, 0.1): "below minimum",
-        }
-        self.assertEqual({case: grade(*case) for case in cases}, cases)
+        for model_busy, step_variation, expected in (
+            (0.90, 0.1, "excellent"),
+            (0.95, 0.25, "good"),
+            (0.85, 0.1, "good"),
+            (0.80, 0.1, "minimum"),
+            (0.95, 0.39, "minimum"),
+            (0.95, 0.4, "below minimum"),
+            (0.79, 0.1, "below minimum"),
+        ):
+            self.assertEqual(grade(model_busy, step_variation), expected)
         grade_text = replace(IDLE, step_variation=0.25).grade_text
         self.assertEqual(grade_text, "good, since steps vary by 25 %")
-        self.assertEqual([target.model_busy for target in TARGETS], [0.9, 0.85, 0.8])
-
-    def test_data_device_has_a_target_from_40_to_60_per_cent(self):
-        self.assertEqual(DATA_BUSY, (0.4, 0.6))
-        texts = [data_busy_text(busy).split()[0] for busy in (0.39, 0.4, 0.6, 0.61)]
-        self.assertEqual(texts, ["below", "in", "in", "above"])
 
     def test_dual_is_compared_with_single_and_with_two_replicas(self):
         self.assertEqual(IDLE.placements_s, {"single": 25.0, "dual": 24.0, "replicas": 12.5})
         self.assertEqual(IDLE.gains, {"single": 25 / 24, "replicas": 12.5 / 24})
-        self.assertEqual(IDLE.break_even_s, 23.0)  # (1 + 24 + 23) / 2 = 24
 
     def test_idle_data_device_is_not_excellent_alone(self):
         """The model device is fed, but the second device gains next to nothing."""
         self.assertEqual(IDLE.grade, "excellent")
         replicas, single, work = IDLE.recommended
-        self.assertEqual(
-            replicas, "--model-gpus 0 1 if the all-reduce of its step takes less than 23 s"
-        )
+        self.assertEqual(replicas, "--model-gpus 0 1, if its all-reduce is short")
         self.assertTrue(single.startswith("single placement"))
         self.assertTrue(work.startswith("more work for the data device"))
-        self.assertIn("1.04 x single, 0.52 x two replicas without their all-reduce.", IDLE.line)
-        self.assertIn("data device busy 4 % (below the target, 40 to 60 %)", IDLE.line)
+        self.assertIn("1.04 x single, 0.52 x 2 replicas without their all-reduce.", IDLE.line)
+        self.assertIn("data device busy 4 % (target 40 to 60 %)", IDLE.line)
 
     def test_known_all_reduce_decides_between_replicas_and_dual(self):
-        self.assertEqual(replace(IDLE, all_reduce_s=3.0).placements_s["replicas"], 14.0)
-        self.assertIn("--model-gpus 0 1", replace(IDLE, all_reduce_s=3.0).recommended)
-        self.assertNotIn("--model-gpus", replace(IDLE, all_reduce_s=23.0).line)
-        self.assertNotIn("without", replace(IDLE, all_reduce_s=3.0).line)
+        fast, slow = (replace(IDLE, all_reduce_s=seconds) for seconds in (3.0, 23.0))
+        self.assertEqual(fast.placements_s["replicas"], 14.0)
+        self.assertIn("--model-gpus 0 1", fast.recommended)
+        self.assertNotIn("without", fast.line)
+        self.assertNotIn("--model-gpus", slow.line)
 
     def test_dual_is_right_where_both_stages_take_equally_long(self):
         self.assertEqual(EQUAL.gains, {"single": 2.0, "replicas": 1.0})
@@ -100,11 +74,9 @@ class AssessmentTest(unittest.TestCase):
         turns = replace(EQUAL, mean_s=stages(40.0, 0.0, 20.0), gpus=(0, 1, 2))
         self.assertEqual(turns.placements_s, {"single": 60.0, "dual": 20.0, "replicas": 20.0})
         self.assertEqual(turns.recommended, [])
-        self.assertIn("2 data devices busy 100 %", turns.line)
-        self.assertIn("3.00 x single, 1.00 x three replicas without their all-reduce", turns.line)
+        self.assertIn("3.00 x single, 1.00 x 3 replicas without their all-reduce", turns.line)
         faster = replace(turns, mean_s=stages(10.0, 0.0, 20.0))
-        limit = "if the all-reduce of its step takes less than 30 s"  # (10 + 20 + 30) / 3 = 20
-        self.assertEqual(faster.recommended[0], f"--model-gpus 0 1 2 {limit}")
+        self.assertIn("--model-gpus 0 1 2, if its", faster.recommended[0])
         replicas = replace(faster, all_reduce_s=3.0).placements_s["replicas"]
         self.assertEqual(replicas, (10.0 + 20.0 + 4.0) / 3)
 
@@ -112,13 +84,10 @@ class AssessmentTest(unittest.TestCase):
         self.assertEqual(SINGLE.placements_s, {"single": 40.0, "dual": 30.0, "replicas": 20.0})
         self.assertEqual(SINGLE.gains, {"dual": 40 / 30, "replicas": 2.0})
         self.assertEqual(SINGLE.recommended[1], "--data-gpu 0 --model-gpu 1")
-        self.assertIn(
-            "at most 1.33 x as data device, 2.00 x as a replica without the all-reduce", SINGLE.line
-        )
+        self.assertIn("1.33 x as data device, 2.00 x in two replicas without", SINGLE.line)
 
     def test_a_step_longer_than_by_arithmetic_is_as_much_longer_in_the_other_placements(self):
         self.assertEqual(replace(SINGLE, interval_s=80.0).gains, SINGLE.gains)
-        self.assertEqual(replace(SINGLE, interval_s=80.0).break_even_s, SINGLE.break_even_s)
         placements_s = replace(EQUAL, interval_s=30.0).placements_s
         self.assertEqual(placements_s, {"single": 60.0, "dual": 30.0, "replicas": 30.0})
 
@@ -127,33 +96,26 @@ class AssessmentTest(unittest.TestCase):
         self.assertNotIn("--model-gpus", replace(IDLE, can_replicate=False).line)
         recommended = replace(SINGLE, can_replicate=False).recommended
         self.assertEqual(recommended, ["--data-gpu 0 --model-gpu 1"])
-        self.assertIn("--model-gpus 3 2 ", replace(IDLE, gpus=(3, 2)).line)
-        self.assertNotIn("more work for the data device", replace(IDLE, augmentation="").line)
+        self.assertIn("--model-gpus 3 2,", replace(IDLE, gpus=(3, 2)).line)
 
     def test_slow_reading_comes_before_any_placement(self):
         for assessment in (IDLE, SINGLE):
             slow = replace(assessment, interval_s=50.0, mean_s=assessment.mean_s | {"read": 50.0})
-            actual = [change.split()[:2] for change in slow.recommended]
-            self.assertEqual(actual, [["faster", "reading"]])
+            (change,) = slow.recommended
+            self.assertIn("faster reading", change)
 
 
 DUAL, ONE = PlacementConfig(data_gpu=0, model_gpu=1), PlacementConfig()
+SPLIT = PlacementConfig(data_gpu=0, model_gpu=0, data_gpu_memory=4096, model_gpu_memory=8192)
 
 
 def placement(settings: PlacementConfig, simulated=0, gpus=2) -> Placement:
     return plan_routes(settings.model_copy(update={"simulate_gpus": simulated}), gpus)
 
 
-def run(placement: Placement, replicas=1, wait_s=0.0, produce_s=100.0, read_s=0.0) -> Assessment:
+def run(placement: Placement, replicas=1, produce_s=100.0, **times) -> Assessment:
     """Return the assessment of 10 steps in 250 s."""
-    total = {
-        "steps": 10,
-        "busy_s": 250.0,
-        "wait_s": wait_s,
-        "read_s": read_s,
-        "produce_s": produce_s,
-    }
-    total = Interval(**total)
+    total = Interval(steps=10, busy_s=250.0, produce_s=produce_s, **times)
     return assess_run(total, placement, replicas, devices=2, can_replicate=True)
 
 
@@ -162,10 +124,9 @@ class RunTest(unittest.TestCase):
 
     def test_dual_run_knows_the_time_of_each_stage(self):
         assessed = run(placement(DUAL))
-        actual = (assessed.interval_s, assessed.model_busy, assessed.data_busy)
-        self.assertEqual(actual, (25.0, 1.0, 0.4))
+        actual = (assessed.interval_s, assessed.model_busy, assessed.data_busy, assessed.note)
+        self.assertEqual(actual, (25.0, 1.0, 0.4, ""))
         self.assertEqual(assessed.placements_s, {"single": 35.0, "dual": 25.0, "replicas": 17.5})
-        self.assertEqual(assessed.note, "")
 
     def test_a_device_that_waits_works_in_the_rest_of_its_step(self):
         for simulated in (0, 2):
@@ -174,20 +135,21 @@ class RunTest(unittest.TestCase):
             self.assertIn("a larger --model-size", assessed.line)
 
     def test_a_producer_that_never_pauses_may_hide_waits_of_a_gpu(self):
-        self.assertIn("the data GPU is always busy", run(placement(DUAL), produce_s=245.0).line)
-        self.assertEqual(run(placement(DUAL), wait_s=50.0, produce_s=245.0).unknown, "")
-        self.assertEqual(run(placement(DUAL, simulated=2), produce_s=245.0).unknown, "")
+        unknown = run(placement(DUAL), produce_s=245.0)
+        self.assertEqual((unknown.mean_s, unknown.recommended), ({}, []))
+        self.assertIn("gain of a second device unknown", unknown.line)
+        self.assertTrue(run(placement(DUAL), wait_s=50.0, produce_s=245.0).mean_s)
+        self.assertTrue(run(placement(DUAL, simulated=2), produce_s=245.0).mean_s)
 
-    def test_simulated_devices_share_cores(self):
-        assessed = run(placement(DUAL, simulated=2))
-        self.assertTrue(
-            assessed.line.endswith(
-                "Note: these devices share the cores of one CPU, so two GPUs may gain more or less."
-            )
-        )
+    def test_simulated_devices_share_cores_and_parts_of_a_gpu_share_it(self):
+        for settings, simulated, gpus in ((DUAL, 2, 2), (SPLIT, 0, 1)):
+            line = run(placement(settings, simulated, gpus)).line
+            self.assertRegex(line, "Note: .* share one CPU or GPU, so two GPUs may gain more or")
+        for settings, two in ((SPLIT, False), (DUAL, True), (ONE, False)):
+            self.assertEqual(has_two_devices(placement(settings)), two)
 
     def test_single_run_knows_its_producer_only_on_the_cpu(self):
-        self.assertIn("one GPU does not time its producer", run(placement(ONE)).line)
+        self.assertEqual(run(placement(ONE)).mean_s, {})
         assessed = run(placement(ONE, gpus=0))
         # The device did one after the other.
         self.assertEqual(assessed.mean_s, stages(10.0, 0.0, 15.0))
@@ -210,16 +172,7 @@ class RunTest(unittest.TestCase):
         models = PlacementConfig(data_gpu=0, model_gpus=(1, 2))
         assessed = run(placement(models, gpus=3), replicas=2)
         self.assertEqual((assessed.data_busy, assessed.gains), (0.4, {}))
-        self.assertIn("`python utilities/plan_placement.py` compares placements", assessed.line)
-
-    def test_parts_of_one_gpu_are_no_two_gpus(self):
-        split = PlacementConfig(
-            data_gpu=0, model_gpu=0, data_gpu_memory=4096, model_gpu_memory=8192
-        )
-        self.assertIn("share one GPU", run(placement(split, gpus=1)).note)
-        cases = ((split, False), (DUAL, True), (ONE, False))
-        actual = [has_two_devices(placement(settings)) for settings, _ in cases]
-        self.assertEqual(actual, [two for _, two in cases])
+        self.assertIn("`python utilities/plan_placement.py` compare", assessed.line)
 
 
 if __name__ == "__main__":

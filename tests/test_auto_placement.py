@@ -30,7 +30,7 @@ from myxtts.throughput.auto import (
 )
 from myxtts.throughput.measure import measure_stage_times
 from myxtts.throughput.model import StageTimes
-from myxtts.throughput.stage_times import StageProfile
+from myxtts.throughput.planner import StageProfile
 from myxtts.training.checkpoint_files import write_checkpoint
 from tests.fixtures import temporary_folder
 from tests.kill_points import terminate_parent
@@ -156,7 +156,7 @@ class ChoosePlacementTest(unittest.TestCase):
         lines = "\n".join(logged.output)
         self.assertIn("R 2, P 5, T 2, C 22, A 3", lines)
         self.assertIn("a step of 2 replicas has 2 times the utterances", lines)
-        self.assertIn("placement auto these devices share the cores of one CPU", lines)
+        self.assertIn("placement auto these devices share one CPU", lines)
 
     def test_a_run_that_resumes_keeps_its_placement(self):
         runs = temporary_folder(self.addCleanup)

@@ -90,7 +90,7 @@ class HandOverTest(unittest.TestCase):
             outcome(150.0).lines[-1],
             r"wait 3[23]\.\d % .* bottleneck produce, 100 % of making a batch",
         )
-        self.assertIn("because the slowest stage is produce", *outcome(150.0).advice)
+        self.assertIn("(bottleneck: produce)", *outcome(150.0).advice)
 
     def test_a_transfer_longer_than_the_step_sets_the_rate(self):
         self.assertAlmostEqual(outcome(30.0, 130.0).step_s, 0.130, delta=0.003)

@@ -16,7 +16,6 @@ from tests.two_devices import MODEL, TWO
 # isort: split
 
 import numpy as np
-import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE
@@ -56,7 +55,6 @@ from myxtts.evaluation.tts import (
 )
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.tasks.tts import synthesis_options
-from myxtts.throughput.hardware import contraction_flops
 from myxtts.training.runs import RunFolder, VocoderChoice
 from myxtts.training.setup import RunCorpora
 from tests.fixtures import temporary_folder, working_in
@@ -713,47 +711,6 @@ class ShuffledTextsTest(unittest.TestCase):
                 self.assertTrue(all(utterance.name != source.name for utterance, source in pairs))
                 equal = sum(utterance.language == source.language for utterance, source in pairs)
                 self.assertEqual(equal, of_same_language)
-
-
-class ContractionTest(unittest.TestCase):
-    """The counter of benchmarks/voice.py."""
-
-    def test_products_and_convolutions_are_counted_with_their_gradients(self):
-        x, weights, kernel = (
-            tf.zeros([2, 10, 4]),
-            tf.Variable(tf.zeros([4, 5])),
-            tf.Variable(tf.zeros([3, 4, 6])),
-        )
-
-        def gradients(x):
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                loss = tf.reduce_sum(tf.square(tf.matmul(tf.reshape(x, [20, 4]), weights)))
-                loss += tf.reduce_sum(tf.square(tf.nn.conv1d(x, kernel, 1, "SAME")))
-            return tape.gradient(loss, [x, weights, kernel])
-
-        self.assertEqual(
-            contraction_flops(gradients, x), 3 * 2 * 20 * 4 * 5 + 3 * 2 * 20 * 3 * 4 * 6
-        )
-
-    def test_depthwise_convolutions_and_einsums_are_counted_but_additions_are_not(self):
-        x = tf.zeros([2, 1, 10, 4])
-        kernel = tf.zeros([1, 3, 4, 1])
-        depthwise = contraction_flops(
-            lambda x: tf.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], "SAME"), x
-        )
-        self.assertEqual(depthwise, 2 * 20 * 4 * 3)
-        einsum = contraction_flops(lambda x: tf.einsum("abtc,cd->abtd", x, tf.zeros([4, 7])), x)
-        self.assertEqual(einsum, 2 * 20 * 4 * 7)
-        self.assertEqual(contraction_flops(lambda x: x + 1.0, x), 0)
-
-    def test_a_product_in_a_loop_is_rejected(self):
-        square = tf.zeros([3, 3])
-        with self.assertRaisesRegex(ValueError, "cannot be counted"):
-            contraction_flops(
-                lambda x: tf.map_fn(lambda row: tf.linalg.matmul(square, row), x),
-                tf.zeros([2, 3, 3]),
-            )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from myxtts.placement.gpu_memory import (
     read_memory,
 )
 from myxtts.placement.routes import plan_routes
-from myxtts.throughput.hardware import GpuSampler
+from myxtts.throughput.profiler import GpuSampler
 
 RTX_4090 = GpuMemory("NVIDIA GeForce RTX 4090", 24_564, 24_100, 8)
 SPLIT = {"data_gpu": 0, "model_gpu": 0}
@@ -129,7 +129,7 @@ class ReadMemoryTest(unittest.TestCase):
 class GpuSamplerTest(unittest.TestCase):
     def test_usage_is_read_of_each_gpu(self):
         sampler = with_driver(["b", "a"], GpuSampler, 0, 1)
-        sampler.read_once()
+        sampler._sample(mock.Mock(wait=mock.Mock(side_effect=[False, True])))
         self.assertEqual(sampler.samples, {0: [(0.4, 559.0)], 1: [(0.4, 534.0)]})
 
     def test_a_gpu_that_is_lost_while_it_is_sampled_has_a_reason_instead_of_usage(self):

@@ -6,7 +6,9 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import tensorflow as tf
 
+from benchmarks._flops import contraction_flops
 from benchmarks.proof import placements, whole
 from benchmarks.proof.placements import Case, Findings
 from benchmarks.proof.runs import KILLED, NO_TIME, run_script
@@ -14,7 +16,7 @@ from benchmarks.proof.section import Scope, SectionResult, write_json
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.placement.routes import plan_routes
 from myxtts.throughput.model import StageTimes
-from myxtts.throughput.stage_times import StageProfile
+from myxtts.throughput.planner import StageProfile
 
 
 def scope(gpus: int = 2, simulated: bool = False, out: str = "unused") -> Scope:
@@ -193,6 +195,39 @@ class ResumeTest(unittest.TestCase):
     def test_a_run_without_time_is_not_shown(self):
         self.assertEqual(self.figure({}, NO_TIME).verdict, "not shown")
         self.assertEqual(self.figure({}, "exit code 1: it printed nothing").verdict, "not met")
+
+
+class ContractionTest(unittest.TestCase):
+    """The operations of a step, for section 3."""
+
+    def test_products_and_convolutions_are_counted_with_their_gradients(self):
+        weights, kernel = tf.zeros([4, 5]), tf.zeros([3, 4, 6])
+
+        def gradients(x):
+            with tf.GradientTape() as tape:
+                tape.watch([x, weights, kernel])
+                loss = tf.reduce_sum(tf.square(tf.matmul(tf.reshape(x, [20, 4]), weights)))
+                loss += tf.reduce_sum(tf.square(tf.nn.conv1d(x, kernel, 1, "SAME")))
+            return tape.gradient(loss, [x, weights, kernel])
+
+        actual = contraction_flops(gradients, tf.zeros([2, 10, 4]))
+        self.assertEqual(actual, 3 * 2 * 20 * 4 * 5 + 3 * 2 * 20 * 3 * 4 * 6)
+
+    def test_depthwise_convolutions_and_einsums_are_counted_but_additions_are_not(self):
+        kernel, weights = tf.zeros([1, 3, 4, 1]), tf.zeros([4, 7])
+        for function, expected in (
+            (lambda x: tf.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], "SAME"), 2 * 20 * 4 * 3),
+            (lambda x: tf.einsum("abtc,cd->abtd", x, weights), 2 * 20 * 4 * 7),
+            (lambda x: x + 1.0, 0),
+        ):
+            self.assertEqual(contraction_flops(function, tf.zeros([2, 1, 10, 4])), expected)
+
+    def test_a_product_in_a_loop_is_rejected(self):
+        def in_loop(x):
+            return tf.map_fn(lambda row: tf.linalg.matmul(row, row), x)
+
+        with self.assertRaisesRegex(ValueError, "cannot be counted"):
+            contraction_flops(in_loop, tf.zeros([2, 3, 3]))
 
 
 if __name__ == "__main__":

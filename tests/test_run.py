@@ -129,14 +129,9 @@ class CompleteRun(Case):
         )
 
     def test_run_ends_with_the_grade_of_its_placement(self):
-        busy = (
-            r"model device busy \d+ % \(.*\), data device busy \d+ % \((below|in|above) the target,"
-            r" 40 to 60 %\)"
-        )
-        gains = r"\d+\.\d\d x single, \d+\.\d\d x two replicas without their all-reduce"
-        note = (
-            r"Note: these devices share the cores of one CPU, so two GPUs may gain more or less\."
-        )
+        busy = r"model device busy \d+ % \(.*\), data device busy \d+ % \(target 40 to 60 %\)"
+        gains = r"\d+\.\d\d x single, \d+\.\d\d x 2 replicas without their all-reduce"
+        note = r"Note: these devices share one CPU or GPU, so two GPUs may gain more or less\."
         self.assertRegex(
             self.finished.out, rf"\ngrade          {busy}; {gains}\. Recommended: .*\. {note}\n"
         )

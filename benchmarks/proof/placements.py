@@ -17,8 +17,7 @@ from myxtts.errors import UserError
 from myxtts.placement.routes import named_gpus, plan_routes
 from myxtts.throughput.auto import MEASURED_STEPS, SIMULATED_STEPS, measure_in_subprocess
 from myxtts.throughput.model import QueueDepths, StageTimes
-from myxtts.throughput.placements import Candidate, predict
-from myxtts.throughput.stage_times import StageProfile, resample_steps
+from myxtts.throughput.planner import Candidate, StageProfile, predict, resample_steps
 from myxtts.training.checkpoint_files import Checkpoint, checkpoint_of
 
 TITLE = "Placements"
@@ -320,11 +319,9 @@ def predicted_and_bound_s(stages: StageProfile, config: Config, case: Case) -> t
     candidate = Candidate(
         settings, plan_routes(settings, gpu_count=max(named_gpus(settings), default=0) + 1)
     )
-    depths = QueueDepths.from_settings(
-        data.prefetch_buffer_size, data.buffer_size, data.num_workers
-    )
+    depths = QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     times = resample_steps(
-        stages.per_reader(data.num_workers), stages.bucket, case.replicas, SIMULATED_STEPS
+        stages.times.per_reader(data.num_workers), stages.bucket, case.replicas, SIMULATED_STEPS
     )
     prediction = predict(
         candidate, times, depths, stages.all_reduce_s if case.replicas > 1 else 0.0

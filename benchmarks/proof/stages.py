@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from benchmarks._flops import matmul_flops_per_s, step_flops
 from benchmarks.proof import configs, trace
 from benchmarks.proof.operations import tf32
 from benchmarks.proof.runs import NO_TIME
@@ -25,7 +26,6 @@ from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
-from myxtts.throughput.hardware import matmul_flops_per_s, step_flops
 from myxtts.throughput.measure import (
     MeasurementWindow,
     ProfiledRun,

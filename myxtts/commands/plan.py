@@ -10,23 +10,9 @@ from typing import Any
 from myxtts.commands.parser import CommandParser, add_json_flag, bounded
 from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_whole
-from myxtts.throughput.model import STAGES, QueueDepths
-from myxtts.throughput.placements import (
-    MemoryBudget,
-    Prediction,
-    candidate_placements,
-    format_table,
-    predict_all,
-)
-from myxtts.throughput.stage_times import (
-    MAX_STAGE_S,
-    MAX_VARIATION,
-    Profile,
-    StageStatistics,
-    read_profile,
-    read_s_per_worker,
-    sample_stage_times,
-)
+from myxtts.throughput import planner
+from myxtts.throughput.model import DEFAULT_DEPTHS, STAGES, QueueDepths
+from myxtts.throughput.planner import Profile, StageStatistics
 
 NAME = "plan"
 HELP = "Predict the throughput of every placement from the times of the stages."
@@ -40,10 +26,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         prog=prog, description=HELP, epilog="Times are means per batch, in milliseconds."
     )
     add = parser.add_argument
-    milliseconds = bounded(float, 0.0, 1e3 * MAX_STAGE_S)
-    mib = bounded(float, 0.0, 1e7)
+    milliseconds = bounded(float, 0.0, 1e3 * planner.MAX_STAGE_S)
     count = bounded(int, 1, 1024)
-    defaults = QueueDepths()
     add("--gpus", type=bounded(int, 1, MAX_GPUS), required=True, help="number of GPUs")
     profile_help = "read the times from a file that `profile --json` wrote"
     add("--profile", metavar="FILE", type=Path, help=profile_help)
@@ -52,19 +36,18 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add("--transfer-ms", type=milliseconds, help="T: a batch moves to another GPU (default 0)")
     add("--step-ms", type=milliseconds, help="C: the model trains on a batch")
     variation_help = "standard deviation of the time of every stage, divided by its mean"
-    add("--variation", type=bounded(float, 0.0, MAX_VARIATION), help=variation_help)
+    add("--variation", type=bounded(float, 0.0, planner.MAX_VARIATION), help=variation_help)
     all_reduce_help = "A: all-reduce of two replicas; k replicas take 2 (k - 1) / k times as long"
     add("--all-reduce-ms", type=milliseconds, default=0.0, help=all_reduce_help)
     observe_help = "V: validation and samples in a step, on the data device where it is free"
     add("--observe-ms", type=milliseconds, default=0.0, help=observe_help)
-    memory_help = "memory of each GPU, or one number for all"
-    add("--memory-mib", type=mib, nargs="+", help=memory_help)
-    add("--produce-memory-mib", type=mib, default=0.0, help="memory needed to make batches")
-    add("--replica-memory-mib", type=mib, default=0.0, help="memory needed to train a replica")
-    setting_help = "the setting of `train`"
-    add("--prefetch-buffer-size", type=count, default=defaults.feed, help=setting_help)
-    add("--buffer-size", type=count, default=defaults.host, help=setting_help)
-    workers_help = f"readers of each data GPU (default: the --profile's, or {defaults.workers})"
+    for name in ("prefetch_buffer_size", "buffer_size"):
+        default = getattr(DEFAULT_DEPTHS, name)
+        flag = f"--{name.replace('_', '-')}"
+        add(flag, type=count, default=default, help="the setting of `train`")
+    workers_help = (
+        f"readers of each data GPU (default: the --profile's, or {DEFAULT_DEPTHS.num_workers})"
+    )
     add("--num-workers", type=count, help=workers_help)
     add_json_flag(parser)
     return parser.parse(argv)
@@ -73,30 +56,26 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     check_writable("--json", options.json_file)
-    profile = read_profile(options.profile) if options.profile else Profile()
+    profile = planner.read_profile(options.profile) if options.profile else Profile()
     costs = costs_of(options, profile)
-    num_workers = options.num_workers or profile.num_workers or QueueDepths().workers
-    depths = QueueDepths.from_settings(
-        options.prefetch_buffer_size, options.buffer_size, num_workers
+    depths = QueueDepths(
+        options.prefetch_buffer_size,
+        options.buffer_size,
+        options.num_workers or profile.num_workers or DEFAULT_DEPTHS.num_workers,
     )
-    placements = candidate_placements(options.gpus, memory_of(options))
-    times = sample_stage_times(costs, BATCHES)
     all_reduce_s = options.all_reduce_ms / 1e3
     observe_s = options.observe_ms / 1e3
-    ranked = predict_all(placements, times, depths, all_reduce_s, observe_s)
-    print("\n".join(format_table(ranked, placements)))
+    times = planner.sample_stage_times(costs, BATCHES)
+    candidates = planner.candidate_placements(options.gpus)
+    ranked = planner.predict_all(candidates, times, depths, all_reduce_s, observe_s)
+    print("\n".join(planner.format_table(ranked)))
     if options.json_file:
         figures = {
             "stages": {name: asdict(cost) for name, cost in costs.items()},
             "all_reduce_s": all_reduce_s,
             "observe_s": observe_s,
-            "depths": asdict(depths),
+            "depths": depths._asdict(),
             "placements": [figures_of(prediction) for prediction in ranked],
-            "left_out": [
-                {"name": p.name, "flags": p.flags, "reason": p.memory_shortage}
-                for p in placements
-                if p.memory_shortage
-            ],
         }
         write_whole(options.json_file, (json.dumps(figures, indent=1) + "\n").encode())
     return 0
@@ -105,8 +84,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageStatistics]:
     """Return the cost of each stage: from its flag, or else from the profile.
 
-    Raises:
-        ConfigError: neither has the time of a stage that matters.
+    Raises ConfigError if neither has the time of a stage that matters.
     """
     costs = {stage: profile.stages[stage] for stage in STAGES if stage in profile.stages}
     if profile.single_device and options.gpus > 1 and options.transfer_ms is None:
@@ -125,15 +103,15 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
                 " with --num-workers."
             )
         # Without the variation: arrivals vary more than reading does.
-        costs["read"] = StageStatistics(read_s_per_worker(costs["read"].mean_s, workers))
+        costs["read"] = StageStatistics(workers * costs["read"].mean_s)
     for name in STAGES:
         time_ms = getattr(options, f"{name}_ms")
         if time_ms is not None:
             costs[name] = replace(costs.get(name, StageStatistics(0.0)), mean_s=time_ms / 1e3)
-    missing = [f"--{name}-ms" for name in ("produce", "step") if name not in costs]
-    if missing:
+    if not {"produce", "step"} <= set(costs):
         raise ConfigError(
-            f"no time was given for {' and '.join(missing)}. Give milliseconds, or a --profile."
+            "the times to produce and to step are not both known. Give --produce-ms and --step-ms,"
+            " or a --profile."
         )
     if not costs["produce"].mean_s + costs["step"].mean_s:
         raise ConfigError(
@@ -145,33 +123,9 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
     return {name: replace(cost, variation=options.variation) for name, cost in costs.items()}
 
 
-def memory_of(options: argparse.Namespace) -> MemoryBudget | None:
-    if options.memory_mib is None:
-        if options.produce_memory_mib or options.replica_memory_mib:
-            raise ConfigError(
-                "the memory needed was given without the memory of the GPUs. Add --memory-mib."
-            )
-        return None
-    limits_mib = tuple(options.memory_mib)
-    if len(limits_mib) == 1:
-        limits_mib *= options.gpus
-    if len(limits_mib) != options.gpus:
-        raise ConfigError(
-            f"--memory-mib has {len(limits_mib)} numbers for {options.gpus} GPUs. Give one for"
-            " each, or one for all."
-        )
-    return MemoryBudget(options.produce_memory_mib, options.replica_memory_mib, limits_mib)
-
-
-def figures_of(prediction: Prediction) -> dict[str, Any]:
-    return {
-        "name": prediction.candidate.name,
-        "flags": prediction.candidate.flags,
-        "gpus": prediction.candidate.gpus,
-        "replicas": prediction.candidate.replicas,
-        "batches_per_s": prediction.batches_per_s,
-        "bound_s": prediction.bound_s,
-        "efficiency": prediction.efficiency,
-        "utilisation": prediction.result.utilisation,
-        "formula": prediction.formula,
-    }
+def figures_of(prediction: planner.Prediction) -> dict[str, Any]:
+    candidate = prediction.candidate
+    figures = {name: getattr(candidate, name) for name in ("name", "flags", "gpus", "replicas")}
+    for name in ("batches_per_s", "bound_s", "efficiency", "formula"):
+        figures[name] = getattr(prediction, name)
+    return figures | {"utilisation": prediction.result.utilisation}

@@ -115,14 +115,11 @@ class Task(ABC):
         components: groups of layers that --freeze names; the network's `component_layers` has the
             layers.
         supports_xla: whether XLA compiles the training step.
-        augmentation: flag of an augmentation that takes time on the data device; empty if the task
-            has none.
     """
 
     name: str
     components: tuple[str, ...]
     supports_xla: bool
-    augmentation: str = ""
 
     def has_small_operations(self, config: Config) -> bool:
         """Return whether training on 2 cores is faster with one thread for each operation.

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from myxtts.config.flags import marked, with_values
-from myxtts.config.schema import NAMES_GPUS, Config, PlacementConfig
+from myxtts.config.schema import NAMES_GPUS, Config
 from myxtts.distributed.cluster import find_cluster
 from myxtts.distributed.processes import child_setup, exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.placement.routes import flags_of_gpus, named_gpus
-from myxtts.throughput.assess import SHARED_CORES
-from myxtts.throughput.model import STAGES, QueueDepths
-from myxtts.throughput.placements import Prediction, candidate_placements, format_table, predict_all
-from myxtts.throughput.stage_times import StageProfile, resample_steps
+from myxtts.throughput import planner
+from myxtts.throughput.assess import SHARED
+from myxtts.throughput.model import LETTERS, QueueDepths
+from myxtts.throughput.planner import Prediction, StageProfile
 from myxtts.training.runs import RunFolder, TrainedRun
 
 # Some seconds with a large model.
@@ -52,8 +52,18 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
             workers.
         UserError: a run with these settings could not start or continue.
     """
-    check_no_named_gpus(config.placement)
-    check_single_worker()
+    if named := flags_of_gpus(config.placement):
+        raise PlacementError(
+            f"--placement auto was given together with {' and '.join(named)}. Remove one or the"
+            " other from the command line and from the --config file."
+        )
+    cluster = find_cluster(os.environ)
+    if cluster is not None:
+        raise PlacementError(
+            f"--placement auto was given to {cluster.name()} of {cluster.count}, but it plans for"
+            " one machine. Give all workers the same placement with --data-gpu, --model-gpu or"
+            " --model-gpus."
+        )
     RunFolder(Path(config.run.runs_dir) / config.run.run).check_not_existing(config.run.resume)
     gpus = config.placement.simulate_gpus
     if not gpus:
@@ -65,20 +75,17 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
         log.info("placement auto only one device, so there is nothing to choose")
         return with_placement(config)
     if (recorded := recorded_placement(config, gpus)) is not None:
-        log.info(
-            "placement auto the run goes on with its placement; flags such as --model-gpus name"
-            " another one"
-        )
+        log.info("placement auto the run goes on with its placement")
         return with_placement(config, **recorded)
     log.info(
         "placement auto measuring %d steps: GPU 0 makes the batches, GPU 1 trains", MEASURED_STEPS
     )
     profile = measure_in_subprocess(measure, with_placement(config, data_gpu=0, model_gpu=1))
     ranked = rank_placements(profile, gpus, config)
-    for line in (format_means(profile, config), *format_table(ranked, [])):
+    for line in (format_means(profile, config), *planner.format_table(ranked)):
         log.info("  %s", line)
     if config.placement.simulate_gpus:
-        log.info("placement auto %s", SHARED_CORES)
+        log.info("placement auto %s", SHARED)
     best = ranked[0].candidate
     if best.replicas > 1:
         log.info(
@@ -101,33 +108,13 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
     if resumed is None:
         return None
     placement = resumed.record.settings.placement
-    if placement.simulate_gpus != config.placement.simulate_gpus:
-        return None
-    if max(named_gpus(placement), default=0) >= gpus:
+    is_same_machine = placement.simulate_gpus == config.placement.simulate_gpus
+    if not is_same_machine or max(named_gpus(placement), default=0) >= gpus:
         return None
     return {setting.name: getattr(placement, setting.name) for setting in marked(NAMES_GPUS)}
 
 
-def check_no_named_gpus(placement: PlacementConfig) -> None:
-    if named := flags_of_gpus(placement):
-        raise PlacementError(
-            f"--placement auto was given together with {' and '.join(named)}. Remove one or the"
-            " other from the command line and from the --config file."
-        )
-
-
-def check_single_worker() -> None:
-    cluster = find_cluster(os.environ)
-    if cluster is not None:
-        raise PlacementError(
-            f"--placement auto was given to {cluster.name()} of {cluster.count}, but it plans for"
-            " one machine, and each worker would choose a placement of its own. Give all workers"
-            " the same placement with --data-gpu, --model-gpu or --model-gpus."
-        )
-
-
 def with_placement(config: Config, **settings: Any) -> Config:
-    """Return the settings with a manual placement."""
     return with_values(config, {"placement": "manual", **settings})
 
 
@@ -136,28 +123,21 @@ def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Pr
     first.
     """
     data = config.data
-    times = profile.per_reader(data.num_workers)
-    depths = QueueDepths.from_settings(
-        data.prefetch_buffer_size, data.buffer_size, data.num_workers
-    )
-    candidates = candidate_placements(gpus, observer=config.placement.observer)
+    accumulation = config.training.gradient_accumulation
+    times = profile.times.per_reader(data.num_workers)
+    candidates = planner.candidate_placements(gpus, observer=config.placement.observer)
     # XLA compiles the step of one device.
     if config.training.compile == "xla":
         candidates = [candidate for candidate in candidates if candidate.replicas == 1]
-    return predict_all(
+    return planner.predict_all(
         candidates,
         times,
-        depths,
-        all_reduce_per_batch_s(profile, config),
+        QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers),
         # The simulated steps are microbatches.
-        observe_per_step_s(profile, config) / config.training.gradient_accumulation,
-        lambda replicas: resample_steps(times, profile.bucket, replicas, SIMULATED_STEPS),
+        profile.all_reduce_s / accumulation,
+        observe_per_step_s(profile, config) / accumulation,
+        lambda replicas: planner.resample_steps(times, profile.bucket, replicas, SIMULATED_STEPS),
     )
-
-
-def all_reduce_per_batch_s(profile: StageProfile, config: Config) -> float:
-    """Return the all-reduce of a step, shared by its microbatches."""
-    return profile.all_reduce_s / config.training.gradient_accumulation
 
 
 def observe_per_step_s(profile: StageProfile, config: Config) -> float:
@@ -177,24 +157,19 @@ def observe_per_step_s(profile: StageProfile, config: Config) -> float:
 
 def format_means(profile: StageProfile, config: Config) -> str:
     """Return the measured means, under the letters of the table."""
-    times = profile.per_reader(config.data.num_workers)
-    mean_s = {letter: times[stage].mean() for letter, stage in zip("RPTC", STAGES, strict=True)}
-    mean_s["A"] = all_reduce_per_batch_s(profile, config)
-    figures = ", ".join(f"{letter} {1e3 * seconds:.4g}" for letter, seconds in mean_s.items())
-    observe_ms = 1e3 * observe_per_step_s(profile, config)
-    figures += (
-        f" (all-reduce of two replicas), V {observe_ms:.4g} (validation, samples and evaluation, in"
-        " a step)"
-    )
-    return f"milliseconds per batch: {figures}"
+    mean_s = profile.times.per_reader(config.data.num_workers).mean_s()
+    by_letter = {letter: mean_s[stage] for stage, letter in LETTERS.items()}
+    by_letter["A"] = profile.all_reduce_s / config.training.gradient_accumulation
+    by_letter["V"] = observe_per_step_s(profile, config)
+    figures = (f"{letter} {1e3 * seconds:.4g}" for letter, seconds in by_letter.items())
+    return f"milliseconds per batch: {', '.join(figures)} (V: of a step)"
 
 
 def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfile:
     """Call `measure` in another process, so that this one configures no device and takes no memory.
 
-    Raises:
-        UserError, OSError, MemoryError: as `measure`.
-        TrainingError: the process died.
+    Raises what `measure` raises (UserError, OSError, MemoryError), or TrainingError if the process
+    died.
     """
     # TensorFlow does not survive a fork.
     context = multiprocessing.get_context("spawn")
@@ -209,16 +184,11 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
             result = receiver.recv()
         except EOFError:
             process.join()
-            exit_code = process.exitcode or 0
-            # An unexpected exception, whose traceback the process has printed.
-            if exit_code > 0 and exit_code != 128 + signal.SIGTERM:
-                raise RuntimeError(
-                    f"measuring for --placement auto ended with exit code {exit_code}"
-                ) from None
             raise TrainingError(
-                f"the process that measured for --placement auto died (exit code {exit_code}): the"
-                " machine may be out of memory. Lower --batch-size, or name a placement with"
-                " --data-gpu and --model-gpu."
+                "the process that measured for --placement auto died (exit code"
+                f" {process.exitcode}). If no traceback above has the reason, the machine may be"
+                " out of memory: lower --batch-size, or name a placement with --data-gpu and"
+                " --model-gpu."
             ) from None
         finally:
             if process.pid is not None:

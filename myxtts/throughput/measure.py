@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +17,7 @@ import tensorflow as tf
 from myxtts.batch import Batch
 from myxtts.clock import MODEL, Clock, Interval, Span, Timeline
 from myxtts.config.flags import turned_off, with_values
-from myxtts.config.schema import OFF_IN_TRIAL, Config
+from myxtts.config.schema import OFF_IN_TRIAL, Config, RunConfig
 from myxtts.data.batch_plan import Pass
 from myxtts.data.pipeline import Pipeline, ProduceFunction, trace_produce
 from myxtts.errors import PlacementError
@@ -27,7 +28,7 @@ from myxtts.placement.routes import Placement, Route
 from myxtts.report.reporter import TensorBoard
 from myxtts.throughput.analysis import TracedRun
 from myxtts.throughput.model import StageTimes
-from myxtts.throughput.stage_times import StageProfile
+from myxtts.throughput.planner import StageProfile
 from myxtts.training import loop
 from myxtts.training import setup as training_setup
 from myxtts.training.checkpoints import save_nothing
@@ -35,7 +36,7 @@ from myxtts.training.description import translate_oom
 from myxtts.training.hooks import Hook
 from myxtts.training.observation import make_sampler, vocoder_loader
 from myxtts.training.runs import RunFolder
-from myxtts.training.schedule import Rates, Schedule
+from myxtts.training.schedule import Schedule
 from myxtts.training.setup import TrainingSetup, resolve_start
 from myxtts.training.step import Step
 from myxtts.training.stop_request import StopRequest
@@ -72,8 +73,7 @@ class ProfiledRun:
 def open_run(config: Config) -> Iterator[ProfiledRun]:
     """Set up a run with these settings, in a run folder that is removed afterwards.
 
-    Raises:
-        UserError: the run could not start, or its steps do not fit into memory.
+    Raises UserError if the run could not start, or its steps do not fit into memory.
     """
     with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
         config = with_values(turned_off(config, OFF_IN_TRIAL), {"observer": "model"})
@@ -145,10 +145,7 @@ def measurement_window(pipeline: Pipeline, steps: int) -> MeasurementWindow:
 
 def measure_stage_times(config: Config, steps: int) -> StageProfile:
     """Measure the stages of one replica on `steps` steps, a set of samples, an evaluation, and an
-    all-reduce.
-
-    Raises:
-        UserError: as `open_run`.
+    all-reduce; raises UserError as `open_run`.
     """
     with open_run(config) as run:
         pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
@@ -156,11 +153,10 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         times, _ = measure_isolated(run, pipeline, window)
         held_out = run.setup.corpora.held_out
         held_out_batches = held_out.plan.steps_per_epoch if held_out else 0
-        samples_s = time_samples(run.setup) if held_out and config.run.sample_every else 0.0
-        evaluation_s = time_evaluation(run.setup) if held_out and config.run.evaluate_every else 0.0
+        observations_s = time_observations(run.setup, config.run)
         all_reduce_s = measure_all_reduce(run)
         return StageProfile(
-            times, window.measured_buckets, all_reduce_s, held_out_batches, samples_s, evaluation_s
+            times, window.measured_buckets, all_reduce_s, held_out_batches, *observations_s
         )
 
 
@@ -227,8 +223,6 @@ def time_producing_without_teacher(
 ) -> np.ndarray | None:
     """Return the seconds to produce each measured batch without the teacher's network, float
     [measured batches]; None if the run has no teacher.
-
-    The same batches are produced by a function in which `NullTeacher` replaces the network.
     """
     producer = pipeline.producers[0]
     if producer.extractor.load_frozen is None:
@@ -290,39 +284,38 @@ def time_step(setup: TrainingSetup, step: Step, features: Sequence[Batch]) -> fl
     return seconds
 
 
-def time_samples(setup: TrainingSetup) -> float:
-    """Return the seconds in which the model device and the host write a set of samples."""
-    state = setup.state
-    with tempfile.TemporaryDirectory() as name:
-        folder = RunFolder(Path(name))
-        with closing(TensorBoard(folder.tensorboard)) as tensorboard:
-            pipeline = setup.validation_pipeline()
-            load = vocoder_loader(setup, state.device, folder)
-            sampler = make_sampler(
-                setup, state.model, state.device, pipeline, folder, tensorboard, load
-            )
-            with tf.device(state.device):
-                sampler.trace()
-                return _second_call_s(sampler)
+def time_observations(setup: TrainingSetup, settings: RunConfig) -> tuple[float, float]:
+    """Return the seconds of a set of samples and of an evaluation, on the model device and the
+    host; 0 of what a run with these settings does not have.
 
-
-def time_evaluation(setup: TrainingSetup) -> float:
-    """Return the seconds in which the model device and the host measure the scores of held-out
-    utterances.
+    The second call of each is timed; the first one prepares pictures and functions.
     """
-    # It imports every evaluator, which takes 0.4 s, and few runs need it.
-    from myxtts.evaluation.evaluate import open_evaluator
-
+    if not setup.corpora.held_out:
+        return 0.0, 0.0
+    seconds = [0.0, 0.0]
     state = setup.state
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name))
         load = vocoder_loader(setup, state.device, folder)
-        evaluator = open_evaluator(setup, state.model, state.device, folder, load)
-        return _second_call_s(lambda step: evaluator(step, None))
+        if settings.sample_every:
+            with closing(TensorBoard(folder.tensorboard)) as tensorboard:
+                pipeline = setup.validation_pipeline()
+                sampler = make_sampler(
+                    setup, state.model, state.device, pipeline, folder, tensorboard, load
+                )
+                with tf.device(state.device):
+                    sampler.trace()
+                    seconds[0] = _second_call_s(sampler)
+        if settings.evaluate_every:
+            # It imports every evaluator, which takes 0.4 s, and few runs need it.
+            from myxtts.evaluation.evaluate import open_evaluator
+
+            evaluator = open_evaluator(setup, state.model, state.device, folder, load)
+            seconds[1] = _second_call_s(lambda step: evaluator(step, None))
+    return seconds[0], seconds[1]
 
 
 def _second_call_s(observe: Callable[[int], object]) -> float:
-    """Return the seconds of a second call; the first one prepares pictures and functions."""
     observe(0)
     started_s = time.perf_counter()
     observe(1)
@@ -442,14 +435,7 @@ class SynchronousStep:
         self.synchronize = step.synchronize
         self.read = step.read
 
-    def __call__(
-        self,
-        first: Sequence[Batch],
-        following: Sequence[Sequence[Batch]],
-        number: int,
-        rates: Rates,
-        stop: bool,
-    ) -> tuple[tf.Tensor, list[Batch]]:
-        outcome, next_first = self._step(first, following, number, rates, stop)
+    def __call__(self, *arguments: Any, **named: Any) -> tuple[tf.Tensor, list[Batch]]:
+        outcome, next_first = self._step(*arguments, **named)
         self._step.synchronize(outcome)
         return outcome, next_first

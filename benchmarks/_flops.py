@@ -1,19 +1,13 @@
-"""What a device computes: operations of matrix products and convolutions, and the utilisation and
-memory of NVIDIA GPUs from the driver (NVML).
-"""
+"""Operations of matrix products and convolutions, of a model and of a device."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from itertools import chain
 from math import prod
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.placement.gpu_memory import DriverUnavailable, ask_driver
 from myxtts.tf_internals import called_graph, wrap_function
 from myxtts.training.state import TrainingState
 from myxtts.training.step import group_gradients
@@ -26,9 +20,6 @@ CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 # A hundred times the cost of a call; a factor of the largest size has 1 GiB of float32.
 MIN_PRODUCT_S = 0.005
 MAX_SIZE = 16384
-
-# The driver averages its own figure over the last 0.17 to 1 s, depending on the GPU.
-PERIOD_S = 0.1
 
 
 def contraction_flops(function: Callable, argument) -> int:
@@ -159,88 +150,3 @@ def _operation_flops(operation: tf.Operation, sizes: list[list[int]]) -> int:
     elif kind.endswith("BackpropInput"):
         positions = inputs[2]
     return 2 * prod(positions[:-1]) * prod(kernel)
-
-
-class GpuSampler:
-    """Samples the usage of some GPUs inside the context `sampling`.
-
-    Args:
-        gpus: physical indices, as TensorFlow numbers them.
-
-    Attributes:
-        samples: by GPU, (fraction of the time in which a kernel ran, MiB used by all programs).
-        reason: why nothing can be sampled; otherwise empty.
-    """
-
-    def __init__(self, gpus: Sequence[int]):
-        self.samples: dict[int, list[tuple[float, float]]] = {}
-        self.reason = "" if gpus else "the model is not on a GPU"
-        self._readers: list[Callable[[], tuple[float, float]]] = []
-        try:
-            if gpus:
-                self._readers = ask_driver(gpus, _reader)
-                self.samples = {gpu: [] for gpu in gpus}
-        except DriverUnavailable as error:
-            self.reason = str(error)
-
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
-        stop = threading.Event()
-        thread = threading.Thread(
-            target=self._sample, args=(stop,), name="myxtts-nvml", daemon=True
-        )
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-
-    def _sample(self, stop: threading.Event) -> None:
-        try:
-            while self._readers and not stop.wait(PERIOD_S):
-                self.read_once()
-        except DriverUnavailable as error:
-            # The figures of a part of the time are not those of all of it.
-            self.samples.clear()
-            self._readers = []
-            self.reason = str(error)
-
-    def read_once(self) -> None:
-        for samples, read in zip(self.samples.values(), self._readers, strict=True):
-            samples.append(read())
-
-    def usage(self) -> dict[int, dict[str, float]]:
-        """Return the mean utilisation, its coefficient of variation and the maximum memory in MiB,
-        by GPU; only of GPUs with samples.
-        """
-        figures = {}
-        for gpu, samples in self.samples.items():
-            if samples:
-                utilisation, memory_mib = np.transpose(samples)
-                mean = float(utilisation.mean())
-                figures[gpu] = {
-                    "utilisation": mean,
-                    "utilisation_variation": float(utilisation.std()) / max(mean, 1e-9),
-                    "memory_mib": float(memory_mib.max()),
-                }
-        return figures
-
-
-def _reader(nvml: Any, handle: Any) -> Callable[[], tuple[float, float]]:
-    """Return a function that reads utilisation and used memory in MiB of a GPU, after one try.
-
-    Raises:
-        DriverUnavailable: for parts of a GPU (MIG), which have no utilisation; from the function,
-            at any later time.
-    """
-
-    def read() -> tuple[float, float]:
-        try:
-            utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-            return utilisation, nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20
-        except nvml.NVMLError as error:
-            raise DriverUnavailable(f"the driver reports: {error}") from error
-
-    read()
-    return read

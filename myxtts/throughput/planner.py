@@ -1,0 +1,357 @@
+"""All placements that a number of GPUs allows, with the throughput that the model of the stages
+predicts from given or measured times. No TensorFlow.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import pydantic
+from pydantic import Field
+
+from myxtts.config.schema import ObserverPlace, PlacementConfig
+from myxtts.errors import ConfigError
+from myxtts.placement.routes import Placement, named_data_gpus, plan_routes
+from myxtts.throughput import model
+from myxtts.throughput.model import DEFAULT_DEPTHS, STAGES, QueueDepths, StageTimes
+
+# A smaller difference decides nothing: the predicted ratio of dual placement to two replicas was
+# off by 5.6 % in the median of 11 measured tasks (docs/experiments/placement.md).
+TIE_TOLERANCE = 0.06
+
+MAX_STAGE_S = 60.0
+MAX_VARIATION = 10.0
+# Below it times are equal: a float64 has no more digits for the correction.
+MIN_VARIATION = 1e-9
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A placement to predict, and the settings that `plan_routes` makes it from."""
+
+    settings: PlacementConfig
+    placement: Placement
+
+    @property
+    def name(self) -> str:
+        models = self.settings.model_gpus
+        if len(models) > 1 and set(models) & set(named_data_gpus(self.settings)):
+            return f"{self.placement.name}, data GPU trains too"
+        return self.placement.name
+
+    @property
+    def replicas(self) -> int:
+        return len(self.placement.routes)
+
+    @property
+    def gpus(self) -> int:
+        return len(self.placement.devices)
+
+    @property
+    def flags(self) -> str:
+        """Flags of `myxtts train` that select this placement."""
+        words = []
+        for role, gpus in (
+            ("data", named_data_gpus(self.settings)),
+            ("model", self.settings.model_gpus),
+        ):
+            if gpus:
+                flag = f"--{role}-gpus" if len(gpus) > 1 else f"--{role}-gpu"
+                words += [flag, *map(str, gpus)]
+        return "none" if self.placement.name == "single" else " ".join(words)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted throughput of a placement.
+
+    Attributes:
+        formula: the analytic bound in words; see `analytic_bound`.
+        bound_s: its value, in seconds per batch.
+        result: of the simulated run.
+    """
+
+    candidate: Candidate
+    formula: str
+    bound_s: float
+    result: model.RunResult
+
+    @property
+    def batches_per_s(self) -> float:
+        return self.result.batches_per_s
+
+    @property
+    def efficiency(self) -> float:
+        """Fraction of the throughput that the analytic bound allows."""
+        return self.batches_per_s * self.bound_s
+
+
+def candidate_placements(gpus: int, observer: ObserverPlace = "auto") -> list[Candidate]:
+    """Return every placement that flags can select on a number of equal GPUs, one for each way to
+    share the roles.
+    """
+    numbers = tuple(range(gpus))
+    # GPUs that make batches, and GPUs that train; without the former each replica makes its own.
+    roles: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    roles = [((), numbers[:replicas]) for replicas in range(1, gpus + 1)]
+    for producers in range(1, gpus):
+        for end in range(producers + 1, gpus + 1):
+            roles.append((numbers[:producers], numbers[producers:end]))
+    roles += [((0,), numbers[:replicas]) for replicas in range(2, gpus + 1)]
+    settings = [
+        PlacementConfig(data_gpus=data, model_gpus=models, observer=observer)
+        for data, models in roles
+    ]
+    return [Candidate(each, plan_routes(each, gpus)) for each in settings]
+
+
+def predict_all(
+    candidates: Sequence[Candidate],
+    times: StageTimes,
+    depths: QueueDepths = DEFAULT_DEPTHS,
+    all_reduce_s: float = 0.0,
+    observe_s: float = 0.0,
+    sample: Callable[[int], StageTimes] | None = None,
+) -> list[Prediction]:
+    """Return a prediction for each placement, in the order of `rank`.
+
+    Placements whose last producer gains nothing are left out, by the arithmetic on mean times.
+
+    Args:
+        times: the same sequence of batches for all placements.
+        all_reduce_s: between two replicas; see `ring_all_reduce_s`.
+        observe_s: of validation, samples and evaluation, in a step of all replicas.
+        sample: returns the batches of so many replicas, where they are not those of `times`.
+    """
+    predictions = []
+    for candidate in candidates:
+        routes = candidate.placement.routes
+        if routes[0].further_data:
+            reduce_s = model.ring_all_reduce_s(all_reduce_s, candidate.replicas)
+            fewer = [replace(route, further_data=route.further_data[:-1]) for route in routes]
+            bound_s, fewer_s = (
+                model.analytic_bound(some, times.mean_s(), depths.num_workers, reduce_s)[1]
+                for some in (routes, fewer)
+            )
+            if bound_s >= (1.0 - TIE_TOLERANCE) * fewer_s:
+                continue
+        sampled = times if sample is None else sample(candidate.replicas)
+        predictions.append(predict(candidate, sampled, depths, all_reduce_s, observe_s))
+    return rank(predictions)
+
+
+def predict(
+    candidate: Candidate,
+    times: StageTimes,
+    depths: QueueDepths = DEFAULT_DEPTHS,
+    all_reduce_s: float = 0.0,
+    observe_s: float = 0.0,
+) -> Prediction:
+    """Predict the throughput of a placement; see `predict_all` for the arguments."""
+    placement = candidate.placement
+    reduce_s = model.ring_all_reduce_s(all_reduce_s, candidate.replicas)
+    costs = depths.num_workers, reduce_s, observe_s
+    formula, bound_s = model.analytic_bound(
+        placement.routes, times.mean_s(), *costs, placement.observer
+    )
+    observed = with_observation(times, placement, observe_s)
+    result = model.simulate(placement.routes, observed, depths, reduce_s)
+    return Prediction(candidate, formula, bound_s, result)
+
+
+def rank(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Sort by throughput; within TIE_TOLERANCE fewer GPUs come first, and then fewer replicas."""
+    remaining = sorted(predictions, key=lambda prediction: -prediction.batches_per_s)
+    ranked = []
+    while remaining:
+        least_per_s = (1.0 - TIE_TOLERANCE) * remaining[0].batches_per_s
+        tied = [prediction for prediction in remaining if prediction.batches_per_s >= least_per_s]
+        best = min(tied, key=lambda tie: (tie.candidate.gpus, tie.candidate.replicas))
+        ranked.append(best)
+        remaining.remove(best)
+    return ranked
+
+
+def with_observation(times: StageTimes, placement: Placement, observe_s: float) -> StageTimes:
+    """Return the times with those of validation and samples, spread evenly over the batches of
+    their device.
+
+    Several data devices that take turns share them here, although the first one observes. A device
+    that does nothing else works on them in the time of the steps, and bounds these.
+
+    Args:
+        times: of the replicas in turn.
+        observe_s: in a step of all replicas.
+    """
+    routes = placement.routes
+    observer = placement.observer
+    if not observer:
+        return replace(times, step_s=times.step_s + observe_s)
+    fed = [number for number, route in enumerate(routes) if observer in route.data_devices]
+    trained = [number for number, route in enumerate(routes) if observer == route.model]
+    produce_s = times.produce_s.copy()
+    step_s = times.step_s.copy()
+    for number in fed:
+        produce_s[number :: len(routes)] += observe_s / len(fed)
+    if not fed:
+        for number in trained:
+            step_s[number :: len(routes)] += observe_s
+    if not fed and not trained:
+        step_s = np.maximum(step_s, observe_s)
+    return replace(times, produce_s=produce_s, step_s=step_s)
+
+
+def format_table(ranked: Sequence[Prediction]) -> list[str]:
+    """Return lines with the predictions, and the best placement."""
+    rows = [("placement", "flags", "batches/s", "of bound", "busy", "time per batch")]
+    for prediction in ranked:
+        row = (
+            prediction.candidate.name,
+            prediction.candidate.flags,
+            f"{prediction.batches_per_s:.2f}",
+            f"{prediction.efficiency:.1%}",
+            f"{prediction.result.utilisation:.1%}",
+            prediction.formula,
+        )
+        rows.append(row)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, flags, *numbers, formula in rows:
+        texts = [name.ljust(widths[0]), flags.ljust(widths[1])]
+        texts += [text.rjust(width) for text, width in zip(numbers, widths[2:5], strict=True)]
+        lines.append("  ".join((*texts, formula)))
+    best = ranked[0].candidate
+    rate = f"{ranked[0].batches_per_s:.2f} batches/s"
+    return [*lines, f"best: {best.name}, {rate} (flags: {best.flags})"]
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(strict=True))
+class StageStatistics:
+    """Mean seconds of a stage, and its coefficient of variation (deviation over mean)."""
+
+    mean_s: Annotated[float, Field(ge=0.0, le=MAX_STAGE_S)]
+    variation: Annotated[float, Field(ge=0.0, le=MAX_VARIATION)] = 0.0
+
+
+class Profile(pydantic.BaseModel):
+    """What `plan` reads of a file that the profiler wrote.
+
+    Attributes:
+        stages: statistics by stage; the time to read is that between two batches from all workers
+            together.
+        num_workers: readers of the profiled run; None if the file does not say.
+        single_device: one device made the batches and trained, so the time to transfer a batch is
+            unknown.
+    """
+
+    model_config = pydantic.ConfigDict(strict=True)
+
+    stages: dict[str, StageStatistics] = {}
+    num_workers: Annotated[int, Field(ge=1)] | None = None
+    single_device: bool = False
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a file that the profiler wrote with --json; raise ConfigError if it is none."""
+    source = f"--profile {path}"
+    advice = "Give a file that `myxtts profile --json` wrote."
+    try:
+        profile = Profile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error.strerror}. {advice}") from error
+    except pydantic.ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"])) or "the file"
+        raise ConfigError(f"{source} is no profile: {place}: {fault['msg']}. {advice}") from error
+    if not {"produce", "step"} <= set(profile.stages):
+        raise ConfigError(f"{source} has no stages, or lacks produce or step. {advice}")
+    return profile
+
+
+def sample_stage_times(statistics: Mapping[str, StageStatistics], n: int) -> StageTimes:
+    """Return `n` batches whose stages vary independently; a stage that is missing takes no time."""
+    random = np.random.default_rng(0)
+    by_stage = (statistics.get(stage, StageStatistics(0.0)) for stage in STAGES)
+    return StageTimes(
+        *(gamma_times(random, stage.mean_s, stage.variation, n) for stage in by_stage)
+    )
+
+
+def gamma_times(random: np.random.Generator, mean_s: float, variation: float, n: int) -> np.ndarray:
+    """Return `n` gamma distributed times with exactly this mean and coefficient of variation.
+
+    The deviation of a finite sample differs from that of its distribution, so the sample is raised
+    to the power that corrects the difference and then scaled.
+
+    Args:
+        variation: below sqrt(n - 1), where all times but one are 0.
+    """
+    if variation < MIN_VARIATION:
+        return np.full(n, mean_s)
+    times = random.gamma(variation**-2, size=n)
+    times /= times.max()
+    low = 0.0
+    high = 1.0
+    while coefficient_of_variation(times**high) < variation:
+        low = high
+        high *= 2
+    # 50 bisections leave no digit of a float64 open.
+    for _ in range(50):
+        middle = (low + high) / 2
+        if coefficient_of_variation(times**middle) < variation:
+            low = middle
+        else:
+            high = middle
+    times **= high
+    return times * (mean_s / times.mean())
+
+
+def coefficient_of_variation(times_s: np.ndarray) -> float:
+    """Return the standard deviation over the mean, 0 where all times are 0."""
+    return float(times_s.std() / times_s.mean()) if times_s.any() else 0.0
+
+
+class StageProfile(NamedTuple):
+    """Measured stage times of one replica, enough to predict placements of several.
+
+    Attributes:
+        times: of each stage in isolation; `read_s` is the time between two batches from all workers
+            together.
+        bucket: int [batches], the bucket of each batch.
+        all_reduce_s: of a step's gradients between two replicas.
+        held_out_batches: of a validation.
+        samples_s: of a set of samples; 0 if the run writes none.
+        evaluation_s: of an evaluation; 0 if the run has none.
+    """
+
+    times: StageTimes
+    bucket: np.ndarray
+    all_reduce_s: float
+    held_out_batches: int = 0
+    samples_s: float = 0.0
+    evaluation_s: float = 0.0
+
+
+def resample_steps(times: StageTimes, buckets: np.ndarray, replicas: int, steps: int) -> StageTimes:
+    """Draw steps of one batch per replica from measured batches; the times of a batch stay
+    together.
+
+    All batches of a step are from one bucket, as in the plan. The first batches of the steps are
+    all measured batches, each equally often and in random order, so that the mean depends on chance
+    only within a bucket.
+
+    Args:
+        buckets: int [batches], of the measured batches.
+        steps: the minimum number of steps; rounded up to a multiple of the measured batches.
+    """
+    random = np.random.default_rng(0)
+    first = random.permutation(np.tile(np.arange(len(times)), -(-steps // len(times))))
+    by_bucket = np.argsort(buckets, kind="stable")
+    sorted_buckets = buckets[by_bucket]
+    begin = np.searchsorted(sorted_buckets, buckets[first], "left")[:, None]
+    end = np.searchsorted(sorted_buckets, buckets[first], "right")[:, None]
+    others = by_bucket[random.integers(begin, end, (len(first), replicas - 1))]
+    batches = np.column_stack([first, others]).ravel()
+    return times.map(lambda times_s: times_s[batches])

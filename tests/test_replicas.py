@@ -271,7 +271,7 @@ class RestOfEpochTest(unittest.TestCase):
         epoch = self.plan(3, accumulation=2).epoch(0)
         for step in range(epoch.steps):
             shares = [epoch.batches(step, replica) for replica in range(3)]
-            self.assertEqual({len(share) for share in shares}, {epoch.microbatches(step)})
+            self.assertEqual({len(share) for share in shares}, {epoch.microbatches[step]})
             rows = np.concatenate([rows for share in shares for rows, _ in share])
             np.testing.assert_array_equal(rows, epoch.utterances(step))
 

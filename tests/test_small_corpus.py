@@ -97,7 +97,7 @@ class LargeBatches(Case):
 
     def test_accumulation_counts(self):
         plan, line = self.load_capped(accumulation=8, batch_size=4)
-        self.assertEqual((plan.shape(0)[0], plan.epoch(0).microbatches(0)), (4, 3))
+        self.assertEqual((plan.shape(0)[0], plan.epoch(0).microbatches[0]), (4, 3))
         self.assertIn("ask for 32 ", line)
 
     def test_batch_seconds_are_capped_too(self):

@@ -34,37 +34,21 @@ def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -
 
     The minimum over the candidates is exact: dynamic programming over the longest utterance of each
     bucket, as for optimal histograms (Jagadish et al. 1998). Candidates are the lengths at which a
-    whole number of steps is full, with the utterances sorted by length, so that few utterances have
-    to move up. If there are many, the candidates are the longest in each of CANDIDATES equal
-    intervals.
-
-    Args:
-        samples: int [N], N ≥ 1.
-        buckets: maximum number of buckets.
-        step_utterances: utterances in a complete step, if all buckets have the same number.
+    whole number of steps of `step_utterances` is full, with the utterances sorted by length, so
+    that few of them have to move up. If there are many, the candidates are the longest in each of
+    CANDIDATES equal intervals.
 
     Returns:
         int32 [at most `buckets`], ascending multiples of HOP_SAMPLES; the last is not below the
         longest utterance.
     """
     hops = np.sort(-(-np.asarray(samples, np.int64) // HOP_SAMPLES))
+    # Utterances up to each candidate.
     counts = np.append(np.arange(step_utterances, len(hops), step_utterances), len(hops))
     intervals = (hops[counts - 1] - hops[0]) * CANDIDATES // (hops[-1] - hops[0] + 1)
     # The last of each interval.
     counts = counts[np.append(intervals[1:] != intervals[:-1], True)]
     edges = hops[counts - 1]
-    return (edges[_cheapest_cuts(counts, edges, buckets)] * HOP_SAMPLES).astype(np.int32)
-
-
-def _cheapest_cuts(counts: np.ndarray, edges: np.ndarray, buckets: int) -> list[int]:
-    """Return the candidates at which buckets end if at most `buckets` have the least padding.
-
-    Ascending, with the last one.
-
-    Args:
-        counts: int [C], utterances up to each candidate.
-        edges: int [C], length of each candidate.
-    """
     before = np.concatenate([[0], counts[:-1]])
     # cost[i, j]: padded length of a bucket from candidate i to candidate j, both included
     cost = np.where(np.tri(len(counts), dtype=bool).T, (counts - before[:, None]) * edges, np.inf)
@@ -76,10 +60,10 @@ def _cheapest_cuts(counts: np.ndarray, edges: np.ndarray, buckets: int) -> list[
         totals = np.concatenate([[0.0], least[:-1]])[:, None] + cost
         firsts.append(totals.argmin(axis=0))
         least = totals.min(axis=0)
-    cuts = [len(counts) - 1]
-    while firsts and (last := int(firsts.pop()[cuts[0]]) - 1) >= 0:
-        cuts.insert(0, last)
-    return cuts
+    ends = [len(counts) - 1]
+    while firsts and (last := int(firsts.pop()[ends[0]]) - 1) >= 0:
+        ends.insert(0, last)
+    return (edges[ends] * HOP_SAMPLES).astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +77,7 @@ class EpochPlan:
         step_start: int64 [S + 1], step s has order[step_start[s]:step_start[s + 1]].
         step_bucket: int32 [S].
         batch_sizes: int64 [buckets], utterances in a full batch.
-        replicas: number of replicas that share each step.
+        replicas: that share each step.
     """
 
     order: np.ndarray
@@ -111,11 +95,11 @@ class EpochPlan:
         """Return the utterances of a step, over all replicas: int32."""
         return self.order[self.step_start[step] : self.step_start[step + 1]]
 
-    def microbatches(self, step: int) -> int:
-        """Return the number of batches of each replica in a step."""
-        utterances = int(self.step_start[step + 1] - self.step_start[step])
-        share = -(-utterances // self.replicas)
-        return -(-share // int(self.batch_sizes[self.step_bucket[step]]))
+    @cached_property
+    def microbatches(self) -> np.ndarray:
+        """int64 [S], batches of each replica in a step."""
+        shares = -(-np.diff(self.step_start) // self.replicas)
+        return -(-shares // self.batch_sizes[self.step_bucket])
 
     def batches(self, step: int, replica: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the microbatches of a replica in a step, each as (utterances, references), int32.
@@ -131,7 +115,7 @@ class EpochPlan:
         last = begin - (-utterances * (replica + 1) // self.replicas)
         size = int(self.batch_sizes[self.step_bucket[step]])
         batches = []
-        for number in range(self.microbatches(step)):
+        for number in range(self.microbatches[step]):
             start = min(first + number * size, last)
             cut = slice(start, min(start + size, last))
             batches.append((self.order[cut], self.references[cut]))
@@ -139,17 +123,21 @@ class EpochPlan:
 
 
 class Plan:
-    """The epochs of a corpus of N utterances.
+    """The epochs of a corpus of N ≥ 1 utterances.
+
+    Args:
+        samples, token_counts, speakers: int [N], columns of the manifest.
+        bounds: padded lengths as by `bucket_bounds`; the last is not below the longest utterance.
+        seed: source of all randomness, together with the epoch.
+        batch_seconds: replaces batch_size by seconds of audio in a batch, padding included; 0 turns
+            it off.
+        accumulation: batches of each replica in one step.
 
     Attributes:
-        bounds: int32 [buckets], padded length of each bucket in samples.
         batch_sizes: int64 [buckets], rows of a batch: no more than each replica's share of the
             corpus.
         step_sizes: int64 [buckets], utterances that a step was asked to have, which may be more
             than the corpus has.
-        samples: int [N], length of each utterance.
-        replicas: number of replicas that share each step.
-        steps_per_epoch: the same in every epoch, since it depends only on the lengths.
     """
 
     def __init__(
@@ -165,21 +153,7 @@ class Plan:
         accumulation: int = 1,
         replicas: int = 1,
     ):
-        """Lay out the steps of an epoch.
-
-        Args:
-            samples, token_counts, speakers: int [N], columns of the manifest; N ≥ 1.
-            bounds: padded lengths as by `bucket_bounds`; the last is not below the longest
-                utterance.
-            seed: source of all randomness, together with the epoch.
-            batch_seconds: replaces batch_size by seconds of audio in a batch, padding included; 0
-                turns it off.
-            accumulation: batches of each replica in one step.
-        """
-        if samples.max() > bounds[-1]:
-            raise ValueError(
-                f"an utterance has {samples.max()} samples, but the longest bucket {bounds[-1]}"
-            )
+        assert samples.max() <= bounds[-1]
         self.bounds = bounds
         asked = np.full(len(bounds), batch_size, np.int64)
         if batch_seconds:
@@ -189,16 +163,17 @@ class Plan:
         self.samples = samples
         self.replicas = replicas
         self._seed = seed
+        self._speakers = speakers
         self._replica_step_sizes = asked * accumulation
         # By length.
         self._ranked = np.argsort(samples, kind="stable").astype(np.int32)
         up_to_bound = np.searchsorted(samples[self._ranked], bounds, side="right")
         longest_text = np.maximum.accumulate(token_counts[self._ranked])
         self._padded_tokens = np.concatenate([[0], longest_text])[up_to_bound]
-        self._speakers = _Speakers(speakers)
 
     @cached_property
     def steps_per_epoch(self) -> int:
+        """The same in every epoch, since it depends only on the lengths."""
         return len(self._layout(self._ranked, self.replicas)[1])
 
     def shape(self, bucket: int) -> tuple[int, int, int]:
@@ -208,11 +183,7 @@ class Plan:
         return rows, samples, tokens
 
     def epoch(self, epoch: int, history: EpochHistory = ()) -> EpochPlan:
-        """Plan an epoch, counted from 0, or the rest of one that other numbers of replicas began.
-
-        Args:
-            history: the steps taken so far, in their order; their utterances are left out.
-        """
+        """Plan an epoch, counted from 0, or what the steps of `history` have left of it."""
         left = self._ranked
         for number, (replicas, steps) in enumerate(history):
             begun = self._shuffle(left, replicas, [epoch, *np.ravel(history[:number])])
@@ -255,15 +226,32 @@ class Plan:
         step_start = np.concatenate([[0], np.cumsum(sizes)])
         shift = np.repeat(starts[steps] - step_start[:-1], sizes)
         order = shuffled[np.arange(len(shuffled)) + shift]
-        references = self._speakers.draw_others(order, random)
+        references = self._draw_references(order, random)
         return EpochPlan(order, references, step_start, buckets[steps], self.batch_sizes, replicas)
+
+    def _draw_references(self, utterances: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Draw another utterance of the speaker of each, or itself if there is no other: int32."""
+        _, group, counts = np.unique(self._speakers, return_inverse=True, return_counts=True)
+        members = np.argsort(group, kind="stable").astype(np.int32)
+        first = np.cumsum(counts) - counts
+        rank_of = np.empty(len(group), np.int64)
+        rank_of[members] = np.arange(len(group)) - np.repeat(first, counts)
+        group = group[utterances]
+        others = counts[group] - 1
+        rank = random.integers(0, np.maximum(others, 1))
+        rank += (rank >= rank_of[utterances]) & (others > 0)
+        return members[first[group] + rank]
+
+    def padded_samples(self, epoch: EpochPlan) -> np.ndarray:
+        """Return the samples of all batches of each step, padding included: int64 [S]."""
+        shapes = (self.batch_sizes * self.bounds)[epoch.step_bucket]
+        return shapes * epoch.microbatches * epoch.replicas
 
     @cached_property
     def padding(self) -> float:
         """Fraction of an epoch's samples that are padding, including empty rows and batches."""
-        epoch = self.epoch(0)
-        padded = sum(self.padded_samples(epoch, step) for step in range(epoch.steps))
-        return 1 - int(self.samples.sum(dtype=np.int64)) / padded
+        padded = self.padded_samples(self.epoch(0)).sum()
+        return float(1 - self.samples.sum(dtype=np.int64) / padded)
 
     @cached_property
     def buckets(self) -> list[tuple[int, int, int, float]]:
@@ -273,48 +261,19 @@ class Plan:
         """
         epoch = self.epoch(0)
         count = len(self.bounds)
-        real = np.zeros(count, np.int64)
-        padded = np.zeros(count, np.int64)
-        utterances = np.zeros(count, np.int64)
-        for step, bucket in enumerate(epoch.step_bucket):
-            rows = epoch.utterances(step)
-            real[bucket] += self.samples[rows].sum(dtype=np.int64)
-            padded[bucket] += self.padded_samples(epoch, step)
-            utterances[bucket] += len(rows)
+        bucket = np.repeat(epoch.step_bucket, np.diff(epoch.step_start))
+        utterances = np.bincount(bucket, minlength=count)
+        real = np.bincount(bucket, self.samples[epoch.order], count)
+        padded = np.bincount(epoch.step_bucket, self.padded_samples(epoch), count)
         padding = 1 - real / np.maximum(padded, 1)
         columns = (self.bounds, self.batch_sizes, utterances, padding)
         return [row for row in zip(*map(np.ndarray.tolist, columns), strict=True) if row[2]]
-
-    def padded_samples(self, epoch: EpochPlan, step: int) -> int:
-        """Return the samples of all batches of a step, padding included."""
-        rows, samples, _ = self.shape(epoch.step_bucket[step])
-        return rows * samples * epoch.microbatches(step) * epoch.replicas
-
-
-class _Speakers:
-    """Utterances by speaker, for drawing references."""
-
-    def __init__(self, speakers: np.ndarray):
-        _, self._group, self._counts = np.unique(speakers, return_inverse=True, return_counts=True)
-        self._members = np.argsort(self._group, kind="stable").astype(np.int32)
-        self._first = np.cumsum(self._counts) - self._counts
-        self._rank = np.empty(len(speakers), np.int64)
-        self._rank[self._members] = np.arange(len(speakers)) - np.repeat(self._first, self._counts)
-
-    def draw_others(self, utterances: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Draw another utterance of the speaker of each, or itself if there is no other: int32."""
-        group = self._group[utterances]
-        others = self._counts[group] - 1
-        rank = random.integers(0, np.maximum(others, 1))
-        rank += (rank >= self._rank[utterances]) & (others > 0)
-        return self._members[self._first[group] + rank]
 
 
 class Position(NamedTuple):
     """The next step of a run: the state of the data in a checkpoint.
 
     Attributes:
-        epoch: counted from 0.
         step: within the epoch, or within the part of it that `history` has left.
         history: see `Plan.epoch`; empty unless the number of replicas changed during this epoch.
     """
@@ -348,32 +307,14 @@ class Pass(NamedTuple):
 HELD_OUT_PASS = Pass(epochs=1, mean_over="epoch")
 
 
-class Turn(NamedTuple):
-    """Which microbatches one of several producers makes, counted from where the feed begins.
-
-    Attributes:
-        number: of the producer, from 0; microbatch n is made by number n mod `producers`.
-        producers: that take turns.
-    """
-
-    number: int = 0
-    producers: int = 1
-
-
-ALL_TURNS = Turn()
-
-
 class PlannedStep(NamedTuple):
     """One optimizer step over all replicas.
 
     Attributes:
-        position: of this step.
-        next_position: of the step after it.
         utterances: int32, manifest rows of all batches.
-        bucket: index of the bucket, which determines the shape of the batches.
+        bucket: determines the shape of the batches.
         microbatches: batches of each replica in this step (gradient accumulation).
-        audio_s: seconds of speech.
-        padded_s: seconds of speech and padding.
+        audio_s, padded_s: seconds of speech, without and with padding.
     """
 
     position: Position
@@ -390,11 +331,9 @@ class PlannedBatch:
     """One batch of one replica, before it is read.
 
     Attributes:
-        step: the step of this batch.
         last: whether it is the replica's last batch in the step.
         rows: int32 [utterances], manifest rows; the batch is filled up with empty rows.
-        audio_s: seconds of speech.
-        padded_s: seconds of speech and padding.
+        audio_s, padded_s: seconds of speech, without and with padding.
         arrays: the arrays by which it is read; see `_arrays`.
     """
 
@@ -414,6 +353,7 @@ def planned_steps(
     for epoch in planned_epochs:
         first = start if epoch == start.epoch else Position(epoch)
         epoch_plan = plan.epoch(epoch, first.history)
+        padded_s = plan.padded_samples(epoch_plan) / SAMPLE_RATE_HZ
         for step in range(first.step, epoch_plan.steps):
             utterances = epoch_plan.utterances(step)
             next_position = first._replace(step=step + 1)
@@ -424,11 +364,15 @@ def planned_steps(
                 next_position=next_position,
                 utterances=utterances,
                 bucket=int(epoch_plan.step_bucket[step]),
-                microbatches=epoch_plan.microbatches(step),
-                audio_s=float(plan.samples[utterances].sum(dtype=np.int64)) / SAMPLE_RATE_HZ,
-                padded_s=plan.padded_samples(epoch_plan, step) / SAMPLE_RATE_HZ,
+                microbatches=int(epoch_plan.microbatches[step]),
+                audio_s=_seconds_of(plan.samples[utterances]),
+                padded_s=float(padded_s[step]),
             )
             yield epoch_plan, planned_step
+
+
+def _seconds_of(samples: np.ndarray) -> float:
+    return float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ
 
 
 def steps_left(plan: Plan, start: Position, epochs: int) -> int:
@@ -447,7 +391,7 @@ def planned_batches(
     seed: int,
     reference_samples: int,
     replicas: Sequence[int] = (0,),
-    turn: Turn = ALL_TURNS,
+    turn: tuple[int, int] = (0, 1),
     teacher_rows: TeacherRows | None = None,
 ) -> Iterator[PlannedBatch]:
     """Yield the batches of some replicas: by step, then by microbatch, then by replica.
@@ -457,7 +401,8 @@ def planned_batches(
     Args:
         reference_samples: longest stretch of a reference.
         replicas: numbers of the replicas within the plan.
-        turn: which microbatches to yield.
+        turn: number of a producer and the number of all that take turns: with (1, 3) every third
+            microbatch is yielded, from the second on.
         teacher_rows: which rows a teacher speaks. They count as the utterances whose place they
             take.
     """
@@ -474,7 +419,7 @@ def planned_batches(
         shape = plan.shape(step.bucket)
         shares = [epoch_plan.batches(number, replica) for replica in replicas]
         for microbatch in range(step.microbatches):
-            if next(microbatches) % turn.producers != turn.number:
+            if next(microbatches) % turn[1] != turn[0]:
                 continue
             for replica, share in zip(replicas, shares, strict=True):
                 rows, references = share[microbatch]
@@ -492,7 +437,7 @@ def planned_batches(
                     step=step,
                     last=microbatch == step.microbatches - 1,
                     rows=rows,
-                    audio_s=float(manifest.samples[rows].sum(dtype=np.int64)) / SAMPLE_RATE_HZ,
+                    audio_s=_seconds_of(manifest.samples[rows]),
                     padded_s=shape[0] * shape[1] / SAMPLE_RATE_HZ,
                     arrays=arrays,
                 )

@@ -14,7 +14,7 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.batch import Batch, Field, check_batch, tensor_specs
 from myxtts.clock import Times
 from myxtts.config.schema import Config, DataConfig
-from myxtts.data.batch_plan import ALL_TURNS, Pass, PlannedBatch, Turn, planned_batches
+from myxtts.data.batch_plan import Pass, PlannedBatch, planned_batches
 from myxtts.data.dataset import Corpus
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.feed import Feed
@@ -69,7 +69,7 @@ class Producer:
         *,
         device: str,
         replicas: Sequence[int],
-        turn: Turn,
+        turn: tuple[int, int],
         synchronize: bool,
     ):
         self.device = device
@@ -81,11 +81,11 @@ class Producer:
         self._synchronize = synchronize
         self.produce = trace_produce(device, extractor)
 
-    def planned(self, corpus_pass: Pass, turn: Turn = ALL_TURNS) -> Iterator[PlannedBatch]:
+    def planned(self, corpus_pass: Pass, turn: tuple[int, int] = (0, 1)) -> Iterator[PlannedBatch]:
         """Plan the batches, by default those of all producers; see `planned_batches`."""
         return self._plan_pass(corpus_pass, replicas=self._replicas, turn=turn)
 
-    def read(self, corpus_pass: Pass, turn: Turn = ALL_TURNS) -> ReadBatches:
+    def read(self, corpus_pass: Pass, turn: tuple[int, int] = (0, 1)) -> ReadBatches:
         """Plan, read and upload: stages A to C, by default for the batches of all producers."""
         return self._reader.read(self.planned(corpus_pass, turn), self.device)
 
@@ -219,7 +219,7 @@ class Pipeline:
                     extractor,
                     device=device,
                     replicas=[first_replica + index for index in indices],
-                    turn=Turn(number, len(data_devices)),
+                    turn=(number, len(data_devices)),
                     synchronize=synchronize,
                 )
                 for number, device in enumerate(data_devices)

@@ -9,7 +9,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import count, repeat
-from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
@@ -24,15 +23,14 @@ from myxtts.data.batch_plan import PlannedBatch
 from myxtts.data.manifest import Manifest
 from myxtts.errors import DataError
 
+# What TensorFlow raises for an unreadable file: the second one where its message quotes bytes that
+# are not UTF-8.
 READ_ERRORS = (tf.errors.OpError, UnicodeDecodeError)
-"""What TensorFlow raises for an unreadable file: the second one where its message quotes bytes that
-are not UTF-8.
-"""
 
 ReadBatches = Generator[tuple[PlannedBatch, Batch], None, None]
 
+# (rows, starts, samples, padded) -> int16 [batch, padded]; a row of 0 samples is silence.
 ReadRows = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | int], tf.Tensor]
-"""(rows, starts, samples, padded) -> int16 [batch, padded]; a row of 0 samples is silence."""
 
 
 class Reader(Protocol):
@@ -41,13 +39,9 @@ class Reader(Protocol):
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
         """Yield each planned batch as read, in order, with one pass at a time for each device.
 
-        Closing the generator early stops its threads. After a normal end they idle until the next
-        pass.
-
-        Args:
-            planned: iterated once, some batches ahead.
-            device: the data device, which gets all fields but those in host memory (see
-                `Field.on_host`).
+        `planned` is iterated some batches ahead. The data device gets all fields but those in host
+        memory (see `Field.on_host`). Closing the generator early stops its threads; after a normal
+        end they idle until the next pass.
 
         Raises:
             DataError: a file cannot be read; raised at its batch, naming the utterance.
@@ -80,20 +74,15 @@ def read_waves(
 ) -> Batch:
     """Read the stretches of one batch, and of its references if the contract has them.
 
-    Args:
-        columns: the arrays of `wave_columns`.
-        padded_samples, reference_samples: padded lengths of the utterances and references.
-        fields: contract of the waves.
+    `columns` are the arrays of `wave_columns`; the lengths are those with padding.
     """
     starts = tf.zeros_like(columns["row"])
     waves = {"pcm": read_rows(columns["row"], starts, columns["samples"], padded_samples)}
     if "reference_pcm" in fields:
-        waves["reference_pcm"] = read_rows(
-            columns["reference_row"],
-            columns["reference_start"],
-            columns["reference_samples"],
-            reference_samples,
+        rows, starts, samples = (
+            columns[f"reference_{name}"] for name in ("row", "start", "samples")
         )
+        waves["reference_pcm"] = read_rows(rows, starts, samples, reference_samples)
     return waves
 
 
@@ -111,8 +100,6 @@ def fixed_options() -> tf.data.Options:
 
 def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> DataError:
     """Return the error of a batch that cannot be read, naming the utterance at fault."""
-    if not len(planned.rows):
-        return DataError(f"a batch without utterances cannot be made: {error}.")
     rows = np.concatenate([planned.rows, planned.arrays["reference_row"][: len(planned.rows)]])
     where = f"epoch {planned.step.position.epoch + 1}, step {planned.step.position.step + 1}"
     for row in rows:
@@ -126,11 +113,8 @@ def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> D
                 f"utterance '{manifest.ids[row]}' ({where}): {reason}. Restore the file and use"
                 " --resume, or start another run without it."
             )
-    names = ", ".join(f"'{manifest.ids[row]}'" for row in planned.rows)
-    folder = Path(manifest.paths[rows[0]]).parent
-    return DataError(
-        f"a batch could not be read ({where}): {error}. Its utterances, in {folder}: {names}."
-    )
+    names = ", ".join(manifest.paths[row] for row in planned.rows)
+    return DataError(f"a batch could not be read ({where}): {error}. Its utterances are {names}.")
 
 
 # A size that tf.reshape rejects.
@@ -180,11 +164,8 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
                 lambda: tf.zeros([padded], tf.int16),
             )
 
-        return tf.map_fn(
-            read_or_silence,
-            (rows, starts, samples),
-            fn_output_signature=tf.TensorSpec([None], tf.int16),
-        )
+        wave = tf.TensorSpec([None], tf.int16)
+        return tf.map_fn(read_or_silence, (rows, starts, samples), fn_output_signature=wave)
 
     return read_rows
 
@@ -204,20 +185,11 @@ class Source:
     (tensorflow/core/grappler/optimizers/data/make_deterministic.cc). Here the operation is
     stateless: the element depends on its number alone.
 
-    Args:
-        signature: of the elements.
-
-    Attributes:
-        dataset: the elements.
+    `signature` has the elements' arrays, of the given types, in `dataset`.
     """
 
     def __init__(self, signature: dict[str, tf.TensorSpec]):
         self._signature = signature
-        self._types = {name: spec.dtype.as_numpy_dtype for name, spec in signature.items()}
-        for name, kind in self._types.items():
-            # NumPy's type of TensorFlow's strings is `object`, which would be slower to convert.
-            if kind is object:
-                self._types[name] = np.bytes_
         self._iterator: Iterator[Element] = iter(())
         # Numbers are asked for in any order, by the threads of tf.data: `_waiting` has the elements
         # below `_next` that were not asked for yet.
@@ -227,12 +199,7 @@ class Source:
         self.dataset = tf.data.Dataset.range(tf.int64.max).map(self._element)
 
     def begin(self, elements: Iterator[Element]) -> None:
-        """Begin a pass.
-
-        Args:
-            elements: of the pass, and then endless others: tf.data reads ahead, and what it has
-                read ahead is skipped when the next pass begins.
-        """
+        """Begin a pass, whose elements endless others follow: tf.data reads ahead."""
         with self._lock:
             self._iterator = elements
 
@@ -251,7 +218,7 @@ class Source:
                 self._waiting[self._next] = next(self._iterator)
                 self._next += 1
             element = self._waiting.pop(int(number))
-        return [np.asarray(element[name], self._types[name]) for name in self._signature]
+        return [np.asarray(element[name]) for name in self._signature]
 
 
 COLUMNS = ("row", "samples", "reference_row", "reference_start", "reference_samples")
@@ -266,28 +233,21 @@ ELEMENT_SPEC = PLANNED_SPEC | {
     # for no device.
     "batch_number": tf.TensorSpec([], tf.string)
 }
+# One row of no samples.
 SILENCE = {
     name: np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype)
     for name, spec in PLANNED_SPEC.items()
 }
-"""One row of no samples."""
-
 # In place of the number of a batch.
-END = "end"
+END = b"end"
 
 
 class LocalReader:
     """Reads from files or from the cache, in tf.data's threads.
 
-    Args:
-        manifest: of the corpus.
-        fields: contract of the waves.
-        reference_samples: padded length of the references.
-        data: has the depths and widths of the pipeline.
-        read_rows: `rows_from_files` or `rows_from_cache`.
-
-    Attributes:
-        read_on_host: compiled function: the planned columns of a batch -> its waves.
+    `fields` is the contract of the waves, whose references are padded to `reference_samples`;
+    `data` has the depths and widths of the pipeline. `read_on_host` is the compiled function from
+    the planned columns of a batch to its waves.
     """
 
     def __init__(
@@ -319,15 +279,15 @@ class LocalReader:
 
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
         """See `Reader.read`."""
-        in_flight: deque[tuple[str, PlannedBatch]] = deque()
+        in_flight: deque[tuple[bytes, PlannedBatch]] = deque()
         # Numbers of batches begin with that of their pass: what tf.data read ahead for the previous
         # pass is recognised and dropped.
-        pass_prefix = f"{next(self._passes)}:"
-        end = f"{pass_prefix}{END}"
+        pass_prefix = b"%d:" % next(self._passes)
+        end = pass_prefix + END
 
         def elements() -> Iterator[dict]:
             for number, batch in enumerate(planned):
-                name = f"{pass_prefix}{number}"
+                name = b"%b%d" % (pass_prefix, number)
                 in_flight.append((name, batch))
                 yield {key: batch.arrays[key] for key in PLANNED_SPEC} | {"batch_number": name}
             yield from repeat(SILENCE | {"batch_number": end})
@@ -347,7 +307,7 @@ class LocalReader:
                 if not in_flight:
                     raise
                 raise unreadable(self._manifest, in_flight[0][1], error) from error
-            found = waves.pop("batch_number").numpy().decode()
+            found = waves.pop("batch_number").numpy()
             if found.endswith(END) and found != end:
                 # Read ahead after the end of the previous pass.
                 continue
@@ -356,8 +316,7 @@ class LocalReader:
                 idle.append((source, iterator))
                 return
             number, batch = in_flight.popleft()
-            if found != number:
-                raise RuntimeError(f"tf.data returned batch {found} instead of {number}")
+            assert found == number
             yield batch, with_host_fields(waves, batch, self._fields)
 
     # AutoGraph would convert the functions of `Source`, which are traced as they are.

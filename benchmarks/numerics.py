@@ -253,7 +253,8 @@ def step_flops(task: str, size: str) -> float:
     import tensorflow as tf
 
     from benchmarks._flops import contraction_flops
-    from myxtts.models.build import build_asr, build_xtts
+    from myxtts.models.asr import build_asr
+    from myxtts.models.xtts import build_xtts
 
     frames = round(STEP_SECONDS * 22_050 / 256)
     # Only shapes count.

@@ -23,7 +23,7 @@ from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Vocabulary
 from myxtts.data.pipeline import trace_produce
 from myxtts.data.texts import TeacherRows, Texts, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
-from myxtts.models.teacher import NullTeacher
+from myxtts.models.teacher import NullTeacher, TeacherModel
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, SynthesisOptions
 from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
 from myxtts.tasks.alignment_choice import search_of
@@ -34,7 +34,7 @@ from myxtts.training.setup import OpenRun, Start
 from tests.fixtures import replace_arrays
 from tests.long import LONG, long
 from tests.tiny import Workspace, arrays_of, build_model, features, on_device, small_models
-from tests.tiny_teacher import UntrainedTeacher, merge_evaluator, produced, spoken_inputs
+from tests.tiny_teacher import merge_evaluator, produced, spoken_inputs, untrained_teacher
 from tests.two_devices import DATA, MODEL, TWO
 
 ROWS = [(3, 20), (5, 24), (0, 0)]
@@ -197,12 +197,13 @@ class Networks(unittest.TestCase):
         synthesize_mel = XTTS.synthesize_mel.python_function  # eager: tracing it takes 2 s
         _, frames, path = synthesize_mel(self.network, *texts, *SynthesisOptions().tensors())
         longest = int(tf.reduce_max(frames))
-        mel, f0_hz, spoken = self.network.speak(self.batch, tf.constant(longest + 3), 2, 1.0)
+        teacher = TeacherModel(self.network, ode_steps=2, guidance=1.0)
+        mel, f0_hz, spoken = teacher.speak(self.batch, tf.constant(longest + 3))
         np.testing.assert_array_equal(spoken[:, :longest], path)
         self.assertTrue((spoken[:, longest:] == -1).numpy().all())
         self.assertEqual((mel.shape[1], f0_hz.shape[1]), (longest + 3, longest + 3))
         shorter = longest * 2 // 3
-        _, _, spoken = self.network.speak(self.batch, tf.constant(shorter), 2, 1.0)
+        _, _, spoken = teacher.speak(self.batch, tf.constant(shorter))
         for row, (tokens, _) in enumerate(ROWS):
             self.assertEqual(set(spoken[row].numpy().tolist()) - {-1}, set(range(tokens)))
 
@@ -233,7 +234,7 @@ class Networks(unittest.TestCase):
 class TaughtFeatures(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.teachers = {device: UntrainedTeacher(device) for device in (DATA, MODEL)}
+        cls.teachers = {device: untrained_teacher(device) for device in (DATA, MODEL)}
         frames = np.array([40, 9, 30, 26], np.int32)
         counts = tf.constant([4, 3, 5, 5])
         cls.batch = spoken_inputs() | {
@@ -284,7 +285,7 @@ class Placement(unittest.TestCase):
     def test_every_operation_has_a_gpu_kernel_and_no_value_returns_to_the_host(self):
         if not has_gpu_kernels():
             self.skipTest("this TensorFlow holds no GPU kernels")
-        voice = UntrainedTeacher(DATA, ode_steps=1, guidance=1.5)
+        voice = untrained_teacher(DATA, ode_steps=1, guidance=1.5)
         voice.network.alignment_search = search_of("xla", "/GPU:0")
         extractors = {
             "distillation": tts_extractor(0.1, load_teacher=lambda _: voice, teacher_fraction=0.5),

@@ -127,8 +127,6 @@ class Memory(unittest.TestCase):
         u = noise(2, 40, 3)
         backward = memory_of(u, 6, 12.0, backward=True)
         np.testing.assert_allclose(backward, memory_of(u[:, ::-1], 6, 12.0)[:, ::-1], atol=1e-6)
-        with self.assertRaisesRegex(ValueError, "cannot be streamed"):
-            LegendreMemory(6, 12.0, backward=True).stream(tf.constant(u), tf.zeros([2, 3, 6]))
 
     def test_zero_padding_does_not_change_real_frames(self):
         u, frames = noise(3, 60, 2), (60, 23, 1)

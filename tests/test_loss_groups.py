@@ -212,7 +212,7 @@ class State(unittest.TestCase):
             },
         ):
             model.loss_groups = lambda groups=groups: groups
-            with self.assertRaisesRegex(ValueError, "not a partition"):
+            with self.assertRaisesRegex(AssertionError, "not a partition"):
                 loss_groups_of(model)
 
 

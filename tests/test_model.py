@@ -8,13 +8,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.build import build_xtts
 from myxtts.models.layers import Attention, Dense, Embedding, apply_rotary, parameter_count
 from myxtts.models.xtts import (
     TEXT_INPUTS,
     XTTS,
     FlowCondition,
     SynthesisOptions,
+    build_xtts,
     keep_mask,
     long_term_average_spectrum,
 )
@@ -135,7 +135,7 @@ class Padding(Network):
             decoded.add(noise.shape[1])
             return noise
 
-        with mock.patch.object(XTTS, "_solve_flow", solve), tf.device(MODEL):
+        with mock.patch.object(XTTS, "solve_flow", solve), tf.device(MODEL):
             for speed in (1 / 2, 1 / 5, 1 / 11, 1 / 16, 1 / 19):
                 mel, _, path = XTTS.synthesize_mel.python_function(
                     self.model, *texts, *SynthesisOptions(speed=speed).tensors()
@@ -286,16 +286,9 @@ class MeanMel(Network):
 
         def means(tokens):
             with tf.device(MODEL):
-                speaker = self.model._speaker_condition(
-                    *(
-                        tf.constant(batch[name])
-                        for name in ("reference", "reference_frames", "language")
-                    ),
-                    tf.ones([3]),
-                )
-                return self.model._encode(tf.constant(tokens), batch["token_count"], speaker, None)[
-                    1
-                ].numpy()
+                inputs = on_device(batch | {"tokens": tokens})
+                speaker = self.model._speaker_condition(inputs, tf.ones([3]))
+                return self.model._encode(inputs, speaker)[1].numpy()
 
         changed = batch["tokens"].copy()
         changed[1, 4] = changed[1, 4] % 12 + 1
@@ -317,18 +310,12 @@ class AverageSpectrum(Network):
         np.testing.assert_array_equal(spectrum[2], 0.0)
 
     def test_average_spectrum_is_added_to_the_mean_mel_with_a_weight_for_each_token(self):
-        batch = features(ROWS)
-        names = ("reference", "reference_frames", "language")
+        batch = on_device(features(ROWS))
         with tf.device(MODEL):
-            speaker = self.model._speaker_condition(
-                *(tf.constant(batch[name]) for name in names), tf.ones([3])
-            )
+            speaker = self.model._speaker_condition(batch, tf.ones([3]))
             raised = speaker._replace(average_spectrum=speaker.average_spectrum + 1.0)
             before, after = (
-                self.model._encode(
-                    tf.constant(batch["tokens"]), batch["token_count"], condition, None
-                )[1].numpy()
-                for condition in (speaker, raised)
+                self.model._encode(batch, condition)[1].numpy() for condition in (speaker, raised)
             )
         weight = after - before
         np.testing.assert_allclose(weight, weight[:, :, :1] + np.zeros(80), atol=1e-5)
@@ -336,11 +323,8 @@ class AverageSpectrum(Network):
         self.assertGreater(np.ptp(weight[1, :, 0]), 0.01)  # weights differ between tokens
 
     def test_average_spectrum_is_zero_if_the_reference_is_dropped(self):
-        batch = features(ROWS)
-        names = ("reference", "reference_frames", "language")
-        speaker = self.model._speaker_condition(
-            *(tf.constant(batch[name]) for name in names), tf.constant([1.0, 0.0, 1.0])
-        )
+        batch = on_device(features(ROWS))
+        speaker = self.model._speaker_condition(batch, tf.constant([1.0, 0.0, 1.0]))
         self.assertGreater(np.abs(speaker.average_spectrum[0]).max(), 0.0)
         np.testing.assert_array_equal(speaker.average_spectrum[1], 0.0)
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from myxtts.config.schema import TrainingConfig
 from myxtts.data.batch_plan import Plan, Position, bucket_bounds, planned_steps, steps_left
 from myxtts.models import asr as recogniser
-from myxtts.models.build import build_asr
+from myxtts.models.xtts import build_xtts
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route
@@ -57,15 +57,13 @@ def toy(precision: str) -> keras.Model:
 
 
 def voice(precision: str) -> keras.Model:
-    from myxtts.models.build import build_xtts
-
     with small_models():
         return build_xtts("tiny", SYMBOLS, 2, precision=precision, dropout=0.1)
 
 
 def transcriber(precision: str) -> keras.Model:
     with mock.patch.dict(recogniser.SIZES, tiny=SMALL):
-        return build_asr("tiny", SYMBOLS, "lmu", 2, precision, dropout=0.1)
+        return recogniser.build_asr("tiny", SYMBOLS, "lmu", 2, precision, dropout=0.1)
 
 
 def steps_of(batches: int, steps: int) -> list[list[dict]]:

@@ -25,7 +25,7 @@ from myxtts.training.warm_start import Pretrained, load_pretrained
 from tests.fixtures import entered, make_record, replace_arrays
 from tests.long import long
 from tests.tiny import Workspace, arrays_of, features, on_device
-from tests.tiny_teacher import UntrainedTeacher, merge_evaluator, produced, spoken_inputs
+from tests.tiny_teacher import merge_evaluator, produced, spoken_inputs, untrained_teacher
 from tests.tiny_vocoder import FRAMES, SEGMENT, build, small_vocoders, vocoder, vocoder_features
 from tests.two_devices import DATA, MODEL
 
@@ -36,7 +36,7 @@ class TaughtFeatures(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.batch = spoken_inputs()
-        cls.teachers = {device: UntrainedTeacher(device) for device in (DATA, MODEL)}
+        cls.teachers = {device: untrained_teacher(device) for device in (DATA, MODEL)}
         cls.extractor = vocoder_extractor(SEGMENT, True, cls.teachers.__getitem__)
         cls.taught = produced(DATA, cls.extractor, cls.batch)
 

@@ -24,8 +24,7 @@ from myxtts.audio.mel import SILENCE
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.evaluation.held_out import Utterance
-from myxtts.models.build import build_xtts
-from myxtts.models.xtts import SIZES, XTTS, XTTSSize
+from myxtts.models.xtts import SIZES, XTTS, XTTSSize, build_xtts
 from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route
 from myxtts.training.checkpoint_files import Checkpoint, Record

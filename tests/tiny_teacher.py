@@ -11,25 +11,15 @@ from myxtts.data.dataset import load_corpora
 from myxtts.data.features import FeatureExtractor
 from myxtts.local_sgd.interpolation import Coefficients, Measurement, make_evaluator
 from myxtts.local_sgd.merge import read_input
+from myxtts.models.teacher import TeacherModel
 from myxtts.tasks.length_rules import length_rule_of
 from tests.tiny import build_model, replicas_on, small_models
 from tests.tiny_vocoder import vocoder_inputs
 from tests.two_devices import MODEL
 
 
-class UntrainedTeacher:
-    """What a producer needs of a teacher: see `models.teacher.TeacherModel`."""
-
-    def __init__(self, device: str, ode_steps: int = 2, guidance: float = 1.0):
-        self.network = build_model(device=device)
-        self._ode_steps, self._guidance = ode_steps, guidance
-        self.align = self.network.align
-
-    def speak(self, batch, padded_frames):
-        return self.network.speak(batch, padded_frames, self._ode_steps, self._guidance)
-
-    def teacher_forced_mel(self, batch):
-        return self.network.teacher_forced_mel(batch, self._ode_steps, self._guidance)
+def untrained_teacher(device: str, ode_steps: int = 2, guidance: float = 1.0) -> TeacherModel:
+    return TeacherModel(build_model(device=device), ode_steps, guidance)
 
 
 def spoken_inputs() -> dict:

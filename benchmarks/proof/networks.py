@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from benchmarks.proof import configs
 from benchmarks.proof.section import Scope
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.models import asr, vocoder, xtts
-from myxtts.models.build import build_xtts
+from myxtts.models.teacher import TeacherModel
+from myxtts.models.xtts import build_xtts
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
@@ -68,29 +68,11 @@ class Voices(Networks):
         super().__init__(scope, lambda: build_xtts("tiny", symbols, languages))
         self._config, self._features = config, features
 
-    def frozen(self, device: str) -> "Frozen":
+    def frozen(self, device: str) -> TeacherModel:
         """Return the network on a device as a producer calls it, with the search of a run."""
         network = self.on(device)
         (rows, frames, _), (_, tokens) = self._features["mel"].shape, self._features["tokens"].shape
         task_of(self._config).tune(
             self._config, network, device, {"batch": rows, "frames": frames, "tokens": tokens}
         )
-        return Frozen(network, *((1, 1.0) if self._scope.small else (ODE_STEPS, GUIDANCE)))
-
-
-class Frozen:
-    """What `training.load_teacher.TeacherModel` is, without a run."""
-
-    def __init__(self, network: keras.Model, ode_steps: int, guidance: float):
-        self._network = network
-        self.align = network.align
-        self._ode_steps = ode_steps
-        self._guidance = guidance
-
-    def speak(
-        self, features: dict, padded_frames: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return self._network.speak(features, padded_frames, self._ode_steps, self._guidance)
-
-    def teacher_forced_mel(self, features: dict) -> tf.Tensor:
-        return self._network.teacher_forced_mel(features, self._ode_steps, self._guidance)
+        return TeacherModel(network, *((1, 1.0) if self._scope.small else (ODE_STEPS, GUIDANCE)))

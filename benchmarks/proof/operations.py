@@ -33,8 +33,8 @@ from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.pipeline import Pipeline, trace_produce
-from myxtts.models.build import build_vocoder
 from myxtts.models.ctc import ctc_losses, greedy_decode
+from myxtts.models.vocoder import build_vocoder
 from myxtts.models.xtts import TEXT_INPUTS
 from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
 from myxtts.placement.replicas import make_replicas

@@ -51,7 +51,7 @@ def search_by_frames(score, token_count, frames):
     Returns:
         int32 [batch, frames]: the token of each frame; -1 for padding.
     """
-    score = _frame_major(score, token_count)
+    score, first = _frame_major(score, token_count)
     padded_frames, batch, tokens = tf.unstack(tf.shape(score))
 
     def forward(t, best, advances):
@@ -60,9 +60,7 @@ def search_by_frames(score, token_count, frames):
 
     advances = tf.TensorArray(tf.bool, padded_frames, element_shape=[None, None])
     advances = advances.write(0, tf.fill([batch, tokens], False))
-    *_, advances = tf.while_loop(
-        lambda t, *_: t < padded_frames, forward, (1, _first_totals(score), advances)
-    )
+    *_, advances = tf.while_loop(lambda t, *_: t < padded_frames, forward, (1, first, advances))
     advances = advances.stack()
 
     # XLA knows the number of iterations of loops that count upwards only.
@@ -70,11 +68,8 @@ def search_by_frames(score, token_count, frames):
         t = padded_frames - 1 - i
         inside = t < frames
         step = tf.cast(tf.gather(advances[t], tf.maximum(current, 0), batch_dims=1), tf.int32)
-        return (
-            i + 1,
-            tf.where(inside, current - step, current),
-            path.write(t, tf.where(inside, current, -1)),
-        )
+        path = path.write(t, tf.where(inside, current, -1))
+        return i + 1, tf.where(inside, current - step, current), path
 
     path = tf.TensorArray(tf.int32, padded_frames, element_shape=[None])
     *_, path = tf.while_loop(lambda i, *_: i < padded_frames, backward, (0, token_count - 1, path))
@@ -89,22 +84,21 @@ def search_by_blocks(score, token_count, frames):
     block into one kernel. The path is then found by pointer doubling (Hillis & Steele 1986), in
     log2(frames) steps.
     """
-    score = _frame_major(score, token_count)
-    first = _first_totals(score)
+    score, first = _frame_major(score, token_count)
     totals = tf.concat([first[None], _totals_by_blocks(score, first)], axis=0)
     before = tf.pad(totals[:-1], [[1, 0], [0, 0], [1, 0]], constant_values=IMPOSSIBLE_SCORE)
     return _follow_back(before[:, :, :-1] > before[:, :, 1:], token_count, frames)
 
 
 def _frame_major(score, token_count):
-    """Return scores [frames, batch, tokens], IMPOSSIBLE_SCORE behind each row's last token."""
-    real_token = tf.range(tf.shape(score)[2])[None, :] < token_count[:, None]
-    return tf.transpose(tf.where(real_token[:, None, :], score, IMPOSSIBLE_SCORE), [1, 0, 2])
+    """Return scores [frames, batch, tokens], IMPOSSIBLE_SCORE behind each row's last token.
 
-
-def _first_totals(score):
-    """Return the totals at frame 0, [batch, tokens]: a path begins with token 0."""
-    return tf.where(tf.range(tf.shape(score)[2])[None, :] == 0, 0.0, IMPOSSIBLE_SCORE) + score[0]
+    And the totals at frame 0, [batch, tokens]: a path begins with token 0.
+    """
+    token = tf.range(tf.shape(score)[2])[None, :]
+    real_token = (token < token_count[:, None])[:, None, :]
+    score = tf.transpose(tf.where(real_token, score, IMPOSSIBLE_SCORE), [1, 0, 2])
+    return score, tf.where(token == 0, 0.0, IMPOSSIBLE_SCORE) + score[0]
 
 
 def _totals_by_blocks(score, first):
@@ -124,10 +118,9 @@ def _totals_by_blocks(score, first):
         window = [shifted(padded, shift) for shift in range(BLOCK_FRAMES + 1)]
         of_frames = []
         for frame_score in tf.unstack(score[block], BLOCK_FRAMES):
-            pairs = enumerate(pairwise(window))
             window = [
-                tf.maximum(stay, advance) + shifted(frame_score, shift)
-                for shift, (stay, advance) in pairs
+                tf.maximum(*pair) + shifted(frame_score, shift)
+                for shift, pair in enumerate(pairwise(window))
             ]
             of_frames.append(window[0])
         return block + 1, window[0], totals.write(block, tf.stack(of_frames))
@@ -156,9 +149,8 @@ def _follow_back(advances, token_count, frames):
         later = tf.where((frame + distance < padded_frames)[:, None, None], later, token)
         return i + 1, 2 * distance, tf.gather(source, later, batch_dims=2, axis=2)
 
-    doublings = (
-        tf.cast(tf.math.log(tf.cast(padded_frames, tf.float32)) / tf.math.log(2.0), tf.int32) + 1
-    )
+    log2 = tf.math.log(tf.cast(padded_frames, tf.float32)) / tf.math.log(2.0)
+    doublings = tf.cast(log2, tf.int32) + 1
     *_, source = tf.while_loop(lambda i, *_: i < doublings, double, (0, 1, source))
     last = tf.maximum(token_count - 1, 0)
     path = tf.gather(tf.transpose(source, [1, 0, 2]), last, axis=2, batch_dims=1)
@@ -171,14 +163,9 @@ def durations_of_path(path, tokens):
 
 
 def path_from_ends(ends, token_count, padded):
-    """Return the path with the given token ends.
+    """Return the path with the given token ends: int32 [B, N] -> [B, padded]; -1 for padding.
 
-    Args:
-        ends: int32 [batch, tokens].
-        padded: int32 scalar, at least the last end.
-
-    Returns:
-        int32 [batch, padded]; -1 for padding.
+    `padded` is an int32 scalar, at least the last end.
     """
     frame = tf.tile(tf.range(padded)[None, :], [tf.shape(ends)[0], 1])
     path = tf.minimum(tf.searchsorted(ends, frame, side="right"), token_count[:, None] - 1)
@@ -186,14 +173,9 @@ def path_from_ends(ends, token_count, padded):
 
 
 def path_within(ends, padded):
-    """Return the path with the given token ends, up to `padded` frames, without int32.
+    """Return the path of `path_from_ends` up to `padded` frames, without int32, which is int64.
 
-    Args:
-        ends: float32 [batch, tokens], whole numbers; padded tokens end with the last real one.
-        padded: int32 scalar.
-
-    Returns:
-        int64 [batch, padded]; -1 for padding.
+    The ends are whole numbers in float32; padded tokens end with the last real one.
     """
     frame = tf.cast(tf.range(padded), tf.float32)[None, :]
     path = tf.reduce_sum(tf.cast(frame[:, :, None] >= ends[:, None, :], tf.float32), axis=2)
@@ -206,10 +188,8 @@ def gather_rows(values, index):
     In training, indices of frames and tokens are int64: a GPU computes with int32 on the host.
     """
     index = tf.cast(index, tf.int64)
-    return (
-        _gather_from_batch(values, tf.maximum(index, 0))
-        * tf.cast(index >= 0, values.dtype)[:, :, None]
-    )
+    real = tf.cast(index >= 0, values.dtype)[:, :, None]
+    return _gather_from_batch(values, tf.maximum(index, 0)) * real
 
 
 @tf.custom_gradient
@@ -221,9 +201,8 @@ def _gather_from_batch(values, index):
     gathered = tf.gather(tf.reshape(values, [-1, channels]), flat)
 
     def gradient(upstream):
-        summed = tf.math.unsorted_segment_sum(
-            tf.reshape(upstream, [-1, channels]), flat, batch * rows
-        )
+        upstream = tf.reshape(upstream, [-1, channels])
+        summed = tf.math.unsorted_segment_sum(upstream, flat, batch * rows)
         return tf.reshape(summed, [batch, rows, channels]), None
 
     return tf.reshape(gathered, tf.concat([tf.shape(index), [channels]], axis=0)), gradient
@@ -249,25 +228,22 @@ def position_in_token(path, frame, durations):
     return tf.stack([elapsed * real, tf.math.log(duration)], axis=-1)
 
 
-def random_segment(frames, padded, length, seed):
-    """Return the frame indices of a random segment of each utterance.
+def random_segment(frames, padded, length: int, seed):
+    """Return the frame indices of a random segment of each utterance; a shorter one is taken whole.
 
     Args:
         frames: int32 or int64 [B], frames of each utterance.
         padded: int32 scalar, the largest number of frames in the batch.
-        length: int, frames of the segment; a shorter utterance is taken whole.
-        seed: int32 [2].
 
     Returns:
         int64 [B, min(length, padded)]; -1 for padding.
     """
     start_count = tf.cast(tf.maximum(frames - length, 0) + 1, tf.float32)
     start = tf.cast(tf.random.stateless_uniform(tf.shape(frames), seed) * start_count, tf.int64)
-    return real_frames(
-        start[:, None] + tf.cast(tf.range(tf.minimum(length, padded)), tf.int64), frames
-    )
-
-
-def real_frames(frame, frames):
-    """Replace frames behind the end by -1: int64 [B or 1, S], int32 [B] -> int64 [B, S]."""
+    frame = start[:, None] + tf.cast(tf.range(tf.minimum(length, padded)), tf.int64)
     return tf.where(frame < tf.cast(frames, tf.int64)[:, None], frame, -1)
+
+
+def frame_indices(path):
+    """Return the index of each frame of a path [B, T], int64 [B, T]; -1 for padding."""
+    return tf.where(path >= 0, tf.cast(tf.range(tf.shape(path)[1]), tf.int64)[None, :], -1)

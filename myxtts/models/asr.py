@@ -13,9 +13,16 @@ from keras import layers
 
 from myxtts.batch import ASR_FEATURES
 from myxtts.models.ctc import ctc_labels, ctc_losses
-from myxtts.models.layers import CompositeLayer, Dense, SeededDropout, length_mask
+from myxtts.models.layers import (
+    CompositeLayer,
+    Dense,
+    SeededDropout,
+    build_network,
+    length_mask,
+    strided_convolution,
+)
 from myxtts.models.lmu import LegendreMemory
-from myxtts.models.xtts import MEL_MEAN, MEL_STD
+from myxtts.models.xtts import normalised_mel
 from myxtts.text.symbols import subsampled_length
 
 
@@ -35,8 +42,8 @@ SIZES = {
     "normal": ASRSize(channels=352, blocks=7, memory=104, order=8),
     "big": ASRSize(channels=512, blocks=12, memory=128, order=8),
 }
-ENCODERS = ("lmu", "gru")
-SUBSAMPLINGS = (1, 2, 4)
+# Of each convolution, by mel frames per encoder frame.
+STRIDES = {1: (1, 1), 2: (2, 1), 4: (2, 2)}
 KERNEL_SIZE = 5
 # Of each memory, 0.37 s. With 32 the character error rate was twice as high after 300 steps.
 WINDOW_FRAMES = 16
@@ -46,16 +53,10 @@ class ASRModel(keras.Model):
     """The CTC network.
 
     Args:
-        size: dimensions, see SIZES; the encoders of one size have equal numbers of parameters
-            within 5 %.
         symbols: number of output classes, including the blank, BLANK_ID.
-        encoder: one of ENCODERS.
-        subsampling: one of SUBSAMPLINGS; mel frames per encoder frame.
+        encoder: a key of ENCODERS; those of one size have equal numbers of parameters within 5 %.
+        subsampling: a key of STRIDES.
         dropout: fraction of activations dropped in training.
-
-    Attributes:
-        BATCH_FIELDS: the contract of a batch, see `myxtts.batch`.
-        LOSS_NAMES: the losses that `call` returns, in order.
     """
 
     BATCH_FIELDS = ASR_FEATURES
@@ -64,26 +65,16 @@ class ASRModel(keras.Model):
     def __init__(
         self, size: ASRSize, symbols: int, encoder: str, subsampling: int = 2, dropout: float = 0.0
     ):
-        if encoder not in ENCODERS or subsampling not in SUBSAMPLINGS:
-            raise ValueError(
-                f"{encoder=} must be one of {ENCODERS}, {subsampling=} one of {SUBSAMPLINGS}"
-            )
         # The mel stays float32 in mixed precision; the layers cast their own inputs.
         super().__init__(name="asr", autocast=False)
         self.subsampling = subsampling
+        options = {"kernel_size": KERNEL_SIZE, "activation": "silu"}
         self.convs = [
-            layers.Conv1D(
-                size.channels,
-                KERNEL_SIZE,
-                strides=stride,
-                activation="silu",
-                name=f"subsampling_{i}",
-            )
-            for i, stride in enumerate({1: (1, 1), 2: (2, 1), 4: (2, 2)}[subsampling])
+            layers.Conv1D(size.channels, strides=stride, name=f"subsampling_{i}", **options)
+            for i, stride in enumerate(STRIDES[subsampling])
         ]
-        self.blocks = [
-            encoder_block(encoder, size, dropout, name=f"{encoder}_{i}") for i in range(size.blocks)
-        ]
+        names = [f"{encoder}_{i}" for i in range(size.blocks)]
+        self.blocks = [ENCODERS[encoder](size, dropout, name=name) for name in names]
         self.out_norm = layers.LayerNormalization(name="out_norm")
         self.out = Dense(symbols, name="out")
 
@@ -93,11 +84,8 @@ class ASRModel(keras.Model):
 
     def component_layers(self) -> dict[str, list[keras.layers.Layer]]:
         """Return the layers of each component that --freeze names."""
-        return {
-            "subsampling": [*self.convs],
-            "encoder": [*self.blocks],
-            "output": [self.out_norm, self.out],
-        }
+        output = [self.out_norm, self.out]
+        return {"subsampling": [*self.convs], "encoder": [*self.blocks], "output": output}
 
     def build(self, shape):
         """Create no variables; see `CompositeLayer`."""
@@ -107,14 +95,11 @@ class ASRModel(keras.Model):
 
         Its sum over all batches and replicas of a step is the mean over that step's tokens. Nothing
         is averaged over batches of different sizes. Empty rows and rows without labels add nothing.
+        On the CPU, a row of fewer frames than `symbols.frames_needed` is an InvalidArgumentError.
 
         Returns:
             Losses: `ctc`, float32 scalar, the negative log-likelihood of the labels over all paths.
             Outputs: `logits` float32 [B, T', V]; `frames` int32 [B], their real frames.
-
-        Raises:
-            tf.errors.InvalidArgumentError: on the CPU, a row has fewer frames than
-            `symbols.frames_needed`.
         """
         logits, frames = self.compute_logits(
             batch["mel"], batch["frames"], batch["seed"] if training else None
@@ -128,12 +113,9 @@ class ASRModel(keras.Model):
 
         A seed turns on dropout.
         """
-        x = (mel - MEL_MEAN) / MEL_STD
+        x = normalised_mel(mel)
         for conv in self.convs:
-            x = x * length_mask(frames, tf.shape(x)[1], x.dtype)
-            # Not padding="same": with strides its first window depends on whether the padded length
-            # is odd or even.
-            x = conv(tf.pad(x, [[0, 0], [KERNEL_SIZE // 2, KERNEL_SIZE // 2], [0, 0]]))
+            x = strided_convolution(conv, x, frames)
             frames = subsampled_length(frames, conv.strides[0])
         mask = length_mask(frames, tf.shape(x)[1], x.dtype)
         for block in self.blocks:
@@ -141,18 +123,27 @@ class ASRModel(keras.Model):
         return tf.cast(self.out(self.out_norm(x)), tf.float32), frames
 
 
+def build_asr(
+    size: str, symbols: int, encoder: str, subsampling: int, precision: str = "float32", **settings
+) -> ASRModel:
+    """Build ASRModel of a key of SIZES; `settings` are its arguments. See `build_network`."""
+    return build_network(
+        precision, lambda: ASRModel(SIZES[size], symbols, encoder, subsampling, **settings)
+    )
+
+
 class LMUBlock(CompositeLayer):
     """Residual bidirectional Legendre memory of a few channels, mixed back into the input."""
 
-    def __init__(self, channels: int, memory: int, order: int, dropout: float, **kwargs):
+    def __init__(self, size: ASRSize, dropout: float, **kwargs):
         super().__init__(**kwargs)
         self.norm = layers.LayerNormalization(name="norm")
-        self.write = Dense(2 * memory, use_bias=False, name="write")
-        self.past = LegendreMemory(order, WINDOW_FRAMES, name="past")
-        self.future = LegendreMemory(order, WINDOW_FRAMES, backward=True, name="future")
-        self.mix = Dense(channels, activation="silu", name="mix")
+        self.write = Dense(2 * size.memory, use_bias=False, name="write")
+        self.past = LegendreMemory(size.order, WINDOW_FRAMES, name="past")
+        self.future = LegendreMemory(size.order, WINDOW_FRAMES, backward=True, name="future")
+        self.mix = Dense(size.channels, activation="silu", name="mix")
         self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
-        self.out = Dense(channels, name="out")
+        self.out = Dense(size.channels, name="out")
 
     def call(self, x, mask, frames, seed=None):
         """x [B, T, C], mask [B, T, 1], frames int32 [B] -> [B, T, C]."""
@@ -170,26 +161,21 @@ class GRUBlock(layers.Layer):
     has created, and with cuDNN it rejects rows without frames.
     """
 
-    def __init__(self, channels: int, units: int, dropout: float, **kwargs):
+    def __init__(self, size: ASRSize, dropout: float, **kwargs):
         super().__init__(**kwargs)
-        self.units = units
+        self.units = gru_units(size)
         self.norm = layers.LayerNormalization(name="norm")
-        self.write = Dense(6 * units, name="write")
+        self.write = Dense(6 * self.units, name="write")
         self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
-        self.out = Dense(channels, name="out")
+        self.out = Dense(size.channels, name="out")
 
     def build(self, shape):
+        units = self.units
         self.recurrent = [
-            self.add_weight(
-                shape=(self.units, 3 * self.units),
-                initializer="orthogonal",
-                name=f"recurrent_{direction}",
-            )
+            self.add_weight((units, 3 * units), "orthogonal", name=f"recurrent_{direction}")
             for direction in ("past", "future")
         ]
-        self.recurrent_bias = self.add_weight(
-            shape=(2, 1, self.units), initializer="zeros", name="recurrent_bias"
-        )
+        self.recurrent_bias = self.add_weight((2, 1, units), "zeros", name="recurrent_bias")
 
     def call(self, x, mask, frames, seed=None):
         """x [B, T, C], mask [B, T, 1], frames int32 [B] -> [B, T, C]."""
@@ -215,18 +201,7 @@ class GRUBlock(layers.Layer):
         return x + self.out(self.dropout(hidden, seed))
 
 
-def encoder_block(encoder: str, size: ASRSize, dropout: float, name: str) -> layers.Layer:
-    """Return a block of an encoder, (x, mask, frames, seed) -> x."""
-    if encoder == "lmu":
-        return LMUBlock(size.channels, size.memory, size.order, dropout, name=name)
-    return GRUBlock(size.channels, gru_units(size), dropout, name=name)
-
-
-def lmu_block_parameters(size: ASRSize) -> int:
-    """Count the parameters of an LMU block (norm, write, mix, out); GRU blocks match it."""
-    c = size.channels
-    coefficients = 2 * size.memory * size.order
-    return 2 * c + 2 * c * size.memory + (c + coefficients + 1) * c + (c + 1) * c
+ENCODERS: dict[str, type] = {"lmu": LMUBlock, "gru": GRUBlock}
 
 
 def gru_units(size: ASRSize) -> int:
@@ -235,6 +210,9 @@ def gru_units(size: ASRSize) -> int:
     A GRU block has 2 C + 6 U (C + 1) + 6 U² + 2 U + (2 U + 1) C of them.
     """
     c = size.channels
+    coefficients = 2 * size.memory * size.order
+    # norm, write, mix, out
+    lmu_parameters = 2 * c + 2 * c * size.memory + (c + coefficients + 1) * c + (c + 1) * c
     linear = 8 * c + 8
-    constant = 3 * c - lmu_block_parameters(size)
+    constant = 3 * c - lmu_parameters
     return round((-linear + (linear**2 - 24 * constant) ** 0.5) / 12)

@@ -3,8 +3,6 @@
 Shape legend: B batch, T frames, V symbols, U labels.
 """
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from myxtts import tf_internals
@@ -29,9 +27,9 @@ def ctc_labels(tokens, token_count):
 def ctc_losses(logits, frames, labels, count):
     """Return the CTC loss of each row, float32 [B]; 0 for a row without labels.
 
-    TensorFlow's kernel for the device computes it. On a GPU, that is cuDNN's, which takes
-    CUDNN_MAX_LABELS labels; rows with more of them are computed by `ctc_losses_by_recursion`, and
-    only batches that have such rows pay for it.
+    TensorFlow's kernel for the device computes it, but on a GPU, where it is cuDNN's,
+    `ctc_losses_by_recursion` computes rows of more than CUDNN_MAX_LABELS labels. Only batches that
+    have such rows pay for it.
 
     Args:
         logits: float32 [B, T, V].
@@ -49,10 +47,8 @@ def ctc_losses(logits, frames, labels, count):
     losses = _losses_by_kernel(logits, frames, labels, fitting_count)
 
     def with_long_rows():
-        long = ctc_losses_by_recursion(
-            *(tf.gather(values, rows) for values in (logits, frames, labels, count))
-        )
-        return tf.tensor_scatter_nd_update(losses, rows[:, None], long)
+        long = [tf.gather(values, rows) for values in (logits, frames, labels, count)]
+        return tf.tensor_scatter_nd_update(losses, rows[:, None], ctc_losses_by_recursion(*long))
 
     return tf.cond(all_fit, lambda: losses, with_long_rows)
 
@@ -76,9 +72,8 @@ def _losses_by_kernel(logits, frames, labels, count):
         one_label = tf.pad(tf.ones_like(labels[:, :1]), [[0, 0], [0, tf.shape(labels)[1] - 1]])
         labels = tf.where(has_labels[:, None], labels, one_label)
         indices = tf.where(labels != BLANK_ID)
-        sparse = tf.SparseTensor(
-            indices, tf.gather_nd(labels, indices), tf.shape(labels, out_type=tf.int64)
-        )
+        shape = tf.shape(labels, out_type=tf.int64)
+        sparse = tf.SparseTensor(indices, tf.gather_nd(labels, indices), shape)
         logit_length = tf.where(has_labels, frames, 1)
     losses = tf.nn.ctc_loss(
         labels=sparse,
@@ -93,28 +88,19 @@ def _losses_by_kernel(logits, frames, labels, count):
 def ctc_losses_by_recursion(logits, frames, labels, count):
     """Compute the loss by the forward-backward recursion (Graves et al. 2006, section 4.1).
 
-    It takes any number of labels on any device. `tf.nn.ctc_loss` with dense labels also does so,
-    but multiplies by a matrix of all pairs of states at each frame: 97 times as long for 310
-    labels.
-
-    Args:
-        logits, frames, labels, count: as in `ctc_losses`; each count is at least 1.
-
-    Returns:
-        float32 [B].
+    Arguments and result are those of `ctc_losses`; each count is at least 1. Takes any number of
+    labels on any device. `tf.nn.ctc_loss` with dense labels also does so, but multiplies by a
+    matrix of all pairs of states at each frame: 97 times as long for 310 labels.
     """
     # The states of a row are its labels with a blank before, between and behind them.
     states = tf.stack([tf.fill(tf.shape(labels), BLANK_ID), labels], axis=2)
-    states = tf.pad(
-        tf.reshape(states, [tf.shape(labels)[0], -1]), [[0, 0], [0, 1]], constant_values=BLANK_ID
-    )
-    emissions = tf.transpose(
-        tf.gather(tf.nn.log_softmax(logits), states, axis=2, batch_dims=1), [1, 0, 2]
-    )
+    states = tf.reshape(states, [tf.shape(labels)[0], -1])
+    states = tf.pad(states, [[0, 0], [0, 1]], constant_values=BLANK_ID)
+    emissions = tf.gather(tf.nn.log_softmax(logits), states, axis=2, batch_dims=1)
+    emissions = tf.transpose(emissions, [1, 0, 2])
     # A path may skip the blank between two different labels.
-    skips = (states != BLANK_ID) & (
-        states != tf.pad(states[:, :-2], [[0, 0], [2, 0]], constant_values=BLANK_ID)
-    )
+    before = tf.pad(states[:, :-2], [[0, 0], [2, 0]], constant_values=BLANK_ID)
+    skips = (states != BLANK_ID) & (states != before)
     state = tf.range(tf.shape(states)[1])
     is_end = (state == 2 * count[:, None]) | (state == 2 * count[:, None] - 1)
     real = tf.sequence_mask(frames, tf.shape(emissions)[0])
@@ -149,9 +135,8 @@ def _losses_of_paths(emissions, skips, is_end, real):
         return tf.where(is_inside, following, ends)
 
     ends = tf.where(is_end, tf.zeros_like(emissions[0]), LOG_ZERO)
-    start = tf.concat(
-        [tf.zeros_like(ends[:, :1]), tf.fill(tf.shape(ends[:, 1:]), padding[0, 0])], axis=1
-    )
+    impossible = tf.fill(tf.shape(ends[:, 1:]), padding[0, 0])
+    start = tf.concat([tf.zeros_like(ends[:, :1]), impossible], axis=1)
     until = tf.scan(forward, emissions, start)
     is_inside = tf.concat([real[1:], tf.zeros_like(real[:1])], axis=0)  # the row has a later frame
     later = tf.concat([emissions[1:], tf.zeros_like(emissions[:1])], axis=0)
@@ -168,14 +153,8 @@ def _losses_of_paths(emissions, skips, is_end, real):
 def greedy_decode(logits, frames):
     """Take the most likely symbol of each frame, then merge repeats and remove blanks.
 
-    TensorFlow's own decoder has no GPU kernel; every operation used here has one.
-
-    Args:
-        logits: [B, T, V].
-        frames: int32 [B].
-
-    Returns:
-        Ids int32 [B, U], padded with 0, and their counts int32 [B].
+    Logits [B, T, V], frames int32 [B] -> ids int32 [B, U], padded with 0, and their counts int32
+    [B]. TensorFlow's own decoder has no GPU kernel; every operation used here has one.
     """
     rows, padded = tf.unstack(tf.shape(logits)[:2])
     best = tf.argmax(logits, axis=2, output_type=tf.int32)
@@ -197,23 +176,18 @@ def beam_search_decode(logits, frames, width: int):
     """
     with tf.device("/CPU:0"):
         # TensorFlow's decoder expects the blank as the last class.
-        blank_last = tf.concat(
-            [logits[:, :, BLANK_ID + 1 :], logits[:, :, BLANK_ID : BLANK_ID + 1]], axis=2
-        )
+        blank = logits[:, :, BLANK_ID : BLANK_ID + 1]
+        blank_last = tf.concat([logits[:, :, BLANK_ID + 1 :], blank], axis=2)
         time_major = tf.transpose(tf.cast(blank_last, tf.float32), [1, 0, 2])
-        (decoded,), _ = tf.nn.ctc_beam_search_decoder(
-            time_major, frames, beam_width=width, top_paths=1
-        )
+        (decoded,), _ = tf.nn.ctc_beam_search_decoder(time_major, frames, width, top_paths=1)
         ids = tf.cast(tf.sparse.to_dense(decoded, default_value=-1), tf.int32) + 1
         return ids, tf.math.count_nonzero(ids, axis=1, dtype=tf.int32)
 
 
 def decoded_texts(ids, counts, symbols: SymbolTable) -> list[str]:
     """Return the texts of ids [B, U] with counts [B], without ids that are no symbols."""
-    return [
-        _text(row[:count], symbols) for row, count in zip(ids.numpy(), counts.numpy(), strict=True)
-    ]
-
-
-def _text(ids: Sequence[int], symbols: SymbolTable) -> str:
-    return "".join(symbols.symbols[id_ - FIRST_SYMBOL_ID] for id_ in ids if id_ >= FIRST_SYMBOL_ID)
+    texts = []
+    for row, count in zip(ids.numpy(), counts.numpy(), strict=True):
+        indices = [id_ - FIRST_SYMBOL_ID for id_ in row[:count] if id_ >= FIRST_SYMBOL_ID]
+        texts.append("".join(symbols.symbols[index] for index in indices))
+    return texts

@@ -8,7 +8,6 @@ periods alone), so that they suit a small network. Shape legend: B batch, S samp
 T frames, F bins, C channels.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ import tensorflow as tf
 from keras import layers
 
 from myxtts.audio.spectral import OVERLAP, magnitude, short_time_spectrum
-from myxtts.models.layers import CompositeLayer, sum_over
+from myxtts.models.layers import CompositeLayer, mean_of_rows
 
 # Primes, so that the samples of two periods overlap as little as possible.
 PERIODS = (2, 3, 5, 7, 11)
@@ -63,10 +62,10 @@ class Discriminators(CompositeLayer):
         # Waves stay float32 in mixed precision; the convolutions cast their own inputs.
         super().__init__(autocast=False, **kwargs)
         periods = [PeriodDiscriminator(period, name=f"period_{period}") for period in PERIODS]
-        resolutions = [
-            ResolutionDiscriminator(size, name=f"resolution_{size}") for size in RESOLUTIONS
+        self.judges = [
+            *periods,
+            *(ResolutionDiscriminator(size, name=f"resolution_{size}") for size in RESOLUTIONS),
         ]
-        self.judges = [*periods, *resolutions]
 
     def call(self, real, generated):
         """Return each row's losses, means over discriminators: float32 [B, S] twice -> [B] each.
@@ -92,12 +91,12 @@ class Discriminators(CompositeLayer):
         # well.
         real_score, real_features = judge(real)
         score, features = judge(generated)
-        pairs = list(zip(real_features, features, strict=True))
+        distances = [relative_distance(*pair) for pair in zip(real_features, features, strict=True)]
         return {
             "discriminator_real": mean_of_rows(tf.nn.relu(1.0 - real_score)),
             "discriminator_generated": mean_of_rows(tf.nn.relu(1.0 + score)),
             "adversarial": mean_of_rows(tf.nn.relu(1.0 - score)),
-            "feature_matching": tf.add_n([relative_distance(*pair) for pair in pairs]) / len(pairs),
+            "feature_matching": tf.add_n(distances) / len(distances),
         }
 
 
@@ -106,12 +105,13 @@ def hidden_values(samples: int) -> int:
     return sum(judge.hidden_values(samples) for judge in Discriminators().judges)
 
 
-class Judge(CompositeLayer, ABC):
-    """A stack of 2-D convolutions. A subclass has `picture`, which makes a picture of a wave.
+class Judge(CompositeLayer):
+    """A stack of 2-D convolutions over the `picture` that a subclass makes of a wave.
+
+    Its `picture_size` is the height and width for a number of samples.
 
     Args:
-        channels: of each hidden layer.
-        kernels, strides: of each hidden layer.
+        channels, kernels, strides: of each hidden layer.
         last_kernel: of the layer that scores.
     """
 
@@ -130,22 +130,13 @@ class Judge(CompositeLayer, ABC):
         ]
         self.out = WeightNormConv(1, last_kernel, (1, 1), name="out")
 
-    @abstractmethod
-    def picture(self, wave):
-        """float32 [B, S] -> [B, height, width, 1]."""
-
     def hidden_values(self, samples: int) -> int:
-        """Return the number of values in all hidden layers for a wave."""
         height, width = self.picture_size(samples)
         total = 0
         for conv in self.convs:
             height, width = -(-height // conv.strides[0]), -(-width // conv.strides[1])
             total += height * width * conv.channels
         return total
-
-    @abstractmethod
-    def picture_size(self, samples: int) -> tuple[int, int]:
-        """Return height and width of the picture of a wave."""
 
     def call(self, wave):
         """float32 [B, S] -> scores float32 [B, …], and the output of each hidden layer."""
@@ -209,18 +200,15 @@ class WeightNormConv(layers.Layer):
         self.channels, self.kernel_size, self.strides = channels, kernel, strides
 
     def build(self, shape):
+        def weight(name, shape, initializer):
+            return self.add_weight(shape, initializer, autocast=False, name=name)
+
         fan = (*self.kernel_size, shape[-1], self.channels)
-        self.kernel = self.add_weight(
-            shape=fan, initializer="he_normal", autocast=False, name="kernel"
-        )
+        self.kernel = weight("kernel", fan, "he_normal")
         # Keeps the variance through a ReLU, as He et al. (2015) do by the kernel itself.
         root_2 = keras.initializers.Constant(2**0.5)
-        self.gamma = self.add_weight(
-            shape=(self.channels,), initializer=root_2, autocast=False, name="gamma"
-        )
-        self.bias = self.add_weight(
-            shape=(self.channels,), initializer="zeros", autocast=False, name="bias"
-        )
+        self.gamma = weight("gamma", (self.channels,), root_2)
+        self.bias = weight("bias", (self.channels,), "zeros")
 
     def call(self, x):
         """[B, height, width, C] -> [B, height / stride, width / stride, channels]."""
@@ -246,9 +234,3 @@ def relative_distance(real, generated):
     """Return mean |difference| / mean |real| of features: [B, H, W, C] -> float32 [B]."""
     real, generated = tf.cast(real, tf.float32), tf.cast(generated, tf.float32)
     return mean_of_rows(tf.abs(real - generated)) / (mean_of_rows(tf.abs(real)) + MIN_FEATURE)
-
-
-def mean_of_rows(x):
-    """Return the mean of each row: float32 [B, H, W, C] -> [B]."""
-    size = tf.cast(tf.shape(x)[1] * tf.shape(x)[2], tf.float32) * float(x.shape[3])
-    return sum_over(x, [1, 2, 3]) / size

@@ -23,10 +23,8 @@ def sample_noise(seed, shape):
 
 def sample_times(seed, rows):
     """Draw float32 [rows] in [0, 1), evenly spaced over the rows (Kingma et al. 2021)."""
-    offset = tf.random.stateless_uniform([], seed)
-    return tf.math.floormod(
-        offset + tf.cast(tf.range(rows), tf.float32) / tf.cast(rows, tf.float32), 1.0
-    )
+    position = tf.cast(tf.range(rows), tf.float32) / tf.cast(rows, tf.float32)
+    return tf.math.floormod(tf.random.stateless_uniform([], seed) + position, 1.0)
 
 
 def interpolate_path(noise, data, time):
@@ -38,8 +36,7 @@ def wiener_estimate(x, time, prior_mean, prior_std):
     """Return the best estimate of the data if it were normally distributed around the prior's mean.
 
     Args:
-        x: x_t, float32 [B, T, D].
-        time: float32 [B].
+        x, time: x_t, float32 [B, T, D], and t, float32 [B].
         prior_mean: guess of the data, float32 [B, T, D].
         prior_std: standard deviation of the data around the guess, float32 [B].
 
@@ -62,20 +59,15 @@ def euler_solve(estimate_data, noise, steps):
 
     Args:
         estimate_data: function of x_t float32 [B, T, D] and t float32 [B] that estimates the data.
-        noise: float32 [B, T, D].
         steps: at least 1: an int32 scalar, or a number, by which the steps are unrolled.
-
-    Returns:
-        float32 [B, T, D]: the last estimate.
     """
     rows = tf.shape(noise)[0]
 
     def advance(step, x):
         time = tf.cast(step, tf.float32) / tf.cast(steps, tf.float32)
+        difference = estimate_data(x, tf.fill([rows], time)) - x
         # A step of 1/steps at a velocity of (estimate - x) / (1 - time).
-        return step + 1, x + (estimate_data(x, tf.fill([rows], time)) - x) / tf.cast(
-            steps - step, tf.float32
-        )
+        return step + 1, x + difference / tf.cast(steps - step, tf.float32)
 
     if isinstance(steps, int):
         data = noise

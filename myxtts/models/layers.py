@@ -1,4 +1,4 @@
-"""Building blocks of the XTTS network.
+"""Building blocks of the networks.
 
 Shape legend: B batch, N tokens, T frames, L any length, C channels, S style, H heads. Masks are
 float [B, L, 1]: 1 on real positions. Padded positions never change the output at real ones. Dropout
@@ -6,11 +6,32 @@ takes a seed, int32 [2], and is off without one. A step's randomness is a functi
 a resumed run needs no generator state.
 """
 
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 from keras import layers
 
+from myxtts.batch import empty_batch
 from myxtts.portable_ops import fold_in
+
+
+def build_network(precision: str, create: Callable[[], keras.Model], **call):
+    """Build a network with all its variables, on the device or replicas in whose scope we are.
+
+    Args:
+        precision: Keras dtype policy of every layer; variables stay float32.
+        call: arguments of the call that creates the variables.
+    """
+    policy_before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        model = create()
+        # Keras creates variables at the first call: eagerly, in this scope.
+        model(empty_batch(model.BATCH_FIELDS), **call)
+    finally:
+        keras.config.set_dtype_policy(policy_before)
+    return model
 
 
 def length_mask(lengths, padded, dtype):
@@ -21,6 +42,12 @@ def length_mask(lengths, padded, dtype):
 def sum_over(x, axes):
     """Return `tf.reduce_sum(x, axes)`, whose own gradient would wait for a GPU's shape."""
     return tf.squeeze(tf.reduce_sum(x, axes, keepdims=True), axes)
+
+
+def mean_of_rows(x):
+    """Return the mean of each row, [B, …, C] -> [B]; see `sum_over`."""
+    values = tf.reduce_prod(tf.cast(tf.shape(x)[1:-1], tf.float32)) * float(x.shape[-1])
+    return sum_over(x, list(range(1, x.shape.rank))) / values
 
 
 class SeededDropout(layers.Layer):
@@ -122,9 +149,7 @@ class Attention(CompositeLayer):
     def call(self, x, context, mask):
         """Attend: x [B, Q, C], context [B, L, C] and its mask [B, L, 1] -> [B, Q, C]."""
         query = self._heads(self.query(x))
-        key, value = (
-            self._heads(x) for x in tf.split(self.key_value(context), 2, axis=-1)
-        )  # [B, H, L, C/H]
+        key, value = (self._heads(x) for x in tf.split(self.key_value(context), 2, axis=-1))
         if self.rotary:
             query, key = apply_rotary(query), apply_rotary(key)
         scores = tf.matmul(query, key, transpose_b=True) * query.shape[-1] ** -0.5
@@ -132,18 +157,13 @@ class Attention(CompositeLayer):
         # 65,504.
         scores += tf.transpose(1 - mask, [0, 2, 1])[:, None] * tf.cast(-3e4, scores.dtype)
         mixed = tf.transpose(tf.matmul(tf.nn.softmax(scores), value), [0, 2, 1, 3])
-        return self.out(
-            tf.reshape(
-                mixed, tf.concat([tf.shape(x)[:2], [mixed.shape[2] * mixed.shape[3]]], axis=0)
-            )
-        )
+        channels = mixed.shape[2] * mixed.shape[3]
+        return self.out(tf.reshape(mixed, tf.concat([tf.shape(x)[:2], [channels]], axis=0)))
 
     def _heads(self, x):
         """[B, L, C] -> [B, H, L, C/H]."""
-        split = tf.reshape(
-            x, [tf.shape(x)[0], tf.shape(x)[1], self.heads, x.shape[2] // self.heads]
-        )
-        return tf.transpose(split, [0, 2, 1, 3])
+        shape = [tf.shape(x)[0], tf.shape(x)[1], self.heads, x.shape[2] // self.heads]
+        return tf.transpose(tf.reshape(x, shape), [0, 2, 1, 3])
 
 
 class AttentionBlock(CompositeLayer):
@@ -158,9 +178,8 @@ class AttentionBlock(CompositeLayer):
     def call(self, x, style, mask, seed=None, context=None):
         """x [B, L, C], style [B, S], mask of the keys [B, K, 1], context [B, K, C] -> [B, L, C]."""
         normed = self.norm(x, style)
-        return x + self.dropout(
-            self.attention(normed, normed if context is None else context, mask), seed
-        )
+        context = normed if context is None else context
+        return x + self.dropout(self.attention(normed, context, mask), seed)
 
 
 def apply_rotary(x):
@@ -169,8 +188,7 @@ def apply_rotary(x):
     position = tf.cast(tf.range(tf.shape(x)[2]), tf.float32)[:, None]
     angle = position * _frequencies(half)
     cos, sin = tf.cast(tf.cos(angle), x.dtype), tf.cast(tf.sin(angle), x.dtype)
-    left = x[..., :half]
-    right = x[..., half:]
+    left, right = x[..., :half], x[..., half:]
     return tf.concat([left * cos - right * sin, left * sin + right * cos], axis=-1)
 
 
@@ -201,37 +219,43 @@ class ReferenceEncoder(CompositeLayer):
         """mel [B, T, 80], frames int32 [B], keep [B] (0 ignores it) -> [B, C], [B, K, C]."""
         x, lengths = mel, frames
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = x * length_mask(lengths, tf.shape(x)[1], x.dtype)
-            # Not padding="same": with strides its first window depends on whether the padded length
-            # is odd or even.
-            x = norm(conv(tf.pad(x, [[0, 0], [1, 1], [0, 0]])))
+            x = norm(strided_convolution(conv, x, lengths))
             lengths = (lengths + 1) // 2
         mask = length_mask(lengths, tf.shape(x)[1], x.dtype)
         x = x + self.attention(x, x, mask)
         rows = tf.range(self.queries.input_dim)
         queries = self.queries(rows)[None]
-        queries = tf.broadcast_to(
-            queries, tf.concat([tf.shape(mel)[:1], queries.shape[1:]], axis=0)
-        )
+        shape = tf.concat([tf.shape(mel)[:1], queries.shape[1:]], axis=0)
+        queries = tf.broadcast_to(queries, shape)
         resampled = self.out(self.out_norm(queries + self.resampler(queries, x, mask)))
         keep = tf.cast(keep, resampled.dtype)[:, None, None]
         resampled = keep * resampled + (1 - keep) * self.no_reference(rows)[None]
         return resampled[:, 0], resampled[:, 1:]
 
 
-def time_embedding(time, count):
+def strided_convolution(conv, x, lengths):
+    """Apply a `Conv1D` to the real frames of x [B, T, C], padded by half of its kernel.
+
+    Not padding="same": with strides its first window depends on whether the padded length is odd or
+    even.
+    """
+    x = x * length_mask(lengths, tf.shape(x)[1], x.dtype)
+    margin = conv.kernel_size[0] // 2
+    return conv(tf.pad(x, [[0, 0], [margin, margin], [0, 0]]))
+
+
+def time_embedding(time, count: int):
     """Return sinusoidal embeddings of times (Vaswani et al. 2017): [B] -> [B, count]."""
     angle = 1000.0 * time[:, None] * _frequencies(count // 2)
     return tf.concat([tf.sin(angle), tf.cos(angle)], axis=-1)
 
 
-def _frequencies(count):
+def _frequencies(count: int):
     """Return float32 [1, count], from 1 down towards 1/10,000."""
     return tf.constant([10_000.0 ** (-i / count) for i in range(count)])[None, :]
 
 
 def parameter_count(model: keras.Model) -> int:
-    """Return the number of trainable parameters."""
     return weight_count(model.trainable_variables)
 
 

@@ -61,18 +61,15 @@ def impulse_response(order: int, window: float) -> np.ndarray:
 class LegendreMemory(layers.Layer):
     """A Legendre memory for each channel, without weights, in float32 under every policy.
 
-    Args:
-        order: coefficients of each channel.
-        window: frames that the memory represents.
-        backward: represent the following frames instead of the past ones.
+    It has `order` coefficients for each channel, and represents the past `window` frames, or the
+    following ones if it is `backward`.
     """
 
     def __init__(self, order: int, window: float, backward: bool = False, **kwargs):
         super().__init__(**kwargs | {"dtype": "float32"})
         self.backward = backward
-        self.state_matrix, self.input_matrix = (
-            x.astype(np.float32) for x in discrete_state_space(order, window)
-        )
+        transition, inputs = discrete_state_space(order, window)
+        self.state_matrix, self.input_matrix = np.float32(transition), np.float32(inputs)
         self.response = impulse_response(order, window)
 
     def call(self, u):
@@ -80,11 +77,9 @@ class LegendreMemory(layers.Layer):
 
         Zero padding does not change the memory of real frames, in either direction.
         """
-        return (
-            tf.reverse(self._convolve(tf.reverse(u, [1])), [1])
-            if self.backward
-            else self._convolve(u)
-        )
+        if self.backward:
+            return tf.reverse(self._convolve(tf.reverse(u, [1])), [1])
+        return self._convolve(u)
 
     def stream(self, u, state):
         """Continue the memory over the next chunk of a signal, by the recurrence.
@@ -95,29 +90,18 @@ class LegendreMemory(layers.Layer):
 
         Returns:
             float32 [B, T, M · D], and the state after this chunk.
-
-        Raises:
-            ValueError: the layer is `backward`.
         """
-        if self.backward:
-            raise ValueError(
-                "a backward memory cannot be streamed: it depends on frames that have not arrived"
-            )
-        frames = tf.transpose(tf.pad(tf.cast(u, tf.float32), [[0, 0], [0, 1], [0, 0]]), [1, 0, 2])[
-            ..., None
-        ]
+        assert not self.backward, "a backward memory depends on frames that have not arrived"
+
+        def step(memory, frame):
+            frame = frame[..., None] * self.input_matrix
+            return tf.matmul(memory, self.state_matrix, transpose_b=True) + frame
+
         # tf.scan cannot stack nothing, so there is a frame more.
-        states = tf.scan(
-            lambda memory, frame: (
-                tf.matmul(memory, self.state_matrix, transpose_b=True) + frame * self.input_matrix
-            ),
-            frames,
-            state,
-        )[:-1]
-        width = u.shape[2] * len(self.input_matrix)
-        memory = tf.reshape(
-            tf.transpose(states, [1, 0, 2, 3]), [*tf.unstack(tf.shape(u)[:2]), width]
-        )
+        frames = tf.pad(tf.cast(u, tf.float32), [[0, 0], [0, 1], [0, 0]])
+        states = tf.scan(step, tf.transpose(frames, [1, 0, 2]), state)[:-1]
+        shape = [*tf.unstack(tf.shape(u)[:2]), u.shape[2] * len(self.input_matrix)]
+        memory = tf.reshape(tf.transpose(states, [1, 0, 2, 3]), shape)
         return memory, tf.concat([state[None], states], axis=0)[-1]  # without frames, it stays
 
     def _convolve(self, u):
@@ -129,12 +113,10 @@ class LegendreMemory(layers.Layer):
         past = tf.minimum(blocks - 1, 1) * (len(self.response) - 1)
         inputs = tf.range(past + block)
         outputs = tf.range(block)
-        padded = tf.pad(
-            tf.transpose(u, [1, 0, 2]), [[past, blocks * block - frames], [0, 0], [0, 0]]
-        )
-        windows = tf.gather(
-            padded, inputs[:, None] + block * tf.range(blocks)[None, :]
-        )  # [inputs, blocks, B, M]
+        padding = [[past, blocks * block - frames], [0, 0], [0, 0]]
+        padded = tf.pad(tf.transpose(u, [1, 0, 2]), padding)
+        # [inputs, blocks, B, M]
+        windows = tf.gather(padded, inputs[:, None] + block * tf.range(blocks)[None, :])
         lag = past + outputs[None, :] - inputs[:, None]
         # Also the index of a row of zeros appended to the response.
         length = len(self.response)
@@ -143,10 +125,10 @@ class LegendreMemory(layers.Layer):
         windows, toeplitz = (tf.reshape(x, [past + block, -1]) for x in (windows, toeplitz))
         memory = tf.matmul(windows, toeplitz, transpose_a=True)
         memory = tf.reshape(memory, [blocks, batch, u.shape[2], block, len(self.input_matrix)])
-        memory = tf.reshape(tf.transpose(memory, [1, 0, 3, 2, 4]), [batch, blocks * block, -1])[
-            :, :frames
-        ]
-        return tf.ensure_shape(memory, [None, None, u.shape[2] * len(self.input_matrix)])
+        memory = tf.reshape(tf.transpose(memory, [1, 0, 3, 2, 4]), [batch, blocks * block, -1])
+        return tf.ensure_shape(
+            memory[:, :frames], [None, None, u.shape[2] * len(self.input_matrix)]
+        )
 
 
 def _matrix_exponential(matrix: np.ndarray) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Groups of losses with variables and an optimizer each: a GAN has two."""
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import keras
@@ -34,24 +33,16 @@ class LossGroup(NamedTuple):
 def loss_groups_of(model: keras.Model) -> dict[str, LossGroup]:
     """Return the groups of a model by name: its `loss_groups()`, or one with everything.
 
-    The first group is NETWORK. Its variables are those of the network that inference uses. All
+    They are a partition of its variables. The first is NETWORK, whose variables inference uses. All
     other groups are needed in training only.
-
-    Raises:
-        ValueError: the groups are not a partition of the model's variables.
     """
     if not hasattr(model, "loss_groups"):
         return {NETWORK: LossGroup(model.LOSS_NAMES, model.variables)}
-    groups: Mapping[str, LossGroup] = model.loss_groups()
-    grouped = [v.path for v in itertools.chain(*(group.variables for group in groups.values()))]
-    if next(iter(groups)) != NETWORK or sorted(grouped) != sorted(
-        variable.path for variable in model.variables
-    ):
-        raise ValueError(
-            f"the loss groups {', '.join(groups)} are not a partition of the variables of"
-            f" {model.name}"
-        )
-    return dict(groups)
+    groups: dict[str, LossGroup] = model.loss_groups()
+    paths = [variable.path for group in groups.values() for variable in group.variables]
+    is_partition = sorted(paths) == sorted(variable.path for variable in model.variables)
+    assert next(iter(groups)) == NETWORK and is_partition, f"{model.name}: not a partition"
+    return groups
 
 
 def network_variables(model: keras.Model) -> list[keras.Variable]:

@@ -46,29 +46,21 @@ def target_prosody(mel, f0_hz, path, tokens):
     voiced = tf.cast(f0_hz > 0.0, tf.float32)
     octaves = tf.math.log(tf.maximum(f0_hz, 1.0) / PITCH_CENTRE_HZ) / tf.math.log(2.0)
     pitch = octaves * (12.0 / PITCH_UNIT_SEMITONES)
-    frame_values = tf.stack(
-        [tf.ones_like(voiced), voiced, voiced * pitch, tf.reduce_mean(mel, axis=2)], axis=-1
-    )
-    sums = float32_matmul(tf.one_hot(path, tokens), frame_values, transpose_a=True)
+    values = [tf.ones_like(voiced), voiced, voiced * pitch, tf.reduce_mean(mel, axis=2)]
+    sums = float32_matmul(tf.one_hot(path, tokens), tf.stack(values, axis=-1), transpose_a=True)
     frames, voiced_frames, pitch, energy = tf.unstack(sums, axis=-1)
     duration = tf.maximum(frames, 1.0)
     pitch /= tf.maximum(voiced_frames, 1.0)
-    return (
-        Prosody(tf.math.log(duration), voiced_frames / duration, pitch, energy / duration),
-        frames,
-    )
+    prosody = Prosody(tf.math.log(duration), voiced_frames / duration, pitch, energy / duration)
+    return prosody, frames
 
 
 def prosody_errors(predicted: Prosody, target: Prosody):
     """Return squared errors of each token by loss, [B, N]; pitch by its voiced fraction."""
-    squared = Prosody(
-        *(tf.square(left - right) for left, right in zip(predicted, target, strict=True))
+    duration, voiced, pitch, energy = (
+        tf.square(left - right) for left, right in zip(predicted, target, strict=True)
     )
-    return {
-        "duration": squared.log_duration,
-        "pitch": target.voiced * squared.pitch + squared.voiced,
-        "energy": squared.energy,
-    }
+    return {"duration": duration, "pitch": target.voiced * pitch + voiced, "energy": energy}
 
 
 def pitch_hz(pitch):
@@ -88,11 +80,8 @@ def token_ends(log_duration, mask, speed):
 def token_ends_within(log_duration, mask, limit):
     """Return `token_ends`, with shorter tokens where these exceed `limit` frames.
 
-    Only what a token has beyond one frame is shortened, so that each of up to `limit` tokens keeps
-    a frame.
-
-    Args:
-        limit: float32 scalar, a whole number.
+    The limit is a whole number, float32. Only what a token has beyond one frame is shortened, so
+    that each of up to `limit` tokens keeps a frame.
     """
     ends = token_ends(log_duration, mask, 1.0)
     beyond_one = tf.clip_by_value(tf.exp(log_duration), 1.0, MAX_TOKEN_FRAMES) * mask - mask

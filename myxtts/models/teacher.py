@@ -4,30 +4,75 @@ import tensorflow as tf
 
 from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import SILENCE
-from myxtts.models.xtts import XTTS
+from myxtts.models import alignment, flow, prosody
+from myxtts.models.xtts import TEMPERATURE, XTTS
+from myxtts.portable_ops import fold_in
 
 
 class TeacherModel:
-    """The network of a frozen voice on one device, with the options of its own run."""
+    """The network of a frozen voice on one device; `SynthesisOptions` has the other arguments.
+
+    Each row of a batch has its own noise.
+    """
 
     def __init__(self, network: XTTS, ode_steps: int, guidance: float):
         self.network = network
-        self._ode_steps = ode_steps
-        self._guidance = guidance
+        self._options = ode_steps, guidance
+        self.align = network.align
 
-    def align(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
-        """See `XTTS.align`."""
-        return self.network.align(features)
+    def speak(self, batch, padded_frames):
+        """Speak texts with the voices of their references, within a number of frames.
 
-    def speak(
-        self, features: dict[str, tf.Tensor], padded_frames: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See `XTTS.speak`."""
-        return self.network.speak(features, padded_frames, self._ode_steps, self._guidance)
+        A text that needs more frames is spoken faster. So no shape depends on what the network
+        predicts, and the host does not wait for it.
 
-    def teacher_forced_mel(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
-        """See `XTTS.teacher_forced_mel`."""
-        return self.network.teacher_forced_mel(features, self._ode_steps, self._guidance)
+        Args:
+            batch: of TTS_FEATURES the fields of text and reference, and the seed.
+            padded_frames: T, int32 scalar.
+
+        Returns:
+            Log-mel float32 [B, T, 80]; F0 in Hz, float32 [B, T], 0 where unvoiced; path int64 [B,
+            T].
+        """
+        speaker, encoded, mean, mask = self.network.encode_texts(batch)
+        predicted = self.network.predict_prosody(encoded, speaker.style, mask)
+        real_token = tf.cast(mask, tf.float32)[:, :, 0]
+        limit = tf.cast(padded_frames, tf.float32)
+        ends = prosody.token_ends_within(predicted.log_duration, real_token, limit)
+        path = alignment.path_within(ends, padded_frames)
+        durations = alignment.durations_of_path(path, tf.shape(mean)[1])
+        mel = self._mel(batch, speaker, encoded, mean, predicted, durations, path)
+        by_token = tf.stack([predicted.voiced, predicted.pitch], axis=-1)
+        voiced, pitch = tf.unstack(alignment.gather_rows(by_token, path), axis=-1)
+        # The voiced part of a token comes first: only its length is known.
+        position = alignment.position_in_token(path, alignment.frame_indices(path), durations)
+        is_voiced = (position[:, :, 0] < voiced) & (path >= 0)
+        return mel, tf.where(is_voiced, prosody.pitch_hz(pitch), 0.0), path
+
+    def teacher_forced_mel(self, batch):
+        """Compute the mel that the network makes of recordings, frame by frame as recorded.
+
+        The texts are aligned with the recordings, whose durations, pitch and energy replace the
+        predicted ones (Shen et al. 2018, "Natural TTS synthesis": mels for a vocoder).
+
+        Args:
+            batch: TTS_FEATURES.
+
+        Returns:
+            float32 [B, T, 80], padded with silence.
+        """
+        speaker, encoded, mean, _ = self.network.encode_texts(batch)
+        path, recorded, durations = self.network.align_texts(batch, mean, speaker)
+        return self._mel(batch, speaker, encoded, mean, recorded, durations, path)
+
+    def _mel(self, batch, speaker, encoded, mean, token_prosody, durations, path):
+        frame = alignment.frame_indices(path)
+        condition = self.network.decode(
+            encoded, mean, token_prosody, durations, path, frame, speaker.style
+        )
+        seed = fold_in(batch["seed"], "teacher noise")
+        noise = TEMPERATURE * flow.sample_noise(seed, tf.shape(condition.mel))
+        return self.network.solve_flow(condition, noise, *self._options)
 
 
 class NullTeacher:
@@ -37,15 +82,13 @@ class NullTeacher:
     others are the recordings' own.
     """
 
-    def align(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
-        return tf.zeros(tf.shape(features["mel"])[:2], tf.int64)
+    def align(self, batch):
+        return tf.zeros(tf.shape(batch["mel"])[:2], tf.int64)
 
-    def speak(
-        self, features: dict[str, tf.Tensor], padded_frames: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        shape = [tf.shape(features["tokens"])[0], padded_frames]
+    def speak(self, batch, padded_frames):
+        shape = [tf.shape(batch["tokens"])[0], padded_frames]
         mel = tf.fill([*shape, MEL_BANDS], SILENCE)
         return mel, tf.zeros(shape), tf.zeros(shape, tf.int64)
 
-    def teacher_forced_mel(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
-        return features["mel"]
+    def teacher_forced_mel(self, batch):
+        return batch["mel"]

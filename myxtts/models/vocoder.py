@@ -20,30 +20,23 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from myxtts.audio import spectral
 from myxtts.audio.excitation import interpolate_unvoiced, pulse_train, smoothed_phasor
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, PAD_SAMPLES
 from myxtts.audio.mel import SILENCE, inverse_mel_filters, mel_filters
 from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ
-from myxtts.audio.spectral import (
-    OVERLAP,
-    inverse_short_time_spectrum,
-    magnitude,
-    scaled,
-    short_time_spectrum,
-)
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, VOCODER_FEATURES
 from myxtts.models.discriminators import AdversarialSettings, Discriminators
-from myxtts.models.layers import CompositeLayer, Dense, sum_over
+from myxtts.models.layers import CompositeLayer, Dense, build_network, mean_of_rows, sum_over
 from myxtts.models.loss_groups import NETWORK, LossGroup
-from myxtts.models.spectral_loss import complex_stft_loss, mean_over, multi_resolution_stft_loss
 from myxtts.portable_ops import fold_in
 
 # Window of the filters, half that of the mel: they change more often than the mel.
 FILTER_SAMPLES = 512
-FILTERS_PER_FRAME = OVERLAP * HOP_SAMPLES // FILTER_SAMPLES
+FILTERS_PER_FRAME = spectral.OVERLAP * HOP_SAMPLES // FILTER_SAMPLES
 BINS = FILTER_SAMPLES // 2 + 1
 # Before the first and after the last hop.
-EDGE_SAMPLES = (OVERLAP - 1) * FILTER_SAMPLES // (2 * OVERLAP)
+EDGE_SAMPLES = (spectral.OVERLAP - 1) * FILTER_SAMPLES // (2 * spectral.OVERLAP)
 # Of the spectrum of noise of unit variance.
 WINDOW_NORM = float(np.sqrt(np.square(np.hanning(FILTER_SAMPLES)).sum()))
 # Rough: the network corrects it.
@@ -51,8 +44,7 @@ ENVELOPE_OFFSET = 0.5 * float(np.log(FILTER_SAMPLES / FFT_SAMPLES)) - float(np.l
 SOURCE_FLOOR = 1e-2
 # Of the noise filter before training, in nepers.
 NOISE_LEVEL = -1.0
-MAX_LOG_GAIN = 6.0
-MIN_LOG_GAIN = -14.0
+MIN_LOG_GAIN, MAX_LOG_GAIN = -14.0, 6.0
 # Nepers by which a projection changes a band.
 MAX_PROJECTION = 3.0
 KERNEL_SIZE = 5
@@ -68,11 +60,17 @@ PHASE_WINDOW_FRAMES = 25
 TRAINED_PROJECTIONS, PROJECTIONS = 1, 3  # in training and in synthesis
 MEL_WEIGHT, PITCH_WEIGHT, VOICING_WEIGHT, PHASE_WEIGHT = 2.0, 0.3, 0.2, 0.5
 
+STFT_SAMPLES, COMPLEX_STFT_SAMPLES = (512, 1024, 2048), (512, 1024)  # of a frame, in the losses
+COMPRESSION = 0.3
+# Keeps the ratio of a silent row finite.
+COMPRESSED_FLOOR = 1e-2
+# Below the 1e-8 of rounding to 16 bits in a frame of 512.
+POWER_FLOOR = 1e-9
+MAGNITUDE_FLOOR = 1e-4
+
 
 @dataclass(frozen=True)
 class VocoderSize:
-    """Dimensions of the network."""
-
     channels: int
     blocks: int
     pitch_channels: int
@@ -91,17 +89,10 @@ class Vocoder(keras.Model):
     """The vocoder network.
 
     Args:
-        size: dimensions, see SIZES.
-        gradient_checkpointing: recompute the blocks' activations in the backward pass instead of
-            keeping them.
-        adversarial: also train against discriminators.
+        gradient_checkpointing: recompute the blocks' activations in the backward pass.
+        adversarial: also train against discriminators, which add their own losses in training.
         refine_mel: the mels are those of a voice, and the network brings them closer to those of
             recordings first.
-
-    Attributes:
-        BATCH_FIELDS: the contract of a batch, see `myxtts.batch`.
-        LOSS_NAMES: the losses that `call` returns, in order; in training, discriminators add their
-            own.
     """
 
     LOSS_NAMES = ("spectral", "complex", "mel", "pitch", "voicing", "phase")
@@ -135,15 +126,8 @@ class Vocoder(keras.Model):
 
     def component_layers(self) -> dict[str, list[layers.Layer]]:
         """Return the layers of each component that --freeze names."""
-        filters = [
-            self.mel_in,
-            self.magnitude_in,
-            self.source_in,
-            *self.blocks,
-            self.out_norm,
-            self.filters,
-        ]
-        filters += [] if self.mel_head is None else [self.mel_head]
+        inputs = [self.mel_in, self.magnitude_in, self.source_in]
+        filters = [*inputs, *self.blocks, self.out_norm, self.filters, *self.added_layers()]
         return {"pitch_head": [self.pitch_head], "filter": filters}
 
     def added_layers(self) -> list[layers.Layer]:
@@ -155,23 +139,21 @@ class Vocoder(keras.Model):
         if self.discriminators is None or self.adversarial is None:
             return {NETWORK: LossGroup(self.LOSS_NAMES, self.variables)}
         judged = {v.path for v in self.discriminators.variables}
-        network = [v for v in self.variables if v.path not in judged]
         rising = Discriminators.NETWORK_LOSSES
-        return {
-            NETWORK: LossGroup(
-                (*self.LOSS_NAMES, *rising),
-                network,
-                rising,
-                self.adversarial.warmup_steps,
-                beta_1=ADVERSARIAL_BETA_1,
-            ),
-            "discriminators": LossGroup(
-                Discriminators.LOSS_NAMES,
-                self.discriminators.variables,
-                learning_rate_ratio=self.adversarial.learning_rate_ratio,
-                beta_1=ADVERSARIAL_BETA_1,
-            ),
-        }
+        network = LossGroup(
+            (*self.LOSS_NAMES, *rising),
+            [v for v in self.variables if v.path not in judged],
+            rising,
+            self.adversarial.warmup_steps,
+            beta_1=ADVERSARIAL_BETA_1,
+        )
+        discriminators = LossGroup(
+            Discriminators.LOSS_NAMES,
+            self.discriminators.variables,
+            learning_rate_ratio=self.adversarial.learning_rate_ratio,
+            beta_1=ADVERSARIAL_BETA_1,
+        )
+        return {NETWORK: network, "discriminators": discriminators}
 
     def build(self, shape):
         """Create no variables; see `CompositeLayer`."""
@@ -191,10 +173,9 @@ class Vocoder(keras.Model):
             In training with discriminators also theirs, see `Discriminators`; the vocoder's are
             weighted. Outputs: `wave` float32 [B, T * 256].
         """
-        mel = batch["mel"]
+        mel = target_mel = batch["mel"]
         target = batch["wave"]
         weight = tf.cast(batch["frames"], tf.float32) / batch["step_frames"]
-        target_mel = mel
         if self.mel_head is not None:
             mel = self.mel_head(mel)
             target_mel = batch["target_mel"]
@@ -210,24 +191,16 @@ class Vocoder(keras.Model):
         by_row = {
             "spectral": multi_resolution_stft_loss(estimate, true),
             "complex": complex_stft_loss(estimate, true),
-            "mel": MEL_WEIGHT * mean_over(mel_error),
+            "mel": MEL_WEIGHT * mean_of_rows(mel_error),
             "pitch": PITCH_WEIGHT * pitch,
             "voicing": VOICING_WEIGHT * voicing,
             "phase": PHASE_WEIGHT * phase,
         }
-        if training and self.adversarial is not None:
-            by_row |= self._adversarial_losses(true, estimate)
+        if training and self.discriminators is not None and self.adversarial is not None:
+            by_row |= self.discriminators(true, estimate)
+            by_row["adversarial"] *= self.adversarial.adversarial_weight
+            by_row["feature_matching"] *= self.adversarial.feature_matching_weight
         return {name: tf.reduce_sum(loss * weight) for name, loss in by_row.items()}, {"wave": wave}
-
-    def _adversarial_losses(self, real, generated):
-        """Return the losses of both sides: float32 [B, S] twice -> float32 [B] by name."""
-        assert self.discriminators is not None and self.adversarial is not None
-        by_row = self.discriminators(real, generated)
-        weights = self.adversarial.adversarial_weight, self.adversarial.feature_matching_weight
-        names = Discriminators.NETWORK_LOSSES
-        return by_row | {
-            name: weight * by_row[name] for name, weight in zip(names, weights, strict=True)
-        }
 
     @tf.function(
         input_signature=(
@@ -242,24 +215,22 @@ class Vocoder(keras.Model):
         Silence is added around the mel as around the segments of training. The noise is a function
         of the seed and of B and T.
         """
-        context = CONTEXT_FRAMES
         samples = CONTEXT_FRAMES * HOP_SAMPLES
         # tf.pad reads the value on the host.
-        silence = tf.fill([tf.shape(log_mel)[0], context, MEL_BANDS], SILENCE)
+        silence = tf.fill([tf.shape(log_mel)[0], CONTEXT_FRAMES, MEL_BANDS], SILENCE)
         mel = tf.concat([silence, log_mel, silence], axis=1)
         if self.mel_head is not None:
             mel = self.mel_head(mel)
         f0_hz, voicing, phasor = self.pitch_head.estimate(mel)
-        harmonic = pulse_train(
-            f0_hz, smoothed_phasor(voicing[:, :, None] * phasor, f0_hz, PHASE_WINDOW_FRAMES)
-        )
+        phasor = smoothed_phasor(voicing[:, :, None] * phasor, f0_hz, PHASE_WINDOW_FRAMES)
+        harmonic = pulse_train(f0_hz, phasor)
         wave = self._generate(mel, harmonic, seed, PROJECTIONS)[:, samples:-samples]
         return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
 
     def _generate(self, mel, harmonic, seed, projections: int):
         """Return the wave of a log-mel [B, T, 80] and a harmonic source: float32 [B, T * 256]."""
         noise = tf.random.stateless_normal(tf.shape(harmonic), fold_in(seed, "noise"))
-        harmonic, noise = (source_spectrum(source) for source in (harmonic, noise))
+        harmonic, noise = source_spectrum(harmonic), source_spectrum(noise)
         envelope = log_envelope(mel)
         gain, real, imaginary, noise_gain = self._filters(mel, envelope, harmonic)
         gain, noise_gain = (
@@ -269,18 +240,19 @@ class Vocoder(keras.Model):
         # No change of phase before training.
         real += 1.0
         gain *= tf.math.rsqrt(tf.square(real) + tf.square(imaginary) + 1e-6)
-        spectrum = harmonic * tf.complex(gain * real, gain * imaginary) + scaled(noise, noise_gain)
-        wave = inverse_short_time_spectrum(spectrum, FILTER_SAMPLES)[:, EDGE_SAMPLES:-EDGE_SAMPLES]
+        filtered = harmonic * tf.complex(gain * real, gain * imaginary)
+        spectrum = filtered + spectral.scaled(noise, noise_gain)
+        wave = spectral.inverse_short_time_spectrum(spectrum, FILTER_SAMPLES)
+        wave = wave[:, EDGE_SAMPLES:-EDGE_SAMPLES]
         for _ in range(projections):
             wave = project(wave, mel)
         return wave
 
     def _filters(self, mel, envelope, harmonic):
         """Return log gain, real and imaginary filters, and noise gain: [B, T * R, F] each."""
-        source, envelope = (
-            tf.reshape(x, [tf.shape(mel)[0], -1, FILTERS_PER_FRAME * BINS])
-            for x in (tf.math.log(tf.abs(harmonic) + SOURCE_FLOOR), envelope)
-        )
+        shape = [tf.shape(mel)[0], -1, FILTERS_PER_FRAME * BINS]
+        source = tf.reshape(tf.math.log(tf.abs(harmonic) + SOURCE_FLOOR), shape)
+        envelope = tf.reshape(envelope, shape)
         x = (
             self.mel_in(normalised(mel))
             + self.magnitude_in(normalised(envelope))
@@ -292,6 +264,12 @@ class Vocoder(keras.Model):
         return [tf.reshape(part, tf.shape(harmonic)) for part in parts]
 
 
+def build_vocoder(size: str, precision: str = "float32", **settings) -> Vocoder:
+    """Build Vocoder of a key of SIZES; `settings` are its arguments. See `build_network`."""
+    # In training, so that the discriminators also create their variables.
+    return build_network(precision, lambda: Vocoder(SIZES[size], **settings), training=True)
+
+
 class FilterBlock(CompositeLayer):
     """Residual convolution and two dense layers (ConvNeXt, Liu et al. 2022)."""
 
@@ -300,9 +278,8 @@ class FilterBlock(CompositeLayer):
         self.conv = layers.Conv1D(channels, KERNEL_SIZE, padding="same", name="conv")
         self.norm = layers.LayerNormalization(name="norm")
         self.expand = Dense(2 * channels, activation="gelu", name="expand")
-        self.out = Dense(
-            channels, kernel_initializer=keras.initializers.RandomNormal(stddev=0.02), name="out"
-        )
+        small = keras.initializers.RandomNormal(stddev=0.02)
+        self.out = Dense(channels, kernel_initializer=small, name="out")
 
     def call(self, x):
         """[B, T, C] -> [B, T, C]."""
@@ -357,11 +334,7 @@ class PitchHead(CompositeLayer):
         return out[:, :, :PITCH_BINS], out[:, :, PITCH_BINS], out[:, :, PITCH_BINS + 1 :]
 
     def estimate(self, mel):
-        """Return F0 in Hz (also where unvoiced), the probability of voicing, and the phasor.
-
-        Returns:
-            float32 [B, T], [B, T] and [B, T, 2].
-        """
+        """Return F0 in Hz [B, T], also where unvoiced, P(voiced) [B, T] and phasor [B, T, 2]."""
         logits, voicing, phasor = self(mel)
         distance = np.arange(PITCH_BINS) - tf.argmax(logits, axis=2)[:, :, None]
         near = tf.nn.softmax(tf.where(tf.abs(distance) <= PITCH_NEIGHBOURS, logits, -1e9))
@@ -383,11 +356,8 @@ class PitchHead(CompositeLayer):
         phase = sum_over(tf.square(phasor - pulse_phasor), 2)
         voicing = tf.nn.sigmoid_cross_entropy_with_logits(voiced, voicing)
         count = tf.maximum(sum_over(voiced, 1), 1.0)
-        return (
-            sum_over(voiced * pitch, 1) / count,
-            mean_over(voicing[:, :, None]),
-            sum_over(voiced * phase, 1) / count,
-        )
+        pitch, phase = (sum_over(voiced * loss, 1) / count for loss in (pitch, phase))
+        return pitch, mean_of_rows(voicing[:, :, None]), phase
 
 
 @cache
@@ -408,27 +378,21 @@ def fluctuation(mel):
     of the steps.
     """
     ends = tf.concat([mel[:, :1], mel, mel[:, -1:]], axis=1)
-    return tf.clip_by_value(
-        4.0 * mel - 2.0 * (ends[:, :-2] + ends[:, 2:]), -MAX_FLUCTUATION, MAX_FLUCTUATION
-    )
+    difference = 4.0 * mel - 2.0 * (ends[:, :-2] + ends[:, 2:])
+    return tf.clip_by_value(difference, -MAX_FLUCTUATION, MAX_FLUCTUATION)
 
 
 def source_spectrum(source):
     """Return the STFT of a source of unit power: float32 [B, T * 256] -> [B, T * R, F]."""
-    spectrum = short_time_spectrum(
-        tf.pad(source, [[0, 0], [EDGE_SAMPLES, EDGE_SAMPLES]]), FILTER_SAMPLES
-    )
-    return spectrum / WINDOW_NORM
+    padded = tf.pad(source, [[0, 0], [EDGE_SAMPLES, EDGE_SAMPLES]])
+    return spectral.short_time_spectrum(padded, FILTER_SAMPLES) / WINDOW_NORM
 
 
 def log_envelope(mel):
-    """Return rough log magnitudes of a log-mel by the pseudo-inverse (FreeV, Lv et al. 2024).
+    """Return rough log magnitudes of a log-mel, by the pseudo-inverse (FreeV, Lv et al. 2024).
 
-    No bin is below the quietest band, and bins above the last filter continue it. The filters of a
-    frame are equal.
-
-    Returns:
-        float32 [B, T * R, F].
+    [B, T, 80] -> [B, T * R, F]. No bin is below the quietest band, and bins above the last filter
+    continue it. The filters of a frame are equal.
     """
     inverse = inverse_mel_filters()[:, :: FFT_SAMPLES // FILTER_SAMPLES]
     floor = tf.maximum(tf.exp(tf.reduce_min(mel, axis=2, keepdims=True)), LOG_FLOOR)
@@ -446,18 +410,15 @@ def project(wave, mel):
     """Multiply a wave's STFT by the interpolated ratio of the mel to the wave's own mel."""
     own_mel, spectrum = _mel_and_spectrum(wave)
     correction = tf.clip_by_value(mel - own_mel, -MAX_PROJECTION, MAX_PROJECTION)
-    gain = tf.exp(_times(correction, _interpolation()))
-    projected = inverse_short_time_spectrum(scaled(spectrum, gain), FFT_SAMPLES)
-    return projected[:, PAD_SAMPLES:-PAD_SAMPLES]
+    spectrum = spectral.scaled(spectrum, tf.exp(_times(correction, _interpolation())))
+    return spectral.inverse_short_time_spectrum(spectrum, FFT_SAMPLES)[:, PAD_SAMPLES:-PAD_SAMPLES]
 
 
 def _mel_and_spectrum(wave):
     padded = tf.pad(wave, [[0, 0], [PAD_SAMPLES, PAD_SAMPLES]], mode="REFLECT")
-    spectrum = short_time_spectrum(padded, FFT_SAMPLES)
-    return (
-        tf.math.log(tf.maximum(_times(magnitude(spectrum, 1e-12), mel_filters()), LOG_FLOOR)),
-        spectrum,
-    )
+    spectrum = spectral.short_time_spectrum(padded, FFT_SAMPLES)
+    mel = _times(spectral.magnitude(spectrum, 1e-12), mel_filters())
+    return tf.math.log(tf.maximum(mel, LOG_FLOOR)), spectrum
 
 
 @cache
@@ -473,3 +434,57 @@ def _times(x, matrix: np.ndarray):
     product = tf.reshape(rows, tf.concat([tf.shape(x)[:2], [matrix.shape[1]]], axis=0))
     product.set_shape([*x.shape[:2], matrix.shape[1]])
     return product
+
+
+def multi_resolution_stft_loss(wave, target):
+    """Compute spectral convergence plus the mean error of log magnitudes, at several resolutions.
+
+    The mean over STFT_SAMPLES (Yamamoto, Song & Kim 2020, Parallel WaveGAN, section 2.2; Arik, Jun
+    & Diamos 2018): float32 [B, samples] twice, at least 2048 samples -> float32 [B].
+    """
+
+    def loss(size):
+        estimate, true = (
+            spectral.magnitude(spectrum, POWER_FLOOR) for spectrum in _spectra(wave, target, size)
+        )
+        logs = tf.math.log(estimate + MAGNITUDE_FLOOR) - tf.math.log(true + MAGNITUDE_FLOOR)
+        return _ratio(tf.square(estimate - true), tf.square(true)) + mean_of_rows(tf.abs(logs))
+
+    return tf.add_n([loss(size) for size in STFT_SAMPLES]) / len(STFT_SAMPLES)
+
+
+def complex_stft_loss(wave, target):
+    """Compute the spectral convergence of complex spectra with compressed magnitudes.
+
+    The magnitudes are raised to COMPRESSION, so that quiet parts also count (Braun & Tashev 2021).
+    The mean over COMPLEX_STFT_SAMPLES: float32 [B, samples] twice, at least 1024 samples -> float32
+    [B], 0 for equal waves, and about 1 for a silent wave.
+    """
+
+    def convergence(size):
+        estimate, true = (_compressed(spectrum) for spectrum in _spectra(wave, target, size))
+        return _ratio(_power(estimate - true), _power(true) + COMPRESSED_FLOOR)
+
+    losses = [convergence(size) for size in COMPLEX_STFT_SAMPLES]
+    return tf.add_n(losses) / len(COMPLEX_STFT_SAMPLES)
+
+
+def _spectra(wave, target, size):
+    hop = size // spectral.OVERLAP
+    whole = tf.shape(wave)[1] // hop * hop
+    return [spectral.short_time_spectrum(x[:, :whole], size) for x in (wave, target)]
+
+
+def _compressed(spectrum):
+    """Raise magnitudes to COMPRESSION, keep phases; proportional below about 3e-3."""
+    gain = tf.pow(_power(spectrum) + 1e-5, 0.5 * (COMPRESSION - 1.0))
+    return spectral.scaled(spectrum, gain)
+
+
+def _power(spectrum):
+    return tf.square(tf.math.real(spectrum)) + tf.square(tf.math.imag(spectrum))
+
+
+def _ratio(error, power):
+    """Return the square root of the ratio of sums: float32 [B, T, F] each -> [B]."""
+    return tf.sqrt((sum_over(error, [1, 2]) + POWER_FLOOR) / (sum_over(power, [1, 2]) + 1e-3))

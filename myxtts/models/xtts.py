@@ -18,49 +18,28 @@ from keras import layers
 from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS, TOP_DB
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, tensor_specs
-from myxtts.models import flow
-from myxtts.models.alignment import (
-    durations_of_path,
-    frame_token_scores,
-    gather_rows,
-    path_from_ends,
-    path_within,
-    position_in_token,
-    random_segment,
-    real_frames,
-    search_by_frames,
-)
+from myxtts.models import alignment, flow, prosody
+from myxtts.models.alignment import gather_rows
 from myxtts.models.layers import (
     AttentionBlock,
     ConvBlock,
     Dense,
     Embedding,
     ReferenceEncoder,
+    build_network,
     length_mask,
     sum_over,
     time_embedding,
 )
-from myxtts.models.prosody import (
-    PITCH_UNIT_SEMITONES,
-    Prosody,
-    pitch_hz,
-    prosody_errors,
-    target_prosody,
-    token_ends,
-    token_ends_within,
-)
 from myxtts.portable_ops import fold_in, grid_padding
 
 # Mean and standard deviation of log-mel over speech (Matcha-TTS has -5.54 and 2.12 for LJSpeech).
-# Normalised mels have about unit variance.
 MEL_MEAN = -5.5
 MEL_STD = 2.1
 
 
 @dataclass(frozen=True)
 class XTTSSize:
-    """Dimensions of the network."""
-
     channels: int
     encoder_blocks: int
     decoder_blocks: int
@@ -70,18 +49,10 @@ class XTTSSize:
 
 
 SIZES = {
-    "tiny": XTTSSize(
-        channels=144, encoder_blocks=3, decoder_blocks=4, flow_blocks=2, heads=2, latents=4
-    ),
-    "small": XTTSSize(
-        channels=256, encoder_blocks=4, decoder_blocks=5, flow_blocks=3, heads=4, latents=8
-    ),
-    "normal": XTTSSize(
-        channels=368, encoder_blocks=5, decoder_blocks=6, flow_blocks=4, heads=4, latents=16
-    ),
-    "big": XTTSSize(
-        channels=592, encoder_blocks=6, decoder_blocks=8, flow_blocks=5, heads=8, latents=32
-    ),
+    "tiny": XTTSSize(144, 3, 4, 2, heads=2, latents=4),
+    "small": XTTSSize(256, 4, 5, 3, heads=4, latents=8),
+    "normal": XTTSSize(368, 5, 6, 4, heads=4, latents=16),
+    "big": XTTSSize(592, 6, 8, 5, heads=8, latents=32),
 }
 KERNEL_SIZE = 5
 # Frames stacked into one decoder position (Wang et al. 2017, Tacotron): 23 ms each.
@@ -99,7 +70,6 @@ class SynthesisOptions:
 
     Attributes:
         speed: 2 halves every duration.
-        pitch_semitones: added to the pitch.
         energy_db: added to the energy of each token, which also changes its timbre, as in a louder
             voice.
         ode_steps: Euler steps of the flow, from noise to mel.
@@ -116,22 +86,16 @@ class SynthesisOptions:
 
     def tensors(self) -> list[tf.Tensor]:
         """Return them on the current device, in the order of SYNTHESIS_SIGNATURE."""
-        return [
-            tf.constant(self.speed, tf.float32),
-            tf.constant(self.pitch_semitones, tf.float32),
-            tf.constant(self.energy_db, tf.float32),
-            tf.constant(self.ode_steps, tf.int32),
-            tf.constant(self.guidance, tf.float32),
-            tf.constant([self.seed, 0], tf.int32),
-        ]
+        values = vars(self) | {"seed": [self.seed, 0]}
+        specs = SYNTHESIS_SIGNATURE[len(TEXT_INPUTS) :]
+        return [tf.constant(values[spec.name], spec.dtype) for spec in specs]
 
+
+TEXT_INPUTS = "tokens", "token_count", "language", "reference", "reference_frames"
+"""The fields of TTS_FEATURES that synthesis needs: texts, languages and references."""
 
 SYNTHESIS_SIGNATURE = (
-    tf.TensorSpec([None, None], tf.int32, "tokens"),
-    tf.TensorSpec([None], tf.int32, "token_count"),
-    tf.TensorSpec([None], tf.int32, "language"),
-    tf.TensorSpec([None, None, MEL_BANDS], tf.float32, "reference"),
-    tf.TensorSpec([None], tf.int32, "reference_frames"),
+    *(tensor_specs(TTS_FEATURES)[name] for name in TEXT_INPUTS),
     tf.TensorSpec([], tf.float32, "speed"),
     tf.TensorSpec([], tf.float32, "pitch_semitones"),
     tf.TensorSpec([], tf.float32, "energy_db"),
@@ -139,10 +103,7 @@ SYNTHESIS_SIGNATURE = (
     tf.TensorSpec([], tf.float32, "guidance"),
     tf.TensorSpec([2], tf.int32, "seed"),
 )
-"""Input signature of `XTTS.synthesize_mel`: texts, languages, references and SynthesisOptions."""
-
-TEXT_INPUTS = "tokens", "token_count", "language", "reference", "reference_frames"
-"""Names of its texts, languages and references; batches of TTS_FEATURES also have them."""
+"""Input signature of `XTTS.synthesize_mel`: TEXT_INPUTS and SynthesisOptions."""
 
 
 class SpeakerCondition(NamedTuple):
@@ -181,24 +142,19 @@ class XTTS(keras.Model):
     """The XTTS network.
 
     Args:
-        size: dimensions, see SIZES.
-        symbols: rows of the symbol embedding.
-        languages: rows of the language embedding.
+        symbols, languages: rows of the embeddings.
         dropout: fraction of activations dropped in training.
         reference_dropout: fraction of utterances trained without their reference.
         cfg_dropout: fraction of utterances whose flow is trained without its condition
             (classifier-free guidance).
         segment_frames: length of the random segment of an utterance on which decoder and flow are
-            trained.
-        gradient_checkpointing: recompute the blocks' activations in the backward pass instead of
-            keeping them.
+            trained; rounded up to a multiple of REDUCTION_FACTOR.
+        gradient_checkpointing: recompute the blocks' activations in the backward pass.
         taught: batches have the path of each row, so that nothing is aligned.
 
     Attributes:
         alignment_search: `search_by_frames` or a function that finds the same paths; set it before
             `call` is traced.
-        BATCH_FIELDS: the contract of a batch, see `myxtts.batch`.
-        LOSS_NAMES: the losses that `call` returns, in order.
     """
 
     LOSS_NAMES = ("mel", "flow", "prior", "duration", "pitch", "energy")
@@ -217,14 +173,22 @@ class XTTS(keras.Model):
     ):
         # Targets stay float32 in mixed precision; the layers cast their own inputs.
         super().__init__(name="xtts", autocast=False)
-        channels, heads = size.channels, size.heads
         self.reference_dropout = reference_dropout
         self.cfg_dropout = cfg_dropout
-        # A multiple, rounded up.
         self.segment_frames = -(-segment_frames // REDUCTION_FACTOR) * REDUCTION_FACTOR
         self.gradient_checkpointing = gradient_checkpointing
-        self.alignment_search = search_by_frames
+        self.alignment_search = alignment.search_by_frames
         self.BATCH_FIELDS = TAUGHT_TTS_FEATURES if taught else TTS_FEATURES
+        channels, heads = size.channels, size.heads
+        mel_outputs = REDUCTION_FACTOR * MEL_BANDS
+
+        def attention(name, **options):
+            return AttentionBlock(channels, heads, dropout, name=name, **options)
+
+        def convs(part, count, kernel=KERNEL_SIZE):
+            names = [f"{part}_conv_{i}" for i in range(count)]
+            return [ConvBlock(channels, kernel, dropout, name=name) for name in names]
+
         self.reference_encoder = ReferenceEncoder(
             channels, heads, size.latents, name="reference_encoder"
         )
@@ -235,34 +199,23 @@ class XTTS(keras.Model):
         self.token_conv = ConvBlock(channels, 1, dropout, name="token_conv")
         # And the weight of the average spectrum.
         self.mean_mel = Dense(MEL_BANDS + 1, name="mean_mel")
-        self.voice_attention = AttentionBlock(
-            channels, heads, dropout, rotary=False, name="voice_attention"
-        )
+        self.voice_attention = attention("voice_attention", rotary=False)
         self.encoder_attention = [
-            AttentionBlock(channels, heads, dropout, name=f"encoder_attention_{i}")
-            for i in range(size.encoder_blocks)
+            attention(f"encoder_attention_{i}") for i in range(size.encoder_blocks)
         ]
-        self.encoder_convs = self._conv_blocks("encoder", size.encoder_blocks, channels, dropout)
-        self.prosody_convs = self._conv_blocks("prosody", 2, channels, dropout, kernel=3)
+        self.encoder_convs = convs("encoder", size.encoder_blocks)
+        self.prosody_convs = convs("prosody", 2, kernel=3)
         self.prosody_out = Dense(4, kernel_initializer="zeros", name="prosody_out")
         self.prosody_in = Dense(channels, name="prosody_in")
         self.decoder_in = Dense(channels, name="decoder_in")
-        self.decoder_convs = self._conv_blocks("decoder", size.decoder_blocks, channels, dropout)
-        self.decoder_out = Dense(
-            REDUCTION_FACTOR * MEL_BANDS, kernel_initializer="zeros", name="decoder_out"
-        )
+        self.decoder_convs = convs("decoder", size.decoder_blocks)
+        self.decoder_out = Dense(mel_outputs, kernel_initializer="zeros", name="decoder_out")
         self.time_in = Dense(channels, activation="silu", name="time_in")
         self.time_out = Dense(channels, name="time_out")
         self.no_condition = Embedding(1, channels, name="unconditional_embedding")
         self.noisy_in = Dense(channels, name="noisy_in")
-        self.flow_convs = self._conv_blocks("flow", size.flow_blocks, channels, dropout)
-        self.flow_out = Dense(
-            REDUCTION_FACTOR * MEL_BANDS, kernel_initializer="zeros", name="flow_out"
-        )
-
-    @staticmethod
-    def _conv_blocks(name, count, channels, dropout, kernel=KERNEL_SIZE):
-        return [ConvBlock(channels, kernel, dropout, name=f"{name}_conv_{i}") for i in range(count)]
+        self.flow_convs = convs("flow", size.flow_blocks)
+        self.flow_out = Dense(mel_outputs, kernel_initializer="zeros", name="flow_out")
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
         """Return the variables with a row for each entry: path -> (vocabulary, axis)."""
@@ -273,31 +226,16 @@ class XTTS(keras.Model):
 
     def component_layers(self) -> dict[str, list[layers.Layer]]:
         """Return the layers of each component that --freeze names; each layer is in one."""
+        text = [self.language_embedding, self.symbol_embedding, self.token_conv, self.mean_mel]
+        decoder = [self.prosody_in, self.decoder_in, *self.decoder_convs, self.decoder_out]
+        time = [self.time_in, self.time_out, self.no_condition]
         return {
             "reference_encoder": [self.reference_encoder],
             "text_encoder": [
-                *(
-                    self.language_embedding,
-                    self.symbol_embedding,
-                    self.token_conv,
-                    self.mean_mel,
-                    self.voice_attention,
-                ),
-                *self.encoder_attention,
-                *self.encoder_convs,
+                *(*text, self.voice_attention, *self.encoder_attention, *self.encoder_convs)
             ],
             "prosody": [*self.prosody_convs, self.prosody_out],
-            "decoder": [
-                *(self.prosody_in, self.decoder_in, *self.decoder_convs, self.decoder_out),
-                *(
-                    self.time_in,
-                    self.time_out,
-                    self.no_condition,
-                    self.noisy_in,
-                    *self.flow_convs,
-                    self.flow_out,
-                ),
-            ],
+            "decoder": [*decoder, *time, self.noisy_in, *self.flow_convs, self.flow_out],
         }
 
     def build(self, shape):
@@ -320,14 +258,9 @@ class XTTS(keras.Model):
             Outputs: `path` int64 [B, T], the token of each frame.
         """
         seed = batch["seed"] if training else None
-        target = (batch["mel"] - MEL_MEAN) / MEL_STD
-        keep = keep_mask(batch["reference_frames"], self.reference_dropout, seed, "reference")
-        speaker = self._speaker_condition(
-            batch["reference"], batch["reference_frames"], batch["language"], keep
-        )
-        encoded, mean, mask = self._encode(batch["tokens"], batch["token_count"], speaker, seed)
-
-        path, prosody, durations = self._align(batch, target, mean, speaker)
+        target = normalised_mel(batch["mel"])
+        speaker, encoded, mean, mask = self.encode_texts(batch, seed)
+        path, token_prosody, durations = self.align_texts(batch, mean, speaker)
         frames = batch["frames"]
         row_frames = tf.cast(batch["frames"], tf.float32)
         real = length_mask(frames, tf.shape(path)[1], tf.float32)
@@ -337,12 +270,16 @@ class XTTS(keras.Model):
             spoken = sum_over(is_real, 1)
             frames = tf.cast(spoken, tf.int64)
             real = (is_real * (row_frames / tf.maximum(spoken, 1.0))[:, None])[:, :, None]
-        predicted = self._predict_prosody(encoded, speaker.style, mask, seed)
-        errors = prosody_errors(predicted, prosody)
-        frame = self._select_frames(frames, tf.shape(path)[1], seed)
+        predicted = self.predict_prosody(encoded, speaker.style, mask, seed)
+        errors = prosody.prosody_errors(predicted, token_prosody)
+        frame = alignment.frame_indices(path)
+        if training:
+            padded = tf.shape(path)[1]
+            segment_seed = fold_in(seed, "segment")
+            frame = alignment.random_segment(frames, padded, self.segment_frames, segment_seed)
         segment_path = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
-        condition = self._decode(
-            encoded, mean, prosody, durations, segment_path, frame, speaker.style, seed
+        condition = self.decode(
+            encoded, mean, token_prosody, durations, segment_path, frame, speaker.style, seed
         )
         target_segment = gather_rows(target, frame)
         mel_error = sum_over(tf.abs(condition.mel - target_segment), 2)
@@ -359,9 +296,9 @@ class XTTS(keras.Model):
         }
         prior_error = tf.square(gather_rows(mean, path) - target)
         losses["prior"] = 0.5 * tf.reduce_sum(prior_error * real) / step_values
-        real_token = _token_weights(batch, mask)
+        token_weight = _token_weights(batch, mask)
         for name, error in errors.items():
-            losses[name] = tf.reduce_sum(error * real_token) / batch["step_tokens"]
+            losses[name] = tf.reduce_sum(error * token_weight) / batch["step_tokens"]
         return losses, {"path": path}
 
     def synthesize(
@@ -382,136 +319,58 @@ class XTTS(keras.Model):
         return self.synthesize_mel(*texts, *options.tensors())
 
     @tf.function(input_signature=SYNTHESIS_SIGNATURE, autograph=False)
-    def synthesize_mel(
-        self,
-        tokens,
-        token_count,
-        language,
-        reference,
-        reference_frames,
-        speed,
-        pitch_semitones,
-        energy_db,
-        ode_steps,
-        guidance,
-        seed,
-    ):
-        """Do the same as `synthesize`, with the options as tensors."""
-        keep = keep_mask(reference_frames, 0.0, None, "reference")
-        speaker = self._speaker_condition(reference, reference_frames, language, keep)
-        style = speaker.style
-        encoded, mean, mask = self._encode(tokens, token_count, speaker, None)
-        prosody = self._predict_prosody(encoded, style, mask, None)
-        prosody = prosody._replace(
-            pitch=prosody.pitch + pitch_semitones / PITCH_UNIT_SEMITONES,
-            energy=prosody.energy + energy_db / (DECIBELS_PER_NEPER * MEL_STD),
+    def synthesize_mel(self, *inputs):
+        """Do the same as `synthesize`, with the options as tensors: see SYNTHESIS_SIGNATURE."""
+        texts = dict(zip(TEXT_INPUTS, inputs, strict=False))
+        speed, pitch_semitones, energy_db, ode_steps, guidance, seed = inputs[len(TEXT_INPUTS) :]
+        speaker, encoded, mean, mask = self.encode_texts(texts)
+        predicted = self.predict_prosody(encoded, speaker.style, mask)
+        predicted = predicted._replace(
+            pitch=predicted.pitch + pitch_semitones / prosody.PITCH_UNIT_SEMITONES,
+            energy=predicted.energy + energy_db / (DECIBELS_PER_NEPER * MEL_STD),
         )
-        ends = tf.cast(
-            token_ends(prosody.log_duration, tf.cast(mask, tf.float32)[:, :, 0], speed), tf.int32
-        )
+        real_token = tf.cast(mask, tf.float32)[:, :, 0]
+        ends = tf.cast(prosody.token_ends(predicted.log_duration, real_token, speed), tf.int32)
         frames = ends[:, -1]
         longest = tf.reduce_max(frames)
-        path = path_from_ends(ends, token_count, longest + grid_padding(longest))
+        padded = longest + grid_padding(longest)
+        path = alignment.path_from_ends(ends, texts["token_count"], padded)
 
-        durations = durations_of_path(path, tf.shape(tokens)[1])
-        frame = self._select_frames(frames, tf.shape(path)[1], None)
-        condition = self._decode(encoded, mean, prosody, durations, path, frame, style, None)
+        durations = alignment.durations_of_path(path, tf.shape(mean)[1])
+        frame = alignment.frame_indices(path)
+        condition = self.decode(encoded, mean, predicted, durations, path, frame, speaker.style)
         noise = flow.sample_noise(fold_in(seed, "noise"), tf.shape(condition.mel)[1:])
         noise = tf.broadcast_to(TEMPERATURE * noise, tf.shape(condition.mel))
-        mel = self._solve_flow(condition, noise, ode_steps, guidance)
+        mel = self.solve_flow(condition, noise, ode_steps, guidance)
         return mel[:, :longest], frames, path[:, :longest]
-
-    def teacher_forced_mel(self, batch, ode_steps: int, guidance: float):
-        """Compute the mel that the network makes of recordings, frame by frame as recorded.
-
-        The texts are aligned with the recordings, whose durations, pitch and energy replace the
-        predicted ones (Shen et al. 2018, "Natural TTS synthesis": mels for a vocoder). Each row has
-        its own noise.
-
-        Args:
-            batch: TTS_FEATURES.
-            ode_steps, guidance: see `SynthesisOptions`.
-
-        Returns:
-            float32 [B, T, 80], padded with silence.
-        """
-        speaker, encoded, mean, _ = self._encode_texts(batch)
-        path, prosody, durations = self._align(
-            batch, (batch["mel"] - MEL_MEAN) / MEL_STD, mean, speaker
-        )
-        frame = self._select_frames(batch["frames"], tf.shape(path)[1], None)
-        condition = self._decode(
-            encoded, mean, prosody, durations, path, frame, speaker.style, None
-        )
-        noise = TEMPERATURE * flow.sample_noise(
-            fold_in(batch["seed"], "teacher noise"), tf.shape(condition.mel)
-        )
-        return self._solve_flow(condition, noise, ode_steps, guidance)
 
     def align(self, batch):
         """Align the texts of TTS_FEATURES with their recordings; return the path, int64 [B, T]."""
-        speaker, _, mean, _ = self._encode_texts(batch)
-        path, *_ = self._align(batch, (batch["mel"] - MEL_MEAN) / MEL_STD, mean, speaker)
-        return path
+        speaker, _, mean, _ = self.encode_texts(batch)
+        return self.align_texts(batch, mean, speaker)[0]
 
     @cached_property
     def compiled_align(self):
-        """The function `align`, compiled."""
         return tf.function(
             self.align, input_signature=[tensor_specs(self.BATCH_FIELDS)], autograph=False
         )
 
-    def speak(self, batch, padded_frames, ode_steps: int, guidance: float):
-        """Speak texts with the voices of their references, within a number of frames.
-
-        A text that needs more frames is spoken faster. So no shape depends on what the network
-        predicts, and the host does not wait for it. Each row has its own noise.
-
-        Args:
-            batch: of TTS_FEATURES the fields of text and reference, and the seed.
-            padded_frames: T, int32 scalar.
-            ode_steps, guidance: see `SynthesisOptions`.
+    def encode_texts(self, batch, seed=None):
+        """Encode texts and references; a seed turns on dropout.
 
         Returns:
-            Log-mel float32 [B, T, 80]; F0 in Hz, float32 [B, T], 0 where unvoiced; path int64 [B,
-            T].
+            SpeakerCondition, encoder output [B, N, C], mean mel of each token float32 [B, N, 80],
+            and the mask of the tokens [B, N, 1].
         """
-        speaker, encoded, mean, mask = self._encode_texts(batch)
-        prosody = self._predict_prosody(encoded, speaker.style, mask, None)
-        real_token = tf.cast(mask, tf.float32)[:, :, 0]
-        ends = token_ends_within(
-            prosody.log_duration, real_token, tf.cast(padded_frames, tf.float32)
-        )
-        path = path_within(ends, padded_frames)
-        durations = durations_of_path(path, tf.shape(mean)[1])
-        frame = tf.where(path >= 0, tf.cast(tf.range(padded_frames), tf.int64)[None, :], -1)
-        condition = self._decode(
-            encoded, mean, prosody, durations, path, frame, speaker.style, None
-        )
-        noise = TEMPERATURE * flow.sample_noise(
-            fold_in(batch["seed"], "teacher noise"), tf.shape(condition.mel)
-        )
-        voiced, pitch = tf.unstack(
-            gather_rows(tf.stack([prosody.voiced, prosody.pitch], axis=-1), path), axis=-1
-        )
-        # The voiced part of a token comes first: only its length is known.
-        is_voiced = position_in_token(path, frame, durations)[:, :, 0] < voiced
-        f0_hz = tf.where(is_voiced & (path >= 0), pitch_hz(pitch), 0.0)
-        return self._solve_flow(condition, noise, ode_steps, guidance), f0_hz, path
+        keep = keep_mask(batch["reference_frames"], self.reference_dropout, seed, "reference")
+        speaker = self._speaker_condition(batch, keep)
+        return speaker, *self._encode(batch, speaker, seed)
 
-    def _encode_texts(self, batch):
-        """Return the SpeakerCondition of the references, and `_encode` of the texts; no dropout."""
-        keep = keep_mask(batch["reference_frames"], 0.0, None, "reference")
-        speaker = self._speaker_condition(
-            batch["reference"], batch["reference_frames"], batch["language"], keep
-        )
-        return speaker, *self._encode(batch["tokens"], batch["token_count"], speaker, None)
-
-    def _solve_flow(self, condition, noise, ode_steps, guidance):
+    def solve_flow(self, condition, noise, ode_steps, guidance):
         """Solve the flow from noise, float32 [B, T, 80]; return the log-mel, padded with silence.
 
         Args:
-            ode_steps, guidance: tensors or numbers.
+            ode_steps, guidance: tensors or numbers; see `SynthesisOptions`.
         """
         no_condition = self._drop_condition(condition, tf.zeros(tf.shape(noise)[:1]))
 
@@ -520,9 +379,8 @@ class XTTS(keras.Model):
             conditional, _ = self._denoise(noisy, time, condition)
 
             def guide():
-                return conditional + (guidance - 1.0) * (
-                    conditional - self._denoise(noisy, time, no_condition)[0]
-                )
+                unconditional, _ = self._denoise(noisy, time, no_condition)
+                return conditional + (guidance - 1.0) * (conditional - unconditional)
 
             if isinstance(guidance, float):
                 return conditional if guidance == 1.0 else guide()
@@ -531,71 +389,59 @@ class XTTS(keras.Model):
         mel = flow.euler_solve(guided_estimate, noise, ode_steps)
         return tf.where(condition.mask[:, :, None], mel * MEL_STD + MEL_MEAN, SILENCE)
 
-    def _speaker_condition(self, reference, reference_frames, language, keep):
-        """Return the SpeakerCondition; rows where `keep` is 0 have no reference."""
-        normalised = (reference - MEL_MEAN) / MEL_STD
-        embedding, latents = self.reference_encoder(normalised, reference_frames, keep)
-        average_spectrum = long_term_average_spectrum(normalised, reference_frames) * keep[:, None]
-        return SpeakerCondition(
-            embedding + self.language_embedding(language), latents, average_spectrum
-        )
+    def _speaker_condition(self, batch, keep):
+        """Return the SpeakerCondition; rows where `keep`, float32 [B], is 0 have no reference."""
+        reference, frames = normalised_mel(batch["reference"]), batch["reference_frames"]
+        embedding, latents = self.reference_encoder(reference, frames, keep)
+        average_spectrum = long_term_average_spectrum(reference, frames) * keep[:, None]
+        style = embedding + self.language_embedding(batch["language"])
+        return SpeakerCondition(style, latents, average_spectrum)
 
-    def _encode(self, tokens, token_count, speaker, seed):
-        """Return encoder output [B, N, C], mean mel per token [B, N, 80], and mask [B, N, 1]."""
+    def _encode(self, batch, speaker, seed=None):
         style, latents = speaker.style, speaker.latents
-        encoded = self.symbol_embedding(tokens)
-        mask = length_mask(token_count, tf.shape(tokens)[1], encoded.dtype)
+        encoded = self.symbol_embedding(batch["tokens"])
+        mask = length_mask(batch["token_count"], tf.shape(batch["tokens"])[1], encoded.dtype)
         encoded = self.token_conv(encoded, style, mask, seed)
         relative_mean, weight = tf.split(
             tf.cast(self.mean_mel(encoded), tf.float32), [MEL_BANDS, 1], axis=2
         )
         # Silence learns weight 0.
         mean = relative_mean + tf.sigmoid(weight) * speaker.average_spectrum[:, None, :]
-        encoded = self.voice_attention(
-            encoded, style, tf.ones_like(latents[:, :, :1]), seed, latents
-        )
+        all_latents = tf.ones_like(latents[:, :, :1])
+        encoded = self.voice_attention(encoded, style, all_latents, seed, latents)
         for attention, conv in zip(self.encoder_attention, self.encoder_convs, strict=True):
             encoded = self._checkpointed(attention, encoded, style, mask, seed)
             encoded = self._checkpointed(conv, encoded, style, mask, seed)
         return encoded, mean, mask
 
-    def _align(self, batch, target, mean, speaker):
-        """Align texts with normalised mels `target` [B, T, 80], unless the batch has the path.
+    def align_texts(self, batch, mean, speaker):
+        """Align texts of mean mels with recordings, unless the batch has the path.
 
         Returns:
             Path int64 [B, T], the token of each frame; Prosody of each token; its frames, float32
             [B, N].
         """
+        target = normalised_mel(batch["mel"])
         if "path" in batch:
             path = batch["path"]
         else:
-            scores = frame_token_scores(target, mean)
-            path = tf.stop_gradient(
-                self.alignment_search(scores, batch["token_count"], batch["frames"])
-            )
-            path = tf.cast(path, tf.int64)
+            scores = alignment.frame_token_scores(target, mean)
+            path = self.alignment_search(scores, batch["token_count"], batch["frames"])
+            path = tf.cast(tf.stop_gradient(path), tf.int64)
         relative_mel = target - speaker.average_spectrum[:, None, :]
-        return path, *target_prosody(relative_mel, batch["f0_hz"], path, tf.shape(mean)[1])
+        return path, *prosody.target_prosody(relative_mel, batch["f0_hz"], path, tf.shape(mean)[1])
 
-    def _predict_prosody(self, encoded, style, mask, seed):
-        """Return the predicted Prosody."""
+    def predict_prosody(self, encoded, style, mask, seed=None):
         for conv in self.prosody_convs:
             encoded = self._checkpointed(conv, encoded, style, mask, seed)
-        log_duration, voiced, pitch, energy = tf.unstack(
-            tf.cast(self.prosody_out(encoded), tf.float32), axis=-1
-        )
-        return Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
+        out = tf.cast(self.prosody_out(encoded), tf.float32)
+        log_duration, voiced, pitch, energy = tf.unstack(out, axis=-1)
+        return prosody.Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
 
-    def _select_frames(self, frames, padded, seed):
-        """Return the decoder's frame indices, int64 [B, S]: all, or a random segment; -1 pads."""
-        if seed is None:
-            return real_frames(tf.cast(tf.range(padded), tf.int64)[None, :], frames)
-        return random_segment(frames, padded, self.segment_frames, fold_in(seed, "segment"))
-
-    def _decode(self, encoded, mean, prosody, durations, path, frame, style, seed):
+    def decode(self, encoded, mean, token_prosody, durations, path, frame, style, seed=None):
         """Decode frames [B, S], given tokens `path` and indices `frame`; return FlowCondition."""
-        tokens = encoded + self.prosody_in(prosody.features())
-        position = position_in_token(path, frame, durations)
+        tokens = encoded + self.prosody_in(token_prosody.features())
+        position = alignment.position_in_token(path, frame, durations)
         frame_input = tf.concat(
             [gather_rows(tokens, path), tf.cast(position, tokens.dtype)], axis=-1
         )
@@ -616,9 +462,8 @@ class XTTS(keras.Model):
             hidden=condition.hidden * keep_hidden[:, :, None],
             style=condition.style * keep_hidden + no_style * (1 - keep_hidden),
             mel=condition.mel * keep[:, None, None],
-            mel_std=condition.mel_std * keep
             # The normalised mel has mean 0 and deviation 1.
-            + (1 - keep),
+            mel_std=condition.mel_std * keep + (1 - keep),
         )
 
     def _flow_errors(self, target, condition, batch_seed, seed):
@@ -636,12 +481,10 @@ class XTTS(keras.Model):
         else:
             noise = flow.sample_noise(noise_seed, [rows, *size])
             time = flow.sample_times(time_seed, rows)
-        condition = self._drop_condition(
-            condition, keep_mask(tf.ones([rows]), self.cfg_dropout, seed, "condition")
-        )
-        estimate, unit = self._denoise(
-            flow.interpolate_path(noise, target, time), time, condition, seed
-        )
+        keep = keep_mask(tf.ones([rows]), self.cfg_dropout, seed, "condition")
+        condition = self._drop_condition(condition, keep)
+        noisy = flow.interpolate_path(noise, target, time)
+        estimate, unit = self._denoise(noisy, time, condition, seed)
         return sum_over(tf.square((estimate - target) / unit), 2)
 
     def _denoise(self, noisy, time, condition, seed=None):
@@ -664,6 +507,18 @@ class XTTS(keras.Model):
         return keras.remat(lambda hidden, style: block(hidden, style, mask, seed))(hidden, style)
 
 
+def build_xtts(
+    size: str, symbols: int, languages: int, precision: str = "float32", **settings
+) -> XTTS:
+    """Build XTTS of a key of SIZES; `settings` are for training only. See `build_network`."""
+    return build_network(precision, lambda: XTTS(SIZES[size], symbols, languages, **settings))
+
+
+def normalised_mel(log_mel):
+    """Return log-mels with about mean 0 and unit variance over speech."""
+    return (log_mel - MEL_MEAN) / MEL_STD
+
+
 def long_term_average_spectrum(mel, frames):
     """Return the mean of the loud frames of log-mels [B, T, 80]: [B, 80], 0 without frames.
 
@@ -684,8 +539,7 @@ def _token_weights(batch, mask):
     # A teacher's text counts as many tokens as the utterance that it replaces.
     if "path" in batch:
         token_count = tf.maximum(tf.cast(batch["token_count"], tf.float32), 1.0)
-        counted = tf.cast(batch["utterance_tokens"], tf.float32) / token_count
-        weights *= counted[:, None]
+        weights *= (tf.cast(batch["utterance_tokens"], tf.float32) / token_count)[:, None]
     return weights
 
 
@@ -707,7 +561,5 @@ def stack_frames(x):
 
 def unstack_frames(x, length):
     """Invert `stack_frames`, in float32: [B, P, R · D] -> [B, length, D]."""
-    x = tf.reshape(
-        x, [tf.shape(x)[0], REDUCTION_FACTOR * tf.shape(x)[1], x.shape[2] // REDUCTION_FACTOR]
-    )
-    return tf.cast(x[:, :length], tf.float32)
+    shape = [tf.shape(x)[0], REDUCTION_FACTOR * tf.shape(x)[1], x.shape[2] // REDUCTION_FACTOR]
+    return tf.cast(tf.reshape(x, shape)[:, :length], tf.float32)

@@ -17,7 +17,7 @@ from myxtts.data.features import FeatureExtractor, LoadFrozen, asr_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.files import numbered_name, replaced_folder, tolerate_full_disk
 from myxtts.models import asr
-from myxtts.models.build import build_asr
+from myxtts.models.asr import build_asr
 from myxtts.models.ctc import decoded_texts, greedy_decode
 from myxtts.report.plots import mel_and_posteriors, png_bytes
 from myxtts.report.reporter import TensorBoard

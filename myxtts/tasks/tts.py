@@ -15,8 +15,7 @@ from myxtts.data.features import FeatureExtractor, LoadFrozen, tts_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.files import numbered_name, replaced_folder, tolerate_full_disk
 from myxtts.models import xtts
-from myxtts.models.build import build_xtts
-from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions
+from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions, build_xtts
 from myxtts.report.plots import mel_and_alignment, png_bytes
 from myxtts.report.reporter import TensorBoard
 from myxtts.report.samples import sound_file

@@ -17,9 +17,8 @@ from myxtts.data.features import FeatureExtractor, LoadFrozen, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.files import numbered_name, replaced_folder, tolerate_full_disk
 from myxtts.models import vocoder
-from myxtts.models.build import build_vocoder
 from myxtts.models.discriminators import AdversarialSettings, hidden_values
-from myxtts.models.vocoder import log_mel_of
+from myxtts.models.vocoder import build_vocoder, log_mel_of
 from myxtts.report.plots import mels, png_bytes
 from myxtts.report.reporter import TensorBoard
 from myxtts.report.samples import sound_file

@@ -1,5 +1,6 @@
 """Groups of losses with variables and an optimizer each: a GAN has two."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ def loss_groups_of(model: keras.Model) -> dict[str, LossGroup]:
     if not hasattr(model, "loss_groups"):
         return {NETWORK: LossGroup(model.LOSS_NAMES, model.variables)}
     groups: dict[str, LossGroup] = model.loss_groups()
-    paths = [variable.path for group in groups.values() for variable in group.variables]
+    paths = [v.path for v in itertools.chain(*(group.variables for group in groups.values()))]
     is_partition = sorted(paths) == sorted(variable.path for variable in model.variables)
     assert next(iter(groups)) == NETWORK and is_partition, f"{model.name}: not a partition"
     return groups

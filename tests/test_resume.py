@@ -30,7 +30,7 @@ TIMES = {  # measured since the last report
 }
 CHILD = """
 import signal, sys
-from myxtts.commands.tensorflow_log import filter_stderr, set_environment
+from myxtts.commands.console import filter_stderr, set_environment
 set_environment()
 filter_stderr()
 from myxtts.commands import train

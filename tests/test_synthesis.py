@@ -786,7 +786,7 @@ class Program(unittest.TestCase):
     def test_a_closed_stdout_takes_no_sound(self):
         with (
             mock.patch("sys.stdout", None),
-            self.assertRaisesRegex(ConfigError, "stdout is closed"),
+            self.assertRaisesRegex(ConfigError, "stdout is a terminal or closed"),
             sound_on_stdout(),
         ):
             pass

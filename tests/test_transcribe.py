@@ -236,10 +236,10 @@ class CommandTest(RecogniserCase):
             ((str(folder / "short.wav"),), "has 0.05 s"),
             ((str(folder / "nan.wav"),), "not finite"),
             ((str(folder),), "not a file"),
-            ((), "neither was given"),
-            ((good, "--corpus", "x"), "both were given"),
+            ((), "Give one of the two"),
+            ((good, "--corpus", "x"), "Give one of the two"),
             (("--corpus", str(folder / "none")), "does not exist"),
-            ((good, "--audio-root", "x"), "there is no --corpus"),
+            ((good, "--audio-root", "x"), "need --corpus"),
             (
                 ("--corpus", str(self.workspace.corpus), "--audio-root", "x"),
                 "--audio-root x does not exist",

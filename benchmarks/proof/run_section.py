@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.proof.section import RESULT_FILE, Scope, SectionResult, write_json
-from myxtts.commands.console import log_to_console
-from myxtts.commands.tensorflow_log import set_environment
+from myxtts.commands.console import log_to_console, set_environment
 from myxtts.errors import UserError
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands.launch import add_worker_flags, worker_addresses
-from myxtts.commands.parser import CommandParser, bounded
+from myxtts.commands.parser import CommandParser, add_flag, bounded
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.distributed.launcher import LaunchSpec, find_program, launch
 from myxtts.errors import ConfigError
@@ -20,38 +20,26 @@ HELP = "Check that several workers compute the same as one worker, and how fast 
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, description=HELP)
+    parser = CommandParser(prog, HELP)
     add_worker_flags(parser)
-    parser.add_argument(
-        "--gpus-per-worker",
-        metavar="N",
-        type=bounded(int, 0),
-        help="GPUs that each worker uses; by default all, and none for workers on one machine",
-    )
+    gpus = "GPUs that each worker uses; by default all, and none for workers on one machine"
+    add_flag(parser, "--gpus-per-worker", gpus, bounded(int, 0), "N")
     return parser.parse(argv)
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     cluster = find_cluster(os.environ)
-    if cluster is None:
-        return start_workers(options)
-    if options.workers or options.nodes:
-        raise ConfigError(
-            "--workers and --nodes are for starting workers, but the environment says"
-            f" that this is {cluster.name()} of {cluster.count}. Leave them out."
-        )
-    return run_worker(cluster, options.gpus_per_worker)
-
-
-def start_workers(options: argparse.Namespace) -> int:
-    """Start the workers of this machine, each with this command."""
+    if cluster is not None:
+        if options.workers or options.nodes:
+            raise ConfigError(
+                "--workers and --nodes are for starting workers, but the environment says"
+                f" that this is {cluster.name()} of {cluster.count}. Leave them out."
+            )
+        return run_worker(cluster, options.gpus_per_worker)
     workers, local = worker_addresses(options)
     if len(workers) < 2:
-        raise ConfigError(
-            "one worker was requested, but the check compares several with one. Request two or"
-            " more."
-        )
+        raise ConfigError("one worker was requested, but the check compares several with one.")
     gpus = options.gpus_per_worker
     # Workers on one machine use no GPU unless they are given some.
     if gpus is None and not options.nodes:
@@ -70,9 +58,8 @@ def run_worker(cluster: Cluster, gpus: int | None) -> int:
 
     result = check_cluster(cluster, gpus)
     if cluster.is_chief:
-        print(
-            f"{result.workers} workers, {result.replicas} replicas, each on a {result.device_type}"
-        )
+        device = result.device_type
+        print(f"{result.workers} workers, {result.replicas} replicas, each on a {device}")
         for check in cluster_checks(result):
             print("\n".join(check_lines(check)))
         print("\n".join(all_reduce_table(result)))

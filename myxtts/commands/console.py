@@ -1,8 +1,11 @@
-"""The console of a command: log lines on stdout, errors on stderr, and the exit code."""
+"""The console of a command: log lines on stdout, errors on stderr, the exit code, and what
+TensorFlow's C++ code reads from the environment and writes to stderr.
+"""
 
 import errno
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -11,32 +14,36 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from myxtts.commands.tensorflow_log import set_environment
 from myxtts.errors import ConfigError, UserError
 from myxtts.files import FULL
 from myxtts.terminal import detach_stdout, discard_stdout, printable
 
-_SPACE = "Free some disk space or fix the permissions"
-# Errno of an error of the disk -> what to do.
-_REMEDIES = {
-    **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _SPACE
-    ),
-    **dict.fromkeys(
-        (errno.EIO, errno.ESTALE),
-        "Look for the fault in the system's log (dmesg), or use another disk",
-    ),
-    **dict.fromkeys(
-        (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP), "Use a file system with locks (flock)"
-    ),
-    errno.ENAMETOOLONG: "Give a shorter name",
-    errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n)"),
-    **dict.fromkeys(
-        (errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY),
-        "Move it away or choose another place",
-    ),
+# Errors of a disk and of limits, which a user can fix. Others are defects.
+_FIXABLE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY, errno.ESTALE),
+    *(errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE),
 }
+# While TensorFlow is imported, its libraries write lines before their log level applies, and
+# without an NVIDIA driver they report an error for the GPU that is not there. No setting turns them
+# off: absl offers Python no access to the log of the libraries, and TF_ENABLE_ONEDNN_OPTS=0, which
+# silences one of them, changes the results of training. libmpg123 reports each jump into the middle
+# of an MP3 file, which the check for truncated files makes (`myxtts.data.audio_file`).
+_NOISE = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
+    rb"|I\d{4} .*\] oneDNN custom operations are on\."
+    rb"|I\d{4} .*\] Could not find cuda drivers on your machine, GPU will not be used\."
+    rb"|I\d{4} .*\] This TensorFlow binary is optimized to use available CPU instructions"
+    rb"|To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler"
+    rb"|E\d{4} .* cuda_(?:dnn|fft|blas)\.cc:.*\] Unable to register \w+ (?:factory|plugin)"
+    rb"|W\d{4} .* computation_placer\.cc:.*\] computation placer already registered\."
+    rb"|E\d{4} .* cuda_platform\.cc:.*\] failed call to cuInit: .*UNKNOWN ERROR \(303\)"
+    rb"|I\d{4} .* service\.cc:.*\] (?:XLA service \S+ initialized for platform|  StreamExecutor \[)"
+    rb"|W\d{4} .*\] Input of GeneratorDatasetOp::Dataset will not be optimized because"
+    rb"|E\d{4} .*\] oneDNN supports DT_INT32 only on platforms with AVX-512\. Falling back to"
+    rb"|\[src/libmpg123/layer3\.c:.*\] error: part2_3_length \(\d+\) too large for available bit"
+    rb"|I\d{4} .* device_compiler\.h:.*\] Compiled cluster using XLA!"
+)
 
 
 def report_errors(program: Callable[[], int]) -> int:
@@ -57,44 +64,50 @@ def report_errors(program: Callable[[], int]) -> int:
         if sys.stdout is not None:  # None: `>&-` in a shell
             sys.stdout.flush()
         return code
-    except UserError as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        return 2
     except BrokenPipeError:
         discard_stdout()
         return 128 + signal.SIGPIPE
-    except OSError as error:
-        if error.errno not in _REMEDIES:
-            raise
-        print(printable(f"error: {_disk_message(error)}"), file=sys.stderr)
-        if error.filename is None:  # it may be that of stdout
-            discard_stdout()
-        return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:
-        if (reason := _lack_of_memory(error)) is None:
+        message = str(error) if isinstance(error, UserError) else _fixable(error)
+        if message is None:
             raise
-        print(printable(f"error: {reason}"), file=sys.stderr)
+        print(printable(f"error: {message}"), file=sys.stderr)
+        # It may be an error of stdout.
+        if isinstance(error, OSError) and error.filename is None:
+            discard_stdout()
         return 2
+
+
+def _fixable(error: Exception) -> str | None:
+    """Return the message of a disk, the host or a device that is full; None for a defect."""
+    if isinstance(error, OSError) and error.errno in _FIXABLE:
+        # A rename names its target second.
+        file = error.filename2 or error.filename or "a file"
+        remedy = "Check the free space, the permissions and the limits of the disk"
+        return f"{os.fsdecode(file)}: {error.strerror}. {remedy}."
+    tensorflow = sys.modules.get("tensorflow")
+    lacks_memory = isinstance(error, MemoryError) or (
+        tensorflow is not None and isinstance(error, tensorflow.errors.ResourceExhaustedError)
+    )
+    if not lacks_memory:
+        return None
+    reason = getattr(error, "message", str(error)).partition("\n")[0].rstrip(".")
+    return f"out of memory: {reason}. End other programs on this machine or GPU, or use the CPU."
 
 
 @contextmanager
 def sound_on_stdout() -> Iterator[BinaryIO]:
     """Yield stdout for bytes; whatever else the scope prints or logs goes to stderr.
 
-    Raises:
-        ConfigError: stdout is a terminal or closed.
+    Raises ConfigError if stdout is a terminal or closed.
     """
-    if sys.stdout is None:  # `>&-` in a shell
+    if sys.stdout is None or sys.stdout.isatty():  # None: `>&-` in a shell
         raise ConfigError(
-            "--stream writes sound to stdout, but stdout is closed. Give a file with --out instead."
-        )
-    if sys.stdout.isatty():
-        raise ConfigError(
-            "--stream writes sound to stdout, but stdout is a terminal. Add a player, such as `|"
-            " aplay`, or give a file with --out instead."
+            "--stream writes sound to stdout, but stdout is a terminal or closed. Add a player,"
+            " such as `| aplay`, or give a file with --out instead."
         )
     sound = sys.stdout.buffer
     with redirect_stdout(sys.stderr):
@@ -124,26 +137,51 @@ class _Console(logging.Handler):
             detach_stdout(error, "The program goes on")
 
 
-def _lack_of_memory(error: Exception) -> str | None:
-    """Return a message if the host or a device is out of memory (but not of a training)."""
-    if isinstance(error, MemoryError):
-        return f"out of memory: {error}. End other programs on this machine."
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is None or not isinstance(error, tensorflow.errors.ResourceExhaustedError):
-        return None
-    reason = error.message.splitlines()[0].rstrip(".")
-    return (
-        f"out of memory: {reason}. End other programs on this GPU, or use the CPU with"
-        " CUDA_VISIBLE_DEVICES=-1."
+def set_environment() -> None:
+    """Set what TensorFlow and CUDA read from the environment, unless the user has set it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # warnings and errors
+    # As in nvidia-smi; by default the fastest GPU is first.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+
+def filter_stderr() -> None:
+    """Pass file descriptor 2 through a process that drops the lines above and no others.
+
+    Call it before TensorFlow is imported. The filter is a separate process, so that the last lines
+    of a process that aborts still arrive. Python's `sys.stderr` keeps writing to the original file
+    descriptor, line by line. Does nothing without stderr, or if the user wants the whole log
+    (TF_CPP_MIN_LOG_LEVEL=0).
+    """
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
+        return
+    try:
+        original = os.dup(2)
+    except OSError:
+        return
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.close(writing)  # or the pipe would never end
+        _run_filter(reading, original)
+    os.close(reading)
+    os.dup2(writing, 2)
+    os.close(writing)
+    sys.stderr = os.fdopen(
+        original, "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace"
     )
 
 
-def _disk_message(error: OSError) -> str:
-    # A rename names its target second.
-    file = error.filename2 or error.filename
-    remedy = _REMEDIES[error.errno or 0]
-    if file is None:
-        return f"a file: {error.strerror}. {remedy}."
-    folder = os.path.dirname(os.path.abspath(os.fsdecode(file)))
-    place = f" of {folder}" if remedy == _SPACE else ""
-    return f"{os.fsdecode(file)}: {error.strerror}. {remedy}{place}."
+def _run_filter(reading: int, original: int) -> None:
+    """Copy lines until every process that writes to the pipe has ended; never returns."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # The process that is filtered may still write after these.
+        signal.signal(number, signal.SIG_IGN)
+    for descriptor in {0, 1, 2} - {reading, original}:
+        os.close(descriptor)
+    rest = b""
+    try:
+        while block := os.read(reading, 65536):
+            *lines, rest = (rest + block).split(b"\n")
+            os.write(original, b"".join(line + b"\n" for line in lines if not _NOISE.match(line)))
+        os.write(original, rest)
+    finally:
+        os._exit(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from myxtts.commands.parser import CommandParser
+from myxtts.commands.parser import CommandParser, add_flag
 from myxtts.data.demo_corpus import grammar_languages, make_demo_corpus
 
 NAME = "corpus"
@@ -14,26 +14,17 @@ HELP = "Make a speech corpus with espeak-ng, for trials and tests."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(
-        prog=prog, description=HELP, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("data/demo"), help="folder to create")
-    parser.add_argument("--utterances", type=int, default=400, help="number of utterances")
-    parser.add_argument(
-        "--languages", nargs="+", default=["en"], help=f"any of {', '.join(grammar_languages())}"
-    )
-    parser.add_argument(
-        "--speakers", type=int, default=1, help="number of speakers; each speaks all languages"
-    )
-    parser.add_argument(
-        "--first-speaker",
-        type=int,
-        default=0,
-        help="first speaker; another one makes other speakers",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed for the choice and order of the sentences"
-    )
+    parser = CommandParser(prog, HELP, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    known = ", ".join(grammar_languages())
+    add_flag(parser, "--out", "folder to create", Path, default=Path("data/demo"))
+    add_flag(parser, "--utterances", "number of utterances", int, default=400)
+    add_flag(parser, "--languages", f"any of {known}", nargs="+", default=["en"])
+    speakers = "number of speakers; each speaks all languages"
+    add_flag(parser, "--speakers", speakers, int, default=1)
+    first = "first speaker; another one makes other speakers"
+    add_flag(parser, "--first-speaker", first, int, default=0)
+    seed = "seed for the choice and order of the sentences"
+    add_flag(parser, "--seed", seed, int, default=0)
     return parser.parse(argv)
 
 

@@ -4,13 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import (
-    CommandParser,
-    add_checkpoint_flag,
-    add_columns_flag,
-    add_json_flag,
-    bounded,
-)
+from myxtts.commands import parser as flags
+from myxtts.commands.parser import add_flag, bounded
 from myxtts.errors import ConfigError
 from myxtts.evaluation.options import EvaluationOptions
 
@@ -19,35 +14,32 @@ HELP = "Measure the quality of a trained run on its held-out utterances or on an
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, description=HELP)
-    add = parser.add_argument
-    run_help = "folder of the run; work in the folder where it was started"
-    add("--run", type=Path, required=True, help=run_help)
-    add_checkpoint_flag(parser)
-    data_help = "corpus to measure on; by default the held-out utterances"
-    add("--data", metavar="CORPUS", type=Path, help=data_help)
-    add("--audio-root", metavar="DIR", type=Path, help="folder that contains all audio of --data")
-    add_columns_flag(parser, "--data")
-    utterances_help = "utterances to measure at most; by default all for a recogniser, else 50"
-    add("--utterances", type=bounded(int, 1), help=utterances_help)
-    asr_help = "run of a recogniser that transcribes the synthesized speech"
-    add("--asr", dest="asr_run", metavar="RUN", type=Path, help=asr_help)
-    steps_help = "ODE steps of synthesis; by default the run's"
-    add("--ode-steps", type=bounded(int, 1, 1000), help=steps_help)
-    guidance_help = "guidance of synthesis (0 to 10); by default the run's"
-    add("--guidance", type=bounded(float, 0.0, 10.0), help=guidance_help)
-    vocoder_help = "run of a vocoder, or griffin-lim; by default the vocoder that the run names"
-    add("--vocoder", metavar="RUN", help=vocoder_help)
-    seeds_help = "seeds of a vocoder's noise and of Griffin-Lim's phases; by default 0 1 2"
-    add("--seeds", metavar="N", nargs="+", type=bounded(int, 0, 2**31 - 1), help=seeds_help)
-    snr = bounded(float, -30.0, 100.0)
-    snr_help = "also measure a recogniser at these signal-to-noise ratios, in noises it never heard"
-    add("--noise-snr-db", metavar="DB", nargs="+", type=snr, help=snr_help)
-    rt60 = bounded(float, 0.05, 10.0)
-    rt60_help = "also measure a recogniser at these reverberation times, in rooms it never heard"
-    add("--rt60", metavar="SECONDS", nargs="+", type=rt60, help=rt60_help)
-    add_json_flag(parser)
-    add("--out", type=Path, help="folder for pictures; by default RUN/evaluation/CHECKPOINT")
+    parser = flags.CommandParser(prog, HELP)
+    run = "folder of the run; work in the folder where it was started"
+    add_flag(parser, "--run", run, Path, required=True)
+    flags.add_checkpoint_flag(parser)
+    data = "corpus to measure on; by default the held-out utterances"
+    add_flag(parser, "--data", data, Path, "CORPUS")
+    add_flag(parser, "--audio-root", "folder that contains all audio of --data", Path, "DIR")
+    flags.add_columns_flag(parser, "--data")
+    utterances = "utterances to measure at most; by default all for a recogniser, else 50"
+    add_flag(parser, "--utterances", utterances, bounded(int, 1))
+    asr = "run of a recogniser that transcribes the synthesized speech"
+    add_flag(parser, "--asr", asr, Path, "RUN", dest="asr_run")
+    ode_steps = "ODE steps of synthesis; by default the run's"
+    add_flag(parser, "--ode-steps", ode_steps, bounded(int, 1, 1000))
+    guidance = "guidance of synthesis (0 to 10); by default the run's"
+    add_flag(parser, "--guidance", guidance, bounded(float, 0.0, 10.0))
+    vocoder = "run of a vocoder, or griffin-lim; by default the vocoder that the run names"
+    add_flag(parser, "--vocoder", vocoder, metavar="RUN")
+    seeds = "seeds of a vocoder's noise and of Griffin-Lim's phases; by default 0 1 2"
+    add_flag(parser, "--seeds", seeds, bounded(int, 0, 2**31 - 1), "N", nargs="+")
+    noise = "also measure a recogniser at these signal-to-noise ratios, in noises it never heard"
+    add_flag(parser, "--noise-snr-db", noise, bounded(float, -30.0, 100.0), "DB", nargs="+")
+    rooms = "also measure a recogniser at these reverberation times, in rooms it never heard"
+    add_flag(parser, "--rt60", rooms, bounded(float, 0.05, 10.0), "SECONDS", nargs="+")
+    flags.add_json_flag(parser)
+    add_flag(parser, "--out", "folder for pictures; by default RUN/evaluation/CHECKPOINT", Path)
     return parser.parse(argv)
 
 
@@ -56,9 +48,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     for name in ("columns", "seeds", "noise_snr_db", "rt60"):
         options[name] = options[name] and tuple(options[name])
     if (options["audio_root"] or options["columns"]) and options["data"] is None:
-        raise ConfigError(
-            "--audio-root and --columns describe a corpus, but there is no --data. Leave them out."
-        )
+        raise ConfigError("--audio-root and --columns need --data. Leave them out.")
     # Imports TensorFlow, which takes seconds.
     from myxtts.evaluation.evaluate import evaluate_run
 

@@ -4,16 +4,16 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import CommandParser, add_checkpoint_flag, add_vocoder_flags
+from myxtts.commands.parser import CommandParser, add_checkpoint_flag, add_flag, add_vocoder_flags
 
 NAME = "export"
 HELP = "Export a trained run as a TensorFlow SavedModel."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, description=HELP)
-    parser.add_argument("--run", type=Path, required=True, help="folder of the run")
-    parser.add_argument("--out", type=Path, required=True, help="folder to create")
+    parser = CommandParser(prog, HELP)
+    add_flag(parser, "--run", "folder of the run", Path, required=True)
+    add_flag(parser, "--out", "folder to create", Path, required=True)
     add_checkpoint_flag(parser)
     add_vocoder_flags(parser)
     return parser.parse(argv)

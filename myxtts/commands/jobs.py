@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import CommandParser, bounded, read_settings, settings_parser
+from myxtts.commands import parser as parsers
+from myxtts.commands.parser import add_flag, add_switch, bounded
 from myxtts.config.schema import Config
 from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import ConfigError
@@ -26,58 +27,30 @@ NAME = "jobs"
 HELP = "Train independent jobs, one on each GPU, and merge their weights (local SGD)."
 TRAINER = (sys.executable, "-u", "-m", "myxtts", "train")
 MERGER = (sys.executable, "-u", "-m", "myxtts", "merge")
-# sync_every is checked against --jobs and --sync-dir, which are known later.
-NO_SYNC = ("--sync-every", "0")
-SYNC_SETTINGS = ("sync_every",)
 
 log = logging.getLogger("myxtts.local_sgd")
 
 
-def make_parser(prog: str = f"myxtts {NAME}") -> CommandParser:
-    parser = settings_parser(
+def make_parser(prog: str = f"myxtts {NAME}") -> parsers.CommandParser:
+    parser = parsers.settings_parser(
         prog,
         f"{HELP} A file FILE_gpu0.yaml next to --config FILE.yaml holds the settings of the job on"
         " GPU 0; it may list FILE under `defaults`.",
         resuming="`--resume` needs the flags of the first command again, except --gpus.",
     )
     count = bounded(int, 0)
-    parser.add_argument("--gpus", metavar="N", type=count, nargs="+", help="GPUs, one for each job")
-    parser.add_argument(
-        "--warmstart-steps",
-        metavar="N",
-        type=count,
-        help=(
-            "steps of one run before the jobs start (default: a tenth of max_steps, or 0 with"
-            " --init-from)"
-        ),
-    )
-    parser.add_argument(
-        "--num-syncs",
-        metavar="N",
-        type=bounded(int, 1),
-        help="number of syncs between the jobs; sets --sync-every",
-    )
-    parser.add_argument(
-        "--max-restarts",
-        metavar="N",
-        type=count,
-        default=2,
-        help="maximum number of restarts of a failed job (default 2)",
-    )
-    parser.add_argument(
-        "--table-every",
-        metavar="X",
-        type=bounded(float, 0.1),
-        default=30.0,
-        help="seconds between two progress tables if the output is not a terminal (default 30)",
-    )
+    add_flag(parser, "--gpus", "GPUs, one for each job", count, "N", nargs="+")
+    steps = "steps of one run before the jobs (default: a tenth of max_steps, 0 with --init-from)"
+    add_flag(parser, "--warmstart-steps", steps, count, "N")
+    syncs = "number of syncs between the jobs; sets --sync-every"
+    add_flag(parser, "--num-syncs", syncs, bounded(int, 1), "N")
+    restarts = "maximum number of restarts of a failed job (default 2)"
+    add_flag(parser, "--max-restarts", restarts, count, "N", default=2)
+    table = "seconds between two progress tables if the output is not a terminal (default 30)"
+    add_flag(parser, "--table-every", table, bounded(float, 0.1), "X", default=30.0)
     group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--status", action="store_true", help="print the progress of the jobs of --run and exit"
-    )
-    group.add_argument(
-        "--stop", action="store_true", help="stop the jobs of --run after they write checkpoints"
-    )
+    add_switch(group, "--status", "print the progress of the jobs of --run and exit")
+    add_switch(group, "--stop", "stop the jobs of --run after they write checkpoints")
     return parser
 
 
@@ -88,13 +61,10 @@ def main(
     merger: Sequence[str] = MERGER,
 ) -> int:
     parser = make_parser(prog)
-    config, options = read_settings(parser, [*argv, *NO_SYNC], own=SYNC_SETTINGS)
+    config, options = read_settings(parser, argv)
     folder = Path(config.run.runs_dir) / config.run.run
-    if options.status:
-        print(status_report(folder))
-        return 0
-    if options.stop:
-        print(stop_launcher(folder))
+    if options.status or options.stop:
+        print(status_report(folder) if options.status else stop_launcher(folder))
         return 0
     if "TF_CONFIG" in os.environ:
         raise ConfigError(
@@ -110,24 +80,25 @@ def main(
     if gpus is None and previous is not None:
         gpus = previous.immutable.gpus
     if gpus is None:
-        raise ConfigError(
-            "no GPUs were named. Give one for each job with --gpus, such as --gpus 0 1."
-        )
-    warn_of_hidden_gpus(config.placement.simulate_gpus)
+        raise ConfigError("no GPUs were named. Name one for each job, such as --gpus 0 1.")
+    simulated = config.placement.simulate_gpus
+    # Jobs on simulated GPUs see no real ones, and leave them idle.
+    if simulated and (visible := len(visible_gpus())):
+        log.warning("%s", hidden_gpus_warning(simulated, visible))
     resumed = config.run.run if options.gpus is None else None
-    devices = job_devices(gpus, config.placement.simulate_gpus, resumed)
+    devices = job_devices(gpus, simulated, resumed)
     warmstart_steps = choose_warmstart_steps(options, previous, config)
     jobs = []
     for gpu, device in zip(gpus, devices, strict=True):
-        own_config = read_job_file(parser, argv, config, f"gpu{gpu}")
-        jobs.append(JobSpec(f"gpu{gpu}", with_inherited_settings(own_config), device))
+        job = read_job_file(parser, argv, options, config, f"gpu{gpu}")
+        jobs.append(JobSpec(f"gpu{gpu}", with_inherited_settings(job), device))
     spec = JobsSpec(
         folder=folder,
         config=with_inherited_settings(config),
         jobs=tuple(jobs),
         gpus=tuple(gpus),
         warmstart_steps=warmstart_steps,
-        sync_every=choose_sync_every(parser, argv, options, config, warmstart_steps),
+        sync_every=choose_sync_every(options, config, warmstart_steps),
         max_restarts=options.max_restarts,
         trainer=tuple(trainer),
         merger=tuple(merger),
@@ -135,10 +106,15 @@ def main(
     return train_jobs(spec, Display(options.table_every))
 
 
-def warn_of_hidden_gpus(simulated: int) -> None:
-    """Warn if jobs on simulated GPUs leave real ones idle; their own processes see none."""
-    if simulated and (visible := len(visible_gpus())):
-        log.warning("%s", hidden_gpus_warning(simulated, visible))
+def read_settings(
+    parser: parsers.CommandParser, argv: Sequence[str]
+) -> tuple[Config, argparse.Namespace]:
+    """Return the settings of all jobs; the launcher sets those of each later."""
+    config, options = parsers.read_settings(parser, argv, own=("jobs", "sync_every"))
+    # --num-syncs sets sync_every; without it, other settings of a sync are a mistake.
+    if options.num_syncs is None:
+        config, options = parsers.read_settings(parser, argv, own=("jobs",))
+    return config, options
 
 
 def choose_warmstart_steps(
@@ -160,17 +136,11 @@ def choose_warmstart_steps(
     return steps
 
 
-def choose_sync_every(
-    parser: CommandParser,
-    argv: Sequence[str],
-    options: argparse.Namespace,
-    config: Config,
-    warmstart_steps: int,
-) -> int:
+def choose_sync_every(options: argparse.Namespace, config: Config, warmstart_steps: int) -> int:
     """Return the steps between two syncs; 0 if the jobs merge at the end only."""
+    sync_every = config.local_sgd.sync_every
     if options.num_syncs is None:
-        return read_sync_every(parser, argv, config)
-    sync_every = read_sync_every(parser, argv, config, SYNC_SETTINGS)
+        return sync_every
     if sync_every:
         raise ConfigError(
             f"--num-syncs {options.num_syncs} and sync_every {sync_every} were both given. Leave"
@@ -181,43 +151,19 @@ def choose_sync_every(
     return steps
 
 
-def read_sync_every(
-    parser: CommandParser, argv: Sequence[str], config: Config, own: Sequence[str] = ()
-) -> int:
-    """Return the setting, which needs several jobs and a folder: the launcher sets them later.
-
-    Args:
-        own: further settings that are set later.
-    """
-    flags = ["--jobs", "2"]
-    names = {"jobs", "job", *own}
-    if not config.local_sgd.sync_dir:
-        flags += ["--sync-dir", "sync"]
-        names.add("sync_dir")
-    return read_settings(parser, [*argv, *flags], own=names)[0].local_sgd.sync_every
-
-
-def read_job_file(parser: CommandParser, argv: Sequence[str], config: Config, name: str) -> Config:
+def read_job_file(
+    parser: parsers.CommandParser,
+    argv: Sequence[str],
+    options: argparse.Namespace,
+    config: Config,
+    name: str,
+) -> Config:
     """Return the settings of the job's own file, or `config` if there is none."""
-    config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    config_parser.add_argument("--config", type=Path)
-    file = config_parser.parse_known_args(argv)[0].config
-    job_file = file and file.with_name(f"{file.stem}_{name}{file.suffix}")
-    if job_file is None or not job_file.is_file():
+    file = options.config and options.config.with_stem(f"{options.config.stem}_{name}")
+    if file is None or not file.is_file():
         return config
-    job_argv = [*argv, "--config", str(job_file)]
-    settings, _ = read_settings(parser, [*job_argv, *NO_SYNC], own=SYNC_SETTINGS)
+    settings, _ = read_settings(parser, [*argv, "--config", str(file)])
     check_launcher_settings(settings)
-    check_job_settings(config, settings, job_file)
-    # --num-syncs may set sync_every later, so a folder or a timeout without it is no mistake here.
-    own = ("sync_dir", *SYNC_SETTINGS)
-    common_period = read_sync_every(parser, argv, config, own)
-    own_period = read_sync_every(parser, job_argv, config, own)
-    if common_period != own_period:
-        raise ConfigError(
-            f"{job_file} sets sync_every to {own_period} for one job, but the others have"
-            f" {common_period}. "
-            "Set it in the file of all jobs, or with a flag."
-        )
-    log.info("%-14s has its own settings: %s", name, job_file)
+    check_job_settings(config, settings, file)
+    log.info("%-14s has its own settings: %s", name, file)
     return settings

@@ -4,53 +4,33 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.main import COMMANDS
-from myxtts.commands.parser import CommandParser, bounded
+from myxtts.commands.parser import CommandParser, add_flag, bounded
+from myxtts.config.flags import SCRIPTS
 from myxtts.distributed.cluster import check_addresses
 from myxtts.distributed.launcher import LaunchSpec, find_program, launch, local_workers
 from myxtts.errors import ConfigError
 
 NAME = "launch"
 HELP = "Start the workers of a distributed run, and stop all of them when one fails."
+USAGE = "[--workers N | --nodes HOST:PORT,... --node-rank N] [--FLAG VALUE ...] -- PROGRAM [...]"
+EPILOG = (
+    "PROGRAM is a Python file, -m and a module, or a command of myxtts such as train. The exit code"
+    " is 0, or that of the worker that failed (128 + the number of a signal); 130, 143 and 129 when"
+    " stopped."
+)
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(
-        prog=prog,
-        usage=(
-            f"{prog} [--workers N | --nodes HOST:PORT,... --node-rank N] [--FLAG VALUE ...] -- "
-            "PROGRAM [ARGUMENT ...]"
-        ),
-        description=f"{HELP} The output of the workers is shown here and kept in their logs.",
-        epilog=(
-            "PROGRAM is a Python file, -m and a module, or a command of myxtts such as train. The"
-            " exit code is 0, or the exit code of the worker that failed (128 + the number of a"
-            " signal); 130, 143 and 129 when stopped."
-        ),
-    )
+    about = f"{HELP} The output of the workers is shown here and kept in their logs."
+    parser = CommandParser(prog, about, usage=f"{prog} {USAGE}", epilog=EPILOG)
     add_worker_flags(parser)
-    parser.add_argument(
-        "--logs", type=Path, default=Path("logs"), help="folder for worker-N.log (default logs)"
-    )
-    parser.add_argument(
-        "--cores-per-worker",
-        metavar="N",
-        type=bounded(int, 1),
-        default=0,
-        help="pin each worker to N cores of its own",
-    )
-    parser.add_argument(
-        "--gpus-per-worker",
-        metavar="N",
-        type=bounded(int, 0),
-        help="give each worker N GPUs of its own; 0 hides all GPUs",
-    )
-    parser.add_argument(
-        "program",
-        nargs=argparse.REMAINDER,
-        metavar="-- PROGRAM",
-        help="program of each worker, with its arguments",
-    )
+    add_flag(parser, "--logs", "folder for worker-N.log (default logs)", Path, default=Path("logs"))
+    cores = "pin each worker to N cores of its own"
+    add_flag(parser, "--cores-per-worker", cores, bounded(int, 1), "N", default=0)
+    gpus = "give each worker N GPUs of its own; 0 hides all GPUs"
+    add_flag(parser, "--gpus-per-worker", gpus, bounded(int, 0), "N")
+    program = "program of each worker, with its arguments"
+    add_flag(parser, "program", program, metavar="-- PROGRAM", nargs=argparse.REMAINDER)
     options = parser.parse(argv)
     # As typed: with _ in its flags.
     options.program = list(argv[len(argv) - len(options.program) :])
@@ -60,36 +40,26 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 def add_worker_flags(parser: CommandParser) -> None:
     """Add the flags that say where the workers run."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--workers",
-        metavar="N",
-        type=bounded(int, 1, 1000),
-        help="workers on this machine (default 2)",
-    )
-    group.add_argument(
-        "--nodes", metavar="HOST:PORT,...", help="addresses of several machines, one worker on each"
-    )
-    parser.add_argument(
-        "--node-rank", metavar="N", type=bounded(int, 0), help="position of this machine in --nodes"
-    )
+    add_flag(group, "--workers", "workers on this machine (default 2)", bounded(int, 1, 1000), "N")
+    nodes = "addresses of several machines, one worker on each"
+    add_flag(group, "--nodes", nodes, metavar="HOST:PORT,...")
+    add_flag(parser, "--node-rank", "position of this machine in --nodes", bounded(int, 0), "N")
 
 
 def worker_addresses(options: argparse.Namespace) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the addresses of all workers, and the indices of those to start on this machine."""
+    rank = options.node_rank
     if options.nodes is None:
-        if options.node_rank is not None:
-            raise ConfigError(
-                "--node-rank was given without --nodes. Leave it out, or add --nodes."
-            )
+        if rank is not None:
+            raise ConfigError("--node-rank was given without --nodes. Leave it out.")
         count = options.workers or 2
         return local_workers(count), tuple(range(count))
     workers = check_addresses([address.strip() for address in options.nodes.split(",")], "--nodes")
-    rank = options.node_rank
     if rank is None or rank >= len(workers):
-        found = "is missing" if rank is None else f"is {rank}"
+        found = "missing" if rank is None else rank
         raise ConfigError(
-            f"--nodes names {len(workers)} machines, and --node-rank {found}. Give 0 on the first"
-            f" of them to {len(workers) - 1} on the last."
+            f"--nodes names {len(workers)} machines, and --node-rank is {found}. Give 0 for the"
+            f" first of them to {len(workers) - 1} for the last."
         )
     return workers, (rank,)
 
@@ -97,17 +67,9 @@ def worker_addresses(options: argparse.Namespace) -> tuple[tuple[str, ...], tupl
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     program = [word for i, word in enumerate(options.program) if i or word != "--"]
-    if program and program[0] in COMMANDS and not Path(program[0]).is_file():
+    if program and program[0] in SCRIPTS and not Path(program[0]).is_file():
         program = ["-m", "myxtts", *program]
     command = find_program(program)
     workers, local = worker_addresses(options)
-    return launch(
-        LaunchSpec(
-            command=command,
-            workers=workers,
-            local=local,
-            logs=options.logs,
-            cores_per_worker=options.cores_per_worker,
-            gpus_per_worker=options.gpus_per_worker,
-        )
-    )
+    cores, gpus = options.cores_per_worker, options.gpus_per_worker
+    return launch(LaunchSpec(command, workers, local, options.logs, cores, gpus))

@@ -13,16 +13,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
-from myxtts.commands.console import report_errors
-from myxtts.commands.tensorflow_log import filter_stderr
-from myxtts.config.flags import nearest
+from myxtts.commands.console import filter_stderr, report_errors
+from myxtts.config.flags import SCRIPTS, nearest
 from myxtts.distributed.processes import exit_at_sigterm
 from myxtts.errors import ConfigError
 
-COMMANDS = (
-    *("train", "preflight", "profile", "plan", "synthesize", "evaluate", "transcribe", "export"),
-    *("launch", "jobs", "merge", "shard", "corpus", "serve-data", "check-distributed"),
-)
+COMMANDS = tuple(SCRIPTS)
 # Commands that handle SIGTERM themselves. In the others it raises SystemExit, which removes
 # unfinished files.
 WITH_OWN_STOP = ("train", "launch", "jobs", "serve-data", "check-distributed")
@@ -45,13 +41,11 @@ def run_script(command: ModuleType) -> int:
 
 
 def run(argv: Sequence[str], prog: str = "myxtts") -> int:
-    """Run `COMMAND [ARGUMENT ...]`.
-
-    Raises:
-        UserError: the command is unknown, or what the command itself raises.
-    """
+    """Run `COMMAND [ARGUMENT ...]`; raises ConfigError if the command is unknown."""
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage(prog))
+        lines = [f"  {name:<17}  {load_command(name).HELP}" for name in COMMANDS]
+        print(f"usage: {prog} COMMAND [ARGUMENT ...]", "", *lines, "", sep="\n")
+        print(f"{prog} COMMAND --help lists the flags of a command.")
         return 0
     name = argv[0]
     if name not in COMMANDS:
@@ -68,17 +62,3 @@ def _main_of(command: ModuleType, argv: Sequence[str], prog: str) -> int:
 
 def load_command(name: str) -> ModuleType:
     return importlib.import_module(f"myxtts.commands.{name.replace('-', '_')}")
-
-
-def usage(prog: str) -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {load_command(name).HELP}" for name in COMMANDS]
-    return "\n".join(
-        [
-            f"usage: {prog} COMMAND [ARGUMENT ...]",
-            "",
-            *lines,
-            "",
-            f"{prog} COMMAND --help lists the flags of a command.",
-        ]
-    )

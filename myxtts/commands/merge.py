@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import CommandParser
+from myxtts.commands.parser import CommandParser, add_flag, add_switch
 from myxtts.local_sgd.merge import CorpusOverrides, merge
 
 NAME = "merge"
@@ -16,48 +16,20 @@ HELP = "Average the weights of runs that began with the same weights."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, description=HELP)
-    parser.add_argument(
-        "--checkpoints",
-        metavar="INPUT",
-        type=Path,
-        nargs="+",
-        required=True,
-        help=(
-            "two or more folders of checkpoints, or of runs (their best checkpoint, or else the"
-            " newest)"
-        ),
-    )
-    parser.add_argument(
-        "--output", metavar="RUN", type=Path, required=True, help="folder of the new run"
-    )
-    parser.add_argument(
-        "--weights",
-        metavar="W",
-        type=float,
-        nargs="+",
-        help="weight of each input; by default the duration of the speech that it was trained on",
-    )
-    parser.add_argument(
-        "--train-data", metavar="CORPUS", help="corpus of the new run; by default the first input's"
-    )
-    parser.add_argument(
-        "--val-data",
-        metavar="CORPUS",
-        help=(
-            "validation corpus of the new run; the new run and its inputs are first measured on it"
-        ),
-    )
-    parser.add_argument(
-        "--audio-root",
-        metavar="DIR",
-        help="folder to which paths in CSV and TSV files are relative",
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="also merge inputs with different speakers or different first weights",
-    )
+    parser = CommandParser(prog, HELP)
+    several = "two or more folders of checkpoints, or of runs (their best checkpoint, or newest)"
+    add_flag(parser, "--checkpoints", several, Path, "INPUT", nargs="+", required=True)
+    add_flag(parser, "--output", "folder of the new run", Path, "RUN", required=True)
+    weights = "weight of each input; by default the duration of the speech that it was trained on"
+    add_flag(parser, "--weights", weights, float, "W", nargs="+")
+    corpus = "corpus of the new run; by default the first input's"
+    add_flag(parser, "--train-data", corpus, metavar="CORPUS")
+    validation = "validation corpus of the new run; it and its inputs are first measured on it"
+    add_flag(parser, "--val-data", validation, metavar="CORPUS")
+    root = "folder to which paths in CSV and TSV files are relative"
+    add_flag(parser, "--audio-root", root, metavar="DIR")
+    others = "also merge inputs with different speakers or different first weights"
+    add_switch(parser, "--force", others)
     return parser.parse(argv)
 
 

@@ -33,8 +33,8 @@ class CommandParser(argparse.ArgumentParser):
     Every flag may be spelled with _ for -, and none may be abbreviated.
     """
 
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **{"allow_abbrev": False, **options})
+    def __init__(self, prog: str, description: str, **options: Any):
+        super().__init__(prog=prog, description=description, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ")
@@ -49,8 +49,8 @@ class CommandParser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments without the program's name.
 
-        Raises:
-            ConfigError: a flag is unknown, a value is not allowed, or a required flag is missing.
+        Raises ConfigError if a flag is unknown, a value is not allowed, or a required flag is
+        missing.
         """
         # Behind -- the words are for another program.
         end = argv.index("--") if "--" in argv else len(argv)
@@ -60,32 +60,27 @@ class CommandParser(argparse.ArgumentParser):
         except _MissingFlagError:
             # A misspelt flag explains why a required one is missing.
             flags = filter(_FLAG.fullmatch, words)
-            unknown = [flag for flag in flags if flag.partition("=")[0] not in self.flags()]
+            unknown = [flag for flag in flags if flag.partition("=")[0] not in self.flags]
             if not unknown:
                 raise
         if unknown:
             raise ConfigError(self._describe_unknown(unknown))
         return options
 
+    @property
     def flags(self) -> list[str]:
-        """The flags of this parser and of its subcommands."""
-        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for parser in action.choices.values():
-                    flags += parser.flags()
-        return flags
+        return [flag for flag in self._option_string_actions if flag.startswith("--")]
 
     def _describe_unknown(self, words: Sequence[str]) -> str:
         """Return the message for words that are neither flags nor values, a line for each flag."""
         flags = dict.fromkeys(word.partition("=")[0] for word in words if _FLAG.fullmatch(word))
-        if flags:
-            known = self.flags()
-            return "\n".join(
-                f"{format_value(flag)} is not a flag{advice_on_flag(flag, known)}" for flag in flags
-            )
+        lines = [
+            f"{format_value(flag)} is not a flag{advice_on_flag(flag, self.flags)}"
+            for flag in flags
+        ]
         value = format_value(words[0])
-        return f"{value} is neither a flag nor the value of one. --help lists the flags."
+        neither = f"{value} is neither a flag nor the value of one. --help lists the flags."
+        return "\n".join(lines) or neither
 
 
 class _MissingFlagError(ConfigError):
@@ -104,12 +99,27 @@ def bounded(
         except ValueError:
             value = math.nan
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(
-                f"is {format_value(text)}, but must be a {_NOUNS[kind]} {bounds}."
-            )
+            found = f"is {format_value(text)}, but must be a {_NOUNS[kind]} {bounds}."
+            raise argparse.ArgumentTypeError(found)
         return value
 
     return number
+
+
+def add_flag(
+    parser: argparse._ActionsContainer,
+    name: str,
+    meaning: str,
+    kind: Callable[[str], Any] = str,
+    metavar: str | None = None,
+    **options: Any,
+) -> None:
+    """Add a flag with a value to a parser or to a group of it."""
+    parser.add_argument(name, help=meaning, type=kind, metavar=metavar, **options)
+
+
+def add_switch(parser: argparse._ActionsContainer, name: str, meaning: str) -> None:
+    parser.add_argument(name, help=meaning, action="store_true")
 
 
 def settings_parser(prog: str, description: str, resuming: str = RESUMING) -> CommandParser:
@@ -118,17 +128,14 @@ def settings_parser(prog: str, description: str, resuming: str = RESUMING) -> Co
     Args:
         resuming: a sentence of the help on what `--resume` needs.
     """
-    parser = CommandParser(
-        prog=prog,
-        usage=f"{prog} [--config FILE] [--FLAG VALUE ...]",
-        description=description,
-        epilog=(
-            "Flags replace the values of --config, and these replace the defaults. Every flag may"
-            " be spelled with _ for -. The value `null` unsets a flag whose default is not set."
-            f" {resuming}"
-        ),
+    usage = f"{prog} [--config FILE] [--FLAG VALUE ...]"
+    epilog = (
+        "Flags replace the values of --config, and these replace the defaults. Every flag may be"
+        " spelled with _ for -. The value `null` unsets a flag whose default is not set."
+        f" {resuming}"
     )
-    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file of settings")
+    parser = CommandParser(prog, description, usage=usage, epilog=epilog)
+    add_flag(parser, "--config", "YAML file of settings", Path, "FILE")
     for section, meaning in SECTIONS.items():
         add_setting_flags(parser.add_argument_group(section, meaning), in_section(section))
     return parser
@@ -173,58 +180,45 @@ def _converted(setting: Setting, text: str) -> Any:
 
 def add_checkpoint_flag(parser: CommandParser) -> None:
     checkpoint = "a checkpoint such as step-002000; by default the best, or else the newest"
-    parser.add_argument("--checkpoint", help=checkpoint)
+    add_flag(parser, "--checkpoint", checkpoint)
 
 
 def add_json_flag(parser: argparse._ActionsContainer) -> None:
-    help_ = "write the figures as JSON"
-    parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help=help_)
+    add_flag(parser, "--json", "write the figures as JSON", Path, "FILE", dest="json_file")
 
 
 def add_columns_flag(parser: CommandParser, corpus: str) -> None:
-    parser.add_argument(
-        "--columns",
-        nargs="+",
-        default=(),
-        choices=SETTINGS["columns"].choices,
-        help=f"columns of a file without a header that {corpus} names, as for `train`",
-    )
+    meaning = f"columns of a file without a header that {corpus} names, as for `train`"
+    columns = SETTINGS["columns"].choices
+    add_flag(parser, "--columns", meaning, nargs="+", default=(), choices=columns)
 
 
 def add_vocoder_flags(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--vocoder",
-        metavar="RUN",
-        help="run of a vocoder, or griffin-lim; by default the vocoder that the run names, if any",
-    )
-    iterations = "iterations of Griffin-Lim (default 30)"
-    parser.add_argument("--iterations", type=bounded(int, 1, 1000), help=iterations)
+    meaning = "run of a vocoder, or griffin-lim; by default the vocoder that the run names, if any"
+    add_flag(parser, "--vocoder", meaning, metavar="RUN")
+    count = bounded(int, 1, 1000)
+    add_flag(parser, "--iterations", "iterations of Griffin-Lim (default 30)", count)
 
 
 def read_settings(
     parser: CommandParser, argv: Sequence[str], own: Collection[str] = ()
 ) -> tuple[Config, argparse.Namespace]:
-    """Return the settings and the values of a command's own flags.
+    """Return the settings and the values of a command's own flags, and of --config.
 
     Flags replace the file of --config, which replaces the defaults. A run that is resumed without
-    --config and --train-data takes its own config.yaml, if it has one.
+    --config and --train-data takes its own config.yaml, if it has one. Raises ConfigError if a
+    flag, a value or the file is wrong, or there is no run to resume.
 
     Args:
         parser: with flags from `settings_parser` or `add_setting_flags`.
         own: settings that the command sets later.
-
-    Raises:
-        ConfigError: a flag, a value or the file is wrong, or there is no run to resume.
     """
-    values = vars(parser.parse(argv))
-    path = values.pop("config", None)
-    options = argparse.Namespace()
+    options = parser.parse(argv)
     overrides: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in SETTINGS:
-            setattr(options, name, value)
-        else:
-            overrides[name] = tuple(value) if isinstance(value, list) else value
+    for name in SETTINGS.keys() & vars(options).keys():
+        value = vars(options).pop(name)
+        overrides[name] = tuple(value) if isinstance(value, list) else value
+    path = getattr(options, "config", None)
     # A command that names the corpus has all settings, as at the start of the run.
     if path is None and overrides.get("resume") and "train_data" not in overrides:
         place = {name: overrides.get(name, SETTINGS[name].default) for name in ("run", "runs_dir")}

@@ -1,15 +1,14 @@
 """`myxtts plan`: predict throughput from mean stage times, with all GPUs equally fast."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from myxtts.commands.parser import CommandParser, add_json_flag, bounded
+from myxtts.commands.parser import CommandParser, add_flag, add_json_flag, bounded
 from myxtts.errors import ConfigError
-from myxtts.files import check_writable, write_whole
+from myxtts.files import check_writable, write_json
 from myxtts.throughput import planner
 from myxtts.throughput.model import DEFAULT_DEPTHS, STAGES, QueueDepths
 from myxtts.throughput.planner import Profile, StageStatistics
@@ -22,33 +21,27 @@ BATCHES = 3200
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(
-        prog=prog, description=HELP, epilog="Times are means per batch, in milliseconds."
-    )
-    add = parser.add_argument
-    milliseconds = bounded(float, 0.0, 1e3 * planner.MAX_STAGE_S)
+    parser = CommandParser(prog, HELP, epilog="Times are means per batch, in milliseconds.")
+    ms = bounded(float, 0.0, 1e3 * planner.MAX_STAGE_S)
     count = bounded(int, 1, 1024)
-    add("--gpus", type=bounded(int, 1, MAX_GPUS), required=True, help="number of GPUs")
-    profile_help = "read the times from a file that `profile --json` wrote"
-    add("--profile", metavar="FILE", type=Path, help=profile_help)
-    add("--read-ms", type=milliseconds, help="one worker reads a batch (default 0)")
-    add("--produce-ms", type=milliseconds, help="P: the data device makes a batch")
-    add("--transfer-ms", type=milliseconds, help="T: a batch moves to another GPU (default 0)")
-    add("--step-ms", type=milliseconds, help="C: the model trains on a batch")
-    variation_help = "standard deviation of the time of every stage, divided by its mean"
-    add("--variation", type=bounded(float, 0.0, planner.MAX_VARIATION), help=variation_help)
-    all_reduce_help = "A: all-reduce of two replicas; k replicas take 2 (k - 1) / k times as long"
-    add("--all-reduce-ms", type=milliseconds, default=0.0, help=all_reduce_help)
-    observe_help = "V: validation and samples in a step, on the data device where it is free"
-    add("--observe-ms", type=milliseconds, default=0.0, help=observe_help)
-    for name in ("prefetch_buffer_size", "buffer_size"):
-        default = getattr(DEFAULT_DEPTHS, name)
-        flag = f"--{name.replace('_', '-')}"
-        add(flag, type=count, default=default, help="the setting of `train`")
-    workers_help = (
-        f"readers of each data GPU (default: the --profile's, or {DEFAULT_DEPTHS.num_workers})"
-    )
-    add("--num-workers", type=count, help=workers_help)
+    add_flag(parser, "--gpus", "number of GPUs", bounded(int, 1, MAX_GPUS), required=True)
+    profile = "read the times from a file that `profile --json` wrote"
+    add_flag(parser, "--profile", profile, Path, "FILE")
+    add_flag(parser, "--read-ms", "one worker reads a batch (default 0)", ms)
+    add_flag(parser, "--produce-ms", "P: the data device makes a batch", ms)
+    add_flag(parser, "--transfer-ms", "T: a batch moves to another GPU (default 0)", ms)
+    add_flag(parser, "--step-ms", "C: the model trains on a batch", ms)
+    variation = "standard deviation of the time of every stage, divided by its mean"
+    add_flag(parser, "--variation", variation, bounded(float, 0.0, planner.MAX_VARIATION))
+    all_reduce = "A: all-reduce of two replicas; k replicas take 2 (k - 1) / k times as long"
+    add_flag(parser, "--all-reduce-ms", all_reduce, ms, default=0.0)
+    observe = "V: validation and samples in a step, on the data device where it is free"
+    add_flag(parser, "--observe-ms", observe, ms, default=0.0)
+    feed, host, workers = DEFAULT_DEPTHS
+    add_flag(parser, "--prefetch-buffer-size", "the setting of `train`", count, default=feed)
+    add_flag(parser, "--buffer-size", "the setting of `train`", count, default=host)
+    readers = f"readers of each data GPU (default: the --profile's, or {workers})"
+    add_flag(parser, "--num-workers", readers, count)
     add_json_flag(parser)
     return parser.parse(argv)
 
@@ -77,7 +70,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
             "depths": depths._asdict(),
             "placements": [figures_of(prediction) for prediction in ranked],
         }
-        write_whole(options.json_file, (json.dumps(figures, indent=1) + "\n").encode())
+        write_json(options.json_file, figures)
     return 0
 
 

@@ -6,7 +6,7 @@ Exit codes: 0 all checks passed, 1 a check failed, 2 a mistake in the settings.
 import argparse
 from collections.abc import Sequence
 
-from myxtts.commands.parser import add_json_flag, bounded, read_settings, settings_parser
+from myxtts.commands.parser import add_flag, add_json_flag, bounded, read_settings, settings_parser
 from myxtts.config.schema import Config
 from myxtts.files import check_writable, write_json
 
@@ -18,9 +18,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     description = f"{HELP} Without --data-gpu and --model-gpu: batches on GPU 0, model on GPU 1."
     parser = settings_parser(prog, description)
     add_json_flag(parser)
-    steps = bounded(int, 4, 1000)
-    steps_help = "maximum number of training steps (4 to 1000, default 12)"
-    parser.add_argument("--steps", metavar="N", type=steps, default=12, help=steps_help)
+    steps = "maximum number of training steps (4 to 1000, default 12)"
+    add_flag(parser, "--steps", steps, bounded(int, 4, 1000), "N", default=12)
     config, options = read_settings(parser, argv)
     check_writable("--json", options.json_file)
     return config, options

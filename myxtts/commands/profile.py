@@ -6,24 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from myxtts.commands.parser import add_json_flag, bounded, read_settings, settings_parser
+from myxtts.commands import parser as flags
 from myxtts.config.schema import Config
-from myxtts.files import check_writable, write_whole
+from myxtts.files import check_writable, write_json, write_whole
 
 NAME = "profile"
 HELP = "Measure where the time of a training run goes, and recommend faster settings."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
-    parser = settings_parser(prog, HELP)
+    parser = flags.settings_parser(prog, HELP)
     group = parser.add_argument_group("profile", "What to measure and what to write.")
-    steps_help = "steps to measure, after a warm-up (default 100)"
-    steps = bounded(int, 2, 1e6)
-    group.add_argument("--num-steps", metavar="N", type=steps, default=100, help=steps_help)
-    add_json_flag(group)
-    trace_help = "write a trace of all batches for ui.perfetto.dev"
-    group.add_argument("--trace", metavar="FILE", type=Path, help=trace_help)
-    return read_settings(parser, argv)
+    steps = "steps to measure, after a warm-up (default 100)"
+    flags.add_flag(group, "--num-steps", steps, flags.bounded(int, 2, 1e6), "N", default=100)
+    flags.add_json_flag(group)
+    trace = "write a trace of all batches for ui.perfetto.dev"
+    flags.add_flag(group, "--trace", trace, Path, "FILE")
+    return flags.read_settings(parser, argv)
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
@@ -40,7 +39,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         figures: dict[str, Any] = {}
         for row in rows:
             figures |= row.figures
-        write_whole(options.json_file, (json.dumps(figures, indent=1) + "\n").encode())
+        write_json(options.json_file, figures)
         print(f"{'wrote':<14} {options.json_file}")
     if options.trace:
         write_whole(options.trace, json.dumps(chrome_trace(spans, rows[0].text)).encode())

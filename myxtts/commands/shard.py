@@ -6,39 +6,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from myxtts.commands.parser import CommandParser, add_setting_flags, bounded, read_settings
+from myxtts.commands import parser as parsers
 from myxtts.config.flags import SETTINGS, command_line, marked, turned_off, with_values
 from myxtts.config.schema import IN_SHARDS, OFF_IN_TRIAL, Config, Needs
 from myxtts.files import make_folder
 from myxtts.local_sgd.shards import split_corpus
 
 NAME = "shard"
-HELP = (
-    "Split a corpus into disjoint shards of about equal duration, balanced over speakers and"
-    " languages."
-)
+HELP = "Split a corpus into disjoint shards of about equal duration, balanced over speakers."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
-    parser = CommandParser(prog=prog, description=HELP)
-    parser.add_argument(
-        "--input",
-        type=Path,
-        required=True,
-        help="corpus, in any form that `train --train-data` accepts",
-    )
-    parser.add_argument(
-        "--shards", type=bounded(int, 2, 1024), default=2, help="number of shards (default 2)"
-    )
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for shard-0.csv, …, train.csv, held_out.csv"
-    )
+    parser = parsers.CommandParser(prog, HELP)
+    corpus = "corpus, in any form that `train --train-data` accepts"
+    parsers.add_flag(parser, "--input", corpus, Path, required=True)
+    count = parsers.bounded(int, 2, 1024)
+    parsers.add_flag(parser, "--shards", "number of shards (default 2)", count, default=2)
+    out = "folder for shard-0.csv, …, train.csv, held_out.csv"
+    parsers.add_flag(parser, "--out", out, Path, required=True)
     # The command sets the others: --input is the corpus, and the whole of it is split.
     own = ("train_data", "val_data", "text_frontend")
     settings = [setting for setting in marked(IN_SHARDS) if setting.name not in own]
     settings.append(SETTINGS["max_rejected"])
-    add_setting_flags(parser, (replace(setting, needs=Needs()) for setting in settings))
-    return read_settings(parser, argv)
+    parsers.add_setting_flags(parser, (replace(setting, needs=Needs()) for setting in settings))
+    return parsers.read_settings(parser, argv)
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
@@ -50,21 +41,15 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config = with_values(turned_off(config, OFF_IN_TRIAL), data)
     shards = split_corpus(config, options.out, options.shards)
     print(shards.table)
-    flags = ["--train-data", str(shards.shards[0])]
-    flags += (
-        ["--val-data", str(shards.held_out)]
-        if shards.held_out
-        else ["--validate-every", "0", "--sample-every", "0"]
-    )
+    flags = ["--train-data", str(shards.shards[0]), "--audio-root", str(shards.audio_root)]
+    if shards.held_out:
+        flags += ["--val-data", str(shards.held_out)]
+    else:
+        flags += ["--validate-every", "0", "--sample-every", "0"]
     for name in ("min_seconds", "max_seconds"):
         if (limit := getattr(config.data, name)) != SETTINGS[name].default:
             flags += [SETTINGS[name].flag, f"{limit:g}"]
     print(f"\nTrain on shard 0:\n  {command_line('train')} {shlex.join(flags)} \\")
-    print(
-        f"      --audio-root {shlex.quote(str(shards.audio_root))} --run shard0 --init-from START"
-    )
-    print(
-        "START is a run that the jobs of all shards start from: docs/guides/local_sgd.md, section"
-        " By hand"
-    )
+    print("      --run shard0 --init-from START")
+    print("START is a run that the jobs of all shards start from: docs/guides/local_sgd.md")
     return 0

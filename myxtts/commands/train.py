@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from myxtts.commands.parser import read_settings, settings_parser
+from myxtts.commands.parser import add_switch, read_settings, settings_parser
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
 
@@ -12,12 +12,9 @@ HELP = "Train a voice, a speech recogniser or a vocoder."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
-    parser = settings_parser(
-        prog, f"{HELP} Batches are made on one device while the model trains on another."
-    )
-    parser.add_argument(
-        "--print-config", action="store_true", help="print the resolved settings as YAML and exit"
-    )
+    description = f"{HELP} Batches are made on one device while the model trains on another."
+    parser = settings_parser(prog, description)
+    add_switch(parser, "--print-config", "print the resolved settings as YAML and exit")
     return read_settings(parser, argv)
 
 

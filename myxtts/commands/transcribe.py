@@ -4,13 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import (
-    CommandParser,
-    add_checkpoint_flag,
-    add_columns_flag,
-    add_json_flag,
-    bounded,
-)
+from myxtts.commands import parser as flags
+from myxtts.commands.parser import add_flag, bounded
 from myxtts.errors import ConfigError
 
 NAME = "transcribe"
@@ -18,61 +13,44 @@ HELP = "Transcribe recordings, or measure the error rates of a trained recognise
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, description=HELP)
-    parser.add_argument("--run", type=Path, required=True, help="folder of the run of a recogniser")
-    add = parser.add_argument
-    files_help = "audio files; each makes one line of output"
-    add("files", metavar="FILE", type=Path, nargs="*", help=files_help)
-    corpus_help = "corpus with texts, instead of files: print a table of error rates"
-    add("--corpus", type=Path, help=corpus_help)
-    add("--audio-root", metavar="DIR", type=Path, help="folder that contains all audio of --corpus")
-    add_columns_flag(parser, "--corpus")
-    add_checkpoint_flag(parser)
-    beam = bounded(int, 0, 1000)
-    beam_help = "prefixes that the beam search keeps; 0, the default, decodes greedily"
-    add("--beam-width", metavar="N", type=beam, default=0, help=beam_help)
-    add_json_flag(parser)
-    out_help = "with --corpus: folder for files (default: RUN/evaluation/CHECKPOINT-CORPUS)"
-    add("--out", metavar="DIR", type=Path, help=out_help)
+    parser = flags.CommandParser(prog, HELP)
+    add_flag(parser, "--run", "folder of the run of a recogniser", Path, required=True)
+    add_flag(parser, "files", "audio files; each makes a line of output", Path, "FILE", nargs="*")
+    corpus = "corpus with texts, instead of files: print a table of error rates"
+    add_flag(parser, "--corpus", corpus, Path)
+    add_flag(parser, "--audio-root", "folder that contains all audio of --corpus", Path, "DIR")
+    flags.add_columns_flag(parser, "--corpus")
+    flags.add_checkpoint_flag(parser)
+    beam = "prefixes that the beam search keeps; 0, the default, decodes greedily"
+    add_flag(parser, "--beam-width", beam, bounded(int, 0, 1000), "N", default=0)
+    flags.add_json_flag(parser)
+    out = "with --corpus: folder for files (default: RUN/evaluation/CHECKPOINT-CORPUS)"
+    add_flag(parser, "--out", out, Path, "DIR")
     return parser.parse(argv)
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = vars(parse(argv, prog))
-    files = options.pop("files")
-    corpus = options.pop("corpus")
-    audio_root = options.pop("audio_root")
+    files, corpus = options.pop("files"), options.pop("corpus")
     if bool(files) == (corpus is not None):
-        given = "both were given" if files else "neither was given"
-        raise ConfigError(
-            f"files or a --corpus can be transcribed, but {given}. Give one of the two."
-        )
-    columns = tuple(options.pop("columns"))
-    if (audio_root is not None or columns) and corpus is None:
-        raise ConfigError(
-            "--audio-root and --columns describe a corpus, but there is no --corpus. Leave them"
-            " out."
-        )
-    out = options.pop("out")
-    if out is not None and corpus is None:
-        raise ConfigError(
-            "--out is the folder for files about a corpus, but there is no --corpus. Leave it out."
-        )
+        raise ConfigError("files or a --corpus can be transcribed. Give one of the two.")
+    of_corpus = {name: options.pop(name) for name in ("audio_root", "columns", "out")}
     if corpus is None:
+        if any(of_corpus.values()):
+            raise ConfigError("--audio-root, --columns and --out need --corpus. Leave them out.")
         from myxtts.recognition.transcribe_files import write_transcripts
 
         write_transcripts(files=files, **options)
         return 0
+    of_corpus["columns"] = tuple(of_corpus["columns"])
     from myxtts.data.metadata_file import read_corpus
 
     # Reports mistakes before TensorFlow is imported, which takes seconds.
-    read_corpus(corpus, "en", audio_root, columns=columns)
+    read_corpus(corpus, "en", of_corpus["audio_root"], columns=of_corpus["columns"])
     from myxtts.evaluation.evaluate import evaluate_run
     from myxtts.evaluation.options import EvaluationOptions
 
     run, checkpoint = options.pop("run"), options.pop("checkpoint")
-    evaluation = EvaluationOptions(
-        data=corpus, audio_root=audio_root, columns=columns, out=out, **options
-    )
+    evaluation = EvaluationOptions(data=corpus, **of_corpus, **options)
     evaluate_run(run, checkpoint, evaluation, task="asr")
     return 0

@@ -5,7 +5,7 @@ replace what makes a setting of a file active, and the config.yaml of a run may 
 a version that did not know what a setting needs. Both are reset to their defaults.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from myxtts.config.flags import SETTINGS, Setting, values_of, with_values
@@ -13,13 +13,17 @@ from myxtts.config.schema import Config
 from myxtts.errors import ConfigError, PlacementError
 
 
-def check_settings(config: Config) -> None:
-    """Raise ConfigError if settings contradict each other; each that is loaded passed."""
-    for contradiction in _contradictions(config):
+def check_settings(config: Config, own: Collection[str] = ()) -> None:
+    """Raise ConfigError if settings contradict each other; each Config that is loaded has passed.
+
+    Args:
+        own: settings that the caller sets later.
+    """
+    for contradiction in _contradictions(config, own):
         raise ConfigError(contradiction)
 
 
-def _contradictions(config: Config) -> Iterator[str]:
+def _contradictions(config: Config, own: Collection[str]) -> Iterator[str]:
     data, training, augmentation = config.data, config.training, config.augmentation
     if data.min_seconds >= data.max_seconds:
         yield f"min_seconds {data.min_seconds:g} must be below max_seconds {data.max_seconds:g}."
@@ -47,7 +51,8 @@ def _contradictions(config: Config) -> Iterator[str]:
     # Epochs of different shards have different steps, and the jobs sync after the same steps.
     if sync.sync_every and training.epochs:
         yield "epochs and sync_every are set, but jobs sync after the same steps. Give --epochs 0."
-    if sync.sync_every and (sync.sync_dir is None or sync.jobs < 2):
+    is_alone = sync.sync_dir is None or sync.jobs < 2
+    if sync.sync_every and is_alone and "jobs" not in own:
         yield "sync_every needs several jobs and a shared folder. Give --jobs and --sync-dir."
     if sync.job >= sync.jobs:
         yield f"job is {sync.job}, but the {sync.jobs} jobs are numbered from 0."

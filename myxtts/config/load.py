@@ -126,7 +126,7 @@ def load(
     inactive = set(_inactive(config, in_file, by_flag, own, is_of_run))
     if inactive:
         config = _validated({name: given for name, given in merged.items() if name not in inactive})
-    check_settings(config)
+    check_settings(config, own)
     return config
 
 

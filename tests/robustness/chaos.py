@@ -26,9 +26,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from myxtts.commands.console import report_errors
+from myxtts.commands.console import filter_stderr, report_errors
 from myxtts.commands.parser import bounded
-from myxtts.commands.tensorflow_log import filter_stderr
 from myxtts.errors import PlacementError
 from myxtts.files import check_writable, make_folder, write_json
 from tests.robustness.faults.case import SCENARIOS, Settings

@@ -149,7 +149,7 @@ def data_service(trial: Trial) -> None:
     trial.finish(child, (0, 2))
     for index, server in enumerate(servers):
         server.send(signal.SIGTERM)
-        right = {143, 128 + number} if index == victim else {143}
+        right = {-signal.SIGTERM, -number} if index == victim else {-signal.SIGTERM}
         server.started_s = time.monotonic()  # its limit begins with the signal
         trial.finish(server, sorted(right))
     trial.finish_run("without the service")

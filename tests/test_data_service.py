@@ -1,5 +1,6 @@
 """The tf.data service returns the same batches in order, each once, even if servers fail."""
 
+import itertools
 import logging
 import signal
 import socket
@@ -9,6 +10,7 @@ import threading
 import unittest
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from unittest import mock
@@ -25,8 +27,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.data import service
 from myxtts.data.batch_plan import Pass, Position, planned_batches
 from myxtts.data.reading import LocalReader, rows_from_files
-from myxtts.data.service import ServiceReader, _Job, service_address
-from myxtts.data.service_server import dispatcher, worker
+from myxtts.data.service import ServiceReader, _Job, dispatcher, service_address, worker
 from myxtts.distributed.cluster import is_loopback, listening_sockets
 from myxtts.errors import ConfigError, DataError
 from tests.fixtures import temporary_folder
@@ -35,6 +36,7 @@ from tests.sine_corpus import planned_corpus, write_corpus
 
 PROGRAM = Path(__file__).parents[1] / "utilities" / "data_service.py"
 REFERENCE_SAMPLES = 6_400
+BEGINNING = Position()
 
 
 def start(*arguments: str) -> subprocess.Popen:
@@ -56,25 +58,23 @@ class Corpus:
         self.manifest = write_corpus(folder, [0.3 + 0.01 * i for i in range(22)])
         self.plan = planned_corpus(self.manifest, DataConfig(batch_seconds=1.7, buckets=2)).plan
 
-    def planned(self, epochs: int, start: Position = Position()):  # noqa: B008
-        return planned_batches(
-            self.plan,
-            self.manifest,
-            Pass(start, epochs),
-            seed=3,
-            reference_samples=REFERENCE_SAMPLES,
-        )
+    def planned(self, epochs: int, start=BEGINNING):
+        numbers = {"seed": 3, "reference_samples": REFERENCE_SAMPLES}
+        return planned_batches(self.plan, self.manifest, Pass(start, epochs), **numbers)
 
-    def read_here(self, epochs: int, fields=TTS_INPUTS, start: Position = Position()):  # noqa: B008
+    def read_here(self, epochs: int, fields=TTS_INPUTS, start=BEGINNING):
         rows = rows_from_files(self.manifest, native_loading=True)
         reader = LocalReader(self.manifest, fields, REFERENCE_SAMPLES, DataConfig(), rows)
-        return self.read_by(reader, epochs, start)
+        return reader.read(self.planned(epochs, start), DATA)
 
     def service(self, address: str, fields=TTS_INPUTS, **times_s) -> ServiceReader:
         data = DataConfig(num_workers=2, buffer_size=2, prefetch_buffer_size=1)
-        return ServiceReader(address, self.manifest, fields, REFERENCE_SAMPLES, data, **times_s)
+        reader = ServiceReader(address, self.manifest, fields, REFERENCE_SAMPLES, data)
+        vars(reader).update(times_s)
+        return reader
 
-    def read_by(self, reader, epochs: int, start: Position = Position()):  # noqa: B008
+    def read_by_service(self, address, epochs: int, fields=TTS_INPUTS, start=BEGINNING, **times_s):
+        reader = self.service(address, fields, **times_s)
         return reader.read(self.planned(epochs, start), DATA)
 
 
@@ -98,9 +98,10 @@ class ServiceCase(unittest.TestCase):
             thread.join(120.0)
         self.assertFalse([thread.name for thread in ours if thread.is_alive()])
 
-    def servers(self, workers: int = 2) -> tuple[ExitStack, str]:
+    @staticmethod
+    def servers(add_cleanup, workers: int = 2) -> tuple[ExitStack, str]:
         servers = ExitStack()
-        self.addCleanup(servers.close)
+        add_cleanup(servers.close)
         port = servers.enter_context(dispatcher("127.0.0.1", 0))
         for _ in range(workers):
             servers.enter_context(worker("127.0.0.1", port, "127.0.0.1", 0))
@@ -109,61 +110,45 @@ class ServiceCase(unittest.TestCase):
     def assert_same(self, received, expected, fields=TTS_INPUTS):
         received, expected = list(received), list(expected)
         self.assertEqual(len(received), len(expected))
-        for (planned, batch), (expected_plan, expected_batch) in zip(
-            received, expected, strict=True
-        ):
-            self.assertEqual(planned.step.position, expected_plan.step.position)
-            np.testing.assert_array_equal(planned.rows, expected_plan.rows)
+        for (planned, batch), (plan, expected_batch) in zip(received, expected, strict=True):
+            self.assertEqual(planned.step.position, plan.step.position)
+            np.testing.assert_array_equal(planned.rows, plan.rows)
             check_batch(batch, fields, "reading")
             for name in fields:
-                self.assertEqual(batch[name].device, expected_batch[name].device)
-                np.testing.assert_array_equal(
-                    batch[name], expected_batch[name], err_msg=name, strict=True
-                )
+                value, expected_value = batch[name], expected_batch[name]
+                self.assertEqual(value.device, expected_value.device)
+                np.testing.assert_array_equal(value, expected_value, name, strict=True)
 
 
 class OrderTest(ServiceCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        servers = ExitStack()
-        cls.addClassCleanup(servers.close)
-        port = servers.enter_context(dispatcher("127.0.0.1", 0))
-        for _ in range(2):
-            servers.enter_context(worker("127.0.0.1", port, "127.0.0.1", 0))
-        cls.address = f"grpc://127.0.0.1:{port}"
+        cls.address = cls.servers(cls.addClassCleanup)[1]
 
     def test_batches_equal_locally_read_batches_in_order(self):
         for fields in (TTS_INPUTS, ASR_INPUTS):
             with self.subTest(len(fields)), self.assertNoLogs("myxtts", "WARNING"):
-                received = self.corpus.read_by(
-                    self.corpus.service(self.address, fields, stall_s=60.0), 4
-                )
+                received = self.corpus.read_by_service(self.address, 4, fields, stall_s=60.0)
                 self.assert_same(received, self.corpus.read_here(4, fields), fields)
 
     def test_reading_can_start_at_any_position(self):
         start = Position(1, 4)
         with self.assertNoLogs("myxtts", "WARNING"):
-            received = self.corpus.read_by(
-                self.corpus.service(self.address, stall_s=60.0), 3, start
-            )
+            received = self.corpus.read_by_service(self.address, 3, start=start, stall_s=60.0)
             self.assert_same(received, self.corpus.read_here(3, start=start))
 
     def test_no_python_runs_on_a_worker(self):
         dataset = self.corpus.service(self.address).job_dataset(list(self.corpus.planned(1)), 0)
         graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
-        types = {
-            node.op
-            for nodes in (graph.node, *(f.node_def for f in graph.library.function))
-            for node in nodes
-        }
+        nodes = itertools.chain(graph.node, *(f.node_def for f in graph.library.function))
+        types = {node.op for node in nodes}
         self.assertIn("DecodeWav", types)
         self.assertFalse([name for name in types if "PyFunc" in name])
 
     def test_closing_in_the_middle_leaves_no_thread(self):
         for taken in (0, 1, 4):
-            batches = self.corpus.read_by(self.corpus.service(self.address, stall_s=60.0), 4)
-            with closing(batches):
+            with closing(self.corpus.read_by_service(self.address, 4, stall_s=60.0)) as batches:
                 self.assertEqual(len(list(islice(batches, taken))), taken)
             self.assert_no_thread()
 
@@ -171,29 +156,22 @@ class OrderTest(ServiceCase):
         manifest = self.corpus.manifest
         self.addCleanup(setattr, self.corpus, "manifest", manifest)
         self.corpus.manifest = replace(manifest, native=np.arange(22) < 19)
-        with self.assertRaisesRegex(
-            DataError, "but 3 of 22 files have another format, the first is .*/u19.wav"
-        ):
+        message = "but 3 of 22 files have another format, the first is .*/u19.wav"
+        with self.assertRaisesRegex(DataError, message):
             self.corpus.service(self.address)
 
     def test_a_missing_utterance_is_named_at_its_batch(self):
         planned = list(self.corpus.planned(4))
         row = planned[9].rows[0]
         path = Path(self.corpus.manifest.paths[row])
-        first = next(
-            i
-            for i, plan in enumerate(planned)
-            if row in plan.rows or row in plan.arrays["reference_row"]
-        )
-        reader, taken = self.corpus.service(self.address, stall_s=60.0), 0
+        users = [row in (*plan.rows, *plan.arrays["reference_row"]) for plan in planned]
         self.addCleanup(path.with_suffix(".away").rename, path)
         path.rename(path.with_suffix(".away"))
-        with self.assertRaisesRegex(
-            DataError, f"utterance '.*' .*{path.name} cannot be read: No such file"
-        ):
-            for _ in self.corpus.read_by(reader, 4):
-                taken += 1
-        self.assertEqual(taken, first)
+        taken = []
+        message = f"utterance '.*' .*{path.name} cannot be read: No such file"
+        with self.assertRaisesRegex(DataError, message):
+            taken.extend(self.corpus.read_by_service(self.address, 4, stall_s=60.0))
+        self.assertEqual(len(taken), users.index(True))
 
     def test_error_names_a_file_that_workers_cannot_find(self):
         select = service._select_rows
@@ -201,23 +179,18 @@ class OrderTest(ServiceCase):
         def elsewhere(manifest, rows):
             return replace(select(manifest, rows), paths=("/nowhere/u.wav",) * len(rows))
 
-        with (
-            mock.patch.object(service, "_select_rows", elsewhere),
-            self.assertRaisesRegex(
-                DataError,
-                "could not read files that this machine can read: .*/nowhere/u.wav; No such file",
-            ),
-        ):
-            list(self.corpus.read_by(self.corpus.service(self.address, stall_s=60.0), 1))
+        named = self.assertRaisesRegex(DataError, "/nowhere/u.wav; No such file.* the same path")
+        with mock.patch.object(service, "_select_rows", elsewhere), named:
+            list(self.corpus.read_by_service(self.address, 1, stall_s=60.0))
 
 
 class LossTest(ServiceCase):
     """A request to a lost server ends when a new one takes its address, so each test has one."""
 
     def test_without_workers_this_machine_reads_the_batches_with_a_warning(self):
-        servers, address = self.servers(workers=0)
+        servers, address = self.servers(self.addCleanup, workers=0)
         with (
-            closing(self.corpus.read_by(self.corpus.service(address, stall_s=0.2), 8)) as batches,
+            closing(self.corpus.read_by_service(address, 8, stall_s=0.2)) as batches,
             self.assertLogs("myxtts.data", "WARNING") as logs,
         ):
             with worker(*service_address(address), "127.0.0.1", 0) as port:
@@ -230,11 +203,11 @@ class LossTest(ServiceCase):
         self.assert_no_thread()
 
     def test_a_restarted_dispatcher_is_used_again(self):
-        servers, address = self.servers()
+        servers, address = self.servers(self.addCleanup)
         port = service_address(address)[1]
         reader = self.corpus.service(address, stall_s=0.2)
         with (
-            closing(self.corpus.read_by(reader, 9)) as batches,
+            closing(reader.read(self.corpus.planned(9), DATA)) as batches,
             self.assertLogs("myxtts.data", "WARNING"),
             mock.patch.object(reader, "note", wraps=reader.note) as noted,
         ):
@@ -244,7 +217,7 @@ class LossTest(ServiceCase):
             with dispatcher("127.0.0.1", port), worker("127.0.0.1", port, "127.0.0.1", 0):
                 if reader._unanswered is not None:
                     reader._unanswered._thread.join(60.0)
-                reader._stall_s, before = 60.0, noted.call_count
+                reader.stall_s, before = 60.0, noted.call_count
                 received += batches
                 late = [call.args[0] for call in noted.call_args_list[before:]]
                 self.assertTrue(any(job.arrived == len(job.batches) for job in late))
@@ -255,15 +228,14 @@ class LossTest(ServiceCase):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))  # bound, but not listening
             address = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
-            with self.assertRaisesRegex(
-                DataError, "nothing answers there: Connection refused. Start `myxtts"
-            ):
-                list(self.corpus.read_by(self.corpus.service(address), 1))
+            message = "gives no batches: Connection refused. Start `myxtts"
+            with self.assertRaisesRegex(DataError, message):
+                list(self.corpus.read_by_service(address, 1))
 
     def test_a_dispatcher_without_workers_is_an_error_after_the_timeout(self):
-        servers, address = self.servers(workers=0)
-        with self.assertRaisesRegex(DataError, "gave no batch within 0.3 s: it has no worker"):
-            list(self.corpus.read_by(self.corpus.service(address, start_s=0.3), 1))
+        servers, address = self.servers(self.addCleanup, workers=0)
+        with self.assertRaisesRegex(DataError, "did not arrive within 0.3 s. Start .* workers"):
+            list(self.corpus.read_by_service(address, 1, start_s=0.3))
         servers.enter_context(worker(*service_address(address), "127.0.0.1", 0))
         self.assert_no_thread()
 
@@ -339,24 +311,16 @@ class JobTest(unittest.TestCase):
 
 def interfaces(port: int) -> set[bytes]:
     """Return the interfaces that this process listens on; an empty name means all interfaces."""
-    names = [
-        listening.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
-        for listening in listening_sockets(port)
-    ]
-    return {name.rstrip(b"\0") for name in names}
+    option = socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16
+    return {listening.getsockopt(*option).rstrip(b"\0") for listening in listening_sockets(port)}
 
 
 class ServerTest(unittest.TestCase):
     def test_a_port_in_use_is_rejected(self):
         with dispatcher("127.0.0.1", 0) as port:
-            for server in (
-                lambda: dispatcher("127.0.0.1", port),
-                lambda: worker("127.0.0.1", port, "127.0.0.1", port),
-            ):
-                with (
-                    self.assertRaisesRegex(ConfigError, f"--port {port} .*Address already in use"),
-                    server(),
-                ):
+            for server in (dispatcher, partial(worker, "127.0.0.1", port)):
+                message = f"--port {port} .*Address already in use"
+                with self.assertRaisesRegex(ConfigError, message), server("127.0.0.1", port):
                     pass
 
     def test_a_server_on_a_loopback_address_listens_on_the_loopback_interface_only(self):
@@ -370,26 +334,15 @@ class ServerTest(unittest.TestCase):
         self.assertIn("without encryption", logs.output[0])
 
     def test_an_unreachable_worker_address_is_rejected(self):
-        for at, host in (
-            ("node1", "127.0.0.1"),
-            ("10.0.0.1", "localhost"),
-            ("10.0.0.1", "0.0.0.0"),
-        ):
-            with self.assertRaisesRegex(ConfigError, "--host"), worker(at, 5050, host, 0):
-                pass
+        places = ("node1", "127.0.0.1"), ("10.0.0.1", "localhost"), ("10.0.0.1", "0.0.0.0")
+        for at, host in places:
+            with self.assertRaisesRegex(ConfigError, "--host"):
+                worker(at, 5050, host, 0)
 
     def test_loopback_addresses_are_recognised(self):
         self.assertTrue(all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "127.1", "localhost"))))
-        others = (
-            "0.0.0.0",
-            "10.0.0.1",
-            "10.1",
-            "node1",
-            "127.0.0.1.example.org",
-            "127.0.0.1 node1",
-            "",
-        )
-        self.assertFalse(any(map(is_loopback, others)))
+        others = "0.0.0.0", "10.0.0.1", "10.1", "node1", "127.0.0.1.example.org", "127.0.0.1 node1"
+        self.assertFalse(any(map(is_loopback, (*others, ""))))
 
 
 class ProgramTest(ServiceCase):
@@ -410,9 +363,8 @@ class ProgramTest(ServiceCase):
 
         logging.getLogger("myxtts.data").addHandler(quiet := logging.NullHandler())
         self.addCleanup(logging.getLogger("myxtts.data").removeHandler, quiet)
-        with closing(
-            self.corpus.read_by(self.corpus.service(f"grpc://{address}", stall_s=2.0), 8)
-        ) as batches:
+        reading = self.corpus.read_by_service(f"grpc://{address}", 8, stall_s=2.0)
+        with closing(reading) as batches:
             received = list(islice(batches, 16))
             victim.kill()
             received += batches
@@ -431,45 +383,27 @@ class ProgramTest(ServiceCase):
             (("worker", "--dispatcher", "node1"), "--dispatcher is 'node1', but must be HOST:PORT"),
             (("dispatcher", "--host", "a b"), "--host is 'a b', but must be a host name"),
         ):
-            ended = subprocess.run(
-                [sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=600
-            )
+            command = [sys.executable, PROGRAM, *arguments]
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
             actual = (ended.returncode, ended.stderr.startswith(f"error: {message}"))
             self.assertEqual(actual, (2, True), ended.stderr)
 
 
 class AddressTest(unittest.TestCase):
     def test_an_address_is_a_host_and_a_port(self):
-        actual = service_address("grpc://node-1.example.org:5050")
-        self.assertEqual(actual, ("node-1.example.org", 5050))
-        self.assertEqual(service_address("grpc://10.0.0.1:1"), ("10.0.0.1", 1))
-        self.assertEqual(service_address("grpc://node_1.a-b.lan.:1"), ("node_1.a-b.lan.", 1))
+        for host in ("node-1.example.org", "10.0.0.1", "node_1.a-b.lan."):
+            self.assertEqual(service_address(f"grpc://{host}:5050"), (host, 5050))
 
     def test_any_other_address_is_rejected(self):
         for text in (
-            *(
-                "",
-                "grpc://",
-                "node1:5050",
-                "http://node1:5050",
-                "grpc://node1",
-                "grpc://:5050",
-                "grpc://node1:",
-            ),
-            *(
-                "grpc://node1:0",
-                "grpc://node1:65536",
-                "grpc://node1:5050/",
-                "grpc://a b:1",
-                "grpc://node1:5050\n",
-            ),
+            *("", "grpc://", "node1:5050", "http://node1:5050", "grpc://node1", "grpc://:5050"),
+            *("grpc://node1:", "grpc://node1:0", "grpc://node1:65536", "grpc://node1:5050/"),
+            *("grpc://a b:1", "grpc://node1:5050\n"),
             *("grpc://node1..lan:5050", f"grpc://{'a' * 64}:5050", "grpc://.node1:5050"),
             *("grpc://node1:٥٠٥٠", "grpc://[::1]:5050", "grpc://grpc://node1:1"),
         ):
-            with (
-                self.subTest(text),
-                self.assertRaisesRegex(ConfigError, "data_service is .* must be grpc://HOST:PORT"),
-            ):
+            message = "data_service is .* must be grpc://HOST:PORT"
+            with self.subTest(text), self.assertRaisesRegex(ConfigError, message):
                 service_address(text)
 
 

@@ -67,8 +67,8 @@ def start_server(options: argparse.Namespace) -> AbstractContextManager[int]:
     if options.kind == "worker":
         name, number = host_and_port(options.dispatcher, "--dispatcher")
     # Imports TensorFlow, which takes seconds.
-    from myxtts.data import service_server
+    from myxtts.data import service
 
     if options.kind == "worker":
-        return service_server.worker(name, number, options.host, options.port)
-    return service_server.dispatcher(options.host, options.port)
+        return service.worker(name, number, options.host, options.port)
+    return service.dispatcher(options.host, options.port)

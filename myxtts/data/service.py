@@ -1,10 +1,14 @@
-"""Reads batches on other machines, by the workers of a tf.data service.
+"""A tf.data service: reads batches on other machines, and the servers that do so.
 
-The plan stays in this process. It asks the service for one section of the plan after another, each
-as a job, and the service distributes the batches of a job among its workers. Batches arrive in any
-order and are sorted into the order of the plan. The service delivers each batch at most once, and
-loses the batches of a worker that dies; this process reads what does not arrive. So no batch is
-missing and none comes twice.
+The plan stays in the process that trains. It asks the service for one section of the plan after
+another, each as a job, and the service distributes the batches of a job among its workers. Batches
+arrive in any order and are sorted into the order of the plan. The service delivers each batch at
+most once, and loses the batches of a worker that dies; the training process reads what does not
+arrive. So no batch is missing and none comes twice.
+
+A worker runs any operation that it receives, with the permissions of its user, and nothing is
+encrypted. TensorFlow's servers listen on every network interface; this module restricts them to the
+loopback interface by default.
 """
 
 import logging
@@ -14,10 +18,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,21 +30,14 @@ import tensorflow as tf
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import Batch, Field
 from myxtts.config.schema import DataConfig
+from myxtts.data import reading
 from myxtts.data.batch_plan import PlannedBatch
 from myxtts.data.feed import Feed
 from myxtts.data.manifest import Manifest
-from myxtts.data.reading import (
-    READ_ERRORS,
-    ReadBatches,
-    fixed_options,
-    read_waves,
-    rows_from_files,
-    unreadable,
-    wave_columns,
-    with_host_fields,
-)
-from myxtts.distributed.cluster import host_and_port
-from myxtts.errors import DataError
+from myxtts.data.reading import READ_ERRORS, ReadBatches, fixed_options
+from myxtts.distributed.cluster import bind_to_loopback, host_and_port, is_loopback
+from myxtts.errors import ConfigError, DataError
+from myxtts.tf_internals import dispatcher_config, worker_server_port
 
 # Making a job's graph takes 0.14 s, so that shorter jobs cost more for each batch.
 JOB_BATCHES = 256
@@ -49,6 +47,14 @@ TRIAL_BATCHES = 8
 WINDOW = 4
 CONNECT_S = 5.0
 CLOSE_S = 2.0
+
+# Interval at which a worker learns which jobs have ended.
+HEARTBEAT_S = 2
+# The dispatcher ends jobs that no client has read for this time.
+CLEAN_UP_S = 10
+# The dispatcher forgets trainers without a heartbeat for this time.
+TRAINER_TIMEOUT_S = 60
+DISPATCHER_WAIT_S = 60
 
 log = logging.getLogger(__name__)
 
@@ -63,25 +69,20 @@ class ServiceReader:
 
     A failure in its first job is an error, since the service was then started wrongly. A later
     failure does not end the run: this process reads what does not arrive, logs it, and asks the
-    service again.
+    service again. Raises ConfigError if the address is malformed, and DataError if TensorFlow's
+    operations cannot decode some files.
 
     Args:
         address: grpc://HOST:PORT of the dispatcher.
-        manifest: of the corpus.
         fields: contract of the waves.
         reference_samples: padded length of the references.
         data: `num_workers` is the number of batches that each worker reads at the same time;
             `buffer_size` batches are requested at the same time, and as many are kept ready on the
             host.
-        start_s: longest wait for the first batch.
-        stall_s: longest wait for a later batch.
 
     Attributes:
         proven: whether the service has completed a job.
-
-    Raises:
-        ConfigError: the address is malformed.
-        DataError: TensorFlow's operations cannot decode some files.
+        start_s, stall_s: longest waits for the first batch and for a later one.
     """
 
     def __init__(
@@ -91,15 +92,16 @@ class ServiceReader:
         fields: dict[str, Field],
         reference_samples: int,
         data: DataConfig,
-        *,
-        start_s: float = 60.0,
-        stall_s: float = 10.0,
     ):
-        self.address, self.manifest, self.fields = address, manifest, fields
-        self.reference_samples, self.data = reference_samples, data
+        self.address = address
+        self.manifest = manifest
+        self.fields = fields
+        self.reference_samples = reference_samples
+        self.data = data
         self.proven = False
+        self.start_s = 60.0
+        self.stall_s = 10.0
         self._host_and_port = service_address(address)
-        self._start_s, self._stall_s = start_s, stall_s
         self._unanswered: _Job | None = None
         foreign = np.flatnonzero(~manifest.native)
         if len(foreign):
@@ -111,36 +113,30 @@ class ServiceReader:
 
     @property
     def patience_s(self) -> float:
-        return self._stall_s if self.proven else self._start_s
+        return self.stall_s if self.proven else self.start_s
 
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
         """See `Reader.read`; the plan is read up to 2 * JOB_BATCHES ahead.
 
-        Raises:
-            DataError: also at the first batch, if the service cannot be reached, has no workers, or
-                its workers do not find the corpus.
+        Raises DataError also at the first batch, if the service cannot be reached, has no workers,
+        or its workers do not find the corpus.
         """
+        on_device = {name for name, field in self.fields.items() if not field.on_host}
+
+        def upload(batch: PlannedBatch, waves: Batch) -> Batch:
+            totals = {name: batch.arrays[name] for name in on_device & batch.arrays.keys()}
+            with tf.device(device):
+                uploaded = {name: tf.identity(value) for name, value in (waves | totals).items()}
+            return reading.with_host_fields(uploaded, batch, self.fields)
+
         batches = _OrderedBatches(self, planned)
-        uploaded = ((batch, self._upload(batch, waves, device)) for batch, waves in batches)
+        uploaded = ((batch, upload(batch, waves)) for batch, waves in batches)
         # `batches` is closed first, which ends the wait of the feed's thread.
         with (
             Feed(uploaded, self.data.prefetch_buffer_size, "myxtts-upload") as feed,
             closing(batches),
         ):
             yield from feed
-
-    def _upload(self, batch: PlannedBatch, waves: Batch, device: str) -> Batch:
-        on_device = {name for name, field in self.fields.items() if not field.on_host}
-        totals = {name: batch.arrays[name] for name in on_device & batch.arrays.keys()}
-        with tf.device(device):
-            uploaded = {name: tf.identity(value) for name, value in (waves | totals).items()}
-        return with_host_fields(uploaded, batch, self.fields)
-
-    def connect(self) -> None:
-        """Raise OSError if nothing answers there, or never answered the last request."""
-        if self._unanswered is not None and not self._unanswered.answered_within(CONNECT_S):
-            raise TimeoutError("it has not answered the last request")
-        socket.create_connection(self._host_and_port, CONNECT_S).close()
 
     def note(self, job: "_Job") -> None:
         """Record the outcome of a job whose batches were all taken."""
@@ -155,13 +151,11 @@ class ServiceReader:
             self._unanswered = job
 
     def open_job(self, batches: list[PlannedBatch], number: int) -> Iterator[dict]:
-        """Ask the service for some batches.
-
-        Raises:
-            OSError: see `connect`.
-        """
+        """Ask the service for some batches; raise OSError if nothing answers there."""
         # TensorFlow itself would retry for ever.
-        self.connect()
+        if self._unanswered is not None and not self._unanswered.answered_within(CONNECT_S):
+            raise TimeoutError("it has not answered the last request")
+        socket.create_connection(self._host_and_port, CONNECT_S).close()
         service = tf.data.experimental.service
         distributed = service.distribute(
             service.ShardingPolicy.DYNAMIC,
@@ -169,9 +163,8 @@ class ServiceReader:
             max_outstanding_requests=self.data.buffer_size,
             compression=None,
         )
-        return iter(
-            self.job_dataset(batches, number).apply(distributed).with_options(fixed_options())
-        )
+        dataset = self.job_dataset(batches, number).apply(distributed)
+        return iter(dataset.with_options(fixed_options()))
 
     def job_dataset(self, batches: list[PlannedBatch], number: int) -> tf.data.Dataset:
         """Read batches by operations without Python; each has its place and the job's number.
@@ -180,27 +173,23 @@ class ServiceReader:
         batches need.
         """
         sizes = [len(batch.arrays["row"]) for batch in batches]
-        table = {
-            name: np.zeros((len(batches), max(sizes)), np.int32)
-            for name in wave_columns(self.fields)
-        }
+        names = reading.wave_columns(self.fields)
+        table = {name: np.zeros((len(batches), max(sizes)), np.int32) for name in names}
         for name, column in table.items():
             for row, batch, size in zip(column, batches, sizes, strict=True):
                 row[:size] = batch.arrays[name]
         row_columns = [name for name in ("row", "reference_row") if name in table]
-        used, indices = np.unique(
-            np.stack([table[name] for name in row_columns]), return_inverse=True
-        )
-        indices = indices.reshape(len(row_columns), *table["row"].shape).astype(np.int32)
+        rows = np.stack([table[name] for name in row_columns])
+        used, indices = np.unique(rows, return_inverse=True)
+        indices = indices.reshape(rows.shape).astype(np.int32)
         table |= dict(zip(row_columns, indices, strict=True))
-        read_rows = rows_from_files(_select_rows(self.manifest, used), native_loading=True)
+        read_rows = reading.rows_from_files(_select_rows(self.manifest, used), native_loading=True)
 
         @tf.autograph.experimental.do_not_convert
         def read(place, size, padded_samples, columns):
             columns = {name: column[:size] for name, column in columns.items()}
-            waves = read_waves(
-                columns, padded_samples, self.fields, self.reference_samples, read_rows
-            )
+            lengths = padded_samples, self.fields, self.reference_samples
+            waves = reading.read_waves(columns, *lengths, read_rows)
             return {"job": tf.constant(number, tf.int64), "place": place} | waves
 
         padded = np.array([batch.arrays["padded_samples"] for batch in batches], np.int32)
@@ -210,25 +199,21 @@ class ServiceReader:
         return dataset.with_options(fixed_options())
 
     def read_here(self, batch: PlannedBatch) -> Batch:
-        """Read one batch in this process.
-
-        Raises:
-            tf.errors.OpError: a file cannot be read.
-        """
-        columns = {name: batch.arrays[name] for name in wave_columns(self.fields)}
+        """Read one batch in this process; raise tf.errors.OpError if a file cannot be read."""
+        columns = {name: batch.arrays[name] for name in reading.wave_columns(self.fields)}
         return self._read_here(columns, batch.arrays["padded_samples"])
 
     @cached_property
     def _read_here(self) -> Callable[[dict, tf.Tensor], Batch]:
-        read_rows = rows_from_files(self.manifest, native_loading=True)
-        columns = {name: tf.TensorSpec([None], tf.int32) for name in wave_columns(self.fields)}
+        read_rows = reading.rows_from_files(self.manifest, native_loading=True)
+        names = reading.wave_columns(self.fields)
 
         @tf.function(autograph=False)
         def read(columns: dict, padded_samples: tf.Tensor) -> Batch:
-            return read_waves(
-                columns, padded_samples, self.fields, self.reference_samples, read_rows
-            )
+            lengths = padded_samples, self.fields, self.reference_samples
+            return reading.read_waves(columns, *lengths, read_rows)
 
+        columns = {name: tf.TensorSpec([None], tf.int32) for name in names}
         return read.get_concrete_function(columns, tf.TensorSpec([], tf.int32))
 
 
@@ -254,14 +239,12 @@ class _OrderedBatches:
         self._closed = False
 
     def __iter__(self) -> Iterator[tuple[PlannedBatch, Batch]]:
+        window = WINDOW * self._reader.data.buffer_size
         self._begin_next()
         while self._jobs:
             job = self._jobs[0]
             for place, batch in enumerate(job.batches):
-                if (
-                    len(self._jobs) == 1
-                    and len(job.batches) - place <= WINDOW * self._reader.data.buffer_size
-                ):
+                if len(self._jobs) == 1 and len(job.batches) - place <= window:
                     self._begin_next()
                 waves = job.take(place, self._reader.patience_s)
                 if self._closed:
@@ -285,12 +268,8 @@ class _OrderedBatches:
         batches = list(islice(self._planned, JOB_BATCHES if self._reader.proven else TRIAL_BATCHES))
         if batches and not self._closed:
             depth = self._reader.data.buffer_size
-            job = _Job(
-                batches,
-                lambda number: self._reader.open_job(batches, number),
-                depth,
-                WINDOW * depth,
-            )
+            open_job = self._reader.open_job
+            job = _Job(batches, lambda number: open_job(batches, number), depth, WINDOW * depth)
             self._jobs.append(job)
             # By another thread, which did not see this job.
             if self._closed:
@@ -302,49 +281,38 @@ class _OrderedBatches:
         except tf.errors.ResourceExhaustedError:
             raise
         except READ_ERRORS as error:
-            raise unreadable(self._reader.manifest, batch, error) from error
+            raise reading.unreadable(self._reader.manifest, batch, error) from error
 
     def _explain(self, job: "_Job", place: int) -> None:
         """Log why this process reads a batch; raise DataError if the service is set up wrongly."""
-        address = self._reader.address
+        reader = self._reader
         error = job.error
         if error is not None and not isinstance(error, (*READ_ERRORS, OSError)):
             raise error
-        if self._reader.proven or (error is None and job.arrived):
+        reason = f"a batch did not arrive within {reader.patience_s:g} s"
+        if isinstance(error, tf.errors.OpError):
+            # Without the places in TensorFlow's graph.
+            message = re.sub(r"\{\{.*?\}\}", "", error.message.partition("\n")[0])
+            reason = " ".join(message.split())[:500]
+        elif error is not None:
+            reason = getattr(error, "strerror", None) or str(error)
+        if reader.proven or (error is None and job.arrived):
             if job.read_here == 1:
-                reason = (
-                    _summarize(error)
-                    if error
-                    else "a batch did not arrive; a worker died or is late"
-                )
-                log.warning(
-                    "data service %s: %s. This machine reads the missing batches", address, reason
-                )
-        elif isinstance(error, OSError):
+                text = "data service %s: %s. This machine reads the missing batches"
+                log.warning(text, reader.address, reason)
+        # Else the error of the file at fault follows.
+        elif error is None or isinstance(error, OSError) or self._can_read(job.batches[place:]):
             raise DataError(
-                f"data_service is {address}, but nothing answers there: {_summarize(error)}. "
-                "Start `myxtts serve-data dispatcher` on that machine, or leave out --data-service."
-            )
-        elif error is None:
-            raise DataError(
-                f"the data service {address} gave no batch within {self._reader.patience_s:g} s: it"
-                " has no worker that this machine can reach, or another program listens there."
-                f" Start `myxtts serve-data worker --dispatcher {address.removeprefix('grpc://')}`,"
-                " or leave out --data-service."
-            )
-        elif self._can_read_here(job.batches[place:]):
-            raise DataError(
-                f"a worker of the data service {address} could not read files that this machine can"
-                f" read: {_summarize(error)}. Give all of them the corpus under the same path, or"
-                " leave out --data-service."
+                f"the data service {reader.address} gives no batches: {reason}. Start `myxtts"
+                " serve-data dispatcher` there, and workers that this machine can reach and that"
+                " have the corpus under the same path, or leave out --data-service."
             )
 
-    def _can_read_here(self, batches: Iterable[PlannedBatch]) -> bool:
+    def _can_read(self, batches: Iterable[PlannedBatch]) -> bool:
         try:
             for batch in batches:
                 self._reader.read_here(batch)
         except tf.errors.OpError:
-            # Raised again at its batch.
             return False
         return True
 
@@ -355,7 +323,6 @@ class _Job:
     At most `depth` batches are held ready, or `window` while an earlier one is missing.
 
     Attributes:
-        batches: the planned batches.
         arrived: number of batches that arrived.
         read_here: number of batches that did not arrive in time, counted by the consumer.
         number: identifies the job among all jobs of all trainings.
@@ -374,7 +341,9 @@ class _Job:
         self.read_here = 0
         self.number = secrets.randbits(62)
         self.error: BaseException | None = None
-        self._open, self._depth, self._window = open_job, depth, window
+        self._open = open_job
+        self._depth = depth
+        self._window = window
         self._ready: dict[int, Batch] = {}
         # All earlier places were taken or given up.
         self._wanted = 0
@@ -391,9 +360,7 @@ class _Job:
         return not self._thread.is_alive()
 
     def take(self, place: int, patience_s: float) -> Batch | None:
-        """Return the batch of a place, or None if it must be read elsewhere.
-
-        Each place is requested once, in order.
+        """Return the batch of the next place, or None if it must be read elsewhere.
 
         A batch is given up when nothing has arrived for `patience_s`, when no more batches will
         arrive, or when `window` later ones wait for it.
@@ -402,9 +369,8 @@ class _Job:
             self._wanted = place
             self._changed.notify_all()
             while place not in self._ready and not self._over and len(self._ready) < self._window:
-                left_s = patience_s - (
-                    time.monotonic() - (self._waiting_since_s or time.monotonic())
-                )
+                now_s = time.monotonic()
+                left_s = patience_s - (now_s - (self._waiting_since_s or now_s))
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
@@ -450,25 +416,120 @@ class _Job:
 
     def _wait_for_room(self) -> bool:
         """Wait until another batch may be requested; False if no more are needed."""
+
+        def is_complete() -> bool:
+            return self._over or self._wanted + len(self._ready) == len(self.batches)
+
+        def has_room() -> bool:
+            limit = self._depth if self._wanted in self._ready else self._window
+            return len(self._ready) < limit
+
         with self._changed:
             self._waiting_since_s = None
-            self._changed.wait_for(lambda: self._over or self._complete or self._has_room)
+            self._changed.wait_for(lambda: is_complete() or has_room())
             self._waiting_since_s = time.monotonic()
-            return not self._over and not self._complete
-
-    @property
-    def _complete(self) -> bool:
-        return self._wanted + len(self._ready) == len(self.batches)
-
-    @property
-    def _has_room(self) -> bool:
-        is_late = self._wanted not in self._ready
-        limit = self._window if is_late else self._depth
-        return len(self._ready) < limit
+            return not is_complete()
 
 
-def _summarize(error: Exception) -> str:
-    """An error in one line; of TensorFlow's errors, without the places in its graph."""
-    if isinstance(error, tf.errors.OpError):
-        return " ".join(re.sub(r"\{\{.*?\}\}", "", error.message.partition("\n")[0]).split())[:500]
-    return getattr(error, "strerror", None) or str(error)
+# The servers
+
+
+def dispatcher(host: str, port: int) -> AbstractContextManager[int]:
+    """Run a dispatcher; the context is its port. Leaving it waits for open requests, with the GIL.
+
+    Raises ConfigError if the port is in use, or if this system cannot restrict the dispatcher to
+    the loopback interface.
+
+    Args:
+        host: name of this machine for trainers and workers; a loopback address restricts the
+            dispatcher to it.
+        port: 0 chooses a free port.
+    """
+    config = dispatcher_config(port, CLEAN_UP_S, TRAINER_TIMEOUT_S)
+
+    def start() -> tuple[Any, int]:
+        server = tf.data.experimental.service.DispatchServer(config)
+        return server, int(server.target.rpartition(":")[2])
+
+    return _serving("dispatcher", host, port, start)
+
+
+def worker(
+    dispatcher_host: str, dispatcher_port: int, host: str, port: int
+) -> AbstractContextManager[int]:
+    """Run a worker of a dispatcher, which may start DISPATCHER_WAIT_S later; see `dispatcher`.
+
+    Raises ConfigError also if other machines cannot reach this worker by its host, and DataError if
+    the dispatcher does not answer.
+    """
+    if host == "0.0.0.0" or (is_loopback(host) and not is_loopback(dispatcher_host)):
+        raise ConfigError(
+            f"the dispatcher is on {dispatcher_host}, but other machines cannot reach this worker"
+            f" at {host}. Give the name or address of this machine with --host."
+        )
+    _wait_for(dispatcher_host, dispatcher_port)
+
+    def start() -> tuple[Any, int]:
+        service = tf.data.experimental.service
+        config = service.WorkerConfig(
+            dispatcher_address=f"{dispatcher_host}:{dispatcher_port}",
+            worker_address=f"{host}:%port%",
+            port=port,
+            heartbeat_interval_ms=HEARTBEAT_S * 1000,
+        )
+        server = service.WorkerServer(config)
+        return server, worker_server_port(server)
+
+    return _serving("worker", host, port, start)
+
+
+@contextmanager
+def _serving(
+    role: str, host: str, port: int, start: Callable[[], tuple[Any, int]]
+) -> Iterator[int]:
+    """Run a server; the context is its port."""
+    # TensorFlow would share a port that is in use.
+    with socket.socket() as probe:
+        # Succeeds after a server that has just ended.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ConfigError(
+                f"--port {port} cannot be used: {error.strerror}. Give another port, or 0 for a"
+                " free one."
+            ) from None
+    server, port = start()
+    try:
+        if not is_loopback(host):
+            log.warning(
+                "Other machines can reach this %s through every network interface, without"
+                " encryption or a password, and can then read and write files as this user. Use it"
+                " only in private networks.",
+                role,
+            )
+        elif not bind_to_loopback(port):
+            raise ConfigError(
+                f"this system cannot restrict the {role} to the loopback interface. Close port"
+                f" {port} with a firewall, and give the name of this machine with --host."
+            )
+        yield port
+    finally:
+        server.stop()
+
+
+def _wait_for(host: str, port: int) -> None:
+    deadline_s = time.monotonic() + DISPATCHER_WAIT_S
+    while True:
+        try:
+            socket.create_connection((host, port), 5.0).close()
+            return
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if time.monotonic() > deadline_s:
+            raise DataError(
+                f"no dispatcher has answered at {host}:{port} within {DISPATCHER_WAIT_S} s:"
+                f" {reason}. Start `myxtts serve-data dispatcher` there first."
+            )
+        log.info("waiting for the dispatcher at %s:%d (%s)", host, port, reason)
+        time.sleep(2.0)

@@ -66,7 +66,6 @@ TESTS = {
     "data/reading.py": ("test_readers", PIPELINE, DAMAGED),
     "data/pcm_cache.py": ("test_readers", f"{PIPELINE}.PipelineTest"),
     "data/service.py": ("test_data_service",),
-    "data/service_server.py": ("test_data_service",),
     "training/loop.py": ("test_loop", MINIMAL_RUN, "test_run.Stopped", RESUME),
     "training/step.py": ("test_step", "test_audit", RESUME, EQUIVALENCE),
     "training/state.py": ("test_step", "test_checkpoint", RESUME, DEVICES, EQUIVALENCE),

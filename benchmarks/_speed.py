@@ -13,9 +13,8 @@ from myxtts.audio.vocoder import GriffinLim
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import Corpus
-from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline, ProducedBatch
-from myxtts.evaluation.held_out import Utterance, load_held_out, load_utterances
+from myxtts.evaluation.held_out import MeasuredCorpus, Utterance, load_held_out, load_utterances
 from myxtts.evaluation.speech import predict_mels, vocode_mels
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route
@@ -45,9 +44,7 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
         rate = matmul_flops_per_s()
     figures = step_speed(config, measured.training, trained, placement, run, steps)
     figures |= {"rate_share": figures["step_flops_per_s"] / rate, "matmul_gflops": rate / 1e9}
-    return figures | synthesis_speed(
-        config, measured.manifest, trained, route, run, utterances, iterations
-    )
+    return figures | synthesis_speed(measured, trained, route, utterances, iterations)
 
 
 def step_speed(
@@ -84,30 +81,17 @@ def medium_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> Pro
 
 
 def synthesis_speed(
-    config: Config,
-    held_out: Manifest,
-    trained: TrainedRun,
-    route: Route,
-    run: Path,
-    utterances: int,
-    iterations: int,
+    measured: MeasuredCorpus, trained: TrainedRun, route: Route, utterances: int, iterations: int
 ) -> dict[str, float]:
     """Return the seconds of computation per second of speech, after one warm-up pass."""
     network = trained.load_network(route.model, "tts")
-    loaded = load_utterances(network, held_out, config, route, run, utterances).utterances
-    options = synthesis_options(config.model)
+    loaded = load_utterances(network, measured, route, trained.path, utterances).utterances
+    options = synthesis_options(measured.config.model)
 
     def synthesize_batch(batch: Sequence[Utterance]) -> float:
         """Synthesize a batch and return the seconds of speech."""
         vocoder = GriffinLim(iterations)
-        texts, languages = (
-            [utterance.text for utterance in batch],
-            [utterance.language for utterance in batch],
-        )
-        references = [utterance.reference for utterance in batch]
-        mels = predict_mels(
-            network, trained.record, texts, languages, references, options, route.model
-        )
+        mels = predict_mels(network, trained.record, batch, batch, options, route.model)
         waves = vocode_mels(vocoder, mels, route.model)
         return sum(map(len, waves)) / SAMPLE_RATE_HZ
 

@@ -219,7 +219,7 @@ def print_figures(figures: Sequence[dict], minutes: float, many: bool) -> None:
 def score_row(group: str, key: str, metrics: Sequence[dict], minutes: float, many: bool) -> str:
     from myxtts.evaluation.table import METRICS
 
-    label, unit, factor, decimals = METRICS[key]
+    shown = METRICS[key]
     values = {
         column: [metric[column] for metric in metrics if metric[column] is not None]
         for column in COLUMNS
@@ -228,10 +228,8 @@ def score_row(group: str, key: str, metrics: Sequence[dict], minutes: float, man
     def cell(of_column: Sequence[float]) -> str:
         if not of_column:
             return "–"
-        shown = [f"{factor * value:.{decimals}f}" for value in of_column]
-        return f"{factor * median(of_column):.{decimals}f}" + f" ({', '.join(shown)})" * (
-            len(shown) > 1
-        )
+        values = f" ({', '.join(map(shown.show, of_column))})" if len(of_column) > 1 else ""
+        return f"{shown.show(median(of_column))}{values}"
 
     limit = limit_of(group, key, minutes, many)
     if limit is None and key in NOT_WORSE:
@@ -244,8 +242,9 @@ def score_row(group: str, key: str, metrics: Sequence[dict], minutes: float, man
         if values["neural"]:
             difference = median(values["neural"]) - limit
             verdict = "yes" if difference == 0 or (difference > 0) == (sign == "≥") else "no"
-    name = f"{group.removeprefix(', ')}: {label}" if group else label
-    return f"| {name}, {unit} | {target} | {' | '.join(map(cell, values.values()))} | {verdict} |"
+    name = f"{group.removeprefix(', ')}: {shown.label}" if group else shown.label
+    cells = " | ".join(map(cell, values.values()))
+    return f"| {name}, {shown.unit} | {target} | {cells} | {verdict} |"
 
 
 def limit_of(group: str, key: str, minutes: float, many: bool) -> float | None:

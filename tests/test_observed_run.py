@@ -19,16 +19,15 @@ from fakes.toy import Toy
 from myxtts.audio.format import HOP_SAMPLES
 from myxtts.batch import tensor_specs
 from myxtts.errors import DataError
-from myxtts.evaluation.evaluate import EVALUATORS, TaskEvaluators, evaluate_run
-from myxtts.evaluation.options import EvaluationOptions
+from myxtts.evaluation.evaluate import evaluate_run
+from myxtts.evaluation.held_out import EvaluationOptions
 from myxtts.evaluation.table import ColumnScore
-from myxtts.evaluation.tts import score_tts
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE
 from myxtts.report.metrics import MetricsFile, read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, read_record
 from myxtts.training.checkpoints import Checkpoints
 from myxtts.training.observation import Observer, ObserverFailed, Validation
-from tests.fixtures import DUAL, REVERSED, files_below, temporary_folder
+from tests.fixtures import DUAL, REVERSED, entered, files_below, temporary_folder
 from tests.kill_points import Killed, KillPoints, RealKillPoints
 from tests.long import long
 from tests.tiny import Workspace, arrays_of, small_models, train_in_fork, whole_run
@@ -213,7 +212,7 @@ class RealObservationPoints(ObservationPoints, RealKillPoints):
         RealKillPoints.end(self, call, path)
 
 
-def score_toy(setup, network, device, folder, load):
+def score_toy(evaluation, network, load):
     """Stand in for the scores of a voice: a figure of the weights, measured in two parts."""
 
     def score(checkpoint, throttle):
@@ -301,9 +300,7 @@ class ToyRuns(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
-        evaluators = mock.patch.dict(EVALUATORS, tts=TaskEvaluators(score_tts, score_toy))
-        evaluators.start()
-        cls.addClassCleanup(evaluators.stop)
+        entered(cls.addClassCleanup, mock.patch("myxtts.evaluation.tts.score_in_run", score_toy))
         cls.flags = (*DUAL, "--validate-every", "2", "--evaluate-every", "4")
         cls.blocking = cls.workspace.train("blocking", *cls.flags, "--observer", "model")
 

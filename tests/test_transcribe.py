@@ -23,7 +23,7 @@ from myxtts.commands import transcribe
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.evaluation.asr import Transcript, error_rates_by
 from myxtts.evaluation.evaluate import evaluate_run
-from myxtts.evaluation.options import EvaluationOptions
+from myxtts.evaluation.held_out import EvaluationOptions
 from myxtts.recognition.transcribe_files import write_transcripts
 from myxtts.recognition.transcriber import (
     BATCH_S,

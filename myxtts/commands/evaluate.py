@@ -7,7 +7,6 @@ from pathlib import Path
 from myxtts.commands import parser as flags
 from myxtts.commands.parser import add_flag, bounded
 from myxtts.errors import ConfigError
-from myxtts.evaluation.options import EvaluationOptions
 
 NAME = "evaluate"
 HELP = "Measure the quality of a trained run on its held-out utterances or on another corpus."
@@ -25,7 +24,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     utterances = "utterances to measure at most; by default all for a recogniser, else 50"
     add_flag(parser, "--utterances", utterances, bounded(int, 1))
     asr = "run of a recogniser that transcribes the synthesized speech"
-    add_flag(parser, "--asr", asr, Path, "RUN", dest="asr_run")
+    add_flag(parser, "--asr", asr, Path, "RUN")
     ode_steps = "ODE steps of synthesis; by default the run's"
     add_flag(parser, "--ode-steps", ode_steps, bounded(int, 1, 1000))
     guidance = "guidance of synthesis (0 to 10); by default the run's"
@@ -51,6 +50,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         raise ConfigError("--audio-root and --columns need --data. Leave them out.")
     # Imports TensorFlow, which takes seconds.
     from myxtts.evaluation.evaluate import evaluate_run
+    from myxtts.evaluation.held_out import EvaluationOptions
 
     run, checkpoint = options.pop("run"), options.pop("checkpoint")
     evaluate_run(run, checkpoint, EvaluationOptions(**options))

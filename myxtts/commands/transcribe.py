@@ -48,7 +48,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     # Reports mistakes before TensorFlow is imported, which takes seconds.
     read_corpus(corpus, "en", of_corpus["audio_root"], columns=of_corpus["columns"])
     from myxtts.evaluation.evaluate import evaluate_run
-    from myxtts.evaluation.options import EvaluationOptions
+    from myxtts.evaluation.held_out import EvaluationOptions
 
     run, checkpoint = options.pop("run"), options.pop("checkpoint")
     evaluation = EvaluationOptions(data=corpus, **of_corpus, **options)

@@ -4,25 +4,22 @@ The noises and rooms are fixed, and of other kinds than those of training.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.data.manifest import Manifest
-from myxtts.evaluation.held_out import evenly_spaced, load_measured, read_row
-from myxtts.evaluation.options import EvaluationOptions
+from myxtts.evaluation.held_out import Evaluation, evenly_spaced, read_row
 from myxtts.evaluation.table import ScoreWeights, metrics_by_group
-from myxtts.placement.routes import Route
 from myxtts.recognition.transcriber import NetworkTranscriber, Transcriber
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
-from myxtts.training.runs import RunFolder, TrainedRun
-from myxtts.training.setup import TrainingSetup
+from myxtts.training.runs import TrainedRun
 
 SEED = 20_20
 # None of them is a kind that training adds: a score must not be of noise that training showed.
@@ -39,22 +36,20 @@ Distortion = Callable[[np.ndarray, int], np.ndarray]
 
 def distortions(snrs_db: Sequence[float], rt60s_s: Sequence[float]) -> dict[str, Distortion]:
     """Return the distortions of a measurement by name: rooms without noise, noise without rooms."""
-    rooms = {f"room, RT60 {rt60_s:g} s": _in_room(rt60_s) for rt60_s in rt60s_s}
-    return rooms | {f"noise, SNR {snr_db:g} dB": _with_noise(snr_db) for snr_db in snrs_db}
+    rooms = {f"room, RT60 {rt60_s:g} s": partial(in_room, rt60_s) for rt60_s in rt60s_s}
+    return rooms | {f"noise, SNR {snr_db:g} dB": partial(add_noise, snr_db) for snr_db in snrs_db}
 
 
-def _in_room(rt60_s: float) -> Distortion:
-    return lambda wave, index: convolve(wave, room_response(rt60_s, index))
+def in_room(rt60_s: float, wave: np.ndarray, index: int) -> np.ndarray:
+    """Return a wave in the room of an utterance, cut to its length."""
+    return convolve(wave, room_response(rt60_s, index))
 
 
-def _with_noise(snr_db: float) -> Distortion:
-    return lambda wave, index: add_noise(wave, noise(len(wave), index), snr_db)
-
-
-def add_noise(wave: np.ndarray, noise: np.ndarray, snr_db: float) -> np.ndarray:
-    """Add noise at a signal-to-noise ratio over the whole wave."""
-    ratio = np.sum(np.square(wave, dtype=np.float64)) / np.sum(np.square(noise, dtype=np.float64))
-    return (wave + noise * np.sqrt(ratio * 10.0 ** (-snr_db / 10.0))).astype(np.float32)
+def add_noise(snr_db: float, wave: np.ndarray, index: int) -> np.ndarray:
+    """Add the noise of an utterance at a signal-to-noise ratio over the whole wave."""
+    added = noise(len(wave), index)
+    ratio = np.sum(np.square(wave, dtype=np.float64)) / np.sum(np.square(added, dtype=np.float64))
+    return (wave + added * np.sqrt(ratio * 10.0 ** (-snr_db / 10.0))).astype(np.float32)
 
 
 def noise(samples: int, index: int) -> np.ndarray:
@@ -111,10 +106,9 @@ def convolve(wave: np.ndarray, response: np.ndarray) -> np.ndarray:
     return np.fft.irfft(spectrum, length)[: len(wave)].astype(np.float32)
 
 
-class Transcript(NamedTuple):
-    """The true text of an utterance and the recogniser's text; both as normalised by the run's
-    front end.
-    """
+@dataclass(frozen=True)
+class Transcript:
+    """The true text of an utterance and the recogniser's, both as the run's front end writes it."""
 
     id: str
     speaker: str
@@ -158,24 +152,19 @@ class ASRScore:
         rows = {"all": self.overall}
         rows |= {f"language {name}": rates for name, rates in self.languages.items()}
         rows |= {f"speaker {name}": rates for name, rates in self.speakers.items()}
-        rows |= self.distorted
-        lines = [
-            "| | utterances | character error rate, % | word error rate, % |",
-            "|---|---|---|---|",
-        ]
+        lines = ["| | utterances | character error rate, % | word error rate, % |"]
+        lines.append("|---|---|---|---|")
         lines += [
             f"| {name} | {rates.utterances} | {100 * rates.character_error_rate:.2f} | "
             f"{100 * rates.word_error_rate:.2f} |"
-            for name, rates in rows.items()
+            for name, rates in (rows | self.distorted).items()
         ]
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)])
 
     def figures(self) -> dict[str, float]:
         """Return the error rates over all utterances by name."""
-        return {
-            "character_error_rate": self.overall.character_error_rate,
-            "word_error_rate": self.overall.word_error_rate,
-        }
+        rates = asdict(self.overall)
+        return {name: rates[name] for name in ("character_error_rate", "word_error_rate")}
 
     def console_line(self) -> str:
         """Return `character error rate 3.1 % | word error rate 9.0 %`."""
@@ -185,84 +174,41 @@ class ASRScore:
 
     def to_json(self) -> dict[str, Any]:
         """Return the same and all transcripts, with rates as fractions."""
-        return asdict(self) | {
-            "transcripts": [transcript._asdict() for transcript in self.transcripts]
-        }
+        return asdict(self)
 
 
-def score_asr(run: TrainedRun, options: EvaluationOptions, route: Route, folder: Path) -> ASRScore:
-    """Measure a checkpoint.
-
-    Args:
-        folder: gets rejected.csv.
-
-    Raises:
-        UserError: the checkpoint, a corpus or a file cannot be used.
-    """
+def score_run(run: TrainedRun, evaluation: Evaluation, folder: Path) -> ASRScore:
+    """Measure a checkpoint."""
     name = run.checkpoint.path.name
-    transcriber = Transcriber(run.path, route.model, name, options.beam_width)
-    corpus = load_measured(run, options, folder)
-    return measure_error_rates(
-        transcriber,
-        name,
-        corpus.manifest,
-        corpus.vocabulary.speakers,
-        options.utterances or len(corpus.manifest),
-        corpus.source,
-        distortions(options.noise_snr_db or (), options.rt60 or ()),
+    beam_width = evaluation.options.beam_width
+    transcriber = Transcriber(run.path, evaluation.route.model, name, beam_width)
+    return measure_error_rates(evaluation, transcriber, name)
+
+
+def score_in_run(evaluation: Evaluation, network: keras.Model, load: LoadVocoder) -> ScoreWeights:
+    """Return what measures a network during its run."""
+    run, record, *_, route = evaluation
+    transcriber = NetworkTranscriber(run, record, network, route.model)
+    return lambda checkpoint, throttle: measure_error_rates(
+        evaluation, transcriber, checkpoint, throttle, timed=False
     )
 
 
-def score_in_run(
-    setup: TrainingSetup, network: keras.Model, device: str, folder: RunFolder, load: LoadVocoder
-) -> ScoreWeights:
-    """Return what measures a network during its run."""
-    held_out = setup.corpora.held_out
-    count = setup.config.run.evaluate_utterances
-    assert held_out is not None
-    transcriber = NetworkTranscriber(folder.path, setup.record, network, device)
-    speakers = setup.corpora.vocabulary.speakers
-
-    def score(checkpoint: str, throttle: Throttle) -> ASRScore:
-        return measure_error_rates(
-            transcriber,
-            checkpoint,
-            held_out.manifest,
-            speakers,
-            count,
-            "held-out utterances",
-            {},
-            throttle,
-            timed=False,
-        )
-
-    return score
-
-
 def measure_error_rates(
+    evaluation: Evaluation,
     transcriber: NetworkTranscriber,
     checkpoint: str,
-    manifest: Manifest,
-    speakers: Sequence[str],
-    count: int,
-    source: str,
-    distorted: Mapping[str, Distortion],
     throttle: Throttle = no_throttle,
     timed: bool = True,
 ) -> ASRScore:
-    """Measure at most `count` utterances, evenly spaced in a manifest.
+    """Measure the weights of a transcriber, which are those of a checkpoint.
 
     Args:
-        checkpoint: name of the one that has the weights of the transcriber.
-        manifest: has the languages of the transcriber.
-        speakers: names of the manifest's speakers.
-        source: description of the utterances, for the notes.
-        distorted: distortions to also measure them in, by name.
         timed: also measure the real-time factor.
-
-    Raises:
-        DataError: a file cannot be read.
     """
+    corpus, options = evaluation.corpus, evaluation.options
+    manifest, speakers = corpus.manifest, corpus.vocabulary.speakers
+    count = options.utterances or len(manifest)
     # A corpus may be sorted by speaker or language, and its first rows would be of one of them.
     rows = evenly_spaced(np.arange(len(manifest)), count).tolist()
     started_s = time.perf_counter()
@@ -279,15 +225,15 @@ def measure_error_rates(
     def distorted_rates(distort: Distortion) -> ErrorRates:
         waves = (distort(read_row(manifest, row), index) for index, row in enumerate(rows))
         results = zip(transcripts, transcriber.transcribe(waves, throttle), strict=True)
-        distorted_texts = [transcript._replace(hypothesis=text) for transcript, text in results]
-        return error_rates_of(distorted_texts)
+        return error_rates_of([replace(of, hypothesis=text) for of, text in results])
 
-    notes = [f"{len(rows)} {source}, {audio_s:.1f} s of speech, {transcriber.decoding}"]
+    notes = [f"{len(rows)} {corpus.source}, {audio_s:.1f} s of speech, {transcriber.decoding}"]
     if timed:
         notes.append(
             f"{elapsed_s:.2f} s from file to text on {transcriber.device}, after a warm-up: "
             f"real-time factor {elapsed_s / audio_s:.4f}"
         )
+    distorted = distortions(options.noise_snr_db or (), options.rt60 or ())
     return ASRScore(
         run=str(transcriber.run),
         checkpoint=checkpoint,

@@ -2,50 +2,41 @@
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from myxtts.evaluation import asr, tts, vocoder
-from myxtts.evaluation.held_out import output_folder
-from myxtts.evaluation.options import EvaluationOptions, check_options
-from myxtts.evaluation.table import Score, ScoreWeights, write_table
-from myxtts.files import check_writable, make_folder, tolerate_full_disk, write_json
+from myxtts.evaluation.held_out import (
+    Evaluation,
+    EvaluationOptions,
+    check_options,
+    corpus_of_run,
+    load_measured,
+    output_folder,
+)
+from myxtts.evaluation.table import ColumnScore, ScoreWeights
+from myxtts.files import check_writable, make_folder, tolerate_full_disk, write_json, write_whole
 from myxtts.models.loss_groups import network_variables
 from myxtts.placement import devices
 from myxtts.placement.routes import Route
-from myxtts.report.samples import EVALUATION_FOLDER
-from myxtts.tasks.base import computes_as_evaluated
+from myxtts.report.samples import EVALUATION_FOLDER, SCORES
+from myxtts.tasks.base import Evaluator, computes_as_evaluated
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import checkpoint_of
 from myxtts.training.observation import LoadVocoder, Snapshot, Throttle, no_throttle
 from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.setup import TrainingSetup
 
+Score = ColumnScore | asr.ASRScore
+
 log = logging.getLogger(__name__)
 
 
-class TaskEvaluators(NamedTuple):
-    """The functions that measure a run of a task.
-
-    Attributes:
-        of_run: (run, options, route, folder) -> the score of a checkpoint; writes plots and sounds.
-        in_run: (setup, network, device, folder, load_vocoder) -> what measures a network during its
-            run, with everything compiled.
-    """
-
-    of_run: Callable[[TrainedRun, EvaluationOptions, Route, Path], Score]
-    in_run: Callable[[TrainingSetup, keras.Model, str, RunFolder, LoadVocoder], ScoreWeights]
-
-
-EVALUATORS = {
-    "tts": TaskEvaluators(tts.score_tts, tts.score_in_run),
-    "asr": TaskEvaluators(asr.score_asr, asr.score_in_run),
-    "vocoder": TaskEvaluators(vocoder.score_vocoder, vocoder.score_in_run),
-}
+# Each module has `score_run`, which measures a checkpoint and writes plots and sounds, and
+# `score_in_run`, which returns what measures a network during its run.
+EVALUATORS = {"tts": tts, "asr": asr, "vocoder": vocoder}
 
 
 def evaluate_run(
@@ -53,11 +44,10 @@ def evaluate_run(
 ) -> None:
     """Measure a run on GPU 0 or else on the CPU; print a table, and write JSON and plots.
 
+    Raises UserError if the run, its vocoder, a corpus, an output or an option cannot be used.
+
     Args:
         task: the task that the run must have; None for any.
-
-    Raises:
-        UserError: the run, its vocoder, a corpus, an output or an option cannot be used.
     """
     trained = TrainedRun.open(run, checkpoint)
     if task is not None:
@@ -68,52 +58,26 @@ def evaluate_run(
     folder = output_folder(run, trained.checkpoint.path, options)
     make_folder(folder, "--out")
     route = devices.configure_default().routes[0]
-    score = EVALUATORS[trained.task].of_run(trained, options, route, folder)
+    corpus = load_measured(trained, options, folder)
+    log.info("evaluation     %s", trained.checkpoint.path)
+    evaluation = Evaluation(run, trained.record, corpus, options, route)
+    score: Score = EVALUATORS[trained.task].score_run(trained, evaluation, folder)
     print(score.table())
     if options.json_file is not None:
         write_json(options.json_file, score.to_json())
-    write_table(score, folder)
-
-
-class InRunEvaluator:
-    """Measures the weights of a network during its run; see `tasks.base.Evaluator`.
-
-    Args:
-        snapshot: a further network, which gets the weights; None to measure the network itself.
-        score: measures a network.
-        folder: gets `evaluation/CHECKPOINT/scores.md`, as from `evaluate`.
-    """
-
-    def __init__(self, snapshot: Snapshot | None, score: ScoreWeights, folder: RunFolder):
-        self._snapshot = snapshot
-        self._score = score
-        self._folder = folder
-
-    def __call__(self, step: int, throttle: Throttle | None) -> dict[str, float]:
-        if self._snapshot is not None:
-            self._snapshot.take()
-        checkpoint = checkpoint_of(self._folder.checkpoints, step).name
-        score = self._score(checkpoint, throttle or no_throttle)
-        # A full disk must not end a run that may have trained for days, only for a table.
-        with tolerate_full_disk(f"the scores of step {step}"):
-            folder = self._folder.path / EVALUATION_FOLDER / checkpoint
-            folder.mkdir(parents=True, exist_ok=True)
-            write_table(score, folder)
-        log.info("step %6d | %s", step, score.console_line())
-        return {f"evaluation_{name}": value for name, value in score.figures().items()}
+    _write_table(score, folder)
 
 
 def open_evaluator(
     setup: TrainingSetup, source: keras.Model, device: str, folder: RunFolder, load: LoadVocoder
-) -> InRunEvaluator:
-    """Return the evaluator of a run.
+) -> Evaluator:
+    """Return the evaluator of a run, which also writes `evaluation/CHECKPOINT/scores.md`.
+
+    Raises UserError if the recogniser or the vocoder cannot be used, or a file cannot be read.
 
     Args:
         source: the network on the device whose weights are measured.
         load: loads the vocoder of a voice.
-
-    Raises:
-        UserError: the recogniser or the vocoder cannot be used, or a file cannot be read.
     """
     started_s = time.perf_counter()
     task = task_of(setup.config)
@@ -129,6 +93,37 @@ def open_evaluator(
         snapshot = Snapshot(network, sources, device)
         # TensorFlow prepares a function at its first call.
         snapshot.take()
-    score = EVALUATORS[task.name].in_run(setup, network, device, folder, load)
+    run = setup.config.run
+    options = EvaluationOptions(
+        utterances=run.evaluate_utterances,
+        asr=Path(run.evaluate_asr) if run.evaluate_asr else None,
+        # In a run the figures of different steps are compared, all with the same noise. Copies are
+        # the same at all steps, and so would the perceptual scores of a voice be.
+        seeds=(0,),
+        perceptual=run.evaluate_pesq,
+    )
+    corpus, route = corpus_of_run(setup), Route(device, device)
+    evaluation = Evaluation(folder.path, setup.record, corpus, options, route)
+    score_weights: ScoreWeights
+    score_weights = EVALUATORS[task.name].score_in_run(evaluation, network, load)
     log.info("evaluation     prepared for %s in %.1f s", device, time.perf_counter() - started_s)
-    return InRunEvaluator(snapshot, score, folder)
+
+    def evaluate(step: int, throttle: Throttle | None) -> dict[str, float]:
+        if snapshot is not None:
+            snapshot.take()
+        checkpoint = checkpoint_of(folder.checkpoints, step).name
+        score = score_weights(checkpoint, throttle or no_throttle)
+        # A full disk must not end a run that may have trained for days, only for a table.
+        with tolerate_full_disk(f"the scores of step {step}"):
+            scores = folder.path / EVALUATION_FOLDER / checkpoint
+            scores.mkdir(parents=True, exist_ok=True)
+            _write_table(score, scores)
+        log.info("step %6d | %s", step, score.console_line())
+        return {f"evaluation_{name}": value for name, value in score.figures().items()}
+
+    return evaluate
+
+
+def _write_table(score: Score, folder: Path) -> None:
+    """Write the table for report.html of the run."""
+    write_whole(folder / SCORES, (score.table() + "\n").encode())

@@ -1,4 +1,4 @@
-"""The utterances that a run is measured on."""
+"""What an evaluation measures: its options, and the utterances that a run was not trained on."""
 
 import logging
 import os
@@ -11,58 +11,88 @@ import tensorflow as tf
 
 from myxtts.config.flags import turned_off
 from myxtts.config.schema import OFF_IN_EVALUATION, Config
+from myxtts.data import dataset
 from myxtts.data.audio_file import read_wave
 from myxtts.data.batch_plan import Pass
-from myxtts.data.dataset import DEMO_FOLDER, Corpus, load_corpora, manifest_of, single_bucket_corpus
 from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.manifest import Manifest, Vocabulary, report_rejected
 from myxtts.data.metadata_file import DEFAULT_SPEAKER, read_corpus
 from myxtts.data.pipeline import held_out_pipeline
 from myxtts.errors import CheckpointError, ConfigError, DataError
-from myxtts.evaluation.options import EvaluationOptions
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
+from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Throttle, no_throttle
 from myxtts.training.runs import TrainedRun, check_same_corpus
+from myxtts.training.setup import TrainingSetup
+
+# Options that only the evaluation of a task has.
+TASK_OPTIONS = {
+    "tts": ("ode_steps", "guidance", "vocoder", "asr"),
+    "asr": ("noise_snr_db", "rt60"),
+    "vocoder": ("seeds",),
+}
+RUN_NAMES = {"tts": "a voice", "asr": "a recogniser", "vocoder": "a vocoder"}
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """What to measure, how, and where to write the result; None is the default of the flag."""
+
+    # Another corpus than the held-out utterances, as training takes it.
+    data: Path | None = None
+    audio_root: Path | None = None
+    columns: tuple[str, ...] = ()
+    utterances: int | None = None  # at most
+    ode_steps: int | None = None
+    guidance: float | None = None
+    vocoder: str | None = None
+    asr: Path | None = None  # run of a recogniser that transcribes the synthesized speech
+    beam_width: int = 0
+    noise_snr_db: tuple[float, ...] | None = None
+    rt60: tuple[float, ...] | None = None  # s
+    seeds: tuple[int, ...] | None = None
+    perceptual: bool = True  # measure PESQ and STOI, if their packages are installed
+    json_file: Path | None = None
+    out: Path | None = None  # folder for plots and the list of unusable rows
+
+
+def check_options(run: Path, task: str, options: EvaluationOptions) -> None:
+    """Raise ConfigError if an option was given that the evaluation of this task does not have."""
+    # An option without an effect would let a user believe that it had one.
+    for owner, fields in TASK_OPTIONS.items():
+        given = [field for field in fields if getattr(options, field) is not None]
+        if given and owner != task:
+            flags = ", ".join(f"--{field.replace('_', '-')}" for field in given)
+            raise ConfigError(
+                f"{flags} was given, but {run} is {RUN_NAMES[task]}, and only the evaluation of"
+                f" {RUN_NAMES[owner]} has that option. Leave it out."
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class Utterance:
-    """A recording that the run was not trained on.
-
-    Attributes:
-        id, text: from the corpus.
-        language, speaker: indices in the vocabulary.
-        tokens: int32 [N].
-        wave: float32 [samples] in [-1, 1].
-        mel: float32 [frames, 80].
-        reference: float32 [reference frames, 80], another utterance of the speaker if there is one.
-        path: int [frames], the model's alignment: token of each frame; empty before
-            `align_utterances`.
-    """
+    """A recording that the run was not trained on."""
 
     id: str
     text: str
-    language: int
+    language: int  # as the speaker, an index in the vocabulary
     speaker: int
-    tokens: np.ndarray
-    wave: np.ndarray
-    mel: np.ndarray
-    reference: np.ndarray
-    path: np.ndarray
+    tokens: np.ndarray  # int32 [N]
+    wave: np.ndarray  # float32 [samples] in [-1, 1]
+    mel: np.ndarray  # float32 [frames, 80]
+    reference: np.ndarray  # float32 [R, 80], another utterance of the speaker if there is one
+    path: np.ndarray  # int [frames], token of each frame; empty before `align_utterances`
 
 
 class HeldOut(NamedTuple):
-    """Utterances to measure.
-
-    Attributes:
-        batches: features of the utterances on the device of the network, with the number of
-            utterances of each; the last ones may be beyond those to measure.
+    """Utterances to measure, and their batches on the device of the network with the number of
+    utterances of each; the last ones may be beyond those to measure.
     """
 
     utterances: list[Utterance]
@@ -70,46 +100,45 @@ class HeldOut(NamedTuple):
 
 
 class MeasuredCorpus(NamedTuple):
-    """The utterances of an evaluation.
-
-    Attributes:
-        vocabulary: that of the run, with new speakers of the utterances.
-        config: settings of the run, for evaluation.
-        training: what the run was trained on; None if another corpus is measured without it.
-        trained_speakers: names of the speakers that the run was trained on.
-        source: description of the utterances, for the notes.
-    """
+    """The utterances of an evaluation."""
 
     manifest: Manifest
-    vocabulary: Vocabulary
-    config: Config
-    training: Corpus | None
+    vocabulary: Vocabulary  # of the run, with new speakers of the utterances
+    config: Config  # of the run, for evaluation
+    training: dataset.Corpus | None  # None if another corpus is measured without it
     trained_speakers: set[str]
     source: str = "held-out utterances"
 
 
-def load_measured(
-    run: TrainedRun, options: EvaluationOptions, folder: Path, needs_training: bool = False
-) -> MeasuredCorpus:
+class Evaluation(NamedTuple):
+    """What is measured of the weights of a run: the folder of the run, the record of one of its
+    checkpoints, the utterances, how, and on which devices.
+    """
+
+    run: Path
+    record: Record
+    corpus: MeasuredCorpus
+    options: EvaluationOptions
+    route: Route
+
+
+def load_measured(run: TrainedRun, options: EvaluationOptions, folder: Path) -> MeasuredCorpus:
     """Load the held-out utterances of a checkpoint, or those of --data.
+
+    Raises DataError if a corpus is missing or cannot be used, or nothing was held out, and
+    CheckpointError if the corpus or the held-out utterances have changed since.
 
     Args:
         folder: gets rejected.csv.
-        needs_training: load the corpus that the run was trained on in any case.
-
-    Raises:
-        DataError: a corpus is missing or cannot be used, nothing was held out, or too many rows of
-            --data cannot be used.
-        CheckpointError: the corpus or the held-out utterances have changed since.
     """
     if options.data is None:
         return load_held_out(run, folder)
-    record = run.record
-    config = for_evaluation(record.settings)
-    known = record.vocabulary
+    config = for_evaluation(run.record.settings)
+    known = run.record.vocabulary
     training = None
-    if needs_training:
-        training, _, known = load_training(run, config, folder)
+    # Its recordings tell the speakers of a voice apart.
+    if run.task == "tts":
+        training, _, known = _load_training(run, config, folder)
     length_rule = length_rule_of(config)
     rows = read_corpus(
         options.data,
@@ -119,13 +148,12 @@ def load_measured(
         columns=options.columns,
     )
     log.info("%-14s %s", "corpus form", rows.form)
-    manifest, vocabulary, rejected = manifest_of(rows, config.data, length_rule, known)
+    manifest, vocabulary, rejected = dataset.manifest_of(rows, config.data, length_rule, known)
     folder.mkdir(parents=True, exist_ok=True)
-    all_rejected = [*rows.rejected, *rejected]
-    limit = config.data.max_rejected
-    report_rejected(all_rejected, [(rows, manifest)], limit, folder / "rejected.csv")
+    rejected = [*rows.rejected, *rejected]
+    report_rejected(rejected, [(rows, manifest)], config.data.max_rejected, folder / "rejected.csv")
     # The checkpoint knows its speakers, so the corpus of the run may be missing.
-    speakers = set(record.speakers) - {DEFAULT_SPEAKER}
+    speakers = set(run.record.speakers) - {DEFAULT_SPEAKER}
     source = f"utterances of {options.data}"
     return MeasuredCorpus(manifest, vocabulary, config, training, speakers, source)
 
@@ -137,41 +165,34 @@ def load_held_out(run: TrainedRun, listing: Path) -> MeasuredCorpus:
         listing: folder for files, if that of the run cannot be written to.
     """
     config = for_evaluation(run.record.settings)
-    training, held_out, vocabulary = load_training(run, config, listing)
+    training, held_out, vocabulary = _load_training(run, config, listing)
     if held_out is None:
         raise DataError(
             f"an evaluation needs utterances that the run was not trained on, but {run.path} held"
             f" none out (validation_fraction {config.data.validation_fraction}). Train with"
             " --validation-fraction or --val-data, or give another corpus with --data."
         )
-    manifest = held_out.manifest
-    record = run.record
+    manifest, record = held_out.manifest, run.record
     # A fork or merge has no corpus of its own yet.
     if record.corpus is not None and record.held_out not in (None, manifest.fingerprint):
         raise CheckpointError(
             f"the utterances that {run.checkpoint.path} was validated on have changed since."
             " Restore them, or give them as another corpus with --data."
         )
-    speakers = speakers_of(training.manifest, vocabulary)
-    return MeasuredCorpus(manifest, vocabulary, config, training, speakers)
+    return _held_out_corpus(training, held_out, vocabulary, config)
 
 
-def load_training(
+def _load_training(
     run: TrainedRun, config: Config, listing: Path
-) -> tuple[Corpus, Corpus | None, Vocabulary]:
-    """Load what a checkpoint was trained and validated on; see `load_corpora`.
-
-    The vocabulary is that of both corpora: speakers who are only held out may be missing in that of
-    the checkpoint.
-
-    Raises:
-        DataError: a corpus is missing.
-        CheckpointError: the training corpus has changed since.
+) -> tuple[dataset.Corpus, dataset.Corpus | None, Vocabulary]:
+    """Load what a checkpoint was trained and validated on, and the vocabulary of both: speakers who
+    are only held out may be missing in that of the checkpoint.
     """
     data = config.data
     # Without --train-data, training makes the demo corpus. An evaluation of a new one would say
     # nothing of the run.
-    for path in filter(None, (data.train_data or str(DEMO_FOLDER), data.val_data, data.audio_root)):
+    paths = (data.train_data or str(dataset.DEMO_FOLDER), data.val_data, data.audio_root)
+    for path in filter(None, paths):
         if not Path(path).exists():
             raise DataError(
                 f"{run.path} was trained on {path}, which does not exist under {Path.cwd()}."
@@ -180,14 +201,24 @@ def load_training(
     # The run has the manifests of its corpus, which take minutes to make for a large one.
     folder = run.path if os.access(run.path, os.W_OK | os.X_OK) else listing
     known = run.record.inherited_vocabulary
-    training, held_out, vocabulary = load_corpora(config, folder, length_rule_of(config), known)
+    loaded = dataset.load_corpora(config, folder, length_rule_of(config), known)
+    training, _, vocabulary = loaded
     check_same_corpus(run.checkpoint, vocabulary, training.manifest.fingerprint)
-    return training, held_out, vocabulary
+    return loaded
 
 
-def speakers_of(manifest: Manifest, vocabulary: Vocabulary) -> set[str]:
-    """Return the names of the speakers of a manifest."""
-    return {vocabulary.speakers[speaker] for speaker in np.unique(manifest.speaker)}
+def corpus_of_run(setup: TrainingSetup) -> MeasuredCorpus:
+    """Return the held-out utterances of a run that trains."""
+    corpora, config = setup.corpora, for_evaluation(setup.config)
+    assert corpora.held_out is not None
+    return _held_out_corpus(corpora.training, corpora.held_out, corpora.vocabulary, config)
+
+
+def _held_out_corpus(
+    training: dataset.Corpus, held_out: dataset.Corpus, vocabulary: Vocabulary, config: Config
+) -> MeasuredCorpus:
+    speakers = {vocabulary.speakers[row] for row in np.unique(training.manifest.speaker)}
+    return MeasuredCorpus(held_out.manifest, vocabulary, config, training, speakers)
 
 
 def for_evaluation(config: Config) -> Config:
@@ -197,12 +228,13 @@ def for_evaluation(config: Config) -> Config:
 
 
 def load_utterances(
-    network: XTTS, manifest: Manifest, config: Config, route: Route, folder: Path, count: int
+    network: XTTS, corpus: MeasuredCorpus, route: Route, folder: Path, count: int
 ) -> HeldOut:
     """Return at most `count` utterances, selected by the run's seed."""
+    manifest, config = corpus.manifest, corpus.config
     extractor = task_of(config).extractor(config, training=False)
-    corpus = single_bucket_corpus(manifest, config)
-    pipeline = held_out_pipeline(corpus, route, extractor, config, folder)
+    bucket = dataset.single_bucket_corpus(manifest, config)
+    pipeline = held_out_pipeline(bucket, route, extractor, config, folder)
     # The same copies between devices as in training, so a batch lies where the network expects it.
     hand_over = compile_hand_over(network.BATCH_FIELDS, [route.model])
     utterances: list[Utterance] = []
@@ -212,9 +244,19 @@ def load_utterances(
             (batch,) = hand_over([features])
             batches.append((batch, len(planned.rows)))
             arrays = {name: value.numpy() for name, value in batch.items()}
-            utterances += [
-                _utterance(manifest, arrays, number, row) for number, row in enumerate(planned.rows)
-            ]
+            for number, row in enumerate(planned.rows):
+                utterance = Utterance(
+                    id=manifest.ids[row],
+                    text=manifest.texts[row],
+                    language=int(manifest.language[row]),
+                    speaker=int(manifest.speaker[row]),
+                    tokens=arrays["tokens"][number, : arrays["token_count"][number]],
+                    wave=read_row(manifest, row),
+                    mel=arrays["mel"][number, : arrays["frames"][number]],
+                    reference=arrays["reference"][number, : arrays["reference_frames"][number]],
+                    path=np.zeros(0, np.int64),
+                )
+                utterances.append(utterance)
             if len(utterances) >= count:
                 break
     return HeldOut(utterances[:count], batches)
@@ -233,23 +275,6 @@ def align_utterances(
     return [replace(utterance, path=path[: len(utterance.mel)]) for utterance, path in rows]
 
 
-def _utterance(
-    manifest: Manifest, arrays: dict[str, np.ndarray], number: int, row: int
-) -> Utterance:
-    frames = int(arrays["frames"][number])
-    return Utterance(
-        id=manifest.ids[row],
-        text=manifest.texts[row],
-        language=int(manifest.language[row]),
-        speaker=int(manifest.speaker[row]),
-        tokens=arrays["tokens"][number, : arrays["token_count"][number]],
-        wave=read_row(manifest, row),
-        mel=arrays["mel"][number, :frames],
-        reference=arrays["reference"][number, : arrays["reference_frames"][number]],
-        path=np.zeros(0, np.int64),
-    )
-
-
 def read_row(manifest: Manifest, row: int) -> np.ndarray:
     """Read the wave of an utterance, float32 [samples]; raise DataError if it cannot be read."""
     return read_wave(manifest.paths[row], int(manifest.samples[row]))
@@ -261,18 +286,11 @@ def evenly_spaced(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Path:
-    """Return --out, or else the folder of the run for this checkpoint and corpus.
-
-    Raises:
-        ConfigError: it is a file.
-    """
-    suffix = ""
-    if options.data:
-        # Several folders may be called `test`, and a folder may have several tables.
-        data = Path(options.data).resolve()
-        names = data.with_suffix("").parts[-3:] if data.is_file() else data.parts[-2:]
-        suffix = "".join(f"-{name}" for name in names if name != data.anchor)
-    folder = options.out or run / EVALUATION_FOLDER / f"{checkpoint.name}{suffix}"
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out {folder} was given, but that is a file. Name a folder.")
-    return folder
+    """Return --out, or else the folder of the run for this checkpoint and corpus."""
+    if options.out or not options.data:
+        return options.out or run / EVALUATION_FOLDER / checkpoint.name
+    # Several folders may be called `test`, and a folder may have several tables.
+    data = Path(options.data).resolve()
+    names = data.with_suffix("").parts[-3:] if data.is_file() else data.parts[-2:]
+    corpus = "-".join(name for name in names if name != data.anchor)
+    return run / EVALUATION_FOLDER / f"{checkpoint.name}-{corpus}"

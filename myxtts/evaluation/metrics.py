@@ -1,7 +1,7 @@
 """Metrics of speech against a recording, along a warping path or frame by frame; PESQ and STOI."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import NamedTuple, TypeVar
@@ -11,8 +11,7 @@ import numpy as np
 import soxr
 
 from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ, TOP_DB
-from myxtts.data.audio_file import to_pcm
-from myxtts.evaluation.table import METRICS, Metrics
+from myxtts.evaluation.table import METRICS, Means
 from myxtts.training.observation import Throttle, no_throttle
 
 # The score and the package that measures it, each under a licence of its own.
@@ -40,18 +39,17 @@ UNRELATED_DB = 6.0
 # docs/experiments/evaluation_metrics.md lists what this threshold finds and misses.
 MIN_UNMATCHED_S = 0.05
 
+Key = TypeVar("Key")
+
 
 def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:
     """Return the wideband PESQ (ITU-T P.862.2) of a copy, from 1.0 to 4.64, by the package `pesq`.
 
-    Both waves are resampled to 16 kHz by soxr.
-
-    Args:
-        recording, copy: float32 [samples] in [-1, 1] at 22,050 Hz, of the same length.
-
-    Returns:
-        None for waves that PESQ is not defined for: see NEEDS.
+    Both waves, float32 [samples] in [-1, 1] at 22,050 Hz of the same length, are resampled to 16
+    kHz by soxr. None without the package, or for waves that PESQ is not defined for: see NEEDS.
     """
+    if not find_spec("pesq"):
+        return None
     from pesq import BufferTooShortError, NoUtterancesError, pesq
 
     if len(recording) > MAX_PESQ_S * SAMPLE_RATE_HZ or not (recording.any() and copy.any()):
@@ -66,15 +64,11 @@ def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:
 def stoi(recording: np.ndarray, copy: np.ndarray) -> float | None:
     """Return the short-time objective intelligibility (Taal et al. 2011) of a copy, up to 1.
 
-    The package `pystoi` resamples both waves to 10 kHz and leaves out frames 40 dB below the
-    loudest frame of the recording.
-
-    Args:
-        recording, copy: as for `pesq_wb`.
-
-    Returns:
-        None for recordings that are too short: see NEEDS.
+    Waves are as for `pesq_wb`. The package `pystoi` resamples them to 10 kHz and leaves out frames
+    40 dB below the loudest of the recording. None without it, or for too little speech: see NEEDS.
     """
+    if not find_spec("pystoi"):
+        return None
     import pystoi
 
     if len(recording) < MIN_STOI_S * SAMPLE_RATE_HZ or not recording.any():
@@ -88,25 +82,13 @@ def stoi(recording: np.ndarray, copy: np.ndarray) -> float | None:
             return None
 
 
-PerceptualScores = dict[str, Callable[[np.ndarray, np.ndarray], float | None]]
-"""By the keys of PACKAGES."""
-
-SCORES: PerceptualScores = {"pesq_wb": pesq_wb, "stoi": stoi}
-
-
-def installed_scores() -> PerceptualScores:
-    """Return the scores of PACKAGES whose package is installed, by key."""
-    return {name: score for name, score in SCORES.items() if find_spec(PACKAGES[name])}
+SCORES = {"pesq_wb": pesq_wb, "stoi": stoi}
 
 
 @dataclass(frozen=True, eq=False)
 class AcousticFeatures:
-    """Features of a wave of T mel frames.
-
-    Attributes:
-        mel: float32 [T, 80], log-mel.
-        f0_hz: float32 [T], 0 where unvoiced.
-        voiced: bool [T].
+    """Features of a wave of T mel frames: log-mel, float32 [T, 80]; F0, float32 [T], 0 where
+    unvoiced; voicing, bool [T].
     """
 
     mel: np.ndarray
@@ -166,6 +148,19 @@ class UtteranceMetrics(FrameErrors):
         return self.inserted_s > MIN_UNMATCHED_S
 
 
+@dataclass(frozen=True, eq=False)
+class CopyMetrics(FrameErrors):
+    """Metrics of a copy of a recording, of the frames of the same times; nothing is warped.
+
+    Attributes:
+        mel_error_db: see `log_mel_error_db`.
+        scores: those that were asked for, by the keys of SCORES; None where one is not measured.
+    """
+
+    mel_error_db: float
+    scores: Mapping[str, float | None]
+
+
 def mel_cepstrum(log_mel: np.ndarray, first: int = 1, last: int = CEPSTRA) -> np.ndarray:
     """Return the mel-cepstral coefficients first to last: [T, bands] -> [T, last - first + 1].
 
@@ -179,6 +174,12 @@ def mel_cepstrum(log_mel: np.ndarray, first: int = 1, last: int = CEPSTRA) -> np
     return log_mel.astype(np.float64) @ cosines * (2.0 / bands)
 
 
+def distortion_db(recorded_cepstra: np.ndarray, cepstra: np.ndarray) -> np.ndarray:
+    """Return the mel-cepstral distortion (Kubichek 1993) of each pair of frames, [T]."""
+    # Without c0, which is the level: louder speech is no worse.
+    return MCD_FACTOR * np.linalg.norm(recorded_cepstra - cepstra, axis=1)
+
+
 def warping_path(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the path of dynamic time warping: [T, D], [U, D] -> int [P, 2]."""
     _, path = librosa.sequence.dtw(X=x.T, Y=y.T, metric="euclidean")
@@ -186,37 +187,31 @@ def warping_path(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def align(recorded_mel: np.ndarray, synthesized_mel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the warping path of two log-mels, int [P, 2], and the distortion of each pair in dB.
-
-    The mel-cepstral distortion is Kubichek's (1993), without c0.
-    """
-    # Without c0, which is the level: louder speech is no worse.
+    """Return the warping path of two log-mels, int [P, 2], and each pair's distortion in dB."""
     x = mel_cepstrum(recorded_mel)
     y = mel_cepstrum(synthesized_mel)
     path = warping_path(x, y)
-    return path, MCD_FACTOR * np.linalg.norm(x[path[:, 0]] - y[path[:, 1]], axis=1)
+    return path, distortion_db(x[path[:, 0]], y[path[:, 1]])
 
 
 def utterance_metrics(
     recorded: AcousticFeatures, synthesized: AcousticFeatures
 ) -> UtteranceMetrics:
     """Compare synthesized speech with its recording, along the path with the least distortion."""
-    path, distortion_db = align(recorded.mel, synthesized.mel)
-    log_f0_errors, voicing_errors = pitch_errors(recorded, synthesized, path[:, 0], path[:, 1])
+    path, pair_db = align(recorded.mel, synthesized.mel)
     return UtteranceMetrics(
-        mcd_db=float(distortion_db.mean()),
-        log_f0_errors=log_f0_errors,
-        voicing_errors=voicing_errors,
+        float(pair_db.mean()),
+        *pitch_errors(recorded, synthesized, path[:, 0], path[:, 1]),
         duration_ratio=len(synthesized.mel) / len(recorded.mel),
-        deleted_s=longest_unmatched_s(path, distortion_db, loud_frames(recorded.mel)),
-        inserted_s=longest_unmatched_s(path[:, ::-1], distortion_db, loud_frames(synthesized.mel)),
+        deleted_s=longest_unmatched_s(path, pair_db, loud_frames(recorded.mel)),
+        inserted_s=longest_unmatched_s(path[:, ::-1], pair_db, loud_frames(synthesized.mel)),
     )
 
 
 def pitch_errors(
     recorded: AcousticFeatures, synthesized: AcousticFeatures, row: np.ndarray, column: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return log-F0 errors and voicing errors of P pairs of frames; see `UtteranceMetrics`.
+    """Return log-F0 errors and voicing errors of P pairs of frames; see `FrameErrors`.
 
     Args:
         row, column: int [P], the frames of the recording and of the synthesized speech.
@@ -235,7 +230,7 @@ def loud_frames(log_mel: np.ndarray) -> np.ndarray:
     return level_db > level_db.max() - TOP_DB
 
 
-def longest_unmatched_s(path: np.ndarray, distortion_db: np.ndarray, loud: np.ndarray) -> float:
+def longest_unmatched_s(path: np.ndarray, pair_db: np.ndarray, loud: np.ndarray) -> float:
     """Return the seconds of the longest stretch of an utterance that the other one lacks.
 
     If the second utterance lacks a word, the path stays on one of its frames while it passes the
@@ -247,19 +242,17 @@ def longest_unmatched_s(path: np.ndarray, distortion_db: np.ndarray, loud: np.nd
 
     Args:
         path: int [P, 2], pairs (first, second).
-        distortion_db: of each pair.
+        pair_db: distortion of each pair.
         loud: bool, of each frame of the first utterance.
     """
     step = np.diff(path, axis=0, prepend=path[:1] - 1)
-    without_counterpart = step[:, 1] == 0
-    gain = np.where(
-        without_counterpart, np.minimum(distortion_db / UNRELATED_DB, 1.0) * loud[path[:, 0]], -1.0
-    )
+    unmatched = np.minimum(pair_db / UNRELATED_DB, 1.0) * loud[path[:, 0]]
+    gain = np.where(step[:, 1] == 0, unmatched, -1.0)
     sums = np.concatenate([[0.0], np.cumsum(gain)])
     return float((sums - np.minimum.accumulate(sums)).max()) * HOP_SAMPLES / SAMPLE_RATE_HZ
 
 
-def mean_frame_errors(utterances: Sequence[FrameErrors]) -> dict[str, float | None]:
+def mean_frame_errors(utterances: Sequence[FrameErrors]) -> Means:
     """Return means over utterances, of F0 and voicing over pairs; None where none is measured."""
     f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
     voicing_errors = np.concatenate([metrics.voicing_errors for metrics in utterances])
@@ -272,34 +265,16 @@ def mean_frame_errors(utterances: Sequence[FrameErrors]) -> dict[str, float | No
     }
 
 
-def corpus_metrics(utterances: Sequence[UtteranceMetrics]) -> dict[str, float | None]:
-    """Return the metrics of a corpus by the keys of METRICS; see `mean_frame_errors`."""
+def corpus_metrics(utterances: Sequence[UtteranceMetrics]) -> Means:
+    """Return the metrics of a corpus; see `mean_frame_errors`."""
     ratios = np.array([metrics.duration_ratio for metrics in utterances])
     within = (ratios >= DURATION_BOUNDS[0]) & (ratios <= DURATION_BOUNDS[1])
-    return {
-        **mean_frame_errors(utterances),
+    return mean_frame_errors(utterances) | {
         "duration_ratio": float(ratios.mean()),
         "duration_within_bounds": float(within.mean()),
         "utterances_with_deletions": sum(metrics.has_deletion for metrics in utterances),
         "utterances_with_insertions": sum(metrics.has_insertion for metrics in utterances),
     }
-
-
-Key = TypeVar("Key")
-
-
-@dataclass(frozen=True, eq=False)
-class CopyMetrics(FrameErrors):
-    """Metrics of a copy of a recording, of the frames of the same times; nothing is warped.
-
-    Attributes:
-        mel_error_db: see `log_mel_error_db`.
-        scores: `pesq_wb` and `stoi`, without those whose package is missing or that are not defined
-            for this recording.
-    """
-
-    mel_error_db: float
-    scores: dict[str, float]
 
 
 def log_mel_error_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> float:
@@ -308,94 +283,75 @@ def log_mel_error_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> float:
     return float(DECIBELS_PER_NEPER * np.abs(recorded_mel[loud] - copied_mel[loud]).mean())
 
 
-def frame_distortion_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> np.ndarray:
-    """Return the mel-cepstral distortion (Kubichek 1993, without c0) of each frame, [T]."""
-    difference = mel_cepstrum(recorded_mel) - mel_cepstrum(copied_mel)
-    return MCD_FACTOR * np.linalg.norm(difference, axis=1)
-
-
 def measure_copies(
-    recordings: Waves, copies: Waves, perceptual: PerceptualScores, throttle: Throttle = no_throttle
+    recordings: Waves, copies: Waves, perceptual: bool, throttle: Throttle = no_throttle
 ) -> list[CopyMetrics]:
     """Compare the copy of each recording with it. Copies have as many frames as the recordings.
 
     Args:
-        perceptual: scores that are also measured.
+        perceptual: also measure SCORES.
         throttle: called before each copy.
     """
     metrics = []
-    for recording, copy, recorded, copied in zip(
-        recordings.waves, copies.waves, recordings.features, copies.features, strict=True
-    ):
+    waves = zip(recordings.waves, copies.waves, strict=True)
+    features = zip(recordings.features, copies.features, strict=True)
+    for (recording, copy), (recorded, copied) in zip(waves, features, strict=True):
         throttle()
         frames = np.arange(len(recorded.mel))
-        scores = {name: score(recording[: len(copy)], copy) for name, score in perceptual.items()}
-        of_copy = CopyMetrics(
-            float(frame_distortion_db(recorded.mel, copied.mel).mean()),
-            *pitch_errors(recorded, copied, frames, frames),
-            mel_error_db=log_mel_error_db(recorded.mel, copied.mel),
-            scores={name: score for name, score in scores.items() if score is not None},
+        scores = {}
+        if perceptual:
+            scores = {name: score(recording[: len(copy)], copy) for name, score in SCORES.items()}
+        frame_db = distortion_db(mel_cepstrum(recorded.mel), mel_cepstrum(copied.mel))
+        metrics.append(
+            CopyMetrics(
+                float(frame_db.mean()),
+                *pitch_errors(recorded, copied, frames, frames),
+                log_mel_error_db(recorded.mel, copied.mel),
+                scores,
+            )
         )
-        metrics.append(of_copy)
     return metrics
 
 
-def mean_copy_metrics(utterances: Sequence[CopyMetrics]) -> dict[str, float | None]:
-    """Return the metrics of copies by the keys of METRICS; see `mean_frame_errors`."""
-    return {
-        **{score: mean_of_scores(utterances, score) for score in PACKAGES},
-        "log_mel_error": float(np.mean([metrics.mel_error_db for metrics in utterances])),
-        **mean_frame_errors(utterances),
-    }
+def mean_copy_metrics(utterances: Sequence[CopyMetrics]) -> Means:
+    """Return the metrics of copies, of the scores over the utterances that have them."""
+    means: Means = {}
+    for name in utterances[0].scores:
+        values = [value for copy in utterances if (value := copy.scores[name]) is not None]
+        means[name] = float(np.mean(values)) if values else None
+    means["log_mel_error"] = float(np.mean([metrics.mel_error_db for metrics in utterances]))
+    return means | mean_frame_errors(utterances)
 
 
 def with_common_scores(
     columns: Mapping[Key, Sequence[CopyMetrics]],
 ) -> dict[Key, list[CopyMetrics]]:
     """Return the metrics of the same utterances, with scores only where all columns have them."""
-    common = [
-        set.intersection(*(set(copy.scores) for copy in copies))
-        for copies in zip(*columns.values(), strict=True)
-    ]
+    lacking: list[dict[str, None]] = []
+    for copies in zip(*columns.values(), strict=True):
+        names = copies[0].scores
+        unmeasured = [name for name in names if any(c.scores[name] is None for c in copies)]
+        lacking.append(dict.fromkeys(unmeasured))
     return {
         column: [
-            replace(copy, scores={name: copy.scores[name] for name in names})
-            for copy, names in zip(copies, common, strict=True)
+            replace(copy, scores={**copy.scores, **unmeasured})
+            for copy, unmeasured in zip(copies, lacking, strict=True)
         ]
         for column, copies in columns.items()
     }
 
 
-def without_perceptual(metrics: Metrics) -> Metrics:
-    """Return metrics without those that were not asked for, of PACKAGES."""
-    return {key: metric for key, metric in metrics.items() if key not in PACKAGES}
-
-
 def score_notes(utterances: Sequence[CopyMetrics]) -> list[str]:
-    """Return notes on missing scores, and on the utterances that a score leaves out."""
-    installed = installed_scores()
+    """Return notes on missing packages, and on the utterances that a score leaves out."""
     notes = []
-    if missing := [score for score in PACKAGES if score not in installed]:
+    missing = [score for score, package in PACKAGES.items() if not find_spec(package)]
+    if missing:
         names = " and ".join(METRICS[score].label for score in missing)
-        notes.append(
-            f"to measure {names}, install: pip install"
-            f" {' '.join(PACKAGES[score] for score in missing)}"
-        )
-    for score in installed:
-        count = sum(score not in metrics.scores for metrics in utterances)
-        if count:
+        packages = " ".join(PACKAGES[score] for score in missing)
+        notes.append(f"to measure {names}, install: pip install {packages}")
+    for score, needs in NEEDS.items():
+        count = sum(metrics.scores[score] is None for metrics in utterances)
+        if count and score not in missing:
             name = METRICS[score].label
-            notes.append(
-                f"{name} is without {count} of {len(utterances)} utterances: it {NEEDS[score]}"
-            )
+            notes.append(f"{name} is without {count} of {len(utterances)} utterances: it {needs}")
     return notes
-
-
-def mean_of_scores(utterances: Sequence[CopyMetrics], score: str) -> float | None:
-    values = [metrics.scores[score] for metrics in utterances if score in metrics.scores]
-    return float(np.mean(values)) if values else None
-
-
-def in_16_bits(wave: np.ndarray) -> np.ndarray:
-    """Return a wave as a 16-bit file keeps it, float32 [samples]."""
-    return to_pcm(wave).astype(np.float32) / 32768.0

@@ -1,7 +1,6 @@
 """Synthesis, vocoding, features and speakers of speech, on a device."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -10,9 +9,10 @@ from myxtts.audio.format import HOP_SAMPLES
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.audio.vocoder import VocoderProtocol, vocode
+from myxtts.data.audio_file import to_pcm
 from myxtts.data.manifest import Manifest
 from myxtts.evaluation.held_out import Utterance, evenly_spaced, read_row
-from myxtts.evaluation.metrics import AcousticFeatures, Waves, in_16_bits, mel_cepstrum
+from myxtts.evaluation.metrics import AcousticFeatures, Waves, mel_cepstrum
 from myxtts.evaluation.table import Metrics
 from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.portable_ops import function_per_device_type
@@ -32,38 +32,34 @@ _log_mel, _f0 = _of_waves(log_mel), _of_waves(f0)
 def predict_mels(
     network: XTTS,
     record: Record,
-    texts: Sequence[str],
-    languages: Sequence[int],
-    references: Sequence[np.ndarray],
+    texts: Sequence[Utterance],
+    voices: Sequence[Utterance],
     options: SynthesisOptions,
     device: str,
     throttle: Throttle = no_throttle,
 ) -> list[np.ndarray]:
-    """Synthesize the log-mels of texts, float32 [frames, 80] each: front end and network.
+    """Synthesize log-mels, float32 [frames, 80] each: front end and network.
 
     Args:
         record: of the network's checkpoint, for its front end and vocabulary.
-        languages: index of each text's language.
-        references: float32 [frames, 80] each.
+        texts, voices: utterances whose text is spoken, and whose reference is imitated.
     """
     vocabulary = record.vocabulary
     frontend = record.settings.data.text_frontend
-    tokens = [
-        vocabulary.symbols.encode(symbols_of(text, vocabulary.languages[language], frontend))
-        for text, language in zip(texts, languages, strict=True)
-    ]
+    tokens = []
+    for text in texts:
+        symbols = symbols_of(text.text, vocabulary.languages[text.language], frontend)
+        tokens.append(vocabulary.symbols.encode(symbols))
     predicted: list[np.ndarray] = []
     for rows in _batches(len(tokens)):
         throttle()
         ids, counts = _pad(tokens[rows], 0)
-        mels, frames = _pad(references[rows], SILENCE)
+        mels, frames = _pad([voice.reference for voice in voices[rows]], SILENCE)
+        languages = tf.constant([text.language for text in texts[rows]])
         with tf.device(device):
-            mel, lengths, _ = network.synthesize(
-                ids, counts, tf.constant(languages[rows]), mels, frames, options
-            )
-        predicted += [
-            row[:length] for row, length in zip(mel.numpy(), lengths.numpy(), strict=True)
-        ]
+            batch, lengths, _ = network.synthesize(ids, counts, languages, mels, frames, options)
+        rows_of_batch = zip(batch.numpy(), lengths.numpy(), strict=True)
+        predicted += [mel[:length] for mel, length in rows_of_batch]
     return predicted
 
 
@@ -96,21 +92,21 @@ def acoustic_features(
         batch, samples = _pad(waves[rows], 0.0)
         with tf.device(device):
             values = [value.numpy() for value in (_log_mel(batch, samples), *_f0(batch, samples))]
-        frames = samples.numpy() // HOP_SAMPLES
-        features += [
-            AcousticFeatures(*(value[row, :count] for value in values))
-            for row, count in enumerate(frames)
-        ]
+        for row, frames in enumerate(samples.numpy() // HOP_SAMPLES):
+            features.append(AcousticFeatures(*(value[row, :frames] for value in values)))
     return features
 
 
-def log_mels(waves: Iterator[np.ndarray], device: str) -> Iterator[np.ndarray]:
-    """Yield the log-mel of each wave, float32 [frames, 80]; a batch of waves is held at a time."""
-    while batch := list(islice(waves, BATCH_UTTERANCES)):
-        padded, samples = _pad(batch, 0.0)
-        with tf.device(device):
-            mels = _log_mel(padded, samples).numpy()
-        yield from (mel[: len(wave) // HOP_SAMPLES] for mel, wave in zip(mels, batch, strict=True))
+def waves_in_16_bits(
+    waves: Sequence[np.ndarray], device: str, throttle: Throttle = no_throttle
+) -> Waves:
+    """Round waves as a WAV file keeps them, and compute their features on a device.
+
+    Args:
+        waves: float32 [samples] in [-1, 1] at 22,050 Hz; at least 385 samples.
+    """
+    rounded = [to_pcm(wave).astype(np.float32) / 32768.0 for wave in waves]
+    return Waves(rounded, acoustic_features(rounded, device, throttle))
 
 
 def _batches(count: int) -> Iterator[slice]:
@@ -126,48 +122,30 @@ def _pad(arrays: Sequence[np.ndarray], padding: float) -> tuple[tf.Tensor, tf.Te
     return tf.constant(batch), tf.constant(lengths)
 
 
-def waves_in_16_bits(
-    waves: Sequence[np.ndarray], device: str, throttle: Throttle = no_throttle
-) -> Waves:
-    """Round waves as a WAV file keeps them, and compute their features on a device.
+def speaker_embeddings(mels: Iterable[np.ndarray]) -> np.ndarray:
+    """Return mean and deviation over frames of cepstra 1 to 19: [T, 80] each -> [U, 38]."""
+    embeddings = []
+    for mel in mels:
+        coefficients = mel_cepstrum(mel, 1, COEFFICIENTS)
+        embeddings.append(np.concatenate([coefficients.mean(axis=0), coefficients.std(axis=0)]))
+    return np.stack(embeddings)
+
+
+def nearest_speakers(
+    embeddings: np.ndarray, speakers: np.ndarray, classified: np.ndarray
+) -> np.ndarray:
+    """Return the speaker with the nearest centroid of each classified embedding, int [C].
 
     Args:
-        waves: float32 [samples] in [-1, 1] at 22,050 Hz; at least 385 samples.
+        embeddings: [U, 38], of recordings of the speakers, int [U].
+        classified: [C, 38].
     """
-    rounded = [in_16_bits(wave) for wave in waves]
-    return Waves(rounded, acoustic_features(rounded, device, throttle))
-
-
-def speaker_embedding(log_mel: np.ndarray) -> np.ndarray:
-    """Return the mean and standard deviation over frames of cepstra 1 to 19: [T, 80] -> [38]."""
-    coefficients = mel_cepstrum(log_mel, 1, COEFFICIENTS)
-    return np.concatenate([coefficients.mean(axis=0), coefficients.std(axis=0)])
-
-
-class SpeakerClassifier:
-    """Classifies speech by the nearest centroid of its speakers' recordings.
-
-    Args:
-        embeddings: [U, 38], of recordings.
-        speakers: int [U], speaker of each recording.
-    """
-
-    def __init__(self, embeddings: np.ndarray, speakers: np.ndarray):
-        # Cepstra of low order vary more than those of high order, and would decide alone.
-        self._scale = np.maximum(embeddings.std(axis=0), 1e-6)
-        self._speakers = np.unique(speakers)
-        centroids = [embeddings[speakers == speaker].mean(axis=0) for speaker in self._speakers]
-        self._centroids = np.stack(centroids) / self._scale
-
-    def predict(self, log_mel: np.ndarray) -> int:
-        embedding = speaker_embedding(log_mel) / self._scale
-        distances = np.linalg.norm(self._centroids - embedding, axis=1)
-        return int(self._speakers[distances.argmin()])
-
-    def accuracy(self, log_mels: Sequence[np.ndarray], speakers: Sequence[int]) -> float:
-        """Return the fraction of utterances whose speaker is predicted."""
-        pairs = zip(log_mels, speakers, strict=True)
-        return float(np.mean([self.predict(log_mel) == speaker for log_mel, speaker in pairs]))
+    # Cepstra of low order vary more than those of high order, and would decide alone.
+    scale = np.maximum(embeddings.std(axis=0), 1e-6)
+    names = np.unique(speakers)
+    centroids = np.stack([embeddings[speakers == name].mean(axis=0) for name in names])
+    distances = np.linalg.norm(centroids / scale - (classified / scale)[:, None], axis=2)
+    return names[distances.argmin(axis=1)]
 
 
 def speaker_accuracy(
@@ -187,51 +165,57 @@ def speaker_accuracy(
     is_unseen = ~np.isin(measured.speaker, training.speaker)
     # An utterance must not be in the centroid that it is compared with.
     is_unseen &= ~np.isin(measured.ids, [utterance.id for utterance in utterances])
-    seen_rows = rows_of_each_speaker(training, np.arange(len(training)), RECORDINGS_PER_SPEAKER)
-    unseen_rows = rows_of_each_speaker(measured, np.flatnonzero(is_unseen), RECORDINGS_PER_SPEAKER)
-    unseen_speakers = measured.speaker[unseen_rows]
-    speakers = np.concatenate([training.speaker[seen_rows], unseen_speakers])
+    seen = _rows_of_each_speaker(training, np.arange(len(training)))
+    unseen = _rows_of_each_speaker(measured, np.flatnonzero(is_unseen))
+    speakers = np.concatenate([training.speaker[seen], measured.speaker[unseen]])
     count = len(np.unique(speakers))
     if count < 2:
         return {}, "speaker accuracy is left out: there is only one speaker"
-    # One after the other: the recordings of 2,000 speakers would take 20 GB.
-    waves = chain(
-        (read_row(training, row) for row in seen_rows.tolist()),
-        (read_row(measured, row) for row in unseen_rows.tolist()),
-    )
-    embeddings = np.stack([*map(speaker_embedding, log_mels(waves, device))])
-    classifier = SpeakerClassifier(embeddings, speakers)
+    recordings = [(training, row) for row in seen.tolist()]
+    recordings += [(measured, row) for row in unseen.tolist()]
+    embeddings = _embeddings_of_recordings(recordings, device)
+    targets = np.array([utterance.speaker for utterance in utterances])
+    correct = {}
+    for column, of_column in features.items():
+        classified = speaker_embeddings(of_utterance.mel for of_utterance in of_column)
+        correct[column] = nearest_speakers(embeddings, speakers, classified) == targets
+    is_seen = np.isin(targets, training.speaker)
     metrics: Metrics = {}
     groups = []
-    for group, members in (("seen", training.speaker), ("unseen", unseen_speakers)):
-        rows = [row for row, utterance in enumerate(utterances) if utterance.speaker in members]
-        if not rows:
-            continue
-        targets = [utterances[row].speaker for row in rows]
-        accuracy: dict[str, float | None] = {
-            column: classifier.accuracy([of_column[row].mel for row in rows], targets)
-            for column, of_column in features.items()
-        }
-        recorded = accuracy.pop("recorded")
-        groups.append(
-            f"{len(rows)} utterances of {group} speakers ({recorded:.0%} of their recordings)"
-        )
-        metrics[f"speaker_accuracy_{group}"] = accuracy
+    for group, members in (("seen", is_seen), ("unseen", ~is_seen & np.isin(targets, speakers))):
+        if members.any():
+            accuracy = {name: float(of[members].mean()) for name, of in correct.items()}
+            recorded = f"({accuracy.pop('recorded'):.0%} of their recordings)"
+            groups.append(f"{members.sum()} utterances of {group} speakers {recorded}")
+            metrics[f"speaker_accuracy_{group}"] = dict(accuracy)
     if not groups:
-        note = (
-            "speaker accuracy is left out: there are no other recordings of the utterances'"
-            " speakers"
-        )
-        return {}, note
-    note = (
-        f"speaker accuracy is among {count} speakers (chance {1 / count:.1%}), for"
-        f" {' and '.join(groups)}"
-    )
-    return metrics, note
+        reason = "there are no other recordings of the utterances' speakers"
+        return {}, f"speaker accuracy is left out: {reason}"
+    note = f"speaker accuracy is among {count} speakers (chance {1 / count:.1%}), for"
+    return metrics, f"{note} {' and '.join(groups)}"
 
 
-def rows_of_each_speaker(manifest: Manifest, rows: np.ndarray, count: int) -> np.ndarray:
-    """Return at most `count` of the rows of every speaker, int [rows]."""
+def _rows_of_each_speaker(manifest: Manifest, rows: np.ndarray) -> np.ndarray:
+    """Return at most RECORDINGS_PER_SPEAKER of the rows of every speaker, int [rows]."""
     speakers = manifest.speaker[rows]
-    selected = [evenly_spaced(rows[speakers == speaker], count) for speaker in np.unique(speakers)]
+    selected = [
+        evenly_spaced(rows[speakers == speaker], RECORDINGS_PER_SPEAKER)
+        for speaker in np.unique(speakers)
+    ]
     return np.concatenate([np.zeros(0, int), *selected])
+
+
+def _embeddings_of_recordings(
+    recordings: Sequence[tuple[Manifest, int]], device: str
+) -> np.ndarray:
+    embeddings = []
+    # Batch by batch: the recordings of 2,000 speakers would take 20 GB.
+    for rows in _batches(len(recordings)):
+        waves, samples = _pad([read_row(*recording) for recording in recordings[rows]], 0.0)
+        with tf.device(device):
+            mels = _log_mel(waves, samples).numpy()
+        frames = samples.numpy() // HOP_SAMPLES
+        embeddings.append(
+            speaker_embeddings(mel[:count] for mel, count in zip(mels, frames, strict=True))
+        )
+    return np.concatenate(embeddings)

@@ -1,20 +1,24 @@
 """The metrics of a checkpoint as a table and as JSON."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
-
-from myxtts.files import write_whole
-from myxtts.report.samples import SCORES
-from myxtts.training.observation import Throttle
+from typing import Any, NamedTuple, TypeVar
 
 Metric = dict[str, float | None]
 """Values by column; None where the metric does not apply or nothing was measured."""
 
 Metrics = dict[str, Metric]
 """By the keys of METRICS."""
+
+Means = dict[str, float | None]
+"""The values of a column by the keys of METRICS."""
+
+ScoreWeights = Callable[[str, Callable[[], None]], Any]
+"""(checkpoint, throttle) -> the score of the weights of a network, which are those of a checkpoint.
+
+`throttle` is called before each batch; nothing is queued on the device then.
+"""
 
 Measurement = TypeVar("Measurement")
 
@@ -34,36 +38,39 @@ GROUPS = {"languages": "{}: ", "speakers": "{} speakers: "}
 
 
 class MetricFormat(NamedTuple):
-    """How the table shows a metric: name, unit, factor to that unit, and decimals."""
+    """How the table shows a metric; "%" is the unit of a fraction."""
 
     label: str
     unit: str
-    factor: int
     decimals: int
+
+    def show(self, value: float | None) -> str:
+        if value is None:
+            return "–"
+        factor = 100 if self.unit == "%" else 1
+        return f"{factor * value:.{self.decimals}f}"
 
 
 # In the order of the table.
 METRICS = {
-    "pesq_wb": MetricFormat("PESQ-WB", "MOS-LQO", 1, 2),
-    "stoi": MetricFormat("STOI", "0 to 1", 1, 4),
-    "log_mel_error": MetricFormat("log-mel error", "dB", 1, 2),
-    "mel_cepstral_distortion": MetricFormat("mel-cepstral distortion", "dB", 1, 2),
+    "pesq_wb": MetricFormat("PESQ-WB", "MOS-LQO", 2),
+    "stoi": MetricFormat("STOI", "0 to 1", 4),
+    "log_mel_error": MetricFormat("log-mel error", "dB", 2),
+    "mel_cepstral_distortion": MetricFormat("mel-cepstral distortion", "dB", 2),
     "mel_cepstral_distortion_ratio": MetricFormat(
-        "mel-cepstral distortion, times copy synthesis", "×", 1, 2
+        "mel-cepstral distortion, times copy synthesis", "×", 2
     ),
-    "log_f0_rmse": MetricFormat("log-F0 RMSE", "ln Hz", 1, 3),
-    "voicing_error": MetricFormat("voicing error", "%", 100, 1),
-    "duration_ratio": MetricFormat("duration ratio, mean", "s/s", 1, 3),
-    "duration_within_bounds": MetricFormat("duration ratio within 0.95–1.05", "%", 100, 0),
-    "utterances_with_deletions": MetricFormat("utterances with deletions", "count", 1, 0),
-    "utterances_with_insertions": MetricFormat("utterances with insertions", "count", 1, 0),
-    "character_error_rate": MetricFormat("character error rate, by the recogniser", "%", 100, 1),
-    "word_error_rate": MetricFormat("word error rate, by the recogniser", "%", 100, 1),
-    "speaker_accuracy_seen": MetricFormat(
-        "speaker accuracy, speakers seen in training", "%", 100, 0
-    ),
-    "speaker_accuracy_unseen": MetricFormat("speaker accuracy, unseen speakers", "%", 100, 0),
-    "real_time_factor": MetricFormat("real-time factor", "s/s", 1, 4),
+    "log_f0_rmse": MetricFormat("log-F0 RMSE", "ln Hz", 3),
+    "voicing_error": MetricFormat("voicing error", "%", 1),
+    "duration_ratio": MetricFormat("duration ratio, mean", "s/s", 3),
+    "duration_within_bounds": MetricFormat("duration ratio within 0.95–1.05", "%", 0),
+    "utterances_with_deletions": MetricFormat("utterances with deletions", "count", 0),
+    "utterances_with_insertions": MetricFormat("utterances with insertions", "count", 0),
+    "character_error_rate": MetricFormat("character error rate, by the recogniser", "%", 1),
+    "word_error_rate": MetricFormat("word error rate, by the recogniser", "%", 1),
+    "speaker_accuracy_seen": MetricFormat("speaker accuracy, speakers seen in training", "%", 0),
+    "speaker_accuracy_unseen": MetricFormat("speaker accuracy, unseen speakers", "%", 0),
+    "real_time_factor": MetricFormat("real-time factor", "s/s", 4),
 }
 for key, boundary in (
     ("boundary", "phoneme boundaries"),
@@ -72,19 +79,15 @@ for key, boundary in (
     ("boundary_between", "… between two sounds"),
 ):
     METRICS |= {
-        f"{key}_signed_median": MetricFormat(f"{boundary}, signed median error", "ms", 1, 1),
-        f"{key}_absolute_median": MetricFormat(f"{boundary}, absolute median error", "ms", 1, 1),
-        f"{key}_within_20_ms": MetricFormat(f"{boundary}, within 20 ms", "%", 100, 0),
+        f"{key}_signed_median": MetricFormat(f"{boundary}, signed median error", "ms", 1),
+        f"{key}_absolute_median": MetricFormat(f"{boundary}, absolute median error", "ms", 1),
+        f"{key}_within_20_ms": MetricFormat(f"{boundary}, within 20 ms", "%", 0),
     }
 
-# In a line of the console.
 # Five of 28 figures fit one line of the console; the table has the others.
 SHOWN = (
-    "log_mel_error",
-    "mel_cepstral_distortion",
-    "log_f0_rmse",
-    "voicing_error",
-    "character_error_rate",
+    *("log_mel_error", "mel_cepstral_distortion", "log_f0_rmse"),
+    *("voicing_error", "character_error_rate"),
 )
 
 
@@ -94,8 +97,8 @@ class ColumnScore:
 
     Attributes:
         columns: keys of COLUMNS in the order of the table.
-        metrics: by the keys of METRICS; metrics that do not apply to this corpus are missing.
-        groups: the same for each language, and for other groups of GROUPS, if there are several.
+        metrics: without those that do not apply to this corpus.
+        groups: the metrics of each group by name, by the keys of GROUPS.
         notes: the conditions of the measurement, and what was left out.
         details: more figures for the JSON.
     """
@@ -111,16 +114,21 @@ class ColumnScore:
 
     def table(self) -> str:
         """Return a Markdown table."""
-        titles = (COLUMNS[column] for column in self.columns)
-        lines = [
-            f"| metric | {' | '.join(titles)} | unit |",
-            "|---" * (len(self.columns) + 2) + "|",
-        ]
+        titles = " | ".join(COLUMNS[column] for column in self.columns)
+        lines = [f"| metric | {titles} | unit |", "|---" * (len(self.columns) + 2) + "|"]
         lines += self._rows("", self.metrics)
         for kind, groups in self.groups.items():
             for name, metrics in groups.items():
                 lines += self._rows(GROUPS[kind].format(name), metrics)
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)])
+
+    def _rows(self, group: str, metrics: Metrics) -> list[str]:
+        rows = []
+        for key, shown in METRICS.items():
+            if key in metrics:
+                cells = " | ".join(shown.show(metrics[key].get(name)) for name in self.columns)
+                rows.append(f"| {group}{shown.label} | {cells} | {shown.unit} |")
+        return rows
 
     def figures(self) -> dict[str, float]:
         """Return the metrics of the first column by name, without those that do not apply."""
@@ -131,7 +139,7 @@ class ColumnScore:
         """Return `mel-cepstral distortion 7.31 dB | voicing error 8.1 %` of the first column."""
         figures = self.figures()
         return " | ".join(
-            f"{METRICS[key].label} {_cell(key, figures[key])} {METRICS[key].unit}"
+            f"{METRICS[key].label} {METRICS[key].show(figures[key])} {METRICS[key].unit}"
             for key in SHOWN
             if key in figures
         )
@@ -144,31 +152,23 @@ class ColumnScore:
             figures[kind] = {name: self._with_units(metrics) for name, metrics in groups.items()}
         return figures | {"notes": list(self.notes)} | self.details
 
-    def _rows(self, group: str, metrics: Metrics) -> list[str]:
-        return [
-            f"| {group}{METRICS[key].label} | {' | '.join(self._cells(key, metrics[key]))} |"
-            f" {METRICS[key].unit} |"
-            for key in METRICS
-            if key in metrics
-        ]
-
-    def _cells(self, key: str, metric: Metric) -> Iterator[str]:
-        for value in map(metric.get, self.columns):
-            yield "–" if value is None else _cell(key, value)
-
     def _with_units(self, metrics: Metrics) -> dict[str, Any]:
         figures: dict[str, Any] = {}
-        for key in METRICS:
+        for key, shown in METRICS.items():
             if key in metrics:
                 figures[key] = {column: metrics[key].get(column) for column in self.columns}
                 # JSON is for programs, which expect fractions; the table has percentages.
-                is_fraction = METRICS[key].factor == 100
-                figures[key]["unit"] = "fraction" if is_fraction else METRICS[key].unit
+                figures[key]["unit"] = "fraction" if shown.unit == "%" else shown.unit
         return figures
 
 
-def _cell(key: str, value: float) -> str:
-    return f"{METRICS[key].factor * value:.{METRICS[key].decimals}f}"
+def by_metric(columns: Mapping[str, Means]) -> Metrics:
+    """Return the values of columns by metric, None where a column lacks the metric."""
+    metrics: Metrics = {}
+    for column, values in columns.items():
+        for key, value in values.items():
+            metrics.setdefault(key, dict.fromkeys(columns))[column] = value
+    return metrics
 
 
 def metrics_by_group(
@@ -187,27 +187,3 @@ def metrics_by_group(
     if len(rows) < 2:
         return {}
     return {name: measure(group) for name, group in sorted(rows.items())}
-
-
-class Score(Protocol):
-    """The metrics of a checkpoint; see `ColumnScore`."""
-
-    def figures(self) -> dict[str, float]: ...
-
-    def console_line(self) -> str: ...
-
-    def table(self) -> str: ...
-
-    def to_json(self) -> dict[str, Any]: ...
-
-
-ScoreWeights = Callable[[str, Throttle], Score]
-"""(checkpoint, throttle): measures the weights of a network, which are those of a checkpoint.
-
-`throttle` is called before each batch; nothing is queued on the device then.
-"""
-
-
-def write_table(score: Score, folder: Path) -> None:
-    """Write the table to a folder that exists, for report.html of the run."""
-    write_whole(folder / SCORES, (score.table() + "\n").encode())

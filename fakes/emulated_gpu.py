@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -44,8 +45,6 @@ from myxtts.training.stop_request import StopRequest
 KERNELS = 20  # of a step and of a batch; real ones have hundreds to thousands
 START_DELAY_S = 2.0  # in which a run lets its feed fill up: the default of --model-start-delay
 LOG_EVERY = 50
-FORMER_TENSORS = 8  # of a batch
-FORMER_SCALARS = 4  # of a step
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,7 @@ class Workload:
 
     Attributes:
         produce_s, step_s, transfer_s: P, C and T of a batch.
-        all_reduce_s: of a step of several replicas.
-        launch_s: the host launches the kernels of a step.
-        produce_launch_s: the host launches the kernels of a batch.
+        launch_s, produce_launch_s: the host launches the kernels of a step, and of a batch.
         dispatch_s: the host calls a step, until its copies are issued; what the producer does then
             is on its way.
         replicas: each on a device of its own, besides the data devices.
@@ -68,7 +65,6 @@ class Workload:
     produce_s: float
     step_s: float
     transfer_s: float = 0.0
-    all_reduce_s: float = 0.0
     launch_s: float = 0.0
     produce_launch_s: float = 0.0
     dispatch_s: float = 0.0
@@ -78,42 +74,22 @@ class Workload:
     depth: int = 3
 
     @classmethod
-    def of_ms(
-        cls,
-        produce_ms: float,
-        step_ms: float,
-        transfer_ms: float,
-        replicas: int = 1,
-        is_single: bool = False,
-        producers: int = 1,
-    ) -> "Workload":
+    def of_ms(cls, produce_ms: float, step_ms: float, transfer_ms: float, **counts) -> "Workload":
         """Return a workload whose launches take 20 % of a step and a batch, and a call 0.5 ms."""
-        return cls(
-            produce_s=produce_ms / 1e3,
-            step_s=step_ms / 1e3,
-            transfer_s=transfer_ms / 1e3,
-            launch_s=0.2 * step_ms / 1e3,
-            produce_launch_s=0.2 * produce_ms / 1e3,
-            dispatch_s=0.5e-3,
-            replicas=replicas,
-            producers=producers,
-            is_single=is_single,
-        )
+        times_s = produce_ms / 1e3, step_ms / 1e3, transfer_ms / 1e3
+        launches_s = 0.2 * step_ms / 1e3, 0.2 * produce_ms / 1e3
+        return cls(*times_s, *launches_s, 0.5e-3, **counts)
 
     @property
     def ideal_s(self) -> float:
         """Seconds of a step by arithmetic."""
         if self.is_single:
             return self.produce_s + self.step_s
-        producer_s, transfers_s = (
-            self.replicas * self.produce_s / self.producers,
-            self.replicas * self.transfer_s,
-        )
-        return max(producer_s, transfers_s, self.step_s + self.all_reduce_s)
+        producer_s = self.replicas * self.produce_s / self.producers
+        return max(producer_s, self.replicas * self.transfer_s, self.step_s)
 
 
-@dataclass(frozen=True)
-class HeldOut:
+class HeldOut(NamedTuple):
     """Validations of an emulated run. Times in seconds.
 
     Attributes:
@@ -141,8 +117,7 @@ class Outcome(NamedTuple):
         bottleneck: of the whole run.
         lines: of the console.
         advice: warnings.
-        pause_share: of the time from the first to the last step; what comes after the last one is
-            left out.
+        pause_share: of the time from the first to the last step.
     """
 
     step_s: float
@@ -151,7 +126,7 @@ class Outcome(NamedTuple):
     bottleneck: str
     lines: list[str]
     advice: list[str]
-    pause_share: float = 0.0
+    pause_share: float
 
 
 class VirtualTime:
@@ -160,10 +135,7 @@ class VirtualTime:
 
     If several threads can go on, the one that made this is the first. So a step is called before
     the producer, whose place in the feed it has freed, begins a batch: Python's interpreter lock
-    has the same effect.
-
-    Args:
-        threads: that will wait here, with this one.
+    has the same effect. `threads` will wait here, with this one.
     """
 
     def __init__(self, threads: int):
@@ -184,10 +156,7 @@ class VirtualTime:
 
     def wait(self, is_over: Callable[[], bool], end_s: float = math.inf) -> None:
         """Wait until `is_over` returns true; it is called whenever all threads wait, and at
-        `end_s`.
-
-        Raises:
-            RuntimeError: all threads wait for each other.
+        `end_s`. Raises RuntimeError if all threads wait for each other.
         """
         thread = threading.current_thread()
         wait = _Wait((thread is not self._first, thread.name), is_over, end_s)
@@ -268,7 +237,7 @@ class Gpu:
     def __init__(self, time: VirtualTime):
         self._time = time
         self._kernels: list[tuple[float, float, float]] = []  # when launched, begun and done
-        self._sent_s = self._received_s = 0.0
+        self._sent_s = 0.0
 
     def launch(self, seconds: float, launch_s: float = 0.0) -> None:
         """Queue kernels that take `seconds` from now on, the last one after `launch_s`."""
@@ -283,33 +252,24 @@ class Gpu:
     def queued_s(self) -> float:
         """When the device will be done with the kernels that are launched now."""
         now_s = self._time.now()
-        return next(
-            (done_s for launched_s, _, done_s in reversed(self._kernels) if launched_s <= now_s),
-            0.0,
-        )
+        launched = (kernel for kernel in reversed(self._kernels) if kernel[0] <= now_s)
+        return next(launched, (0.0, 0.0, 0.0))[2]
 
     def send(self, receiver: "Gpu", seconds: float) -> float:
         """Queue a copy to a device; return its end. On one device there is nothing to copy."""
         if receiver is self:
             return self._time.now()
-        self._sent_s = (
-            max(self._time.now(), self._sent_s, self.queued_s, receiver.queued_s) + seconds
-        )
+        start_s = max(self._time.now(), self._sent_s, self.queued_s, receiver.queued_s)
+        self._sent_s = start_s + seconds
         return self._sent_s
-
-    def receive_scalar(self) -> float:
-        """Queue a copy of a few bytes from the host, and return when it will be done."""
-        self._received_s = max(self._time.now(), self._received_s, self.queued_s)
-        return self._received_s
 
     def synchronize(self) -> None:
         self._time.sleep_until(self.queued_s)
 
     def busy_s(self, start_s: float, end_s: float) -> float:
         """Return for how long it computes between two moments."""
-        return sum(
-            max(0.0, min(done, end_s) - max(begun, start_s)) for _, begun, done in self._kernels
-        )
+        parts = (min(done, end_s) - max(begun, start_s) for _, begun, done in self._kernels)
+        return sum(part for part in parts if part > 0.0)
 
 
 class Machine(NamedTuple):
@@ -323,34 +283,29 @@ class Machine(NamedTuple):
     @classmethod
     def of(cls, workload: Workload, further_threads: int = 0) -> "Machine":
         time = VirtualTime(threads=1 + workload.producers + further_threads)
-        data, models = (
-            [Gpu(time) for _ in range(count)] for count in (workload.producers, workload.replicas)
-        )
-        return cls(workload, time, data, data if workload.is_single else models)
+        data = [Gpu(time) for _ in range(workload.producers)]
+        models = data if workload.is_single else [Gpu(time) for _ in range(workload.replicas)]
+        return cls(workload, time, data, models)
 
     def launch_step(self) -> None:
-        """Launch a step on all replicas, each by its own thread, and their all-reduce."""
-        workload = self.workload
+        """Launch a step on all replicas, each by its own thread, and their all-reduce, which takes
+        no time of its own.
+        """
         for model in self.models:
-            model.launch(workload.step_s, workload.launch_s)
-        self.time.sleep(workload.launch_s)
+            model.launch(self.workload.step_s, self.workload.launch_s)
+        self.time.sleep(self.workload.launch_s)
         if len(self.models) > 1:
-            for model in self.models:
-                model.launch(workload.all_reduce_s)
             self.models[0].synchronize()
 
-    def produced(
-        self, data: Gpu, hand_over: Callable[[Gpu], None] = lambda model: None
-    ) -> Iterator[tuple]:
+    def produced(self, data: Gpu) -> Iterator[tuple]:
         """Make the batches of step after step, as a Producer; the features are the device."""
         time, workload = self.time, self.workload
-        step = SimpleNamespace(
-            audio_s=1.0, padded_s=1.0, bucket=0, position=SimpleNamespace(epoch=0)
-        )
+        position = SimpleNamespace(epoch=0)
+        step = SimpleNamespace(audio_s=1.0, padded_s=1.0, bucket=0, position=position)
         planned = SimpleNamespace(step=step, last=True)
         while True:
             batches = []
-            for model in self.models:
+            for _ in self.models:
                 began_s = time.now()
                 data.launch(workload.produce_s, workload.produce_launch_s)
                 time.sleep(workload.produce_launch_s)
@@ -358,7 +313,6 @@ class Machine(NamedTuple):
                     data.synchronize()
                 times = Times(began_s, began_s, time.now(), f"data {self.data.index(data)}")
                 batches.append(SimpleNamespace(planned=planned, features=data, times=times))
-                hand_over(model)
             yield tuple(batches)
 
     def idle_share(self, seconds: float) -> float:
@@ -387,10 +341,9 @@ class EmulatedStep:
         return machine.models[0].queued_s, following[-1]
 
     def _send(self, senders: Sequence[Gpu]) -> float:
-        models, transfer_s = self._machine.models, self._machine.workload.transfer_s
-        return max(
-            data.send(model, transfer_s) for data, model in zip(senders, models, strict=True)
-        )
+        transfer_s = self._machine.workload.transfer_s
+        pairs = zip(senders, self._machine.models, strict=True)
+        return max(data.send(model, transfer_s) for data, model in pairs)
 
     def synchronize(self, outcome):
         self._machine.time.sleep_until(outcome)
@@ -422,23 +375,16 @@ class Validations:
         self._held_out, self._machine, self._state = held_out, machine, state
         model, time = machine.models[0], machine.time
         self._device = {"model": model, "data": machine.data[0], "other": Gpu(time)}[held_out.place]
-        with mock.patch(
-            "myxtts.training.observation.Queue", lambda depth: ObserverQueue(depth, time)
-        ):
-            self.observer = Observer(
-                self._observe,
-                self._record,
-                in_thread=held_out.place != "model",
-                now=time.now,
-                sleep=time.sleep,
-            )
+        virtual = {"in_thread": held_out.place != "model", "now": time.now, "sleep": time.sleep}
+        make_queue = partial(ObserverQueue, time=time)
+        with mock.patch("myxtts.training.observation.Queue", make_queue):
+            self.observer = Observer(self._observe, self._record, **virtual)
         self.hook = Observe({VALIDATION: held_out.every}, self.observer, self, lambda step: None)
 
     def take(self) -> None:
         """Copy the weights to the observer's device."""
-        self._machine.time.sleep_until(
-            self._machine.models[0].send(self._device, self._held_out.copy_s)
-        )
+        model = self._machine.models[0]
+        self._machine.time.sleep_until(model.send(self._device, self._held_out.copy_s))
 
     def _observe(self, _: Observation, throttle: Callable[[], None] | None) -> dict[str, float]:
         seconds, launch_s = self._held_out.batch_s, 0.2 * self._held_out.batch_s
@@ -451,16 +397,14 @@ class Validations:
         return {}
 
     def _record(self, observation: Observation, metrics: dict[str, float]) -> None:
-        self._state.pending_observations = without(
-            self._state.pending_observations, observation.step
-        )
+        state = self._state
+        state.pending_observations = without(state.pending_observations, observation.step)
 
 
 def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None) -> Outcome:
     """Train with the project's loop."""
-    machine = Machine.of(
-        workload, further_threads=int(held_out is not None and held_out.place != "model")
-    )
+    has_thread = held_out is not None and held_out.place != "model"
+    machine = Machine.of(workload, further_threads=int(has_thread))
     clock, reports, advice = Clock(machine.time.now, workload.producers), [], Advice()
     reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, metrics)))
     hooks = [Report(reporter, InputBoundWarning(0, DataConfig(), workload.is_single, devices=2))]
@@ -480,26 +424,21 @@ def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None)
         total = clock.total()
         idle_share = machine.idle_share(total.busy_s)
     lines = [console_line(step, metrics) for step, metrics in reports]
-    pause_s, step_s = (
-        sum(metrics[name] for _, metrics in reports) for name in ("pause_s", "step_s")
-    )
+    pause_s = sum(metrics["pause_s"] for _, metrics in reports)
+    pause_share = pause_s / (pause_s + sum(metrics["step_s"] for _, metrics in reports))
     shares = total.wait_share, idle_share, total.bottleneck
-    return Outcome(
-        total.busy_s / total.steps, *shares, lines, advice.messages, pause_s / (pause_s + step_s)
-    )
+    step_s = total.busy_s / total.steps
+    return Outcome(step_s, *shares, lines, advice.messages, pause_share)
 
 
 def open_feed(
     stack: ExitStack, machine: Machine, producers: Sequence[Iterator[tuple]]
 ) -> ReplicaFeed:
     """Return a feed of a machine's producers that had time to fill up; `stack` closes it."""
-    with mock.patch(
-        "myxtts.data.feed.HoldingQueue", lambda depth: VirtualQueue(depth, machine.time)
-    ):
-        feeds = [
-            Feed(batches, machine.workload.depth, f"producer {number}")
-            for number, batches in enumerate(producers)
-        ]
+    make_queue = partial(VirtualQueue, time=machine.time)
+    depth = machine.workload.depth
+    with mock.patch("myxtts.data.feed.HoldingQueue", make_queue):
+        feeds = [Feed(batches, depth, f"producer {i}") for i, batches in enumerate(producers)]
     replica_feed = stack.enter_context(ReplicaFeed([feeds], [range(machine.workload.replicas)]))
     stack.callback(machine.time.stop)
     machine.time.sleep(START_DELAY_S)
@@ -525,32 +464,3 @@ class Advice(logging.Handler):
     def __exit__(self, *_) -> None:
         self._logger.removeHandler(self)
         self._logger.propagate = True
-
-
-def train_as_formerly(workload: Workload, steps: int = 400) -> Outcome:
-    """Train as up to version 0.1: eager copies hand over; scalars are made on the model GPU."""
-    machine = Machine.of(workload)
-    time, clock = machine.time, Clock(machine.time.now)
-
-    def copy_each_tensor(model: Gpu) -> None:
-        for _ in range(FORMER_TENSORS):
-            time.sleep_until(machine.data[0].send(model, workload.transfer_s / FORMER_TENSORS))
-
-    with ExitStack() as stack:
-        feed = open_feed(stack, machine, [machine.produced(machine.data[0], copy_each_tensor)])
-        for number in range(steps):
-            with clock.wait():
-                batches = next(feed)
-            for _ in range(FORMER_SCALARS):
-                time.sleep_until(machine.models[0].receive_scalar())
-            machine.launch_step()
-            clock.finish_step(1.0, 1.0, [batch.times for batch in batches])
-            if number == 0:
-                machine.models[0].synchronize()
-                clock.forget()
-        machine.models[0].synchronize()
-        total = clock.total()
-        idle_share = machine.idle_share(total.busy_s)
-    return Outcome(
-        total.busy_s / total.steps, total.wait_share, idle_share, total.bottleneck, [], []
-    )

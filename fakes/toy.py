@@ -9,7 +9,7 @@ from unittest import mock
 import keras
 import tensorflow as tf
 
-from myxtts.batch import TTS_FEATURES, Field, empty_batch
+from myxtts.batch import TTS_FEATURES, empty_batch
 from myxtts.config.schema import DataConfig
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.manifest import Manifest
@@ -29,12 +29,10 @@ class Toy(keras.Model):
         self.dense = keras.layers.Dense(80, name="dense")
 
     def call(self, batch, training=False):
-        real_token = tf.sequence_mask(
-            batch["token_count"], tf.shape(batch["tokens"])[1], tf.float32
-        )[:, :, None]
-        text = tf.reduce_sum(
-            tf.cast(self.embedding(batch["tokens"]), tf.float32) * real_token, axis=1
-        )
+        length = tf.shape(batch["tokens"])[1]
+        real_token = tf.sequence_mask(batch["token_count"], length, tf.float32)[:, :, None]
+        embedded = tf.cast(self.embedding(batch["tokens"]), tf.float32)
+        text = tf.reduce_sum(embedded * real_token, axis=1)
         frame = tf.cast(self.dense(text), tf.float32)[:, None, :]
         real = tf.sequence_mask(batch["frames"], tf.shape(batch["mel"])[1], tf.float32)[:, :, None]
         losses = {
@@ -80,11 +78,7 @@ def traced_once(device: str, extractor: FeatureExtractor) -> ProduceFunction:
 
 
 def read_by_one(
-    manifest: Manifest,
-    fields: dict[str, Field],
-    reference_samples: int,
-    data: DataConfig,
-    cache_folder: Path,
+    manifest: Manifest, fields: dict, reference_samples: int, data: DataConfig, cache_folder: Path
 ) -> Reader:
     """Return `make_reader`, with the function of the first reader of the same files."""
     reader = make_reader(manifest, fields, reference_samples, data, cache_folder)

@@ -55,10 +55,9 @@ class InProcess:
     def start(self, command, folder, name, prepare, **keywords):
         assert not prepare and not keywords, "faults need a process of their own"
         out, err = io.StringIO(), io.StringIO()
+        argv = [*command[1:], "--simulate-gpus", str(SIMULATED)]
         with shared_traces(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = report_errors(
-                lambda: train.main([*command[1:], "--simulate-gpus", str(SIMULATED)])
-            )
+            code = report_errors(lambda: train.main(argv))
         return Ended(code, out.getvalue(), err.getvalue())
 
     def end_orphans(self, known):
@@ -72,52 +71,23 @@ class Ended:
 
     def __init__(self, code: int, out: str, err: str):
         self.code, self.output, self.errors = code, lambda: out, lambda: err
-
-    def wait(self, limit_s, meanwhile=None):
-        return True
-
-    def kill(self):
-        pass
-
-
-class Mute(Ended):
-    """A program that seems to train to its end, and does nothing."""
-
-    pid = 0
-
-    def __init__(self, folder: Path, name: str):
-        self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
-        super().__init__(
-            0, "".join(f"step {step:6d} | loss 1\n" for step in range(1, STEPS + 1)), ""
-        )
+        self.poll, self.kill, self.send = lambda: code, lambda: None, lambda number: None
 
     def wait(self, limit_s, meanwhile=lambda child: None):
         meanwhile(self)
         return True
 
-    def poll(self):
-        return self.code
-
-    def send(self, number):
-        pass
-
 
 class MuteLauncher(InProcess):
+    """Starts programs that seem to train to their end, and do nothing."""
+
     def start(self, command, folder, name, prepare, environ=None):
-        return Mute(folder, name)
+        return Ended(0, "".join(f"step {step:6d} | loss 1\n" for step in range(1, STEPS + 1)), "")
 
 
 class ChaosTest(FolderCase):
     def settings(self, **changes) -> Settings:
-        values = {
-            "seed": 0,
-            "scenarios": ("damaged-run",),
-            "minutes": 1.0,
-            "cases": 5,
-            "repeat": None,
-            "jobs": 1,
-        }
-        return Settings(folder=self.folder, **{**values, **changes})
+        return Settings(0, self.folder, ("damaged-run",), 1.0, 5, None, 1)._replace(**changes)
 
     def test_a_case_depends_on_seed_and_number_alone(self):
         for number in range(50):
@@ -148,21 +118,18 @@ class ChaosTest(FolderCase):
         self.assertEqual(children.queued_s(2**30), 0.0, "of a process that has ended")
 
     def test_damage_changes_the_file_and_repeats(self):
-        contents = []
-        for _ in range(2):
-            folder = self.folder / f"{len(contents)}" / "run"
-            folder.mkdir(parents=True)
-            for name in ("a", "b.json"):
-                (folder / name).write_bytes(name.encode() * 100)
-            found = []
-            for kind in DAMAGES:
-                (folder / "a").is_dir() and (folder / "a").rmdir()
-                (folder / "a").write_bytes(b"a" * 100)
-                kind(folder / "a", random.Random(5))
-                found.append((folder / "a").read_bytes() if (folder / "a").is_file() else None)
-                self.assertNotEqual(found[-1], b"a" * 100, kind.__name__)
-            contents.append(found)
-        self.assertEqual(*contents)
+        self.write("run/b.json", "b.json" * 100)
+        path = self.folder / "run" / "a"
+        for kind in DAMAGES:
+            contents = []
+            for _ in range(2):
+                if path.is_dir():
+                    path.rmdir()
+                path.write_bytes(b"a" * 100)
+                kind(path, random.Random(5))
+                contents.append(path.read_bytes() if path.is_file() else None)
+            self.assertNotEqual(contents[0], b"a" * 100, kind.__name__)
+            self.assertEqual(*contents)
 
     def test_without_a_compiler_an_audit_hook_fails_the_nth_call(self):
         hook = Injection(("fsync",), "state", 2, error=errno.EIO, lasting=True)._audit_hook("/run")
@@ -242,15 +209,15 @@ class ChaosTest(FolderCase):
         write_corpus(lab.corpus.parent)
         for step in (3, 6, 9, 12):
             checkpoint = lab.template / "checkpoints" / f"step-{step:06d}"
-            checkpoint.mkdir(parents=True)
             for name in ("model.safetensors", "state.json"):
-                (checkpoint / name).write_bytes(bytes(range(200)))
+                self.write(checkpoint / name, bytes(range(200)))
         (lab.template / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
         lab.losses, lab.weights = losses_of(lab.template), weights_of(lab.template)
         lab.weights[STEPS] = {"model.safetensors": "another"}
         for scenario in SCENARIOS:
+            # Those of several processes wait for what each says.
             if not scenario.function.startswith("scenarios."):
-                continue  # of several processes, which wait for what each says
+                continue
             kinds = set()
             for number in range(4):
                 folder = self.folder / f"{scenario.name}-{number}"
@@ -268,9 +235,9 @@ class ChaosTest(FolderCase):
         cases = [run_case(settings, lab, number, limit_s=60.0) for number in numbers_of(settings)]
         self.assertEqual([case["failures"] for case in cases], [[]] * 5)
         self.assertGreater(sum(case["processes"] for case in cases), 5)  # one follows advice
-        result = {"seed": 0, "jobs": 1, "shim": False, "folder": "", "cases": cases}
-        result |= {"undisturbed_s": 1.0, "undisturbed_cpu_s": 1.0}
-        result |= {"limit_s": 60.0, "seconds": 60.0}
+        result = {"seed": 0, "jobs": 1, "shim": False, "cases": cases}
+        seconds = ("undisturbed_s", "undisturbed_cpu_s", "limit_s", "seconds")
+        result |= dict.fromkeys(seconds, 60.0)
         self.assertFalse(failed(result))
         self.assertIn("5.0 cases and 5.0 faults a minute; 0 cases failed", describe(result))
         self.assertIn("no failures", describe(result))

@@ -25,9 +25,8 @@ class Copy(unittest.TestCase):
         for path in ROOT.glob("tests/*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 names = [node.module] if isinstance(node, ast.ImportFrom) else []
-                names += (
-                    [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                )
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
                 imported |= {name.split(".")[0] for name in names if name}
         packages = {name for name in imported if (ROOT / name).is_dir()}
         self.assertIn("myxtts", packages)

@@ -34,9 +34,8 @@ from tests.robustness.faults.case import SCENARIOS, Settings
 from tests.robustness.faults.injection import PRELOADED, compile_shim, is_preloaded
 from tests.robustness.faults.report import describe, failed
 
-FOLDER = (  # environment variable: the folder of this test, over the start with the shim
-    "MYXTTS_CHAOS_FOLDER"
-)
+# Environment variable: the folder of this test, over the start with the shim.
+FOLDER = "MYXTTS_CHAOS_FOLDER"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,31 +44,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(scenario.line() for scenario in SCENARIOS))
         return 0
     if sys.platform != "linux":
-        raise PlacementError(
-            f"the chaos test needs Linux, and this is {sys.platform}. Run it in a container."
-        )
+        raise PlacementError("the chaos test needs Linux. Run it in a container.")
     check_writable("--json", options.json)
     folder = prepare_folder(options.out)
     chosen = [scenario for scenario in SCENARIOS if scenario.name in options.scenarios]
     if not is_preloaded() and all(scenario.needs_shim for scenario in chosen):
-        raise PlacementError(
-            f"{', '.join(options.scenarios)} needs a C compiler, and there is none. Install gcc or"
-            " clang."
-        )
+        names = ", ".join(options.scenarios)
+        raise PlacementError(f"{names} needs a C compiler, and there is none. Install gcc.")
     os.environ.update({"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"})
     filter_stderr()
     from tests.robustness.faults.driver import run_cases  # imports TensorFlow, which takes seconds
 
-    settings = Settings(
-        options.seed,
-        folder,
-        tuple(options.scenarios),
-        options.minutes,
-        options.cases,
-        options.repeat,
-        options.jobs,
-    )
-    result = run_cases(settings)
+    names = {*Settings._fields} & {*vars(options)}
+    given = {name: getattr(options, name) for name in names}
+    result = run_cases(Settings(**given, folder=folder))
     if options.json is not None:
         write_json(options.json, result)
     print(describe(result))
@@ -80,49 +68,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     names = [scenario.name for scenario in SCENARIOS]
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0],
-        epilog=(
-            "Exit code: 0 if no case failed, 1 otherwise, 2 for wrong use. The folder of a failed"
-            " case is kept."
-        ),
+        epilog="Exit code: 0 if no case failed, else 1; 2 for wrong use. Folders of failed cases"
+        " are kept.",
     )
-    parser.add_argument(
-        "--minutes",
-        type=bounded(float, 0.1, 10_000.0),
-        default=10.0,
-        help="of all cases, after the undisturbed runs; default 10",
-    )
-    parser.add_argument(
-        "--cases", metavar="N", type=bounded(int, 1), default=0, help="end after N cases"
-    )
-    parser.add_argument("--seed", type=bounded(int, 0), default=0, help="of all cases (default 0)")
-    parser.add_argument(
-        "--scenarios",
-        metavar="NAME",
-        nargs="+",
-        choices=names,
-        default=names,
-        help="some of --list",
-    )
-    parser.add_argument("--list", action="store_true", help="list the scenarios and exit")
-    parser.add_argument(
-        "--repeat", metavar="CASE", type=bounded(int, 0), help="the number of the only case to run"
-    )
-    parser.add_argument(
-        "--jobs",
-        metavar="N",
-        type=bounded(int, 1, 64),
-        default=2,
-        help="cases at a time (default 2)",
-    )
-    parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="write all cases and failures as JSON"
-    )
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        type=Path,
-        help="parent of the test's folder (default: the system's)",
-    )
+    add = parser.add_argument
+    minutes = bounded(float, 0.1, 10_000.0)
+    add("--minutes", type=minutes, default=10.0, help="after the undisturbed runs; default 10")
+    add("--cases", metavar="N", type=bounded(int, 1), default=0, help="end after N cases")
+    add("--seed", type=bounded(int, 0), default=0, help="of all cases (default 0)")
+    chosen = {"metavar": "NAME", "choices": names, "default": names}
+    add("--scenarios", nargs="+", help="some of --list", **chosen)
+    add("--list", action="store_true", help="list the scenarios and exit")
+    add("--repeat", metavar="CASE", type=bounded(int, 0), help="the number of the only case to run")
+    add("--jobs", metavar="N", type=bounded(int, 1, 64), default=2, help="at a time (default 2)")
+    add("--json", metavar="FILE", type=Path, help="write all cases and failures as JSON")
+    add("--out", metavar="DIR", type=Path, help="parent of the test's folder")
     return parser.parse_args(argv)
 
 

@@ -30,9 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 
-EVERY_S = (
-    0.25  # memory differs by 10 MiB within a step, so only the mean of many lines shows growth
-)
+# Memory differs by 10 MiB within a step, so only the mean of many lines shows growth.
+EVERY_S = 0.25
 ENVIRON = {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}
 # more than are free in the table of interned strings, and fewer than are in the next larger one
 STRINGS = 200_000
@@ -41,13 +40,8 @@ STRINGS = 200_000
 class Mallinfo2(ctypes.Structure):
     """The result of mallinfo2(3), for all arenas together."""
 
-    _fields_ = [
-        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
-        *(
-            (name, ctypes.c_size_t)
-            for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-        ),
-    ]
+    NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in NAMES.split()]
 
 
 def bytes_in_use() -> int:

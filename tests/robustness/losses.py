@@ -9,6 +9,7 @@ two commits.
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,77 +21,50 @@ from myxtts.report.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 COMMON = (
-    *[
-        "--model-size",
-        "tiny",
-        "--batch-size",
-        "4",
-        "--log-every",
-        "1",
-        "--validate-every",
-        "25",
-        "--sample-every",
-        "0",
-    ],
-    *("--max-steps", "50", "--checkpoint-every", "0", "--simulate-gpus", "2"),
-)
-DUAL = ("--data-gpu", "0", "--model-gpu", "1")
+    "--model-size tiny --batch-size 4 --log-every 1 --validate-every 25 --sample-every 0"
+    " --max-steps 50 --checkpoint-every 0 --simulate-gpus 2"
+).split()
+DUAL = "--data-gpu 0 --model-gpu 1"
 RUNS = {
-    "tts": (*DUAL, "--vtlp", "0.1", "--ema-decay", "0.99"),
-    "asr": (*DUAL, "--task", "asr"),
-    "vocoder": (*DUAL, "--task", "vocoder", "--ema-decay", "0.99"),
-    "replicas": ("--model-gpus", "0", "1"),
+    "tts": f"{DUAL} --vtlp 0.1 --ema-decay 0.99",
+    "asr": f"{DUAL} --task asr",
+    "vocoder": f"{DUAL} --task vocoder --ema-decay 0.99",
+    "replicas": "--model-gpus 0 1",
 }
 
 
-def train(folder: Path, run: str, *flags: str) -> None:
-    command = [
-        sys.executable,
-        "train_main.py",
-        "--train-data",
-        str(folder / "corpus"),
-        "--runs-dir",
-        str(folder),
-    ]
-    done = subprocess.run(
-        [*command, "--run", run, *flags], cwd=ROOT, capture_output=True, text=True
-    )
+def run_program(*command: str) -> None:
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{run}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+        sys.exit(f"{command}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+
+
+def train(folder: Path, run: str, flags: str) -> None:
+    places = ["--train-data", str(folder / "corpus"), "--runs-dir", str(folder), "--run", run]
+    run_program("train_main.py", *places, *COMMON, *flags.split())
 
 
 def losses(folder: Path, run: str) -> str:
     digest, last = hashlib.sha256(), {}
     for report in read_metrics(folder / run / "metrics.jsonl"):
-        values = {
-            name: value
-            for name, value in report.items()
-            if name == "step" or name.endswith("loss") or name.startswith("validation")
-        }
-        digest.update(json.dumps(values, sort_keys=True).encode())
-        last = values
+        is_loss = re.compile("step$|validation|.*loss$").match
+        last = {name: value for name, value in report.items() if is_loss(name)}
+        digest.update(json.dumps(last, sort_keys=True).encode())
     return f"{run:<10} {digest.hexdigest()[:16]}  {json.dumps(last)}"
 
 
 def main(chosen: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        corpus = [
-            sys.executable,
-            "utilities/make_demo_corpus.py",
-            "--utterances",
-            "60",
-            "--out",
-            str(folder / "corpus"),
-        ]
-        subprocess.run(corpus, cwd=ROOT, check=True, capture_output=True)
+        corpus = ("--utterances", "60", "--out", str(folder / "corpus"))
+        run_program("utilities/make_demo_corpus.py", *corpus)
         for run, flags in RUNS.items():
             if not chosen or run in chosen:
-                train(folder, run, *COMMON, *flags)
+                train(folder, run, flags)
                 print(losses(folder, run), flush=True)
         if not chosen or "resumed" in chosen:
-            train(folder, "resumed", *COMMON, *RUNS["tts"], "--stop-at-step", "20")
-            train(folder, "resumed", *COMMON, *RUNS["tts"], "--resume")
+            train(folder, "resumed", f"{RUNS['tts']} --stop-at-step 20")
+            train(folder, "resumed", f"{RUNS['tts']} --resume")
             print(losses(folder, "resumed"), flush=True)
 
 

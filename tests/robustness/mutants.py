@@ -29,9 +29,10 @@ import time
 import unittest
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("myxtts", "tests", "fakes", "benchmarks", "utilities", "configs", "docs")
@@ -43,32 +44,27 @@ LIMIT_S = 120.0
 LIMIT_FACTOR = 10.0
 
 PIPELINE, DAMAGED = "test_intelligent_gpu_pipeline", "test_damaged_corpus"
+PIPELINE_TEST, REFERENCE_TEST = f"{PIPELINE}.PipelineTest", f"{PIPELINE}.ReferenceTest"
 RESUME, MINIMAL_RUN = "test_resume.ToyRuns", "test_run.MinimalRun"
-DEVICES, EQUIVALENCE, REST_OF_EPOCH = (
-    "test_dual_gpu_device_placement",
-    "test_replicas",
-    "test_replicas.RestOfEpochTest",
-)
+DEVICES, REPLICAS = "test_dual_gpu_device_placement", "test_replicas"
+REST_OF_EPOCH = f"{REPLICAS}.RestOfEpochTest"
+# Module -> test modules or classes that test it, quick ones first.
 TESTS = {
     "placement/routes.py": ("test_routes", DEVICES),
-    "placement/replicas.py": ("test_worker_group", EQUIVALENCE, "test_check_distributed"),
+    "placement/replicas.py": ("test_worker_group", REPLICAS, "test_check_distributed"),
     "placement/audit.py": ("test_audit", DEVICES),
     "data/batch_plan.py": (
-        "test_batch_plan",
-        REST_OF_EPOCH,
-        "test_readers",
-        f"{PIPELINE}.PipelineTest",
-        f"{PIPELINE}.ReferenceTest",
+        *("test_batch_plan", REST_OF_EPOCH, "test_readers", PIPELINE_TEST, REFERENCE_TEST),
     ),
-    "data/features.py": (f"{PIPELINE}.PipelineTest", "test_spec_augment", "test_asr"),
+    "data/features.py": (PIPELINE_TEST, "test_spec_augment", "test_asr"),
     "data/feed.py": ("test_feed", PIPELINE),
     "data/pipeline.py": (PIPELINE, DAMAGED, DEVICES, MINIMAL_RUN, "test_replicas.RunTest"),
     "data/reading.py": ("test_readers", PIPELINE, DAMAGED),
-    "data/pcm_cache.py": ("test_readers", f"{PIPELINE}.PipelineTest"),
+    "data/pcm_cache.py": ("test_readers", PIPELINE_TEST),
     "data/service.py": ("test_data_service",),
     "training/loop.py": ("test_loop", MINIMAL_RUN, "test_run.Stopped", RESUME),
-    "training/step.py": ("test_step", "test_audit", RESUME, EQUIVALENCE),
-    "training/state.py": ("test_step", "test_checkpoint", RESUME, DEVICES, EQUIVALENCE),
+    "training/step.py": ("test_step", "test_audit", RESUME, REPLICAS),
+    "training/state.py": ("test_step", "test_checkpoint", RESUME, DEVICES, REPLICAS),
     "training/schedule.py": ("test_schedule",),
     "training/observation.py": ("test_step", "test_run.CompleteRun", RESUME),
     "training/checkpoints.py": ("test_checkpoint", "test_sync", RESUME),
@@ -79,7 +75,6 @@ TESTS = {
     "local_sgd/merge.py": ("test_merge",),
     "local_sgd/sync.py": ("test_sync", "test_jobs"),
 }
-"""Module -> test modules or classes that test it, quick ones first."""
 
 OPPOSITES = {ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.Is: ast.IsNot}
 OPPOSITES |= {ast.In: ast.NotIn}
@@ -100,14 +95,11 @@ UNMUTATED_FIELDS = ("annotation", "returns", "decorator_list", "type_params")
 MESSAGES = ("log.", "logging.", "print(", "raise ", "assert ", "warnings.")
 
 
-@dataclass(frozen=True)
-class Mutant:
+class Mutant(NamedTuple):
     """One replacement in the text of one module.
 
     Attributes:
         module: path under myxtts/.
-        line: of the replaced text.
-        operator: kind of the replacement.
         number: among those of this operator in this line.
         begin, end: offsets of the replaced text in UTF-8.
     """
@@ -129,22 +121,14 @@ class Mutant:
         return (original[: self.begin] + self.replacement.encode() + original[self.end :]).decode()
 
     def diff(self) -> str:
-        original = path_of(self.module).read_text(encoding="utf-8")
-        lines = difflib.unified_diff(
-            original.splitlines(), self.source().splitlines(), lineterm="", n=0
-        )
-        return "\n".join(
-            line for line in lines if line[0] in "+-" and line[:3] not in ("---", "+++")
-        )
+        original = path_of(self.module).read_text(encoding="utf-8").splitlines()
+        lines = list(difflib.unified_diff(original, self.source().splitlines(), lineterm="", n=0))
+        return "\n".join(line for line in lines[2:] if line[0] in "+-")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What tests found.
-
-    Attributes:
-        verdict: `killed`, `timeout` or `survived`.
-        by: the test that failed, or its class or module.
+class Outcome(NamedTuple):
+    """What tests found: `killed`, `timeout` or `survived`, by the test that failed, or its class or
+    module.
     """
 
     verdict: str
@@ -153,35 +137,24 @@ class Outcome:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--count", type=int, default=60, help="number of mutants (default 60)")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of mutants (default 0)")
-    parser.add_argument("--only", nargs="+", metavar="ID", help="these mutants instead")
-    parser.add_argument(
-        "--tests",
-        nargs="+",
-        metavar="TEST",
-        help="these tests, such as test_step.Gradient, for all",
-    )
-    parser.add_argument(
-        "--show", metavar="PREFIX", help="print the mutants whose ids begin so, and end"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="JSON file of the outcomes; mutants that it has are not run again"
-    )
+    add = parser.add_argument
+    add("--count", type=int, default=60, help="number of mutants (default 60)")
+    add("--seed", type=int, default=0, help="of the choice of mutants (default 0)")
+    add("--only", nargs="+", metavar="ID", help="these mutants instead")
+    add("--tests", nargs="+", metavar="TEST", help="these tests, such as test_step.Gradient")
+    add("--show", metavar="PREFIX", help="print the mutants whose ids begin so, and end")
+    add("--out", type=Path, help="JSON file of the outcomes; mutants that it has are not run again")
     options = parser.parse_args()
-    mutants = {mutant.id: mutant for module in TESTS for mutant in mutants_of(module)}
     if options.count < 1:
         parser.error(f"--count is {options.count}, but must be 1 or more")
+    # The package is not imported here: a fork imports its copy, with the defect.
+    mutants = {mutant.id: mutant for module in TESTS for mutant in mutants_of(module)}
     if unknown := [id_ for id_ in options.only or () if id_ not in mutants]:
         parser.error(f"--only {unknown[0]} is no mutant; --show lists them")
     if options.show is not None:
-        print(
-            "\n".join(
-                f"{id_}\n{mutant.diff()}"
-                for id_, mutant in mutants.items()
-                if id_.startswith(options.show)
-            )
-        )
+        for id_, mutant in mutants.items():
+            if id_.startswith(options.show):
+                print(f"{id_}\n{mutant.diff()}")
         return 0
     for name in SLOW_IMPORTS:
         importlib.import_module(name)
@@ -189,9 +162,8 @@ def main() -> int:
     passed = {outcome["by"] for outcome in outcomes.values()}
     for id_ in options.only or sample(mutants.values(), options.count, options.seed):
         if id_ not in outcomes:
-            outcomes[id_] = verdict_on(
-                mutants[id_], options.tests or TESTS[mutants[id_].module], passed
-            )
+            tests = options.tests or TESTS[mutants[id_].module]
+            outcomes[id_] = verdict_on(mutants[id_], tests, passed)
             if options.out:
                 options.out.write_text(json.dumps(outcomes, indent=1))
     print(table(outcomes))
@@ -205,11 +177,10 @@ def table(outcomes: dict[str, dict]) -> str:
         for row in (id_.split("/")[0], "all"):
             planted[row] += 1
             killed[row] += outcome["verdict"] != "survived"
-    rows = [
-        f"| {row} | {planted[row]} | {killed[row]} |"
-        for row in sorted(planted, key=lambda row: (row == "all", row))
-    ]
-    return "\n".join(["| package | mutants | killed |", "|---|---:|---:|", *rows])
+    lines = ["| package | mutants | killed |", "|---|---:|---:|"]
+    for row in sorted(planted, key=lambda row: (row == "all", row)):
+        lines.append(f"| {row} | {planted[row]} | {killed[row]} |")
+    return "\n".join(lines)
 
 
 def sample(mutants: Iterable[Mutant], number: int, seed: int) -> list[str]:
@@ -217,10 +188,9 @@ def sample(mutants: Iterable[Mutant], number: int, seed: int) -> list[str]:
     draw, tree = random.Random(seed), {}
     for mutant in mutants:
         tree.setdefault(mutant.module, {}).setdefault(mutant.operator, []).append(mutant.id)
-    modules = [
-        in_turn([shuffled(ids, draw) for ids in shuffled(of.values(), draw)])
-        for of in tree.values()
-    ]
+    modules = []
+    for operators in tree.values():
+        modules.append(in_turn([shuffled(ids, draw) for ids in shuffled(operators.values(), draw)]))
     return in_turn(shuffled(modules, draw))[:number]
 
 
@@ -246,10 +216,8 @@ def mutants_of(module: str) -> Iterator[Mutant]:
     numbers = Counter()
     for node in mutated_nodes(ast.parse(source)):
         for operator, target, replacement in replacements(node):
-            begin, end = (
-                starts[target.lineno - 1] + target.col_offset,
-                starts[target.end_lineno - 1] + target.end_col_offset,
-            )
+            begin = starts[target.lineno - 1] + target.col_offset
+            end = starts[target.end_lineno - 1] + target.end_col_offset
             place = target.lineno, operator
             yield Mutant(module, *place, numbers[place], begin, end, replacement)
             numbers[place] += 1
@@ -259,20 +227,14 @@ def mutated_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes below one, except types, decorators, messages and f-strings."""
     for name, field in ast.iter_fields(node):
         for child in field if isinstance(field, list) else [field]:
-            if (
-                name in UNMUTATED_FIELDS
-                or not isinstance(child, ast.AST)
-                or isinstance(child, ast.JoinedStr)
-            ):
+            if name in UNMUTATED_FIELDS or not isinstance(child, ast.AST):
                 continue
-            if isinstance(child, ast.stmt) and ast.unparse(child).startswith(MESSAGES):
-                continue
-            if isinstance(node, ast.Module) and isinstance(
-                getattr(child, "value", None), ast.Subscript
-            ):
-                continue
-            yield child
-            yield from mutated_nodes(child)
+            is_message = isinstance(child, ast.stmt) and ast.unparse(child).startswith(MESSAGES)
+            value = getattr(child, "value", None)
+            is_type = isinstance(node, ast.Module) and isinstance(value, ast.Subscript)
+            if not (is_message or is_type or isinstance(child, ast.JoinedStr)):
+                yield child
+                yield from mutated_nodes(child)
 
 
 def replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, str]]:
@@ -283,11 +245,8 @@ def replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, str]
         case ast.BinOp(op=operator) if type(operator) in ARITHMETIC and not has_string(node):
             yield "arithmetic", node, text(node, op=ARITHMETIC[type(operator)]())
         case ast.BoolOp(op=operator):
-            yield (
-                "boolean",
-                node,
-                text(node, op=ast.Or() if isinstance(operator, ast.And) else ast.And()),
-            )
+            other = ast.Or() if isinstance(operator, ast.And) else ast.And()
+            yield "boolean", node, text(node, op=other)
         case ast.UnaryOp(op=ast.Not() | ast.Invert() | ast.USub(), operand=operand):
             yield "unary", node, text(operand)
         case ast.Constant(value=bool(value)):
@@ -295,31 +254,10 @@ def replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, str]
         case ast.Constant(value=int(value) | float(value)):
             yield "constant", node, str(value + 1)
             if value:
-                yield (
-                    "constant",
-                    node,
-                    f"({value - 1})" if isinstance(value, int) else f"{value / 2}",
-                )
-        case ast.Call(args=args, keywords=keywords) if not any(
-            isinstance(arg, ast.Starred) for arg in args
-        ):
-            name = (
-                node.func.attr
-                if isinstance(node.func, ast.Attribute)
-                else getattr(node.func, "id", "")
-            )
-            kept = args[0] if args else getattr(node.func, "value", None)
-            if name in SAME_TYPE and kept is not None:
-                yield "call", node, text(kept)
-            if len(args) > 1 and all(isinstance(arg, ast.Name | ast.Attribute) for arg in args[:2]):
-                yield "swap", node, text(node, args=[args[1], args[0], *args[2:]])
-            for index, keyword in enumerate(keywords):
-                if keyword.arg not in (None, "strict"):
-                    yield (
-                        "keyword",
-                        node,
-                        text(node, keywords=keywords[:index] + keywords[index + 1 :]),
-                    )
+                less = f"({value - 1})" if isinstance(value, int) else f"{value / 2}"
+                yield "constant", node, less
+        case ast.Call(args=args) if not any(isinstance(arg, ast.Starred) for arg in args):
+            yield from replaced_calls(node)
         case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Break() | ast.Continue():
             yield "statement", node, "pass"
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
@@ -331,6 +269,20 @@ def replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, str]
             yield "condition", test, f"(not {text(test)})"
 
 
+def replaced_calls(call: ast.Call) -> Iterator[tuple[str, ast.expr, str]]:
+    args, keywords = call.args, call.keywords
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    kept = args[0] if args else getattr(call.func, "value", None)
+    if name in SAME_TYPE and kept is not None:
+        yield "call", call, text(kept)
+    if len(args) > 1 and all(isinstance(arg, ast.Name | ast.Attribute) for arg in args[:2]):
+        yield "swap", call, text(call, args=[args[1], args[0], *args[2:]])
+    for keyword in keywords:
+        if keyword.arg not in (None, "strict"):
+            others = [other for other in keywords if other is not keyword]
+            yield "keyword", call, text(call, keywords=others)
+
+
 def text(node: ast.AST, **changes) -> str:
     """Return the text of a node with some fields changed, in parentheses."""
     changed = copy.copy(node)
@@ -340,19 +292,12 @@ def text(node: ast.AST, **changes) -> str:
 
 
 def has_string(node: ast.AST) -> bool:
-    return any(
-        isinstance(child, ast.JoinedStr)
-        or (isinstance(child, ast.Constant) and isinstance(child.value, str))
-        for child in ast.walk(node)
-    )
+    return any(isinstance(getattr(child, "value", None), str) for child in ast.walk(node))
 
 
 def verdict_on(mutant: Mutant, tests: Sequence[str], passed: set[str]) -> dict[str, str]:
-    """Run the tests of a mutant, one module or class after another, until one fails; return the
-    outcome.
-
-    A test that fails must pass without the defect, or it says nothing about it. If all pass, they
-    need no such check.
+    """Run the tests of a mutant, one module or class after another, until one fails. That one must
+    pass without the defect, or it says nothing about it.
 
     Args:
         passed: tests that are known to pass without a defect; it is completed.
@@ -373,15 +318,16 @@ def verdict_on(mutant: Mutant, tests: Sequence[str], passed: set[str]) -> dict[s
 
 def run(test: str, mutant: Mutant | None = None) -> Outcome:
     """Run a module, class or test in a fork of this process, in a copy of the checkout."""
-    limit_s = (
-        LIMIT_S
-        + LIMIT_FACTOR * json.loads((ROOT / "tests/times.json").read_text())[test.split(".")[0]]
-    )
+    times_s = json.loads((ROOT / "tests/times.json").read_text())
+    limit_s = LIMIT_S + LIMIT_FACTOR * times_s[test.split(".")[0]]
     with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         copy_checkout(folder)
         if mutant is not None:
-            plant(mutant, folder / "myxtts" / mutant.module)
+            path = folder / "myxtts" / mutant.module
+            path.write_text(mutant.source(), encoding="utf-8")
+            for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+                compiled.unlink()
         process = os.fork()
         if not process:
             run_in_fork(folder, test)
@@ -390,13 +336,6 @@ def run(test: str, mutant: Mutant | None = None) -> Outcome:
         if verdict == "survived":
             return Outcome(verdict)
         return Outcome(verdict, failed.read_text(encoding="utf-8") if failed.exists() else test)
-
-
-def plant(mutant: Mutant, path: Path) -> None:
-    """Write the text of a mutant to its module, and remove what was compiled from the original."""
-    path.write_text(mutant.source(), encoding="utf-8")
-    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-        compiled.unlink()
 
 
 def copy_checkout(folder: Path) -> None:
@@ -442,11 +381,9 @@ def wait(process: int, limit_s: float) -> str:
             time.sleep(0.1)
         return "timeout"
     finally:
-        try:
+        with suppress(ProcessLookupError, ChildProcessError):
             os.killpg(process, signal.SIGKILL)
             os.waitpid(process, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
 
 
 if __name__ == "__main__":

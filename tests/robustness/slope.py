@@ -2,22 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import NormalDist, fmean
+from typing import NamedTuple
 
 CONFIDENCE = 0.95
 LEAST_SAMPLES = 6
 LEAST_EFFECTIVE = 6.0
 
 
-@dataclass(frozen=True)
-class Slope:
+class Slope(NamedTuple):
     """A slope by ordinary least squares, in units of y per unit of t.
 
     Attributes:
         value: sum (t - mean t) (y - mean y) / sum (t - mean t)^2.
         half_width: of the confidence interval; see `fit`.
-        samples: number of values.
         correlation: of a residual with the one before it.
     """
 

@@ -31,12 +31,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -52,13 +52,11 @@ from tests.robustness.slope import Slope, fit
 SCRIPT = (str(Path(__file__).with_name("heap.py").resolve()),)
 UTTERANCES, ENDLESS = 24, 10_000_000
 FIRST_SHARE = 0.9  # of the time, for the first process
-LEAST_RESUMED_S = (
-    60.0  # a resumed process starts TensorFlow and traces before it trains and can be stopped
-)
+# A resumed process starts TensorFlow and traces before it trains and can be stopped.
+LEAST_RESUMED_S = 60.0
 WARM_UP = 0.25  # of a process' time: TensorFlow's memory grows while shapes are new
-WARM_UP_STEPS = (
-    60  # until all checkpoints that are kept are there, and validation and samples have run
-)
+# Until all checkpoints that are kept are there, and validation and samples have run.
+WARM_UP_STEPS = 60
 LEAST_S = 1800.0  # after the warm-up, for a verdict
 LEAST_SAMPLE_S, SAMPLES = 2.0, 1500
 MINUTE_S = 60.0
@@ -76,16 +74,15 @@ SETTINGS = (
 ).split()
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """What a process has at a time.
 
     Attributes:
         process: 0 for the first one of the run, 1 for the one that resumed it.
         seconds: since the start of the process.
         in_use_mib, anonymous_mib: memory, means since the last sample; 0 before the first line.
-        step_s: of the last report; 0 before it.
         run_mib, checkpoints_mib: sizes of files.
+        step_s: of the last report; 0 before it.
     """
 
     process: int
@@ -101,8 +98,7 @@ class Sample:
     step_s: float
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(NamedTuple):
     """A figure of the table.
 
     Attributes:
@@ -134,10 +130,7 @@ QUANTITIES = (
 def main() -> int:
     options = parse()
     if sys.platform != "linux":
-        raise PlacementError(
-            f"the soak test reads /proc of Linux, and this is {sys.platform}. Run it in a"
-            " container."
-        )
+        raise PlacementError("the soak test reads /proc of Linux. Run it in a container.")
     check_writable("--json", options.json)
     if options.out is not None:
         make_folder(options.out, "--out")
@@ -146,31 +139,18 @@ def main() -> int:
     seconds = 60.0 * options.minutes
     every_s = max(LEAST_SAMPLE_S, seconds / SAMPLES)
     samples: list[Sample] = []
-    for process in range(options.resumes + 1):
-        share = (
-            1.0
-            if not options.resumes
-            else FIRST_SHARE
-            if not process
-            else (1.0 - FIRST_SHARE) / options.resumes
-        )
-        least_s = LEAST_RESUMED_S if process else 0.0
-        samples += train(folder, process, max(share * seconds, least_s), every_s, options.seed)
-        print(
-            f"process {process}: {samples[-1].seconds / 60:.1f} minutes, up to step"
-            f" {samples[-1].step}",
-            flush=True,
-        )
+    later_s = max((1.0 - FIRST_SHARE) * seconds / max(options.resumes, 1), LEAST_RESUMED_S)
+    first_s = FIRST_SHARE * seconds if options.resumes else seconds
+    for process, process_s in enumerate([first_s, *[later_s] * options.resumes]):
+        samples += train(folder, process, process_s, every_s, options.seed)
+        last = samples[-1]
+        print(f"process {process}: {last.seconds / 60:.1f} minutes, up to step {last.step}")
+        sys.stdout.flush()
     rows = table(samples)
     print("\n".join(describe(samples, rows)))
     if options.json is not None:
-        content = {
-            "minutes": options.minutes,
-            "every_s": every_s,
-            "rows": rows,
-            "samples": list(map(asdict, samples)),
-        }
-        write_json(options.json, content)
+        content = {"minutes": options.minutes, "every_s": every_s, "rows": rows}
+        write_json(options.json, content | {"samples": [sample._asdict() for sample in samples]})
     shutil.rmtree(folder)
     return int(any(row["verdict"] == "not met" for row in rows))
 
@@ -180,48 +160,25 @@ def parse() -> argparse.Namespace:
         description=__doc__.split("\n")[0],
         epilog="Exit code: 1 if a limit is not met, else 0; 2 for wrong use.",
     )
-    parser.add_argument(
-        "--minutes", type=bounded(float, 0.5, 10_000.0), default=120.0, help="default 120"
-    )
-    parser.add_argument(
-        "--resumes", metavar="N", type=bounded(int, 0, 100), default=3, help="default 3"
-    )
-    parser.add_argument(
-        "--seed", type=bounded(int, 0), default=0, help="of the corpus and the run (default 0)"
-    )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write all samples and slopes")
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="parent of the run's folder (default: the system's)"
-    )
+    add, count = parser.add_argument, bounded(int, 0)
+    add("--minutes", type=bounded(float, 0.5, 10_000.0), default=120.0, help="default 120")
+    add("--resumes", metavar="N", type=bounded(int, 0, 100), default=3, help="default 3")
+    add("--seed", type=count, default=0, help="of the corpus and the run (default 0)")
+    add("--json", metavar="FILE", type=Path, help="write all samples and slopes")
+    add("--out", metavar="DIR", type=Path, help="parent of the run's folder")
     return parser.parse_args()
 
 
 def train(folder: Path, process: int, seconds: float, every_s: float, seed: int) -> list[Sample]:
-    """Train or resume the run for some time, and stop it; return the samples.
-
-    Raises:
-        TrainingError: the process ended by itself, or not as a stopped one ends.
+    """Train or resume the run for some time, and stop it; return the samples. The process must end
+    as a stopped one ends.
     """
-    run = folder / "runs" / "soak"
-    argv = [
-        "--run",
-        run.name,
-        "--runs-dir",
-        str(run.parent),
-        "--train-data",
-        str(folder / "corpus"),
-        *SETTINGS,
-    ]
-    heap = folder / f"heap-{process}.txt"
-    command = [
-        sys.executable,
-        *SCRIPT,
-        str(heap),
-        *argv,
-        "--seed",
-        str(seed),
-        *["--resume"] * bool(process),
-    ]
+    run, heap = folder / "runs" / "soak", folder / f"heap-{process}.txt"
+    places = ["--run", run.name, "--runs-dir", str(run.parent)]
+    places += ["--train-data", str(folder / "corpus"), "--seed", str(seed)]
+    command = [sys.executable, *SCRIPT, str(heap), *places, *SETTINGS]
+    if process:
+        command.append("--resume")
     samples, start_s = [], time.monotonic()
     with open(folder / "log.txt", "ab") as log:
         child = ChildProcess(command, log, f"process {process}", {"CUDA_VISIBLE_DEVICES": ""})
@@ -229,25 +186,18 @@ def train(folder: Path, process: int, seconds: float, every_s: float, seed: int)
             for number in range(1, round(seconds / every_s) + 1):
                 if wait_for_end(child, start_s + number * every_s):
                     break
+                seconds = time.monotonic() - start_s
                 with contextlib.suppress(*ENDED):
-                    samples.append(
-                        sample_of(
-                            child.pid, run, heap, process, time.monotonic() - start_s, every_s
-                        )
-                    )
+                    samples.append(sample_of(child.pid, run, heap, process, seconds, every_s))
             child.send_signal(signal.SIGTERM)
             wait_for_end(child, time.monotonic() + STOP_S)
         finally:
             child.kill()
     if child.code not in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        raise TrainingError(
-            f"process {process} of the soak test {child.failure_report()}\nSee {folder}."
-        )
+        report = child.failure_report()
+        raise TrainingError(f"process {process} of the soak test {report}\nSee {folder}.")
     if child.code == -signal.SIGTERM or not samples or not samples[-1].step:
-        raise TrainingError(
-            f"process {process} was stopped after {seconds:.0f} s without a report. Give more"
-            " --minutes."
-        )
+        raise TrainingError(f"process {process} ended without a report. Give more --minutes.")
     return samples
 
 
@@ -268,42 +218,24 @@ def sample_of(
         heap: file of `tests/robustness/heap.py`.
         seconds, every_s: since the start of the process, and since the last sample.
     """
-    status = _numbers(Path(f"/proc/{pid}/status"))
-    step, step_s = last_report(run / "metrics.jsonl")
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    # Memory is in KiB.
+    status = {words[0]: words[1] for words in lines if len(words) > 1}
     in_use, anonymous = means_of_last_lines(heap, max(round(every_s / EVERY_S), 1))
-    return Sample(
-        process,
-        round(seconds, 1),
-        in_use / MIB,
-        anonymous / MIB,
-        status["VmRSS"] / 1024,
-        status["Threads"],
-        len(os.listdir(f"/proc/{pid}/fd")),
-        size_of(run) / MIB,
-        size_of(run / "checkpoints") / MIB,
-        step,
-        step_s,
-    )
-
-
-def _numbers(file: Path) -> dict[str, int]:
-    """Return the numbers of a file of /proc by name; memory is in KiB."""
-    lines = (line.split() for line in file.read_text().splitlines())
-    return {
-        words[0].rstrip(":"): int(words[1])
-        for words in lines
-        if len(words) > 1 and words[1].isdecimal()
-    }
+    memory = in_use / MIB, anonymous / MIB, int(status["VmRSS:"]) / 1024
+    counts = int(status["Threads:"]), len(os.listdir(f"/proc/{pid}/fd"))
+    sizes = size_of(run) / MIB, size_of(run / "checkpoints") / MIB
+    report = last_report(run / "metrics.jsonl")
+    return Sample(process, round(seconds, 1), *memory, *counts, *sizes, *report)
 
 
 def means_of_last_lines(file: Path, count: int) -> list[float]:
     """Return the means of the two numbers in the last lines of a file; 0 without any."""
     with contextlib.suppress(FileNotFoundError):
         if lines := file.read_text().splitlines()[-count:]:
-            return [
-                fmean(map(int, numbers)) for numbers in zip(*map(str.split, lines), strict=True)
-            ]
-    return [0.0] * 2
+            columns = zip(*map(str.split, lines), strict=True)
+            return [fmean(map(int, numbers)) for numbers in columns]
+    return [0.0, 0.0]
 
 
 def last_report(metrics: Path) -> tuple[int, float]:
@@ -329,40 +261,25 @@ def size_of(folder: Path) -> int:
 def table(samples: Sequence[Sample]) -> list[dict]:
     """Return a row for each quantity: its slope in the first process, and its mean in each."""
     rows = []
+    processes = range(samples[-1].process + 1)
     for quantity in QUANTITIES:
-        by_process = [
-            _after_warm_up(samples, process) for process in range(samples[-1].process + 1)
-        ]
+        value_of = attrgetter(quantity.name)
+        by_process = [_after_warm_up(samples, process) for process in processes]
         if quantity.least:
-            by_process = [_least_of_each_minute(part, quantity.name) for part in by_process]
-        chosen = [sample for sample in by_process[0] if getattr(sample, quantity.name)]
-        values = [float(getattr(sample, quantity.name)) for sample in chosen]
+            by_process = [_least_of_each_minute(part, value_of) for part in by_process]
+        chosen = [sample for sample in by_process[0] if value_of(sample)]
+        values = [float(value_of(sample)) for sample in chosen]
         slope = fit([sample.seconds / 3600.0 for sample in chosen], values)
-        means = [
-            fmean(getattr(sample, quantity.name) for sample in part) if part else None
-            for part in by_process
-        ]
-        unit = fmean(values) if quantity.relative and values else 1.0
-        scaled = slope and Slope(
-            slope.value / unit, slope.half_width / unit, slope.samples, slope.correlation
-        )
-        rows.append(
-            {
-                "name": quantity.label,
-                "first": values[0] if values else None,
-                "last": values[-1] if values else None,
-                "slope": scaled and scaled.value,
-                "half_width": scaled and scaled.half_width,
-                "limit": quantity.limit,
-                "verdict": verdict(
-                    scaled,
-                    quantity.limit,
-                    chosen[-1].seconds - chosen[0].seconds if chosen else 0.0,
-                ),
-                "means": means,
-                "relative": quantity.relative,
-            }
-        )
+        if slope and quantity.relative:
+            unit = fmean(values)
+            slope = slope._replace(value=slope.value / unit, half_width=slope.half_width / unit)
+        seconds = chosen[-1].seconds - chosen[0].seconds if chosen else 0.0
+        row = {"name": quantity.label, "limit": quantity.limit, "relative": quantity.relative}
+        row |= {"first": values[0] if values else None, "last": values[-1] if values else None}
+        row |= {"slope": slope and slope.value, "half_width": slope and slope.half_width}
+        row["verdict"] = verdict(slope, quantity.limit, seconds)
+        row["means"] = [fmean(map(value_of, part)) if part else None for part in by_process]
+        rows.append(row)
     return rows
 
 
@@ -373,17 +290,13 @@ def _after_warm_up(samples: Sequence[Sample], process: int) -> list[Sample]:
     return [sample for sample in settled if sample.seconds >= WARM_UP * part[-1].seconds]
 
 
-def _least_of_each_minute(samples: Sequence[Sample], name: str) -> list[Sample]:
+def _least_of_each_minute(samples: Sequence[Sample], value_of: Callable) -> list[Sample]:
     by_minute = groupby(samples, lambda sample: sample.seconds // MINUTE_S)
-    return [min(minute, key=attrgetter(name)) for _, minute in by_minute]
+    return [min(minute, key=value_of) for _, minute in by_minute]
 
 
 def verdict(slope: Slope | None, limit: float | None, seconds: float) -> str:
-    """Compare the interval of a slope with its limit.
-
-    Args:
-        seconds: from the first to the last of its samples.
-    """
+    """Compare the interval of a slope with its limit, from samples over some seconds."""
     if limit is None:
         return "–"
     if slope is None:
@@ -395,28 +308,27 @@ def verdict(slope: Slope | None, limit: float | None, seconds: float) -> str:
 
 def describe(samples: Sequence[Sample], rows: Sequence[dict]) -> list[str]:
     """Return the table as Markdown."""
+    count = f"{samples[-1].process + 1} processes, {len(samples)} samples"
     lines = [
-        f"\n{samples[-1].step} steps in {samples[-1].process + 1} processes, {len(samples)}"
-        " samples\n",
+        f"\n{samples[-1].step} steps in {count}\n",
         "| figure | first | last | slope an hour | limit | verdict | mean of each process |",
         "|---" * 7 + "|",
     ]
     for row in rows:
-        percent = "%" if row["relative"] else ""
-        scale = 100.0 if row["relative"] else 1.0
-        slope = (
-            "–"
-            if row["slope"] is None
-            else f"{scale * row['slope']:+.3g} ± {scale * row['half_width']:.2g}{percent}"
-        )
-        limit = "–" if row["limit"] is None else f"< {scale * row['limit']:.3g}{percent}"
-        means = ", ".join("–" if mean is None else f"{mean:.4g}" for mean in row["means"])
-        ends = [("–" if row[end] is None else f"{row[end]:.4g}") for end in ("first", "last")]
-        lines.append(
-            f"| {row['name']} | {ends[0]} | {ends[1]} | {slope} | {limit} | {row['verdict']} |"
-            f" {means} |"
-        )
+        scale, percent = (100.0, "%") if row["relative"] else (1.0, "")
+        slope = limit = "–"
+        if row["slope"] is not None:
+            slope = f"{scale * row['slope']:+.3g} ± {scale * row['half_width']:.2g}{percent}"
+        if row["limit"] is not None:
+            limit = f"< {scale * row['limit']:.3g}{percent}"
+        first, last, *means = map(_number, (row["first"], row["last"], *row["means"]))
+        cells = (row["name"], first, last, slope, limit, row["verdict"], ", ".join(means))
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
 
 
 if __name__ == "__main__":

@@ -1,25 +1,24 @@
 """The scenarios, and the case that a seed and a number make. No TensorFlow."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+# Of a test: settings, environment, seconds, and `cases`, each with number, scenario, steps,
+# failures and counts.
 Result = dict[str, Any]
-"""Of a test: settings, environment, seconds, and `cases`, each with number, scenario, steps,
-failures and counts.
-"""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A kind of case.
+    """A kind of case, which `module.function` of this package runs.
 
     Attributes:
         weight: how often it is drawn.
-        function: `module.function` in this package.
         needs_shim: it cannot run without a C compiler.
     """
 
@@ -53,12 +52,10 @@ SCENARIOS = (
 )
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The settings of a test.
 
     Attributes:
-        folder: of all its files.
         minutes: after the undisturbed runs, no case begins later.
         cases: number of cases; 0 is no limit.
         repeat: the number of the only case, if there is one.
@@ -67,7 +64,7 @@ class Settings:
 
     seed: int
     folder: Path
-    scenarios: tuple[str, ...]
+    scenarios: Sequence[str]
     minutes: float
     cases: int
     repeat: int | None

@@ -11,36 +11,27 @@ GARBAGE_BYTES = 64
 
 def flip_bits(path: Path, source: random.Random) -> str:
     content = bytearray(path.read_bytes())
-    places = (
-        [source.randrange(len(content) * 8) for _ in range(source.randint(1, MAX_BITS))]
-        if content
-        else []
-    )
-    for place in places:
+    count = source.randint(1, MAX_BITS) if content else 0
+    for place in [source.randrange(len(content) * 8) for _ in range(count)]:
         content[place // 8] ^= 1 << place % 8
     path.write_bytes(content)
-    return f"{len(places)} bits flipped"
-
-
-def _range(size: int, source: random.Random) -> slice:
-    begin = source.randrange(size + 1)
-    return slice(begin, min(size, begin + source.randint(1, max(1, size // 2))))
+    return f"{count} bits flipped"
 
 
 def zero(path: Path, source: random.Random) -> str:
-    content = bytearray(path.read_bytes())
-    where = _range(len(content), source)
-    content[where] = bytes(where.stop - where.start)
-    path.write_bytes(content)
-    return f"NULs from byte {where.start} to {where.stop}"
+    return f"NULs {_overwrite(path, source, bytes)}"
 
 
 def garble(path: Path, source: random.Random) -> str:
-    content = bytearray(path.read_bytes())
-    where = _range(len(content), source)
-    content[where] = source.randbytes(where.stop - where.start)
-    path.write_bytes(content)
-    return f"random bytes from byte {where.start} to {where.stop}"
+    return f"random bytes {_overwrite(path, source, source.randbytes)}"
+
+
+def _overwrite(path: Path, source: random.Random, make: Callable[[int], bytes]) -> str:
+    content = path.read_bytes()
+    begin = source.randrange(len(content) + 1)
+    end = min(len(content), begin + source.randint(1, max(1, len(content) // 2)))
+    path.write_bytes(content[:begin] + make(end - begin) + content[end:])
+    return f"from byte {begin} to {end}"
 
 
 def truncate(path: Path, source: random.Random) -> str:
@@ -61,8 +52,7 @@ def remove(path: Path, source: random.Random) -> str:
 
 
 def append(path: Path, source: random.Random) -> str:
-    with open(path, "ab") as file:
-        file.write(source.randbytes(GARBAGE_BYTES))
+    path.write_bytes(path.read_bytes() + source.randbytes(GARBAGE_BYTES))
     return f"{GARBAGE_BYTES} random bytes behind its end"
 
 
@@ -84,10 +74,8 @@ def swap(path: Path, source: random.Random) -> str:
     return f"the content of {other.name}"
 
 
-DAMAGES: tuple[Callable[[Path, random.Random], str], ...] = (
-    *(flip_bits, flip_bits, zero, zero, garble, truncate, truncate),
-    *(empty, remove, append, double, make_folder, swap),
-)
+DAMAGES = (flip_bits, flip_bits, zero, zero, garble, truncate, truncate)
+DAMAGES += (empty, remove, append, double, make_folder, swap)
 
 
 def damage(path: Path, source: random.Random) -> str:

@@ -1,9 +1,14 @@
 """Runs cases in some processes at a time, each a fork of this one."""
 
+import atexit
+import contextlib
+import gc
+import importlib
 import json
 import os
 import shutil
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -13,42 +18,54 @@ from pathlib import Path
 import myxtts.commands.train
 import myxtts.train  # noqa: F401 - imports TensorFlow, for all forks
 from fakes.toy_models import toy_models
-from tests.robustness.faults import children, warm
+from tests.robustness.faults import children
 from tests.robustness.faults.case import Result, Settings, draw
 from tests.robustness.faults.injection import is_preloaded
 from tests.robustness.faults.lab import Lab
 from tests.robustness.faults.trial import Trial
 
 # A program hangs after LIMIT_FACTOR times the seconds of an undisturbed run.
-LEAST_LIMIT_S, LIMIT_FACTOR = (60.0, 20.0)
+LEAST_LIMIT_S, LIMIT_FACTOR = 60.0, 20.0
 
 
 def run_cases(settings: Settings) -> Result:
     """Run the undisturbed run and the cases; return outcomes. Folders of failures are kept."""
     with toy_models():
-        lab = Lab(settings.folder, children.Forks())
+        lab = Lab(settings.folder, children)
         record = settings.folder / "record.json"
-        lab.open(lambda: warm.record_in(record))
-        warm.repeat(record)
+        lab.open(lambda: _record_imports(record))
+        _import_recorded(record)
         lab.repeat()
         limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * lab.seconds)
         opened_s = time.monotonic()
         cases = _run_cases(settings, lab, limit_s, opened_s + 60.0 * settings.minutes)
-    result = {
-        "seed": settings.seed,
-        "scenarios": list(settings.scenarios),
-        "jobs": settings.jobs,
-        "shim": is_preloaded(),
-        "limit_s": round(limit_s, 1),
+    if not any(case["failures"] for case in cases) and settings.repeat is None:
+        shutil.rmtree(settings.folder)
+    return {
+        **{"seed": settings.seed, "scenarios": list(settings.scenarios), "jobs": settings.jobs},
+        **{"shim": is_preloaded(), "limit_s": round(limit_s, 1), "cases": cases},
         "undisturbed_s": round(lab.seconds, 1),
         "undisturbed_cpu_s": round(lab.cpu_s, 1),
         "seconds": round(time.monotonic() - opened_s, 1),
         "folder": str(settings.folder),
-        "cases": cases,
     }
-    if not any(case["failures"] for case in cases) and settings.repeat is None:
-        shutil.rmtree(settings.folder)
-    return result
+
+
+def _record_imports(path: Path) -> None:
+    """Record in a file, at the end of this process, what it imports from now on: late imports,
+    which each fork would repeat.
+    """
+    before = set(sys.modules)
+    atexit.register(lambda: path.write_text(json.dumps(sorted(set(sys.modules) - before))))
+
+
+def _import_recorded(path: Path) -> None:
+    for name in json.loads(path.read_text()):
+        # Of a module that cannot be imported by itself: its importer does it.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # so that the collector does not copy shared memory in each fork
 
 
 def numbers_of(settings: Settings) -> Iterator[int]:
@@ -56,9 +73,7 @@ def numbers_of(settings: Settings) -> Iterator[int]:
     if settings.repeat is not None:
         yield settings.repeat
         return
-    yield from islice(
-        filter(lambda number: _is_wanted(settings, number), count()), settings.cases or None
-    )
+    yield from islice(filter(lambda n: _is_wanted(settings, n), count()), settings.cases or None)
 
 
 def _is_wanted(settings: Settings, number: int) -> bool:
@@ -75,10 +90,7 @@ def _run_cases(settings: Settings, lab: Lab, limit_s: float, end_s: float) -> li
         for pid in runners:
             os.kill(pid, signal.SIGKILL)  # its programs die with it
         raise
-    if any(codes):
-        raise RuntimeError(
-            f"the processes that run the cases ended with {codes}, so cases are missing"
-        )
+    assert not any(codes), f"the processes that run the cases ended with {codes}"
     lines = (line for file in files if file.exists() for line in file.read_text().splitlines())
     return sorted(map(json.loads, lines), key=lambda case: case["number"])
 
@@ -120,14 +132,12 @@ def run_case(settings: Settings, lab: Lab, number: int, limit_s: float) -> dict:
     lab.launcher.end_orphans(())
     if not trial.failures and settings.repeat is None:
         shutil.rmtree(folder, ignore_errors=True)
-    outcome = {
-        "number": number,
-        "scenario": scenario.name,
-        "steps": trial.steps,
-        "faults": trial.faults,
-    }
-    outcome |= {"processes": trial.processes, "seconds": round(time.monotonic() - start_s, 1)}
-    outcome["cpu_s"] = round(sum(child.cpu_s for child in trial.children), 1)
     for failure in trial.failures:
         print(f"case {number:<6} {scenario.name}: {failure.kind}: {failure.text[:300]}", flush=True)
-    return outcome | {"failures": [failure._asdict() for failure in trial.failures]}
+    return {
+        **{"number": number, "scenario": scenario.name, "steps": trial.steps},
+        **{"faults": trial.faults, "processes": len(trial.children)},
+        "seconds": round(time.monotonic() - start_s, 1),
+        "cpu_s": round(sum(child.cpu_s for child in trial.children), 1),
+        "failures": [failure._asdict() for failure in trial.failures],
+    }

@@ -9,6 +9,7 @@ that stdio makes by itself. Without one, an audit hook of Python takes its place
 import ctypes
 import errno
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,24 +20,15 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-CALLS = {
-    "create": 1,
-    "open": 2,
-    "read": 4,
-    "write": 8,
-    "fsync": 16,
-    "rename": 32,
-    "mkdir": 64,
-    "unlink": 128,
-}
+CALLS = {"create": 1, "open": 2, "read": 4, "write": 8}
+CALLS |= {"fsync": 16, "rename": 32, "mkdir": 64, "unlink": 128}
 CHANGING = ("create", "write", "fsync", "rename", "mkdir", "unlink")
 GROWING = ("create", "write", "fsync", "mkdir")
 SEEN_INSTEAD = {"write": "create", "fsync": "create", "read": "open"}  # by the audit hook
 AUDITED = {"os.rename": "rename", "os.remove": "unlink", "os.rmdir": "unlink", "os.mkdir": "mkdir"}
 SOURCE = Path(__file__).with_name("shim.c")
-PRELOADED = (  # environment variable: the compiled shim; empty if there is no compiler
-    "MYXTTS_CHAOS_SHIM"
-)
+# Environment variable: the compiled shim; empty if there is no compiler.
+PRELOADED = "MYXTTS_CHAOS_SHIM"
 
 
 @dataclass(frozen=True)
@@ -50,6 +42,7 @@ class Injection:
         error: errno that the call fails with, or 0.
         signal: that the process gets before the call, if there is no error.
         lasting: the later calls fail, too.
+        root: folder of the files, if it is another one than that of the runs.
     """
 
     calls: tuple[str, ...]
@@ -58,6 +51,7 @@ class Injection:
     error: int = 0
     signal: int = 0
     lasting: bool = False
+    root: Path | None = None
 
     def __str__(self) -> str:
         what = errno.errorcode[self.error] if self.error else signal.Signals(self.signal).name
@@ -66,6 +60,7 @@ class Injection:
 
     def arm(self, root: Path) -> None:
         """Let it happen in this process, on files below `root`."""
+        root = self.root or root
         if is_preloaded():
             mask = sum(CALLS[call] for call in self.calls)
             action, value = (0, self.error) if self.error else (1, self.signal)
@@ -151,8 +146,6 @@ class SizeLimit:
         return f"no file beyond {self.size:,} bytes"
 
     def arm(self, root: Path) -> None:
-        import resource
-
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.RLIM_INFINITY))
 
 
@@ -170,9 +163,7 @@ class Defect:
 
         write = Reporter.write
 
-        def defective(
-            reporter: Reporter, step: int, *arguments: object, **keywords: object
-        ) -> None:
+        def defective(reporter: Reporter, step: int, *arguments, **keywords) -> None:
             if step == self.step:
                 raise KeyError("planted")
             write(reporter, step, *arguments, **keywords)

@@ -2,10 +2,9 @@
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -13,11 +12,11 @@ import soundfile
 from myxtts.clock import Interval
 from myxtts.report.metrics import read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, step_of
-from tests.robustness.faults.children import Child, Prepare
+from tests.robustness.faults.children import Prepare
 
 SCRIPT = "train_main.py"
-UTTERANCES, HELD_OUT, RATE_HZ = 13, 1, 22_050
-STEPS, STEPS_PER_EPOCH, CHECKPOINT_EVERY = 12, 3, 3
+UTTERANCES, RATE_HZ = 13, 22_050
+STEPS, CHECKPOINT_EVERY = 12, 3
 REFERENCE = "reference"
 LIMIT_S = 240.0  # of one program; an undisturbed run takes seconds
 # In a line of metrics.jsonl: what differs between two equal runs.
@@ -36,27 +35,11 @@ def write_corpus(folder: Path) -> Path:
     lines = ["path,text,speaker"]
     for i in range(UTTERANCES):
         seconds = np.arange(round((0.4 + 0.03 * i) * RATE_HZ)) / RATE_HZ
-        soundfile.write(
-            folder / f"u{i}.wav", 0.5 * np.sin(2 * np.pi * (300 + 40 * i) * seconds), RATE_HZ
-        )
+        wave = 0.5 * np.sin(2 * np.pi * (300 + 40 * i) * seconds)
+        soundfile.write(folder / f"u{i}.wav", wave, RATE_HZ)
         lines.append(f"u{i}.wav,{'abcdefghij'[: i % 8 + 1]},s{i % 2}")
     (folder / "corpus.csv").write_text("\n".join(lines))
     return folder / "corpus.csv"
-
-
-class Launcher(Protocol):
-    """`children.Forks`, or what takes its place."""
-
-    def start(
-        self,
-        command: Sequence[str],
-        folder: Path,
-        name: str,
-        prepare: Sequence[Prepare],
-        **keywords: Any,
-    ) -> Child: ...
-
-    def end_orphans(self, known: Sequence[int]) -> list[str]: ...
 
 
 @dataclass
@@ -64,14 +47,14 @@ class Lab:
     """The folder of all runs of a chaos test.
 
     Attributes:
-        launcher: of all programs.
+        launcher: the module `children`, or what takes its place.
         losses: step -> the undisturbed line of metrics.jsonl without its times.
         weights: step -> archive -> SHA-256, of the undisturbed checkpoints.
         seconds, cpu_s: of the undisturbed run.
     """
 
     folder: Path
-    launcher: Launcher
+    launcher: Any
     losses: dict[int, dict[str, Any]] = field(default_factory=dict)
     weights: dict[int, dict[str, str]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -91,37 +74,26 @@ class Lab:
         return [*places, *SMALLEST]
 
     def open(self, *prepare: Prepare) -> None:
-        """Write the corpus and train the undisturbed run.
-
-        Raises:
-            RuntimeError: the run fails.
-        """
+        """Write the corpus and train the undisturbed run."""
         write_corpus(self.corpus.parent)
         self._train_undisturbed(REFERENCE, *prepare)
         self.losses, self.weights = losses_of(self.template), weights_of(self.template)
 
     def repeat(self) -> None:
-        """Train the undisturbed run again for its time; RuntimeError if it fails or differs."""
+        """Train the undisturbed run again for its time; it must not differ."""
         self._train_undisturbed("again")
-        if differences := self.differences(self.folder / "runs" / "again"):
-            raise RuntimeError(f"two undisturbed runs differ: {'; '.join(differences)}")
+        differences = self.differences(self.folder / "runs" / "again")
+        assert not differences, f"two undisturbed runs differ: {'; '.join(differences)}"
 
     def _train_undisturbed(self, name: str, *prepare: Prepare) -> None:
-        argv = [
-            SCRIPT,
-            *self.flags(self.folder / "runs", name),
-            "--cache-dataset",
-            "--keep-checkpoints",
-            "9",
-        ]
-        child = self.launcher.start(argv, self.folder, name, prepare)
+        argv = [SCRIPT, *self.flags(self.folder / "runs", name), "--cache-dataset"]
+        command = [*argv, "--keep-checkpoints", "9"]
+        child = self.launcher.start(command, self.folder, name, prepare)
         ended = child.wait(LIMIT_S)
         child.kill()
         self.seconds, self.cpu_s = time.monotonic() - child.started_s, child.cpu_s
-        if not ended or child.code:
-            raise RuntimeError(
-                f"the undisturbed run ended with {child.code}: {child.output()}{child.errors()}"
-            )
+        output = f"{child.output()}{child.errors()}"
+        assert ended and not child.code, f"the undisturbed run ended with {child.code}: {output}"
 
     def differences(self, run: Path, may_lack_lines: bool = False, since: int = 0) -> list[str]:
         """Return how a finished run differs from the undisturbed one, bit for bit.
@@ -131,15 +103,13 @@ class Lab:
             since: step up to which they may be others.
         """
         found = []
-        if weights_of(run).get(STEPS) != self.weights[STEPS]:
-            newest = max(weights_of(run), default=None)
+        weights, losses = weights_of(run), losses_of(run)
+        if weights.get(STEPS) != self.weights[STEPS]:
+            newest = max(weights, default=None)
             found.append(f"the weights of step {STEPS} differ (newest checkpoint: {newest})")
-        losses = losses_of(run)
-        found += [
-            f"the losses of step {step} differ"
-            for step in losses
-            if losses[step] != self.losses.get(step) and step > since
-        ]
+        for step, line in losses.items():
+            if line != self.losses.get(step) and step > since:
+                found.append(f"the losses of step {step} differ")
         lacking = sorted(set(self.losses) - set(losses))
         if lacking and not may_lack_lines:
             found.append(f"metrics.jsonl lacks the steps {lacking}")
@@ -148,32 +118,25 @@ class Lab:
 
 def losses_of(run: Path) -> dict[int, dict[str, Any]]:
     """Return the lines of metrics.jsonl by step, without times, validation and damaged lines."""
-    try:
-        reports = read_metrics(run / "metrics.jsonl")
-    except OSError:
-        return {}
-    return {report["step"]: _of_training(report) for report in reports if "loss" in report}
-
-
-def _of_training(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in line.items()
-        if name not in TIMES and not name.startswith("validation")
-    }
+    losses = {}
+    if (run / "metrics.jsonl").is_file():
+        for report in read_metrics(run / "metrics.jsonl"):
+            names = [n for n in report if n not in TIMES and not n.startswith("validation")]
+            if "loss" in report:
+                losses[report["step"]] = {name: report[name] for name in names}
+    return losses
 
 
 def weights_of(run: Path) -> dict[int, dict[str, str]]:
     """Return the SHA-256 of each archive of each complete checkpoint."""
-    return {
-        step_of(folder): {
-            file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in folder.glob("*.safetensors")
-            if file.is_file()  # and not a folder in its place
+    weights = {}
+    for folder in filter(Path.is_dir, list_checkpoints(run / "checkpoints")):
+        # A folder may be in the place of a file.
+        files = filter(Path.is_file, folder.glob("*.safetensors"))
+        weights[step_of(folder)] = {
+            file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files
         }
-        for folder in list_checkpoints(run / "checkpoints")
-        if folder.is_dir()
-    }
+    return weights
 
 
 def newest_step(run: Path) -> int:

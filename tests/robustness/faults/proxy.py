@@ -7,16 +7,14 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tests.robustness.faults.children import die_with
 
 CHUNK = 1 << 16
 
 
-@dataclass(frozen=True)
-class Disturbance:
+class Disturbance(NamedTuple):
     """What happens to the network.
 
     Attributes:
@@ -37,42 +35,32 @@ class Disturbance:
 
 class Proxy:
     """A process that listens on a port of its own for each of some ports, and passes on what it
-    gets.
-
-    Attributes:
-        ports: port of a program -> port of the proxy.
+    gets; `ports` maps each port to that of the proxy.
     """
 
     def __init__(self, targets: list[int], disturbance: Disturbance, seed: int):
-        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in targets]
-        self.ports = {
-            target: listener.getsockname()[1]
-            for target, listener in zip(targets, listeners, strict=True)
-        }
-        parent, self._pid = os.getpid(), os.fork()
-        if self._pid == 0:
+        listeners = {target: socket.create_server(("127.0.0.1", 0)) for target in targets}
+        self.ports = {target: server.getsockname()[1] for target, server in listeners.items()}
+        parent, self.pid = os.getpid(), os.fork()
+        if self.pid == 0:
             try:
                 die_with(parent)
-                _Network(disturbance, seed).serve(dict(zip(targets, listeners, strict=True)))
+                _Network(disturbance, seed).serve(listeners)
             finally:
                 os._exit(0)
-        for listener in listeners:
+        for listener in listeners.values():
             listener.close()
 
-    @property
-    def pid(self) -> int:
-        return self._pid
-
     def close(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
 
 class _Network:
     def __init__(self, disturbance: Disturbance, seed: int):
         self._disturbance, self._random = disturbance, random.Random(seed)
         self._passed, self._lock = 0, threading.Lock()
-        self._end_of_delay_s: float | None = None
+        self._end_of_delay_s = 0.0
 
     def serve(self, listeners: dict[int, socket.socket]) -> None:
         for target, listener in listeners.items():
@@ -88,15 +76,12 @@ class _Network:
                 client.close()
                 continue
             server.settimeout(None)
-            for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+            for ends in ((client, server), (server, client)):
+                threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            while data := source.recv(CHUNK):
-                data = self._disturbed(data)
-                if not data:
-                    break
+            while data := self._disturbed(source.recv(CHUNK)):
                 sink.sendall(data)
         for end in (source, sink):
             with suppress(OSError):
@@ -104,22 +89,18 @@ class _Network:
 
     def _disturbed(self, data: bytes) -> bytes:
         """Return the bytes to pass on; none closes the connection."""
+        kind, after_bytes, seconds = self._disturbance
         with self._lock:
             self._passed += len(data)
-            if self._passed <= self._disturbance.after_bytes:
+            if not data or self._passed <= after_bytes:
                 return data
-            if self._disturbance.kind == "drop":
+            if kind == "drop":
                 return b""
-            if self._disturbance.kind == "garble":
+            if kind == "garble":
                 place = self._random.randrange(len(data))
-                return (
-                    data[:place]
-                    + bytes([data[place] ^ self._random.randint(1, 255)])
-                    + data[place + 1 :]
-                )
-            self._end_of_delay_s = (
-                self._end_of_delay_s or time.monotonic() + self._disturbance.seconds
-            )
+                changed = data[place] ^ self._random.randint(1, 255)
+                return data[:place] + bytes([changed]) + data[place + 1 :]
+            self._end_of_delay_s = self._end_of_delay_s or time.monotonic() + seconds
             wait_s = self._end_of_delay_s - time.monotonic()
         time.sleep(max(0.0, wait_s))
         return data

@@ -13,49 +13,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from myxtts.training.checkpoint_files import step_of
+from tests.robustness.faults import injection
 from tests.robustness.faults.children import Child
 from tests.robustness.faults.damage import damage
-from tests.robustness.faults.injection import (
-    CHANGING,
-    GROWING,
-    ClockJump,
-    Defect,
-    Injection,
-    SizeLimit,
-)
+from tests.robustness.faults.injection import ClockJump, Defect, Injection
 from tests.robustness.faults.lab import CHECKPOINT_EVERY, STEPS, UTTERANCES, newest_step
-from tests.robustness.faults.trial import STOPS, Arms, Interrupt, Trial
+from tests.robustness.faults.trial import STOPS, Interrupt, Trial
 
-PLACES = (  # parts of the paths of a run folder: where a named point may be
+# Parts of the paths of a run folder: where a named point may be.
+PLACES = (
+    "",
     *(
-        "",
-        ".partial-step",
-        "step-0000",
-        "state.json",
-        "model.safetensors",
-        "optimizer.safetensors",
-        "averages.safetensors",
-        "checkpoints",
-    ),
-    *(
-        "metrics.jsonl",
-        "config.yaml",
-        "run.json",
-        "timeline.json",
-        "report.html",
-        "index.html",
-        "log.txt",
-    ),
-    *("manifest-", "rejected.csv", "pcm-", "tensorboard", ".lock"),
+        ".partial-step step-0000 state.json model.safetensors optimizer.safetensors"
+        " averages.safetensors checkpoints metrics.jsonl config.yaml run.json timeline.json"
+        " report.html index.html log.txt manifest- rejected.csv pcm- tensorboard .lock"
+    ).split(),
 )
-LINES = (
-    "corpus",
-    "placement",
-    "threads",
-    "feed ",
-    *(f"step {step:6d} |" for step in range(1, STEPS + 1)),
-    "time  ",
-)
+LINES = ("corpus", "placement", "threads", "feed ")
+LINES += (*(f"step {step:6d} |" for step in range(1, STEPS + 1)), "time  ")
 MAX_INTERRUPTS = 3
 TMPFS_KIB = (16, 700)  # a whole run takes about 600
 DAY_S = 86_400.0
@@ -64,32 +39,22 @@ DAY_S = 86_400.0
 def interrupts(trial: Trial) -> None:
     """Kill, stop, terminate or interrupt a run, at named points or at random, and resume it."""
     keep = "--keep-checkpoints", str(trial.random.choice((1, 2, 9)))
+    numbers = (*[signal.SIGKILL] * 3, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)
+    ends = STOPS | {signal.SIGKILL: 128 + signal.SIGKILL}
     for _ in range(trial.random.randint(1, MAX_INTERRUPTS)):
-        number = trial.random.choice(
-            (*[signal.SIGKILL] * 3, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)
-        )
-        codes = {0} | (
-            {STOPS[number]}
-            if number in STOPS
-            else {128 + number}
-            if number == signal.SIGKILL
-            else set()
-        )
+        number = trial.random.choice(numbers)
+        codes = [0, ends[number]] if number in ends else [0]
         moment = _moment(trial.random, number)
-        if isinstance(moment, Interrupt):
-            trial.train(str(moment), *keep, interrupts=[moment], codes=sorted(codes))
-        else:
-            trial.train(str(moment), *keep, arms=[moment], codes=sorted(codes))
+        kind = "interrupts" if isinstance(moment, Interrupt) else "arms"
+        trial.train(str(moment), *keep, codes=codes, **{kind: [moment]})
     trial.finish_run("undisturbed", *keep)
 
 
 def _moment(source: random.Random, number: int) -> Interrupt | Injection:
     kind = source.choice(("point", "point", "line", "time"))
     if kind == "point":
-        calls = (source.choice(CHANGING),)
-        return Injection(
-            calls, source.choice(PLACES), source.choice((1, 2, 3, 5, 8, 13)), signal=number
-        )
+        calls, place = (source.choice(injection.CHANGING),), source.choice(PLACES)
+        return Injection(calls, place, source.choice((1, 2, 3, 5, 8, 13)), signal=number)
     pause_s = source.uniform(0.2, 3.0)
     if kind == "line":
         return Interrupt(number, line=source.choice(LINES), pause_s=pause_s)
@@ -103,9 +68,8 @@ def damaged_run(trial: Trial) -> None:
     newest = trial.run_dir / "checkpoints" / f"step-{STEPS - CHECKPOINT_EVERY * len(without):06d}"
     files = sorted(path for path in trial.run_dir.rglob("*") if path.is_file())
     of_newest = [path for path in files if path.parent == newest]
-    path = trial.random.choice(
-        [*of_newest, *of_newest, *(path for path in files if path.parent.parent != newest.parent)]
-    )
+    others = [path for path in files if path.parent.parent != newest.parent]
+    path = trial.random.choice([*of_newest, *of_newest, *others])
     # Its bytes have no checksum: reading a large corpus at each start takes too long.
     if path.name.startswith("pcm-"):
         path.write_bytes(path.read_bytes()[: trial.random.randrange(path.stat().st_size)])
@@ -130,17 +94,11 @@ def damaged_run(trial: Trial) -> None:
 
 def _follow_advice(trial: Trial, message: str) -> list[str]:
     """Remove the files that a message tells to remove or to move away; return their names."""
-    named = (
-        message.partition(": ")[0]
-        if "Move it away" in message
-        else message.rpartition("emove ")[2].rstrip(".")
-    )
-    paths = [Path(word) for word in re.findall(r"[^\s,]+", named)]
-    inside = [
-        path
-        for path in paths
-        if path.is_absolute() and trial.run_dir in path.parents and path.exists()
-    ]
+    named = message.rpartition("emove ")[2].rstrip(".")
+    if "Move it away" in message:
+        named = message.partition(": ")[0]
+    paths = [path for path in map(Path, re.findall(r"[^\s,]+", named)) if path.is_absolute()]
+    inside = [path for path in paths if trial.run_dir in path.parents and path.exists()]
     for path in inside:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return [path.name for path in inside]
@@ -149,22 +107,16 @@ def _follow_advice(trial: Trial, message: str) -> list[str]:
 def full_disk(trial: Trial) -> None:
     """Fill the disk in a run, then free it and resume."""
     means = trial.random.choice(("tmpfs", "ENOSPC", "EDQUOT", "limit"))
-    arms: list[Arms] = []
+    arms: list = []
     if means == "limit":
-        arms = [SizeLimit(trial.random.choice((20_000, 40_000, 60_000, 100_000)))]
+        sizes = (20_000, 40_000, 60_000, 100_000)
+        arms = [injection.SizeLimit(trial.random.choice(sizes))]
     elif means != "tmpfs":
-        places = (
-            "",
-            "",
-            "checkpoints",
-            "step-0000",
-            "metrics.jsonl",
-            "tensorboard",
-            "report.html",
-            "timeline.json",
-        )
+        places = ("", "", "checkpoints", "step-0000", "metrics.jsonl", "tensorboard")
+        places += ("report.html", "timeline.json")
         number, nth = getattr(errno, means), trial.random.randint(1, 120)
-        arms = [Injection(GROWING, trial.random.choice(places), nth, error=number, lasting=True)]
+        place = trial.random.choice(places)
+        arms = [Injection(injection.GROWING, place, nth, error=number, lasting=True)]
     size_kib = trial.random.randint(*TMPFS_KIB)
     with _small_disk(trial.runs, size_kib if means == "tmpfs" else 0) as enlarge:
         what = "; ".join(map(str, arms)) or f"a disk of {size_kib} KiB"
@@ -201,12 +153,10 @@ def read_only(trial: Trial) -> None:
 
 def input_output_errors(trial: Trial) -> None:
     """Let reading or writing fail with EIO, once or from then on; then resume."""
-    calls = trial.random.choice(
-        (("write",), ("fsync",), ("rename",), ("create",), ("unlink",), ("read",), ("open",))
-    )
+    call = trial.random.choice(("write", "fsync", "rename", "create", "unlink", "read", "open"))
     place, nth = trial.random.choice(PLACES), trial.random.choice((1, 1, 2, 3, 5, 8, 20))
-    arm = Injection(calls, place, nth, error=errno.EIO, lasting=trial.random.random() < 0.5)
-    if calls[0] in ("read", "open") and trial.random.random() < 0.5:
+    arm = Injection((call,), place, nth, error=errno.EIO, lasting=trial.random.random() < 0.5)
+    if call in ("read", "open") and trial.random.random() < 0.5:
         trial.copy_template(without=(12,))
     trial.train(str(arm), arms=[arm], codes=(0, 2))
     trial.finish_run("on a sound disk", may_lack_lines=True)
@@ -214,10 +164,8 @@ def input_output_errors(trial: Trial) -> None:
 
 def clock_jumps(trial: Trial) -> None:
     """Let the clock of the day jump by seconds or by years, forwards or back."""
-    seconds = trial.random.choice((1.0, 3600.0, DAY_S, 3650 * DAY_S)) * trial.random.choice(
-        (1.0, -1.0)
-    )
-    jump = ClockJump(seconds, trial.random.randint(1, 60))
+    seconds = trial.random.choice((1.0, 3600.0, DAY_S, 3650 * DAY_S))
+    jump = ClockJump(seconds * trial.random.choice((1.0, -1.0)), trial.random.randint(1, 60))
     flags = trial.random.choice(((), ("--validate-every", "4")))
     finished = trial.train(str(jump), *flags, arms=[jump])
     if finished.code == 0:
@@ -228,11 +176,9 @@ def planted_defect(trial: Trial) -> None:
     """Plant a defect in the report of a step: a traceback, after saving. Then resume."""
     defect = Defect(trial.random.randint(1, STEPS))
     finished = trial.train(str(defect), arms=[defect], codes=(1,), planted="KeyError: 'planted'")
-    if finished.code == 1 and newest_step(trial.run_dir) < defect.step:
-        trial.fail(
-            "lost steps",
-            f"the defect at step {defect.step} lost steps: {newest_step(trial.run_dir)} is saved",
-        )
+    newest = newest_step(trial.run_dir)
+    if finished.code == 1 and newest < defect.step:
+        trial.fail("lost steps", f"{newest} is saved, but the defect was at step {defect.step}")
     trial.finish_run("without the defect", may_lack_lines=True)  # that of the defective report
 
 
@@ -241,9 +187,8 @@ def two_starts(trial: Trial) -> None:
     resume = ["--resume"] if trial.random.random() < 0.6 else []
     if resume and trial.random.random() < 0.5:
         trial.copy_template(without=(12,))
-    between_s = trial.random.choice(
-        (0.0, 0.0, 0.05, trial.random.uniform(0.1, 1.5) * trial.lab.seconds)
-    )
+    late_s = trial.random.uniform(0.1, 1.5) * trial.lab.seconds
+    between_s = trial.random.choice((0.0, 0.0, 0.05, late_s))
     trial.steps.append(f"two starts {between_s:.2f} s apart {' '.join(resume)}")
     trial.faults += 1
     first = trial.start(resume)
@@ -252,12 +197,11 @@ def two_starts(trial: Trial) -> None:
     while (first.poll() is None or second.poll() is None) and not second.exceeds(trial.limit_s):
         time.sleep(0.05)
     finished = [trial.finish(child, (0, 2)) for child in (first, second)]
-    if 0 not in [program.code for program in finished]:
-        trial.fail(
-            "exit code", f"neither of two starts trained: {finished[0].err!r} {finished[1].err!r}"
-        )
-        return
-    trial.check_equal()
+    if 0 in [program.code for program in finished]:
+        trial.check_equal()
+    else:
+        errors = [program.err for program in finished]
+        trial.fail("exit code", f"neither of two starts trained: {errors}")
 
 
 def bad_audio(trial: Trial) -> None:
@@ -265,18 +209,16 @@ def bad_audio(trial: Trial) -> None:
     corpus = trial.folder / "corpus"
     shutil.copytree(trial.lab.corpus.parent, corpus)
     victim = corpus / f"u{trial.random.randrange(UTTERANCES)}.wav"
-    kind = trial.random.choice(
-        ("deleted", "cut", "empty", "replaced", "a folder", "a loop", "no sound", "EIO")
-    )
+    kinds = ("deleted", "cut", "empty", "replaced", "a folder", "a loop", "no sound", "EIO")
+    kind = trial.random.choice(kinds)
     line = f"step {trial.random.randint(1, STEPS - 2):6d} |"
     caches = ("--cache-dataset",) * (trial.random.random() < 0.2)
     # The cache is decoded.
     decoding = ("--no-use-tf-native-loading",) * (trial.random.randint(0, 1) and not caches)
-    arms = (
-        [Injection(("open", "read"), victim.name, 20, error=errno.EIO, lasting=True)]
-        if kind == "EIO"
-        else []
-    )
+    arms = []
+    if kind == "EIO":
+        calls = ("open", "read")
+        arms = [Injection(calls, victim.name, 20, error=errno.EIO, lasting=True, root=corpus)]
     content, is_done = victim.read_bytes(), False
 
     def spoil(child: Child) -> None:
@@ -288,8 +230,7 @@ def bad_audio(trial: Trial) -> None:
     trial.faults += not arms
     what = f"{victim.name} {kind} at '{line}' {' '.join(decoding)}"
     keywords = {"corpus": corpus / "corpus.csv", "meanwhile": spoil}
-    roots = [_Rooted(arm, corpus) for arm in arms]
-    finished = trial.train(what, *caches, *decoding, arms=roots, codes=(0, 2), **keywords)
+    finished = trial.train(what, *caches, *decoding, arms=arms, codes=(0, 2), **keywords)
     if victim.is_dir() and not victim.is_symlink():
         victim.rmdir()
     victim.unlink(missing_ok=True)
@@ -303,30 +244,17 @@ def bad_audio(trial: Trial) -> None:
     trial.finish_run("with the file", *decoding, corpus=corpus / "corpus.csv")
 
 
-class _Rooted:
-    """A fault on files below another folder than that of the runs."""
-
-    def __init__(self, arm: Arms, root: Path):
-        self._arm, self._root = arm, root
-
-    def __str__(self) -> str:
-        return str(self._arm)
-
-    def arm(self, root: Path) -> None:
-        self._arm.arm(self._root)
-
-
 def _spoil(path: Path, kind: str, content: bytes, source: random.Random) -> None:
     path.unlink()
-    if kind == "cut":
-        path.write_bytes(content[: source.randrange(len(content))])
-    elif kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "replaced":
-        path.write_bytes(content[:44] + bytes(len(content) - 44))
-    elif kind == "a folder":
+    if kind == "a folder":
         path.mkdir()
     elif kind == "a loop":
         os.symlink(path, path)
-    elif kind == "no sound":
-        path.write_bytes(source.randbytes(len(content)))
+    elif kind != "deleted":
+        contents = {
+            "cut": lambda: content[: source.randrange(len(content))],
+            "empty": bytes,
+            "replaced": lambda: content[:44] + bytes(len(content) - 44),
+            "no sound": lambda: source.randbytes(len(content)),
+        }
+        path.write_bytes(contents[kind]())

@@ -11,35 +11,38 @@ from pathlib import Path
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.launcher import local_workers
 from myxtts.files import locked_file
-from tests.robustness.faults.children import Child
-from tests.robustness.faults.forked_popen import forked_children
+from tests.robustness.faults.children import Child, fork_children
 from tests.robustness.faults.injection import redirect
 from tests.robustness.faults.lab import STEPS, losses_of, weights_of
 from tests.robustness.faults.proxy import Disturbance, Proxy
 from tests.robustness.faults.trial import STOPS, Finished, Trial
 
-ONE_CPU = ("--simulate-gpus", "0", "--data-gpu", "null", "--model-gpu", "null", "--batch-size", "2")
-HANG = signal.SIGSTOP
+ONE_CPU = "--simulate-gpus 0 --data-gpu null --model-gpu null --batch-size 2".split()
+JOB_FLAGS = (
+    "--simulate-gpus 2 --gpus 0 1 --data-gpu null --model-gpu null --warmstart-steps 3 --max-steps"
+    f" {STEPS} --validation-fraction 0 --batch-size 2 --max-restarts 2"
+).split()
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 LISTENS = re.compile(r"listens on port (\d+)")
 JOBS_CODES = (0, 1)  # 1: the merged model is worse than the best job, which a toy may be
 LOSS_S = 240.0  # for workers to notice a loss: 20 s without a heartbeat, 60 s at the start
+RESUMED = [("--resume",)] * 2
 Connect = Callable[[], None]
+Expected = tuple[dict, dict]  # losses and weights of an undisturbed run
 
 
 def workers(trial: Trial) -> None:
     """Kill, stop or hang one of two workers, or disturb their network; resume both."""
-    expected = _reference(trial, "workers", lambda folder: _train_workers(trial, [(), ()]))
+    expected = _reference(trial, "workers", lambda: _train_workers(trial, [(), ()]), (0,))
     trial.limit_s = max(trial.limit_s, LOSS_S)
     kind = trial.random.choice(("signal", "signal", "network"))
     line = f"step {trial.random.randint(1, STEPS - 2):6d} |"
-    number = trial.random.choice(
-        (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, HANG)
-    )
+    number = trial.random.choice((signal.SIGKILL, *SIGNALS, signal.SIGSTOP))
     victim = trial.random.randrange(2)
     network = _draw_network(trial.random)
     trial.faults += 1
     if kind == "signal":
-        trial.steps.append(f"{signal.Signals(number).name} to worker {victim} at '{line}'")
+        trial.steps.append(f"{number.name} to worker {victim} at '{line}'")
         _interrupted_workers(trial, number, victim, line)
     else:
         trial.steps.append(str(network))
@@ -48,8 +51,7 @@ def workers(trial: Trial) -> None:
         if network.kind == "garble":
             return
     trial.steps.append("both resumed")
-    finished = _train_workers(trial, [("--resume",)] * 2)
-    if all(worker.code == 0 for worker in finished):
+    if all(worker.code == 0 for worker in _train_workers(trial, RESUMED)):
         _compare(trial, expected, trial.run_dir)
 
 
@@ -60,7 +62,7 @@ def _draw_network(source: random.Random) -> Disturbance:
 
 
 def _interrupted_workers(trial: Trial, number: int, victim: int, line: str) -> None:
-    children = _start_workers(trial, [("--resume",)] * 2)
+    children = _start_workers(trial, RESUMED)
     _wait_for(trial, children, line)
     children[victim].send(number)
     codes = [{0, 2}, {0, 2}]
@@ -81,11 +83,9 @@ def _disturbed_workers(trial: Trial, network: Disturbance) -> None:
     proxy = Proxy(ports, network, trial.random.randrange(1 << 30))
     trial.helpers.append(proxy.pid)
     try:
-        others = [
-            [lambda: redirect(ports[1], proxy.ports[ports[1]])],
-            [lambda: redirect(ports[0], proxy.ports[ports[0]])],
-        ]
-        children = _start_workers(trial, [("--resume",)] * 2, addresses, others)
+        # Each connects to the other by the proxy.
+        others = [[lambda port=port: redirect(port, proxy.ports[port])] for port in ports[::-1]]
+        children = _start_workers(trial, RESUMED, addresses, others)
         for child in children:
             trial.finish(child, (0, 2), may_abort=network.kind == "garble")
     finally:
@@ -104,14 +104,12 @@ def _start_workers(
     connects: Sequence[Sequence[Connect]] = ((), ()),
 ) -> list[Child]:
     addresses = addresses or local_workers(2)
-    return [
-        trial.start(
-            [*ONE_CPU, *flags[index]],
-            environ={"TF_CONFIG": Cluster(addresses, index).tf_config()},
-            further=connects[index],
-        )
-        for index in range(2)
-    ]
+    children = []
+    for index in range(2):
+        environ = {"TF_CONFIG": Cluster(addresses, index).tf_config()}
+        worker_flags = [*ONE_CPU, *flags[index]]
+        children.append(trial.start(worker_flags, environ=environ, further=connects[index]))
+    return children
 
 
 def _wait_for(trial: Trial, children: Sequence[Child], line: str) -> None:
@@ -125,21 +123,15 @@ def _wait_for(trial: Trial, children: Sequence[Child], line: str) -> None:
 def data_service(trial: Trial) -> None:
     """Kill or stop a server of a data service in use; resume the run without the service."""
     line = f"step {trial.random.randint(1, STEPS - 3):6d} |"
-    victim, number = (
-        trial.random.randrange(3),
-        trial.random.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT)),
-    )
-    trial.steps.append(
-        f"{signal.Signals(number).name} to {('dispatcher', 'reader', 'reader')[victim]} at '{line}'"
-    )
+    victim, number = trial.random.randrange(3), trial.random.choice(SIGNALS)
+    role = ("dispatcher", "reader", "reader")[victim]
+    trial.steps.append(f"{number.name} to {role} at '{line}'")
     trial.faults += 1
     serve = ["-m", "myxtts", "serve-data"]
     servers = [trial.launch([*serve, "dispatcher", "--port", "0"])]
     address = f"127.0.0.1:{_port_of(trial, servers[0])}"
-    servers += [
-        trial.launch([*serve, "worker", "--dispatcher", address])
-        for _ in range(trial.random.randint(1, 2))
-    ]
+    for _ in range(trial.random.randint(1, 2)):
+        servers.append(trial.launch([*serve, "worker", "--dispatcher", address]))
     for server in servers[1:]:
         _port_of(trial, server)
     child = trial.start(["--resume", "--data-service", f"grpc://{address}"])
@@ -160,22 +152,20 @@ def _port_of(trial: Trial, server: Child) -> int:
         if found := LISTENS.search(server.output()):
             return int(found[1])
         time.sleep(0.02)
-    raise RuntimeError(
-        f"a server of the data service does not listen: {server.output()}{server.errors()}"
-    )
+    raise AssertionError(f"a server does not listen: {server.output()}{server.errors()}")
 
 
 def jobs(trial: Trial) -> None:
     """Kill or stop the launcher of two jobs, or a process of it; resume, compare the merge."""
-    command = ["-m", "myxtts", "jobs", *trial.lab.flags(trial.runs, "run"), *_JOB_FLAGS]
-    expected = _reference(trial, "jobs", lambda folder: [_jobs(trial, command, JOBS_CODES)])
-    number = trial.random.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+    command = ["-m", "myxtts", "jobs", *trial.lab.flags(trial.runs, "run"), *JOB_FLAGS]
+    expected = _reference(trial, "jobs", lambda: [_jobs(trial, command)], JOBS_CODES)
+    number = trial.random.choice(SIGNALS)
     to_launcher, moment = trial.random.random() < 0.5, trial.random.uniform(0.0, 1.0)
     target = "the launcher" if to_launcher else "a process of the launcher"
-    trial.steps.append(f"{signal.Signals(number).name} to {target} after {moment:.2f} of its time")
+    trial.steps.append(f"{number.name} to {target} after {moment:.2f} of its time")
     trial.faults += 1
     seconds = float((trial.lab.folder / "jobs" / "seconds").read_text())
-    child = trial.launch(command, further=[forked_children])
+    child = trial.launch(command, further=[fork_children])
     child.wait(moment * seconds)
     pid = child.pid if to_launcher else _process_of(child)
     if pid is not None and child.poll() is None:
@@ -183,50 +173,37 @@ def jobs(trial: Trial) -> None:
     codes = {*JOBS_CODES, 2} | ({128 + number} if to_launcher else set())
     trial.finish(child, sorted(codes))
     trial.steps.append("resumed")
-    finished = _jobs(trial, [*command, "--resume"], JOBS_CODES)
-    if finished.code in JOBS_CODES:
+    if _jobs(trial, [*command, "--resume"]).code in JOBS_CODES:
         _compare(trial, expected, trial.run_dir / "merged")
 
 
-_JOB_FLAGS = (
-    "--simulate-gpus 2 --gpus 0 1 --data-gpu null --model-gpu null --warmstart-steps 3 --max-steps"
-    f" {STEPS} --validation-fraction 0 --batch-size 2 --max-restarts 2"
-).split()
-
-
-def _jobs(trial: Trial, command: Sequence[str], codes: Sequence[int]) -> Finished:
-    return trial.finish(trial.launch(command, further=[forked_children]), codes)
+def _jobs(trial: Trial, command: Sequence[str]) -> Finished:
+    return trial.finish(trial.launch(command, further=[fork_children]), JOBS_CODES)
 
 
 def _process_of(launcher: Child) -> int | None:
     """Return a process that a launcher has started, if any, but not the filter of its errors."""
+    leaders = []
     try:
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-        leaders = [
-            int(pid)
-            for pid in children
-            if int(Path(f"/proc/{pid}/stat").read_text().split()[5]) == int(pid)
-        ]
+        for pid in children:
+            if Path(f"/proc/{pid}/stat").read_text().split()[5] == pid:
+                leaders.append(int(pid))
     except (FileNotFoundError, ProcessLookupError):  # it has ended
         return None
     return leaders[-1] if leaders else None
 
 
-Expected = tuple[dict, dict]
-"""Losses and weights of an undisturbed run."""
-
-
-def _reference(trial: Trial, name: str, train: Callable[[Path], list[Finished]]) -> Expected:
+def _reference(
+    trial: Trial, name: str, train: Callable[[], list[Finished]], codes: Sequence[int]
+) -> Expected:
     """Train an undisturbed run of several processes once, and keep it for all cases."""
     kept = trial.lab.folder / name
     with locked_file(trial.lab.folder / f"{name}.lock"):
         if not kept.exists():
             began_s = time.monotonic()
-            finished = train(trial.runs)
-            if any(
-                program.code not in (JOBS_CODES if name == "jobs" else (0,)) for program in finished
-            ):
-                raise RuntimeError(f"the undisturbed {name} failed: {finished}")
+            finished = train()
+            assert {program.code for program in finished} <= {*codes}, f"{name}: {finished}"
             shutil.move(trial.run_dir, kept)
             (kept / "seconds").write_text(str(time.monotonic() - began_s))
     run = kept / "merged" if name == "jobs" else kept
@@ -235,12 +212,9 @@ def _reference(trial: Trial, name: str, train: Callable[[Path], list[Finished]])
 
 def _compare(trial: Trial, expected: Expected, run: Path) -> None:
     losses, weights = expected
-    newest = max(weights)
-    if weights_of(run).get(newest) != weights[newest]:
-        trial.fail(
-            "unequal",
-            f"the weights of step {newest} differ (newest checkpoint:"
-            f" {max(weights_of(run), default=0)})",
-        )
+    actual, newest = weights_of(run), max(weights)
+    if actual.get(newest) != weights[newest]:
+        found = max(actual, default=0)
+        trial.fail("unequal", f"the weights of {newest} differ (newest checkpoint: {found})")
     if losses_of(run) != losses:
         trial.fail("unequal", "the losses differ from those of the undisturbed run")

@@ -93,46 +93,22 @@ static int kind(int flags) { return (flags & (O_WRONLY | O_RDWR | O_CREAT)) ? CR
     }
 OPENS(open) OPENS(open64) OPENS_AT(openat) OPENS_AT(openat64) FOPENS(fopen) FOPENS(fopen64)
 
-ssize_t write(int fd, const void *data, size_t size) {
-    NEXT(write);
-    return fault_fd(WRITE, fd) ? -1 : next(fd, data, size);
-}
-ssize_t read(int fd, void *data, size_t size) {
-    NEXT(read);
-    return fault_fd(READ, fd) ? -1 : next(fd, data, size);
-}
-ssize_t pread(int fd, void *data, size_t size, off_t at) {
-    NEXT(pread);
-    return fault_fd(READ, fd) ? -1 : next(fd, data, size, at);
-}
-ssize_t pread64(int fd, void *data, size_t size, off64_t at) {
-    NEXT(pread64);
-    return fault_fd(READ, fd) ? -1 : next(fd, data, size, at);
-}
-int fsync(int fd) {
-    NEXT(fsync);
-    return fault_fd(FSYNC, fd) ? -1 : next(fd);
-}
-int rename(const char *from, const char *to) {
-    NEXT(rename);
-    return fault(RENAME, to) ? -1 : next(from, to);
-}
-int mkdir(const char *path, mode_t mode) {
-    NEXT(mkdir);
-    return fault(MKDIR, path) ? -1 : next(path, mode);
-}
-int unlink(const char *path) {
-    NEXT(unlink);
-    return fault(UNLINK, path) ? -1 : next(path);
-}
-int rmdir(const char *path) {
-    NEXT(rmdir);
-    return fault(UNLINK, path) ? -1 : next(path);
-}
-int unlinkat(int folder, const char *path, int flags) {
-    NEXT(unlinkat);
-    return fault_at(UNLINK, folder, path) ? -1 : next(folder, path, flags);
-}
+#define WRAPS(type, name, parameters, fails, arguments) \
+    type name parameters { \
+        NEXT(name); \
+        return fails ? -1 : next arguments; \
+    }
+WRAPS(ssize_t, write, (int fd, const void *data, size_t size), fault_fd(WRITE, fd), (fd, data, size))
+WRAPS(ssize_t, read, (int fd, void *data, size_t size), fault_fd(READ, fd), (fd, data, size))
+WRAPS(ssize_t, pread, (int fd, void *data, size_t size, off_t at), fault_fd(READ, fd), (fd, data, size, at))
+WRAPS(ssize_t, pread64, (int fd, void *data, size_t size, off64_t at), fault_fd(READ, fd), (fd, data, size, at))
+WRAPS(int, fsync, (int fd), fault_fd(FSYNC, fd), (fd))
+WRAPS(int, rename, (const char *from, const char *to), fault(RENAME, to), (from, to))
+WRAPS(int, mkdir, (const char *path, mode_t mode), fault(MKDIR, path), (path, mode))
+WRAPS(int, unlink, (const char *path), fault(UNLINK, path), (path))
+WRAPS(int, rmdir, (const char *path), fault(UNLINK, path), (path))
+WRAPS(int, unlinkat, (int folder, const char *path, int flags), fault_at(UNLINK, folder, path), (folder, path, flags))
+
 int connect(int fd, const struct sockaddr *address, socklen_t size) {
     NEXT(connect);
     char copy[128];

@@ -16,22 +16,15 @@ from tests.robustness.faults.children import Child
 from tests.robustness.faults.injection import Injection
 from tests.robustness.faults.lab import CHECKPOINT_EVERY, LIMIT_S, SCRIPT, Lab, newest_step
 
-MARKS = (  # of a defect, in any output
-    *(
-        "Traceback (most recent call last)",
-        "Exception ignored",
-        "Fatal Python error",
-        "--- Logging error ---",
-    ),
-    *("terminate called", "Check failed", "double free", "corrupted size"),
-)
-STEP, RESUMED = (
-    re.compile(r"^step +(\d+) \|", re.MULTILINE),
-    re.compile(r"^resumed +.*step-(\d+)$", re.MULTILINE),
-)
+# Of a defect, in any output.
+MARKS = ("Traceback (most recent call last)", "Exception ignored", "Fatal Python error")
+MARKS += ("--- Logging error ---", "terminate called", "Check failed", "double free")
+MARKS += ("corrupted size",)
+STEP = re.compile(r"^step +(\d+) \|", re.MULTILINE)
+RESUMED = re.compile(r"^resumed +.*step-(\d+)$", re.MULTILINE)
 STOPPED = re.compile(r"^stopped +by \S+ at step (\d+), after a checkpoint", re.MULTILINE)
 ERROR = re.compile(r"^error: ", re.MULTILINE)
-# what TensorFlow's libraries say of lost connections, and a full disk behind stdout
+# What TensorFlow's libraries say of lost connections, and a full disk behind stdout.
 EXPECTED = re.compile(
     r"^[EW]\d{4} \d.*\n|^Additional GRPC error information.*\n|^:[A-Z_]+:Error received from"
     r" peer.*\n"
@@ -54,8 +47,7 @@ class Failure(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Interrupt:
+class Interrupt(NamedTuple):
     """A signal from outside.
 
     Attributes:
@@ -75,11 +67,8 @@ class Interrupt:
 
 
 class Finished(NamedTuple):
-    """A program that has ended.
-
-    Attributes:
-        code: as a shell reports it: 128 + the number of a signal.
-        hung: whether it had to be killed.
+    """A program that has ended, with its code as a shell reports it: 128 + the number of a signal;
+    it hung if it had to be killed.
     """
 
     code: int
@@ -95,7 +84,6 @@ class Finished(NamedTuple):
 
     @property
     def message(self) -> str:
-        """What follows the last `error: ` of its errors."""
         return self.err.rpartition("error: ")[2].strip()
 
 
@@ -118,10 +106,6 @@ class Trial:
     children: list[Child] = field(default_factory=list)
     helpers: list[int] = field(default_factory=list)
     faults: int = 0
-
-    @property
-    def processes(self) -> int:
-        return len(self.children)
 
     @property
     def runs(self) -> Path:
@@ -152,15 +136,12 @@ class Trial:
 
     def launch(self, command: Sequence[str], *arms: Arms, **keywords: Any) -> Child:
         """Start a program of the case; `further` is called in it, too."""
-        prepare = [
-            *[lambda arm=arm: arm.arm(self.runs) for arm in arms],
-            *keywords.pop("further", ()),
-        ]
-        name = f"program-{self.processes + 1}"
-        self.children.append(
-            self.lab.launcher.start(command, self.folder, name, prepare, **keywords)
-        )
-        return self.children[-1]
+        prepare = [lambda arm=arm: arm.arm(self.runs) for arm in arms]
+        prepare += keywords.pop("further", ())
+        name = f"program-{len(self.children) + 1}"
+        child = self.lab.launcher.start(command, self.folder, name, prepare, **keywords)
+        self.children.append(child)
+        return child
 
     def train(
         self,
@@ -169,7 +150,7 @@ class Trial:
         arms: Sequence[Arms] = (),
         interrupts: Sequence[Interrupt] = (),
         codes: Sequence[int] = (0,),
-        meanwhile: Any = None,
+        meanwhile: Any = lambda _: None,
         checks_start: bool = True,
         planted: str = "",
         **keywords: Any,
@@ -187,17 +168,14 @@ class Trial:
         before = newest_step(self.run_dir)
         child = self.start(["--resume", *flags], *arms, **keywords)
         sender = Sender(interrupts, self.lab.seconds)
-        is_killed = any(isinstance(arm, Injection) and arm.signal for arm in arms) or bool(
-            interrupts
-        )
+        kills = [arm for arm in arms if isinstance(arm, Injection) and arm.signal]
 
         def watch(running: Child) -> None:
             sender.poll(running)
-            if meanwhile is not None:
-                meanwhile(running)
+            meanwhile(running)
 
         finished = self.finish(child, codes, watch, planted)
-        self.check_checkpoints(finished, before, is_killed, checks_start)
+        self.check_checkpoints(finished, before, bool(kills or interrupts), checks_start)
         return finished
 
     def finish(
@@ -226,9 +204,8 @@ class Trial:
             self.steps.append("TensorFlow aborted a process")
         else:
             self.check_end(finished, codes, planted)
-        for line in self.lab.launcher.end_orphans(
-            [*(child.pid for child in self.children if child.code is None), *self.helpers]
-        ):
+        running = [child.pid for child in self.children if child.code is None]
+        for line in self.lab.launcher.end_orphans([*running, *self.helpers]):
             self.fail("orphan", line)
         return finished
 
@@ -245,10 +222,9 @@ class Trial:
             self.fail("exit code", f"{finished.code}, not one of {list(codes)}: {last}")
             return
         said = EXPECTED.sub("", finished.err)
-        if finished.code == 2 and len(ERROR.findall(said)) != 1:
-            self.fail(
-                "message", f"{len(ERROR.findall(said))} messages, not 1: {said[-MAX_TEXT:]!r}"
-            )
+        count = len(ERROR.findall(said))
+        if finished.code == 2 and count != 1:
+            self.fail("message", f"{count} messages, not 1: {said[-MAX_TEXT:]!r}")
         if finished.code == 2 and not is_advice(finished.message):
             self.fail("message", f"it says not what to do: {finished.message!r}")
         if finished.code == 0 and said.strip():
@@ -258,25 +234,17 @@ class Trial:
         self, finished: Finished, before: int, is_killed: bool, checks_start: bool
     ) -> None:
         """Check that no older checkpoint is lost, and that a stop has saved its step."""
-        newest = newest_step(self.run_dir)
-        if resumed := RESUMED.findall(finished.out):
-            if checks_start and int(resumed[-1]) < before:
-                self.fail(
-                    "lost steps",
-                    f"resumed from step {resumed[-1]}, but there was a checkpoint of step {before}",
-                )
-        elif before and checks_start and finished.last_step:
-            self.fail("lost steps", f"started anew, but there was a checkpoint of step {before}")
+        newest, resumed = newest_step(self.run_dir), RESUMED.findall(finished.out)
+        start = int(resumed[-1]) if resumed else 0
+        if checks_start and start < before and (resumed or finished.last_step):
+            self.fail("lost steps", f"started from {start}, but there was a checkpoint of {before}")
         # The save of a step waits until the checkpoint before is on the disk.
         complete = (max(finished.last_step - 1, 0) // CHECKPOINT_EVERY - 1) * CHECKPOINT_EVERY
         least = max(before, complete if is_killed else before)
         if stopped := STOPPED.findall(finished.out):
             least = int(stopped[-1])
         if newest < least:
-            self.fail(
-                "lost steps",
-                f"the newest checkpoint is of step {newest}, and one of {least} was complete",
-            )
+            self.fail("lost steps", f"the newest checkpoint is {newest}, but {least} was complete")
 
     def finish_run(
         self, what: str = "undisturbed", *flags: str, may_lack_lines: bool = False, **keywords: Any
@@ -307,15 +275,13 @@ class Sender:
                 child.send(signal.SIGCONT)
             return
         for interrupt in list(self._waiting):
-            if self._is_due(interrupt, child, now_s):
+            is_due = now_s - child.started_s >= interrupt.fraction * self._run_s
+            if interrupt.line:
+                is_due = interrupt.line in child.output()
+            if is_due:
                 self._waiting.remove(interrupt)
                 self._continue_s = now_s + interrupt.pause_s
                 child.send(interrupt.number)
-
-    def _is_due(self, interrupt: Interrupt, child: Child, now_s: float) -> bool:
-        if interrupt.line:
-            return interrupt.line in child.output()
-        return now_s - child.started_s >= interrupt.fraction * self._run_s
 
 
 def essence(traceback: str) -> str:

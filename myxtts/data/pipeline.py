@@ -1,7 +1,13 @@
-"""Stages A to D together: batches on the data devices, from any position of the plan."""
+"""Stages A to D together: batches on the data devices, from any position of the plan; and stage E.
+
+In stage E, features are copied from the data device to the model device. Copies are part of
+compiled functions: an eager copy to a GPU blocks its caller, and each tensor's copy waits for
+everything that is queued on the receiving GPU (TensorFlow's `GPUUtil::DeviceToDeviceCopy` and
+`CopyCPUTensorToGPU`).
+"""
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain
@@ -25,11 +31,10 @@ from myxtts.data.service import ServiceReader
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
 
+# Batch -> features on the data device, and one element of a computed feature, float32 [1]. Reading
+# the element waits for the data device, without the operations that taking it from the features
+# would need.
 ProduceFunction = Callable[[Batch], tuple[Batch, tf.Tensor]]
-"""Batch -> features on the data device, and one element of a computed feature, float32 [1]. Reading
-the element waits for the data device, without the operations that taking it from the features would
-need.
-"""
 
 
 class ProducedBatch(NamedTuple):
@@ -40,8 +45,8 @@ class ProducedBatch(NamedTuple):
     times: Times
 
 
+# One batch of each replica of a producer or of a process.
 ReplicaBatches = tuple[ProducedBatch, ...]
-"""One batch of each replica of a producer or of a process."""
 
 
 class Producer:
@@ -49,16 +54,9 @@ class Producer:
 
     Args:
         plan_pass: `planned_batches` of the corpus, which lacks only the pass, replicas and turn.
-        reader: reads the planned batches.
-        extractor, device: see the attributes.
         replicas: numbers of the replicas that it feeds among those of all processes.
-        turn: which of their microbatches it makes.
+        turn: which of their microbatches it makes; see `planned_batches`.
         synchronize: see `produced_batches`.
-
-    Attributes:
-        extractor: the task's batch contracts and features.
-        device: the data device.
-        produce: compiled function from waves to features on this device.
     """
 
     def __init__(
@@ -82,11 +80,11 @@ class Producer:
         self.produce = trace_produce(device, extractor)
 
     def planned(self, corpus_pass: Pass, turn: tuple[int, int] = (0, 1)) -> Iterator[PlannedBatch]:
-        """Plan the batches, by default those of all producers; see `planned_batches`."""
+        """Plan the batches, by default those of all producers."""
         return self._plan_pass(corpus_pass, replicas=self._replicas, turn=turn)
 
     def read(self, corpus_pass: Pass, turn: tuple[int, int] = (0, 1)) -> ReadBatches:
-        """Plan, read and upload: stages A to C, by default for the batches of all producers."""
+        """Plan, read and upload: stages A to C."""
         return self._reader.read(self.planned(corpus_pass, turn), self.device)
 
     def replica_batches(self, corpus_pass: Pass) -> Generator[ReplicaBatches, None, None]:
@@ -110,7 +108,6 @@ def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
         for name, field in extractor.features.items()
         if name not in extractor.inputs and field.dtype == "float32"
     )
-
     produce = extractor.produce_on(device)
 
     def produce_on_device(waves: Batch) -> tuple[Batch, tf.Tensor]:
@@ -131,20 +128,13 @@ def produced_batches(
     produce: ProduceFunction,
     synchronize: bool = False,
 ) -> Generator[ProducedBatch, None, None]:
-    """Compute the features of each batch; runs in the feed's thread.
+    """Compute the features of batches that were read to the data device, in the feed's thread.
 
     For each batch, this thread issues one call of a compiled function. Eager operations of its own
     could meet those of the main thread: two Python threads that compute shapes on one GPU are
-    reported to corrupt each other's (TensorFlow pull request 123993).
-
-    Args:
-        read: planned batches with their waves on the data device.
-        produce: `trace_produce` of the extractor on the data device.
-        synchronize: wait until the data device has finished each batch, so that the times are true
-            on a GPU.
-
-    Raises:
-        TypeError, PlacementError: the first batch breaks its contract or is on another device.
+    reported to corrupt each other's (TensorFlow pull request 123993). With `synchronize` it waits
+    until the data device has finished each batch, so that the times are true on a GPU. Raises
+    TypeError or PlacementError if the first batch breaks its contract or is on another device.
     """
     began_s = time.perf_counter()
     for number, (planned, waves) in enumerate(read):
@@ -165,20 +155,14 @@ def produced_batches(
 
 
 class Pipeline:
-    """Opens feeds over a corpus along the routes of this process.
+    """Opens feeds over a corpus along the routes of this process; `producers` has its producers.
 
     Args:
         corpus: manifest and plan; the plan counts the replicas of all processes.
-        routes: data devices and model device of each replica of this process.
-        extractor: the task's batch contracts and features.
-        data: the settings of reading.
-        seed: source of the batches' randomness.
+        routes: of each replica of this process.
         cache_folder: gets the decoded corpus if `data.cache_dataset` is on.
         synchronize: see `produced_batches`.
         first_replica: number of the first route's replica among all processes.
-
-    Attributes:
-        producers: one for each data device.
     """
 
     def __init__(
@@ -193,14 +177,13 @@ class Pipeline:
         synchronize: bool = False,
         first_replica: int = 0,
     ):
+        manifest = corpus.manifest
         reference_samples = reference_samples_of(data)
-        reader = make_reader(
-            corpus.manifest, extractor.inputs, reference_samples, data, cache_folder
-        )
+        reader = make_reader(manifest, extractor.inputs, reference_samples, data, cache_folder)
         plan_pass = partial(
             planned_batches,
             corpus.plan,
-            corpus.manifest,
+            manifest,
             seed=seed,
             reference_samples=reference_samples,
             teacher_rows=corpus.teacher_rows,
@@ -273,13 +256,7 @@ def make_reader(
     data: DataConfig,
     cache_folder: Path,
 ) -> Reader:
-    """Return the reader that the settings ask for.
-
-    Args:
-        fields: contract of the waves.
-        reference_samples: padded length of the references.
-        cache_folder: see `Pipeline`.
-    """
+    """Return the reader that the settings ask for, of waves with the contract `fields`."""
     if data.data_service is not None:
         return ServiceReader(data.data_service, manifest, fields, reference_samples, data)
     if data.cache_dataset:
@@ -300,10 +277,8 @@ class ReplicaFeed:
     that is queued there when the copy is issued. If the place became free sooner, the producer
     would begin another batch first, and the copy would wait for that batch.
 
-    Args:
-        groups: the feeds of producers that take turns; each feed of a group gives batches of the
-            same replicas.
-        indices: for each group the routes that its batches belong to.
+    `groups` has the feeds of producers that take turns, with batches of the same replicas;
+    `indices` has for each group the routes that its batches belong to.
     """
 
     def __init__(
@@ -356,12 +331,33 @@ class ReplicaFeed:
     def wait_until_full(
         self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False
     ) -> float:
-        """Wait until each feed was full once or ended, or until a stop; at most `timeout_s`.
-
-        Returns:
-            The seconds waited.
-        """
+        """Return the seconds waited for each feed to be full once or ended, or for a stop."""
         waited_s = 0.0
         for feed in chain.from_iterable(self._groups):
             waited_s += feed.wait_until_full(timeout_s - waited_s, is_stopped)
         return waited_s
+
+
+def copied(batches: Sequence[Batch], devices: Sequence[str]) -> list[Batch]:
+    """Copy one batch to each device; to be traced, as a part of a compiled function."""
+    copies = []
+    for batch, device in zip(batches, devices, strict=True):
+        with tf.device(device):
+            copies.append({name: tf.identity(value) for name, value in batch.items()})
+    return copies
+
+
+def compile_hand_over(
+    fields: Mapping[str, Field], devices: Sequence[str]
+) -> Callable[[Sequence[Batch]], list[Batch]]:
+    """Trace on the main thread a function that copies one batch of a contract to each device."""
+    specs = [tensor_specs(dict(fields))] * len(devices)
+    copy = tf.function(lambda batches: copied(batches, devices), autograph=False)
+    compiled = copy.get_concrete_function(specs)
+
+    def hand_over(batches: Sequence[Batch]) -> list[Batch]:
+        # The `device` of the results; their `backing_device` is the one of each copy.
+        with tf.device(devices[0]):
+            return compiled(list(batches))
+
+    return hand_over

@@ -14,10 +14,9 @@ from myxtts.config.schema import OFF_IN_EVALUATION, Config
 from myxtts.data import dataset
 from myxtts.data.audio_file import read_wave
 from myxtts.data.batch_plan import Pass
-from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.manifest import Manifest, Vocabulary, report_rejected
 from myxtts.data.metadata_file import DEFAULT_SPEAKER, read_corpus
-from myxtts.data.pipeline import held_out_pipeline
+from myxtts.data.pipeline import compile_hand_over, held_out_pipeline
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route

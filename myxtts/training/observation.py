@@ -25,8 +25,7 @@ from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.batch import Batch, tensor_specs
 from myxtts.clock import Span, Timeline, format_duration
 from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
-from myxtts.data.hand_over import compile_hand_over
-from myxtts.data.pipeline import Pipeline, ProducedBatch
+from myxtts.data.pipeline import Pipeline, ProducedBatch, compile_hand_over
 from myxtts.errors import TrainingError, UserError
 from myxtts.models.loss_groups import NETWORK, loss_groups_of
 from myxtts.placement.audit import require_device

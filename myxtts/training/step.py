@@ -2,7 +2,7 @@
 
 The step's compiled functions also hand over the next batch: they copy its features from the data
 device, while the step runs. A copy of its own would be an eager operation, which blocks its caller
-until the model device is done (see `data.hand_over`).
+until the model device is done (see `data.pipeline`).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from myxtts.batch import Batch, tensor_specs
-from myxtts.data.hand_over import compile_hand_over, copied
+from myxtts.data.pipeline import compile_hand_over, copied
 from myxtts.distributed.worker_group import left_unchanged
 from myxtts.placement.audit import require_device
 from myxtts.training.schedule import Rates

@@ -93,7 +93,7 @@ def measure(corpus: Path, arguments: argparse.Namespace, deterministic: bool) ->
     from myxtts.data.batch_plan import Pass, planned_batches
     from myxtts.data.dataset import load_corpora
     from myxtts.data.reading import LocalReader
-    from myxtts.tasks.length_rules import length_rule_of
+    from myxtts.tasks.registry import length_rule_of
 
     if deterministic:
         tf.config.experimental.enable_op_determinism()

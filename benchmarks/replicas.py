@@ -158,8 +158,7 @@ def train(
     from myxtts.data.pipeline import Pipeline
     from myxtts.placement.replicas import make_replicas
     from myxtts.placement.routes import Route
-    from myxtts.tasks.length_rules import length_rule_of
-    from myxtts.tasks.registry import task_of
+    from myxtts.tasks.registry import length_rule_of, task_of
     from myxtts.training import loop
     from myxtts.training.setup import build_state, make_schedule, make_step, tune
 

@@ -15,7 +15,7 @@ from myxtts.config.flags import SETTINGS
 from myxtts.config.load import load
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.tasks.registry import TASKS
+from myxtts.tasks.registry import task_named
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import (
     Ancestor,
@@ -270,7 +270,8 @@ class Frozen(Runs):
     def test_freezing_needs_a_pretrained_run_and_a_trainable_component(self):
         self.assertIn("would stay random", self.workspace.train("none", "--freeze", "decoder").err)
         self.assertIn(
-            "nothing is left to train", self.rejection("all", "--freeze", *TASKS["tts"].components)
+            "nothing is left to train",
+            self.rejection("all", "--freeze", *task_named("tts").components),
         )
         self.assertIn(
             "reference_encoder, text_encoder, prosody, decoder",
@@ -412,9 +413,9 @@ class Network(unittest.TestCase):
         return Pretrained(TrainedRun(Path("runs/base"), checkpoint), {"model": weights})
 
     def test_components_match_the_choices_of_the_setting(self):
-        self.assertEqual(set(self.model.component_layers()), set(TASKS["tts"].components))
+        self.assertEqual(set(self.model.component_layers()), set(task_named("tts").components))
         self.assertEqual(
-            {name for task in TASKS.values() for name in task.components},
+            {part for task in ("tts", "asr", "vocoder") for part in task_named(task).components},
             set(SETTINGS["freeze"].choices),
         )
 

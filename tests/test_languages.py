@@ -7,7 +7,7 @@ from myxtts.config.schema import Config, DataConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.errors import DataError
 from myxtts.synthesis.inputs import choose_language
-from myxtts.tasks.length_rules import length_rule_of
+from myxtts.tasks.registry import length_rule_of
 from myxtts.text import espeak
 from myxtts.text.languages import letters_by_script, scripts_of
 from tests.fixtures import temporary_folder

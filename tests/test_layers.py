@@ -55,7 +55,7 @@ WITHOUT_TENSORFLOW = (
     "data.manifest",
     "data.batch_plan",
     "data.dataset",
-    "tasks.length_rules",
+    "tasks.registry",
     "training.checkpoint_files",
     "training.runs",
     "throughput.analysis",

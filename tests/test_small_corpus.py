@@ -9,7 +9,7 @@ from myxtts.config.schema import Config, DataConfig, RunConfig, TrainingConfig
 from myxtts.data.dataset import batch_exceeds_corpus_warning, load_corpora
 from myxtts.data.metadata_file import hold_out, read_corpus
 from myxtts.errors import DataError
-from myxtts.tasks.length_rules import length_rule_of
+from myxtts.tasks.registry import length_rule_of
 from tests.fixtures import temporary_folder
 from tests.sine_corpus import sine, write_sound
 

@@ -502,9 +502,8 @@ class Training(Case):
         )
         with tf.device(MODEL):
             network, options = synthesizer._network, synthesizer.options
-            sampler = TTSSampler(
-                network, examples, options, Constant(), folder / "samples", mock.Mock()
-            )
+            output = network, examples, folder / "samples", mock.Mock()
+            sampler = TTSSampler(options, Constant(), *output)
             sampler(7)
         for name in ("1-x", "2-x"):
             for kind, constant in (

@@ -47,7 +47,7 @@ class Networks(unittest.TestCase):
                 config.model_copy(update={"teacher": TeacherConfig(teacher="runs/big")}), VOCABULARY
             )
             build.assert_called_with("tiny", 5, 1, **expected | {"taught": True})
-            TTSTask().build(config, VOCABULARY, training=False, precision="mixed_float16")
+            TTSTask().build(config, VOCABULARY, "mixed_float16")
             build.assert_called_with("tiny", 5, 1, precision="mixed_float16")
 
     def test_of_a_recogniser(self):
@@ -78,13 +78,8 @@ class Networks(unittest.TestCase):
         )
         with mock.patch("myxtts.tasks.vocoder.build_vocoder") as build:
             VocoderTask().build(Config(model=model, vocoder=vocoder, training=MIXED), VOCABULARY)
-        build.assert_called_once_with(
-            "small",
-            refine_mel=False,
-            precision="mixed_bfloat16",
-            gradient_checkpointing=True,
-            adversarial=expected,
-        )
+        settings = {"refine_mel": False, "gradient_checkpointing": True, "adversarial": expected}
+        build.assert_called_once_with("small", "mixed_bfloat16", **settings)
 
 
 class Features(unittest.TestCase):

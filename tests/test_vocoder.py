@@ -197,7 +197,9 @@ class Spectra(unittest.TestCase):
 
 class Excitation(unittest.TestCase):
     def test_pulse_train_has_unit_power_and_equal_harmonics_below_half_the_rate(self):
-        wave = pulse_train(tf.fill([1, 87], 210.0)).numpy()[0][: 105 * 200]  # 200 whole periods
+        wave = pulse_train(tf.fill([1, 87], 210.0), tf.zeros([1, 87, 2])).numpy()[0][
+            : 105 * 200
+        ]  # 200 whole periods
         self.assertAlmostEqual(float(np.square(wave).mean()), 1.0, places=2)
         spectrum = np.abs(np.fft.rfft(wave))
         harmonics = spectrum[200::200].copy()
@@ -208,7 +210,7 @@ class Excitation(unittest.TestCase):
     def test_phase_keeps_its_precision_over_minutes(self):
         frames = 60 * SAMPLE_RATE_HZ // HOP_SAMPLES
         # A period of exactly 105 samples.
-        wave = pulse_train(tf.fill([1, frames], 210.0)).numpy()[0]
+        wave = pulse_train(tf.fill([1, frames], 210.0), tf.zeros([1, frames, 2])).numpy()[0]
         np.testing.assert_allclose(wave[-1050:], wave[len(wave) % 105 :][:1050], atol=0.02)
 
     def test_pulses_follow_the_phase_of_a_recording(self):
@@ -221,7 +223,7 @@ class Excitation(unittest.TestCase):
         phase = 120.0 * seconds + 0.3
         peaks = phase[first:last][pulses[first:last] > 0.6 * pulses.max()]
         self.assertLess(np.abs(peaks - np.round(peaks)).max(), 0.02)  # cycles
-        free = pulse_train(wrong_hz).numpy()[0]
+        free = pulse_train(wrong_hz, tf.zeros([*wrong_hz.shape, 2])).numpy()[0]
         self.assertGreater(np.abs(phase - np.round(phase))[free > 0.6 * free.max()].max(), 0.4)
 
     def test_unvoiced_frames_have_no_phase(self):

@@ -24,8 +24,7 @@ from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.held_out import EvaluationOptions
 from myxtts.evaluation.metrics import CopyMetrics, score_notes, with_common_scores
 from myxtts.evaluation.vocoder import median, metrics_of_rows, quartiles, summary
-from myxtts.tasks.length_rules import length_rule_of
-from myxtts.tasks.registry import task_of
+from myxtts.tasks.registry import length_rule_of, task_of
 from tests.fixtures import entered, temporary_folder
 from tests.sine_corpus import sine, vowels, write_sound
 from tests.tiny import replicas_on, save_checkpoint, training_state

@@ -14,8 +14,7 @@ from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.models.asr import SIZES, ASRSize
 from myxtts.recognition.transcriber import Transcriber
-from myxtts.tasks.length_rules import length_rule_of
-from myxtts.tasks.registry import task_of
+from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.training.checkpoint_files import digest_of
 from myxtts.training.setup import run_record
 from tests.fixtures import temporary_folder

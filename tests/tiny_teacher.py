@@ -12,7 +12,7 @@ from myxtts.data.features import FeatureExtractor
 from myxtts.local_sgd.interpolation import Coefficients, Measurement, make_evaluator
 from myxtts.local_sgd.merge import read_input
 from myxtts.models.teacher import TeacherModel
-from myxtts.tasks.length_rules import length_rule_of
+from myxtts.tasks.registry import length_rule_of
 from tests.tiny import build_model, replicas_on, small_models
 from tests.tiny_vocoder import vocoder_inputs
 from tests.two_devices import MODEL

@@ -29,8 +29,7 @@ from myxtts.data.dataset import load_corpora
 from myxtts.data.pipeline import Pipeline, Producer
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route
-from myxtts.tasks.length_rules import length_rule_of
-from myxtts.tasks.registry import task_of
+from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.training import loop
 from myxtts.training.checkpoints import save_nothing
 from myxtts.training.setup import build_state, configure_devices, make_schedule, make_step

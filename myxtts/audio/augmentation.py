@@ -6,8 +6,6 @@ sound is 0 in all of them, so alignments stay; `perturb_speed` alone changes len
 Shape legend: B rows, S samples, N length of the Fourier transform, K = N / 2 + 1 its bins.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import tensorflow as tf
 
@@ -48,38 +46,21 @@ DRAWS = {
 }
 
 
-class Grid(NamedTuple):
-    """The Fourier transform of a batch.
-
-    Attributes:
-        length: int32 scalar in host memory, N.
-        hz: float32 [K], the frequencies of its bins.
-    """
-
-    length: tf.Tensor
-    hz: tf.Tensor
-
-
 class Draws:
-    """Random numbers for the rows of a batch.
+    """Random numbers for the rows of a batch, whose number is an int32 scalar in host memory.
 
     Those of `uniform` and `chosen` are parts of one array, since each draw copies its seed to a
     GPU. For a row they do not depend on the rows after it, on padding, or on which settings are on.
-
-    Attributes:
-        rows: their number, int32 scalar in host memory.
     """
 
     def __init__(self, seed, rows):
-        self._seed, self.rows = seed, rows
-        self._uniform = tf.random.stateless_uniform(
-            [rows, sum(DRAWS.values())], fold_in(seed, "rows")
-        )
+        self._seed, self._rows = seed, rows
+        shape = [rows, sum(DRAWS.values())]
+        self._uniform = tf.random.stateless_uniform(shape, fold_in(seed, "rows"))
 
     def uniform(self, name: str, low: float = 0.0, high: float = 1.0):
         """Return float32 [rows, DRAWS[name]]."""
-        names = list(DRAWS)
-        first = sum(DRAWS[earlier] for earlier in names[: names.index(name)])
+        first = sum(list(DRAWS.values())[: list(DRAWS).index(name)])
         return low + (high - low) * self._uniform[:, first : first + DRAWS[name]]
 
     def log_uniform(self, name: str, low: float, high: float):
@@ -92,11 +73,11 @@ class Draws:
 
     def normal(self, name: str, *shape):
         """Return float32 [rows, *shape]."""
-        return tf.random.stateless_normal([self.rows, *shape], fold_in(self._seed, name))
+        return tf.random.stateless_normal([self._rows, *shape], fold_in(self._seed, name))
 
     def between_rows(self, name: str):
         """Return uniform float32 [rows, rows]."""
-        return tf.random.stateless_uniform([self.rows, self.rows], fold_in(self._seed, name))
+        return tf.random.stateless_uniform([self._rows, self._rows], fold_in(self._seed, name))
 
 
 def augment(waves, samples, seed, settings: AugmentationConfig):
@@ -109,28 +90,24 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
     Args:
         waves: float32 [B, S] in [-1, 1].
         samples: int32 [B], the number of real samples of each row; 0 is allowed.
-        seed: int32 [2], of the batch.
 
     Returns:
         float32 [B, S], about in [-1, 1]; 0 after the end of a row.
     """
-    filters = (
-        settings.reverb_probability
-        or settings.equaliser_probability
-        or settings.band_limit_probability
-    )
+    channels = settings.equaliser_probability or settings.band_limit_probability
+    filters = settings.reverb_probability or channels
     if not (filters or settings.noise_probability or settings.codec_probability):
         return waves
     draws = Draws(fold_in(seed, "augmentation"), tf.shape(waves)[0])
     real = tf.sequence_mask(samples, tf.shape(waves)[1])
     wave = tf.where(real, waves, 0.0)
     if filters or settings.noise_probability:
-        grid = _grid(tf.shape(waves)[1], settings)
-        channel = _channel(draws, grid.hz, settings)
+        length, hz = _grid(tf.shape(waves)[1], settings)
+        channel = _channel(draws, hz, settings)
         if filters:
-            wave = tf.where(real, _transmitted(wave, draws, grid, channel, settings), 0.0)
+            wave = tf.where(real, _transmitted(wave, draws, length, channel, settings), 0.0)
         if settings.noise_probability:
-            wave += _noise(wave, real, draws, grid, channel, settings)
+            wave += _noise(wave, real, draws, (length, hz), channel, settings)
     if settings.codec_probability:
         lowest, highest = MU_LAW_BITS
         bits = tf.minimum(tf.floor(draws.uniform("codec bits", lowest, highest + 1)), highest)
@@ -138,23 +115,25 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
     return tf.where(real, wave, 0.0)
 
 
-def _grid(padded, settings: AugmentationConfig) -> Grid:
-    """Return the shortest FFT in which no response wraps around to the real samples."""
-    margin = max(
-        MARGIN_SAMPLES,
-        round(bool(settings.reverb_probability) * settings.reverb_max_rt60 * SAMPLE_RATE_HZ),
-    )
+def _grid(padded, settings: AugmentationConfig):
+    """Return the shortest FFT in which no response wraps around to the real samples.
+
+    That is N, int32 scalar in host memory, and the frequencies of its bins in Hz, float32 [K].
+    """
+    margin = MARGIN_SAMPLES
+    if settings.reverb_probability:
+        margin = max(margin, round(settings.reverb_max_rt60 * SAMPLE_RATE_HZ))
     with on_host():
         at = tf.searchsorted(tf.constant(_FAST_LENGTHS), tf.reshape(padded + margin, [1]))
         length = tf.gather(tf.constant(_FAST_LENGTHS), at)[0]
         bins = tf.cast(length // 2 + 1, tf.float32)
         step_hz = SAMPLE_RATE_HZ / tf.cast(length, tf.float32)
-    return Grid(length, _count(bins) * step_hz)
+    return length, _count(bins) * step_hz
 
 
-def _transmitted(wave, draws: Draws, grid: Grid, channel, settings: AugmentationConfig):
+def _transmitted(wave, draws: Draws, length, channel, settings: AugmentationConfig):
     """Return waves [B, S] in their rooms and through their channels [B, K]."""
-    spectrum = tf.signal.rfft(wave, [grid.length])
+    spectrum = tf.signal.rfft(wave, [length])
     if settings.reverb_probability:
         samples = round(settings.reverb_max_rt60 * SAMPLE_RATE_HZ)
         response = impulse_response(
@@ -163,10 +142,10 @@ def _transmitted(wave, draws: Draws, grid: Grid, channel, settings: Augmentation
             draws.uniform("direct to reverberant", *DIRECT_TO_REVERBERANT_DB),
             draws.chosen("reverb", settings.reverb_probability),
         )
-        spectrum *= tf.signal.rfft(response, [grid.length])
+        spectrum *= tf.signal.rfft(response, [length])
     if channel is not None:
         spectrum = scaled(spectrum, channel)
-    return tf.signal.irfft(spectrum, [grid.length])[:, : tf.shape(wave)[1]]
+    return tf.signal.irfft(spectrum, [length])[:, : tf.shape(wave)[1]]
 
 
 def _channel(draws: Draws, hz, settings: AugmentationConfig):
@@ -192,21 +171,18 @@ def _channel(draws: Draws, hz, settings: AugmentationConfig):
     return gain
 
 
-def _noise(speech, real, draws: Draws, grid: Grid, channel, settings: AugmentationConfig):
+def _noise(speech, real, draws: Draws, grid: tuple, channel, settings: AugmentationConfig):
     """Return the noise to add to speech, [B, S]: coloured noise, or babble of the other rows."""
-    gain = noise_gain(grid.hz, draws.uniform("noise slope", *NOISE_SLOPES))
+    length, hz = grid
+    gain = noise_gain(hz, draws.uniform("noise slope", *NOISE_SLOPES))
     gain = gain if channel is None else gain * channel
-    parts = tf.unstack(draws.normal("noise spectrum", 2, tf.shape(grid.hz)[0]), axis=1)
-    noise = tf.signal.irfft(tf.complex(*(part * gain for part in parts)), [grid.length])[
-        :, : tf.shape(speech)[1]
-    ]
+    parts = tf.unstack(draws.normal("noise spectrum", 2, tf.shape(hz)[0]), axis=1)
+    noise = tf.signal.irfft(tf.complex(*(part * gain for part in parts)), [length])
+    noise = noise[:, : tf.shape(speech)[1]]
     if settings.babble_fraction:
         others = draws.between_rows("babble levels") ** 4  # few are loud
-        babble = tf.where(
-            real,
-            float32_matmul(tf.linalg.set_diag(others, tf.zeros_like(others[:, 0])), speech),
-            0.0,
-        )
+        others = tf.linalg.set_diag(others, tf.zeros_like(others[:, 0]))
+        babble = tf.where(real, float32_matmul(others, speech), 0.0)
         # A row may be alone.
         is_babble = draws.chosen("babble", settings.babble_fraction) & (_energy(babble) > 0.0)
         noise = tf.where(is_babble, babble, noise)
@@ -236,37 +212,26 @@ def impulse_response(noise, rt60_s, direct_to_reverberant_db, chosen):
 def equaliser_gain(hz, centre_hz, gain_db, octaves):
     """Return the gain of peaks that are normal curves over the logarithm of the frequency.
 
-    Args:
-        hz: float32 [K].
-        centre_hz, gain_db, octaves: float32 [B, peaks], centre, height and standard deviation of
-            each peak.
-
-    Returns:
-        float32 [B, K], a factor on the amplitude.
+    Frequencies [K], and centre, height and standard deviation of each peak, [B, peaks] -> factors
+    on the amplitude, [B, K].
     """
     octave = tf.math.log(tf.maximum(hz, 1.0)) / float(np.log(2.0))
     centre = tf.math.log(centre_hz) / float(np.log(2.0))
-    curves = [
-        gain_db[:, i, None]
-        * tf.exp(-0.5 * tf.square((octave - centre[:, i, None]) / octaves[:, i, None]))
-        for i in range(gain_db.shape[1])
-    ]
+    curves = []
+    for i in range(gain_db.shape[1]):
+        distance = (octave - centre[:, i, None]) / octaves[:, i, None]
+        curves.append(gain_db[:, i, None] * tf.exp(-0.5 * tf.square(distance)))
     return tf.exp(tf.add_n(curves) * float(np.log(10.0) / 20.0))
 
 
 def band_pass_gain(hz, low_hz, high_hz):
     """Return the gain of a high pass and a low pass of order 6 (Butterworth 1930).
 
-    Args:
-        hz: float32 [K].
-        low_hz, high_hz: float32 [B, 1], where the gain is -3 dB; 0 and infinity turn a side off.
-
-    Returns:
-        float32 [B, K], a factor on the amplitude.
+    Frequencies [K], and those where the gain is -3 dB, [B, 1]; 0 and infinity turn a side off ->
+    factors on the amplitude, [B, K].
     """
-    below, above = (
-        tf.square(tf.square(ratio)) for ratio in (low_hz / tf.maximum(hz, 1.0), hz / high_hz)
-    )
+    below = tf.square(tf.square(low_hz / tf.maximum(hz, 1.0)))
+    above = tf.square(tf.square(hz / high_hz))
     return tf.math.rsqrt((1.0 + below * below * below) * (1.0 + above * above * above))
 
 
@@ -280,17 +245,14 @@ def noise_at_snr(speech, noise, snr_db):
 
     A silent row gets no noise.
     """
-    return noise * tf.sqrt(
-        tf.math.divide_no_nan(_energy(speech), _energy(noise)) * 10.0 ** (-snr_db / 10.0)
-    )
+    ratio = tf.math.divide_no_nan(_energy(speech), _energy(noise))
+    return noise * tf.sqrt(ratio * 10.0 ** (-snr_db / 10.0))
 
 
 def mu_law(wave, bits):
     """Quantise waves as G.711 does, with 2^bits - 1 levels instead of 256; 0 stays 0.
 
-    Args:
-        wave: float32 [B, S], clipped to [-1, 1].
-        bits: float32 [B, 1], whole numbers.
+    float32 [B, S], clipped to [-1, 1], and whole numbers float32 [B, 1] -> float32 [B, S].
     """
     steps = tf.round(2.0 ** (bits - 1.0)) - 1.0  # on each side of 0
     scale = float(np.log1p(MU))
@@ -310,7 +272,6 @@ def perturb_speed(waves, samples, fewest, seed, limit: float):
         samples: int32 [B] in host memory, the number of real samples of each row; 0 is allowed.
         fewest: int32 [B] in host memory; a row that would become shorter gets this length, if it is
             longer now.
-        seed: int32 [2].
         limit: up to 0.2.
 
     Returns:
@@ -341,20 +302,16 @@ def _interpolated(waves, position):
     samples = tf.shape(waves)[1]
     # A gather of 4 values takes as long.
     neighbours = tf.stack([padded[:, i : i + samples] for i in range(4)], axis=2)
-    return tf.reduce_sum(
-        tf.gather(neighbours, index, batch_dims=1) * tf.gather(_cubic_weights(), phase), axis=2
-    )
+    neighbours = tf.gather(neighbours, index, batch_dims=1)
+    return tf.reduce_sum(neighbours * tf.gather(_cubic_weights(), phase), axis=2)
 
 
 def _cubic_weights() -> np.ndarray:
     """Return Lagrange's weights of four samples between the middle two, float32 [PHASES, 4]."""
     x = np.arange(PHASES) / PHASES
-    weights = [
-        -x * (x - 1) * (x - 2) / 6,
-        (x + 1) * (x - 1) * (x - 2) / 2,
-        -(x + 1) * x * (x - 2) / 2,
-    ]
-    return np.stack([*weights, (x + 1) * x * (x - 1) / 6], axis=1).astype(np.float32)
+    first, second = -x * (x - 1) * (x - 2) / 6, (x + 1) * (x - 1) * (x - 2) / 2
+    third, fourth = -(x + 1) * x * (x - 2) / 2, (x + 1) * x * (x - 1) / 6
+    return np.stack([first, second, third, fourth], axis=1).astype(np.float32)
 
 
 def _count(length):
@@ -387,14 +344,9 @@ def spec_augment(
 
     Args:
         mel: float32 [B, T, bands].
-        frames: int32 [B].
-        seed: int32 [2]; each row gets its own masks.
-        time_masks, frequency_masks: number of masks; 0 means none.
+        time_masks, frequency_masks: number of masks of each row; 0 means none.
         time_fraction: largest width of a time mask as a fraction of the frames of the row, up to 1.
         frequency_bands: largest width of a frequency mask in bands.
-
-    Returns:
-        float32 [B, T, bands].
     """
     padded = tf.shape(mel)[1]
     bands = mel.shape[2]

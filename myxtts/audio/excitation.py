@@ -10,7 +10,7 @@ UNVOICED_HZ = 100.0  # where nothing is voiced
 BLOCK_FRAMES = 64
 
 
-def pulse_train(f0_hz, pulse_phasor=None):
+def pulse_train(f0_hz, pulse_phasor):
     """Return equal cosines at all harmonics of F0 below half the sample rate.
 
     Their sum has a closed form, the Dirichlet kernel. F0 is interpolated linearly between the
@@ -21,15 +21,14 @@ def pulse_train(f0_hz, pulse_phasor=None):
         f0_hz: float32 [batch, frames], positive.
         pulse_phasor: float32 [batch, frames, 2], real and imaginary part of the direction of the
             fundamental's phase at the centre of each frame; shorter where it is less certain.
-            Without it, the phase is 0 at the start.
+            With 0 everywhere, the phase is 0 at the start.
 
     Returns:
         float32 [batch, frames * 256], of unit power.
     """
     hz, phase = _integrated(f0_hz)
-    if pulse_phasor is not None:
-        correction = _upsampled(_rotated(pulse_phasor, -_at_centres(phase)))
-        phase += tf.atan2(correction[:, :, 1], correction[:, :, 0] + 1e-6) / (2.0 * np.pi)
+    correction = _upsampled(_rotated(pulse_phasor, -_at_centres(phase)))
+    phase += tf.atan2(correction[:, :, 1], correction[:, :, 0] + 1e-6) / (2.0 * np.pi)
     half = np.pi * (phase - tf.round(phase))
     harmonics = tf.floor(0.5 * SAMPLE_RATE_HZ / hz)
     order = 2.0 * harmonics + 1.0
@@ -42,13 +41,8 @@ def pulse_train(f0_hz, pulse_phasor=None):
 def smoothed_phasor(pulse_phasor, f0_hz, window_frames: int):
     """Average phasors over a Hann window, after removing the rotation that F0 explains.
 
-    A phasor's length weights it, so that the certain frames decide on the phase of their
-    neighbours.
-
-    Args:
-        pulse_phasor: float32 [batch, frames, 2], as of `pulse_train`.
-        f0_hz: float32 [batch, frames], positive.
-        window_frames: frames with a positive weight; odd.
+    Arguments are as of `pulse_train`; the frames with a positive weight are odd in number. A
+    phasor's length weights it, so that the certain frames decide on the phase of their neighbours.
     """
     phase = _at_centres(_integrated(f0_hz)[1])
     window = np.hanning(window_frames + 2)[1:-1].astype(np.float32)
@@ -64,12 +58,8 @@ def pulse_phasor(wave, f0_hz):
     The wave is demodulated by F0 and weighted by a Hann window of three hops around the centre: 35
     ms, in which two periods of the lowest voice fit.
 
-    Args:
-        wave: float32 [batch, frames * 256].
-        f0_hz: float32 [batch, frames], 0 where unvoiced.
-
-    Returns:
-        float32 [batch, frames, 2], of unit length; 0 where unvoiced.
+    float32 [batch, frames * 256], F0 [batch, frames], 0 where unvoiced -> [batch, frames, 2], of
+    unit length; 0 where unvoiced.
     """
     phase = _integrated(interpolate_unvoiced(f0_hz))[1]
     angle = 2.0 * np.pi * phase
@@ -81,9 +71,8 @@ def pulse_phasor(wave, f0_hz):
     before, at, after = tf.unstack(tf.pad(sums, [[0, 0], [0, 0], [1, 1], [0, 0]]), axis=3)
     still = tf.transpose(before[:, :, :-2] + at[:, :, 1:-1] + after[:, :, 2:], [0, 2, 1])
     length = tf.sqrt(tf.reduce_sum(tf.square(still), axis=2, keepdims=True))
-    unit = tf.where(
-        (length > 0.0) & (f0_hz > 0.0)[:, :, None], still / tf.maximum(length, 1e-20), 0.0
-    )
+    has_phase = (length > 0.0) & (f0_hz > 0.0)[:, :, None]
+    unit = tf.where(has_phase, still / tf.maximum(length, 1e-20), 0.0)
     return _rotated(unit, _at_centres(phase))
 
 
@@ -108,9 +97,7 @@ def _rotated(phasor, cycles):
 def _upsampled(frames):
     """Interpolate between the centres of frames: [B, T, N] -> [B, T * 256, N]."""
     ends = tf.concat([frames[:, :1], frames, frames[:, -1:]], axis=1)
-    before = ends[:, :-2, None]
-    at = frames[:, :, None]
-    after = ends[:, 2:, None]
+    before, at, after = ends[:, :-2, None], frames[:, :, None], ends[:, 2:, None]
     # From the centre.
     distance = ((np.arange(HOP_SAMPLES) + 0.5) / HOP_SAMPLES - 0.5).astype(np.float32)[:, None]
     values = at + tf.where(distance < 0.0, at - before, after - at) * distance
@@ -125,29 +112,22 @@ def _running_maximum(values):
     """
     rows, count = tf.shape(values)[0], tf.shape(values)[1]
     # Padded with 0, by an operation without a constant that a GPU would have to copy to the host.
-    blocks = tf.reshape(
-        tf.pad(values, [[0, 0], [0, -count % BLOCK_FRAMES]]), [rows, -1, BLOCK_FRAMES]
-    )
+    padded = tf.pad(values, [[0, 0], [0, -count % BLOCK_FRAMES]])
+    blocks = tf.reshape(padded, [rows, -1, BLOCK_FRAMES])
     place = tf.range(BLOCK_FRAMES)
     block = tf.range(tf.shape(blocks)[1])
-    within = tf.reduce_max(
-        tf.where(place[None, :] <= place[:, None], blocks[:, :, None, :], 0.0), axis=3
-    )
+    within = tf.where(place[None, :] <= place[:, None], blocks[:, :, None, :], 0.0)
     is_earlier = block[None, :] < block[:, None]
-    of_earlier = tf.reduce_max(
-        tf.where(is_earlier, tf.reduce_max(blocks, axis=2)[:, None, :], 0.0), axis=2
-    )
+    of_earlier = tf.where(is_earlier, tf.reduce_max(blocks, axis=2)[:, None, :], 0.0)
+    within, of_earlier = tf.reduce_max(within, axis=3), tf.reduce_max(of_earlier, axis=2)
     return tf.reshape(tf.maximum(within, of_earlier[:, :, None]), [rows, -1])[:, :count]
 
 
 def interpolate_unvoiced(f0_hz):
     """Fill unvoiced frames by linear interpolation between voiced ones, and from the ends outwards.
 
-    Args:
-        f0_hz: float32 [batch, frames], 0 where unvoiced.
-
-    Returns:
-        float32 [batch, frames]; UNVOICED_HZ in a row without voiced frames.
+    float32 [batch, frames], 0 where unvoiced -> the same; UNVOICED_HZ in a row without voiced
+    frames.
     """
     voiced = f0_hz > 0.0
     frame = tf.cast(tf.range(tf.shape(f0_hz)[1]), tf.float32)
@@ -156,12 +136,10 @@ def interpolate_unvoiced(f0_hz):
     before = _running_maximum(tf.where(voiced, frame + 1.0, 0.0))
     after = _running_maximum(tf.where(voiced, last - frame + 1.0, 0.0)[:, ::-1])[:, ::-1]
     has_before, has_after = before > 0.0, after > 0.0
-    before = before - 1.0
     after = last - after + 1.0
-    before = tf.where(has_before, before, tf.where(has_after, after, 0.0))
+    before = tf.where(has_before, before - 1.0, tf.where(has_after, after, 0.0))
     after = tf.where(has_after, after, before)
-    low, high = (
-        tf.gather(f0_hz, tf.cast(index, tf.int64), batch_dims=1) for index in (before, after)
-    )
+    low = tf.gather(f0_hz, tf.cast(before, tf.int64), batch_dims=1)
+    high = tf.gather(f0_hz, tf.cast(after, tf.int64), batch_dims=1)
     hz = low + (high - low) * (frame - before) / tf.maximum(after - before, 1.0)
     return tf.where(low > 0.0, hz, UNVOICED_HZ)

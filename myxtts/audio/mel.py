@@ -6,35 +6,20 @@ import librosa
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import (
-    FFT_SAMPLES,
-    HIGH_HZ,
-    HOP_SAMPLES,
-    LOG_FLOOR,
-    LOW_HZ,
-    MEL_BANDS,
-    PAD_SAMPLES,
-    SAMPLE_RATE_HZ,
-    WINDOW_SAMPLES,
-    frame_count,
-)
+from myxtts.audio import format as audio
+from myxtts.audio.format import FFT_SAMPLES, HIGH_HZ, LOW_HZ, MEL_BANDS, PAD_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.portable_ops import float32_matmul
 
-SILENCE = float(np.log(LOG_FLOOR))
+SILENCE = float(np.log(audio.LOG_FLOOR))
 
 
 @cache
 def mel_filters() -> np.ndarray:
     """Return the mel filters of librosa with unit area (Slaney 1998), float32 [bins, bands]."""
-    return librosa.filters.mel(
-        sr=SAMPLE_RATE_HZ,
-        n_fft=FFT_SAMPLES,
-        n_mels=MEL_BANDS,
-        fmin=LOW_HZ,
-        fmax=HIGH_HZ,
-        norm="slaney",
-        htk=False,
-    ).T.astype(np.float32)
+    filters = librosa.filters.mel(
+        sr=SAMPLE_RATE_HZ, n_fft=FFT_SAMPLES, n_mels=MEL_BANDS, fmin=LOW_HZ, fmax=HIGH_HZ
+    )
+    return filters.T.astype(np.float32)
 
 
 @cache
@@ -51,16 +36,10 @@ def warped_mel_filters(factor):
     computed from the triangle, not interpolated between bins. For factors of 0.726 (HIGH_HZ over
     half the sample rate) or more, no filter extends beyond the last bin of the Fourier transform.
 
-    Args:
-        factor: float32 [batch].
-
-    Returns:
-        float32 [batch, bins, bands].
+    float32 [batch] -> float32 [batch, bins, bands].
     """
-    edges = librosa.mel_frequencies(MEL_BANDS + 2, fmin=LOW_HZ, fmax=HIGH_HZ, htk=False)
-    low = edges[:-2]
-    centre = edges[1:-1]
-    high = edges[2:]
+    edges = librosa.mel_frequencies(MEL_BANDS + 2, fmin=LOW_HZ, fmax=HIGH_HZ)
+    low, centre, high = edges[:-2], edges[1:-1], edges[2:]
     bins = librosa.fft_frequencies(sr=SAMPLE_RATE_HZ, n_fft=FFT_SAMPLES)
     hz = tf.constant(bins, tf.float32)[:, None] * factor[:, None, None]
     area = 2.0 / (high - low)
@@ -70,9 +49,8 @@ def warped_mel_filters(factor):
 
 def stft(wave):
     """Compute the STFT without centring, in the wave's precision: [..., S] -> [..., T, bins]."""
-    return tf.signal.stft(
-        wave, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=tf.signal.hann_window
-    )
+    window = tf.signal.hann_window
+    return tf.signal.stft(wave, audio.WINDOW_SAMPLES, audio.HOP_SAMPLES, FFT_SAMPLES, window)
 
 
 def log_mel(waveform, samples=None, filters=None):
@@ -96,7 +74,7 @@ def log_mel(waveform, samples=None, filters=None):
     if samples is None:
         samples = tf.repeat(padded, tf.shape(waveform)[0])
     mel = log_mel_of_frames(_reflect(waveform, samples, padded), filters)
-    real = tf.sequence_mask(frame_count(samples), frame_count(padded))
+    real = tf.sequence_mask(audio.frame_count(samples), audio.frame_count(padded))
     return tf.where(real[:, :, None], mel, SILENCE)
 
 
@@ -108,7 +86,7 @@ def log_mel_of_frames(waveform, filters=None):
     spectrum = stft(tf.cast(waveform, tf.float64))
     magnitude = tf.abs(tf.cast(spectrum, tf.complex64))
     filters = mel_filters() if filters is None else filters
-    return tf.math.log(tf.maximum(float32_matmul(magnitude, filters), LOG_FLOOR))
+    return tf.math.log(tf.maximum(float32_matmul(magnitude, filters), audio.LOG_FLOOR))
 
 
 def _reflect(waveform, samples, padded):
@@ -126,6 +104,5 @@ def _reflect(waveform, samples, padded):
     padded_wave = tf.concat([before, waveform, tf.zeros_like(after)], axis=1)
     # Not tf.tile, which computes int32 on a GPU.
     row = tf.range(rows)[:, None] + tf.zeros([PAD_SAMPLES], tf.int32)
-    return tf.tensor_scatter_nd_update(
-        padded_wave, tf.stack([row, PAD_SAMPLES + last + distance], axis=-1), after
-    )
+    indices = tf.stack([row, PAD_SAMPLES + last + distance], axis=-1)
+    return tf.tensor_scatter_nd_update(padded_wave, indices, after)

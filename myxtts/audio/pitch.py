@@ -38,9 +38,8 @@ NOISE_FLOOR = 1e-3
 _LAG = np.arange(NUM_LAGS)
 # The possible periods, and one neighbour on each side.
 _CANDIDATE_LAGS = _LAG[MIN_LAG - 1 :]
-_CUMULATIVE_MEAN = (
-    (_LAG[:, None] > 0) & (_LAG[:, None] <= _CANDIDATE_LAGS)
-) / _CANDIDATE_LAGS.astype(np.float32)
+_IS_SUMMED = (_LAG[:, None] > 0) & (_LAG[:, None] <= _CANDIDATE_LAGS)
+_CUMULATIVE_MEAN = _IS_SUMMED / _CANDIDATE_LAGS.astype(np.float32)
 _NUM_PERIODS = len(_CANDIDATE_LAGS) - 2
 
 
@@ -61,22 +60,18 @@ def f0(waveform, samples):
         samples: int32 [batch], the number of real samples of each row; later samples are ignored.
 
     Returns:
-        f0_hz: float32 [batch, samples // 256], 0 where unvoiced.
-        voiced: bool [batch, samples // 256], False after the last frame of a row.
+        F0 in Hz, float32 [batch, samples // 256], 0 where unvoiced; and whether each frame is
+        voiced, bool, False after the last frame of a row.
     """
     padded = tf.shape(waveform)[1]
     wave = tf.where(tf.sequence_mask(samples, padded), waveform, 0.0)
     difference = _difference(_hops(wave, frame_count(padded)))
-    lag, aperiodicity = _find_period(
-        difference[:, :, MIN_LAG - 1 :] / float32_matmul(difference, _CUMULATIVE_MEAN)
-    )
-    voiced = (aperiodicity < VOICING_THRESHOLD) & tf.sequence_mask(
-        frame_count(samples), frame_count(padded)
-    )
-    hz = tf.clip_by_value(
-        DECIMATED_RATE_HZ / _parabolic_interpolation(difference, lag), F0_MIN_HZ, F0_MAX_HZ
-    )
-    return tf.where(voiced, hz, 0.0), voiced
+    mean = float32_matmul(difference, _CUMULATIVE_MEAN)
+    lag, aperiodicity = _find_period(difference[:, :, MIN_LAG - 1 :] / mean)
+    real = tf.sequence_mask(frame_count(samples), frame_count(padded))
+    voiced = (aperiodicity < VOICING_THRESHOLD) & real
+    hz = DECIMATED_RATE_HZ / _parabolic_interpolation(difference, lag)
+    return tf.where(voiced, tf.clip_by_value(hz, F0_MIN_HZ, F0_MAX_HZ), 0.0), voiced
 
 
 def _hops(wave, frames):
@@ -96,19 +91,16 @@ def _hops(wave, frames):
 def _difference(hops):
     """Compute the squared difference of each frame from itself at each lag (YIN, eq. 6).
 
+    Hops of `_hops` -> float32 [batch, frames, NUM_LAGS].
+
     |a - b|² = |b|² - 2ab + |a|². The first two terms are one product of spectra, and the third is
     minus their value at lag 0. The difference that noise at NOISE_FLOOR has from itself is added,
     so that no quieter signal is periodic.
-
-    Returns:
-        float32 [batch, frames, NUM_LAGS].
     """
     first = hops[:, :-2]
     block = tf.concat([first, hops[:, 1:-1], hops[:, 2:, : FFT_LENGTH - 2 * HOP_LENGTH]], axis=2)
-    ones, first, power, spectrum = (
-        tf.signal.rfft(x, [FFT_LENGTH])
-        for x in (tf.ones([HOP_LENGTH]), -2.0 * first, tf.square(block), block)
-    )
+    signals = tf.ones([HOP_LENGTH]), -2.0 * first, tf.square(block), block
+    ones, first, power, spectrum = (tf.signal.rfft(x, [FFT_LENGTH]) for x in signals)
     product = power * tf.math.conj(ones) + spectrum * tf.math.conj(first)
     by_hop = tf.signal.irfft(product, [FFT_LENGTH])[:, :, :NUM_LAGS]
     frame = by_hop[:, :-2] + by_hop[:, 1:-1] + by_hop[:, 2:]
@@ -118,23 +110,18 @@ def _difference(hops):
 def _find_period(normalised):
     """Return the lag of each frame's period, int64 [B, T], and its aperiodicity (1: no trough).
 
-    A GPU computes with int64 in its own memory, but adds int32 on the host.
-
-    Args:
-        normalised: float32 [batch, frames, _CANDIDATE_LAGS], each difference over the mean up to it
-            (YIN, eq. 8).
+    float32 [B, T, _CANDIDATE_LAGS], each difference over the mean up to it (YIN, eq. 8). A GPU
+    computes with int64 in its own memory, but adds int32 on the host.
     """
     before, at, after = (normalised[:, :, i : i + _NUM_PERIODS] for i in range(3))
     # This order never rounds to 0 at a trough.
     slope = before - after
     curvature = (before - at) + (after - at)
-    troughs = tf.where(
-        (at < before) & (at <= after), at - tf.square(slope) / (8.0 * curvature), 1.0
-    )
+    is_trough = (at < before) & (at <= after)
+    troughs = tf.where(is_trough, at - tf.square(slope) / (8.0 * curvature), 1.0)
     first = np.arange(-_NUM_PERIODS, 0, dtype=np.float32)
-    index = tf.argmin(
-        tf.where(troughs < TROUGH_THRESHOLD, first, troughs), axis=2, output_type=tf.int64
-    )
+    ranks = tf.where(troughs < TROUGH_THRESHOLD, first, troughs)
+    index = tf.argmin(ranks, axis=2, output_type=tf.int64)
     return MIN_LAG + index, tf.gather(troughs, index, batch_dims=2)
 
 
@@ -143,7 +130,7 @@ def _parabolic_interpolation(difference, lag):
     neighbours = lag[:, :, None] + tf.constant([-1, 0, 1], tf.int64)
     before, at, after = tf.unstack(tf.gather(difference, neighbours, batch_dims=2), axis=2)
     curvature = before - 2.0 * at + after
-    offset = tf.where(
-        curvature > 0.0, 0.5 * (before - after) / tf.where(curvature > 0.0, curvature, 1.0), 0.0
-    )
+    is_convex = curvature > 0.0
+    offset = 0.5 * (before - after) / tf.where(is_convex, curvature, 1.0)
+    offset = tf.where(is_convex, offset, 0.0)
     return tf.cast(lag, tf.float32) + tf.clip_by_value(offset, -1.0, 1.0)

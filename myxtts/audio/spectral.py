@@ -15,11 +15,8 @@ WINDOW_POWER = 1.5
 def short_time_spectrum(wave, fft_samples: int):
     """Compute the STFT with a Hann window and a hop of fft_samples / 4, without padding.
 
-    Args:
-        wave: float32 [batch, samples]; samples are a multiple of the hop.
-
-    Returns:
-        complex64 [batch, samples / hop - 3, fft_samples / 2 + 1].
+    float32 [batch, samples], a multiple of the hop -> complex64 [batch, samples / hop - 3,
+    fft_samples / 2 + 1].
     """
     hop = fft_samples // OVERLAP
     hops = tf.reshape(wave, [tf.shape(wave)[0], -1, hop])
@@ -31,13 +28,8 @@ def short_time_spectrum(wave, fft_samples: int):
 def inverse_short_time_spectrum(spectrum, fft_samples: int):
     """Compute the least-squares inverse of `short_time_spectrum` (Griffin & Lim 1984).
 
-    The first and last three hops are in fewer than four frames, and fade.
-
-    Args:
-        spectrum: complex64 [batch, frames, fft_samples / 2 + 1].
-
-    Returns:
-        float32 [batch, (frames + 3) * hop].
+    complex64 [batch, frames, fft_samples / 2 + 1] -> float32 [batch, (frames + 3) * hop]. The first
+    and last three hops are in fewer than four frames, and fade.
     """
     hop = fft_samples // OVERLAP
     frames = _inverse_real_transform(spectrum, fft_samples) * (_hann(fft_samples) / WINDOW_POWER)

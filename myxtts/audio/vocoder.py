@@ -1,5 +1,6 @@
 """Waves from log-mels: Griffin-Lim (Griffin & Lim 1984), or a trained vocoder."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,22 +32,16 @@ class VocoderProtocol(Protocol):
     def synthesize(self, log_mel, seed):
         """Compute waves on the current device, eagerly or as a part of a graph.
 
-        Args:
-            log_mel: float32 [batch, frames, 80].
-            seed: int32 [2], of all randomness.
-
-        Returns:
-            float32 [batch, frames * 256] in [-1, 1].
+        float32 [batch, frames, 80], seed int32 [2] -> float32 [batch, frames * 256] in [-1, 1].
         """
         ...
 
 
-class NetworkVocoder:
-    """A trained network as a vocoder, see `VocoderProtocol`.
+LoadVocoder = Callable[[], VocoderProtocol]
 
-    Args:
-        network: has a compiled method `synthesize`.
-    """
+
+class NetworkVocoder:
+    """A trained network with a compiled method `synthesize` as a vocoder; see `VocoderProtocol`."""
 
     def __init__(self, network: Any, description: str, metadata: dict[str, Any]):
         # A tf.function holds no reference to the object that it is a method of.
@@ -61,38 +56,26 @@ class NetworkVocoder:
 def vocode(
     vocoder: VocoderProtocol, log_mel, frames, seed: tuple[int, int] = (0, 0)
 ) -> list[np.ndarray]:
-    """Return the waves of a batch of mels as NumPy arrays.
+    """Return the waves of a batch of mels [batch, frames, 80] of `frames` int32 [batch].
 
-    Each row is computed alone, without its padding, so padding changes no sample.
-
-    Args:
-        log_mel: float32 [batch, frames, 80].
-        frames: int32 [batch], the length of each row.
-        seed: the same for all rows.
-
-    Returns:
-        For each row, float32 [frames * 256].
+    Each row, float32 [frames * 256], is computed alone, without its padding, so padding changes no
+    sample. All have the same seed.
     """
+    rows = zip(np.asarray(log_mel), np.asarray(frames), strict=True)
     seed_of_rows = np.array(seed, np.int32)
-    return [
-        vocoder.synthesize(row[None, :length], seed_of_rows).numpy()[0]
-        for row, length in zip(np.asarray(log_mel), np.asarray(frames), strict=True)
-    ]
+    waves = (vocoder.synthesize(row[None, :length], seed_of_rows) for row, length in rows)
+    return [wave.numpy()[0] for wave in waves]
 
 
 def inverse_mel_scale(log_mel):
     """Return the non-negative STFT magnitudes whose mel is closest to the given one.
 
+    float32 [batch, frames, 80] -> [batch, frames, 513]; 1e-6 in the bins above the highest band.
+
     Uses multiplicative updates for non-negative least squares (Lee & Seung 2001), which keep every
     magnitude positive; the pseudo-inverse alone returns negative ones. The exponent of the updates
     is 1.5. They are stable between 0 and 2 (Badeau, Bertin & Vincent 2010), and 16 steps end closer
     than 32 steps with exponent 1.
-
-    Args:
-        log_mel: float32 [batch, frames, 80].
-
-    Returns:
-        float32 [batch, frames, 513]; 1e-6 in the bins above the highest band.
     """
     bins = inverse_mel_filters().shape[1]
     filters = tf.constant(mel_filters()[:bins])  # [bins, bands]
@@ -105,11 +88,8 @@ def inverse_mel_scale(log_mel):
         estimate = float32_matmul(float32_matmul(magnitude, filters), filters, transpose_b=True)
         ratio = target / tf.maximum(estimate, 1e-10)
         magnitude *= ratio * tf.sqrt(ratio)
-    return tf.pad(
-        magnitude[:, :frames],
-        [[0, 0], [0, 0], [0, FFT_SAMPLES // 2 + 1 - bins]],
-        constant_values=1e-6,
-    )
+    above = [[0, 0], [0, 0], [0, FFT_SAMPLES // 2 + 1 - bins]]
+    return tf.pad(magnitude[:, :frames], above, constant_values=1e-6)
 
 
 @function_per_device_type(
@@ -121,15 +101,9 @@ def griffin_lim(log_mel, iterations, seed):
     """Compute fast Griffin-Lim (Perraudin, Balazs & Søndergaard 2013) on the current device.
 
     The momentum is applied to waves instead of spectra. The results are equal because the transform
-    is linear, and waves have a quarter of the numbers.
+    is linear, and waves have a quarter of the numbers. The seed is that of the initial phases.
 
-    Args:
-        log_mel: float32 [batch, frames, 80]; frames after the end of an utterance are silence.
-        iterations: int32 scalar.
-        seed: int32 [2], seed of the initial phases.
-
-    Returns:
-        float32 [batch, frames * 256] in [-1, 1].
+    float32 [batch, frames, 80], padded with silence -> [batch, frames * 256] in [-1, 1].
     """
     magnitude = inverse_mel_scale(log_mel)
     phase = tf.random.stateless_uniform(tf.shape(magnitude), seed, 0.0, 2.0 * np.pi)
@@ -149,7 +123,7 @@ def griffin_lim(log_mel, iterations, seed):
 
 
 class GriffinLim:
-    """Griffin-Lim as a vocoder, see `audio.vocoder.VocoderProtocol`."""
+    """Griffin-Lim as a vocoder, see `VocoderProtocol`."""
 
     def __init__(self, iterations: int = ITERATIONS):
         self._iterations = iterations
@@ -170,6 +144,4 @@ def _with_magnitude(spectrum, magnitude):
 def _istft(spectrum):
     """Invert `stft` by least squares: complex64 [B, T, bins] -> float32 [B, samples]."""
     window = tf.signal.inverse_stft_window_fn(HOP_SAMPLES, forward_window_fn=tf.signal.hann_window)
-    return tf.signal.inverse_stft(
-        spectrum, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=window
-    )
+    return tf.signal.inverse_stft(spectrum, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window)

@@ -87,7 +87,7 @@ def open_evaluator(
     # and hold no further one.
     if not computes_as_evaluated(setup.config):
         with tf.device(device):
-            network = task.build(setup.config, setup.corpora.vocabulary, training=False)
+            network = task.build(setup.config, setup.corpora.vocabulary, "float32")
         local = setup.replicas.local_results
         sources = {v.path: local(v.value)[0] for v in network_variables(source)}
         snapshot = Snapshot(network, sources, device)

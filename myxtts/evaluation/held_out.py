@@ -21,8 +21,7 @@ from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER
-from myxtts.tasks.length_rules import length_rule_of
-from myxtts.tasks.registry import task_of
+from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Throttle, no_throttle
 from myxtts.training.runs import TrainedRun, check_same_corpus

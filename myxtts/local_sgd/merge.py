@@ -31,7 +31,7 @@ from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.files import fsync_folder, partial_folder_of, write_whole
 from myxtts.local_sgd.averaging import normalised, weighted_mean
-from myxtts.tasks.length_rules import length_rule_of
+from myxtts.tasks.registry import length_rule_of
 from myxtts.training.checkpoint_files import (
     MODEL,
     Ancestor,

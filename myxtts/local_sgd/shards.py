@@ -16,7 +16,7 @@ from myxtts.data.dataset import audio_root_of, corpus_folder, load_corpora
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.errors import DataError
 from myxtts.files import write_whole
-from myxtts.tasks.length_rules import length_rule_of
+from myxtts.tasks.registry import length_rule_of
 
 COLUMNS = ("path", "text", "speaker", "language")
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from functools import cache
 from statistics import median
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -20,55 +19,42 @@ Search = Callable[..., tf.Tensor]
 """See `search_by_frames`."""
 
 
-class Choice(NamedTuple):
-    """An alignment search and the line of the log about it."""
-
-    search: Search
-    line: str
-
-
 def choose_alignment_search(
     setting: str, compile_step: bool, device: str, sizes: dict[str, int]
-) -> Choice:
-    """Choose the fastest search that works on a model device.
+) -> tuple[Search, str]:
+    """Choose the fastest search that works on a model device; also return the log's line about it.
 
     On a CPU this is always XLA's, which is not measured. On a GPU the candidates are measured on
-    random scores.
+    random scores. Raises ConfigError if the setting names a search that needs XLA where XLA does
+    not work.
 
     Args:
         setting: `alignment_search`.
         compile_step: XLA compiles the whole step, and the search with it.
         sizes: dimensions of a batch of the run: batch, frames and tokens.
-
-    Raises:
-        ConfigError: the setting names a search that needs XLA where XLA does not work.
     """
-    devices = _candidates(setting, compile_step, device)
+    # The device for which XLA compiles each candidate; without any, `loop` remains.
+    devices = {"xla": device, "host": HOST}
+    if setting != "auto":
+        devices = {name: device for name, device in devices.items() if name == setting}
+    elif compile_step or _is_cpu(device):
+        del devices["host"]
     reasons = {name: xla_failure(compiled_on) for name, compiled_on in devices.items()}
-    failures = {name: reason for name, reason in reasons.items() if reason}
     # A search that was asked for by name is never replaced by a slower one without a word.
-    if setting in failures:
+    if reasons.get(setting):
         raise ConfigError(
             f"--alignment-search {setting} was given, but XLA does not work on {devices[setting]} "
-            f"({failures[setting]}). Leave out --alignment-search."
+            f"({reasons[setting]}). Leave out --alignment-search."
         )
-    names = [name for name in devices if name not in failures] or ["loop"]
+    failed = [(name, reason) for name, reason in reasons.items() if reason]
+    names = [name for name in devices if not reasons[name]] or ["loop"]
     searches = {name: search_of(name, device) for name in names}
     if len(names) > 1:
         return _fastest(searches, device, sizes)
     (name,) = names
-    why = "; ".join(
-        f"XLA does not work on {devices[failed]} ({reason})" for failed, reason in failures.items()
-    )
-    return Choice(searches[name], f"{name}: {why}" if why else name)
-
-
-def _candidates(setting: str, compile_step: bool, device: str) -> dict[str, str]:
-    """Return the searches that XLA compiles, and for which device; without any, `loop` remains."""
-    devices = {"xla": device, "host": HOST}
-    if setting != "auto":
-        return {name: device for name, device in devices.items() if name == setting}
-    return {"xla": device} if compile_step or _is_cpu(device) else devices
+    why = "; ".join(f"XLA does not work on {devices[n]} ({reason})" for n, reason in failed)
+    line = f"{name}: {why}" if why else name
+    return searches[name], line
 
 
 def _is_cpu(device: str) -> bool:
@@ -96,11 +82,9 @@ def _on_host(score, token_count, frames):
     return tf.identity(path)
 
 
-def _fastest(searches: dict[str, Search], device: str, sizes: dict[str, int]) -> Choice:
+def _fastest(searches: dict[str, Search], device: str, sizes: dict[str, int]) -> tuple[Search, str]:
     """Measure the searches on a device, copies included."""
-    rows = sizes["batch"]
-    frames = sizes["frames"]
-    tokens = sizes["tokens"]
+    rows, frames, tokens = sizes["batch"], sizes["frames"], sizes["tokens"]
     with tf.device(device):
         # The time of a search depends on the shape alone, not on the scores.
         score = tf.random.stateless_normal([rows, frames, tokens], [0, 0])
@@ -110,7 +94,7 @@ def _fastest(searches: dict[str, Search], device: str, sizes: dict[str, int]) ->
     first, *others = sorted(times_ms, key=times_ms.__getitem__)
     slower = ", ".join(f"{name} {times_ms[name]:.1f} ms" for name in others)
     shape = f"{rows} x {frames} frames x {tokens} tokens"
-    return Choice(searches[first], f"{first}, {times_ms[first]:.1f} ms for {shape} ({slower})")
+    return searches[first], f"{first}, {times_ms[first]:.1f} ms for {shape} ({slower})"
 
 
 def _milliseconds(search: Search, arguments: tuple) -> float:

@@ -4,15 +4,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import keras
+import numpy as np
 
-from myxtts.audio.vocoder import VocoderProtocol
+from myxtts.audio.vocoder import LoadVocoder
 from myxtts.batch import Field, first_rows
 from myxtts.config.schema import Config
 from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary
+from myxtts.files import numbered_name, replaced_folder, tolerate_full_disk
+from myxtts.report.plots import png_bytes
 from myxtts.report.reporter import TensorBoard
 
 # Arrays of its own size that a block keeps for its gradient. Measured: 16.8 MiB a row of 4 s
@@ -20,6 +23,14 @@ from myxtts.report.reporter import TensorBoard
 KEPT_ARRAYS = 9
 
 SAMPLED_UTTERANCES = 4
+
+Evaluator = Callable[[int, Callable[[], None] | None], dict[str, float]]
+"""Measures the weights that a network has at a step by the scores of its task: figures by name,
+each with the prefix `evaluation_`.
+
+Before each batch or utterance it calls its second argument, with nothing queued on the device. All
+that a call computes is compiled before, so that any thread may call.
+"""
 
 
 class Examples(NamedTuple):
@@ -36,31 +47,46 @@ class Examples(NamedTuple):
     texts: list[str]
     files: list[str]
 
-    def sampled(self, fields: dict[str, Field]) -> "Examples":
-        """Return the first ones, of which samples are written.
 
-        Args:
-            fields: the contract of the batch.
-        """
-        count = min(SAMPLED_UTTERANCES, len(self.ids))
-        batch = first_rows(self.batch, fields, count)
-        return Examples(batch, self.ids[:count], self.texts[:count], self.files[:count])
-
-
-class Sampler(Protocol):
-    """Writes the output of a network for some held-out utterances to files and TensorBoard.
+class Sampler(ABC):
+    """Writes the output of a network for the first held-out utterances to files and TensorBoard.
 
     The caller has set the weights and entered the network's device. All that a call computes is
     compiled by `trace`, on the main thread, so that any thread may call.
+
+    The folder gets `step-000500/` with a picture of each utterance, such as `1-NAME.png`, and what
+    else the task writes. FIELDS is the contract of the examples.
     """
 
+    FIELDS: dict[str, Field]
+
+    def __init__(self, network: Any, examples: Examples, folder: Path, tensorboard: TensorBoard):
+        count = min(SAMPLED_UTTERANCES, len(examples.ids))
+        self._network = network
+        self._batch = first_rows(examples.batch, self.FIELDS, count)
+        self._examples = examples
+        # Files of several folders may have the same stem.
+        self._names = [numbered_name(i, name) for i, name in enumerate(examples.ids[:count], 1)]
+        self._folder = folder
+        self._tensorboard = tensorboard
+
+    @abstractmethod
     def trace(self) -> None:
         """Compile what a call computes; called once, before the first call."""
-        ...
+
+    @abstractmethod
+    def write(self, step: int, folder: Path) -> None: ...
 
     def __call__(self, step: int) -> None:
         """Write the samples of a step."""
-        ...
+        # A run that is killed here leaves no half folder, which the page would show as samples.
+        samples = replaced_folder(self._folder / f"step-{step:06d}")
+        with tolerate_full_disk(f"the samples of step {step}"), samples as folder:
+            self.write(step, folder)
+
+    def write_picture(self, step: int, file: Path, tag: str, picture: np.ndarray) -> None:
+        file.write_bytes(png_bytes(picture))
+        self._tensorboard.picture(step, tag, picture)
 
 
 class Metric(Protocol):
@@ -68,58 +94,34 @@ class Metric(Protocol):
 
     @staticmethod
     def measure(batch: dict, outputs: dict) -> dict:
-        """Return what `update` needs of the model's outputs, as tensors by name.
-
-        It is a part of a compiled function.
-        """
+        """Return what `update` needs of the model's outputs, within a compiled function."""
         ...
 
     def update(self, batch: dict, measured: dict) -> None:
-        """Add one batch and what was measured of it.
-
-        Computes nothing on the device: any thread may call.
-        """
+        """Add a batch; any thread may call, as nothing is computed on the device."""
         ...
 
-    def result(self) -> dict[str, float]:
-        """Return the figures by name."""
-        ...
-
-
-class Evaluator(Protocol):
-    """Measures a network by the scores of its task.
-
-    `evaluation.evaluate`, which stands above this module, has it. All that a call computes is
-    compiled when it is made, on the main thread, so that any thread may call.
-    """
-
-    def __call__(self, step: int, throttle: Callable[[], None] | None) -> dict[str, float]:
-        """Measure the weights that the network has.
-
-        Args:
-            throttle: called before each batch or utterance; nothing is queued on the device then.
-
-        Returns:
-            Figures by name, each with the prefix `evaluation_`.
-        """
-        ...
+    def result(self) -> dict[str, float]: ...
 
 
 class Task(ABC):
     """What a run trains: batches, network, metric and samples.
 
-    Each task also has a length rule in length_rules.py.
-
     Attributes:
         name: value of the setting `task`.
+        sizes: dimensions of the network by the setting `model_size`.
         components: groups of layers that --freeze names; the network's `component_layers` has the
             layers.
         supports_xla: whether XLA compiles the training step.
+        augmentation: flag of an augmentation that takes time on the data device; empty if the task
+            has none.
     """
 
     name: str
+    sizes: Mapping[str, Any]
     components: tuple[str, ...]
-    supports_xla: bool
+    supports_xla: bool = False
+    augmentation: str = ""
 
     def has_small_operations(self, config: Config) -> bool:
         """Return whether training on 2 cores is faster with one thread for each operation.
@@ -134,60 +136,42 @@ class Task(ABC):
     ) -> FeatureExtractor:
         """Return the batch contracts and the function from waves to features.
 
-        Augmentation is for training only.
-
-        Args:
-            load_teacher: loads the teacher that the settings name. Without it, features are those
-                of the recordings.
+        Augmentation is for training only. Without a teacher, features are those of the recordings.
         """
-        ...
 
     def segment_s(self, config: Config) -> float | None:
-        """Return the duration of the segment of each utterance that a step takes.
-
-        None if it takes whole utterances.
-        """
+        """Return the duration of the segments that a step takes; None for whole utterances."""
         return None
 
     def sample_extractor(
         self, config: Config, load_teacher: LoadFrozen | None = None
     ) -> FeatureExtractor | None:
-        """Return the extractor of the sampler's examples; None for that of validation.
-
-        See `extractor`.
-        """
+        """Return the extractor of the sampler's examples; None for that of validation."""
         return None
 
     @abstractmethod
-    def build(
-        self,
-        config: Config,
-        vocabulary: Vocabulary,
-        training: bool = True,
-        precision: str = "float32",
-    ) -> keras.Model:
+    def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
         """Build the network with its initial weights.
 
-        Without `training` it computes in `precision` and has no dropout.
         Its call returns (losses by name, outputs); `BATCH_FIELDS` is the contract of its input,
         `LOSS_NAMES` the names of the losses.
+
+        Args:
+            inference: precision of a network without dropout; by default it is one to train.
         """
-        ...
 
     def tune(
         self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
     ) -> dict[str, str]:
         """Choose among implementations of a network to train, which give the same results.
 
+        Raises ConfigError if the settings name an implementation that the device cannot run.
+
         Args:
-            device: of the model.
             sizes: the named dimensions of the batch contracts, for a typical batch.
 
         Returns:
             Lines of the log by name.
-
-        Raises:
-            ConfigError: the settings name an implementation that the device cannot run.
         """
         return {}
 
@@ -198,12 +182,13 @@ class Task(ABC):
         Args:
             sizes: the named dimensions of the batch contracts.
         """
-        ...
 
-    @abstractmethod
     def describe(self, config: Config) -> str:
-        """Return the network's dimensions as one line of the log."""
-        ...
+        """Return a line of the log, such as "tts, tiny, 144 channels, 3 encoder blocks"."""
+        size = config.model.model_size
+        numbers = asdict(self.sizes[size]).items()
+        dimensions = (f"{number} {name.replace('_', ' ')}" for name, number in numbers)
+        return ", ".join((self.name, size, *dimensions))
 
     def metric(self, vocabulary: Vocabulary) -> Callable[[], Metric] | None:
         """Return what makes a metric for each validation; None without one."""
@@ -211,41 +196,18 @@ class Task(ABC):
 
     @abstractmethod
     def sampler(
-        self,
-        config: Config,
-        vocabulary: Vocabulary,
-        network: keras.Model,
-        examples: Examples,
-        folder: Path,
-        tensorboard: TensorBoard,
-        load_vocoder: Callable[[], VocoderProtocol],
-    ) -> Sampler:
-        """Return the sampler of a network for some held-out utterances.
-
-        Args:
-            folder: gets the samples.
-            load_vocoder: loads the vocoder that the settings name.
-        """
-        ...
-
-
-def dimensions(task: str, config: Config, sizes: Mapping) -> str:
-    """Return a line such as "tts, tiny, 144 channels, 3 encoder blocks"."""
-    size = config.model.model_size
-    numbers = (f"{number} {name.replace('_', ' ')}" for name, number in asdict(sizes[size]).items())
-    return ", ".join((task, size, *numbers))
+        self, config: Config, vocabulary: Vocabulary, load_vocoder: LoadVocoder
+    ) -> Callable[[keras.Model, Examples, Path, TensorBoard], Sampler]:
+        """Return what makes the sampler of a network."""
 
 
 def computes_as_evaluated(config: Config) -> bool:
-    """Whether the network of a run computes what `evaluate` measures of its weights: in float32,
-    without discriminators, and with an alignment without a teacher.
+    """Whether the network of a run computes what `evaluate` measures of its weights.
+
+    Any other network has other variables or outputs than the one that `evaluate` builds.
     """
-    # Any other network has other variables or outputs than the one that `evaluate` builds.
-    return (
-        config.training.precision == "float32"
-        and config.teacher.teacher is None
-        and not config.vocoder.discriminators
-    )
+    is_plain = config.training.precision == "float32" and not config.vocoder.discriminators
+    return is_plain and config.teacher.teacher is None
 
 
 def kept_bytes(config: Config) -> int:

@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from myxtts.audio.format import AUDIO_FORMAT
-from myxtts.audio.vocoder import VocoderProtocol
+from myxtts.audio.vocoder import LoadVocoder
 from myxtts.batch import Batch, tensor_specs
 from myxtts.clock import Span, Timeline, format_duration
 from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
@@ -48,7 +48,6 @@ STOP_POLL_S = 0.1
 # Training may wait for this fraction of the time between two observations without a warning.
 TOLERATED_WAIT = 0.005
 
-LoadVocoder = Callable[[], VocoderProtocol]
 
 Throttle = Callable[[], None]
 """Waits until the feed is full; to be called between two batches, when nothing is queued on the
@@ -316,15 +315,8 @@ def make_sampler(
         [column[row] for row in rows] for column in (manifest.ids, manifest.texts, manifest.paths)
     )
     with tf.device(device):
-        return task_of(config).sampler(
-            config,
-            setup.corpora.vocabulary,
-            network,
-            Examples(batch, *columns),
-            folder.samples,
-            tensorboard,
-            load,
-        )
+        make = task_of(config).sampler(config, setup.corpora.vocabulary, load)
+        return make(network, Examples(batch, *columns), folder.samples, tensorboard)
 
 
 class FeedStatus(Protocol):

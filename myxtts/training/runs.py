@@ -243,14 +243,12 @@ class TrainedRun:
         self.check_task(task)
         import tensorflow as tf
 
-        from myxtts.tasks.registry import TASKS
+        from myxtts.tasks.registry import task_named
         from myxtts.training.checkpoints import load_variables
 
         record = self.record
         with tf.device(device):
-            network = TASKS[task].build(
-                record.settings, record.vocabulary, training=False, precision=precision
-            )
+            network = task_named(task).build(record.settings, record.vocabulary, precision)
         variables = {v.path: v.value for v in network.variables}
         load_variables(self.checkpoint, {record.weights_group: variables})
         return network

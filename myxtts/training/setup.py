@@ -34,8 +34,7 @@ from myxtts.placement import devices
 from myxtts.placement.devices import xla_failure
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement, Route, named_gpus, plan_routes
-from myxtts.tasks.length_rules import length_rule_of
-from myxtts.tasks.registry import task_of
+from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.training import schedule
 from myxtts.training.checkpoint_files import (
     Ancestor,

@@ -47,22 +47,12 @@ COUNTS = (*FAILED, "skipped", "expectedFailures")
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description="Run the test suite.")
-    parser.add_argument(
-        "modules",
-        nargs="*",
-        metavar="MODULE",
-        help="test modules, such as test_step (default: all)",
-    )
-    parser.add_argument(
-        "--jobs", type=int, default=2, metavar="N", help="number of processes (default: 2)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="only the modules that do not import TensorFlow"
-    )
-    parser.add_argument(
-        "--times", action="store_true", help=f"list the slowest tests and rewrite {TIMES.name}"
-    )
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    add, flag = parser.add_argument, {"action": "store_true"}
+    add("modules", nargs="*", metavar="MODULE", help="such as test_step (default: all)")
+    add("--jobs", type=int, default=2, metavar="N", help="number of processes (default: 2)")
+    add("--quick", help="only the modules that do not import TensorFlow", **flag)
+    add("--times", help=f"list the slowest tests and rewrite {TIMES.name}", **flag)
+    add("--work", help=argparse.SUPPRESS, **flag)
     options = parser.parse_args()
     modules = options.modules or sorted(path.stem for path in TIMES.parent.glob("test_*.py"))
     if unknown := [module for module in modules if not TIMES.with_name(f"{module}.py").is_file()]:
@@ -88,9 +78,9 @@ class Suite:
     def __init__(self, modules: list[str], quick: bool):
         self._modules, self._quick = modules, quick
         self._waiting: list[str] = []
-        self._shared = {
-            module: [run for run in SHARED_RUNS if run in _source(module)] for module in modules
-        }
+        self._shared = {}
+        for module in modules:
+            self._shared[module] = [run for run in SHARED_RUNS if run in _source(module)]
         self._owners: dict[str, int] = {}  # shared run -> the thread whose process trained it
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen] = []
@@ -99,10 +89,9 @@ class Suite:
 
     def run(self, jobs: int) -> None:
         on_gpus = gpu_modules(self._modules)
+        others = [module for module in self._modules if module not in on_gpus]
         try:
-            self._run_group(
-                [module for module in self._modules if module not in on_gpus], jobs, gpus="0"
-            )
+            self._run_group(others, jobs, gpus="0")
             self._run_group(on_gpus, 1, gpus="1")
         finally:
             self._end_processes()
@@ -113,29 +102,22 @@ class Suite:
         self._waiting = sorted(modules, key=lambda module: times.get(module, float("inf")))
         self._owners = {}
         arguments = (modules, os.environ | {"TEST_GPUS": gpus})
-        threads = [
-            threading.Thread(target=self._run_modules, args=arguments, daemon=True)
-            for _ in range(jobs)
-        ]
+        settings = {"target": self._run_modules, "args": arguments, "daemon": True}
+        threads = [threading.Thread(**settings) for _ in range(jobs)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
     def _run_modules(self, modules: list[str], environ: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "tests.run", "--work", *modules]
+        settings = {"cwd": ROOT, "env": environ, "text": True}
+        settings |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        # A signal to its group reaches the processes of its tests.
+        settings["start_new_session"] = True
         while self._candidates() and not self._stopped:
             with tempfile.TemporaryFile("w+", errors="replace") as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.run", "--work", *modules],
-                    cwd=ROOT,
-                    env=environ,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                    # so that a signal to its group reaches the processes of its tests
-                    start_new_session=True,
-                )
+                process = subprocess.Popen(command, stderr=log, **settings)
                 self._processes.append(process)
                 self._feed(process, log)
 
@@ -157,11 +139,7 @@ class Suite:
             self._add(module, {"process": process.pid, **_death(process.returncode, log)})
 
     def _take(self) -> str:
-        """Take the slowest module that this thread's process may run.
-
-        Raises:
-            IndexError: there is none.
-        """
+        """Take the slowest module that this thread's process may run, or raise IndexError."""
         with self._lock:
             module = self._candidates()[-1]
             for run in self._shared[module]:
@@ -171,11 +149,12 @@ class Suite:
 
     def _candidates(self) -> list[str]:
         """Return the modules that wait, without those whose shared runs are in other processes."""
-        return [module for module in self._waiting if self._may_run(module)]
-
-    def _may_run(self, module: str) -> bool:
-        owners = {self._owners[run] for run in self._shared[module] if run in self._owners}
-        return not owners or threading.get_ident() in owners
+        modules, thread = [], threading.get_ident()
+        for module in self._waiting:
+            owners = {self._owners[run] for run in self._shared[module] if run in self._owners}
+            if not owners or thread in owners:
+                modules.append(module)
+        return modules
 
     def _add(self, module: str, report: dict) -> None:
         if self._quick and report["tensorflow"]:
@@ -183,9 +162,9 @@ class Suite:
             report["output"] += f"ERROR: {module} imported TensorFlow, which no quick module may do"
         self._reports[module] = report
         failed = "  FAILED" if any(report["counts"][name] for name in FAILED) else ""
-        times = f"{report['seconds']:7.1f} s, {report['cpu_s']:5.1f} s of CPU time"
         line = (
-            f"{times}, {report['peak_mib']:5,.0f} MiB, {report['ran']:3d} tests: {module}{failed}"
+            f"{report['seconds']:7.1f} s, {report['cpu_s']:5.1f} s of CPU time,"
+            f" {report['peak_mib']:5,.0f} MiB, {report['ran']:3d} tests: {module}{failed}"
         )
         print("\n".join(filter(None, (line, report["output"]))), flush=True)
 
@@ -224,17 +203,13 @@ class Suite:
 
     def write_times(self) -> None:
         """List the slowest tests and record the seconds of each module."""
-        test_s = {
-            test: seconds
-            for report in self._reports.values()
-            for test, seconds in report["test_s"].items()
-        }
+        test_s, times = {}, json.loads(TIMES.read_text())
+        for module, report in self._reports.items():
+            test_s |= report["test_s"]
+            times[module] = round(report["seconds"], 1)
         for test in sorted(test_s, key=test_s.__getitem__, reverse=True)[:SLOWEST_TESTS]:
             print(f"{test_s[test]:7.1f} s  {test.removeprefix('tests.')}")
-        times = {module: round(report["seconds"], 1) for module, report in self._reports.items()}
-        TIMES.write_text(
-            json.dumps(json.loads(TIMES.read_text()) | times, indent=1, sort_keys=True) + "\n"
-        )
+        TIMES.write_text(json.dumps(times, indent=1, sort_keys=True) + "\n")
 
 
 def _report_of(process: subprocess.Popen) -> str:
@@ -252,15 +227,11 @@ def _report_of(process: subprocess.Popen) -> str:
 def _death(code: int, log: IO[str]) -> dict:
     """Return the report of a module in which its process died."""
     log.seek(0)
-    output = "\n".join(
-        [f"ERROR: the process died with exit code {code}:", *log.read().splitlines()[-LAST_LINES:]]
-    )
+    last = "\n".join(log.read().splitlines()[-LAST_LINES:])
     numbers = dict.fromkeys(("seconds", "ran", "passed", "peak_mib", "cpu_s", "tensorflow"), 0)
-    return numbers | {
-        "output": output,
-        "test_s": {},
-        "counts": dict.fromkeys(COUNTS, 0) | {"errors": 1},
-    }
+    counts = dict.fromkeys(COUNTS, 0) | {"errors": 1}
+    output = f"ERROR: the process died with exit code {code}:\n{last}"
+    return numbers | {"output": output, "test_s": {}, "counts": counts}
 
 
 def work(modules: list[str]) -> int:
@@ -270,12 +241,10 @@ def work(modules: list[str]) -> int:
     faulthandler.enable()
     # All modules are imported before the first one runs, because some configure TensorFlow's
     # devices.
-    suites = {
-        module: unittest.defaultTestLoader.loadTestsFromName(f"tests.{module}")
-        for module in modules
-    }
-    # the collector does not walk through TensorFlow's modules again and again: 10 % of the
-    # processor time
+    load = unittest.defaultTestLoader.loadTestsFromName
+    suites = {module: load(f"tests.{module}") for module in modules}
+    # So the collector does not walk through TensorFlow's modules again and again: 10 % of the
+    # processor time.
     gc.freeze()
     for line in sys.stdin:
         result = ModuleResult()
@@ -291,15 +260,9 @@ class ModuleResult(unittest.TextTestResult):
     """The result of one module, with the seconds of each test."""
 
     def __init__(self):
-        super().__init__(
-            unittest.runner._WritelnDecorator(io.StringIO()), descriptions=False, verbosity=0
-        )
-        self.start_s, self.start_cpu_s, self.passed, self.test_s = (
-            time.perf_counter(),
-            _cpu_s(),
-            0,
-            {},
-        )
+        super().__init__(unittest.runner._WritelnDecorator(io.StringIO()), False, verbosity=0)
+        self.start_s, self.start_cpu_s = time.perf_counter(), _cpu_s()
+        self.passed, self.test_s = 0, {}
 
     def startTest(self, test):
         super().startTest(test)
@@ -330,9 +293,7 @@ class ModuleResult(unittest.TextTestResult):
 
 def _cpu_s() -> float:
     """Return the processor time of this process and of the processes that it waited for."""
-    usages = [
-        resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    ]
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
@@ -340,9 +301,8 @@ def gpu_modules(modules: list[str]) -> list[str]:
     """Return the modules that use real GPUs, in a process of their own: others simulate them."""
     if os.environ.get("TEST_GPUS") == "0" or not visible_gpus():
         return []
-    return [
-        module for module in modules if "tests.real_gpus" in _imports(ast.parse(_source(module)))
-    ]
+    imports = {module: [*_imports(ast.parse(_source(module)))] for module in modules}
+    return [module for module in modules if "tests.real_gpus" in imports[module]]
 
 
 def _source(module: str) -> str:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import unittest
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -27,11 +28,10 @@ from benchmarks.proof import hardware, operations, stages, trace
 from benchmarks.proof.runner import Run, failed, run_sections
 from benchmarks.proof.section import Figure, Scope, Section, SectionResult, table
 from fakes.gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
-from myxtts.commands.console import report_errors
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.preflight import prerequisites
 from myxtts.preflight.checks import recommended
-from tests.fixtures import entered, temporary_folder
+from tests.fixtures import entered, reported, temporary_folder
 from tests.long import LONG, long
 
 ROOT = Path(__file__).parents[1]
@@ -87,26 +87,18 @@ class SectionsTest(unittest.TestCase):
     def setUpClass(cls):
         cls.modules = temporary_folder(cls.addClassCleanup)
         header = "import os, signal, subprocess, time\n"
-        header += "from benchmarks.proof.section import Figure, SectionResult\n\n"
+        header += "from benchmarks.proof.section import Figure, SectionResult\n\ndef run(scope):"
         for name, body in SECTIONS.items():
-            lines = [line[4:] for line in body.strip("\n").splitlines()]
-            (cls.modules / f"{name}.py").write_text(
-                f"{header}def run(scope):\n" + "\n".join(lines) + "\n", "utf-8"
-            )
+            (cls.modules / f"{name}.py").write_text(header + body, "utf-8")
         entered(cls.addClassCleanup, mock.patch.dict(os.environ, PYTHONPATH=str(cls.modules)))
 
     def setUp(self):
         self.out = temporary_folder(self.addCleanup)
 
-    def run_sections(
-        self, *sections: Section, end_s: float | None = None, **settings
-    ) -> list[dict]:
-        folders = {"out": self.out, "corpus": self.out}
-        run = Run(**{"gpus": 2, "simulated": True, "small": True} | folders | settings)
-        if end_s is None:
-            end_s = time.monotonic() + 3600.0
+    def run_sections(self, *sections: Section, end_s: float = 0.0, gpus: int = 2) -> list[dict]:
+        run = Run(gpus=gpus, simulated=True, small=True, out=self.out, corpus=self.out)
         with contextlib.redirect_stdout(io.StringIO()):
-            return run_sections(run, sections, end_s)
+            return run_sections(run, sections, end_s or time.monotonic() + 3600.0)
 
     def page(self) -> str:
         return (self.out / "proof.md").read_text(encoding="utf-8")
@@ -124,17 +116,14 @@ class SectionsTest(unittest.TestCase):
 
     def test_sections_that_fail_leave_the_others_alone(self):
         names = ["proof_raising", "proof_killed", "proof_silent", "proof_good"]
-        outcomes = self.run_sections(
-            *(planned(name, number) for number, name in enumerate(names, 1))
-        )
+        outcomes = self.run_sections(*map(planned, names, range(1, 5)))
         raised, killed, silent, _ = outcomes
         status = [outcome["status"] for outcome in outcomes]
         self.assertEqual(status, ["failed", "killed", "failed", "complete"])
-        self.assertEqual(raised["error"], "ValueError: the cable is loose")
-        self.assertEqual(raised["lines"], ["before the error"])
-        self.assertIn("was killed by SIGKILL", killed["error"])
-        self.assertIn("the last words", killed["error"])
-        self.assertEqual(silent["error"], "the process ended without a result")
+        found = raised["error"], raised["lines"], silent["error"]
+        error, ended = "ValueError: the cable is loose", "the process ended without a result"
+        self.assertEqual(found, (error, ["before the error"], ended))
+        self.assertRegex(killed["error"], r"(?s)was killed by SIGKILL.*the last words")
         self.assertEqual([failed(outcome) for outcome in outcomes], [True, True, True, False])
         message = (self.out / "section-1" / "log.txt").read_text()
         self.assertIn("ValueError: the cable is loose", message)
@@ -143,14 +132,13 @@ class SectionsTest(unittest.TestCase):
     def test_a_section_ends_at_its_limit_with_what_it_found(self):
         sections = planned("proof_hanging", 1, share=1.0), planned("proof_good", 2, share=9.0)
         recorded = self.out / "section-1" / "result.json"
-        clock = SimpleNamespace(
-            monotonic=lambda: 3.0 if recorded.exists() else 0.0, sleep=time.sleep
-        )
+        now = lambda: 3.0 if recorded.exists() else 0.0  # noqa: E731
+        clock = SimpleNamespace(monotonic=now, sleep=time.sleep)
         with mock.patch("benchmarks.proof.runner.time", clock):
             hanging, good = self.run_sections(*sections, end_s=30.0)
-        self.assertEqual((hanging["status"], good["status"]), ("out of time", "complete"))
+        self.assertEqual((hanging["status"], hanging["limit_s"]), ("out of time", 3.0))
+        self.assertEqual((good["status"], good["limit_s"]), ("complete", 27.0))
         self.assertEqual(hanging["lines"], ["before the hang"])
-        self.assertEqual((hanging["limit_s"], good["limit_s"]), (3.0, 27.0))
         self.assertIn("**out of time**", self.page())
 
     def test_a_claim_that_is_not_met_fails(self):
@@ -170,9 +158,8 @@ class SectionsTest(unittest.TestCase):
 
     def test_ctrl_c_keeps_what_was_found(self):
         environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(self.modules)])}
-        process = subprocess.Popen(
-            [sys.executable, "-c", HANGING_PROOF, str(self.out)], env=environ, cwd=self.out
-        )
+        command = [sys.executable, "-c", HANGING_PROOF, str(self.out)]
+        process = subprocess.Popen(command, env=environ, cwd=self.out)
         self.addCleanup(process.kill)
         result = self.out / "section-1" / "result.json"
         while not result.exists() and process.poll() is None:
@@ -185,30 +172,24 @@ class SectionsTest(unittest.TestCase):
 
 class CommandLineTest(unittest.TestCase):
     def run_program(self, *flags: str) -> tuple[int, str]:
-        errors = io.StringIO()
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
-            try:
-                code = report_errors(lambda: gpu_proof.main(flags))
-            except SystemExit as stopped:
-                code = stopped.code
-        return code, errors.getvalue()
+        with contextlib.redirect_stdout(io.StringIO()):
+            return reported(lambda: gpu_proof.main(flags))
 
     def test_wrong_use_returns_2(self):
         for flags in ("--sections 9", "--minutes 0", "--simulate-gpus -1", "--unknown"):
-            with self.subTest(flags=flags):
-                self.assertEqual(self.run_program(*flags.split())[0], 2)
+            with self.subTest(flags=flags), self.assertRaises(SystemExit) as stopped:
+                self.run_program(*flags.split())
+            self.assertEqual(stopped.exception.code, 2)
 
     def test_a_machine_without_a_gpu_is_told_what_to_do(self):
         found = SimpleNamespace(stdout="GPUs 0\n", stderr="\nno driver\n")
         with tempfile.TemporaryDirectory() as out, mock.patch("subprocess.run", return_value=found):
             code, error = self.run_program("--out", out)
         self.assertEqual(code, 2)
-        self.assertIn("TensorFlow sees none; it reports: no driver", error)
-        self.assertIn("--simulate-gpus 2 --small", error)
+        self.assertRegex(error, "sees none; it reports: no driver.*--simulate-gpus 2 --small")
 
     def test_an_out_that_is_a_file_is_an_error(self):
-        with tempfile.NamedTemporaryFile() as file:
-            code, error = self.run_program("--out", file.name, "--simulate-gpus", "2")
+        code, error = self.run_program("--out", __file__, "--simulate-gpus", "2")
         self.assertEqual(code, 2)
         self.assertIn("--out", error)
 
@@ -217,44 +198,31 @@ class SimulatedTest(unittest.TestCase):
     """The program on two simulated GPUs, in its own process; `make test-long` runs it whole."""
 
     # 4, 6 and 7 train whole runs, and take half of the time.
-    SECTIONS = tuple(
-        section for section in gpu_proof.SECTIONS if LONG or section.number in (1, 2, 3, 5)
-    )
+    NUMBERS = tuple(one.number for one in gpu_proof.SECTIONS if LONG or one.number in (1, 2, 3, 5))
 
     @classmethod
     def setUpClass(cls):
         folder = temporary_folder(cls.addClassCleanup)
         cls.out = folder / "proof"
         flags = f"--simulate-gpus 2 --small --in-process --minutes 60 --out {cls.out} --sections"
-        numbers = [str(section.number) for section in cls.SECTIONS]
+        script = str(ROOT / "benchmarks/gpu_proof.py")
+        command = [sys.executable, script, *flags.split(), *map(str, cls.NUMBERS)]
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        cls.finished = subprocess.run(
-            [sys.executable, str(ROOT / "benchmarks/gpu_proof.py"), *flags.split(), *numbers],
-            cwd=folder,
-            env=environ,
-            capture_output=True,
-            text=True,
-        )
-        files = [cls.out / f"section-{section.number}.json" for section in cls.SECTIONS]
-        cls.outcomes = {
-            file.stem: json.loads(file.read_text(encoding="utf-8"))
-            for file in files
-            if file.exists()
-        }
+        settings = {"cwd": folder, "env": environ, "capture_output": True, "text": True}
+        cls.finished = subprocess.run(command, **settings)
+        cls.outcomes = {}
+        for number in cls.NUMBERS:
+            file = cls.out / f"section-{number}.json"
+            if file.exists():
+                cls.outcomes[number] = json.loads(file.read_text(encoding="utf-8"))
 
     def test_every_section_is_complete_and_no_claim_unmet(self):
-        ends = {
-            name: (outcome["status"], outcome["error"]) for name, outcome in self.outcomes.items()
-        }
-        names = [f"section-{section.number}" for section in self.SECTIONS]
-        self.assertEqual(ends, dict.fromkeys(names, ("complete", "")), self.finished.stdout[-3000:])
-        unmet = [
-            figure
-            for outcome in self.outcomes.values()
-            for figure in outcome["figures"]
-            if failed_figure(figure)
-        ]
-        self.assertEqual(unmet, [])
+        ends = {number: (one["status"], one["error"]) for number, one in self.outcomes.items()}
+        complete = dict.fromkeys(self.NUMBERS, ("complete", ""))
+        self.assertEqual(ends, complete, self.finished.stdout[-3000:])
+        for outcome in self.outcomes.values():
+            verdicts = [figure["verdict"] for figure in outcome["figures"]]
+            self.assertNotIn("not met", verdicts, outcome["figures"])
         self.assertEqual(self.finished.returncode, 0)
 
     def test_the_page_has_every_section_and_every_claim(self):
@@ -263,19 +231,17 @@ class SimulatedTest(unittest.TestCase):
             self.assertIn(f"## {outcome['section']}. {outcome['title']}", page)
             for figure in outcome["figures"]:
                 self.assertIn(f"| {figure['claim']} |", page)
-        self.assertTrue(
-            page.rstrip().splitlines()[-1].startswith(f"| {self.SECTIONS[-1].number} |")
-        )
+        self.assertRegex(page.rstrip().splitlines()[-1], rf"^\| {self.NUMBERS[-1]} \|")
         self.assertIn("2 simulated GPUs", page)
 
     def test_what_needs_a_gpu_is_not_shown(self):
-        for number in {2, 3, 6} & {section.number for section in self.SECTIONS}:
-            figures = self.outcomes[f"section-{number}"]["figures"]
+        for number in {2, 3, 6} & {*self.NUMBERS}:
+            figures = self.outcomes[number]["figures"]
             self.assertGreater(len(figures), 3)
             self.assertEqual({figure["verdict"] for figure in figures}, {"not shown"}, number)
 
     def test_both_devices_compute_the_same(self):
-        for operation in self.outcomes["section-2"]["data"]["operations"]:
+        for operation in self.outcomes[2]["data"]["operations"]:
             with self.subTest(operation["name"]):
                 self.assertEqual(operation["error"], "")
                 self.assertEqual(operation["host_only"], [])
@@ -283,26 +249,17 @@ class SimulatedTest(unittest.TestCase):
                     self.assertEqual(set(operation["errors"].values()), {0.0})
 
     def test_no_producer_copies_to_the_host(self):
-        operations_of = {
-            item["name"]: item["to_host"]
-            for item in self.outcomes["section-2"]["data"]["operations"]
-        }
-        producers = [name for name in operations_of if name.startswith(operations.PRODUCER)]
-        actual = {name: operations_of[name] for name in producers}
-        self.assertEqual(actual, {name: [] for name in producers})
-        self.assertEqual(len(producers), 4)
+        found = self.outcomes[2]["data"]["operations"]
+        producers = [item for item in found if item["name"].startswith(operations.PRODUCER)]
+        self.assertEqual([item["to_host"] for item in producers], [[]] * 4)
 
     def test_stages_have_times(self):
-        for model in self.outcomes["section-3"]["data"]["models"]:
+        for model in self.outcomes[3]["data"]["models"]:
             with self.subTest(model["size"]):
                 self.assertEqual(model["error"], "")
                 times = ("produce_s", "transfer_s", "step_s", "half_step_s")
                 for name in (*times, "forecast_mib", "flops", "operations"):
                     self.assertGreater(model[name], 0, name)
-
-
-def failed_figure(figure: dict) -> bool:
-    return figure["verdict"] == "not met"
 
 
 @long
@@ -325,12 +282,9 @@ class HardwareTest(unittest.TestCase):
     BUILT = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")  # TensorFlow 2.21
 
     def test_code_for_a_card_is_native_within_a_major_version_and_ptx_beyond(self):
-        codes = {
-            card: prerequisites.code_for(card, self.BUILT)
-            for card in ((7, 5), (8, 6), (9, 0), (12, 0), (5, 2))
-        }
-        native = dict.fromkeys(((7, 5), (8, 6), (9, 0)), "native")
-        self.assertEqual(codes, {**native, (12, 0): "PTX", (5, 2): "none"})
+        codes = {(7, 5): "native", (8, 6): "native", (9, 0): "native", (12, 0): "PTX"}
+        for card, code in {**codes, (5, 2): "none"}.items():
+            self.assertEqual(prerequisites.code_for(card, self.BUILT), code, card)
 
     def test_fields_that_the_driver_does_not_know_are_left_out(self):
         def nvidia_smi(query: str, *_form: str) -> str | None:
@@ -347,11 +301,8 @@ class HardwareTest(unittest.TestCase):
     def test_libraries_are_asked_for_their_versions(self):
         actual = hardware.library_version("libc.so.6", "getpid", by_argument=False)
         self.assertEqual(actual, os.getpid())
-        for library, function in (
-            ("libc.so.6", "no_such_function"),
-            ("libmissing.so.1", "version"),
-        ):
-            self.assertIsNone(hardware.library_version(library, function, by_argument=True))
+        for names in (("libc.so.6", "no_such_function"), ("libmissing.so.1", "version")):
+            self.assertIsNone(hardware.library_version(*names, by_argument=True))
         loaded = ["/opt/cuda/libcudnn.so.9.8", "/usr/lib/libm.so.6"]
         with mock.patch.object(hardware, "mapped_files", lambda: iter(loaded)):
             versions = hardware.library_versions("/CPU:0")
@@ -364,20 +315,17 @@ class HardwareTest(unittest.TestCase):
             if query == "topo":
                 return "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"
             names = query.removeprefix("--query-gpu=").split(",")
-            return "\n".join(
-                ", ".join("12" if "memory" in name else gpu for name in names)
-                for gpu in ("A100", "H100")
-            )
+            row = ", ".join("12" if "memory" in name else "{}" for name in names)
+            return "\n".join(row.replace("{}", gpu) for gpu in ("A100", "H100"))
 
-        def checked(gpus: tuple[int, ...]):
-            return [
-                recommended(gpus == (0, 1), "kernels", "native", "native"),
-                recommended(False, "XLA", "", "none"),
-            ]
+        def checked(placement):
+            is_native = placement.model_gpus == (0, 1)
+            yield recommended(is_native, "kernels", "native", "native")
+            yield recommended(False, "XLA", "", "none")
 
         here = {
             "gpu_peer_access": lambda first, second: (False, "no"),
-            "check_gpu_software": lambda placement: checked(placement.model_gpus),
+            "check_gpu_software": checked,
             "sees_gpus": lambda count: count == 2,
             "library_versions": lambda: {"libcudnn.so.9": {"path": "/x", "version": 9}},
         }
@@ -385,13 +333,13 @@ class HardwareTest(unittest.TestCase):
         with driver, mock.patch.multiple(hardware, **here):
             result = hardware.run(Scope(2, False, False, 60.0, Path(), Path()))
         page = "\n".join(result.lines)
-        self.assertIn("| name | A100 | H100 |", page)
-        self.assertIn("| libcudnn.so.9 | 9 | /x |", page)
-        self.assertIn("Peer access of GPUs 0-1: no.", page)
+        rows = ("| name | A100 | H100 |", "| libcudnn.so.9 | 9 | /x |")
+        for line in (*rows, "Peer access of GPUs 0-1: no."):
+            self.assertIn(line, page)
+        met = ("kernels", "nothing else uses the GPUs", "TensorFlow sees the GPUs")
+        expected = dict.fromkeys(met, "met") | {"XLA": "not met"}
         verdicts = {figure.claim: figure.verdict for figure in result.figures}
-        self.assertEqual((verdicts["kernels"], verdicts["XLA"]), ("met", "not met"))
-        self.assertEqual(verdicts["nothing else uses the GPUs"], "met")
-        self.assertEqual(verdicts["TensorFlow sees the GPUs"], "met")
+        self.assertEqual(verdicts, verdicts | expected)
 
 
 class VerdictsTest(unittest.TestCase):
@@ -400,18 +348,14 @@ class VerdictsTest(unittest.TestCase):
     SCOPE = Scope(2, False, False, 60.0, Path(), Path())
 
     def test_a_producer_that_copies_to_the_host_is_found(self):
-        def compared(name, to_host):
-            return operations.Comparison(name, {"mel": 0.0}, {"mel": 1.0}, "", 9, [], to_host)
-
         for name, to_host, verdict in (
             ("producer", [], "met"),
             ("producer", ["data/features.py:1"], "not met"),
             ("step", ["models/x.py:1"], "not shown"),
         ):
-            figures = operations.result_of(self.SCOPE, "/GPU:0", [compared(name, to_host)]).figures
-            (figure,) = (
-                figure for figure in figures if figure.claim.startswith("no producer waits")
-            )
+            compared = operations.Comparison(name, {"mel": 0.0}, {"mel": 1.0}, "", 9, [], to_host)
+            figures = operations.result_of(self.SCOPE, "/GPU:0", [compared]).figures
+            (figure,) = (one for one in figures if one.claim.startswith("no producer waits"))
             self.assertEqual(figure.verdict, verdict)
 
     def test_an_operation_that_differs_or_fails_is_found(self):
@@ -422,13 +366,10 @@ class VerdictsTest(unittest.TestCase):
 
         limits = {"x": ("absolute", 0.1)}
         values = {"equal": 2.0, "near": 2.05, "far": 2.2, "garbage": np.nan, "fails": None}
-        compared = [
-            operations.compare(
-                operations.Operation(name, lambda device, v=value: run_on(device, v), limits),
-                "/GPU:0",
-            )
-            for name, value in values.items()
-        ]
+        compared = []
+        for name, value in values.items():
+            operation = operations.Operation(name, partial(run_on, value=value), limits)
+            compared.append(operations.compare(operation, "/GPU:0"))
         compared.append(operations.Comparison("late", {}, {}, operations.NO_TIME, None, []))
         result = operations.result_of(self.SCOPE, "/GPU:0", compared)
         verdicts = [figure.verdict for figure in result.figures]
@@ -502,30 +443,22 @@ class VerdictsTest(unittest.TestCase):
 
     def test_the_stages_of_a_gpu_have_verdicts(self):
         activity = trace.Activity(900.0, {"to_host": 1.0}, 0.7, 0)
-        good = stages.StageFigures(
-            *("tts", "big"),
-            step_s=0.1,
-            half_step_s=0.09,
-            transfer_s=0.01,
-            produce_s=0.01,
-            peak_mib=900.0,
-            forecast_mib=600.0,
-            activity=activity,
-            copies_to_host=0,
-        )
-        bad = dataclasses.replace(
-            good,
-            transfer_s=0.2,
-            peak_mib=1300.0,
-            activity=activity._replace(copies={"to_host": 9.0}, compilations=2),
-        )
+        times = {"step_s": 0.1, "half_step_s": 0.09, "transfer_s": 0.01, "produce_s": 0.01}
+        memory = {"peak_mib": 900.0, "forecast_mib": 600.0}
+        others = {"activity": activity, "copies_to_host": 0}
+        good = stages.StageFigures("tts", "big", **times, **memory, **others)
+        busier = activity._replace(copies={"to_host": 9.0}, compilations=2)
+        bad = dataclasses.replace(good, transfer_s=0.2, peak_mib=1300.0, activity=busier)
         failed_model = stages.StageFigures("tts", "big", error="ResourceExhaustedError: OOM")
         late = stages.StageFigures("tts", "big", error=stages.NO_TIME)
-        verdicts = [
-            [f.verdict for f in stages.figures_of(self.SCOPE, item)]
-            for item in (good, bad, failed_model, late)
-        ]
-        self.assertEqual(verdicts, [["met"] * 4, ["not met"] * 4, ["not met"], ["not shown"]])
+        for item, *verdicts in (
+            (good, *["met"] * 4),
+            (bad, *["not met"] * 4),
+            (failed_model, "not met"),
+            (late, "not shown"),
+        ):
+            figures = stages.figures_of(self.SCOPE, item)
+            self.assertEqual([figure.verdict for figure in figures], verdicts)
         self.assertEqual(good.bound, "launches")
         result = stages.result_of(self.SCOPE, stages.Rates(1e12, 2e12, 4e12), [good, failed_model])
         self.assertIn("| tts big | ResourceExhaustedError: OOM |", "\n".join(result.lines))
@@ -533,10 +466,8 @@ class VerdictsTest(unittest.TestCase):
 
 class TypesTest(unittest.TestCase):
     def test_a_claim_without_evidence_is_not_shown(self):
-        verdicts = [
-            Figure.of("claim", "here", "expected", met).verdict for met in (True, False, None)
-        ]
-        self.assertEqual(verdicts, ["met", "not met", "not shown"])
+        for met, verdict in ((True, "met"), (False, "not met"), (None, "not shown")):
+            self.assertEqual(Figure.of("claim", "here", "expected", met).verdict, verdict)
 
     def test_cells_cannot_break_a_table(self):
         self.assertEqual(table(["a"], [["x|y\nz"]]), ["", "| a |", "|---|", "| x\\|y z |", ""])

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import threading
-import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -18,12 +17,11 @@ import soundfile
 from PIL import Image
 
 from myxtts.clock import MODEL, Clock, Span, Timeline, Times
-from myxtts.report import answers, samples
+from myxtts.report import overview, samples
 from myxtts.report import page as run_page
 from myxtts.report.history import POINTS, History, Series
 from myxtts.report.metrics import read_last_report, validation_scores
-from myxtts.report.overview import TEMPLATE, JobsPage, merge_marks, sync_marks, write_overview
-from myxtts.report.page import PageThread, RunPage, changed_settings, excerpt
+from myxtts.report.page import PageThread, RunPage, excerpt
 from myxtts.training.observation import Observer, ObserverFailed
 from myxtts.training.schedule import Observation
 from tests.feeds import wait_until
@@ -43,38 +41,12 @@ def data_of(page: Path) -> dict:
 
 def report_of(step: int, loss: float | None = 1.0, wait_s: float = 0.0, **more) -> dict:
     """Return a line of metrics.jsonl, of steps of 0.1 s with a wait."""
-    times = {
-        "step_s": 0.1 + wait_s,
-        "wait_s": wait_s,
-        "pause_s": 0.01,
-        "read_s": 0.001,
-        "produce_s": 0.04,
-    }
     busy = 0.1 / (0.1 + wait_s)
-    rates = {
-        "steps_per_s": 10.0 * busy,
-        "audio_seconds_per_s": 200.0,
-        "padding": 0.05,
-        "blocked_s": 0.059,
-    }
-    rates |= {
-        "accelerator_utilisation": busy,
-        "bottleneck": "step" if busy > 0.95 else "read",
-        "remaining_s": 720.0,
-    }
-    return (
-        {
-            "step": step,
-            "epoch": 0,
-            "mel": loss,
-            "loss": loss,
-            "gradient_norm": 1.0,
-            "learning_rate": 1e-3,
-        }
-        | times
-        | rates
-        | more
-    )
+    report = {"step": step, "epoch": 0, "mel": loss, "loss": loss, "gradient_norm": 1.0}
+    report |= {"learning_rate": 1e-3, "step_s": 0.1 + wait_s, "wait_s": wait_s, "pause_s": 0.01}
+    report |= {"read_s": 0.001, "produce_s": 0.04, "blocked_s": 0.059, "steps_per_s": 10.0 * busy}
+    report |= {"audio_seconds_per_s": 200.0, "padding": 0.05, "accelerator_utilisation": busy}
+    return report | {"bottleneck": "step" if busy > 0.95 else "read", "remaining_s": 720.0} | more
 
 
 class Folder(unittest.TestCase):
@@ -82,13 +54,10 @@ class Folder(unittest.TestCase):
 
     def setUp(self):
         self.runs = temporary_folder(self.addCleanup) / "runs"
-        self.folder = self.make_run("voice")
-
-    def make_run(self, name: str) -> Path:
-        folder = self.runs / name
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text("model:\n  task: tts\n")
-        return folder
+        self.folder = self.runs / "voice"
+        self.folder.mkdir(parents=True)
+        (self.folder / "config.yaml").write_text("model:\n  task: tts\n")
+        self.metrics = self.folder / "metrics.jsonl"
 
     def page(self, timeline: Timeline | None = None, ended: str = "") -> Path:
         """Write the page of the run once, from all of its files."""
@@ -102,6 +71,18 @@ class Folder(unittest.TestCase):
         with open((folder or self.folder) / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
+    def history(self, *lines: dict) -> History:
+        self.report(*lines)
+        history = History(self.metrics)
+        history.update()
+        return history
+
+    def worker(self) -> None:
+        worker = self.folder / "worker-1"
+        worker.mkdir()
+        self.report(report_of(20, wait_s=0.3), folder=worker)
+        (worker / "run.json").write_text('{"host": "second"}')
+
     def sample(
         self, step: int, name: str = "1-a", kinds: tuple[str, ...] = ("", "recording")
     ) -> Path:
@@ -112,6 +93,20 @@ class Folder(unittest.TestCase):
             wave = np.sin(np.arange(4800, dtype=np.float32) / 10 + len(kind) + step)
             soundfile.write(folder / samples.sound_file(name, kind), wave, 24_000)
         return folder
+
+    def score(self, step: str, content: bytes = b"| a | b |\n") -> None:
+        folder = self.folder / "evaluation" / step
+        folder.mkdir(parents=True)
+        (folder / "scores.md").write_bytes(content)
+
+    def tables(self) -> None:
+        """Write transcripts, scores of two checkpoints and facts to the run."""
+        (self.sample(20, kinds=()) / "transcripts.txt").write_text("a <b>")
+        for step, score in (("step-000010", 1.7), ("step-000020", 3.1)):
+            table = f"| metric | <x> |\n|---|---|\n| PESQ | {score} |\n\n- of 50 & more\n"
+            self.score(step, table.encode())
+        numbers = {"numbers": {"model": "tts <tiny>", "feed": "3"}}
+        (self.folder / "run.json").write_text(json.dumps(numbers))
 
 
 class Curves(Folder):
@@ -130,15 +125,14 @@ class Curves(Folder):
         self.assertEqual(series.least, (values.argmin(), values.min()))
 
     def test_lines_are_read_once_as_they_are_written(self):
-        history = History(self.folder / "metrics.jsonl")
-        history.update()
+        history = self.history()
         self.report(report_of(1, 3.0))
         history.update()
-        with open(self.folder / "metrics.jsonl", "a") as file:
+        with open(self.metrics, "a") as file:
             file.write('{"step": 2, "lo')
         history.update()
         self.assertEqual(history.step, 1)
-        with open(self.folder / "metrics.jsonl", "a") as file:
+        with open(self.metrics, "a") as file:
             file.write('ss": null}\n')
         with mock.patch.object(json, "loads", side_effect=json.loads) as loads:
             history.update()
@@ -147,10 +141,9 @@ class Curves(Folder):
 
     def test_a_later_line_of_a_step_adds_its_metrics_once(self):
         """A resumed run repeats the observation that its checkpoint does not know."""
-        history = History(self.folder / "metrics.jsonl")
-        self.report(*map(report_of, range(10, 60, 10)), {"step": 30, "validation_loss": 0.5})
-        history.update()
-        self.report(report_of(60), {"step": 30, "validation_loss": 0.5})
+        observed = {"step": 30, "validation_loss": 0.5}
+        history = self.history(*map(report_of, range(10, 60, 10)), observed)
+        self.report(report_of(60), observed)
         history.update()
         self.assertEqual([point.step for point in history.points("validation_loss")], [30])
         self.assertEqual(history.series["validation_loss"].since_least, 0)
@@ -158,28 +151,25 @@ class Curves(Folder):
 
     def test_the_first_interval_has_as_many_steps_as_the_second(self):
         """A job begins at the step of its warm start."""
-        history = History(self.folder / "metrics.jsonl")
-        self.report(report_of(1050, wait_s=0.2))
-        history.update()
+        history = self.history(report_of(1050, wait_s=0.2))
         self.report(report_of(1100, wait_s=0.0), report_of(1200, wait_s=0.1))
         history.update()
         self.assertAlmostEqual(history.seconds["wait"], 50 * 0.2 + 100 * 0.1)
         self.assertAlmostEqual(history.seconds["step"], 200 * 0.1)
 
     def test_a_rare_metric_is_found_far_from_the_end(self):
-        path = self.folder / "metrics.jsonl"
         self.report(report_of(1, validation_loss=0.5), *map(report_of, range(2, 60)))
         with mock.patch("myxtts.report.metrics.TAIL_BYTES", 1_000):
-            self.assertEqual(read_last_report(path, "validation_loss")["step"], 1)
-            self.assertEqual(read_last_report(path)["step"], 59)
-            self.assertEqual(read_last_report(path, "nothing"), {})
+            self.assertEqual(read_last_report(self.metrics, "validation_loss")["step"], 1)
+            self.assertEqual(read_last_report(self.metrics)["step"], 59)
+            self.assertEqual(read_last_report(self.metrics, "nothing"), {})
 
     def test_a_file_with_fewer_lines_is_read_from_its_beginning(self):
-        path = self.folder / "metrics.jsonl"
-        history = History(path)
-        self.report(*map(report_of, (10, 20, 30)))
-        history.update()
-        replace_lines(path, [report_of(10), report_of(20, 7.0)])
+        history = self.history(*map(report_of, (10, 20, 30)))
+        other = self.runs / "other"
+        other.mkdir()
+        self.report(report_of(10), report_of(20, 7.0), folder=other)
+        os.replace(other / "metrics.jsonl", self.metrics)
         history.update()
         self.assertEqual([point.mean for point in history.points("loss")], [1.0, 7.0])
 
@@ -191,78 +181,68 @@ class Curves(Folder):
         self.assertTrue(all(np.isfinite(point.mean) for point in series.points))
 
 
-def replace_lines(path: Path, lines: list[dict]) -> None:
-    other = path.with_suffix(".new")
-    other.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    os.replace(other, path)
-
-
 class Answers(Folder):
-    def learning(self, *lines: dict) -> answers.Answer:
-        self.report(*lines)
-        return answers.is_learning(self.history())
-
-    def history(self) -> History:
-        history = History(self.folder / "metrics.jsonl")
-        history.update()
-        return history
+    def learning(self, *lines: dict) -> tuple[str, str]:
+        answer = run_page.is_learning(self.history(*lines))
+        return answer.state, answer.answer
 
     def test_validations_and_reports_are_counted_beyond_the_points_of_a_curve(self):
         losses = [1.0 / step if step <= 990 else 1.0 for step in range(1, 1000)]
-        answer = self.learning(
-            *(report_of(10 * n, 1.0, validation_loss=loss) for n, loss in enumerate(losses, 1))
-        )
-        self.assertEqual(answer.state, "bad")
-        self.assertIn("9 validations without a better one", answer.answer)
+        lines = [report_of(10 * n, validation_loss=loss) for n, loss in enumerate(losses, 1)]
+        state, answer = self.learning(*lines)
+        self.assertEqual(state, "bad")
+        self.assertIn("9 validations without a better one", answer)
         report = RunPage(self.folder)
         report._history.update()
         self.assertAlmostEqual(report._report_s(), 10 * 0.11)
 
     def test_a_run_learns_while_its_validation_loss_falls(self):
         lines = [report_of(step, 1 / step, validation_loss=1 / step) for step in range(1, 9)]
-        answer = self.learning(*lines)
-        actual = (answer.state, answer.answer)
-        self.assertEqual(actual, ("good", "yes: best validation loss 0.125 at step 8, the newest"))
+        expected = ("good", "yes: best validation loss 0.125 at step 8, the newest")
+        self.assertEqual(self.learning(*lines), expected)
 
     def test_a_run_whose_validation_loss_rises_while_training_goes_on_overfits(self):
         lines = [report_of(step, 1 / step, validation_loss=float(step)) for step in range(1, 12)]
-        answer = self.learning(*lines)
-        self.assertEqual(answer.state, "bad")
-        self.assertIn("no: 10 validations without a better one, it overfits", answer.answer)
+        expected = ("bad", "no: 10 validations without a better one, it overfits")
+        self.assertEqual(self.learning(*lines), expected)
 
     def test_without_validation_the_trend_of_the_training_loss_decides(self):
         for slope, state in ((-0.01, "good"), (0.0, "fair"), (0.01, "bad")):
             with self.subTest(slope=slope):
-                (self.folder / "metrics.jsonl").unlink(missing_ok=True)
-                actual = self.learning(*(report_of(s, 1 + slope * s) for s in range(1, 30))).state
-                self.assertEqual(actual, state)
+                self.metrics.unlink(missing_ok=True)
+                lines = (report_of(step, 1 + slope * step) for step in range(1, 30))
+                self.assertEqual(self.learning(*lines)[0], state)
 
     def test_a_loss_that_is_not_finite_is_named(self):
-        self.assertIn("not finite", self.learning(report_of(1), report_of(2, None)).answer)
+        self.assertIn("not finite", self.learning(report_of(1), report_of(2, None))[1])
 
     def test_a_starving_device_is_named_with_the_slowest_stage(self):
-        self.report(*(report_of(step, wait_s=0.1) for step in range(5)))
-        answer = answers.is_starving(self.history())
-        actual = (answer.state, answer.answer)
-        self.assertEqual(actual, ("bad", "yes: the model device waits 50 % of its time, for read"))
+        history = self.history(*(report_of(step, wait_s=0.1) for step in range(5)))
+        answer = run_page.is_starving(history)
+        expected = ("bad", "yes: the model device waits 50 % of its time, for read")
+        self.assertEqual((answer.state, answer.answer), expected)
 
     def test_what_is_left_is_in_time_steps_and_utterances(self):
-        self.report(report_of(100))
+        history = self.history(report_of(100))
         facts = {"total_steps": 300, "steps_per_epoch": 50, "utterances": 400}
-        answer = answers.how_long(self.history(), facts, "", time.time())
+        answer = run_page.how_long(history, facts, "")
         self.assertIn("12 min, until about", answer.answer)
         self.assertEqual(answer.detail, "step 100 of 300; 200 steps, about 1,600 utterances left")
-        actual = answers.how_long(self.history(), facts, "stopped by SIGTERM", 0.0).answer
-        self.assertEqual(actual, "stopped by SIGTERM")
+        ended = run_page.how_long(history, facts, "stopped by SIGTERM")
+        self.assertEqual(ended.answer, "stopped by SIGTERM")
 
     def test_settings_other_than_the_defaults_are_shown_as_flags(self):
-        settings = {
-            "training": {"learning_rate": 0.5, "seed": 0},
-            "run": {"resume": True},
-            "data": {"cache_dataset": True},
-        }
-        changed = changed_settings(settings)
-        self.assertEqual(changed, {"--learning-rate": "0.5", "--cache-dataset": ""})
+        settings = {"training": {"learning_rate": 0.5, "seed": 0}, "run": {"resume": True}}
+        settings["data"] = {"cache_dataset": True}
+        expected = {"--learning-rate": "0.5", "--cache-dataset": ""}
+        self.assertEqual(run_page.changed_settings(settings), expected)
+
+    def test_rates_and_decibels_of_a_validation_are_named(self):
+        metrics = {"step": 3, "loss": 2.0, "validation_loss": 1.0}
+        metrics |= {"validation_log_mel_error_db": 1.234, "validation_word_error_rate": 0.024}
+        metrics["validation_character_error_rate"] = None
+        expected = ["word error rate 2.4 %", "log mel error 1.23 dB"]
+        self.assertEqual(validation_scores(metrics), expected)
 
 
 class Lanes(unittest.TestCase):
@@ -288,21 +268,21 @@ class Lanes(unittest.TestCase):
         for _ in range(2):  # the loop takes a batch ahead
             with clock.wait():
                 pass
-        clock.finish_step(1.0, 1.0, [Times(0.0, 0.0, 0.0, "a"), Times(0.0, 0.0, 0.0, "b")])
-        clock.finish_step(1.0, 1.0, [Times(0.0, 0.0, 0.0, "a"), Times(0.0, 0.0, 0.0, "b")])
-        taken = {
-            (span.lane, span.number): span.end_s
-            for span in timeline.newest()
-            if span.kind == "feed"
-        }
+        for _ in range(2):
+            clock.finish_step(1.0, 1.0, [Times(0.0, 0.0, 0.0, "a"), Times(0.0, 0.0, 0.0, "b")])
+        feeds = [span for span in timeline.newest() if span.kind == "feed"]
+        taken = {(span.lane, span.number): span.end_s for span in feeds}
         self.assertEqual(taken["a", 1], taken["b", 1])
         self.assertLess(taken["a", 1], taken["a", 2])
 
     def test_a_timeline_is_bounded_and_can_be_read_while_it_grows(self):
         timeline = Timeline(100)
-        thread = threading.Thread(
-            target=lambda: [timeline.add(Span(MODEL, "step", i, i + 1)) for i in range(20_000)]
-        )
+
+        def grow():
+            for i in range(20_000):
+                timeline.add(Span(MODEL, "step", i, i + 1))
+
+        thread = threading.Thread(target=grow)
         thread.start()
         while thread.is_alive():
             self.assertLessEqual(len(timeline.newest()), 100)
@@ -310,10 +290,8 @@ class Lanes(unittest.TestCase):
         self.assertEqual(timeline.newest()[-1].start_s, 19_999)
 
     def test_an_excerpt_has_the_newest_steps_from_time_0(self):
-        spans = [Span(MODEL, "step", i, i + 1.0, i) for i in range(100)] + [
-            Span("observer", "validation", 50.0, 98.5)
-        ]
-        cut = excerpt(spans)
+        spans = [Span(MODEL, "step", i, i + 1.0, i) for i in range(100)]
+        cut = excerpt([*spans, Span("observer", "validation", 50.0, 98.5)])
         self.assertEqual((cut[0].number, cut[0].start_s, cut[-2].end_s), (76, 0.0, 24.0))
         self.assertEqual(cut[-1], Span("observer", "validation", 0.0, 22.5))
         self.assertEqual(excerpt([]), [])
@@ -325,8 +303,8 @@ class Lanes(unittest.TestCase):
             observer.begin(Observation(30, ("validation", "samples")))
             observer.wait(lambda: False)
         (span,) = timeline.newest()
-        actual = (span.lane, span.kind, span.number)
-        self.assertEqual(actual, ("observer", "validation and samples", 30))
+        expected = ("observer", "validation and samples", 30)
+        self.assertEqual((span.lane, span.kind, span.number), expected)
 
     def test_an_excerpt_leaves_out_a_long_pause(self):
         spans = [Span(MODEL, "step", i / 10, (i + 1) / 10, i) for i in range(20)]
@@ -337,6 +315,10 @@ class Lanes(unittest.TestCase):
 
 
 class Page(Folder):
+    def setUp(self):
+        super().setUp()
+        self.report(report_of(20))
+
     def step(self, data: dict, step: int) -> dict:
         """Return the samples of a step on a page."""
         return next(part for part in data["samples"]["steps"] if part["step"] == step)
@@ -348,8 +330,7 @@ class Page(Folder):
             urls += [url for _, url in sample["sounds"]] + [sample["image"]]
         return urls
 
-    def test_newest_samples_and_small_pictures_of_others_are_in_the_page_while_there_is_room(self):
-        self.report(report_of(20))
+    def test_newest_samples_are_in_the_page_while_there_is_room_and_others_are_linked(self):
         self.sample(10)
         self.sample(20)
         data = self.data(ended="finished")
@@ -357,17 +338,13 @@ class Page(Folder):
         *sounds, image = self.urls(self.step(data, 20))
         self.assertEqual([url[:15] for url in sounds], ["data:audio/mpeg"] * 2)
         self.assertEqual(image[:15], "data:image/jpeg")
-        (older,) = self.step(data, 10)["samples"]
-        self.assertEqual(older["sounds"][0][1], "samples/step-000010/1-a.recording.wav")
-        self.assertEqual(older["image"][:15], "data:image/jpeg")
-        self.assertEqual(older["whole"], "samples/step-000010/1-a.png")
+        links = [f"samples/step-000010/1-a{end}" for end in (".recording.wav", ".wav", ".png")]
+        self.assertEqual(self.urls(self.step(data, 10)), links)
         with mock.patch.object(samples, "EMBEDDED_BYTES", 0):
             data = self.data(ended="finished")
-        for part in data["samples"]["steps"]:
-            self.assertTrue(all(url.startswith("samples/") for url in self.urls(part)))
+        self.assertTrue(all(url.startswith("samples/") for url in self.urls(self.step(data, 20))))
 
     def test_samples_are_compressed_once_and_within_the_time_for_it(self):
-        self.report(report_of(20))
         self.sample(20)
         report = RunPage(self.folder)
 
@@ -381,140 +358,97 @@ class Page(Folder):
         with mock.patch.object(soundfile, "write", side_effect=AssertionError):
             self.assertEqual(sounds(), 2)
 
-    def test_samples_of_older_steps_are_neither_drawn_nor_kept(self):
+    def test_samples_of_older_steps_are_not_drawn(self):
         for step in (10, 20, 30):
             self.sample(step)
         drawn = samples.Samples(self.folder)
-        found = drawn.read(60.0)
-        self.assertEqual((found["steps"][-1]["step"], found["older"]), (10, 0))
         with mock.patch.object(samples, "SHOWN_STEPS", 2):
             found = drawn.read(60.0)
         self.assertEqual([part["step"] for part in found["steps"]], [30, 20])
-        self.assertEqual(found["older"], 1)
-        self.assertEqual(list(drawn._small), ["step-000020"])
+        self.assertEqual((found["older"], drawn.read(60.0)["older"]), (1, 0))
 
     def test_other_folders_among_samples_and_scores_are_no_steps(self):
-        self.report(report_of(20))
         self.sample(20)
         shutil.copytree(self.sample(10), self.folder / "samples" / "step-000010-good")
-        for step in ("step-1000000", "step-999000"):
-            scores = self.folder / "evaluation" / step / "scores.md"
-            scores.parent.mkdir(parents=True)
-            scores.write_text("| a | b |\n")
+        self.score("step-1000000")
+        self.score("step-999000")
         data = self.data(ended="finished")
         self.assertEqual([part["step"] for part in data["samples"]["steps"]], [20, 10])
         self.assertEqual([name for name, _ in data["scores"]], ["step-1000000", "step-999000"])
 
     def test_damaged_samples_and_scores_leave_the_rest_of_the_page(self):
-        self.report(report_of(20))
-        (self.sample(20) / "transcripts.txt").write_bytes(b"caf\xe9")
-        folder = self.folder / "evaluation" / "step-000020"
-        folder.mkdir(parents=True)
-        (folder / "scores.md").write_bytes(b"| caf\xe9 | b |\n")
+        folder = self.sample(20)
+        (folder / "transcripts.txt").write_bytes(b"caf\xe9")
+        self.score("step-000020", b"| caf\xe9 | b |\n")
         with mock.patch("PIL.Image.Image.convert", side_effect=SyntaxError("broken PNG file")):
             data = self.data(ended="finished")
         self.assertEqual(self.step(data, 20)["texts"], ["caf\ufffd"])
         self.assertEqual(data["scores"], [["step-000020", "| caf\ufffd | b |\n"]])
-
-    def test_file_names_in_links_are_percent_encoded_and_sounds_have_their_order(self):
-        self.report(report_of(20))
-        self.sample(20)
-        self.sample(10, "1-a#b%?", kinds=tuple(samples.LABELS))
-        (older,) = self.step(self.data(ended="finished"), 10)["samples"]
-        kinds = (".recording", ".griffin-lim", ".vocoder", ".synthesized-griffin-lim", "")
-        expected = [f"samples/step-000010/1-a%23b%25%3F{kind}.wav" for kind in kinds]
-        self.assertEqual([url for _, url in older["sounds"]], expected)
-        self.assertEqual(older["whole"], "samples/step-000010/1-a%23b%25%3F.png")
-
-    def test_a_damaged_sample_is_linked(self):
-        self.report(report_of(20))
-        folder = self.sample(20)
         (folder / "1-a.wav").write_bytes(b"RIFF")
         (folder / "1-a.png").write_bytes(b"")
         urls = self.urls(self.step(self.data(), 20))
         self.assertIn("samples/step-000020/1-a.wav", urls)
         self.assertIn("samples/step-000020/1-a.png", urls)
 
-    def test_transcripts_scores_rejected_rows_and_buckets_are_on_the_page(self):
-        self.report(report_of(20, evaluation_voicing_error=0.1))
-        write_tables(self)
+    def test_file_names_in_links_are_percent_encoded_and_sounds_have_their_order(self):
+        self.sample(20)
+        self.sample(10, "1-a#b%?", kinds=tuple(samples.LABELS))
+        kinds = (".recording", ".griffin-lim", ".vocoder", ".synthesized-griffin-lim", "")
+        expected = [f"samples/step-000010/1-a%23b%25%3F{kind}.wav" for kind in kinds]
+        *sounds, image = self.urls(self.step(self.data(ended="finished"), 10))
+        self.assertEqual(sounds, expected)
+        self.assertEqual(image, "samples/step-000010/1-a%23b%25%3F.png")
+
+    def test_transcripts_and_scores_are_on_the_page(self):
+        self.report(report_of(30, evaluation_voicing_error=0.1))
+        self.tables()
         with mock.patch.object(samples, "SHOWN_SCORES", 1):
             data = self.data()
         self.assertEqual([name for name, _ in data["scores"]], ["step-000020"])  # the newest alone
         self.assertEqual(self.step(data, 20)["texts"], ["a <b>"])
         self.assertIn("evaluation_voicing_error", data["series"])
-        self.assertEqual(data["rejected"]["no text"]["rows"], 2)
-        actual = data["rejected"]["too long"]
-        self.assertEqual(actual, {"rows": 1, "examples": ["line 5: <c> 21 s"]})
         self.assertNotIn("<b>", self.page().read_text())  # no text is read as HTML
 
     def test_syncs_of_local_sgd_are_marked(self):
-        self.assertEqual([step for step, _ in sync_marks(30, 70)], [30, 60])
+        self.assertEqual([step for step, _ in overview.sync_marks(30, 70)], [30, 60])
         (self.folder / "config.yaml").write_text("local_sgd:\n  sync_every: 30\n")
-        self.report(*map(report_of, (10, 20, 30, 40)))
+        self.report(*map(report_of, (30, 40)))
         self.assertEqual(self.data()["marks"], [[30, "weights averaged"]])
 
-    def test_workers_and_replicas_have_a_column_each(self):
-        self.report(report_of(20))
-        worker = self.folder / "worker-1"
-        worker.mkdir()
-        self.report(report_of(20, wait_s=0.3), folder=worker)
-        (worker / "run.json").write_text('{"host": "second"}')
-        (self.folder / "run.json").write_text(
-            json.dumps({"routes": [[["/GPU:0"], "/GPU:1"], [["/GPU:2"], "/GPU:3"]]})
-        )
+    def test_workers_have_a_column_each_and_spans_are_kept(self):
+        self.worker()
         timeline = Timeline()
         timeline.add(Span("/GPU:2", "produce", 0.0, 0.25, 1), Span(MODEL, "step", 0.0, 1.0, 1))
         data = self.data(timeline)
         self.assertEqual(list(data["workers"]), ["worker 0 (chief)", "worker 1"])
         second = data["workers"]["worker 1"]
         self.assertEqual((second["host"], second["wait_s"]), ("second", 0.3))
-        self.assertEqual(len(data["facts"]["routes"]), 2)
         self.assertEqual(data["spans"], self.data()["spans"])  # without the process
 
     def test_a_page_of_a_run_that_has_ended_says_how(self):
-        self.report(report_of(20))
         data = self.data(ended="ended by NonFiniteLoss: <x>")
         self.assertEqual(data["answers"][2]["answer"], "ended by NonFiniteLoss: <x>")
         self.assertEqual(data["stale"], 0)
 
     def test_pages_are_valid_and_refer_to_nothing_elsewhere(self):
-        self.report(
-            *(
-                report_of(step, validation_loss=1.0, validation_word_error_rate=0.1)
-                for step in range(10, 90, 10)
-            )
-        )
+        scores = {"validation_loss": 1.0, "validation_word_error_rate": 0.1}
+        self.report(*(report_of(step, **scores) for step in range(30, 90, 10)))
         self.sample(20)
-        (self.folder / "rejected.csv").write_text(
-            "metadata,line,audio,reason,detail\nm,3,a.wav,no text,\n"
-        )
         timeline = Timeline()
         timeline.add(Span(MODEL, "step", 0.0, 1.0, 1), Span("/CPU:0", "feed", 0.0, 0.5, 1))
-        paths = [self.page(timeline), write_overview(self.runs), make_jobs(self.runs / "jobs")]
-        for path in paths:
+        jobs = make_jobs(self.runs / "jobs")
+        for path in (self.page(timeline), overview.write_overview(self.runs), jobs):
             with self.subTest(page=path.name):
                 Checker(self, path.read_text())
 
     def test_colours_can_be_told_from_their_background(self):
-        light, dark = (
-            dict(re.findall(r"--(\w+):(#\w+)", part))
-            for part in TEMPLATE.read_text().split("@media")[:2]
-        )
+        parts = overview.TEMPLATE.read_text().split("@media")[:2]
+        light, dark = (dict(re.findall(r"--(\w+):(#\w+)", part)) for part in parts)
+        least = {"text": 7.0} | dict.fromkeys(("soft", "link", "good", "fair", "bad"), 4.5)
         for theme in (light, {**light, **dark}):
-            for name, least in (
-                ("text", 7.0),
-                ("soft", 4.5),
-                ("link", 4.5),
-                ("good", 4.5),
-                ("fair", 4.5),
-                ("bad", 4.5),
-            ):
-                for background in ("bg", "card"):
-                    with self.subTest(name=name, background=theme[background]):
-                        self.assertGreaterEqual(contrast(theme[name], theme[background]), least)
-            # Producing and blocked, which lie side by side.
-            self.assertGreater(contrast(theme["c2"], theme["c4"]), 2.0)
+            for name, background in itertools.product(least, ("bg", "card")):
+                with self.subTest(name=name, background=theme[background]):
+                    self.assertGreaterEqual(contrast(theme[name], theme[background]), least[name])
             for number in range(7):  # WCAG 2.2, 1.4.11: graphics
                 self.assertGreaterEqual(contrast(theme[f"c{number}"], theme["bg"]), 3.0)
 
@@ -524,89 +458,50 @@ def contrast(one: str, other: str) -> float:
 
     def luminance(colour: str) -> float:
         digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
-        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-        linear = [
-            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-        ]
-        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+        parts = np.array([int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)])
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return float(linear @ (0.2126, 0.7152, 0.0722))
 
     dark, light = sorted(map(luminance, (one, other)))
     return (light + 0.05) / (dark + 0.05)
 
 
-def write_tables(case: Folder) -> None:
-    """Write transcripts, scores of two checkpoints, rejected rows and a bucket to a run."""
-    (case.sample(20, kinds=()) / "transcripts.txt").write_text("a <b>")
-    for step, score in ((10, 1.7), (20, 3.1)):
-        evaluation = case.folder / "evaluation" / f"step-{step:06d}"
-        evaluation.mkdir(parents=True)
-        table = f"| metric | <x> |\n|---|---|\n| PESQ | {score} |\n\n- of 50 & more\n"
-        (evaluation / "scores.md").write_text(table)
-    rows = [
-        "metadata,line,audio,reason,detail",
-        "m,3,a.wav,no text,",
-        "m,4,b.wav,no text,",
-        "m,5,<c>,too long,21 s",
-    ]
-    (case.folder / "rejected.csv").write_text("\n".join(rows))
-    buckets = [{"seconds": 2.5, "rows": 8, "utterances": 40, "padding": 0.125}]
-    (case.folder / "run.json").write_text(
-        json.dumps({"buckets": buckets, "numbers": {"model": "tts <tiny>", "feed": "3"}})
-    )
-
-
 def make_jobs(folder: Path) -> Path:
     """Write two jobs that were merged, and their page."""
     process = {"state": "done", "restarts": 1}
+    processes = dict.fromkeys(("warmstart", "gpu0", "gpu1", "merge"), process)
     state = {
         "stage": "done",
         "total_steps": 60,
         "immutable": {"gpus": [0, 1], "warmstart_steps": 20, "sync_every": 25},
-        "processes": {
-            "warmstart": process,
-            "gpu0": process,
-            "gpu1": process | {"state": "running"},
-            "merge": process,
-        },
+        "processes": processes | {"gpu1": process | {"state": "running"}},
         "merge": {"job_steps": {"gpu0": 60, "gpu1": 60}, "exit_code": 0},
     }
     for name in ("warmstart", "gpu0", "gpu1"):
         (folder / name).mkdir(parents=True)
         lines = [report_of(step, 2.0 + (name == "gpu1")) for step in range(10, 70, 10)]
-        (folder / name / "metrics.jsonl").write_text(
-            "".join(json.dumps(line) + "\n" for line in lines)
-        )
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / name / "metrics.jsonl").write_text(text)
     (folder / "launcher.json").write_text(json.dumps(state))
-    return JobsPage(folder).write()
-
-
-class Scores(unittest.TestCase):
-    def test_rates_and_decibels_of_a_validation_are_named(self):
-        metrics = {
-            "validation_loss": 1.0,
-            "validation_log_mel_error_db": 1.234,
-            "validation_word_error_rate": 0.024,
-        }
-        scores = validation_scores(
-            {"step": 3, "loss": 2.0, **metrics, "validation_character_error_rate": None}
-        )
-        self.assertEqual(scores, ["word error rate 2.4 %", "log mel error 1.23 dB"])
+    return overview.JobsPage(folder).write()
 
 
 class SeveralRuns(Folder):
+    def overview(self) -> list[dict]:
+        return data_of(overview.write_overview(self.runs))["runs"]
+
     def test_jobs_have_a_column_each_and_marks_of_their_merges(self):
         data = data_of(make_jobs(self.runs / "both"))
         steps = {name: (job["step"], job["total"]) for name, job in data["jobs"].items()}
         self.assertEqual(steps, {"warmstart": (60, 20), "gpu0": (60, 60), "gpu1": (60, 60)})
         self.assertEqual([job["gpu"] for job in data["jobs"].values()], [None, 0, 1])
-        averaged = "weights averaged"
-        merged = [60, "merge of gpu0, gpu1"]
-        self.assertEqual(data["marks"], [[25, averaged], [50, averaged], [60, averaged], merged])
+        marks = [[step, "weights averaged"] for step in (25, 50, 60)]
+        self.assertEqual(data["marks"], [*marks, [60, "merge of gpu0, gpu1"]])
         self.assertIn("Merged: gpu0 (step 60), gpu1 (step 60).", data["merge"])
 
     def test_a_warm_start_averages_no_weights(self):
         immutable = {"warmstart_steps": 50, "sync_every": 25}
-        marks = merge_marks({"total_steps": 100, "immutable": immutable, "processes": {}}, step=99)
+        marks = overview.merge_marks({"total_steps": 100, "immutable": immutable}, step=99)
         self.assertEqual([step for step, _ in marks], [75])
 
     def test_a_job_is_among_all_runs_and_has_no_overview_of_its_own(self):
@@ -622,7 +517,7 @@ class SeveralRuns(Folder):
         self.report({"step": 20, "validation_loss": 0.5, "validation_word_error_rate": 0.024})
         (self.folder / "run.json").write_text('{"task": "asr tiny", "total_steps": 40}')
         make_jobs(self.runs / "both")
-        rows = {row["name"]: row for row in data_of(write_overview(self.runs))["runs"]}
+        rows = {row["name"]: row for row in self.overview()}
         self.assertEqual(set(rows), {"voice", "both/warmstart", "both/gpu0", "both/gpu1"})
         row = rows["voice"]
         self.assertEqual((row["report"]["step"], row["report"]["loss"]), (20, 0.75))
@@ -634,10 +529,12 @@ class SeveralRuns(Folder):
         self.report(report_of(20))
         refused = PermissionError(13, "Permission denied", "metrics.jsonl")
         with mock.patch("myxtts.report.overview.read_last_report", side_effect=refused):
-            self.assertEqual(data_of(write_overview(self.runs))["runs"], [])
+            self.assertEqual(self.overview(), [])
 
-    def test_the_page_does_not_need_the_overview(self):
+    def test_a_run_writes_the_overview_beside_its_page_but_does_not_need_it(self):
         self.report(report_of(20))
+        self.page()
+        self.assertEqual(data_of(self.runs / "index.html")["runs"][0]["name"], "voice")
         refused = PermissionError(13, "Permission denied", str(self.runs / "index.html"))
         with (
             mock.patch("myxtts.report.page.write_overview", side_effect=refused),
@@ -645,11 +542,6 @@ class SeveralRuns(Folder):
         ):
             self.assertTrue(self.page(ended="finished").exists())
         self.assertIn("index.html", logs.output[0])
-
-    def test_a_run_writes_the_overview_beside_its_page(self):
-        self.report(report_of(20))
-        self.page()
-        self.assertEqual(data_of(self.runs / "index.html")["runs"][0]["name"], "voice")
 
 
 class Thread(Folder):
@@ -684,20 +576,38 @@ class Browser(Folder):
         """Return the JSON that a script writes to the title of a page, within 4 s of its time."""
         other = self.folder / "probe.html"
         other.write_text(page.replace("</body>", f"<script>{script}</script></body>"))
-        flags = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={self.runs / 'profile'}",
+        flags = "--headless --no-sandbox --disable-gpu --allow-file-access-from-files --dump-dom"
+        profile = f"--user-data-dir={self.runs / 'profile'}"
+        command = [
+            BROWSER,
+            *flags.split(),
+            "--virtual-time-budget=4000",
+            profile,
+            f"file://{other}",
         ]
-        flags += ["--allow-file-access-from-files", "--virtual-time-budget=4000"]
-        command = [BROWSER, *flags, "--dump-dom", f"file://{other}"]
         title = ""
         for _ in range(5):  # on busy cores its time may pass before a picture is decoded
             if not title.startswith("["):
                 done = subprocess.run(command, capture_output=True, text=True, timeout=600)
                 title = html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1])
         return json.loads(title)
+
+    def framed(self, width: int, height: int, script: str) -> list:
+        """Return what a script writes about the page in a frame of its own."""
+        style = f"width:{width}px;height:{height}px;border:0"
+        page = f'<title></title><body><iframe src="report.html" style="{style}"></iframe></body>'
+        return self.dump(page, script)
+
+    def texts(self, page: Path, selector: str) -> list[str]:
+        """Return the texts of all elements that a page draws for a selector."""
+        elements = f"Array.from(document.querySelectorAll({selector!r}))"
+        probe = f"document.title = JSON.stringify({elements}.map(e => e.textContent))"
+        return self.dump(page.read_text(), probe)
+
+    def assert_texts(self, page: Path, selector: str, *expected: str) -> None:
+        texts = self.texts(page, selector)
+        for text in expected:
+            self.assertIn(text, texts)
 
     def test_it_draws_plays_and_fits_its_window_without_errors(self):
         self.report(*(report_of(step, validation_loss=1.0) for step in range(10, 90, 10)))
@@ -730,37 +640,19 @@ class Browser(Folder):
         tip = "step 50: training 1, validation 1 "
         self.assertEqual(found, [[], [16, 16], True, True, "written", tip, True])
 
-    def test_scales_and_levels_are_those_of_a_calculation_by_hand(self):
+    def test_scales_are_those_of_a_calculation_by_hand(self):
         self.report(report_of(20))
-        ready = [["d", "feed", 0, 3, 1], ["d", "feed", 1, 4, 2], ["d", "feed", 2, 5, 3]]
-        probe = f"""
+        probe = """
         document.title = JSON.stringify([scale(0, 10).ticks, scale(0.1, 12, true).ticks,
-          valueScale([3, 3]).ticks.map(function (tick) {{ return number(tick) }}),
-          [0.8342, 12300.4, 2e-5, 1e300, null].map(number), [0.1134, 2.4].map(seconds),
-          fillLevels({json.dumps(ready)})])
+          valueScale([3, 3]).ticks.map(number), [0.8342, 12300.4, 2e-5, 1e300, null].map(number),
+          [0.1134, 2.4].map(seconds)])
         """
-        found = self.dump(self.page().read_text(), probe)
-        linear, logarithmic, constant, numbers, times, levels = found
-        self.assertEqual((linear, logarithmic), ([0, 2.5, 5, 7.5, 10], [0.1, 0.5, 2, 10]))
-        self.assertEqual(constant, ["2.9", "3", "3.1"])
-        self.assertEqual(numbers, ["0.8342", "12,300", "0.00002", "1e+300", "not finite"])
-        self.assertEqual(times, ["113 ms", "2.4 s"])
-        # It is known until the newest batch: batches in the feed now have no span yet.
-        self.assertEqual(levels, [[0, 1, 1], [1, 2, 2]])
+        expected = [[0, 2.5, 5, 7.5, 10], [0.1, 0.5, 2, 10], ["2.9", "3", "3.1"]]
+        expected += [["0.8342", "12,300", "0.00002", "1e+300", "not finite"], ["113 ms", "2.4 s"]]
+        self.assertEqual(self.dump(self.page().read_text(), probe), expected)
 
-    def texts(self, page: Path, selector: str) -> list[str]:
-        """Return the texts of all elements that a page draws for a selector."""
-        probe = f"""
-        document.title = JSON.stringify(Array.from(document.querySelectorAll({selector!r})).map(
-          function (element) {{ return element.textContent }}))
-        """
-        return self.dump(page.read_text(), probe)
-
-    def test_each_thread_has_a_lane_and_each_replica_a_column(self):
+    def test_each_thread_has_a_lane(self):
         self.report(report_of(20))
-        (self.folder / "run.json").write_text(
-            json.dumps({"routes": [[["/GPU:0"], "/GPU:1"], [["/GPU:2"], "/GPU:3"]]})
-        )
         timeline = Timeline()
         timeline.add(
             Span(MODEL, "step", 0.0, 1.0, 1),
@@ -768,51 +660,27 @@ class Browser(Folder):
             Span("/GPU:2", "feed", 0.25, 0.7, 2),
             Span("observer <1>", "validation", 0.1, 0.9),
         )
-        page = self.page(timeline)
-        lanes = [
-            "/GPU:2: makes batches",
-            "/GPU:2: batches ready in the feed",
-            "model device: steps, waits and pauses",
-            "observer <1>",
-        ]
-        self.assertEqual(self.texts(page, ".lane"), lanes)
-        cells = self.texts(page, "th, td")
-        for text in ("replica 0", "replica 1", "250 ms", "/GPU:3"):
-            self.assertIn(text, cells)
+        lanes = ["/GPU:2: makes batches", "/GPU:2: batches ready in the feed"]
+        lanes += ["model device: steps, waits and pauses", "observer <1>"]
+        self.assertEqual(self.texts(self.page(timeline), ".lane"), lanes)
 
     def test_tables_and_texts_of_a_run_are_drawn(self):
         self.report(report_of(20, evaluation_voicing_error=0.1))
-        write_tables(self)
-        (self.folder / "worker-1").mkdir()
-        self.report(report_of(20, wait_s=0.3), folder=self.folder / "worker-1")
-        texts = self.texts(self.page(), "td, th, pre, li, dd, p, figcaption > b")
-        for text in (
-            "a <b>",
-            "<x>",
-            "3.1",
-            "of 50 & more",
-            "evaluation voicing error",
-            "Rejected rows of the corpus: 3; rejected.csv lists them.",
-            "line 5: <c> 21 s",
-            "12.5",
-            "tts <tiny>",
-            "worker 1",
-            "300 ms",
-        ):
-            self.assertIn(text, texts)
+        self.tables()
+        self.worker()
+        words = ["a <b>", "<x>", "3.1", "of 50 & more", "evaluation voicing error"]
+        words += ["tts <tiny>", "worker 1", "300 ms"]
+        self.assert_texts(self.page(), "td, th, pre, li, dd, p, figcaption > b", *words)
 
     def test_pages_of_jobs_and_of_all_runs_are_drawn(self):
         self.report(report_of(20, 0.75, validation_loss=0.5, validation_word_error_rate=0.024))
         # A file of another program takes no run from the page.
         (self.folder / "run.json").write_text('{"task": 7, "total_steps": "40", "placement": null}')
         jobs = make_jobs(self.runs / "both")
-        cells = self.texts(jobs, "td, th, a, path.mark, h1")
-        for text in ("both: independent jobs", "60 of 60", "60 of 20", "12 min", "gpu1"):
-            self.assertIn(text, cells)
-        cells = self.texts(write_overview(self.runs), "td")
-        for text in ("7", "20 of 40", "0.75", "0.5", "word error rate 2.4 %", "100.0 %"):
-            self.assertIn(text, cells)
-        self.assertIn("both/gpu1", cells)
+        words = ("both: independent jobs", "60 of 60", "60 of 20", "12 min", "gpu1")
+        self.assert_texts(jobs, "td, th, a, path.mark, h1", *words)
+        words = ("7", "20 of 40", "0.75", "0.5", "word error rate 2.4 %", "100.0 %", "both/gpu1")
+        self.assert_texts(overview.write_overview(self.runs), "td", *words)
 
     def test_labels_of_many_steps_are_whole_and_apart_on_a_phone(self):
         self.report(*(report_of(step) for step in range(500, 100_001, 500)))
@@ -832,11 +700,7 @@ class Browser(Folder):
         }
         """
         self.page(ended="finished")
-        page = (
-            '<title></title><body><iframe src="report.html"'
-            ' style="width:380px;height:9000px;border:0"></iframe></body>'
-        )
-        self.assertEqual(self.dump(page, probe), [True, 0, 0, 380])
+        self.assertEqual(self.framed(380, 9000, probe), [True, 0, 0, 380])
 
     def test_an_open_page_reloads_itself_and_stays_where_it_was(self):
         self.report(*(report_of(step) for step in range(10, 90, 10)))
@@ -855,8 +719,4 @@ class Browser(Folder):
         """
         with mock.patch.object(run_page, "RELOAD_S", 1.0):
             self.page()
-        page = (
-            '<title></title><body><iframe src="report.html"'
-            ' style="width:800px;height:600px"></iframe></body>'
-        )
-        self.assertEqual(self.dump(page, probe), [True, True, 150])
+        self.assertEqual(self.framed(800, 600, probe), [True, True, 150])

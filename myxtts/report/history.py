@@ -66,22 +66,10 @@ class Series:
         if self.least is None or value < self.least[1]:
             self.least = (step, value)
             self.since_least = 0
-        row = self._row
-        if not row or row[4] >= self._per_point:
-            self._begin_row(step, value)
+        if self._row and self._row[4] < self._per_point:
+            _, low, total, high, count = self._row
+            self._row = [step, min(low, value), total + value, max(high, value), count + 1]
             return
-        row[0] = step
-        row[1] = min(row[1], value)
-        row[2] += value
-        row[3] = max(row[3], value)
-        row[4] += 1
-
-    @property
-    def points(self) -> list[Point]:
-        rows = [*self._rows[: self._length].tolist(), *filter(None, [self._row])]
-        return [_point(*row) for row in rows]
-
-    def _begin_row(self, step: int, value: float) -> None:
         if self._row:
             self._rows[self._length] = self._row
             self._length += 1
@@ -95,24 +83,21 @@ class Series:
         with np.errstate(over="ignore"):
             # Values may be as large as a float64 can be, so their sum may overflow.
             total = total + next_total
-        low = np.minimum(low, next_low)
-        high = np.maximum(high, next_high)
+        low, high = np.minimum(low, next_low), np.maximum(high, next_high)
         self._rows[:POINTS] = np.stack([step, low, total, high, count + next_count], axis=1)
         self._length = POINTS
         self._per_point *= 2
 
-
-def _point(step: float, low: float, total: float, high: float, count: float) -> Point:
-    if low == high:
-        value = _rounded(low)
-        return Point(int(step), value, value, value)
-    # A sum of large values may be infinite, for which JSON has no word; their mean is not.
-    mean = min(max(total / count, low), high)
-    return Point(int(step), _rounded(mean), _rounded(low), _rounded(high))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.5g}")
+    @property
+    def points(self) -> list[Point]:
+        points = []
+        for row in [*self._rows[: self._length].tolist(), self._row]:
+            if row:
+                step, low, total, high, count = row
+                # A sum of large values may be infinite, for which JSON has no word; a mean is not.
+                mean = min(max(total / count, low), high)
+                points.append(Point(int(step), *(float(f"{x:.5g}") for x in (mean, low, high))))
+        return points
 
 
 class History:
@@ -125,7 +110,7 @@ class History:
         newest: of the reports with a loss; empty before the first.
         interval_steps: steps between the two newest reports with a loss.
         step: of the newest report of any kind.
-        seconds: total of the run's steps by what they went to; see `_sum_up`.
+        seconds: total of the run's steps by what they went to: steps without waits, waits, pauses.
     """
 
     def __init__(self, path: Path):
@@ -158,17 +143,15 @@ class History:
                 self._last = line
 
     def _add(self, report: Mapping[str, Any]) -> None:
-        step = report["step"]
         for name, value in report.items():
             if name != "step" and not isinstance(value, str):
-                self.series.setdefault(name, Series()).add(step, value)
+                self.series.setdefault(name, Series()).add(report["step"], value)
         if "loss" in report:
             self._sum_up(report)
             self.newest = dict(report)
-        self.step = max(self.step, step)
+        self.step = max(self.step, report["step"])
 
     def _sum_up(self, report: Mapping[str, Any]) -> None:
-        """Add the times of an interval: its steps without waits, waits, and pauses."""
         seconds = {name: report.get(f"{name}_s") or 0.0 for name in self.seconds}
         seconds["step"] -= seconds["wait"]
         if report.get("step_s") is not None:
@@ -176,39 +159,12 @@ class History:
         steps = report["step"] - self.newest.get("step", 0)
         # A job may begin at the step of a warm start, so the first interval has as many steps as
         # the second. Before there is a second, it has all steps.
-        if self.interval_steps and self.interval_steps == self.newest["step"]:
-            for name in self.seconds:
-                self.seconds[name] *= steps / self.interval_steps
-        for name in self.seconds:
-            self.seconds[name] += steps * seconds[name]
+        is_second = self.interval_steps and self.interval_steps == self.newest["step"]
+        factor = steps / self.interval_steps if is_second else 1.0
+        for name, total in self.seconds.items():
+            self.seconds[name] = factor * total + steps * seconds[name]
         self.interval_steps = steps
 
     def points(self, name: str) -> list[Point]:
         """Return the points of a metric; none if there is no such metric."""
         return self.series[name].points if name in self.series else []
-
-    @property
-    def losses(self) -> list[str]:
-        """Names of the parts of the loss: the metrics of training that validation also measures, or
-        that stand first.
-        """
-        # A report begins with the epoch and the losses, and the gradient's norm follows them.
-        names = list(self.newest)
-        end = names.index("gradient_norm") if "gradient_norm" in names else 0
-        first = [name for name in names[:end] if name not in ("step", "epoch", "loss")]
-        both = [
-            name for name in self.series if f"validation_{name}" in self.series and name != "loss"
-        ]
-        return list(dict.fromkeys([*first, *both]))
-
-    @property
-    def scores(self) -> list[str]:
-        """Names of the metrics that training does not have: `validation_character_error_rate`,
-        `evaluation_stoi`.
-        """
-        prefix = "validation_"
-        validated = [name for name in self.series if name.startswith(prefix)]
-        only_validated = [
-            name for name in validated if name.removeprefix(prefix) not in self.series
-        ]
-        return only_validated + [name for name in self.series if name.startswith("evaluation_")]

@@ -38,25 +38,32 @@ def parse_report(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         # The line is no UTF-8, no JSON, has NaN, or is nested too deeply.
         return None
-    if not isinstance(report, dict) or not _is_step(report.get("step")):
-        return None
-    return report if all(_is_value(name, value) for name, value in report.items()) else None
+    step = report.get("step") if isinstance(report, dict) else None
+    is_report = type(step) is int and 0 <= step <= MAX_STEP
+    return report if is_report and all(map(_is_value, report, report.values())) else None
+
+
+def _reject(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def _is_value(name: str, value: Any) -> bool:
+    if value is None or name in TEXTS:
+        return value is None or isinstance(value, str)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def read_lines(path: Path) -> list[dict[str, Any] | None]:
     """Return the report in each line of a metrics.jsonl, None for damaged ones."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
     return [parse_report(line) for line in lines if line]
 
 
 def merge_lines(lines: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """Return one report for each step, in the order of the steps.
+    """Return one report for each step, in the order of the steps, without damaged lines (None).
 
     Several lines of a step are one report; a later line wins, as that of an observation which a
-    resumed run repeats. Damaged lines (None) are left out.
+    resumed run repeats.
     """
     reports: dict[int, dict[str, Any]] = {}
     for line in lines:
@@ -77,36 +84,19 @@ def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:
     """
     try:
         with open(metrics, "rb") as file:
-            end = os.fstat(file.fileno()).st_size
+            start = os.fstat(file.fileno()).st_size
             length = TAIL_BYTES
-            while True:
-                start = max(end - length, 0)
+            while start:
+                start = max(start - length, 0)
                 file.seek(start)
-                for line in reversed(file.read(end - start).split(b"\n")):
+                for line in reversed(file.read().split(b"\n")):
                     # The last line, or the first line of the tail, may be incomplete.
                     if key.encode() in line and key in (report := parse_report(line) or {}):
                         return report
-                if not start:
-                    return {}
                 length *= 8
     except FileNotFoundError:
-        return {}
-
-
-def _reject(constant: str) -> NoReturn:
-    raise ValueError(constant)
-
-
-def _is_step(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_STEP
-
-
-def _is_value(name: str, value: Any) -> bool:
-    if value is None:
-        return True
-    if name in TEXTS:
-        return isinstance(value, str)
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+        pass
+    return {}
 
 
 class MetricsFile:
@@ -124,9 +114,8 @@ class MetricsFile:
     def __init__(self, path: Path, step: int):
         lines = read_lines(path)
         if damaged := lines.count(None):
-            log.warning(
-                "%d of %d lines of %s were damaged and are dropped", damaged, len(lines), path
-            )
+            message = "%d of %d lines of %s were damaged and are dropped"
+            log.warning(message, damaged, len(lines), path)
         reports = [report for report in merge_lines(lines) if report["step"] <= step]
         write_whole(path, "".join(json.dumps(report) + "\n" for report in reports).encode())
         self._path = path
@@ -136,9 +125,14 @@ class MetricsFile:
     def write(self, metrics: dict[str, float | str]) -> None:
         """Append a line; a number that is not finite becomes null, as in JSON."""
         # A skipped float16 step has such numbers.
+        lost = {
+            name: None
+            for name, value in metrics.items()
+            if not isinstance(value, str) and not math.isfinite(value)
+        }
         # What a full disk refuses stays in the buffer, and follows with a later line.
         with attach_path_to_errors(self._path), self._lock:
-            self._file.write(json.dumps(_finite(metrics)) + "\n")
+            self._file.write(json.dumps(metrics | lost) + "\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -146,26 +140,15 @@ class MetricsFile:
             self._file.close()
 
 
-def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {name: _json_value(value) for name, value in metrics.items()}
-
-
-def _json_value(value: float | str) -> float | str | None:
-    return value if isinstance(value, str) or math.isfinite(value) else None
-
-
 def validation_scores(metrics: Mapping[str, Any]) -> list[str]:
     """Return the scores of a validation in words, such as `character error rate 1.2 %`."""
-    measured = {
-        name.removeprefix("validation_").replace("_", " "): value
-        for name, value in metrics.items()
-        if name.startswith("validation_") and value is not None
-    }
-    rates = [
-        f"{name} {100 * value:.1f} %" for name, value in measured.items() if name.endswith(" rate")
-    ]
-    return rates + [
-        f"{name.removesuffix(' db')} {value:.2f} dB"
-        for name, value in measured.items()
-        if name.endswith(" db")
-    ]
+    rates, levels = [], []
+    for name, value in metrics.items():
+        words = name.removeprefix("validation_").replace("_", " ")
+        if not name.startswith("validation_") or value is None:
+            continue
+        if words.endswith(" rate"):
+            rates.append(f"{words} {100 * value:.1f} %")
+        elif words.endswith(" db"):
+            levels.append(f"{words.removesuffix(' db')} {value:.2f} dB")
+    return rates + levels

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from myxtts.files import write_whole
-from myxtts.report.answers import number
 from myxtts.report.history import History
 from myxtts.report.metrics import read_last_report, validation_scores
 
@@ -21,19 +20,23 @@ JOBS_REFRESH_S = 10.0
 CURVES = ("loss", "validation_loss", "steps_per_s", "accelerator_utilisation")
 
 
-def document(
-    kind: str, page: Mapping[str, Any], *, written_s: float, reload_s: float, stale_s: float = 0.0
-) -> bytes:
+def number(value: float) -> str:
+    """Return a value for people: `0.8342`, `12,300`, `2e-05`."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def document(kind: str, page: Mapping[str, Any], reload_s: float, stale_s: float = 0.0) -> bytes:
     """Return a whole page.
 
     Args:
         kind: run, jobs or overview: what the script of page.html draws.
         page: what that is drawn from, for JSON.
-        written_s: time of the page, in seconds since 1970.
         reload_s: age at which an open page reloads itself.
         stale_s: age from which the page says that there is no news; 0 for never.
     """
-    times = {"kind": kind, "written": round(written_s), "reload": reload_s, "stale": stale_s}
+    times = {"kind": kind, "written": round(time.time()), "reload": reload_s, "stale": stale_s}
     # A text of the user may have `</script>` or `<!--`, which would end the JSON.
     content = json.dumps({**times, **page}, separators=(",", ":")).replace("<", "\\u003c")
     return TEMPLATE.read_text(encoding="utf-8").replace("PAGE_DATA", content, 1).encode()
@@ -48,14 +51,10 @@ def read_facts(folder: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def sync_marks(every: int, step: int) -> list[tuple[int, str]]:
-    """Return a mark at each step up to `step` at which jobs averaged their weights.
-
-    None are returned if `every` is 0.
-    """
-    if not every:
-        return []
-    return [(at, "weights averaged") for at in range(every, step + 1, every)]
+def sync_marks(every: int, step: int, after: int = 0) -> list[tuple[int, str]]:
+    """Return a mark at each step up to `step`, but `after` one, at which jobs averaged weights."""
+    steps = range(every, step + 1, every) if every else ()
+    return [(at, "weights averaged") for at in steps if at > after]
 
 
 def write_overview(runs: Path) -> Path:
@@ -63,16 +62,22 @@ def write_overview(runs: Path) -> Path:
 
     Runs that are trained at the same time may call it at the same time; the last one wins.
     """
-    newest_first = sorted(_runs(runs), key=lambda run: -run[1])
     rows = []
-    for folder, newest_s in newest_first:
+    for folder, newest_s in sorted(_runs(runs), key=lambda run: -run[1]):
         with suppress(OSError):
             # Folders may be another user's.
-            rows.append({**_row(folder), "name": folder.relative_to(runs).as_posix()})
-            rows[-1]["newest"] = newest_s
+            validation = read_last_report(folder / "metrics.jsonl", "validation_loss")
+            row = {
+                "name": folder.relative_to(runs).as_posix(),
+                "newest": newest_s,
+                "report": read_last_report(folder / "metrics.jsonl"),
+                "validation_loss": validation.get("validation_loss"),
+                "scores": validation_scores(validation),
+                "facts": read_facts(folder),
+            }
+            rows.append(row)
     page = {"name": f"Runs in {runs.resolve().name}", "runs": rows}
-    content = document("overview", page, written_s=time.time(), reload_s=OVERVIEW_RELOAD_S)
-    write_whole(runs / "index.html", content)
+    write_whole(runs / "index.html", document("overview", page, OVERVIEW_RELOAD_S))
     return runs / "index.html"
 
 
@@ -86,16 +91,6 @@ def _runs(runs: Path) -> Iterator[tuple[Path, float]]:
                 yield folder, metrics.stat().st_mtime
             elif (folder / "launcher.json").exists():
                 yield from _runs(folder)
-
-
-def _row(folder: Path) -> dict[str, Any]:
-    validation = read_last_report(folder / "metrics.jsonl", "validation_loss")
-    return {
-        "report": read_last_report(folder / "metrics.jsonl"),
-        "validation_loss": validation.get("validation_loss"),
-        "scores": validation_scores(validation),
-        "facts": read_facts(folder),
-    }
 
 
 class JobsPage:
@@ -125,20 +120,21 @@ class JobsPage:
         self._written_s = time.monotonic()
         folder = self._folder
         state = json.loads((folder / "launcher.json").read_text(encoding="utf-8"))
-        names = [name for name in state["processes"] if name != "merge"]
-        for name in names:
-            self._histories.setdefault(name, History(folder / name / "metrics.jsonl")).update()
-        histories = {name: self._histories[name] for name in names}
-        marks = merge_marks(state, max((history.step for history in histories.values()), default=0))
+        histories = {}
+        for name in state["processes"]:
+            if name != "merge":
+                path = folder / name / "metrics.jsonl"
+                histories[name] = self._histories.setdefault(name, History(path))
+                histories[name].update()
+        step = max((history.step for history in histories.values()), default=0)
         page = {
             "name": folder.name,
             "stage": state["stage"],
             "jobs": {name: _job(state, name, history) for name, history in histories.items()},
-            "marks": marks,
-            "merge": _merge_text(state),
+            "marks": merge_marks(state, step),
+            "merge": merge_text(state.get("merge")),
         }
-        content = document("jobs", page, written_s=time.time(), reload_s=JOBS_REFRESH_S)
-        write_whole(folder / "report.html", content)
+        write_whole(folder / "report.html", document("jobs", page, JOBS_REFRESH_S))
         with suppress(OSError):
             # The folder of all runs may be another user's.
             write_overview(folder.parent)
@@ -146,15 +142,11 @@ class JobsPage:
 
 
 def merge_marks(state: Mapping[str, Any], step: int) -> list[tuple[int, str]]:
-    """Return a mark at each step up to now at which the jobs averaged their weights, and at the
-    final merge.
-    """
+    """Return a mark at each sync of the jobs up to a step, and at their final merge."""
     every = state["immutable"]["sync_every"]
     total = state["total_steps"]
     # The warm start is one job, which averages no weights.
-    marks = [
-        mark for mark in sync_marks(every, step) if mark[0] > state["immutable"]["warmstart_steps"]
-    ]
+    marks = sync_marks(every, step, after=state["immutable"]["warmstart_steps"])
     if every and step >= total and total % every:
         # The last sync is at the end, whatever the period is.
         marks.append((total, "weights averaged"))
@@ -164,26 +156,21 @@ def merge_marks(state: Mapping[str, Any], step: int) -> list[tuple[int, str]]:
     return marks
 
 
-def _merge_text(state: Mapping[str, Any]) -> str:
-    every = state["immutable"]["sync_every"]
-    merge = state.get("merge")
-    sync = f"The jobs average their weights every {number(every)} steps. " if every else ""
+def merge_text(merge: Mapping[str, Any] | None) -> str:
     if merge is None:
-        return f"{sync}They are merged when all have ended."
+        return "The jobs are merged when all have ended."
     steps = ", ".join(f"{name} (step {number(step)})" for name, step in merge["job_steps"].items())
     if merge["exit_code"]:
-        return f"{sync}Merged: {steps}; it was worse than the best job, whose weights were kept."
-    return f"{sync}Merged: {steps}."
+        return f"Merged: {steps}; it was worse than the best job, whose weights were kept."
+    return f"Merged: {steps}."
 
 
 def _job(state: Mapping[str, Any], name: str, history: History) -> dict[str, Any]:
     """Return what the page shows of a job, or of the warm start of all jobs."""
     jobs = [name for name in state["processes"] if name not in ("merge", "warmstart")]
-    total = state["immutable"]["warmstart_steps"]
-    gpu = None
+    total, gpu = state["immutable"]["warmstart_steps"], None
     if name in jobs:
-        total = state["total_steps"]
-        gpu = state["immutable"]["gpus"][jobs.index(name)]
+        total, gpu = state["total_steps"], state["immutable"]["gpus"][jobs.index(name)]
     return {
         "process": state["processes"][name],
         "step": history.step,

@@ -4,7 +4,6 @@ The page is page.html, whose script draws it from the JSON that this module puts
 No TensorFlow.
 """
 
-import csv
 import json
 import logging
 import math
@@ -13,20 +12,19 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from myxtts.clock import MODEL, Span, Timeline
+from myxtts.clock import MODEL, Span, Timeline, format_duration
 from myxtts.config.flags import SETTINGS
 from myxtts.config.schema import OF_FOLDER
-from myxtts.files import FULL, write_whole
-from myxtts.report.answers import how_long, is_learning, is_starving
-from myxtts.report.history import History
+from myxtts.files import write_whole
+from myxtts.report.history import History, Point
 from myxtts.report.metrics import read_last_report
-from myxtts.report.overview import document, read_facts, sync_marks, write_overview
+from myxtts.report.overview import document, number, read_facts, sync_marks, write_overview
 from myxtts.report.samples import Samples, read_scores
+from myxtts.throughput.assess import WAIT_SHARE, grade
 
 TIMELINE = "timeline.json"
 # The lanes show the newest 24 steps: a bar of more is too thin on a phone. After a pause of more
@@ -47,11 +45,107 @@ REFRESH_S = 5.0
 OVERVIEW_S = 60.0
 # Processor time of a refresh for new sounds and pictures; the others follow with the next ones.
 COMPRESS_S = 0.1
-EXAMPLES = 3
+# A change of the mean loss by less than 0.5 % is none. The mean of 8 points is compared with that
+# of the previous 8. After 3 validations without a better loss a run does not learn.
+FLAT = 0.005
+RECENT = 8
+PATIENCE = 3
 # One page is written at a time, since all have the same temporary name.
 _WRITING = threading.Lock()
 
 log = logging.getLogger(__name__)
+
+
+class Answer(NamedTuple):
+    """A question with its answer; `state` is good, fair, bad or unknown."""
+
+    question: str
+    state: str
+    answer: str
+    detail: str = ""
+
+
+def is_learning(history: History) -> Answer:
+    """Answer by the newest validations where there are several, else by the training loss."""
+    question = "Is it learning?"
+    loss = history.series.get("loss")
+    if loss is None or loss.newest is None:
+        return Answer(question, "unknown", "no report yet")
+    if loss.not_finite[0] >= loss.newest[0]:
+        at = f"at step {number(loss.not_finite[0])}"
+        return Answer(question, "bad", "no: the loss is not finite", at)
+    state, answer, change = _trend(loss.points)
+    training = f"training loss {number(loss.newest[1])}, {change}"
+    validation = history.series.get("validation_loss")
+    if validation is None or validation.least is None or len(validation.points) < 2:
+        return Answer(question, state, f"{answer}: {training}")
+    least_step, least = validation.least
+    best = f"best validation loss {number(least)} at step {number(least_step)}"
+    since = validation.since_least
+    if since == 0:
+        return Answer(question, "good", f"yes: {best}, the newest", training)
+    if since <= PATIENCE:
+        return Answer(question, "fair", f"yes, but not in every validation: {best}", training)
+    reason = "it overfits" if state == "good" else "the loss no longer falls"
+    answer = f"no: {since} validations without a better one, {reason}"
+    return Answer(question, "bad", answer, f"{best}; {training}")
+
+
+def _trend(points: Sequence[Point]) -> tuple[str, str, str]:
+    """Return a state, an answer and the change of the mean loss in words."""
+    count = min(RECENT, len(points) // 2)
+    if count < 2:
+        return "unknown", "too early", "of few reports"
+    newest, previous = points[-count:], points[-2 * count : -count]
+    mean = sum(point.mean for point in newest) / count
+    previous_mean = sum(point.mean for point in previous) / count
+    change = (mean - previous_mean) / max(abs(previous_mean), 1e-12)
+    words = f"{100 * change:+.1f} % over {number(newest[-1].step - previous[-1].step)} steps"
+    if abs(change) < FLAT:
+        return "fair", "hardly", words
+    return ("good", "yes", words) if change < 0 else ("bad", "no", words)
+
+
+def is_starving(history: History) -> Answer:
+    """Answer by the wait share of the newest reports."""
+    question = "Is a device starving?"
+    report = history.newest
+    if "accelerator_utilisation" not in report:
+        return Answer(question, "unknown", "no report yet")
+    recent = history.points("accelerator_utilisation")[-RECENT:]
+    busy = sum(point.mean for point in recent) / len(recent)
+    step_s, pause_s = max(report["step_s"], 1e-9), report["pause_s"]
+    detail = (
+        f"of a step's time producers worked {100 * report['produce_s'] / step_s:.0f} % and waited"
+        f" for samples {100 * report['read_s'] / step_s:.0f} %; pauses took"
+        f" {100 * pause_s / (step_s + pause_s):.1f} % of the newest interval"
+    )
+    if 1.0 - busy < WAIT_SHARE:
+        answer = f"no: the model device is busy {100 * busy:.1f} % ({grade(busy)})"
+        return Answer(question, "good", answer, detail)
+    stage = "batches" if report["bottleneck"] == "step" else report["bottleneck"]
+    state = "fair" if 1.0 - busy < 2 * WAIT_SHARE else "bad"
+    answer = f"yes: the model device waits {100 * (1 - busy):.0f} % of its time, for {stage}"
+    return Answer(question, state, answer, detail)
+
+
+def how_long(history: History, facts: Mapping[str, Any], ended: str) -> Answer:
+    """Answer in time, steps and utterances; the facts are those of run.json."""
+    question = "How much longer?"
+    step, total = history.step, facts.get("total_steps")
+    progress = f"step {number(step)} of {number(total)}" if total else f"step {number(step)}"
+    if ended:
+        state = "good" if total == step or not total else "fair"
+        return Answer(question, state, ended, progress)
+    remaining_s = history.newest.get("remaining_s")
+    if remaining_s is None:
+        return Answer(question, "unknown", "no report yet", progress)
+    if total and facts.get("steps_per_epoch"):
+        utterances = round((total - step) * facts["utterances"] / facts["steps_per_epoch"])
+        progress += f"; {number(total - step)} steps, about {number(utterances)} utterances left"
+    until = time.strftime("%a %H:%M", time.localtime(time.time() + remaining_s))
+    answer = f"{format_duration(remaining_s)}, until about {until}"
+    return Answer(question, "good", answer, progress)
 
 
 class RunPage:
@@ -61,7 +155,6 @@ class RunPage:
     length of the run. Any thread may call it.
 
     Args:
-        folder: of the run.
         timeline: what its threads did; None reads the newest from timeline.json.
     """
 
@@ -71,15 +164,16 @@ class RunPage:
         self._history = History(folder / "metrics.jsonl")
         self._samples = Samples(folder)
         self._overview_s = -OVERVIEW_S
+        # The page of one of several jobs is below that of the launcher.
+        self._is_job = (folder.parent / "launcher.json").exists()
 
     def write(self, ended: str = "") -> Path:
         """Write report.html, and from time to time index.html of all runs; return its path.
 
+        Raises OSError if the disk is full, for example; the previous page is intact.
+
         Args:
             ended: how the run has ended, such as `finished`; empty while it trains.
-
-        Raises:
-            OSError: the disk is full, for example; the previous page is intact.
         """
         with _WRITING:
             self._history.update()
@@ -91,52 +185,33 @@ class RunPage:
                     write_overview(self._folder.parent)
                 except OSError as error:
                     self._overview_s = math.inf
-                    log.warning(
-                        "index.html of %s cannot be written: %s. It is not tried again.",
-                        self._folder.parent,
-                        error,
-                    )
+                    log.warning("index.html cannot be written, and is not tried again: %s", error)
         return self._folder / "report.html"
 
-    @property
-    def _is_job(self) -> bool:
-        """Whether the run is one of several jobs, whose page the launcher writes."""
-        return (self._folder.parent / "launcher.json").exists()
-
     def _page(self, ended: str) -> bytes:
-        history = self._history
-        folder = self._folder
-        now_s = time.time()
+        history, folder = self._history, self._folder
         facts = read_facts(folder)
-        answers = [
-            is_learning(history),
-            is_starving(history),
-            how_long(history, facts, ended, now_s),
-        ]
+        answers = (is_learning(history), is_starving(history), how_long(history, facts, ended))
         sync_every = (self._settings.get("local_sgd") or {}).get("sync_every") or 0
-        return document(
-            "run",
-            {
-                "name": folder.name,
-                "is_job": self._is_job,
-                "step": history.step,
-                "answers": [answer._asdict() for answer in answers],
-                "facts": facts,
-                "changed": changed_settings(self._settings),
-                "series": {name: series.points for name, series in history.series.items()},
-                "marks": sync_marks(sync_every, history.step),
-                "seconds": history.seconds,
-                "spans": self._spans(),
-                "workers": workers(folder, history.newest, facts),
-                "samples": self._samples.read(60.0 if ended else COMPRESS_S),
-                "scores": read_scores(folder),
-                "rejected": rejected_rows(folder / "rejected.csv"),
-                "settings": self._settings_text,
-            },
-            written_s=now_s,
-            reload_s=ENDED_RELOAD_S if ended else RELOAD_S,
-            stale_s=0.0 if ended else max(STALE_S, STALE_REPORTS * self._report_s()),
-        )
+        page = {
+            "name": folder.name,
+            "is_job": self._is_job,
+            "step": history.step,
+            "answers": [answer._asdict() for answer in answers],
+            "facts": facts,
+            "changed": changed_settings(self._settings),
+            "series": {name: series.points for name, series in history.series.items()},
+            "marks": sync_marks(sync_every, history.step),
+            "seconds": history.seconds,
+            "spans": self._spans(),
+            "workers": workers(folder, history.newest, facts),
+            "samples": self._samples.read(60.0 if ended else COMPRESS_S),
+            "scores": read_scores(folder),
+            "settings": self._settings_text,
+        }
+        if ended:
+            return document("run", page, ENDED_RELOAD_S)
+        return document("run", page, RELOAD_S, max(STALE_S, STALE_REPORTS * self._report_s()))
 
     def _report_s(self) -> float:
         """Return the seconds between the two newest reports, as their steps take them."""
@@ -147,12 +222,14 @@ class RunPage:
     def _spans(self) -> list[Span]:
         """Return the newest spans, and write them to timeline.json."""
         file = self._folder / TIMELINE
-        if self._timeline is None:
-            return read_spans(file)
-        spans = excerpt(self._timeline.newest())
-        if spans:
-            write_whole(file, json.dumps(spans).encode())
-        return spans
+        if self._timeline is not None:
+            if spans := excerpt(self._timeline.newest()):
+                write_whole(file, json.dumps(spans).encode())
+            return spans
+        try:
+            return [Span(*span) for span in json.loads(file.read_text(encoding="utf-8"))]
+        except (OSError, ValueError, TypeError):
+            return []
 
     @cached_property
     def _settings_text(self) -> str:
@@ -171,12 +248,9 @@ def changed_settings(sections: Mapping[str, Any]) -> dict[str, str]:
             setting = SETTINGS.get(name)
             if setting is None or OF_FOLDER in setting.marks:
                 continue
-            if value in (None, [], setting.default):
-                continue
-            if isinstance(value, list):
-                changed[setting.flag] = " ".join(map(str, value))
-            else:
-                changed[setting.flag] = "" if value is True else str(value)
+            if value not in (None, [], setting.default):
+                values = value if isinstance(value, list) else [value]
+                changed[setting.flag] = "" if value is True else " ".join(map(str, values))
     return changed
 
 
@@ -197,28 +271,23 @@ def workers(
     return reports
 
 
-def rejected_rows(listing: Path) -> dict[str, dict[str, Any]] | None:
-    """Return number and examples of the rows in rejected.csv by reason; None without a file."""
-    if not listing.exists():
-        return None
-    reasons: dict[str, dict[str, Any]] = {}
-    with open(listing, encoding="utf-8", errors="replace", newline="") as file:
-        for row in csv.DictReader(file):
-            reason = reasons.setdefault(row.get("reason") or "unknown", {"rows": 0, "examples": []})
-            reason["rows"] += 1
-            if reason["rows"] <= EXAMPLES:
-                text = f"line {row.get('line')}: {row.get('audio')} {row.get('detail') or ''}"
-                reason["examples"].append(text.strip())
-    return reasons
-
-
 def excerpt(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of the newest steps, cut to these steps, with times from 0."""
-    stretch = _newest_stretch([span for span in spans if span.lane == MODEL])
-    steps = [span for span in stretch if span.kind == "step"][-STEPS:]
+    """Return the spans of the newest steps, cut to these steps, with times from 0.
+
+    A long pause would leave no room for the steps, so steps after it or before it are chosen.
+    """
+    steps: list[Span] = []
+    before: list[Span] = []
+    for span in spans:
+        if span.lane == MODEL and span.kind == "step":
+            steps.append(span)
+        elif span.lane == MODEL and span.end_s - span.start_s > LONG_PAUSE_S:
+            before, steps = steps or before, []
+    if len(steps) < ENOUGH_STEPS:
+        steps = max(before, steps, key=len)
     if not steps:
         return []
-    start_s = steps[0].start_s
+    start_s = steps[-STEPS:][0].start_s
     end_s = steps[-1].end_s
     return [
         span._replace(
@@ -229,40 +298,10 @@ def excerpt(spans: Sequence[Span]) -> list[Span]:
     ]
 
 
-def _newest_stretch(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans after the newest long pause; previous ones if these are few steps.
-
-    A long pause would leave no room for the steps.
-    """
-    stretches: list[list[Span]] = [[]]
-    for span in spans:
-        if span.kind != "step" and span.end_s - span.start_s > LONG_PAUSE_S:
-            stretches.append([])
-        else:
-            stretches[-1].append(span)
-    counts = [sum(span.kind == "step" for span in stretch) for stretch in stretches]
-    for count, stretch in zip(reversed(counts), reversed(stretches), strict=True):
-        if count >= min(ENOUGH_STEPS, max(counts)):
-            return stretch
-    return []
-
-
-def read_spans(file: Path) -> list[Span]:
-    """Return the spans of a timeline.json; none if there is no file that can be read."""
-    try:
-        return [Span(*span) for span in json.loads(file.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
-        return []
-
-
 class PageThread:
-    """Writes the page of a run after each report, at most every REFRESH_S; a context manager.
+    """Writes the page of a run after each report, at most every `refresh_s`; a context manager.
 
     A page that cannot be written, as on a full disk, is warned of once; the training goes on.
-
-    Args:
-        page: what to write.
-        refresh_s: seconds between two pages.
     """
 
     def __init__(self, page: RunPage, refresh_s: float = REFRESH_S):
@@ -277,12 +316,7 @@ class PageThread:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._close()
         if error is not None:
             self._write(f"ended by {type(error).__name__}: {error}")
@@ -313,16 +347,10 @@ class PageThread:
                 self._write()
 
     def _write(self, ended: str = "") -> Path | None:
-        start_s = time.perf_counter()
         try:
-            path = self._page.write(ended)
+            return self._page.write(ended)
         except OSError as error:
             if not self._has_warned:
-                advice = "The training goes on"
-                if error.errno in FULL:
-                    advice = "Free some disk space; the training goes on"
-                log.warning("report.html cannot be written: %s. %s.", error, advice)
+                log.warning("report.html cannot be written: %s. The training goes on.", error)
             self._has_warned = True
             return None
-        log.debug("report.html took %.3f s", time.perf_counter() - start_s)
-        return path

@@ -1,4 +1,6 @@
-"""Plots of mels, alignments, spectrograms and F0, as images uint8 [height, width, 3]."""
+"""Plots of log-mels (float32 [frames, 80]), alignments, spectrograms and F0, as images uint8
+[height, width, 3].
+"""
 
 import io
 import textwrap
@@ -19,15 +21,10 @@ MEL_LIMITS = (-11.5, 1.0)
 def mel_and_alignment(
     recorded: np.ndarray, synthesized: np.ndarray, path: np.ndarray, title: str
 ) -> np.ndarray:
-    """Draw the recorded mel, the synthesized mel and the alignment of the recording.
-
-    Args:
-        recorded, synthesized: float32 [frames, 80] log-mels.
-        path: int32 [frames of the recording], token of each frame.
-    """
+    """Draw two log-mels, and the token of each frame of the recording, int32 [frames]."""
     figure, axes = _figure(3, 8)
-    _draw_rows(axes[0], recorded, "recorded", MEL_BANDS, "mel band", MEL_LIMITS)
-    _draw_rows(axes[1], synthesized, "synthesized", MEL_BANDS, "mel band", MEL_LIMITS)
+    _draw_rows(axes[0], recorded, "recorded")
+    _draw_rows(axes[1], synthesized, "synthesized")
     axes[2].step(np.arange(len(path)) * FRAME_S, path, where="post")
     axes[2].set(xlabel="s", ylabel="token", title="alignment of the recording")
     for axis in axes:
@@ -36,8 +33,12 @@ def mel_and_alignment(
 
 
 def mels(log_mels: dict[str, np.ndarray], title: str) -> np.ndarray:
-    """Draw log-mels below each other: name -> float32 [frames, 80]."""
-    return _below_each_other(log_mels, title, MEL_BANDS, "mel band", MEL_LIMITS)
+    """Draw log-mels below each other, by name."""
+    figure, axes = _figure(len(log_mels), 2.7 * len(log_mels), share_x=True)
+    for axis, (name, mel) in zip(axes, log_mels.items(), strict=True):
+        _draw_rows(axis, mel, name)
+    axes[-1].set(xlabel="s")
+    return _render(figure, title)
 
 
 def spectra(levels_db: dict[str, np.ndarray], title: str) -> np.ndarray:
@@ -46,22 +47,21 @@ def spectra(levels_db: dict[str, np.ndarray], title: str) -> np.ndarray:
     Args:
         levels_db: name -> float [frames, bins], from 0 Hz to half the sample rate.
     """
+    figure, axes = _figure(len(levels_db), 2.7 * len(levels_db), share_x=True)
     loudest = max(levels.max() for levels in levels_db.values())
-    limits = (loudest - 80.0, loudest)
-    return _below_each_other(levels_db, title, SAMPLE_RATE_HZ / 2000, "kHz", limits)
+    for axis, (name, levels) in zip(axes, levels_db.items(), strict=True):
+        limits = (loudest - 80.0, loudest)
+        _draw_rows(axis, levels, name, SAMPLE_RATE_HZ / 2000, "kHz", limits)
+    axes[-1].set(xlabel="s")
+    return _render(figure, title)
 
 
 def mel_and_posteriors(
     mel: np.ndarray, posteriors: dict[str, np.ndarray], title: str
 ) -> np.ndarray:
-    """Draw a mel above the symbol probabilities of a recogniser.
-
-    Args:
-        mel: float32 [frames, 80] log-mel.
-        posteriors: name of a symbol -> its probabilities, float [steps].
-    """
+    """Draw a log-mel above the probabilities of symbols, float [steps], by their names."""
     figure, axes = _figure(2, 7)
-    _draw_rows(axes[0], mel, "mel", MEL_BANDS, "mel band", MEL_LIMITS)
+    _draw_rows(axes[0], mel, "mel")
     # The first symbol is at the top.
     extent = (0, len(mel) * FRAME_S, len(posteriors) - 0.5, -0.5)
     rows = np.array(list(posteriors.values()))
@@ -83,7 +83,7 @@ def f0_curves(f0_hz: dict[str, np.ndarray], title: str) -> np.ndarray:
 
 
 def png_bytes(image: np.ndarray) -> bytes:
-    """Return the bytes of a PNG file of an image, uint8 [height, width, 3]."""
+    """Return the bytes of a PNG file of an image."""
     file = io.BytesIO()
     Image.fromarray(image).save(file, format="PNG")
     return file.getvalue()
@@ -95,23 +95,18 @@ def _figure(rows: int, height: float, share_x: bool = False) -> tuple[Figure, li
 
 
 def _draw_rows(
-    axis: Axes, image: np.ndarray, name: str, height: float, unit: str, limits: tuple[float, float]
+    axis: Axes,
+    image: np.ndarray,
+    name: str,
+    height: float = MEL_BANDS,
+    unit: str = "mel band",
+    limits: tuple[float, float] = MEL_LIMITS,
 ) -> None:
     """Draw an image over time, float [frames, rows], whose rows are 0 to `height` of a unit."""
     extent = (0, len(image) * FRAME_S, 0, height)
     low, high = limits
     axis.imshow(image.T, origin="lower", aspect="auto", extent=extent, vmin=low, vmax=high)
     axis.set(ylabel=unit, title=name)
-
-
-def _below_each_other(
-    images: dict[str, np.ndarray], title: str, height: float, unit: str, limits: tuple[float, float]
-) -> np.ndarray:
-    figure, axes = _figure(len(images), 2.7 * len(images), share_x=True)
-    for axis, (name, image) in zip(axes, images.items(), strict=True):
-        _draw_rows(axis, image, name, height, unit, limits)
-    axes[-1].set(xlabel="s")
-    return _render(figure, title)
 
 
 def _render(figure: Figure, title: str) -> np.ndarray:

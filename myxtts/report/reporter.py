@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -75,15 +74,21 @@ class Reporter:
 
 
 def console_line(step: int, metrics: dict[str, Any]) -> str:
-    """Return the line of a report on the console.
+    """Return the line of a report on the console; its end names the stage that the model waits for.
 
     `step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | pause 3.1 % | 12 min left | feed keeps
-    up`
+    up`, or `bottleneck read, 71 % of making a batch`
     """
     # A group of variables with a loss of its own, such as the discriminators, has loss_GROUP.
     losses = ["loss", *(name for name in metrics if name.startswith("loss_"))]
     wait_share = 1.0 - metrics["accelerator_utilisation"]
     pause_share = metrics["pause_s"] / max(metrics["step_s"] + metrics["pause_s"], 1e-9)
+    stage = metrics["bottleneck"]
+    bottleneck = "feed keeps up"
+    if stage != "step":
+        making_s = metrics["read_s"] + metrics["produce_s"]
+        share = metrics[f"{stage}_s"] / making_s if making_s else 1.0
+        bottleneck = f"bottleneck {stage}, {100 * share:.0f} % of making a batch"
     parts = [
         f"step {step:6d}",
         *(f"{name.replace('_', ' ')} {metrics[name]:.3f}" for name in losses),
@@ -91,24 +96,11 @@ def console_line(step: int, metrics: dict[str, Any]) -> str:
         f"wait {100 * wait_share:.1f} %",
         f"pause {100 * pause_share:.1f} %",
         f"{format_duration(metrics['remaining_s'])} left",
-        console_bottleneck(metrics),
+        bottleneck,
     ]
     if metrics.get("skipped_updates"):
         parts.append(f"{metrics['skipped_updates']:.0f} updates skipped")
     return " | ".join(parts)
-
-
-def console_bottleneck(metrics: dict[str, Any]) -> str:
-    """Return `feed keeps up`, or the stage that the model waits for, with its share.
-
-    `bottleneck read, 71 % of making a batch`
-    """
-    stage = metrics["bottleneck"]
-    if stage == "step":
-        return "feed keeps up"
-    making_s = metrics["read_s"] + metrics["produce_s"]
-    share = metrics[f"{stage}_s"] / making_s if making_s else 1.0
-    return f"bottleneck {stage}, {100 * share:.0f} % of making a batch"
 
 
 def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) -> str:
@@ -121,18 +113,16 @@ def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) 
         total: of all steps but the first.
         pauses_s: by kind. What is in none of these is the start: everything before the second step.
     """
-    pauses = {
-        kind: seconds
-        for kind, seconds in pauses_s.items()
-        if kind != FIRST_STEP and seconds >= MIN_SHOWN_PAUSE_S
-    }
-    start_s = elapsed_s - total.busy_s - sum(pauses_s.values()) + pauses_s.get(FIRST_STEP, 0.0)
+    # The first step is a part of the start.
+    pauses = {kind: pause_s for kind, pause_s in pauses_s.items() if kind != FIRST_STEP}
+    start_s = elapsed_s - total.busy_s - sum(pauses.values())
+    shown = {kind: pause_s for kind, pause_s in pauses.items() if pause_s >= MIN_SHOWN_PAUSE_S}
     line = (
         f"{format_duration(elapsed_s)}: start and first step {format_duration(start_s)}, training"
         f" {format_duration(total.busy_s - total.wait_s)}, waiting for batches"
-        f" {format_duration(total.wait_s)}, pauses {format_duration(sum(pauses.values()))}"
+        f" {format_duration(total.wait_s)}, pauses {format_duration(sum(shown.values()))}"
     )
-    kinds = ", ".join(f"{kind} {format_duration(seconds)}" for kind, seconds in pauses.items())
+    kinds = ", ".join(f"{kind} {format_duration(pause_s)}" for kind, pause_s in shown.items())
     return f"{line} ({kinds})" if kinds else line
 
 
@@ -166,11 +156,13 @@ class TensorBoard:
     def scalars(self, step: int, values: dict[str, float | str]) -> None:
         """Write the numbers among the values."""
         # One event for all takes a tenth of the time of one for each.
-        numbers = (
-            scalar_pb(name, value) for name, value in values.items() if not isinstance(value, str)
-        )
-        summary = Summary(value=[number.value[0] for number in numbers]).SerializeToString()
+        numbers = [
+            scalar_pb(name, value).value[0]
+            for name, value in values.items()
+            if not isinstance(value, str)
+        ]
         with self._events(step):
+            summary = Summary(value=numbers).SerializeToString()
             tf.summary.experimental.write_raw_pb(summary, np.int64(step))
 
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
@@ -185,11 +177,8 @@ class TensorBoard:
 
     @contextmanager
     def _events(self, step: int) -> Iterator[None]:
-        with (
-            disk_errors(self._folder),
-            tf.device("/CPU:0"),
-            self._writer.as_default(np.int64(step)),
-        ):
+        writer = self._writer.as_default(np.int64(step))
+        with disk_errors(self._folder), tf.device("/CPU:0"), writer:
             yield
 
     def close(self) -> None:
@@ -212,12 +201,7 @@ class RunLog(MemoryHandler):
         PACKAGE.addHandler(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             message = f"ended by {type(error).__name__}: {error}"
             self.emit(PACKAGE.makeRecord(PACKAGE.name, logging.ERROR, "", 0, message, (), None))
@@ -228,8 +212,9 @@ class RunLog(MemoryHandler):
                 self.target.close()
 
     def open(self, path: Path) -> None:
-        """Write the lines so far, and from now on each line at once, to a file in a folder that
-        exists.
+        """Write the lines so far, and from now on each line at once, to a file.
+
+        Its folder exists.
         """
         # Names of files need not be UTF-8.
         file = _LogFile(path, encoding="utf-8", errors="backslashreplace")

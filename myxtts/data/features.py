@@ -8,25 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from myxtts import batch
 from myxtts.audio.augmentation import augment, perturb_speed
 from myxtts.audio.excitation import pulse_phasor
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, PAD_SAMPLES, frame_count
 from myxtts.audio.mel import SILENCE, log_mel, log_mel_of_frames, warped_mel_filters
 from myxtts.audio.pitch import f0
-from myxtts.batch import (
-    ASR_FEATURES,
-    ASR_INPUTS,
-    CONTEXT_FRAMES,
-    TAUGHT_TTS_FEATURES,
-    TAUGHT_TTS_INPUTS,
-    TAUGHT_VOCODER_FEATURES,
-    TEXT,
-    TTS_FEATURES,
-    TTS_INPUTS,
-    VOCODER_FEATURES,
-    VOCODER_INPUTS,
-    Field,
-)
+from myxtts.batch import CONTEXT_FRAMES, TEXT, Field
 from myxtts.config.schema import AugmentationConfig
 from myxtts.data.texts import teacher_row_count
 from myxtts.portable_ops import float32_matmul, fold_in, on_host
@@ -40,24 +28,20 @@ TEACHER_STRETCH = 1.0 + 1.0 / TEACHER_SLACK
 # on each side of a segment's samples: more than its first and last mel and F0 look at (1.5, 2.7)
 MARGIN_HOPS = 3
 
+# Returns a frozen network on a device, always the same one. A traced function does not keep its
+# variables alive.
 LoadFrozen = Callable[[str], Any]
-"""Returns a frozen network on a device, always the same one. A traced function does not keep its
-variables alive.
-"""
 
 
 @dataclass(frozen=True)
 class FeatureExtractor:
-    """The batch contracts of a task and the function between them.
+    """The contracts of a task's batches, and the TensorFlow function between them.
 
     Attributes:
-        inputs, features: contracts of the batches before and after `produce`.
-        produce: TensorFlow function from a batch of `inputs` to a batch of `features`; with a
-            frozen network as second argument if there is one.
+        produce: has the frozen network as second argument, if there is one.
         sizes: the named dimensions that `produce` decides, whatever the batch.
         max_stretch: factor by which `produce` lengthens the longest utterances, and with them
             `frames`.
-        load_frozen: loads the frozen network on a data device.
     """
 
     inputs: dict[str, Field]
@@ -83,25 +67,17 @@ def tts_extractor(
 ) -> FeatureExtractor:
     """Return the extractor of `tts_features`, or of `taught_tts_features` if there is a teacher.
 
-    Args:
-        load_teacher: loads the network that aligns the recordings and speaks the other rows of a
-            batch.
-        teacher_fraction: fraction of the rows that it speaks.
+    It aligns the recordings, and speaks `teacher_fraction` of the rows of a batch.
     """
-    produce = partial(tts_features, vtlp=vtlp, augmentation=augmentation)
     if load_teacher is None:
-        return FeatureExtractor(TTS_INPUTS, TTS_FEATURES, produce)
+        produce = partial(tts_features, vtlp=vtlp, augmentation=augmentation)
+        return FeatureExtractor(batch.TTS_INPUTS, batch.TTS_FEATURES, produce)
     taught = partial(
         taught_tts_features, vtlp=vtlp, augmentation=augmentation, teacher_fraction=teacher_fraction
     )
+    contracts = batch.TAUGHT_TTS_INPUTS, batch.TAUGHT_TTS_FEATURES
     stretch = TEACHER_STRETCH if teacher_fraction else 1.0
-    return FeatureExtractor(
-        TAUGHT_TTS_INPUTS,
-        TAUGHT_TTS_FEATURES,
-        taught,
-        max_stretch=stretch,
-        load_frozen=load_teacher,
-    )
+    return FeatureExtractor(*contracts, taught, max_stretch=stretch, load_frozen=load_teacher)
 
 
 def asr_extractor(
@@ -111,8 +87,8 @@ def asr_extractor(
 ) -> FeatureExtractor:
     """Return the extractor of `asr_features`."""
     produce = partial(asr_features, mask=mask, augmentation=augmentation, subsampling=subsampling)
-    max_stretch = 1.0 / (1.0 - augmentation.speed_perturbation)
-    return FeatureExtractor(ASR_INPUTS, ASR_FEATURES, produce, max_stretch=max_stretch)
+    stretch = 1.0 / (1.0 - augmentation.speed_perturbation)
+    return FeatureExtractor(batch.ASR_INPUTS, batch.ASR_FEATURES, produce, max_stretch=stretch)
 
 
 def vocoder_extractor(
@@ -125,7 +101,6 @@ def vocoder_extractor(
     Args:
         segment_frames: length of the segments; by default the whole utterances, without context.
         at_random: take a random segment, by the batch's seed, instead of the middle one.
-        load_teacher: loads the network whose `teacher_forced_mel` replaces the mel.
     """
     sizes = {}
     if segment_frames is not None:
@@ -133,11 +108,10 @@ def vocoder_extractor(
         sizes = {"segment_frames": frames, "segment_samples": frames * HOP_SAMPLES}
     if load_teacher is None:
         produce = partial(vocoder_features, segment_frames=segment_frames, at_random=at_random)
-        return FeatureExtractor(VOCODER_INPUTS, VOCODER_FEATURES, produce, sizes)
+        return FeatureExtractor(batch.VOCODER_INPUTS, batch.VOCODER_FEATURES, produce, sizes)
     taught = partial(taught_vocoder_features, segment_frames=segment_frames, at_random=at_random)
-    return FeatureExtractor(
-        TTS_INPUTS, TAUGHT_VOCODER_FEATURES, taught, sizes, load_frozen=load_teacher
-    )
+    contracts = batch.TTS_INPUTS, batch.TAUGHT_VOCODER_FEATURES
+    return FeatureExtractor(*contracts, taught, sizes, load_frozen=load_teacher)
 
 
 def vocoder_features(
@@ -152,12 +126,10 @@ def vocoder_features(
     # Outside of an utterance, its mel sees its reflection, and F0 zeros.
     reflected = MARGIN_HOPS * HOP_SAMPLES - PAD_SAMPLES
     mel = log_mel_of_frames(stretch.wave[:, reflected:-reflected])
-    f0_hz, _ = f0(
-        stretch.silent_outside, tf.fill(tf.shape(stretch.wave)[:1], tf.shape(stretch.wave)[1])
-    )
-    return _features_of_stretch(
-        waves, stretch, tf.where(stretch.real[:, :, None], mel, SILENCE), f0_hz
-    )
+    rows, samples = tf.unstack(tf.shape(stretch.wave))
+    f0_hz, _ = f0(stretch.silent_outside, tf.fill([rows], samples))
+    mel = tf.where(stretch.real[:, :, None], mel, SILENCE)
+    return _features_of_stretch(waves, stretch, mel, f0_hz)
 
 
 def taught_vocoder_features(
@@ -186,13 +158,13 @@ def taught_vocoder_features(
 
 
 class _Stretch(NamedTuple):
-    """A stretch of each utterance, with MARGIN_HOPS hops more on each side.
+    """A stretch of each utterance.
 
     Attributes:
-        frame: int64 [batch, frames], number of each frame within its utterance, without the
-            margins.
+        frame: int64 [batch, frames], number of each frame within its utterance.
         real: bool [batch, frames], inside of the utterance.
-        wave: float32 [batch, samples], utterances continued by their reflection; with the margins.
+        wave: float32 [batch, samples], utterances continued by their reflection, with MARGIN_HOPS
+            hops more on each side.
         silent_outside: the same, 0 outside of the utterance.
     """
 
@@ -219,12 +191,7 @@ def _cut_stretch(waves: dict, segment_frames: int | None, at_random: bool) -> _S
 
 
 def _features_of_stretch(waves: dict, stretch: _Stretch, mel, f0_hz) -> dict:
-    """Return VOCODER_FEATURES.
-
-    Args:
-        mel: float32 [batch, frames, 80], silence outside of the utterances.
-        f0_hz: float32 [batch, frames and margins].
-    """
+    """Return VOCODER_FEATURES; `f0_hz` also has the margins."""
     rows, frames = tf.unstack(tf.shape(stretch.frame))
     real = stretch.real
     phasor = pulse_phasor(stretch.silent_outside, f0_hz)
@@ -241,10 +208,8 @@ def _features_of_stretch(waves: dict, stretch: _Stretch, mel, f0_hz) -> dict:
 def segment_start(frames, segment_frames: int, seed=None):
     """Return the first frame of a segment within each utterance: int64 [batch] -> int64 [batch].
 
-    An utterance that is shorter is at the start of its segment.
-
-    Args:
-        seed: int32 [2] of random segments; without one, those in the middle.
+    An utterance that is shorter is at the start of its segment. Without a seed, int32 [2], segments
+    are in the middle.
     """
     spare = tf.cast(tf.maximum(frames - segment_frames, 0), tf.float32)
     if seed is None:
@@ -256,8 +221,7 @@ def cut_out(waves: dict, first, length, margin_hops: int):
     """Cut stretches out of a batch's waves, each utterance continued by its reflection at its ends.
 
     Args:
-        first: int64 [batch], first frame of each stretch.
-        length: frames of a stretch; `margin_hops` hops are added on each side.
+        first: int64 [batch], first frame of each stretch of `length` frames.
 
     Returns:
         float32 [batch, (length + 2 * margin_hops) * 256] in [-1, 1], and bool of this shape: inside
@@ -285,9 +249,8 @@ def asr_features(
 
     Args:
         mask: (mel, frames, seed) -> masked mel, such as `spec_augment`.
-        augmentation: distortions of the waves; `speed_perturbation` changes `frames`.
-        subsampling: of the network; a higher speed leaves each text the frames that CTC needs after
-            it.
+        augmentation: of the waves; `speed_perturbation` changes `frames`.
+        subsampling: a higher speed leaves each text the frames that CTC needs after it.
     """
     wave = tf.cast(waves["pcm"], tf.float32) / 32768.0
     samples = waves["samples"]
@@ -308,11 +271,7 @@ def asr_features(
 def fewest_samples(tokens, token_count, subsampling: int):
     """Return the samples that CTC needs for each text, as `manifest.LengthRule` counts them.
 
-    Args:
-        tokens, token_count: int32 [batch, tokens] and [batch], in host memory.
-
-    Returns:
-        int32 [batch], in host memory.
+    int32 [batch] of int32 [batch, tokens] and [batch], all in host memory.
     """
     with on_host():
         # Without begin and end, as CTC sees them.
@@ -329,9 +288,7 @@ def tts_features(
 ) -> dict:
     """Compute TTS_FEATURES from TTS_INPUTS: log-mel spectrograms and F0.
 
-    Args:
-        vtlp: largest warp, see `vtlp_warp`; 0 turns it off.
-        augmentation: distortions of the references. The targets stay as they are.
+    `vtlp` is the largest warp, see `vtlp_warp`. Only references are augmented.
     """
     warp = vtlp_warp(waves["seed"], tf.shape(waves["pcm"])[0], vtlp) if vtlp else None
     features = {name: waves[name] for name in TEXT}
@@ -356,12 +313,11 @@ def taught_tts_features(
     warp = vtlp_warp(waves["seed"], size, vtlp) if vtlp else None
     texts = {name: waves[name] for name in TEXT}
     spoken = texts | _reference(waves, warp)
-    by_row = [name for name in spoken if TTS_FEATURES[name].dims[:1] == ("batch",)]
+    by_row = [name for name in spoken if batch.TTS_FEATURES[name].dims[:1] == ("batch",)]
     first = spoken | {name: spoken[name][:recordings] for name in by_row}
     of_recordings = None if warp is None else (warp[0][:recordings], warp[1][:recordings])
-    recording = _recording(
-        {name: waves[name][:recordings] for name in ("pcm", "samples")}, of_recordings
-    )
+    recorded = {name: waves[name][:recordings] for name in ("pcm", "samples")}
+    recording = _recording(recorded, of_recordings)
     recording["path"] = teacher.align(first | recording)
     utterances = {name: waves[name] for name in ("frames", "utterance_tokens")}
     features = texts | _reference(waves, warp, augmentation) | recording | utterances
@@ -374,9 +330,8 @@ def taught_tts_features(
 
     def join(of_recordings, of_teacher, padding):
         shape = tf.concat([[recordings, further], tf.shape(of_recordings)[2:]], axis=0)
-        padded = tf.concat(
-            [of_recordings, tf.fill(shape, tf.cast(padding, of_recordings.dtype))], axis=1
-        )
+        slack = tf.fill(shape, tf.cast(padding, of_recordings.dtype))
+        padded = tf.concat([of_recordings, slack], axis=1)
         return tf.concat([padded, of_teacher], axis=0)
 
     return features | {
@@ -421,12 +376,10 @@ def vtlp_warp(seed, rows, limit):
         Factor on all frequencies, float32 [rows], from exp(-limit) to exp(limit).
         Mel filters, float32 [rows, bins, bands].
     """
-    factor = tf.exp(
-        tf.random.stateless_uniform([rows], fold_in(seed, "frequencies"), -limit, limit)
-    )
-    amplitudes = tf.random.stateless_uniform(
-        [rows, VTLP_COSINES], fold_in(seed, "spectrum"), -2.0 * limit, 2.0 * limit
-    )
+    uniform = tf.random.stateless_uniform
+    factor = tf.exp(uniform([rows], fold_in(seed, "frequencies"), -limit, limit))
+    spectrum = fold_in(seed, "spectrum")
+    amplitudes = uniform([rows, VTLP_COSINES], spectrum, -2.0 * limit, 2.0 * limit)
     phase = np.pi * np.arange(VTLP_COSINES)[:, None] * (np.arange(MEL_BANDS) + 0.5) / MEL_BANDS
     gain = tf.exp(float32_matmul(amplitudes, tf.constant(np.cos(phase), tf.float32)))
     return factor, warped_mel_filters(factor) * gain[:, None, :]

@@ -70,12 +70,8 @@ class FeedTest(unittest.TestCase):
             finally:
                 raise OSError("cannot be closed")
 
-        for batches, error in (
-            (Unopened(), OSError),
-            (7, TypeError),
-            (exiting(), SystemExit),
-            (badly_closed(), OSError),
-        ):
+        cases = (Unopened(), OSError), (exiting(), SystemExit), (badly_closed(), OSError)
+        for batches, error in (*cases, (7, TypeError)):
             with self.subTest(batches=batches), Feed(batches, 1) as feed, self.assertRaises(error):
                 within_timeout(lambda feed=feed: list(feed))
 
@@ -170,18 +166,6 @@ class FeedTest(unittest.TestCase):
         with Feed(ObservedSource(9), 3) as feed:
             next(feed)
         self.assertEqual(within_timeout(lambda: list(feed)), [])
-
-    def test_use_outside_a_with_block_is_an_error(self):
-        feed = Feed(ObservedSource(1), 1)
-        with self.assertRaisesRegex(RuntimeError, "with"):
-            within_timeout(lambda: next(feed))
-        with feed, self.assertRaises(RuntimeError):
-            feed.__enter__()
-
-    def test_a_depth_below_one_is_rejected(self):
-        for depth in (0, -1):
-            with self.assertRaisesRegex(ValueError, "depth"):
-                Feed([], depth)
 
     def test_a_held_item_keeps_its_place_until_it_is_released_or_the_next_is_taken(self):
         source = ObservedSource()

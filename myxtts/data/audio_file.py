@@ -8,10 +8,9 @@ import io
 import os
 import stat
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 import soundfile
@@ -56,7 +55,7 @@ class AudioHeader:
         samples: per channel, at the sample rate of the file.
         native: `tf.audio.decode_wav` reads the file without conversion (RIFF, PCM, 16 bit, mono,
             SAMPLE_RATE_HZ).
-        floating: the samples are floats, so some of them may not be finite.
+        floating: some samples may not be finite.
     """
 
     samples: int
@@ -103,21 +102,6 @@ def check_finite(path: str) -> None:
         raise UnusableAudio("unreadable", error.error_string) from error
 
 
-class _Chunk(NamedTuple):
-    """A RIFF chunk.
-
-    Attributes:
-        promised: length in the chunk's header.
-        available: bytes from the start of the chunk's body to the end of the file.
-        body: the first 16 bytes of the body.
-    """
-
-    name: bytes
-    promised: int
-    available: int
-    body: bytes
-
-
 def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
     """The header of a WAV file that TensorFlow decodes; None for all other files.
 
@@ -126,37 +110,35 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
     start = file.read(12)
     if start[:4] != b"RIFF" or start[8:] != b"WAVE":
         return None
-    chunks = list(_chunks(file, size))
-    sound = [chunk for chunk in chunks if chunk.name == b"data"]
-    for chunk in sound:
-        if chunk.available < chunk.promised != STREAMED_BYTES:
-            detail = f"the header promises {chunk.promised} bytes of audio, but the file has"
-            raise UnusableAudio("truncated", f"{detail} {chunk.available}")
-    # A length of 16 or 18 excludes the extensible format. decode_wav knows neither padding bytes
-    # nor bytes after the last chunk.
-    is_native = (
-        len(sound) == 1
-        and (chunks[0].name, chunks[0].body) == (b"fmt ", NATIVE_FORMAT)
-        and chunks[0].promised in (16, 18)
-        and all(chunk.promised % 2 == 0 for chunk in chunks)
-        and chunks[-1].promised == chunks[-1].available
-    )
-    if not is_native:
-        return None
-    return AudioHeader(sound[0].promised // 2, SAMPLE_RATE_HZ, native=True, floating=False)
-
-
-def _chunks(file: BinaryIO, size: int) -> Iterator[_Chunk]:
+    # Name, promised length, bytes to the end of the file, first 16 bytes of the body.
+    chunks = []
     begin = 12
     for _ in range(MAX_CHUNKS):
         file.seek(begin)
         head = file.read(24)
         if len(head) < 8:
-            return
+            break
         promised = int.from_bytes(head[4:8], "little")
         begin += 8
-        yield _Chunk(head[:4], promised, size - begin, head[8 : 8 + promised])
+        chunks.append((head[:4], promised, size - begin, head[8 : 8 + promised]))
         begin += promised + promised % 2
+    sound = [chunk for chunk in chunks if chunk[0] == b"data"]
+    for _, promised, available, _ in sound:
+        if available < promised != STREAMED_BYTES:
+            detail = f"the header promises {promised} bytes of audio, but the file has {available}"
+            raise UnusableAudio("truncated", detail)
+    # A length of 16 or 18 excludes the extensible format. decode_wav knows neither padding bytes
+    # nor bytes after the last chunk.
+    is_native = (
+        len(sound) == 1
+        and (chunks[0][0], chunks[0][3]) == (b"fmt ", NATIVE_FORMAT)
+        and chunks[0][1] in (16, 18)
+        and all(promised % 2 == 0 for _, promised, _, _ in chunks)
+        and chunks[-1][1] == chunks[-1][2]
+    )
+    if not is_native:
+        return None
+    return AudioHeader(sound[0][1] // 2, SAMPLE_RATE_HZ, native=True, floating=False)
 
 
 def _check_end(file: BinaryIO, size: int) -> None:
@@ -214,19 +196,11 @@ def resampled_length(samples, rate_hz):
 def read_pcm(
     path: str | Path, samples: int | None = None, max_s: float = MAX_RECORDING_S
 ) -> np.ndarray:
-    """Read a file as mono at 22,050 Hz: channels are averaged, resampled by soxr and clipped.
+    """Read a file as mono at 22,050 Hz, int16 [samples]: averaged, resampled by soxr and clipped.
 
-    Args:
-        path: the file.
-        samples: expected length after resampling; None turns the check off.
-        max_s: seconds to read; nothing after them is decoded.
-
-    Returns:
-        int16 [samples].
-
-    Raises:
-        DataError: the file cannot be read, contains a NaN or an infinity, or does not have the
-            expected length; the length may differ by one sample after resampling.
+    Raises DataError if the file cannot be read, contains a NaN or an infinity, or does not have the
+    expected length `samples`, from which it may differ by one sample after resampling. Nothing
+    after `max_s` is decoded.
     """
     try:
         # The errors of `open` are clearer than libsndfile's "System error".
@@ -243,8 +217,7 @@ def read_pcm(
     pcm = to_pcm(mono)
     if samples is None:
         return pcm
-    if abs(len(pcm) - samples) > (rate_hz != SAMPLE_RATE_HZ):
-        raise DataError(_length_message(path, len(pcm), samples))
+    _check_length(path, len(pcm), samples, tolerance=int(rate_hz != SAMPLE_RATE_HZ))
     return np.pad(pcm[:samples], (0, samples - min(len(pcm), samples)))
 
 
@@ -255,9 +228,9 @@ def _read(file: BinaryIO, samples: int | None, max_s: float) -> tuple[np.ndarray
     """
     with soundfile.SoundFile(file.fileno(), closefd=False) as sound:
         # Another length than expected may be more than the memory takes.
-        promised = int(resampled_length(sound.frames, sound.samplerate))
-        if samples is not None and abs(promised - samples) > 1:
-            raise DataError(_length_message(file.name, promised, samples))
+        if samples is not None:
+            promised = int(resampled_length(sound.frames, sound.samplerate))
+            _check_length(file.name, promised, samples, tolerance=1)
         frames = min(sound.frames, round(max_s * sound.samplerate))
         mono = np.empty(frames, np.float32)
         read = 0
@@ -272,11 +245,12 @@ def _read(file: BinaryIO, samples: int | None, max_s: float) -> tuple[np.ndarray
         return mono[:read], sound.samplerate
 
 
-def _length_message(path: str | Path, found: int, expected: int | None) -> str:
-    return (
-        f"{path} has {found} samples at {SAMPLE_RATE_HZ} Hz, but had {expected} when the manifest"
-        " was made"
-    )
+def _check_length(path: str | Path, found: int, expected: int, tolerance: int) -> None:
+    if abs(found - expected) > tolerance:
+        raise DataError(
+            f"{path} has {found} samples at {SAMPLE_RATE_HZ} Hz, but had {expected} when the"
+            " manifest was made"
+        )
 
 
 def to_pcm(wave: np.ndarray) -> np.ndarray:
@@ -294,13 +268,8 @@ def read_wave(
 def check_recording(path: Path, role: str, min_s: float, advice: str) -> None:
     """Check the header of a recording, and that floating-point samples are finite.
 
-    Args:
-        role: of the recording, for the message, such as "reference".
-        min_s: minimum length.
-        advice: end of the message.
-
-    Raises:
-        DataError: the recording is missing, unreadable, too short or too long.
+    Raises DataError if it is missing, unreadable, too short or too long; its message has the `role`
+    of the recording, such as "reference", and ends with the advice.
     """
     try:
         header = read_header(str(path))
@@ -320,13 +289,9 @@ def check_recording(path: Path, role: str, min_s: float, advice: str) -> None:
 def read_recording(
     path: Path, role: str, min_s: float, advice: str, max_s: float = MAX_RECORDING_S
 ) -> np.ndarray:
-    """Read a recording as float32 [samples] in [-1, 1] at 22,050 Hz.
+    """Read up to `max_s` of a recording as float32 [samples] in [-1, 1] at 22,050 Hz.
 
-    Args:
-        max_s: seconds to read, from the beginning.
-
-    Raises:
-        DataError: see `check_recording`; or the samples cannot be read.
+    Raises DataError as `check_recording` does, or if the samples cannot be read.
     """
     check_recording(path, role, min_s, advice)
     try:
@@ -336,11 +301,8 @@ def read_recording(
 
 
 def write_wav(path: Path, wave: np.ndarray) -> None:
-    """Write a wave, float32 [samples] in [-1, 1], as 16-bit WAV.
-
-    Raises:
-        OSError: naming the file. soundfile would report any refusal of the disk as "System error".
-    """
+    """Write a wave, float32 [samples] in [-1, 1], as 16-bit WAV; an OSError names the file."""
+    # soundfile would report any refusal of the disk as "System error".
     content = io.BytesIO()
     soundfile.write(content, wave, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
     with attach_path_to_errors(path):

@@ -22,9 +22,11 @@ import random
 import re
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -54,7 +56,6 @@ class Grammar:
     slots: dict[str, list[str]]
 
     def choices(self, template: str) -> dict[str, list[str]]:
-        """Return the choices for each slot of a template."""
         return {name: self.slots[name] for name in re.findall(r"{(\w+)}", template)}
 
     def sizes(self) -> list[int]:
@@ -85,8 +86,7 @@ class Grammar:
         return sentences[:count]
 
 
-@dataclass(frozen=True)
-class _Utterance:
+class _Utterance(NamedTuple):
     id: str
     text: str
     speaker: str
@@ -118,32 +118,20 @@ def make_demo_corpus(
     Utterances are distributed in turn over all pairs of a speaker and a language. With several
     languages each speaker speaks all of them ("speaker-00", "speaker-01", …); with one, the
     speakers are named after it ("en-00", …). The same arguments give the same bytes. The folder
-    appears when it is complete.
+    appears when it is complete. `progress` is called after each utterance.
 
-    Args:
-        utterances: total number.
-        speakers: number of speakers, from `first_speaker` on.
-        progress: called after each utterance.
-
-    Returns:
-        Whether the corpus was made.
-
-    Raises:
-        DataError: an argument is out of range, the folder has other contents, or it cannot be
-            written.
+    Returns whether the corpus was made. Raises DataError if an argument is out of range, the folder
+    has other contents, or it cannot be written.
     """
     out = Path(out)
-    arguments = {
-        "utterances": utterances,
-        "languages": list(languages),
-        "speakers": speakers,
-        "seed": seed,
-    }
+    languages = list(languages)
+    arguments = {"utterances": utterances, "languages": languages, "speakers": speakers}
+    arguments["seed"] = seed
     # Left out if 0, since corpora of older versions do not have it.
     if first_speaker:
         arguments["first_speaker"] = first_speaker
-    _check(utterances, list(languages), speakers, first_speaker)
-    planned = _plan(utterances, list(languages), speakers, seed, first_speaker)
+    _check(utterances, languages, speakers, first_speaker)
+    planned = _plan(utterances, languages, speakers, seed, first_speaker)
     if _is_complete(out, arguments):
         return False
     try:
@@ -151,9 +139,8 @@ def make_demo_corpus(
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as unfinished:
             folder = Path(unfinished) / "corpus"
             _write(folder, planned, progress or (lambda: None))
-            (folder / ARGUMENTS_FILE).write_text(
-                json.dumps(arguments, indent=2) + "\n", encoding="utf-8"
-            )
+            content = json.dumps(arguments, indent=2) + "\n"
+            (folder / ARGUMENTS_FILE).write_text(content, encoding="utf-8")
             folder.rename(out)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and _is_complete(out, arguments):
@@ -165,15 +152,36 @@ def make_demo_corpus(
     return True
 
 
+def _check(utterances: int, languages: list[str], speakers: int, first_speaker: int) -> None:
+    known = grammar_languages()
+    if utterances < 1 or speakers < 1 or not 0 <= first_speaker <= MAX_SPEAKERS - speakers:
+        raise DataError(
+            f"a demo corpus of {utterances} utterances by {speakers} speakers from number"
+            f" {first_speaker} on was requested, but it needs at least 1 utterance and 1 speaker,"
+            f" and speakers have the numbers 0 to {MAX_SPEAKERS - 1}. Request fewer."
+        )
+    if not languages or len(set(languages)) < len(languages) or not set(languages) <= set(known):
+        raise DataError(
+            f"a demo corpus in the languages {languages} was requested, but it needs at least one"
+            f" of {', '.join(known)}, each of them once. Choose from these."
+        )
+
+
 def _plan(
     utterances: int, languages: list[str], speakers: int, seed: int, first_speaker: int
 ) -> list[_Utterance]:
     numbers = range(first_speaker, first_speaker + speakers)
     voices = itertools.cycle(itertools.product(numbers, languages))
-    texts = {
-        language: _texts(language, (utterances - turn + len(languages) - 1) // len(languages), seed)
-        for turn, language in enumerate(languages)
-    }
+    texts = {}
+    for turn, language in enumerate(languages):
+        grammar = load_grammar(language)
+        count = (utterances - turn + len(languages) - 1) // len(languages)
+        if count > (distinct := sum(grammar.sizes())):
+            raise DataError(
+                f"{count} utterances in language {language} were requested, but its grammar has"
+                f" {distinct} distinct sentences. Request fewer utterances, or more languages."
+            )
+        texts[language] = iter(grammar.draw(count, random.Random(f"{seed} {language}")))
     planned = []
     prefix = languages[0] if len(languages) == 1 else "speaker"
     for number, (speaker, language) in enumerate(itertools.islice(voices, utterances)):
@@ -184,71 +192,25 @@ def _plan(
     return planned
 
 
-def _check(utterances: int, languages: list[str], speakers: int, first_speaker: int) -> None:
-    known = grammar_languages()
-    if utterances < 1:
-        raise DataError(
-            f"a demo corpus of {utterances} utterances was requested, but it must have at least 1."
-        )
-    if not 1 <= speakers <= MAX_SPEAKERS:
-        raise DataError(f"{speakers} speakers were requested. Request 1 to {MAX_SPEAKERS}.")
-    if not 0 <= first_speaker <= MAX_SPEAKERS - speakers:
-        raise DataError(
-            f"{speakers} speakers from number {first_speaker} on were requested, but speakers have"
-            f" the numbers 0 to {MAX_SPEAKERS - 1}. Begin with 0 to {MAX_SPEAKERS - speakers}."
-        )
-    if unknown := [language for language in languages if language not in known]:
-        raise DataError(
-            f"the demo corpus was requested in {', '.join(unknown)}, but it has grammars only for"
-            f" {', '.join(known)}. Choose from these."
-        )
-    if not languages or len(set(languages)) != len(languages):
-        raise DataError(
-            f"the languages of the demo corpus were given as {languages}. Give at least one of"
-            f" {', '.join(known)}, each of them once."
-        )
-
-
-def _texts(language: str, count: int, seed: int) -> Iterator[str]:
-    grammar = load_grammar(language)
-    if count > (distinct := sum(grammar.sizes())):
-        raise DataError(
-            f"{count} utterances in language {language} were requested, but its grammar has"
-            f" {distinct} distinct sentences. Request fewer utterances, or more languages."
-        )
-    return iter(grammar.draw(count, random.Random(f"{seed} {language}")))
-
-
 def _voice(language: str, speaker: int) -> EspeakVoice:
     """Return one of MAX_SPEAKERS voices; further passes over the variants change pitch and rate."""
-    variant = _VARIANTS[speaker % len(_VARIANTS)]
-    pitch, rate_wpm = _PITCH_AND_RATE_WPM[
-        (speaker + speaker // len(_VARIANTS)) % len(_PITCH_AND_RATE_WPM)
-    ]
-    return EspeakVoice(language, variant, pitch, rate_wpm)
+    passes, variant = divmod(speaker, len(_VARIANTS))
+    pitch, rate_wpm = _PITCH_AND_RATE_WPM[(speaker + passes) % len(_PITCH_AND_RATE_WPM)]
+    return EspeakVoice(language, _VARIANTS[variant], pitch, rate_wpm)
 
 
 def _is_complete(out: Path, arguments: dict) -> bool:
     """Whether `out` has the complete corpus of `arguments`; DataError if it has other contents."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
-    try:
-        existing = json.loads((out / ARGUMENTS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"the demo corpus cannot be made in {out}: this path exists and is not a demo corpus "
-            f"(it has no readable {ARGUMENTS_FILE}). Give another folder, or remove this one."
-        ) from error
-    if existing != arguments:
-        raise DataError(
-            f"a demo corpus with {json.dumps(arguments)} was requested, but {out} has one with"
-            f" {json.dumps(existing)}. Give another folder, or remove this one."
-        )
+    found: object = "something else"
+    with suppress(OSError, ValueError):
+        found = json.loads((out / ARGUMENTS_FILE).read_text(encoding="utf-8"))
     waves = len(list((out / "wavs").glob("*.wav")))
-    if waves != arguments["utterances"]:
+    if found != arguments or waves != arguments["utterances"]:
         raise DataError(
-            f"{out} should have {arguments['utterances']} waves, but it has {waves}. Remove the"
-            " folder and try again."
+            f"a demo corpus with {json.dumps(arguments)} was requested, but {out} has"
+            f" {json.dumps(found)} and {waves} waves. Give another folder, or remove this one."
         )
     return True
 
@@ -265,9 +227,9 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
         rows.writerow(("path", "text", "speaker", "language"))
         for utterance in planned:
             samples, phonemes = speak_trimmed(espeak, utterance.text, utterance.voice)
-            (folder / "wavs" / f"{utterance.id}.wav").write_bytes(_wave_file(samples))
-            metadata.write(f"{utterance.id}|{utterance.text}|{normalise_text(utterance.text)}\n")
             path = f"wavs/{utterance.id}.wav"
+            (folder / path).write_bytes(_wave_file(samples))
+            metadata.write(f"{utterance.id}|{utterance.text}|{normalise_text(utterance.text)}\n")
             language = utterance.voice.language
             rows.writerow((path, utterance.text, utterance.speaker, language))
             alignment = {"id": utterance.id, "phonemes": phonemes}
@@ -278,18 +240,17 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
 def speak_trimmed(
     espeak: Espeak, text: str, voice: EspeakVoice
 ) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
-    """Speak a text with silence at both ends: int16 samples, and the times of its phonemes.
+    """Speak a text with silence at both ends.
 
-    The times are (symbol, start_s, end_s) each.
+    Returns int16 samples, and (symbol, start_s, end_s) of each phoneme.
     """
     samples, events = espeak.synthesize(text, voice)
-    sounding = np.flatnonzero(samples)
-    first = int(sounding[0])
-    last = int(sounding[-1])
+    first, last = np.flatnonzero(samples)[[0, -1]].tolist()
     edge = np.zeros(EDGE_SAMPLES, np.int16)
     trimmed = np.concatenate([edge, samples[first : last + 1], edge])
+    shift = EDGE_SAMPLES - first
     return trimmed, _spans(
-        trimmed, [(round(s * SAMPLE_RATE_HZ) + EDGE_SAMPLES - first, name) for s, name in events]
+        trimmed, [(round(start_s * SAMPLE_RATE_HZ) + shift, name) for start_s, name in events]
     )
 
 

@@ -20,10 +20,7 @@ class HoldingQueue(queue.Queue):
     """A queue whose first item can be taken while its place stays occupied."""
 
     def hold(self, is_stopped: Callable[[], bool]) -> Any:
-        """Wait for the first item and return it; `get` then frees its place.
-
-        Raises StopArrived at a stop.
-        """
+        """Wait for the first item and return it, or raise StopArrived; `get` frees its place."""
         with self.not_empty:
             while not self._qsize():
                 if is_stopped():
@@ -44,24 +41,13 @@ class Feed(Generic[Item]):
             for batch in feed:
                 ...
 
-    Args:
-        batches: iterated in the feed's thread only; its iterator's `close`, if there is one, is
-            called there.
-        depth: items kept ready, besides the one that is being made.
-        thread_name: for debuggers and profilers.
-
-    Attributes:
-        is_stopped: polled while the consumer waits; by default it never stops.
-
-    Raises:
-        StopArrived: it was stopped while it waited.
-        ValueError: the depth is less than 1.
-        RuntimeError: the feed is iterated before it is entered, or entered twice.
+    `batches` is iterated, and its iterator closed, in the feed's thread only. `depth` items, at
+    least 1, are kept ready, besides the one that is being made. `is_stopped` is polled while the
+    consumer waits, which ends with StopArrived.
     """
 
     def __init__(self, batches: Iterable[Item], depth: int, thread_name: str = "myxtts-producer"):
-        if depth < 1:
-            raise ValueError(f"the depth of a feed must be at least 1, not {depth}")
+        assert depth >= 1
         self._batches = batches
         self.is_stopped: Callable[[], bool] = lambda: False
         self._ready = HoldingQueue(depth)
@@ -93,14 +79,9 @@ class Feed(Generic[Item]):
         return item
 
     def hold(self) -> Item:
-        """Return the next item, as `next` does, but keep its place occupied.
-
-        Until `release` or the next call.
-        """
+        """Return the next item as `next` does, but keep its place until `release` or the next."""
         if self._ended:
             raise StopIteration
-        if self._thread.ident is None:
-            raise RuntimeError("a feed can be iterated only inside its `with` block")
         self.release()
         item, error = self._ready.hold(self.is_stopped)
         self._holds = True
@@ -128,11 +109,7 @@ class Feed(Generic[Item]):
     def wait_until_full(
         self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False
     ) -> float:
-        """Wait at most `timeout_s` for the feed to be full once, for its end, or for a stop.
-
-        Returns:
-            The seconds waited.
-        """
+        """Return the seconds waited for the feed to be full once, for its end, or for a stop."""
         start_s = time.perf_counter()
         while (left_s := start_s + timeout_s - time.perf_counter()) > 0.0 and not is_stopped():
             if self._full.wait(min(left_s, STOP_POLL_S)):
@@ -144,7 +121,14 @@ class Feed(Generic[Item]):
         try:
             iterator = iter(self._batches)
             try:
-                self._fill(iterator)
+                for item in iterator:
+                    self._ready.put((item, None))
+                    if self._ready.full():
+                        self._full.set()
+                    if self._stopping.is_set():
+                        break
+                    # A closed feed holds no item.
+                    del item
             finally:
                 if hasattr(iterator, "close"):
                     iterator.close()
@@ -153,14 +137,6 @@ class Feed(Generic[Item]):
             error = raised
         self._full.set()
         self._ready.put((None, error))
-
-    def _fill(self, iterator: Iterator[Item]) -> None:
-        for item in iterator:
-            self._ready.put((item, None))
-            if self._ready.full():
-                self._full.set()
-            if self._stopping.is_set():
-                return
 
     def _drain(self) -> None:
         while not self._ready.empty():

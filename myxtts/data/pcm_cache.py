@@ -31,12 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class DecodedCorpus(NamedTuple):
-    """A decoded corpus, its utterances in the order of the manifest.
-
-    Attributes:
-        pcm: int16 [all samples], read-only, mapped from the file.
-        checksums: uint32 [utterances], the CRC-32 of each.
-    """
+    """A file with a decoded corpus: int16 [all samples], read-only; uint32 [utterances], CRC-32."""
 
     path: Path
     pcm: np.ndarray
@@ -50,12 +45,7 @@ def open_cache(manifest: Manifest, folder: Path, workers: int) -> DecodedCorpus:
     own file, and so has a corpus of equal lengths in another folder. It ends with a digest of the
     sizes and times of the files that it was decoded from, and before that a checksum of each
     utterance. It is written under a temporary name and then renamed; a second process waits, and
-    takes it.
-
-    Raises:
-        DataError: an utterance cannot be read, or files change again and again while they are
-            decoded.
-        OSError: a file of the corpus has disappeared, or the disk is full.
+    takes it. Raises DataError if an utterance cannot be read, or files change again and again.
     """
     path = folder / f"pcm-{_digest(manifest.fingerprint, manifest.paths).hex()[:16]}.int16"
     if not _is_current(path, manifest):
@@ -67,10 +57,9 @@ def open_cache(manifest: Manifest, folder: Path, workers: int) -> DecodedCorpus:
 
 
 def rows_from_cache(manifest: Manifest, corpus: DecodedCorpus) -> ReadRows:
-    """Return what reads rows of batches from the decoded corpus.
+    """Return what reads rows of batches from the decoded corpus, or a damaged one from its file.
 
-    The checksum of an utterance is compared when it is read for the first time, which takes some 50
-    µs for 5 s. If it is wrong, the utterance is decoded from its file.
+    Checksums are compared at the first reading, which takes some 50 µs for 5 s.
     """
     offsets = np.concatenate([[0], np.cumsum(manifest.samples, dtype=np.int64)])
     # Utterances whose checksum was compared, and those that replace damaged ones.
@@ -83,11 +72,8 @@ def rows_from_cache(manifest: Manifest, corpus: DecodedCorpus) -> ReadRows:
         found = corpus.pcm[offsets[row] : offsets[row + 1]]
         if not is_intact[row]:
             if zlib.crc32(found.data) != corpus.checksums[row]:
-                log.warning(
-                    "%s is damaged where it has %s, which is read instead",
-                    corpus.path,
-                    manifest.paths[row],
-                )
+                text = "%s is damaged where it has %s, which is read instead"
+                log.warning(text, corpus.path, manifest.paths[row])
                 found = decoded[row] = _read(manifest.paths[row], len(found))
             is_intact[row] = True
         return found
@@ -103,9 +89,8 @@ def rows_from_cache(manifest: Manifest, corpus: DecodedCorpus) -> ReadRows:
 
     def read_rows(rows, starts, samples, padded):
         arguments = [rows, starts, samples, padded]
-        return tf.ensure_shape(
-            tf.numpy_function(copy, arguments, tf.int16, stateful=False), [None, None]
-        )
+        batch = tf.numpy_function(copy, arguments, tf.int16, stateful=False)
+        return tf.ensure_shape(batch, [None, None])
 
     return read_rows
 
@@ -120,49 +105,37 @@ def _sample_count(manifest: Manifest) -> int:
 
 
 def _stamps(manifest: Manifest) -> list[FileStamp | None]:
-    """Return the size and times of each file of the corpus; None for a file that is missing."""
     return [file_stamp(path) for path in manifest.paths]
 
 
 def _is_current(path: Path, manifest: Manifest) -> bool:
     """Whether the cache is complete, and was decoded from the files as they are now."""
-    try:
-        with open(path, "rb") as file:
-            checksums_bytes = CHECKSUM.itemsize * len(manifest)
-            if (
-                os.fstat(file.fileno()).st_size
-                != 2 * _sample_count(manifest) + checksums_bytes + DIGEST_BYTES
-            ):
-                return False
-            file.seek(-DIGEST_BYTES, os.SEEK_END)
-            return file.read() == _digest(_stamps(manifest))
-    except FileNotFoundError:
+    size = 2 * _sample_count(manifest) + CHECKSUM.itemsize * len(manifest) + DIGEST_BYTES
+    if not path.exists() or path.stat().st_size != size:
         return False
+    with open(path, "rb") as file:
+        file.seek(-DIGEST_BYTES, os.SEEK_END)
+        return file.read() == _digest(_stamps(manifest))
 
 
 def _make(path: Path, manifest: Manifest, workers: int) -> None:
     """Write the cache and rename it, or wait for another process that does."""
     temporary = path.with_suffix(".partial")
     with locked_file(temporary) as file:
-        is_written = False
+        if _is_current(path, manifest):
+            # Another process has just made it.
+            temporary.unlink()
+            return
         try:
-            # Else another process has just made it.
-            if not _is_current(path, manifest):
-                _write(manifest, file, workers)
-                is_written = True
-        finally:
-            if is_written:
-                os.replace(temporary, path)
-            else:
-                temporary.unlink()
+            _write(manifest, file, workers)
+        except BaseException:
+            temporary.unlink()
+            raise
+        os.replace(temporary, path)
 
 
 def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
-    """Decode the corpus into a file; utterances whose file changes meanwhile are decoded once more.
-
-    Raises:
-        DataError: a file has changed in MAX_PASSES passes.
-    """
+    """Decode the corpus into a file; utterances whose file changes meanwhile are decoded again."""
     file.truncate(0)
     rows = list(range(len(manifest)))
     checksums = np.zeros(len(manifest), CHECKSUM)
@@ -172,11 +145,8 @@ def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
         rows = [row for row, stamp in enumerate(_stamps(manifest)) if stamp != before[row]]
         if not rows:
             break
-        log.warning(
-            "%s changed while it was decoded; %d files are decoded again",
-            manifest.paths[rows[0]],
-            len(rows),
-        )
+        text = "%s changed while it was decoded; %d files are decoded again"
+        log.warning(text, manifest.paths[rows[0]], len(rows))
     else:
         raise DataError(
             f"{manifest.paths[rows[0]]} changes again and again while it is decoded for"
@@ -200,9 +170,7 @@ def _decode(
     ):
         for begin in range(0, len(rows), CHUNK_UTTERANCES):
             chunk = rows[begin : begin + CHUNK_UTTERANCES]
-            waves = pool.map(
-                _read, [manifest.paths[row] for row in chunk], [samples[row] for row in chunk]
-            )
+            waves = pool.map(lambda row: _read(manifest.paths[row], samples[row]), chunk)
             for row, wave in zip(chunk, waves, strict=True):
                 file.seek(starts[row])
                 file.write(wave.tobytes())

@@ -194,23 +194,21 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(cases: dict[str, list[Path]]) -> dict:
     """Measure the mean of each case's checkpoints on the same held-out utterances, by audio."""
     from myxtts.evaluation.held_out import load_held_out
-    from myxtts.local_sgd.averaging import normalised
     from myxtts.local_sgd.interpolation import make_evaluator
-    from myxtts.local_sgd.merge import merge_weights, read_input
+    from myxtts.local_sgd.merge import merge_weights, normalised, read_input
     from myxtts.placement import devices
 
     placement = devices.configure_default()
     paths = dict.fromkeys(path for checkpoints in cases.values() for path in checkpoints)
     inputs = [read_input(path) for path in paths]
-    first = inputs[0]
-    run = first.run
+    run = inputs[0]
     measured = load_held_out(run, run.path)
     evaluate = make_evaluator(
         inputs, measured.manifest, measured.config, placement.routes[0], run.path
     )
     measurements = {}
     for name, checkpoints in cases.items():
-        used = [source.path in checkpoints for source in inputs]
+        used = [source.checkpoint.path in checkpoints for source in inputs]
         weights = merge_weights(
             [source for source, is_used in zip(inputs, used, strict=True) if is_used], None
         )

@@ -19,7 +19,6 @@ from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import DEMO_FOLDER
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.errors import ConfigError
-from myxtts.local_sgd.averaging import has_pending_sync
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.placement.devices import describe_threads
 from myxtts.report.page import PageThread, RunPage
@@ -90,9 +89,8 @@ def train(config: Config) -> int:
         setup = run.set_up(corpora)
         log_start(setup)
         state, schedule, step = setup.state, setup.schedule, setup.make_step()
-        is_pending = bool(state.pending_observations) or has_pending_sync(
-            config.local_sgd.sync_every, state.audio_s_since_sync
-        )
+        owes_sync = config.local_sgd.sync_every and state.audio_s_since_sync > 0
+        is_pending = owes_sync or state.pending_observations
         if start.resumed and state.step >= schedule.total_steps and not is_pending:
             log.info(
                 "nothing to do  run %s has its %d steps; train longer with a higher %s",
@@ -121,8 +119,8 @@ def train(config: Config) -> int:
                 Checkpoints(folder.checkpoints, config.run.keep_checkpoints, setup.record)
             )
             save = checkpoints.save
-            weight_sync = WeightSync.of_run(config, schedule.total_steps, setup.record)
-            if weight_sync is not None:
+            if config.local_sgd.sync_every:
+                weight_sync = WeightSync(setup.record, schedule.total_steps)
                 weight_sync.prepare(state, new_run=start.resumed is None, resumes=config.run.resume)
                 finish_pending_sync(weight_sync, setup, checkpoints, request)
                 if request.requested:

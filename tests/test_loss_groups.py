@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from myxtts.batch import TTS_FEATURES
 from myxtts.config.schema import Config
-from myxtts.local_sgd.merge import MergeInput, averaged_groups
-from myxtts.local_sgd.sync import OuterOptimizer
+from myxtts.local_sgd.merge import averaged_groups
 from myxtts.models.loss_groups import LossGroup, loss_groups_of
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
@@ -241,7 +240,7 @@ class Checkpoints(unittest.TestCase):
     def test_a_merge_averages_every_group(self):
         states = [self.written(name, rate)[0] for name, rate in (("first", 1e-3), ("second", 3e-3))]
         inputs = [
-            MergeInput(TrainedRun(self.folder, Checkpoint.read(self.folder / name)))
+            TrainedRun(self.folder, Checkpoint.read(self.folder / name))
             for name in ("first", "second")
         ]
         config = SimpleNamespace(training=SimpleNamespace(ema_decay=0.9))
@@ -283,7 +282,7 @@ class Checkpoints(unittest.TestCase):
                 self.assertEqual(float(moment), expected)
 
     def test_the_outer_optimizer_moves_every_group(self):
-        job = self.synced("outer", outer_optimizer=OuterOptimizer(learning_rate=0.5, momentum=0.5))
+        job = self.synced("outer", outer_learning_rate=0.5, outer_momentum=0.5)
         # See the same test in test_sync.py.
         np.testing.assert_allclose(job.weights, [A + 1.5, B + 1.5])
 

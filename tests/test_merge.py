@@ -20,6 +20,7 @@ from tests.two_devices import SIMULATED
 import numpy as np
 
 from myxtts.commands import merge as merge_checkpoints
+from myxtts.config.flags import with_values
 from myxtts.config.load import load
 from myxtts.config.schema import Config, TrainingConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError
@@ -31,21 +32,12 @@ from myxtts.local_sgd.interpolation import (
     distortion_db,
     measure_interpolation,
 )
-from myxtts.local_sgd.merge import (
-    CorpusOverrides,
-    layer_distances,
-    layer_table,
-    merge,
-    read_held_out,
-    read_input,
-)
+from myxtts.local_sgd.merge import layer_distances, layer_table, merge, read_held_out, read_input
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.training.checkpoint_files import digest_of, latest, read_record, write_checkpoint
-from tests.fixtures import reported, temporary_folder
+from tests.fixtures import FolderCase, entered, reported
 from tests.tiny import arrays_of, features, on_device
 from tests.tiny_asr import asr_run, cached_transcriber, small_asr_models
-
-NO_OVERRIDES = CorpusOverrides()
 
 
 def record(**changes) -> Record:
@@ -53,42 +45,34 @@ def record(**changes) -> Record:
     settings = Config(training=TrainingConfig(seed=1)).model_dump(mode="json")
     for section, values in changes.pop("settings", {}).items():
         settings[section] |= values
-    changes = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
-    }
     settings = Config.model_validate_json(json.dumps(settings))
-    return make_record(**{"step": 3, "audio_s": 1.0, "corpus": "c", "settings": settings} | changes)
+    fixed = {"step": 3, "audio_s": 1.0, "corpus": "c", "settings": settings}
+    return make_record(**fixed | changes)
 
 
 def arrays(kernel, count: int = 1) -> dict[str, np.ndarray]:
-    return {
-        "net/one/kernel": np.array(kernel, np.float32),
-        "net/one/count": np.array(count, np.int64),
-    }
+    kernel = np.array(kernel, np.float32)
+    return {"net/one/kernel": kernel, "net/one/count": np.array(count, np.int64)}
 
 
-class Case(unittest.TestCase):
+class Case(FolderCase):
     def setUp(self):
-        self.folder = temporary_folder(self.addCleanup)
+        super().setUp()
         self.merged = self.folder / "merged"
-        stdout = contextlib.redirect_stdout(io.StringIO())
-        self.out = stdout.__enter__()
-        self.addCleanup(stdout.__exit__, None, None, None)
+        entered(self.addCleanup, contextlib.redirect_stdout(io.StringIO()))
 
     def make_run(self, name: str, model=None, averages=None, optimizer=None, **changes) -> Path:
         """Write a run with the given arrays, by default [1, 2]."""
         given = {"model": model, "averages": averages, "optimizer": optimizer}
-        groups = {
-            group: arrays([1, 2]) if content is None else content
-            for group, content in given.items()
-        }
+        contents = (
+            (group, (content or arrays([1, 2])).items()) for group, content in given.items()
+        )
         written = record(**changes)
         target = self.folder / name / f"checkpoints/step-{written.step:06d}"
-        contents = ((group, content.items()) for group, content in groups.items())
         write_checkpoint(target, contents, written)
         return self.folder / name
 
-    def merge(self, *runs: Path, weights=None, force=False, corpora=NO_OVERRIDES) -> dict:
+    def merge(self, *runs: Path, weights=None, force=False, **corpora: str) -> dict:
         """Merge runs; return the arrays of the merged checkpoint by group and name."""
         self.assertTrue(merge(runs, self.merged, corpora, weights, force))
         return dict(arrays_of(self.checkpoint))
@@ -110,29 +94,21 @@ class Mean(Case):
         first = self.make_run(
             "one", arrays([1, 2], 4), arrays([0, 8]), arrays([1, 1]), audio_s=10.0
         )
-        second = self.make_run(
-            "other", arrays([5, 10], 9), arrays([4, 0]), arrays([-3, 2]), audio_s=30.0
-        )
+        given = arrays([5, 10], 9), arrays([4, 0]), arrays([-3, 2])
+        second = self.make_run("other", *given, audio_s=30.0)
         merged = self.merge(first, second)
         # A quarter and three quarters.
         expected = {"model": [4, 8], "averages": [3, 2], "optimizer": [-2, 1.75]}
         for group, kernel in expected.items():
-            np.testing.assert_array_equal(
-                merged[f"{group}/net/one/kernel"], np.array(kernel, np.float32)
-            )
+            self.assertEqual(merged[f"{group}/net/one/kernel"].tolist(), kernel)
         self.assertEqual(merged["model/net/one/count"], 9)
         self.assertEqual({array.dtype.name for array in merged.values()}, {"float32", "int64"})
 
     def test_the_mean_of_equal_arrays_is_bit_identical_to_them(self):
         random = np.random.default_rng(0)
-        kernel = random.normal(0, 1, 10_000).astype(np.float32) * 10.0 ** random.integers(
-            -40, 30, 10_000
-        )
-        same = {"net/one/kernel": kernel.astype(np.float32)}
-        runs = [
-            self.make_run(f"part{i}", same, same, same, audio_s=audio_s)
-            for i, audio_s in enumerate((1, 3, 7.7))
-        ]
+        scale = 10.0 ** random.integers(-40, 30, 10_000)
+        same = {"net/one/kernel": (random.normal(0, 1, 10_000) * scale).astype(np.float32)}
+        runs = [self.make_run(f"part{i}", same, same, same, audio_s=i) for i in (1, 3, 7.7)]
         for name, array in self.merge(*runs).items():
             self.assertEqual(array.tobytes(), same[name.partition("/")[2]].tobytes(), name)
 
@@ -158,13 +134,11 @@ class Mean(Case):
             ((0.0, 5.0), None, [0.0, 1.0]),
         ):
             with self.subTest(audio=audio, weights=weights):
-                runs = [
-                    self.make_run(f"part{i}", audio_s=audio_s) for i, audio_s in enumerate(audio)
-                ]
+                runs = [self.make_run(f"part{i}", audio_s=a) for i, a in enumerate(audio)]
                 self.merge(*runs, weights=weights)
                 state = read_record(self.checkpoint)
-                self.assertEqual([entry.coefficient for entry in state.merge_inputs], expected)
-                self.assertEqual([entry.audio_s for entry in state.merge_inputs], list(audio))
+                found = [(entry.coefficient, entry.audio_s) for entry in state.merge_inputs]
+                self.assertEqual(found, list(zip(expected, audio, strict=True)))
                 self.assertEqual(state.audio_s, sum(audio))
                 for folder in (*runs, self.merged):
                     shutil.rmtree(folder)
@@ -182,20 +156,19 @@ class Mean(Case):
     def test_memory_use_is_the_mean_and_one_variable_of_each_input(self):
         runs, variables, count = 8, 16, 2**16  # 0.25 MiB each: 2 MiB of each input, 32 MiB in all
         for i in range(runs):
-            model = {
-                f"net/layer_{j}/kernel": np.full(count, i + j, np.float32) for j in range(variables)
-            }
+            kernels = (np.full(count, i + j, np.float32) for j in range(variables))
+            model = {f"net/layer_{j}/kernel": kernel for j, kernel in enumerate(kernels)}
             self.make_run(f"part{i}", model, model)
         tracemalloc.start()
         self.addCleanup(tracemalloc.stop)
-        merge([self.folder / f"part{i}" for i in range(runs)], self.merged, NO_OVERRIDES)
+        merge([self.folder / f"part{i}" for i in range(runs)], self.merged, {})
         peak_mib = tracemalloc.get_traced_memory()[1] / 2**20
         mean_mib = variables * 0.25
         self.assertLess(peak_mib, mean_mib + 2 * runs * 0.25)  # one variable in float64
 
     def test_a_stopped_merge_leaves_no_files_and_a_partial_folder_is_replaced(self):
         first, second = self.make_run("one"), self.make_run("other")
-        stopped = mock.patch("myxtts.local_sgd.merge.os.rename", side_effect=KeyboardInterrupt)
+        stopped = mock.patch("myxtts.local_sgd.merge.layer_table", side_effect=KeyboardInterrupt)
         with stopped, self.assertRaises(KeyboardInterrupt):
             self.merge(first, second)
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"one", "other"})
@@ -205,25 +178,25 @@ class Mean(Case):
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"one", "other", "merged"})
 
 
+def model_digest(merged: dict[str, np.ndarray]) -> str:
+    """Return the digest of the group `model` of a merged checkpoint."""
+    groups = ((name.partition("/"), array) for name, array in merged.items())
+    return digest_of({name: array for (group, _, name), array in groups if group == "model"})
+
+
 class MergedRun(Case):
     """state.json and config.yaml of the merged run."""
 
     def test_the_merged_run_starts_a_new_epoch_with_the_complete_vocabulary(self):
-        first = self.make_run(
-            "one", step=5, settings={"local_sgd": {"sync_every": 2, "jobs": 2, "sync_dir": "x"}}
-        )
-        second = self.make_run(
-            "other", step=4, settings={"training": {"seed": 7, "stop_at_step": 6}}
-        )
-        corpus = self.folder / "train.csv"
-        corpus.write_text("path,text\na.wav,a\n")
-        (self.folder / "a.wav").touch()
+        syncing = {"sync_every": 2, "jobs": 2, "sync_dir": "x"}
+        first = self.make_run("one", step=5, settings={"local_sgd": syncing})
+        training = {"seed": 7, "stop_at_step": 6}
+        second = self.make_run("other", step=4, settings={"training": training})
+        corpora = {"train_data": str(self.folder / "train.csv"), "audio_root": str(self.folder)}
+        self.write("train.csv", "path,text\na.wav,a\n")
+        self.write("a.wav")
         with self.assertLogs("myxtts.local_sgd.merge", "INFO") as logs:
-            merged = self.merge(
-                first,
-                second,
-                corpora=CorpusOverrides(train_data=str(corpus), audio_root=str(self.folder)),
-            )
+            merged = self.merge(first, second, **corpora)
         self.assertEqual([line for line in logs.output if "difference" in line], [logs.output[2]])
         self.assertIn("seed: 1, 7; the merged run has 1", logs.output[2])
         state, config = read_record(self.checkpoint), load(self.merged / "config.yaml")
@@ -235,72 +208,49 @@ class MergedRun(Case):
         for teacher in (None, Source(run="runs/voice", step=0, weights="")):
             taught = state.model_copy(update={"teacher": teacher})
             self.assertEqual(taught.inherited_vocabulary, state.vocabulary)
-        model = {
-            name.partition("/")[2]: array
-            for name, array in merged.items()
-            if name.startswith("model/")
-        }
-        self.assertEqual(state.ancestor.weights, digest_of(model))
+        self.assertEqual(state.ancestor.weights, model_digest(merged))
         self.assertEqual((config.run.run, config.run.runs_dir), ("merged", str(self.folder)))
-        self.assertEqual(
-            (config.data.train_data, config.data.audio_root), (str(corpus), str(self.folder))
-        )
+        data = {name: getattr(config.data, name) for name in corpora}
+        self.assertEqual(data, corpora)
         self.assertEqual((config.training.seed, config.training.stop_at_step), (1, None))
         self.assertEqual(config.local_sgd, Config().local_sgd)
 
     def test_force_merges_different_speakers_and_initial_weights(self):
-        first = self.make_run("one", speakers=["s1", "s0"])
-        second = self.make_run("other", speakers=["s2", "s1"], start="aaa")
+        first = self.make_run("one", speakers=("s1", "s0"))
+        second = self.make_run("other", speakers=("s2", "s1"), start="aaa")
         merged = self.merge(first, second, force=True)
         state = read_record(self.checkpoint)
         self.assertEqual(state.speakers, ("s1", "s0", "s2"))
-        model = {
-            name.partition("/")[2]: array
-            for name, array in merged.items()
-            if name.startswith("model/")
-        }
-        self.assertEqual(state.start, digest_of(model))
+        self.assertEqual(state.start, model_digest(merged))
 
 
 class Rejected(Case):
     def test_inputs_with_different_signatures_are_rejected(self):
+        def settings(section: str, **values) -> dict:
+            return {"settings": {section: values}}
+
         for changes, expected in (
-            ({"settings": {"model": {"task": "asr"}}}, "task is tts in the first and asr in the"),
+            (settings("model", task="asr"), "task is tts in the first and asr in the second"),
+            (settings("model", model_size="tiny"), "model_size is normal in the first and tiny"),
+            (settings("data", reference_seconds=2.0), "reference_seconds is 3.0 in the first"),
+            (settings("data", text_frontend="characters"), "text_frontend is phonemes in the"),
             (
-                {"settings": {"model": {"model_size": "tiny"}}},
-                "model_size is normal in the first and tiny in",
+                settings("training", freeze=["decoder"], init_from="x"),
+                "freeze is None in the first and decoder in the second",
             ),
-            ({"settings": {"data": {"reference_seconds": 2.0}}}, "reference_seconds is 3.0"),
-            ({"settings": {"data": {"text_frontend": "characters"}}}, "text_frontend is phonemes"),
-            (
-                {"settings": {"training": {"freeze": ["decoder"], "init_from": "x"}}},
-                "freeze is nothing in the first",
-            ),
-            ({"settings": {"training": {"precision": "mixed_float16"}}}, "precision is another"),
-            (
-                {"symbols": ["a", "c"]},
-                r"symbols are not the same (2 and 2): number 2 is 'b' in the first and 'c' in",
-            ),
-            (
-                {"symbols": ["a", "b", "c"]},
-                "number 3 is missing in the first and 'c' in the second",
-            ),
-            (
-                {"languages": ["ka"]},
-                "languages are not the same (1 and 1): number 1 is 'en' in the first and 'ka'",
-            ),
-            ({"speakers": ["s0", "s1"]}, "or merge them anyway with --force"),
-            ({"start": "aaa"}, "did not start from the same weights (f00…, aaa…)"),
+            (settings("training", precision="mixed_float16"), "precision mixed_float16 is False"),
+            ({"symbols": ("a", "c")}, "symbols is b in the first and c in the second"),
+            ({"symbols": ("a", "b", "c")}, "symbols is None in the first and c in the second"),
+            ({"languages": ("ka",)}, "languages is en in the first and ka in the second"),
+            ({"speakers": ("s0", "s1")}, "--force allows other speakers and initial weights"),
+            ({"start": "aaa"}, "initial weights is f00 in the first and aaa in the second"),
         ):
             with self.subTest(changes=changes):
                 first, second = self.make_run("one"), self.make_run("other", **changes)
                 message = self.error_of(first, second)
                 self.assertIn(expected, message)
-                self.assertTrue(
-                    message.startswith(
-                        f"{first}/checkpoints/step-000003 and {second}/checkpoints/step-"
-                    )
-                )
+                paths = f"{first}/checkpoints/step-000003 and {second}/checkpoints/step-"
+                self.assertTrue(message.startswith(paths))
                 if not changes.keys() & {"speakers", "start"}:
                     self.assertEqual(self.error_of(first, second, force=True), message)
                 for folder in (first, second):
@@ -312,9 +262,7 @@ class Rejected(Case):
             for i, settings in enumerate(({}, {"encoder": "gru"}, {"subsampling": 4}))
         ]
         self.assertIn("encoder is lmu in the first and gru in the second", self.error_of(*runs[:2]))
-        self.assertIn(
-            "subsampling is 2 in the first and 4 in the second", self.error_of(runs[0], runs[2])
-        )
+        self.assertIn("subsampling is 2 in the first and 4", self.error_of(runs[0], runs[2]))
 
     def test_machine_and_corpus_settings_may_differ(self):
         first = self.make_run("one", corpus="c")
@@ -322,10 +270,8 @@ class Rejected(Case):
             "data": {"batch_size": 3, "num_workers": 7},
             "training": {"precision": "mixed_bfloat16", "seed": 5},
         }
-        self.merge(
-            first,
-            self.make_run("other", corpus="d", settings=changes | {"asr": {"encoder": "gru"}}),
-        )
+        changes |= {"asr": {"encoder": "gru"}}
+        self.merge(first, self.make_run("other", corpus="d", settings=changes))
 
     def test_non_finite_arrays_and_other_names_or_shapes_are_rejected(self):
         first = self.make_run("one")
@@ -333,11 +279,8 @@ class Rejected(Case):
             for changed, expected in (
                 (arrays([1, np.nan]), "'net/one/kernel' in .* is not finite"),
                 (arrays([1, -np.inf]), "is not finite"),
-                (arrays([1, 2, 3]), r"is float32 \(3,\) in"),
-                (
-                    {"net/two/kernel": np.zeros(2)},
-                    "'net/one/count' is in .*one.* but not in .*other",
-                ),
+                (arrays([1, 2, 3]), "'net/one/kernel' differs between .*one.* and .*other"),
+                ({"net/two/kernel": np.zeros(2)}, "'net/one/count' differs between .* and"),
             ):
                 with self.subTest(group=group, expected=expected):
                     second = self.make_run("other", **{group: changed})
@@ -361,16 +304,9 @@ class Rejected(Case):
         file = archive.with_name("state.json")
         whole = file.read_bytes()
         for changed, expected in (
-            (
-                {"audio_s": "long"},
-                "state.json cannot be read: audio_s: Input should be a valid number",
-            ),
-            ({"audio_s": -1.0}, "Give --weights"),
+            ({"audio_s": "long"}, "cannot be read: audio_s: Input should be a valid number"),
             ({"settings": {"data": {"colour": 1}}}, "data.colour"),
-            (
-                {"symbols": None},
-                "state.json cannot be read: symbols: Input should be a valid array",
-            ),
+            ({"symbols": None}, "cannot be read: symbols: Input should be a valid array"),
         ):
             with self.subTest(changed=changed):
                 file.write_bytes(whole)
@@ -383,35 +319,29 @@ class Rejected(Case):
 
     def test_invalid_arguments_are_rejected(self):
         first, second = self.make_run("one"), self.make_run("other")
-        self.assertIn("1 was given", self.error_of(first, kind=ConfigError))
         again = second / "../one/checkpoints/step-000003"
-        self.assertIn("was given twice", self.error_of(first, second, again, kind=ConfigError))
+        for runs in ((first,), (first, second, again)):
+            self.assertIn("different checkpoints", self.error_of(*runs, kind=ConfigError))
         for weights in ((1.0,), (0.0, 0.0), (-1.0, 2.0), (float("nan"), 1.0), (float("inf"), 1.0)):
-            self.assertIn(
-                "--weights", self.error_of(first, second, weights=weights, kind=ConfigError)
-            )
-        for setting, found in (
-            ("train_data", "the corpus none does not exist"),
-            ("val_data", "the corpus none does not exist"),
-            ("audio_root", "--audio-root none was given, but there is no such folder"),
-        ):
-            error = self.error_of(
-                first, second, corpora=CorpusOverrides(**{setting: "none"}), kind=DataError
-            )
-            self.assertIn(found, error)
-        both = CorpusOverrides(train_data="c.csv", val_data="c.csv")
-        self.assertIn(
-            "are both c.csv", self.error_of(first, second, corpora=both, kind=ConfigError)
-        )
+            error = self.error_of(first, second, weights=weights, kind=ConfigError)
+            self.assertIn("Give --weights", error)
+        for corpus in ("train_data", "val_data"):
+            error = self.error_of(first, second, kind=DataError, **{corpus: "none"})
+            self.assertIn("the corpus none does not exist", error)
+        both = {"train_data": "c.csv", "val_data": "c.csv"}
+        self.assertIn("are both c.csv", self.error_of(first, second, kind=ConfigError, **both))
         latin_1 = first.with_name(os.fsdecode(b"caf\xe9"))
         self.assertIn("give a link to it", self.error_of(first, latin_1, kind=ConfigError))
         for name in ("one", "..", "two words", ".hidden", "x" * 101):
             with self.assertRaisesRegex(ConfigError, "--output"):
-                merge([first, second], self.folder / name, NO_OVERRIDES)
+                merge([first, second], self.folder / name, {})
+        unknown = self.make_run("unknown", audio_s=-1.0)
+        self.assertIn("Give --weights", self.error_of(first, unknown, kind=ConfigError))
 
 
 class LayerDistanceTest(Case):
     def test_lowest_cosine_and_largest_distance_of_all_pairs(self):
+        inputs = []
         for name, left, right in (
             ("a", [3, 0], [0, 0]),
             ("b", [0, 4], [0, 0]),
@@ -419,18 +349,15 @@ class LayerDistanceTest(Case):
         ):
             values = {"net/one/x": left, "net/two/x": right, "net/two/y": [0]}
             arrays = [(k, np.array(v, np.float32)) for k, v in values.items()]
-            write_checkpoint(self.folder / name, [("model", arrays)], make_record())
-        distances = layer_distances(
-            [(Checkpoint.read(self.folder / name), "model") for name in "abc"]
-        )
+            checkpoint = write_checkpoint(self.folder / name, [("model", arrays)], make_record())
+            inputs.append((checkpoint, "model"))
+        distances = layer_distances(inputs)
         # a and b are at a right angle and 5 apart, over 4; b and c √52 over 6; a and c 3 over 6
         self.assertEqual(distances["net/one"].cosine, 0.0)
         self.assertAlmostEqual(distances["net/one"].distance, 5 / 4)
-        self.assertEqual(distances["net/two"], (0.0, 1.0))  # two layers of zeros have cosine 1
-        self.assertEqual(
-            layer_distances([(Checkpoint.read(self.folder / "a"), "model")] * 2)["net/two"],
-            (1.0, 0.0),
-        )
+        self.assertEqual(distances["net/two"], (0.0, 1.0))
+        # Two layers of zeros have cosine 1.
+        self.assertEqual(layer_distances(inputs[:1] * 2)["net/two"], (1.0, 0.0))
         self.assertIn("below 0.5) in net/one, net/two: try", layer_table(distances))
 
 
@@ -438,10 +365,8 @@ class InterpolationLineTest(unittest.TestCase):
     def line(self, *measurements: tuple[float, float], mean=(0.5, 0.5)) -> InterpolationLine:
         """Return the line of (metric, loss) of the first input, the second and their mean."""
         ends = (1.0, 0.0), (0.0, 1.0)
-        by_coefficients = {
-            coefficients: Measurement(*values)
-            for coefficients, values in zip((*ends, mean), measurements, strict=True)
-        }
+        pairs = zip((*ends, mean), measurements, strict=True)
+        by_coefficients = {coefficients: Measurement(*values) for coefficients, values in pairs}
         return InterpolationLine(["A", "B"], mean, ends, by_coefficients, CRITERIA["asr"], "note")
 
     def test_the_metric_decides_or_the_loss_if_the_metrics_are_equal(self):
@@ -456,26 +381,19 @@ class InterpolationLineTest(unittest.TestCase):
             (((0.2, 1.0), (0.3, 0.8), (0.2021, 0.5)), 0),
         ):
             with self.subTest(measurements=measurements):
-                self.assertEqual(self.line(*measurements).better_input, better)
-        verdict = self.line((0.2, 1.0), (0.2, 0.8), (0.2, 0.9)).verdict()
-        self.assertIn("worse than those of B", verdict)
-        self.assertIn(
-            "(0.9000 against 0.8000; loss, as the character error rate is the same)", verdict
+                line = self.line(*measurements)
+                self.assertEqual(line.better_input, better)
+                relation = "as good as" if better is None else "worse than"
+                self.assertIn(f"{relation} those of {'AB'[line.best_input]}", line.verdict())
+        values = (
+            "character error rate, % 10.000, loss 0.9000 against character error rate, % 20.000"
         )
-        verdict = self.line((0.3, 1.0), (0.2, 0.8), (0.1, 0.9)).verdict()
-        self.assertIn(
-            "as good as those of B (10.000 against 20.000; character error rate, %)", verdict
-        )
+        self.assertIn(values, self.line((0.3, 1.0), (0.2, 0.8), (0.1, 0.9)).verdict())
 
     def test_table_rows_are_in_the_order_of_the_line(self):
-        lines = (
-            self.line((0.2, 1.0), (0.3, 0.8), (0.25, 0.9), mean=(0.25, 0.75)).table().splitlines()
-        )
-        self.assertEqual(
-            lines[2:5],
-            ["| 0 | A | 20.000 | 1.0000 |", "| 0.75 | merged | 25.000 | 0.9000 |", lines[4]],
-        )
-        self.assertTrue(lines[4].startswith("| 1 | B |"))
+        line = self.line((0.2, 1.0), (0.3, 0.8), (0.25, 0.9), mean=(0.25, 0.75))
+        rows = ["| 0 | A | 20.000 | 1.0000 |", "| 0.75 | merged | 25.000 | 0.9000 |"]
+        self.assertEqual(line.table().splitlines()[2:5], [*rows, "| 1 | B | 30.000 | 0.8000 |"])
 
     def test_line_of_three_inputs_runs_from_the_best_to_the_mean_without_repeated_measurements(
         self,
@@ -487,22 +405,20 @@ class InterpolationLineTest(unittest.TestCase):
             # Lowest for the mean; equal for all single inputs.
             return Measurement(abs(coefficients[1] - 0.5), 1.0)
 
-        merge_input = mock.Mock(checkpoint=Path("p"))
+        source = mock.Mock(checkpoint=mock.Mock(path=Path("p")))
         with (
             mock.patch("myxtts.local_sgd.interpolation.make_evaluator", return_value=evaluate),
             mock.patch("myxtts.placement.devices.configure"),
         ):
             mean = (0.25, 0.5, 0.25)
-            line = measure_interpolation([merge_input] * 3, mean, [0] * 4, Config(), Path())
+            line = measure_interpolation([source] * 3, mean, [0] * 4, Config(), Path())
         single = [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)]
         self.assertEqual(line.ends, (single[0], mean))
         self.assertEqual(evaluated[:4], [*single, mean])
-        self.assertEqual(
-            evaluated[4:], [(0.8125, 0.125, 0.0625), (0.625, 0.25, 0.125), (0.4375, 0.375, 0.1875)]
-        )
-        self.assertEqual(
-            [row.split(" | ")[0] for row in line.table().splitlines()[2:9]].count("| –"), 2
-        )
+        between = [(0.8125, 0.125, 0.0625), (0.625, 0.25, 0.125), (0.4375, 0.375, 0.1875)]
+        self.assertEqual(evaluated[4:], between)
+        off_the_line = [row for row in line.table().splitlines() if row.startswith("| – |")]
+        self.assertEqual(len(off_the_line), 2)
 
     def test_distortion_is_0_for_the_same_sounds_and_infinite_for_non_finite_mels(self):
         mel = np.random.default_rng(0).normal(-5, 2, (20, 80)).astype(np.float32)
@@ -554,10 +470,9 @@ class ASRRuns(unittest.TestCase):
         return run
 
     def merge(self, *runs: Path, **flags: str) -> tuple[int, str]:
-        words = [
-            word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)
-        ]
-        argv = ["--checkpoints", *map(str, runs), "--output", str(self.merged), *words]
+        argv = ["--checkpoints", *map(str, runs), "--output", str(self.merged)]
+        for name, value in flags.items():
+            argv += [f"--{name.replace('_', '-')}", value]
         out = io.StringIO()
         with (
             small_asr_models(),
@@ -576,34 +491,29 @@ class ASRRuns(unittest.TestCase):
         with self.assertLogs("myxtts.local_sgd.merge", "WARNING") as logs:
             code, out = self.merge(silent, working, val_data=str(held_out))
         self.assertEqual(code, 1, out)
-        self.assertIn(
-            f"worse than those of {latest(working / 'checkpoints')}, which are kept", logs.output[0]
-        )
+        kept = latest(working / "checkpoints")
+        self.assertIn(f"worse than those of {kept}, which are kept", logs.output[0])
         self.assertIn("| 0 | ", out)
         self.assertEqual(out.count("\n| 0"), 4)  # 0, ¼, ½, ¾
         self.assertIn("| 0.5 | merged |", out)
         checkpoint = latest(self.merged / "checkpoints")
         state = read_record(checkpoint)
-        self.assertEqual(state.kept_input, str(latest(working / "checkpoints")))
+        self.assertEqual(state.kept_input, str(kept))
         self.assertEqual([entry.coefficient for entry in state.merge_inputs], [0.0, 1.0])
-        left, right = dict(arrays_of(checkpoint)), dict(arrays_of(latest(working / "checkpoints")))
-        self.assertEqual(digest_of(left), digest_of(right))
+        digests = [digest_of(dict(arrays_of(path))) for path in (checkpoint, kept)]
+        self.assertEqual(*digests)
 
     def test_unusable_held_out_utterances_are_listed_beside_the_output(self):
         source, listing = read_input(self.whole), self.merged.with_name("merged-rejected.csv")
         self.addCleanup(listing.unlink, missing_ok=True)
         broken = self.workspace.corpus.with_name("broken.csv")
-        broken.write_text(
-            self.workspace.corpus.read_text(encoding="utf-8").replace("u3.wav", "missing.wav")
-        )
+        content = self.workspace.corpus.read_text(encoding="utf-8")
+        broken.write_text(content.replace("u3.wav", "missing.wav"))
         self.addCleanup(broken.unlink)
         for corpus, utterances in ((self.workspace.corpus, 13), (broken, 12)):
-            data = source.config.data.model_copy(
-                update={"val_data": str(corpus), "max_rejected": 0.5}
-            )
-            manifest = read_held_out(
-                source.config.model_copy(update={"data": data}), source, self.merged
-            )
+            values = {"val_data": str(corpus), "max_rejected": 0.5}
+            config = with_values(source.record.settings, values)
+            manifest = read_held_out(config, source, self.merged)
             self.assertEqual((len(manifest), listing.exists()), (utterances, corpus == broken))
         self.assertIn("missing.wav", listing.read_text(encoding="utf-8"))
 
@@ -615,18 +525,16 @@ class ASRRuns(unittest.TestCase):
         expected = list(cached_transcriber(self.whole).transcribe([wave]))
         self.assertNotEqual(expected, [""])
         self.assertEqual(list(cached_transcriber(self.merged).transcribe([wave])), expected)
-        on_device = ("--simulate-gpus", str(SIMULATED), "--data-gpu", "0", "--model-gpu", "1")
-        short = ("--max-steps", "1", "--validate-every", "0", "--sample-every", "0")
+        flags = f"--resume --simulate-gpus {SIMULATED} --data-gpu 0 --model-gpu 1 --max-steps 1"
+        flags += " --validate-every 0 --sample-every 0"
         with small_asr_models():
-            done = self.workspace.main(
-                "--config", str(self.merged / "config.yaml"), "--resume", *on_device, *short
-            )
+            config = str(self.merged / "config.yaml")
+            done = self.workspace.main("--config", config, *flags.split())
         self.assertEqual((done.code, done.err), (0, ""))
         self.assertIn(f"resumed        {self.merged}/checkpoints/step-000000", done.out)
         after = read_record(latest(self.merged / "checkpoints"))
-        self.assertEqual(
-            (after.step, after.start), (1, read_record(latest(self.whole / "checkpoints")).start)
-        )
+        start = read_record(latest(self.whole / "checkpoints")).start
+        self.assertEqual((after.step, after.start), (1, start))
         self.assertIsNotNone(after.corpus)
         self.assertGreater(after.audio_s, 0.0)
 

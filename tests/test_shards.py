@@ -13,8 +13,8 @@ from myxtts.config.schema import Config, DataConfig, TeacherConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
 from myxtts.errors import DataError
-from myxtts.local_sgd.shards import assign_shards, split_corpus
-from tests.fixtures import temporary_folder
+from myxtts.local_sgd.shards import CorpusShards, assign_shards, split_corpus
+from tests.fixtures import FolderCase
 from tests.sine_corpus import sine, write_corpus, write_sound
 
 
@@ -45,39 +45,29 @@ class Assign(unittest.TestCase):
         self.assertLessEqual(np.ptp(audio), 2**20)
 
 
-class Split(unittest.TestCase):
+class Split(FolderCase):
     def test_texts_held_out_with_symbols_of_their_own_are_left_out(self):
         """There is no run whose validation would need them."""
         corpus = self.folder / "corpus/corpus.csv"
-        lines = corpus.read_text(encoding="utf-8").splitlines()
-        rare = [
-            line.replace(",", f",{chr(0x10D0 + number)}", 1)
-            for number, line in enumerate(lines[1:])
-        ]
-        corpus.write_text("\n".join([lines[0], *rare]) + "\n", encoding="utf-8")
+        header, *lines = corpus.read_text(encoding="utf-8").splitlines()
+        rare = [line.replace(",", f",{chr(0x10D0 + n)}", 1) for n, line in enumerate(lines)]
+        corpus.write_text("\n".join([header, *rare]) + "\n", encoding="utf-8")
+        flags = f"--input {corpus} --out {self.folder}/out --validation-fraction 0.1"
         with redirect_stdout(io.StringIO()) as out:
-            code = shard.main(
-                [
-                    "--input",
-                    str(corpus),
-                    "--out",
-                    str(self.folder / "out"),
-                    "--validation-fraction=0.1",
-                ]
-            )
+            code = shard.main(flags.split())
         self.assertEqual(code, 0)
         self.assertIn("--validate-every 0", out.getvalue())
 
     def setUp(self):
-        self.folder = temporary_folder(self.addCleanup)
+        super().setUp()
         write_corpus(self.folder / "corpus", [0.4 + 0.01 * i for i in range(23)], speakers=3)
 
     def config(self, **data) -> Config:
-        given = {
-            "train_data": str(self.folder / "corpus/corpus.csv"),
-            "text_frontend": "characters",
-        }
-        return Config(data=DataConfig(**given | data))
+        given = {"train_data": str(self.folder / "corpus/corpus.csv")}
+        return Config(data=DataConfig(**{"text_frontend": "characters"} | given | data))
+
+    def split(self, name: str = "shards", count: int = 2, **data) -> CorpusShards:
+        return split_corpus(self.config(**data), self.folder / name, count)
 
     def rows(self, path: Path) -> list[tuple[str, ...]]:
         with open(path, encoding="utf-8", newline="") as file:
@@ -89,118 +79,82 @@ class Split(unittest.TestCase):
         rows = [row for path in corpus_shards.shards for row in self.rows(path)]
         self.assertEqual(len(rows), 18)
         self.assertEqual(sorted(rows), sorted(self.rows(corpus_shards.train)))
-        self.assertEqual(
-            len({row[0] for row in rows} | {row[0] for row in self.rows(corpus_shards.held_out)}),
-            23,
-        )
-        corpus, held_out, _ = load_corpora(config, self.folder / "run", LengthRule())
-        names = [{Path(path).name for path in part.manifest.paths} for part in (corpus, held_out)]
-        self.assertEqual(
-            [
-                {row[0] for row in self.rows(path)}
-                for path in (corpus_shards.train, corpus_shards.held_out)
-            ],
-            names,
-        )
+        held_out = self.rows(corpus_shards.held_out)
+        self.assertEqual(len({row[0] for row in (*rows, *held_out)}), 23)
+        corpora = load_corpora(config, self.folder / "run", LengthRule())[:2]
+        names = [{Path(path).name for path in part.manifest.paths} for part in corpora]
+        self.assertEqual([{row[0] for row in part} for part in (rows, held_out)], names)
 
     def test_texts_of_a_teacher_are_not_read(self):
         teacher = TeacherConfig(teacher="runs/voice", texts="missing.txt")
         config = self.config().model_copy(update={"teacher": teacher})
-        self.assertEqual(
-            self.rows(split_corpus(config, self.folder / "taught", 2).train),
-            self.rows(split_corpus(self.config(), self.folder / "plain", 2).train),
-        )
+        taught = split_corpus(config, self.folder / "taught", 2)
+        self.assertEqual(self.rows(taught.train), self.rows(self.split("plain").train))
 
     def test_files_that_are_no_shards_are_never_replaced(self):
         corpus = self.folder / "corpus" / "corpus.csv"
         table = corpus.rename(corpus.with_name("train.csv"))
         content = table.read_bytes()
-        with self.assertRaisesRegex(DataError, "train.csv there is the corpus itself"):
-            split_corpus(self.config(train_data=str(table)), table.parent, 2)
-        other = self.folder / "other"
-        other.mkdir()
-        (other / "held_out.csv").write_text("of somebody else")
-        with self.assertRaisesRegex(DataError, "held_out.csv there is not of an earlier split"):
-            split_corpus(self.config(train_data=str(table)), other, 2)
-        actual = (table.read_bytes(), (other / "held_out.csv").read_text())
-        self.assertEqual(actual, (content, "of somebody else"))
+        with self.assertRaisesRegex(DataError, "train.csv there is not of the same split"):
+            self.split("corpus", train_data=str(table))
+        held_out = self.write("other/held_out.csv", "of somebody else")
+        with self.assertRaisesRegex(DataError, "held_out.csv there is not of the same split"):
+            self.split("other", train_data=str(table))
+        self.assertEqual((table.read_bytes(), held_out.read_text()), (content, "of somebody else"))
 
-    def test_a_second_split_leaves_no_held_out_rows_of_the_first(self):
-        self.assertIsNotNone(
-            split_corpus(self.config(validation_fraction=0.2), self.folder / "shards", 2).held_out
-        )
-        self.assertIsNone(
-            split_corpus(self.config(validation_fraction=0.0), self.folder / "shards", 2).held_out
-        )
+    def test_a_second_split_leaves_no_held_out_rows_and_no_shards_of_the_first(self):
+        self.assertIsNotNone(self.split(validation_fraction=0.2).held_out)
+        self.assertIsNone(self.split(validation_fraction=0.0).held_out)
         self.assertFalse((self.folder / "shards" / "held_out.csv").exists())
+        self.split("three", 3)
+        with self.assertRaisesRegex(DataError, "shard-2.csv there is not of the same split"):
+            self.split("three", 2)
 
     def test_shard_files_do_not_depend_on_the_output_folder(self):
         written = []
         for name in ("one", "elsewhere/two"):
-            split_corpus(self.config(), self.folder / name, 2)
-            written.append(
-                {
-                    path.name: path.read_bytes()
-                    for path in sorted((self.folder / name).glob("*.csv"))
-                }
-            )
+            self.split(name)
+            files = (self.folder / name).glob("*.csv")
+            written.append({path.name: path.read_bytes() for path in files})
         self.assertEqual(*written)
 
     def test_a_run_reads_a_shard_from_any_folder(self):
-        corpus_shards = split_corpus(self.config(), self.folder / "elsewhere", 2)
-        fields = {
-            "val_data": str(corpus_shards.held_out),
-            "audio_root": str(corpus_shards.audio_root),
-        }
+        corpus_shards = self.split("elsewhere")
+        root = {"audio_root": str(corpus_shards.audio_root)}
+        held_out_path = corpus_shards.held_out
         for path in corpus_shards.shards:
-            shard, held_out, _ = load_corpora(
-                self.config(train_data=str(path), **fields), self.folder / "run", LengthRule()
-            )
+            config = self.config(train_data=str(path), val_data=str(held_out_path), **root)
+            shard, held_out, _ = load_corpora(config, self.folder / "run", LengthRule())
             self.assertEqual(len(shard.manifest), len(self.rows(path)))
-            self.assertEqual(len(held_out.manifest), len(self.rows(corpus_shards.held_out)))
-        again = self.config(
-            train_data=str(corpus_shards.train),
-            validation_fraction=0.0,
-            audio_root=str(corpus_shards.audio_root),
-        )
-        actual = self.rows(split_corpus(again, self.folder / "again", 2).train)
-        self.assertEqual(actual, self.rows(corpus_shards.train))
+            self.assertEqual(len(held_out.manifest), len(self.rows(held_out_path)))
+        train = corpus_shards.train
+        again = self.split("again", train_data=str(train), validation_fraction=0.0, **root)
+        self.assertEqual(self.rows(again.train), self.rows(train))
 
     def test_separators_quotes_and_other_scripts_are_preserved(self):
         corpus = self.folder / "odd"
         (corpus / "wavs").mkdir(parents=True)
         texts = ['he said "no, no"', "a;b|c,d", "გამარჯობა", "one\ttwo"]
-        for number, _ in enumerate(texts):
-            write_sound(corpus / f"wavs/u, {number}.wav", sine(300, 1.0))
+        rows = [(f"wavs/u, {number}.wav", text, "a,b") for number, text in enumerate(texts)]
+        for name, _, _ in rows:
+            write_sound(corpus / name, sine(300, 1.0))
         with open(corpus / "list.csv", "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerows(
-                [
-                    ("path", "text", "speaker"),
-                    *((f"wavs/u, {i}.wav", t, "a,b") for i, t in enumerate(texts)),
-                ]
-            )
-        corpus_shards = split_corpus(
-            self.config(train_data=str(corpus / "list.csv"), validation_fraction=0.0),
-            corpus / "p",
-            2,
-        )
-        rows = sorted(row for path in corpus_shards.shards for row in self.rows(path))
-        expected = [(f"wavs/u, {i}.wav", text, "a,b", "en") for i, text in enumerate(texts)]
-        self.assertEqual(rows, expected)
+            csv.writer(file).writerows([("path", "text", "speaker"), *rows])
+        train = str(corpus / "list.csv")
+        corpus_shards = self.split("odd/p", train_data=train, validation_fraction=0.0)
+        written = sorted(row for path in corpus_shards.shards for row in self.rows(path))
+        self.assertEqual(written, [(*row, "en") for row in rows])
         self.assertIsNone(corpus_shards.held_out)
 
     def test_shard_of_a_language_with_a_space_is_described(self):
-        (self.folder / "two").mkdir()
+        rows = "path,text,language\na.wav,abc,old english\nb.wav,abd,old english\n"
+        table = self.write("two/list.csv", rows)
         for name in "ab":
             write_sound(self.folder / f"two/{name}.wav", sine(300, 1.5))
-        (self.folder / "two/list.csv").write_text(
-            "path,text,language\na.wav,abc,old english\nb.wav,abd,old english\n"
-        )
-        config = self.config(train_data=str(self.folder / "two/list.csv"), validation_fraction=0.0)
-        corpus_shards = split_corpus(config, self.folder / "shards", 2)
-        actual = [corpus_shards.describe(shard) for shard in (0, 1)]
-        self.assertEqual(actual, ["1 utterances, 0.03 minutes"] * 2)
+        corpus_shards = self.split(train_data=str(table), validation_fraction=0.0)
+        header, *lines = corpus_shards.table.splitlines()
+        self.assertTrue(header.endswith("old english"))
+        self.assertEqual([line.split()[1:3] for line in lines], [["1", "0.03"]] * 2)
 
     def test_an_ljspeech_folder_is_split(self):
         corpus = self.folder / "lj"
@@ -208,9 +162,7 @@ class Split(unittest.TestCase):
         for name in "ab":
             write_sound(corpus / f"wavs/{name}.wav", sine(300, 1.0))
         (corpus / "metadata.csv").write_text("a|abc\nb|abd\n")
-        corpus_shards = split_corpus(
-            self.config(train_data=str(corpus), validation_fraction=0.0), self.folder / "shards", 2
-        )
+        corpus_shards = self.split(train_data=str(corpus), validation_fraction=0.0)
         actual = [self.rows(path)[0][:2] for path in corpus_shards.shards]
         self.assertEqual(actual, [("wavs/a.wav", "abc"), ("wavs/b.wav", "abd")])
 
@@ -222,35 +174,23 @@ class Split(unittest.TestCase):
             write_sound(corpus / f"clips/{name}.mp3", sine(300, 1.0))
             lines.append(f'anna\t{name}.wav\t"Ab" {name}.\tka')
         (corpus / "train.tsv").write_text("\n".join(lines))
-        argv = [
-            "--input",
-            str(corpus / "train.tsv"),
-            "--shards",
-            "2",
-            "--out",
-            str(out),
-            "--validation-fraction",
-            "0",
-        ]
+        flags = f"--input {corpus}/train.tsv --shards 2 --out {out} --validation-fraction 0"
         with (
             redirect_stdout(io.StringIO()),
             self.assertLogs("myxtts.data.metadata_file", "INFO") as logs,
         ):
-            self.assertEqual(shard.main(argv), 0)
+            self.assertEqual(shard.main(flags.split()), 0)
         rows = sorted(row for number in (0, 1) for row in self.rows(out / f"shard-{number}.csv"))
         expected = [(f"clips/{name}.mp3", f'"Ab" {name}.', "anna", "ka") for name in "abcd"]
         self.assertEqual(rows, expected)
-        form = (
-            "table with tabs, columns client_id=speaker, path, sentence=text, locale=language; 4"
-            " rows"
-        )
-        self.assertIn(f"corpus form    {form}", logs.output[0])
+        columns = "client_id, path, sentence, locale"
+        form = f"corpus form    table with tabs, columns {columns}; 4 rows"
+        self.assertIn(form, logs.output[0])
 
     def test_more_shards_than_utterances_are_rejected(self):
-        with self.assertRaisesRegex(
-            DataError, "24 shards were requested, but there are 22 usable utterances"
-        ):
-            split_corpus(self.config(), self.folder / "shards", 24)
+        reason = "24 shards were requested, but there are 22 usable utterances"
+        with self.assertRaisesRegex(DataError, reason):
+            self.split(count=24)
 
     def test_a_missing_audio_root_is_named(self):
         with self.assertRaisesRegex(DataError, "--audio-root nowhere does not exist"):

@@ -18,7 +18,7 @@ import numpy as np
 from myxtts.config.checks import check_settings
 from myxtts.config.schema import Config, LocalSGDConfig, TrainingConfig
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.local_sgd.sync import TAKEOVER_S, OuterOptimizer, SyncGroup, WeightSync
+from myxtts.local_sgd.sync import TAKEOVER_S, WeightSync
 from myxtts.report.metrics import read_metrics
 from myxtts.training.checkpoint_files import latest, read_record
 from myxtts.training.state import TrainingState
@@ -31,35 +31,16 @@ TIMEOUT_S = 60.0
 class Job:
     """A job whose training adds a number to each weight."""
 
-    def __init__(
-        self,
-        folder: Path,
-        number: int,
-        jobs: int = 2,
-        start: str = "same",
-        changed=None,
-        new_run=True,
-        **options,
-    ):
+    def __init__(self, folder: Path, number: int, new_run=True, total_steps=35, **options):
         self.state: TrainingState = training_state(build_toy(seed=0))
         self.now_s = 0.0
         self.while_waiting = lambda: None
         self.stopped = False
-        group = SyncGroup(folder, number, jobs, sync_every=10, timeout_s=TIMEOUT_S)
-        options = {
-            "outer_optimizer": OuterOptimizer(),
-            "sync_optimizer": "keep",
-            "total_steps": 35,
-        } | options
-        local_sgd = LocalSGDConfig(jobs=jobs, sync_every=10, sync_dir=str(folder))
-        values = {"start": start, "settings": Config(local_sgd=local_sgd), **(changed or {})}
-        self.weight_sync = WeightSync(
-            group,
-            record=make_record(**values),
-            clock_s=lambda: self.now_s,
-            sleep=self.sleep,
-            **options,
-        )
+        values = {name: options.pop(name) for name in ("start", "symbols") if name in options}
+        settings = {"jobs": 2, "sync_optimizer": "keep", "sync_timeout": TIMEOUT_S} | options
+        local_sgd = LocalSGDConfig(sync_dir=str(folder), job=number, sync_every=10, **settings)
+        record = make_record(**{"start": "same", "settings": Config(local_sgd=local_sgd)} | values)
+        self.weight_sync = WeightSync(record, total_steps, lambda: self.now_s, self.sleep)
         self.weight_sync.prepare(self.state, new_run)
 
     def sleep(self, duration_s: float) -> None:
@@ -84,15 +65,17 @@ class Job:
     @property
     def change(self) -> float:
         """The change of the weights since the start, which is the same for all."""
-        (change,) = {
-            round(float(x), 4)
-            for now, then in zip(self.weights, START, strict=True)
-            for x in np.ravel(now - then)
-        }
+        pairs = zip(self.weights, START, strict=True)
+        changes = np.concatenate([np.ravel(now - then) for now, then in pairs])
+        (change,) = set(np.round(changes.astype(float), 4))
         return change
 
 
 START = [v.numpy() for v in build_toy(seed=0).trainable_variables]
+
+
+def names_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def sync_both(first: Job, second: Job) -> None:
@@ -114,32 +97,24 @@ class Case(unittest.TestCase):
 class Syncs(Case):
     def test_jobs_continue_from_the_mean_weighted_by_audio(self):
         first, second = self.pair()
-        first.train(10, 1.0, audio_s=30.0)
-        second.train(10, 2.0, audio_s=10.0)
-        sync_both(first, second)
+        sync_both(first.train(10, 1.0, audio_s=30.0), second.train(10, 2.0, audio_s=10.0))
         self.assertEqual((first.change, second.change), (1.25, 1.25))
-        self.assertEqual(
-            (first.state.audio_s, first.state.audio_s_since_sync, second.state.audio_s_since_sync),
-            (30.0, 0.0, 0.0),
-        )
+        self.assertEqual(first.state.audio_s, 30.0)
+        self.assertEqual([job.state.audio_s_since_sync for job in (first, second)], [0.0, 0.0])
         participants = read_record(self.folder / "sync-000010/averaged").participants
-        self.assertEqual(
-            [(entry.job, entry.coefficient) for entry in participants], [(0, 0.75), (1, 0.25)]
-        )
+        shares = [(entry.job, entry.coefficient) for entry in participants]
+        self.assertEqual(shares, [(0, 0.75), (1, 0.25)])
         sync_both(first.train(20, 1.0), second.train(20, 0.0))
         self.assertEqual((first.change, second.change), (1.75, 1.75))
 
     def test_moving_averages_are_averaged_like_the_weights(self):
         first, second = self.pair()
         for job, value in ((first, 1.0), (second, 3.0)):
-            job.train(10, 0.0)
-            for average in job.state.averages:
+            for average in job.train(10, 0.0).state.averages:
                 average.assign(np.full(average.shape, value, np.float32))
         sync_both(first, second)
-        for job in (first, second):
-            self.assertEqual(
-                {float(x) for v in job.state.averages for x in np.ravel(v.numpy())}, {2.0}
-            )
+        for average in (*first.state.averages, *second.state.averages):
+            self.assertEqual(np.unique(average.numpy()).tolist(), [2.0])
 
     def test_a_sync_is_due_once_at_each_multiple_and_at_the_last_step(self):
         job = Job(self.folder, 0)
@@ -156,18 +131,15 @@ class Syncs(Case):
         first, second = self.pair(total_steps=100)
         for step in range(10, 100, 10):
             sync_both(first.train(step, 0.0), second.train(step, 0.0))
-        names = sorted(path.name for path in self.folder.iterdir())
-        self.assertEqual(names, ["sync-000070", "sync-000080", "sync-000090"])
-        given = sorted(path.parent.name for path in self.folder.glob("sync-*/job-*"))
+        self.assertEqual(names_of(self.folder), ["sync-000070", "sync-000080", "sync-000090"])
+        given = [path.parent.name for path in self.folder.glob("sync-*/job-*")]
         self.assertEqual(given, ["sync-000090", "sync-000090"])
 
     def test_the_first_participant_removes_them_even_if_it_is_alone(self):
         job = Job(self.folder, 0, total_steps=100)
         for step in range(10, 60, 10):
             job.train(step, 0.0).sync()
-        self.assertEqual(
-            sorted(path.name[-2:] for path in self.folder.iterdir()), ["30", "40", "50"]
-        )
+        self.assertEqual([name[-2:] for name in names_of(self.folder)], ["30", "40", "50"])
 
 
 class LateAndLostJobs(Case):
@@ -184,9 +156,8 @@ class LateAndLostJobs(Case):
         first.train(10, 1.0).sync()
         first.train(20, 1.0).sync()
         second.train(10, 5.0).sync()
-        self.assertEqual(
-            (second.change, second.state.step, second.state.audio_s_since_sync), (2.0, 20, 0.0)
-        )
+        state = second.state
+        self.assertEqual((second.change, state.step, state.audio_s_since_sync), (2.0, 20, 0.0))
         first.now_s = 0.0
         second.train(30, 2.0)
         sync_both(first.train(30, 0.0), second)
@@ -231,9 +202,8 @@ class LateAndLostJobs(Case):
         first.train(10, 1.0).sync()
         self.assertEqual(first.change, 1.0)
         record = read_record(self.folder / "sync-000010/averaged")
-        self.assertEqual(
-            ([entry.job for entry in record.participants], record.missed_syncs), ([0], {1: 1})
-        )
+        jobs = [entry.job for entry in record.participants]
+        self.assertEqual((jobs, record.missed_syncs), ([0], {1: 1}))
 
     def test_missed_syncs_are_counted_per_job(self):
         first, second = self.pair(total_steps=100)
@@ -257,48 +227,38 @@ class StoppedJobs(Case):
 
     def test_a_job_killed_while_it_published_its_first_weights_starts_again(self):
         (self.folder / "sync-000000/.partial-averaged-job-000").mkdir(parents=True)
-        Job(self.folder, 0, outer_optimizer=OuterOptimizer(0.5))
-        self.assertEqual(
-            [path.name for path in (self.folder / "sync-000000").iterdir()], ["averaged"]
-        )
+        Job(self.folder, 0, outer_learning_rate=0.5)
+        self.assertEqual(names_of(self.folder / "sync-000000"), ["averaged"])
 
     def test_a_partial_contribution_is_written_again(self):
         first, second = self.pair()
-        (self.folder / "sync-000010/.partial-job-000").mkdir(parents=True)
-        (self.folder / "sync-000010/.partial-job-000/model.safetensors").write_text("half")
-        (self.folder / "sync-000010/.partial-averaged-job-000").mkdir()
+        partial = self.folder / "sync-000010/.partial-job-000"
+        partial.mkdir(parents=True)
+        (partial / "model.safetensors").write_text("half")
+        (partial.parent / ".partial-averaged-job-000").mkdir()
         sync_both(first.train(10, 1.0), second.train(10, 3.0))
         self.assertEqual((first.change, second.change), (2.0, 2.0))
 
 
 class Optimizers(Case):
-    def moments(self, job: Job) -> dict[str, float]:
-        return {
-            v.path.split("/")[-1]: float(np.ravel(v.numpy())[0])
-            for v in job.state.optimizer.variables
-        }
-
-    def synced(self, optimizer: str) -> Job:
-        first, second = self.pair(sync_optimizer=optimizer)
-        for job, value in ((first, 1.0), (second, 3.0)):
-            job.train(10, 0.0)
-            for variable in job.state.optimizer.variables:
-                variable.assign(np.full(variable.shape, value, variable.dtype))
-        sync_both(first, second)
-        return first
-
     def test_inner_optimizers_are_kept_averaged_or_reset(self):
         for optimizer, expected in (("keep", (1, 1.0)), ("average", (3, 2.0)), ("reset", (0, 0.0))):
             with self.subTest(optimizer):
                 self.setUp()
-                moments = self.moments(self.synced(optimizer))
-                momentum = next(
-                    value for name, value in moments.items() if name.endswith("momentum")
-                )
-                self.assertEqual((moments["iteration"], momentum), expected)
+                first, second = self.pair(sync_optimizer=optimizer)
+                for job, value in ((first, 1.0), (second, 3.0)):
+                    for variable in job.train(10, 0.0).state.optimizer.variables:
+                        variable.assign(np.full(variable.shape, value, variable.dtype))
+                sync_both(first, second)
+                moments = {v.path: np.ravel(v.numpy())[0] for v in first.state.optimizer.variables}
+                found = [
+                    next(value for path, value in moments.items() if path.endswith(name))
+                    for name in ("iteration", "momentum")
+                ]
+                self.assertEqual((*found,), expected)
 
     def test_the_outer_optimizer_applies_nesterov_momentum_to_the_mean_change(self):
-        first, second = self.pair(outer_optimizer=OuterOptimizer(learning_rate=0.5, momentum=0.5))
+        first, second = self.pair(outer_learning_rate=0.5, outer_momentum=0.5)
         # Mean change 2: momentum 2, step 0.5 * (2 + 1).
         sync_both(first.train(10, 1.0), second.train(10, 3.0))
         self.assertEqual((first.change, second.change), (1.5, 1.5))
@@ -307,7 +267,7 @@ class Optimizers(Case):
         self.assertEqual((first.change, second.change), (2.5, 2.5))
 
     def test_the_outer_optimizer_moves_averages_as_far_as_the_weights(self):
-        first, second = self.pair(outer_optimizer=OuterOptimizer(learning_rate=0.5))
+        first, second = self.pair(outer_learning_rate=0.5)
         before = [v.numpy() for v in first.state.averages]
         sync_both(first.train(10, 2.0), second.train(10, 2.0))
         for now, then in zip(first.state.averages, before, strict=True):
@@ -318,57 +278,45 @@ class Optimizers(Case):
 class Settings(unittest.TestCase):
     def test_jobs_that_sync_have_steps_and_not_epochs(self):
         """Epochs of different shards would end at different steps, where each job waits."""
-        config = Config(
-            training=TrainingConfig(epochs=3),
-            local_sgd=LocalSGDConfig(sync_every=10, sync_dir="syncs", jobs=2),
-        )
-        with self.assertRaisesRegex(
-            ConfigError, "epochs is 3 and sync_every 10.* Give --max-steps and --epochs 0"
-        ):
+        local_sgd = LocalSGDConfig(sync_every=10, sync_dir="syncs", jobs=2)
+        config = Config(training=TrainingConfig(epochs=3), local_sgd=local_sgd)
+        reason = "sync_every.* Give .*--epochs 0"
+        with self.assertRaisesRegex(ConfigError, reason):
             check_settings(config)
-        check_settings(config.model_copy(update={"training": TrainingConfig(max_steps=30)}))
+        check_settings(Config(training=TrainingConfig(max_steps=30), local_sgd=local_sgd))
 
 
 class Rejected(Case):
     def test_jobs_with_other_initial_weights_symbols_or_sync_settings_are_rejected(self):
-        changes = {
-            "start": {"start": "other"},
-            "symbols": {"symbols": ("b",)},
-            "jobs": {"settings": Config(local_sgd=LocalSGDConfig(jobs=3, sync_every=10))},
-        }
-        for name, changed in changes.items():
+        for name, value in (("start", "other"), ("symbols", ("b",)), ("jobs", 3)):
             with self.subTest(name):
                 folder = self.folder / name
-                first, second = Job(folder, 0), Job(folder, 1, changed=changed)
+                first, second = Job(folder, 0), Job(folder, 1, **{name: value})
                 first.train(10, 1.0).stopped = True
                 first.sync()
-                with self.assertRaisesRegex(
-                    CheckpointError,
-                    f"job-000 and this run cannot be averaged: they differ in {name}",
-                ):
+                reason = f"job-000 and this run cannot be averaged: they differ in {name}"
+                with self.assertRaisesRegex(CheckpointError, reason):
                     second.train(10, 1.0).sync()
 
     def test_a_new_run_takes_no_weights_of_another_one_even_with_resume(self):
         first, second = self.pair()
         sync_both(first.train(10, 1.0), second.train(10, 1.0))
         new = Job(self.folder / "other", 0)
-        new.weight_sync._group = first.weight_sync._group
+        new.weight_sync._sync_dir = self.folder
         # It may have been killed in its first sync.
         new.weight_sync.prepare(new.state, new_run=True, resumes=True)
         sync_both(first.train(20, 1.0), second.train(20, 1.0))
         for resumes in (False, True):
-            with self.assertRaisesRegex(
-                ConfigError, "was given to a new run, but it holds .* of another run"
-            ):
+            reason = "was given to a new run, but it holds .* of another run"
+            with self.assertRaisesRegex(ConfigError, reason):
                 new.weight_sync.prepare(new.state, new_run=True, resumes=resumes)
 
     def test_an_average_of_another_group_is_rejected(self):
         first, second = self.pair()
         sync_both(first.train(10, 1.0), second.train(10, 1.0))
         late = Job(self.folder, 1, start="other", new_run=False)
-        with self.assertRaisesRegex(
-            CheckpointError, "averaged and this run cannot be averaged: they differ in start"
-        ):
+        reason = "averaged and this run cannot be averaged: they differ in start"
+        with self.assertRaisesRegex(CheckpointError, reason):
             late.train(10, 1.0).sync()
 
     def test_a_non_finite_contribution_is_named(self):
@@ -407,132 +355,92 @@ class Run(unittest.TestCase):
         cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
         cls.whole = cls.workspace.train("whole")
 
-    def final(self, name: str) -> dict[str, bytes]:
-        return {
-            key: array.tobytes()
-            for key, array in arrays_of(latest(self.workspace.run_dir(name) / "checkpoints"))
-        }
+    def train(self, name: str, *flags: str, code: int = 0):
+        run = self.workspace.train(name, *flags)
+        self.assertEqual((run.code, run.err), (code, ""))
+        return run
 
-    def test_a_job_whose_peers_never_appear_trains_like_a_single_run(self):
-        flags = ("--sync-dir", str(self.workspace.folder / "syncs"), "--jobs", "2", "--job", "1")
-        alone = self.workspace.train("alone", "--sync-every", "3", *flags, "--sync-timeout", "0.1")
-        self.assertEqual((alone.code, alone.err), (0, ""))
-        self.assertEqual(alone.out.count("sync           average of jobs 1 at step "), 3)
-        self.assertEqual(self.final("alone"), self.final("whole"))
-        steps = sorted(
-            path.name for path in (self.workspace.run_dir("alone") / "checkpoints").iterdir()
-        )
-        self.assertEqual(steps, ["step-000003", "step-000006", "step-000008"])
+    def newest(self, name: str) -> Path:
+        return latest(self.workspace.run_dir(name) / "checkpoints")
+
+    def final(self, name: str) -> dict[str, bytes]:
+        return {key: array.tobytes() for key, array in arrays_of(self.newest(name))}
 
     def jobs(self, sync_dir: str, *flags: str) -> tuple[str, ...]:
-        fixed = (
-            f"--sync-every 3 --sync-dir {self.workspace.folder / sync_dir} --jobs 2 --job 1"
-            " --sync-timeout"
-        )
-        return (*fixed.split(), *flags)
+        """Return the flags of a job whose peer never appears."""
+        fixed = f"--sync-every 3 --sync-dir {self.workspace.folder / sync_dir}"
+        return (*fixed.split(), *["--jobs", "2", "--job", "1", "--sync-timeout", "0.1"], *flags)
+
+    def test_a_job_whose_peers_never_appear_trains_like_a_single_run(self):
+        alone = self.train("alone", *self.jobs("syncs"))
+        self.assertEqual(alone.out.count("sync           average of jobs 1 at step "), 3)
+        self.assertEqual(self.final("alone"), self.final("whole"))
+        steps = names_of(self.workspace.run_dir("alone") / "checkpoints")
+        self.assertEqual(steps, ["step-000003", "step-000006", "step-000008"])
 
     def test_a_job_stopped_while_waiting_resumes_with_that_sync(self):
         for at in (3, 8):  # halfway, and at the last step
             with self.subTest(at=at):
                 name = f"stopped-{at}"
+                flags = self.jobs(f"syncs-{at}")
                 with stopped_while_waiting(at):
-                    stopped = self.workspace.train(name, *self.jobs(f"syncs-{at}", "0.1"))
-                self.assertEqual(stopped.code, 143, stopped.err)
-                self.assertEqual(
-                    latest(self.workspace.run_dir(name) / "checkpoints").name, f"step-{at:06d}"
-                )
-                self.assertGreater(
-                    read_record(
-                        latest(self.workspace.run_dir(name) / "checkpoints")
-                    ).audio_s_since_sync,
-                    0,
-                )
+                    self.train(name, *flags, code=143)
+                self.assertEqual(self.newest(name).name, f"step-{at:06d}")
+                self.assertGreater(read_record(self.newest(name)).audio_s_since_sync, 0)
                 with stopped_while_waiting(at):
-                    again = self.workspace.train(name, *self.jobs(f"syncs-{at}", "0.1"), "--resume")
-                self.assertEqual((again.code, again.err), (143, ""))
-                self.assertIn(
-                    f"stopped        by SIGTERM at step {at}; resume with --resume", again.out
-                )
+                    again = self.train(name, *flags, "--resume", code=143)
+                stop = f"stopped        by SIGTERM at step {at}; resume with --resume"
+                self.assertIn(stop, again.out)
                 self.assertNotIn("feed  ", again.out)
-                resumed = self.workspace.train(name, *self.jobs(f"syncs-{at}", "0.1"), "--resume")
-                self.assertEqual((resumed.code, resumed.err), (0, ""))
+                resumed = self.train(name, *flags, "--resume")
                 self.assertIn(f"jobs 1 at step {at}, ", resumed.out)
                 self.assertEqual(self.final(name), self.final("whole"))
-                self.assertEqual(
-                    read_record(
-                        latest(self.workspace.run_dir(name) / "checkpoints")
-                    ).audio_s_since_sync,
-                    0,
-                )
+                self.assertEqual(read_record(self.newest(name)).audio_s_since_sync, 0)
 
     def test_a_step_whose_sync_was_owed_is_observed_with_the_average(self):
         flags = ("--validate-every", "3", "--outer-learning-rate", "0.5")
-        self.workspace.train("validated", *self.jobs("syncs-validated", "0.1", *flags))
+        self.train("validated", *self.jobs("syncs-validated", *flags))
         with stopped_while_waiting(3):
-            self.workspace.train("owing", *self.jobs("syncs-owing", "0.1", *flags))
-        resumed = self.workspace.train(
-            "owing", *self.jobs("syncs-owing", "0.1", *flags), "--resume"
-        )
-        self.assertEqual((resumed.code, resumed.err), (0, ""))
-        runs = [self.workspace.run_dir(name) for name in ("validated", "owing")]
-        losses = [
-            {
-                line["step"]: line["validation_loss"]
-                for line in read_metrics(run / "metrics.jsonl")
-                if "validation_loss" in line
-            }
-            for run in runs
-        ]
+            self.train("owing", *self.jobs("syncs-owing", *flags), code=143)
+        self.train("owing", *self.jobs("syncs-owing", *flags), "--resume")
+        losses = []
+        for name in ("validated", "owing"):
+            lines = read_metrics(self.workspace.run_dir(name) / "metrics.jsonl")
+            values = {line["step"]: line.get("validation_loss") for line in lines}
+            losses.append({step: loss for step, loss in values.items() if loss is not None})
         self.assertEqual(list(losses[0]), [3, 6, 8])
         self.assertEqual(*losses)
-        self.assertEqual(*(read_record(latest(run / "checkpoints")).best for run in runs))
+        bests = [read_record(self.newest(name)).best for name in ("validated", "owing")]
+        self.assertEqual(*bests)
 
     def test_a_job_killed_in_its_first_sync_repeats_it_without_a_checkpoint(self):
-        flags = self.jobs("syncs-killed", "0.1")
+        flags = self.jobs("syncs-killed")
         with stopped_while_waiting(3):
-            self.workspace.train("killed", *flags)
+            self.train("killed", *flags, code=143)
         shutil.rmtree(self.workspace.run_dir("killed") / "checkpoints")
-        resumed = self.workspace.train("killed", *flags, "--resume")
-        self.assertEqual((resumed.code, resumed.err), (0, ""))
+        self.train("killed", *flags, "--resume")
         self.assertEqual(self.final("killed"), self.final("whole"))
 
     def test_a_longer_run_trains_on_after_a_short_last_interval(self):
-        flags = self.jobs("longer", "0.1")
-        self.assertEqual(self.workspace.train("longer", *flags, "--max-steps", "7").code, 0)
+        flags = self.jobs("longer")
+        self.train("longer", *flags, "--max-steps", "7")
         seventh = self.final("longer")
-        self.assertEqual(
-            self.workspace.train("longer", *flags, "--max-steps", "9", "--resume").code, 0
-        )
-        self.assertEqual(
-            latest(self.workspace.run_dir("longer") / "checkpoints").name, "step-000009"
-        )
+        self.train("longer", *flags, "--max-steps", "9", "--resume")
+        self.assertEqual(self.newest("longer").name, "step-000009")
         kernel = next(
             name for name in seventh if name.startswith("model/") and name.endswith("kernel")
         )
         self.assertNotEqual(self.final("longer")[kernel], seventh[kernel])
 
-    def test_a_run_paused_by_stop_at_step_equals_an_uninterrupted_one(self):
-        paused = self.workspace.train("paused", "--stop-at-step", "4")
-        self.assertEqual((paused.code, paused.err), (0, ""))
-        self.assertEqual(
-            latest(self.workspace.run_dir("paused") / "checkpoints").name, "step-000004"
-        )
-        self.assertEqual(self.workspace.train("paused", "--resume").code, 0)
-        self.assertEqual(self.final("paused"), self.final("whole"))
-
-    def test_a_run_paused_before_its_first_step_resumes_from_its_initial_weights(self):
-        begun = self.workspace.train("begun", "--stop-at-step", "0")
-        self.assertEqual((begun.code, begun.err), (0, ""))
-        self.assertEqual(
-            os.listdir(self.workspace.run_dir("begun") / "checkpoints"), ["step-000000"]
-        )
-        self.assertEqual(self.workspace.train("begun", "--resume").code, 0)
-        self.assertEqual(self.final("begun"), self.final("whole"))
-        starts = {
-            read_record(latest(self.workspace.run_dir(name) / "checkpoints")).start
-            for name in ("begun", "whole")
-        }
-        self.assertEqual(len(starts), 1)
+    def test_a_run_paused_even_before_its_first_step_equals_an_uninterrupted_one(self):
+        for step in (4, 0):
+            name = f"paused-{step}"
+            self.train(name, "--stop-at-step", str(step))
+            self.assertEqual(self.newest(name).name, f"step-00000{step}")
+            self.train(name, "--resume")
+            self.assertEqual(self.final(name), self.final("whole"))
+            starts = [read_record(self.newest(run)).start for run in (name, "whole")]
+            self.assertEqual(*starts)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def spoken_inputs() -> dict:
 def merge_evaluator(run: Path) -> Callable[[Coefficients], Measurement]:
     """Return what measures merges of the checkpoints of a run after 2 and 4 steps."""
     inputs = [read_input(run / f"checkpoints/step-00000{step}") for step in (2, 4)]
-    config, known = inputs[0].config, inputs[0].record.inherited_vocabulary
+    config, known = inputs[0].record.settings, inputs[0].record.inherited_vocabulary
     _, held_out, _ = load_corpora(config, run, length_rule_of(config), known)
     with small_models():
         return make_evaluator(inputs, held_out.manifest, config, replicas_on(MODEL).routes[0], run)

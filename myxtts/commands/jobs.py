@@ -17,9 +17,16 @@ from myxtts.commands.parser import add_flag, add_switch, bounded
 from myxtts.config.schema import Config
 from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import ConfigError
-from myxtts.local_sgd.job_settings import check_job_settings, check_launcher_settings, sync_interval
-from myxtts.local_sgd.launcher import JobSpec, JobsSpec, job_devices, previous_state, train_jobs
-from myxtts.local_sgd.status import Display, LauncherState, status_report, stop_launcher
+from myxtts.local_sgd.launcher import (
+    JobsSpec,
+    check_job_settings,
+    check_launcher_settings,
+    job_devices,
+    previous_state,
+    sync_interval,
+    train_jobs,
+)
+from myxtts.local_sgd.status import LauncherState, status_report, stop_launcher
 from myxtts.placement.routes import hidden_gpus_warning
 from myxtts.training.runs import with_inherited_settings
 
@@ -46,7 +53,7 @@ def make_parser(prog: str = f"myxtts {NAME}") -> parsers.CommandParser:
     add_flag(parser, "--num-syncs", syncs, bounded(int, 1), "N")
     restarts = "maximum number of restarts of a failed job (default 2)"
     add_flag(parser, "--max-restarts", restarts, count, "N", default=2)
-    table = "seconds between two progress tables if the output is not a terminal (default 30)"
+    table = "seconds between two progress tables (default 30)"
     add_flag(parser, "--table-every", table, bounded(float, 0.1), "X", default=30.0)
     group = parser.add_mutually_exclusive_group()
     add_switch(group, "--status", "print the progress of the jobs of --run and exit")
@@ -85,25 +92,26 @@ def main(
     # Jobs on simulated GPUs see no real ones, and leave them idle.
     if simulated and (visible := len(visible_gpus())):
         log.warning("%s", hidden_gpus_warning(simulated, visible))
-    resumed = config.run.run if options.gpus is None else None
-    devices = job_devices(gpus, simulated, resumed)
+    devices = job_devices(gpus, simulated)
     warmstart_steps = choose_warmstart_steps(options, previous, config)
-    jobs = []
-    for gpu, device in zip(gpus, devices, strict=True):
-        job = read_job_file(parser, argv, options, config, f"gpu{gpu}")
-        jobs.append(JobSpec(f"gpu{gpu}", with_inherited_settings(job), device))
+    job_configs = {
+        name: with_inherited_settings(read_job_file(parser, argv, options, config, name))
+        for name in (f"gpu{gpu}" for gpu in gpus)
+    }
     spec = JobsSpec(
         folder=folder,
         config=with_inherited_settings(config),
-        jobs=tuple(jobs),
+        job_configs=job_configs,
         gpus=tuple(gpus),
+        devices=devices,
         warmstart_steps=warmstart_steps,
         sync_every=choose_sync_every(options, config, warmstart_steps),
         max_restarts=options.max_restarts,
+        table_every_s=options.table_every,
         trainer=tuple(trainer),
         merger=tuple(merger),
     )
-    return train_jobs(spec, Display(options.table_every))
+    return train_jobs(spec)
 
 
 def read_settings(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, add_flag, add_switch
-from myxtts.local_sgd.merge import CorpusOverrides, merge
+from myxtts.local_sgd.merge import merge
 
 NAME = "merge"
 HELP = "Average the weights of runs that began with the same weights."
@@ -35,6 +35,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
-    corpora = CorpusOverrides(options.train_data, options.val_data, options.audio_root)
+    given = {name: getattr(options, name) for name in ("train_data", "val_data", "audio_root")}
+    corpora = {name: value for name, value in given.items() if value is not None}
     is_mean = merge(options.checkpoints, options.output, corpora, options.weights, options.force)
     return 0 if is_mean else 1

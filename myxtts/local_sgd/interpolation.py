@@ -4,7 +4,7 @@ See Goodfellow et al. 2015, "Qualitatively characterizing neural network optimiz
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,7 @@ from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import held_out_pipeline
 from myxtts.evaluation.held_out import for_evaluation
 from myxtts.evaluation.metrics import align
-from myxtts.local_sgd.averaging import weighted_mean
-from myxtts.local_sgd.merge import MergeInput
+from myxtts.local_sgd.merge import weighted_mean, weights_group
 from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions
 from myxtts.placement import devices
 from myxtts.placement.routes import Route
@@ -30,7 +29,7 @@ from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts import synthesis_options
 from myxtts.training.checkpoints import assign_arrays
 from myxtts.training.observation import Validation
-from myxtts.training.runs import open_teacher, teacher_loader
+from myxtts.training.runs import TrainedRun, open_teacher, teacher_loader
 from myxtts.training.setup import typical_sizes
 
 # On the line from one set of weights to another.
@@ -52,7 +51,6 @@ class Criterion(NamedTuple):
         key: of the metric in a validation's result.
         label: name and unit.
         factor: from the result to that unit.
-        note: what the metric is measured on, if not on every utterance.
     """
 
     key: str
@@ -81,9 +79,7 @@ CRITERIA = {
 
 
 class Measurement(NamedTuple):
-    """The task's metric and the loss of some weights; the metric decides. Infinite where not
-    finite.
-    """
+    """The task's metric, which decides, and the loss of some weights. Infinite where not finite."""
 
     metric: float
     loss: float
@@ -110,8 +106,8 @@ class InterpolationLine:
 
     @property
     def best_input(self) -> int:
-        count = len(self.names)
-        return min(range(count), key=lambda index: self.measurements[one_hot(index, count)])
+        single = [one_hot(index, len(self.names)) for index in range(len(self.names))]
+        return min(range(len(single)), key=lambda index: self.measurements[single[index]])
 
     @property
     def better_input(self) -> int | None:
@@ -125,32 +121,35 @@ class InterpolationLine:
 
     def verdict(self) -> str:
         """Return the result as a sentence."""
-        best, mean = self._best_and_mean()
-        label = self.criterion.label
-        column = 0
-        if best.metric == mean.metric:
-            label = f"loss, as the {label.partition(',')[0]} is the same"
-            column = 1
-        values = f"({self._format(mean)[column]} against {self._format(best)[column]}; {label})"
+        values = " against ".join(map(self._format, reversed(self._best_and_mean())))
         name = self.names[self.best_input]
         if self.better_input is None:
-            return f"the merged weights are as good as those of {name} {values}"
-        return f"the merged weights are worse than those of {name}, which are kept instead {values}"
+            return f"the merged weights are as good as those of {name} ({values})"
+        return (
+            f"the merged weights are worse than those of {name}, which are kept instead ({values})"
+        )
 
     def table(self) -> str:
         """Return a Markdown table in the order of the line."""
         lines = [f"| position | weights | {self.criterion.label} | loss |", "|---|---|---|---|"]
         rows = sorted(self.measurements.items(), key=lambda row: self._position(row[0]))
-        for coefficients, measurement in rows:
+        for coefficients, (metric, loss) in rows:
             position = self._position(coefficients)
             label = "–" if position < 0 else f"{position:.4g}"
-            names = " = ".join(self._names_of(coefficients))
-            lines.append(f"| {label} | {names} | {' | '.join(self._format(measurement))} |")
+            known = [*((one_hot(i, len(self.names)), name) for i, name in enumerate(self.names))]
+            known.append((self.mean, "merged"))
+            weights = " = ".join(name for point, name in known if point == coefficients)
+            metric *= self.criterion.factor
+            lines.append(f"| {label} | {weights} | {metric:.3f} | {loss:.4f} |")
         return "\n".join([*lines, "", f"- {self.note}", ""])
 
     def _best_and_mean(self) -> tuple[Measurement, Measurement]:
         best = one_hot(self.best_input, len(self.names))
         return self.measurements[best], self.measurements[self.mean]
+
+    def _format(self, measurement: Measurement) -> str:
+        metric = self.criterion.factor * measurement.metric
+        return f"{self.criterion.label} {metric:.3f}, loss {measurement.loss:.4f}"
 
     def _position(self, coefficients: Coefficients) -> float:
         """Return the position on the line, from 0 to 1; -1 if the point is not on it."""
@@ -160,30 +159,14 @@ class InterpolationLine:
         position = float(offset @ direction / (direction @ direction)) if direction.any() else 0.0
         return position if np.allclose(start + position * direction, coefficients) else -1.0
 
-    def _names_of(self, coefficients: Coefficients) -> Iterator[str]:
-        for index, name in enumerate(self.names):
-            if coefficients == one_hot(index, len(self.names)):
-                yield name
-        if coefficients == self.mean:
-            yield "merged"
-
-    def _format(self, measurement: Measurement) -> tuple[str, str]:
-        return f"{self.criterion.factor * measurement.metric:.3f}", f"{measurement.loss:.4f}"
-
 
 def one_hot(index: int, count: int) -> Coefficients:
     """Return the coefficients of one input alone."""
     return tuple(float(index == place) for place in range(count))
 
 
-def interpolate(start: Coefficients, end: Coefficients, position: float) -> Coefficients:
-    return tuple(
-        (1.0 - position) * left + position * right for left, right in zip(start, end, strict=True)
-    )
-
-
 def measure_interpolation(
-    inputs: Sequence[MergeInput],
+    inputs: Sequence[TrainedRun],
     mean: Coefficients,
     held_out: Manifest,
     config: Config,
@@ -208,31 +191,33 @@ def measure_interpolation(
         ends = single[0], single[1]
     else:
         ends = min(single, key=measurements.__getitem__), mean
-    for coefficients in (interpolate(*ends, position) for position in POSITIONS):
-        if not any(np.allclose(coefficients, known, atol=0.01) for known in measurements):
-            measurements[coefficients] = evaluate(coefficients)
+    for position in POSITIONS:
+        pairs = zip(*ends, strict=True)
+        point = tuple((1.0 - position) * left + position * right for left, right in pairs)
+        if not any(np.allclose(point, known, atol=0.01) for known in measurements):
+            measurements[point] = evaluate(point)
     criterion = CRITERIA[config.model.task]
     note = (
         f"{len(held_out)} utterances of {config.data.val_data}, with the weights that inference"
         f" uses{criterion.note}"
     )
-    names = [str(merge_input.path) for merge_input in inputs]
+    names = [str(source.checkpoint.path) for source in inputs]
     return InterpolationLine(names, mean, ends, measurements, criterion, note)
 
 
 def make_evaluator(
-    inputs: Sequence[MergeInput], held_out: Manifest, config: Config, route: Route, folder: Path
+    inputs: Sequence[TrainedRun], held_out: Manifest, config: Config, route: Route, folder: Path
 ) -> Callable[[Coefficients], Measurement]:
     """Return a function that measures the mean of the inputs with some coefficients."""
     task = task_of(config)
     device = route.model
-    network = inputs[0].run.load_network(device, task.name)
+    network = inputs[0].load_network(device, task.name)
     corpus = single_bucket_corpus(held_out, config)
     config = for_evaluation(config)
     extractor = task.extractor(config, False)
     # A vocoder refines its teacher's mels.
     if extractor.features.keys() != network.BATCH_FIELDS.keys():
-        teacher = open_teacher(config, inputs[0].run)
+        teacher = open_teacher(config, inputs[0])
         load_teacher = teacher_loader(teacher, config, typical_sizes(corpus.plan))
         extractor = task.extractor(config, False, load_teacher)
     pipeline = held_out_pipeline(corpus, route, extractor, config, folder)
@@ -245,7 +230,9 @@ def make_evaluator(
 
     def evaluate(coefficients: Coefficients) -> Measurement:
         pairs = zip(inputs, coefficients, strict=True)
-        used = [(source.weights, coefficient) for source, coefficient in pairs if coefficient]
+        used = [
+            (weights_group(source), coefficient) for source, coefficient in pairs if coefficient
+        ]
         assign_arrays(variables, dict(weighted_mean(*zip(*used, strict=True))))
         results = validation.evaluate()
         metric_and_loss = np.array([results[name] for name in names])

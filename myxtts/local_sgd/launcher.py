@@ -18,18 +18,20 @@ Each stage determines from the files what is done, so that a launcher that was k
 
 import logging
 import shutil
+import socket
+import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from myxtts.config.checks import reset_inactive
-from myxtts.config.flags import command_line, marked
+from myxtts.config.flags import marked, with_values
 from myxtts.config.load import dump, format_value, load
-from myxtts.config.schema import IN_SHARDS, Config
-from myxtts.data.batch_plan import Position
+from myxtts.config.schema import IN_ALL_JOBS, IN_SHARDS, Config, PlacementConfig
 from myxtts.distributed.processes import (
     Exit,
     ProgramSpec,
@@ -41,38 +43,35 @@ from myxtts.distributed.processes import (
 )
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import locked_file, make_folder, write_whole
-from myxtts.local_sgd.averaging import has_pending_sync, newest_average, sync_folders
-from myxtts.local_sgd.job_settings import WARMSTART, job_config, warmstart_config
+from myxtts.local_sgd.merge import ancestor_of, newest_average
 from myxtts.local_sgd.shards import CorpusShards, split_corpus
 from myxtts.local_sgd.status import (
-    Display,
+    WARMSTART,
     ImmutableSettings,
     LauncherState,
     MergeResult,
     ProcessState,
-    format_table,
     launcher_lock,
-    new_state,
+    progress_table,
     read_progress,
     read_state,
 )
 from myxtts.machine import usable_cores
+from myxtts.placement.routes import flags_of_gpus
 from myxtts.report.overview import JobsPage
-from myxtts.training.checkpoint_files import (
-    MODEL,
-    Ancestor,
-    Checkpoint,
-    checkpoint_of,
-    latest,
-    read_record,
-    recover_interrupted_replace,
-    step_of,
-    write_checkpoint,
-)
+from myxtts.terminal import detach_stdout
+from myxtts.training import checkpoint_files
+from myxtts.training.checkpoint_files import Checkpoint, Record, latest, read_record, step_of
 from myxtts.training.runs import LOCK, RunFolder
 
 # Name of the folder of the split corpus.
 SHARDS = "shards"
+# What a fork has not done itself is not inherited: its corpus, progress and observations, and what
+# its start was merged from.
+NOT_FORKED = (
+    *("corpus", "position", "audio_s", "audio_s_since_sync", "best", "pending_observations"),
+    *("provisional", "merge_inputs", "kept_input"),
+)
 
 log = logging.getLogger(__name__)
 
@@ -83,29 +82,6 @@ class JobDevice(NamedTuple):
     gpus: tuple[str, ...]
     cores: frozenset[int] | None = None
 
-    @property
-    def environ(self) -> dict[str, str]:
-        return gpu_environ(self.gpus)
-
-    def describe(self) -> str:
-        if self.gpus:
-            return f"GPU {' '.join(self.gpus)}"
-        return f"cores {' '.join(map(str, sorted(self.cores)))}" if self.cores else "all cores"
-
-
-@dataclass(frozen=True)
-class JobSpec:
-    """One job.
-
-    Attributes:
-        name: of its run, such as gpu0.
-        config: of this job, before the launcher adds its own settings.
-    """
-
-    name: str
-    config: Config
-    device: JobDevice
-
 
 @dataclass(frozen=True)
 class JobsSpec:
@@ -114,51 +90,31 @@ class JobsSpec:
     Attributes:
         folder: of the whole run.
         config: of all jobs, before the launcher adds its own settings.
+        job_configs: the same of each job by its name, such as gpu0.
         gpus: GPU index of each job.
         warmstart_steps: length of the warm start.
         sync_every: steps between two syncs; 0 only merges at the end.
         max_restarts: of each job.
+        table_every_s: time between two tables of progress.
         trainer, merger: commands that train and merge, without flags, such as `python -m myxtts
             train` and `merge`.
     """
 
     folder: Path
     config: Config
-    jobs: tuple[JobSpec, ...]
+    job_configs: dict[str, Config]
     gpus: tuple[int, ...]
+    devices: tuple[JobDevice, ...]
     warmstart_steps: int
     sync_every: int
     max_restarts: int
+    table_every_s: float
     trainer: tuple[str, ...]
     merger: tuple[str, ...]
 
     @property
-    def names(self) -> list[str]:
-        return [job.name for job in self.jobs]
-
-    @property
-    def shared_device(self) -> JobDevice:
-        """Device of programs that run alone: the first GPU, or the whole CPU if simulated."""
-        return self.jobs[0].device._replace(cores=None)
-
-    @property
-    def total_steps(self) -> int:
-        return self.config.training.max_steps
-
-    @property
     def sync_dir(self) -> Path:
         return Path(self.config.local_sgd.sync_dir or self.folder / "sync")
-
-    def immutable(self) -> ImmutableSettings:
-        values: dict = {}
-        for section in self.config.model_dump(mode="json").values():
-            values |= section
-        return ImmutableSettings(
-            gpus=list(self.gpus),
-            warmstart_steps=self.warmstart_steps,
-            sync_every=self.sync_every,
-            corpus={setting.name: values[setting.name] for setting in marked(IN_SHARDS)},
-        )
 
     def config_file(self, name: str) -> Path:
         return self.folder / f"{name}.yaml"
@@ -172,14 +128,10 @@ class JobsSpec:
     def is_done(self, name: str) -> bool:
         """Return whether a run has all its steps and syncs."""
         newest = self.newest_checkpoint(name)
-        if newest is None:
-            return False
-        if name == WARMSTART:
-            return step_of(newest) >= self.warmstart_steps
-        audio_s = read_record(newest).audio_s_since_sync
-        return step_of(newest) >= self.total_steps and not has_pending_sync(
-            self.sync_every, audio_s
-        )
+        if newest is None or name == WARMSTART:
+            return newest is not None and step_of(newest) >= self.warmstart_steps
+        lacks_sync = self.sync_every and read_record(newest).audio_s_since_sync > 0
+        return step_of(newest) >= self.config.training.max_steps and not lacks_sync
 
     def has_work(self, name: str) -> bool:
         """Return whether a run lacks steps, a sync or an observation, which it repeats."""
@@ -189,68 +141,108 @@ class JobsSpec:
         return bool(read_record(newest).pending_observations)
 
 
-def job_devices(gpus: Sequence[int], simulated: int, resumed: str | None = None) -> list[JobDevice]:
+def check_launcher_settings(config: Config) -> None:
+    """Raise PlacementError for settings that several jobs cannot have."""
+    given = list(flags_of_gpus(config.placement))
+    others = {
+        "--placement auto": config.placement.placement == "auto",
+        "--epochs": config.training.epochs or not config.training.max_steps,
+        "--stop-at-step": config.training.stop_at_step is not None,
+        "--jobs or --job": config.local_sgd.jobs > 1 or config.local_sgd.job,
+    }
+    given += [flag for flag, is_given in others.items() if is_given]
+    if given:
+        raise PlacementError(
+            f"{given[0]} was given, but independent jobs have one GPU each, which --gpus names and"
+            " numbers, and all have the same --max-steps; --warmstart-steps ends the warm start."
+            " Leave it out (also of the --config file)."
+        )
+
+
+def check_job_settings(shared: Config, job: Config, file: Path) -> None:
+    """Raise ConfigError if the file of one job changes a setting that all jobs must share."""
+    for setting in marked(IN_ALL_JOBS):
+        if setting.of(shared) != setting.of(job):
+            raise ConfigError(
+                f"{file} sets {setting.name} to {setting.of(job)} for one job, but the others have"
+                f" {setting.of(shared)}. Set it in the file of all jobs, or with a flag."
+            )
+
+
+def sync_interval(total_steps: int, warmstart_steps: int, num_syncs: int) -> int:
+    """Return the fewest steps between two syncs for which there are at most `num_syncs`.
+
+    Jobs synchronize at each multiple of the interval and at the last step. So the interval is a
+    little longer than the steps divided by the syncs if the warm start ends between two multiples.
+    """
+    shortest = -(-(total_steps - warmstart_steps) // num_syncs)
+    return next(
+        every
+        for every in count(shortest)
+        if -(-total_steps // every) - warmstart_steps // every <= num_syncs
+    )
+
+
+def job_devices(gpus: Sequence[int], simulated: int) -> tuple[JobDevice, ...]:
     """Return the device of each job.
 
     Args:
         gpus: indices among the GPUs that this process sees.
         simulated: number of simulated GPUs, each an equal share of the cores if there are enough; 0
             uses real GPUs.
-        resumed: name of the run whose jobs have these GPUs; None if the command names them.
 
     Raises:
         PlacementError: there are fewer than two GPUs, or one is named twice or does not exist.
     """
     existing = [str(gpu) for gpu in range(simulated)] if simulated else visible_gpus()
-    numbers = " ".join(map(str, gpus))
-    requested = f"--gpus {numbers} was given"
-    if resumed is not None:
-        requested = f"run '{resumed}' has jobs on GPUs {numbers}"
-    if len(gpus) < 2 or len(set(gpus)) < len(gpus):
+    if len(set(gpus)) < max(2, len(gpus)) or max(gpus) >= len(existing):
         raise PlacementError(
-            f"{requested}, but each job needs its own GPU, and a merge needs at least two jobs."
-            f" Name two different GPUs or more; `{command_line('train')}` trains on one."
-        )
-    if max(gpus) >= len(existing):
-        source = f"--simulate-gpus {simulated} makes" if simulated else "this process sees"
-        found = {0: "no GPU", 1: "only GPU 0"}.get(len(existing), f"GPUs 0 to {len(existing) - 1}")
-        to_do = "Name some of these" if existing else "Make some visible"
-        if resumed is not None:
-            to_do = "A resumed run keeps its GPUs: make them visible"
-        raise PlacementError(
-            f"{requested}, but {source} {found}. {to_do}, or try it on the CPU with --simulate-gpus"
-            f" {max(gpus) + 1}."
+            f"jobs on the GPUs {' '.join(map(str, gpus))} were requested, but each of two jobs or"
+            f" more needs its own GPU, and there are {len(existing)}. Name others with --gpus, make"
+            " more visible (a resumed run keeps its GPUs), or try it on the CPU with"
+            f" --simulate-gpus {max(gpus) + 1}."
         )
     if not simulated:
-        return [JobDevice((existing[gpu],)) for gpu in gpus]
+        return tuple(JobDevice((existing[gpu],)) for gpu in gpus)
     cores = usable_cores()
     size = len(cores) // simulated
-    return [JobDevice((), frozenset(cores[gpu * size : (gpu + 1) * size]) or None) for gpu in gpus]
+    shares = [frozenset(cores[gpu * size : (gpu + 1) * size]) for gpu in gpus]
+    return tuple(JobDevice((), share or None) for share in shares)
 
 
 def previous_state(folder: Path, resume: bool) -> LauncherState | None:
     """Return the state of a run that is to be resumed, if there is one.
 
-    Raises:
-        ConfigError: the folder holds a run and `resume` is false, or the run cannot be resumed.
+    Raises ConfigError if the folder holds a run that is not resumed, or cannot be.
     """
     state = read_state(folder)
-    paths = (folder / name for name in ("config.yaml", "checkpoints", WARMSTART))
-    existing = next((path for path in paths if path.exists()), None)
-    if state is None and existing is not None:
+    if state is None:
+        paths = (folder / name for name in ("config.yaml", "checkpoints", WARMSTART))
+        is_used = any(path.exists() for path in paths)
+    else:
+        is_used = state.shards is not None and not resume
+    if is_used:
         raise ConfigError(
-            f"independent jobs '{folder.name}' cannot be started: {existing} belongs to"
-            " something else. Give another name with --run."
-        )
-    if state is not None and not resume and state.shards is not None:
-        raise ConfigError(
-            f"run '{folder.name}' cannot be started: {folder} already holds independent jobs. "
-            "Resume them with --resume, or choose another name with --run."
+            f"independent jobs cannot be started in {folder}, which already holds a run. Give"
+            " another name with --run, or resume independent jobs with --resume."
         )
     return state
 
 
-def train_jobs(spec: JobsSpec, display: Display) -> int:
+def say(line: str) -> None:
+    """Print a line; a closed terminal must not keep the jobs from saving."""
+    try:
+        print(line, flush=True)
+    except OSError as reason:
+        detach_stdout(reason, "The jobs go on")
+
+
+def say_error(message: str) -> None:
+    with suppress(OSError):
+        print(f"error: {message}", flush=True, file=sys.stderr)
+
+
+def train_jobs(spec: JobsSpec) -> int:
     """Run all stages that are not done yet.
 
     Returns:
@@ -268,170 +260,195 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
         if state.shards is None:
             # Those of another number of jobs may be there.
             shutil.rmtree(spec.folder / SHARDS, ignore_errors=True)
-            state.shards = split_corpus(spec.config, spec.folder / SHARDS, len(spec.jobs))
-        display.print(state.shards.table)
-        for job in spec.jobs:
-            display.print(
-                f"{job.name:<14} on {job.device.describe()}; log: {spec.log_file(job.name)}"
-            )
-        configs = _write_configs(spec, state.shards)
+            state.shards = split_corpus(spec.config, spec.folder / SHARDS, len(spec.gpus))
+        say(state.shards.table)
+        _write_configs(spec, state.shards)
         state.processes = {
             name: ProcessState(state="pending" if spec.has_work(name) else "done")
-            for name in configs
+            for name in (WARMSTART, *spec.job_configs)
         }
         state.write(spec.folder)
         with StopSignals() as stop:
-            code = _Launcher(spec, state, state.shards, stop, display).run(configs)
+            code = _Launcher(spec, state, state.shards, stop).run()
         state.write(spec.folder)
-        display.print(f"report: {JobsPage(spec.folder).write()}")
+        say(f"report: {JobsPage(spec.folder).write()}")
         if not stop.count:
             return code
-        display.print(
-            f"stopped by {stop.signal_name} in stage {state.stage}; resume with the same"
-            " command and --resume"
+        say(
+            f"stopped by {stop.signal_name} in stage {state.stage}; resume with the same command"
+            " and --resume"
         )
         return stop.exit_code
 
 
 def _restore_state(spec: JobsSpec) -> LauncherState:
-    """Return the state of this launcher, with the shards and the merge of a previous one.
-
-    Raises:
-        ConfigError: the run cannot be resumed, or not with these settings.
-    """
+    """Return the state of this launcher, with the shards and the merge of a previous one."""
     previous = previous_state(spec.folder, spec.config.run.resume)
-    state = new_state(spec.total_steps, spec.immutable())
-    difference = previous.immutable.first_difference(state.immutable) if previous else None
-    if difference and spec.newest_checkpoint(WARMSTART) is not None:
-        name, old, new = difference
-        raise ConfigError(
-            f"{name} is {format_value(new)}, but the jobs in {spec.folder} were started with"
-            f" {format_value(old)}, which cannot change. Set it to that, or start another run with"
-            " --run."
-        )
-    if previous is not None and not difference:
+    values: dict[str, Any] = {}
+    for section in spec.config.model_dump(mode="json").values():
+        values |= section
+    immutable = ImmutableSettings(
+        gpus=list(spec.gpus),
+        warmstart_steps=spec.warmstart_steps,
+        sync_every=spec.sync_every,
+        corpus={setting.name: values[setting.name] for setting in marked(IN_SHARDS)},
+    )
+    total_steps = spec.config.training.max_steps
+    state = LauncherState(host=socket.gethostname(), immutable=immutable, total_steps=total_steps)
+    if previous is not None and previous.immutable == immutable:
         state.merge = previous.merge
         # The run may have been moved.
         if previous.shards is not None:
             state.shards = previous.shards.in_folder(spec.folder / SHARDS)
+    elif previous is not None and spec.newest_checkpoint(WARMSTART) is not None:
+        old, new = ({**s.model_dump(), **s.corpus} for s in (previous.immutable, immutable))
+        name = next(name for name in new if name != "corpus" and old.get(name) != new[name])
+        raise ConfigError(
+            f"{name} is {format_value(new[name])}, but the jobs in {spec.folder} were started with"
+            f" {format_value(old.get(name))}, which cannot change. Set it to that, or start another"
+            " run with --run."
+        )
     state.write(spec.folder)
     return state
 
 
-def _write_configs(spec: JobsSpec, shards: CorpusShards) -> dict[str, Config]:
-    """Write the settings of each run to a file, and return them by name."""
-    local_sgd = {
-        "jobs": len(spec.jobs),
-        "sync_every": spec.sync_every,
-        "sync_dir": str(spec.sync_dir),
-    }
-    configs = {WARMSTART: warmstart_config(spec.config, spec.folder, shards, spec.warmstart_steps)}
-    for index, job in enumerate(spec.jobs):
-        configs[job.name] = job_config(job.config, spec.folder, shards, job.name, index, local_sgd)
+def _write_configs(spec: JobsSpec, shards: CorpusShards) -> None:
+    """Write the settings of each run to a file."""
+    own: dict[str, Any] = {"stop_at_step": spec.warmstart_steps, "sync_every": 0}
+    configs = {WARMSTART: run_config(spec.config, spec.folder, shards, WARMSTART, None, own)}
+    for job, (name, config) in enumerate(spec.job_configs.items()):
+        own = {"jobs": len(spec.gpus), "job": job, "seed": config.training.seed + job}
+        own |= {"sync_every": spec.sync_every, "sync_dir": str(spec.sync_dir)}
+        configs[name] = run_config(config, spec.folder, shards, name, job, own)
     for name, config in configs.items():
         write_whole(spec.config_file(name), dump(reset_inactive(config)).encode())
         # This rejects invalid settings before any run starts.
-        configs[name] = load(spec.config_file(name))
-    return configs
+        load(spec.config_file(name))
+
+
+def run_config(
+    config: Config,
+    folder: Path,
+    shards: CorpusShards,
+    name: str,
+    job: int | None,
+    own: dict[str, Any],
+) -> Config:
+    """Return the settings of the warm start or a job, which trains on its shard.
+
+    Args:
+        folder: of all runs.
+        job: number of the job; None trains on the whole corpus.
+        own: further settings of this run alone.
+    """
+    train = shards.train if job is None else shards.shards[job]
+    held_out = None if shards.held_out is None else str(shards.held_out)
+    data = {"train_data": str(train), "val_data": held_out, "audio_root": str(shards.audio_root)}
+    run = {"run": name, "runs_dir": str(folder), "resume": False}
+    if config.placement.simulate_gpus:
+        # A job on a simulated GPU sees its cores as the whole CPU.
+        placement = PlacementConfig(
+            intra_op_threads=config.placement.intra_op_threads,
+            inter_op_threads=config.placement.inter_op_threads,
+        )
+        config = config.model_copy(update={"placement": placement})
+    return with_values(config, data | run | own)
 
 
 class _Launcher(SupervisorEvents):
     """Runs warm start, jobs and merge; writes the state of each program, and shows it."""
 
     def __init__(
-        self,
-        spec: JobsSpec,
-        state: LauncherState,
-        shards: CorpusShards,
-        stop: StopSignals,
-        display: Display,
+        self, spec: JobsSpec, state: LauncherState, shards: CorpusShards, stop: StopSignals
     ):
         self._spec = spec
         self._state = state
         self._shards = shards
         self._stop = stop
-        self._display = display
         self._page = JobsPage(spec.folder)
-        # Of a merge the output is shown, of trainings a table of their progress.
-        self._shows_output = False
+        self._next_table_s = time.monotonic() + spec.table_every_s
 
-    def run(self, configs: dict[str, Config]) -> int:
+    def run(self) -> int:
         """Return the exit code; meaningless after a request to stop."""
         spec = self._spec
+        names = list(spec.job_configs)
         self._state.stage = "warmstart"
-        exits = []
         if spec.has_work(WARMSTART):
-            exits = self._supervise([self._training(WARMSTART, spec.shared_device)])
+            self._supervise([self._training(WARMSTART, self._alone)])
         warm_start = spec.newest_checkpoint(WARMSTART)
         if warm_start is None or not spec.is_done(WARMSTART):
-            return 2 if any(exit.code == 2 for exit in exits) else 1
+            return self._code_without_merge()
         self._state.stage = "jobs"
-        exits = self._train(warm_start, configs)
+        self._train(warm_start)
         if self._stop.count:
             return 0
-        done = [name for name in spec.names if spec.is_done(name)]
-        is_complete = self._report_missing(done)
+        done = [name for name in names if spec.is_done(name)]
+        missed_syncs = self._report_missing(done)
         if len(done) < 2:
-            single = f"; only {done[0]} has finished: {spec.folder / done[0]}" if done else ""
-            self._error(f"there is nothing to merge{single}")
-            return 2 if not done and any(exit.code == 2 for exit in exits) else 1
+            say_error(f"there is nothing to merge; {' '.join(done) or 'no job'} has finished")
+            return self._code_without_merge()
         self._state.stage = "merge"
         code = self._merge(done)
-        if len(done) == len(spec.jobs) and self._state.merge is not None:
+        if done == names and self._state.merge is not None:
             self._state.stage = "done"
-        return code or int(not is_complete)
+        return code or int(done != names or missed_syncs)
 
-    def _train(self, warm_start: Path, configs: dict[str, Config]) -> list[Exit]:
+    def _code_without_merge(self) -> int:
+        states = [process.state for process in self._state.processes.values()]
+        return 2 if "rejected" in states and "done" not in states[1:] else 1
+
+    def _train(self, warm_start: Path) -> None:
         spec = self._spec
+        jobs = dict(zip(spec.job_configs, spec.devices, strict=True))
         # The weights of another run would be averaged with those of new jobs.
-        is_new = not any(map(spec.newest_checkpoint, spec.names))
-        folders = sync_folders(spec.sync_dir) if spec.sync_every and is_new else []
-        if folders:
+        is_new = not any(map(spec.newest_checkpoint, jobs))
+        if spec.sync_every and is_new and any(spec.sync_dir.glob("sync-*")):
             raise ConfigError(
-                f"--sync-dir {spec.sync_dir} was given to new jobs, but {folders[-1]} belongs to"
-                " others. Give an empty folder."
+                f"--sync-dir {spec.sync_dir} was given to new jobs, but it has syncs of others."
+                " Give an empty folder."
             )
-        for name in spec.names:
-            fork(warm_start, spec.folder / name, configs[name])
-        exits = self._supervise(
-            [self._training(job.name, job.device) for job in spec.jobs if spec.has_work(job.name)]
-        )
-        self._display.show_table(format_table(spec.folder, self._state))
-        return exits
+        for name in jobs:
+            fork(warm_start, spec.folder / name, load(spec.config_file(name)))
+        pending = [name for name in jobs if spec.has_work(name)]
+        self._supervise([self._training(name, jobs[name]) for name in pending])
+        self._show_table()
+
+    @property
+    def _alone(self) -> JobDevice:
+        """Device of programs that run alone: the first GPU, or the whole CPU if simulated."""
+        return self._spec.devices[0]._replace(cores=None)
 
     def _supervise(self, programs: Sequence[ProgramSpec]) -> list[Exit]:
         return Supervisor(self._stop, self, end_together=False).run(programs)
 
     def _training(self, name: str, device: JobDevice) -> ProgramSpec:
         spec = self._spec
-        return ProgramSpec(
-            name=name,
-            command=(*spec.trainer, "--config", str(spec.config_file(name)), "--resume"),
-            log=spec.log_file(name),
-            environ=device.environ,
-            cores=device.cores,
-            max_restarts=spec.max_restarts,
-        )
+        command = (*spec.trainer, "--config", str(spec.config_file(name)), "--resume")
+        log = spec.log_file(name)
+        say(f"{name:<14} its log is {log}")
+        environ = gpu_environ(device.gpus)
+        return ProgramSpec(name, command, log, environ, device.cores, spec.max_restarts)
 
     def _report_missing(self, done: Sequence[str]) -> bool:
-        """Report the jobs and the syncs that the merge lacks; return whether there are none."""
+        """Report the jobs and the syncs that the merge lacks; return whether it lacks syncs."""
         spec = self._spec
-        for shard, name in enumerate(spec.names):
+        names = list(spec.job_configs)
+        for shard, name in enumerate(names):
             if name not in done:
-                self._error(
+                say_error(
                     f"the merge lacks {name}, which failed at step"
-                    f" {read_progress(spec.folder / name).step} of {spec.total_steps}, and with it"
-                    f" shard {shard} of the corpus ({self._shards.describe(shard)}). Resume it with"
-                    " the same command and --resume."
+                    f" {read_progress(spec.folder / name).step} of"
+                    f" {spec.config.training.max_steps}, and with it shard {shard} of the corpus."
+                    " Resume it with the same command and --resume."
                 )
         average = newest_average(spec.sync_dir) if spec.sync_every else None
         missed_syncs = read_record(average).missed_syncs if average else {}
         for index, syncs in missed_syncs.items():
-            self._error(
-                f"{spec.names[index]} missed {syncs} syncs because it was late or failed: its"
-                " updates for them are not in the result. Raise --sync-timeout to wait longer."
+            say_error(
+                f"{names[index]} missed {syncs} syncs because it was late or failed: its updates"
+                " for them are not in the result. Raise --sync-timeout to wait longer."
             )
-        return len(done) == len(spec.jobs) and not missed_syncs
+        return bool(missed_syncs)
 
     def _merge(self, names: Sequence[str]) -> int:
         """Merge the newest checkpoints of these jobs; return the exit code."""
@@ -441,81 +458,63 @@ class _Launcher(SupervisorEvents):
         checkpoints = [path for path in map(spec.newest_checkpoint, names) if path]
         job_steps = dict(zip(names, map(step_of, checkpoints), strict=True))
         if state.merge is not None and state.merge.job_steps == job_steps and merged.exists():
-            self._display.print(f"nothing to do: {state.merge.describe(merged)}")
+            say(f"nothing to do: {state.merge.describe(merged)}")
             return state.merge.exit_code
         state.merge = None
-        self._rename_previous(merged)
+        _rename_previous(merged)
         command = [*spec.merger, "--checkpoints", *map(str, checkpoints), "--output", str(merged)]
         command += ["--train-data", str(self._shards.train)]
         command += ["--audio-root", str(self._shards.audio_root)]
         if self._shards.held_out:
             command += ["--val-data", str(self._shards.held_out)]
-        program = ProgramSpec(
-            name="merge",
-            command=tuple(command),
-            log=spec.folder / "logs" / "merge.log",
-            environ=spec.shared_device.environ,
-            cores=spec.shared_device.cores,
-        )
-        self._shows_output = True
-        code = next((exit.code for exit in self._supervise([program])), 1)
+        log = spec.folder / "logs" / "merge.log"
+        environ = gpu_environ(self._alone.gpus)
+        exits = self._supervise([ProgramSpec("merge", tuple(command), log, environ)])
+        code = exits[0].code if exits else 1
         if code in (0, 1) and merged.exists():
             state.merge = MergeResult(job_steps=job_steps, exit_code=code)
-            self._display.print(state.merge.describe(merged))
+            say(state.merge.describe(merged))
             return code
         return 2 if code == 2 else 1
-
-    def _rename_previous(self, merged: Path) -> None:
-        """Rename a previous result, which may have been trained further."""
-        if merged.exists():
-            names = (merged.with_name(f"{merged.name}-{number}") for number in count(1))
-            target = next(path for path in names if not path.exists())
-            try:
-                with locked_file(merged / LOCK, wait=False):
-                    merged.rename(target)
-            except BlockingIOError as error:
-                raise ConfigError(
-                    f"{merged} cannot be renamed: another process is training it. Stop it, then use"
-                    " --resume."
-                ) from error
-            self._display.print(f"renamed {merged} of an earlier merge to {target}")
-
-    def _error(self, message: str) -> None:
-        self._display.print(f"error: {message}", error=True)
 
     def on_start(self, program: ProgramSpec, pid: int, restarts: int) -> None:
         self._set_process(program.name, ProcessState(state="running", pid=pid, restarts=restarts))
 
     def on_line(self, program: ProgramSpec, line: str) -> None:
-        if self._shows_output:
-            self._display.print(line)
+        # Of a merge the output is shown, of trainings a table of their progress.
+        if program.name == "merge":
+            say(line)
 
     def on_restart(self, exit: Exit, restarts: int) -> None:
-        program = exit.program
-        self._display.print(
-            f"{program.name} {exit.process.exit_reason()} ({program.log}); it restarts from its"
-            f" newest checkpoint (restart {restarts} of {program.max_restarts})"
+        say(
+            f"{exit.program.name} {exit.process.exit_reason()} ({exit.program.log}); it restarts"
+            f" from its newest checkpoint (restart {restarts} of {exit.program.max_restarts})"
         )
 
     def on_exit(self, exit: Exit) -> None:
         name = exit.program.name
-        if not self._shows_output and exit.outcome in ("rejected", "failed"):
-            self._error(f"{name} {exit.process.failure_report()}")
-        process = self._state.processes[name].model_copy(update={"state": exit.outcome})
-        self._set_process(name, process)
+        if name != "merge" and exit.outcome in ("rejected", "failed"):
+            say_error(f"{name} {exit.process.failure_report()}")
+        process = self._state.processes[name]
+        self._set_process(name, process.model_copy(update={"state": exit.outcome}))
 
     def on_stop(self, stop: StopSignals) -> None:
         consequence = "all runs write a checkpoint and end; a second Ctrl-C kills them"
         if stop.count > 1:
             consequence = "all runs are killed"
-        self._display.print(f"{stop.signal_name}: {consequence}")
+        say(f"{stop.signal_name}: {consequence}")
 
     def on_poll(self) -> None:
-        if self._display.is_due() and not self._shows_output:
+        if time.monotonic() >= self._next_table_s and self._state.stage != "merge":
             # The jobs go on if the file system fails.
             with suppress(OSError):
-                self._display.show_table(format_table(self._spec.folder, self._state))
+                self._show_table()
         self._page.refresh()
+
+    def _show_table(self) -> None:
+        self._next_table_s = time.monotonic() + self._spec.table_every_s
+        for line in progress_table(self._spec.folder, self._state):
+            say(line)
 
     def _set_process(self, name: str, process: ProcessState) -> None:
         self._state.processes[name] = process
@@ -525,50 +524,43 @@ class _Launcher(SupervisorEvents):
             log.error("%s cannot be written: %s. The jobs go on.", error.filename, error.strerror)
 
 
+def _rename_previous(merged: Path) -> None:
+    """Rename a previous result, which may have been trained further."""
+    if not merged.exists():
+        return
+    names = (merged.with_name(f"{merged.name}-{number}") for number in count(1))
+    target = next(path for path in names if not path.exists())
+    try:
+        with locked_file(merged / LOCK, wait=False):
+            merged.rename(target)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"{merged} cannot be renamed: another process is training it. Stop it, then use"
+            " --resume."
+        ) from error
+    say(f"renamed {merged} of an earlier merge to {target}")
+
+
 def fork(start: Path, run: Path, config: Config) -> None:
     """Start a run from a checkpoint's weights, optimizer and step, at the start of its own corpus.
 
-    Does nothing if the run already has a checkpoint.
+    Does nothing if the run already has a checkpoint. Raises CheckpointError if `start` is damaged.
 
     Args:
         start: a checkpoint whose vocabulary has all symbols, languages and speakers of the run's
             corpus.
         run: folder of the new run, which `--resume` then trains.
         config: of the new run.
-
-    Raises:
-        CheckpointError: `start` is damaged.
     """
     checkpoints = run / "checkpoints"
-    recover_interrupted_replace(checkpoints)
+    checkpoint_files.recover_interrupted_replace(checkpoints)
     if latest(checkpoints):
         return
     source = Checkpoint.read(start)
     record = source.record
-    ancestor = Ancestor(
-        run=str(start.parents[1]),
-        step=record.step,
-        weights=record.digests[MODEL],
-        symbols=len(record.symbols),
-        languages=len(record.languages),
-        speakers=len(record.speakers),
-    )
-    # What the run has not done itself is not inherited: its corpus, progress and observations, and
-    # what it was merged from.
-    record = record.model_copy(
-        update={
-            "settings": config,
-            "corpus": None,
-            "position": Position(),
-            "audio_s": 0.0,
-            "audio_s_since_sync": 0.0,
-            "best": None,
-            "pending_observations": (),
-            "provisional": False,
-            "ancestor": ancestor,
-            "merge_inputs": (),
-            "kept_input": None,
-        }
-    )
+    ancestor = ancestor_of(record, start.parents[1], record.digests[checkpoint_files.MODEL])
+    update = {name: Record.model_fields[name].default for name in NOT_FORKED}
+    record = record.model_copy(update=update | {"settings": config, "ancestor": ancestor})
     groups = ((group, source.arrays(group).items()) for group in source.groups)
-    write_checkpoint(checkpoint_of(checkpoints, record.step), groups, record)
+    target = checkpoint_files.checkpoint_of(checkpoints, record.step)
+    checkpoint_files.write_checkpoint(target, groups, record)

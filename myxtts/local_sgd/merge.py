@@ -3,6 +3,8 @@
 By default each input is weighted by the audio it was trained on, as in federated averaging (McMahan
 et al. 2017). Averaging weights relies on the common start: from there, the runs mostly stay in one
 basin of the loss (Frankle et al. 2020).
+
+The syncs of jobs (sync.py) take the same mean. No TensorFlow, but for validation.
 """
 
 import logging
@@ -12,8 +14,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from itertools import chain, combinations, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,28 +28,94 @@ from myxtts.config.load import check_storable, dump
 from myxtts.config.schema import IN_MERGE, OFF_IN_MERGE, Config, LocalSGDConfig, RunConfig
 from myxtts.data.dataset import audio_root_of, manifest_of
 from myxtts.data.manifest import Manifest, report_rejected
-from myxtts.data.metadata_file import read_corpus
-from myxtts.errors import CheckpointError, ConfigError, DataError
-from myxtts.files import fsync_folder, partial_folder_of, write_whole
-from myxtts.local_sgd.averaging import normalised, weighted_mean
+from myxtts.data.metadata_file import Rows, read_corpus
+from myxtts.errors import CheckpointError, ConfigError
+from myxtts.files import replaced_folder, write_whole
 from myxtts.tasks.registry import length_rule_of
-from myxtts.training.checkpoint_files import (
-    MODEL,
-    Ancestor,
-    Checkpoint,
-    MergedInput,
-    Record,
-    checkpoint_of,
-    write_checkpoint,
-)
+from myxtts.training import checkpoint_files
+from myxtts.training.checkpoint_files import Ancestor, Checkpoint, MergedInput, Record
 from myxtts.training.runs import TrainedRun
 
 # No weights depend on these, so --force allows inputs to differ in them.
-FORCEABLE = ("speakers", "start")
+FORCEABLE = ("speakers", "initial weights")
 # Below this cosine, layers have little in common.
 LOW_COSINE = 0.5
 
+Group = tuple[Checkpoint, str]
+"""A checkpoint, and the name of a group of its arrays."""
+
 log = logging.getLogger(__name__)
+
+
+def normalised(weights: Sequence[float]) -> list[float]:
+    """Return the weights divided by their sum, or equal coefficients if every weight is 0."""
+    total = sum(weights)
+    if not total:
+        return [1 / len(weights)] * len(weights)
+    return [weight / total for weight in weights]
+
+
+def weighted_mean(
+    groups: Sequence[Group], weights: Sequence[float]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the mean of the arrays of several checkpoints by name; of integers, the largest.
+
+    The sum is taken in float64; the mean has the type of the arrays. Only one array and the sum are
+    in memory, however many checkpoints there are. Raises CheckpointError if the groups differ, or
+    an array is not finite; names the first such array.
+
+    Args:
+        weights: of each group, 0 or more, in any unit.
+    """
+    coefficients = normalised(weights)
+    with ExitStack() as opened:
+        contents = [opened.enter_context(checkpoint.opened(group)) for checkpoint, group in groups]
+        archives = [checkpoint_files.archive_of(item.path, group) for item, group in groups]
+        for path, arrays in zip(archives, contents, strict=True):
+            if difference := set(arrays) ^ set(contents[0]):
+                raise _other_network(min(difference), archives[0], path)
+        for name in contents[0]:
+            spec = None
+            total = None
+            for path, arrays, coefficient in zip(archives, contents, coefficients, strict=True):
+                array = arrays[name]
+                spec = spec or (array.shape, array.dtype)
+                if (array.shape, array.dtype) != spec:
+                    raise _other_network(name, archives[0], path)
+                if not np.issubdtype(array.dtype, np.floating):
+                    total = array if total is None else np.maximum(total, array)
+                    continue
+                if not np.isfinite(array).all():
+                    raise CheckpointError(
+                        f"'{name}' in {path} is not finite. Use an earlier checkpoint of it."
+                    )
+                term = coefficient * array.astype(np.float64)
+                total = term if total is None else total + term
+            # There is at least one archive.
+            assert total is not None and spec is not None
+            yield name, total.astype(spec[1])
+
+
+def _other_network(name: str, first: Path, other: Path) -> CheckpointError:
+    return CheckpointError(
+        f"'{name}' differs between {first} and {other}, or is in one of them only: the networks"
+        " differ. Leave one of them out."
+    )
+
+
+def sync_folders(sync_dir: Path) -> list[Path]:
+    """Return the folder of each sync in a --sync-dir, by step."""
+    return sorted(sync_dir.glob("sync-[0-9]*"), key=sync_step)
+
+
+def sync_step(sync_folder: Path) -> int:
+    return int(sync_folder.name.removeprefix("sync-"))
+
+
+def newest_average(sync_dir: Path) -> Path | None:
+    """Return the newest averaged checkpoint, if there is one."""
+    averages = (path / "averaged" for path in reversed(sync_folders(sync_dir)))
+    return next((path for path in averages if path.exists()), None)
 
 
 def merge_settings(task: str) -> list[Setting]:
@@ -57,153 +124,89 @@ def merge_settings(task: str) -> list[Setting]:
     return [setting for setting in marked(IN_MERGE) if setting.needs.is_met(values)]
 
 
-@dataclass(frozen=True, eq=False)
-class MergeInput:
-    """A checkpoint to merge."""
-
-    run: TrainedRun
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self.run.checkpoint
-
-    @property
-    def path(self) -> Path:
-        return self.checkpoint.path
-
-    @property
-    def record(self) -> Record:
-        return self.checkpoint.record
-
-    @property
-    def config(self) -> Config:
-        return self.record.settings
-
-    @property
-    def weights(self) -> tuple[Checkpoint, str]:
-        """Checkpoint and group of the weights that inference uses."""
-        return self.checkpoint, self.record.weights_group
-
-    @property
-    def signature(self) -> dict[str, Any]:
-        """What the arrays of the checkpoint depend on, by name; the same for all inputs."""
-        config = self.config
-        record = self.record
-        task = config.model.task
-        # The optimizer state covers the trained variables and, with mixed_float16, the loss scale.
-        is_scaled = config.training.precision == "mixed_float16"
-        precision = "mixed_float16" if is_scaled else "another"
-        teacher = record.teacher.weights if record.teacher else "none"
-        return {
-            "task": task,
-            "model_size": config.model.model_size,
-            **{setting.name: setting.of(config) for setting in merge_settings(task)},
-            "text_frontend": config.data.text_frontend,
-            "audio_format": record.audio_format,
-            "teacher": teacher,
-            "freeze": " ".join(sorted(config.training.freeze)) or "nothing",
-            "precision": precision,
-            "symbols": record.symbols,
-            "languages": record.languages,
-            "speakers": record.speakers,
-            "start": record.start,
-        }
+def signature_of(record: Record) -> dict[str, Any]:
+    """Return what the arrays of an input depend on, by name; the same for all inputs."""
+    config = record.settings
+    task = config.model.task
+    teacher = record.teacher.weights if record.teacher else None
+    # The optimizer state covers the trained variables and, with mixed_float16, the loss scale.
+    has_loss_scale = config.training.precision == "mixed_float16"
+    return {
+        "task": task,
+        "model_size": config.model.model_size,
+        **{setting.name: setting.of(config) for setting in merge_settings(task)},
+        "text_frontend": config.data.text_frontend,
+        "audio_format": record.audio_format,
+        "teacher": teacher,
+        "freeze": tuple(sorted(config.training.freeze)),
+        "precision mixed_float16": has_loss_scale,
+        "symbols": record.symbols,
+        "languages": record.languages,
+        "speakers": record.speakers,
+        "initial weights": record.start[:12],
+    }
 
 
-def read_inputs(paths: Sequence[Path]) -> list[MergeInput]:
-    """Read the inputs of a merge.
+def weights_group(source: TrainedRun) -> Group:
+    """Return the weights that inference uses."""
+    return source.checkpoint, source.record.weights_group
 
-    Raises:
-        CheckpointError: one of them cannot be read.
-        ConfigError: there are not two or more different ones.
-    """
+
+def read_inputs(paths: Sequence[Path]) -> list[TrainedRun]:
+    """Read the inputs of a merge, two or more. Raises UserError if that is not possible."""
     inputs = [read_input(path) for path in paths]
-    resolved = [merge_input.path.resolve() for merge_input in inputs]
-    if repeated := next((path for path in resolved if resolved.count(path) > 1), None):
+    resolved = {source.checkpoint.path.resolve() for source in inputs}
+    if len(resolved) < max(2, len(inputs)):
         raise ConfigError(
-            f"a merge needs different checkpoints, but {repeated} was given twice. Name each one"
-            " once."
-        )
-    if len(inputs) < 2:
-        raise ConfigError(
-            f"a merge needs two or more checkpoints, but {len(inputs)} was given. Name at least"
-            " two."
+            f"a merge needs different checkpoints, at least two, but --checkpoints names"
+            f" {len(inputs)}, {len(resolved)} of them different. Name each one once."
         )
     return inputs
 
 
-def read_input(path: Path) -> MergeInput:
+def read_input(path: Path) -> TrainedRun:
     """Read a checkpoint by its folder or its run's. Raises CheckpointError if it is damaged."""
     is_checkpoint = path.is_dir() and (
         (path / "state.json").exists() or re.fullmatch(r"step-\d+", path.name)
     )
     if is_checkpoint:
-        return MergeInput(TrainedRun(path.parent.parent, Checkpoint.read(path)))
-    return MergeInput(TrainedRun.open(path))
+        return TrainedRun(path.parent.parent, Checkpoint.read(path))
+    return TrainedRun.open(path)
 
 
-def merge_weights(inputs: Sequence[MergeInput], given: Sequence[float] | None) -> list[float]:
+def merge_weights(inputs: Sequence[TrainedRun], given: Sequence[float] | None) -> list[float]:
     """Return the given weights, or else the seconds of audio that each input was trained on.
 
-    Raises:
-        CheckpointError: the seconds of audio are no weights.
-        ConfigError: the given weights are no weights, or too few or too many.
+    Raises ConfigError if they are no weights.
     """
-    if given is None:
-        weights = [merge_input.record.audio_s for merge_input in inputs]
-        if not all(0 <= weight < math.inf for weight in weights):
-            raise CheckpointError(
-                "the state.json files say that the inputs were trained on"
-                f" {' '.join(map(str, weights))} seconds of speech. Give --weights."
-            )
-        return weights
-    if len(given) != len(inputs):
+    weights = [source.record.audio_s for source in inputs] if given is None else list(given)
+    is_mean = all(0 <= weight < math.inf for weight in weights) and sum(weights) < math.inf
+    if not is_mean or len(weights) != len(inputs) or (given is not None and not sum(given)):
         raise ConfigError(
-            f"--weights has {len(given)} numbers for {len(inputs)} checkpoints. Give one for each."
+            f"the {len(inputs)} checkpoints have the weights {' '.join(map(str, weights))}. Give"
+            " --weights with a number of 0 or more for each, not all of them 0; by default these"
+            " are the seconds of speech of each state.json."
         )
-    if not all(0 <= weight < math.inf for weight in given) or not 0 < sum(given) < math.inf:
-        raise ConfigError(
-            f"--weights {' '.join(map(str, given))} was given. Give numbers of 0 or more, not all"
-            " of them 0."
-        )
-    return list(given)
+    return weights
 
 
-def check_compatible(inputs: Sequence[MergeInput], force: bool) -> None:
+def check_compatible(inputs: Sequence[TrainedRun], force: bool) -> None:
     """Raise CheckpointError, with the first difference, if two inputs have other signatures."""
-    first = inputs[0]
-    signature = first.signature
+    signature = signature_of(inputs[0].record)
     for other in inputs[1:]:
-        values = other.signature
+        values = signature_of(other.record)
         for name, value in signature.items():
             if value == values[name] or (force and name in FORCEABLE):
                 continue
-            to_do = "Leave one of them out"
-            if name in FORCEABLE:
-                to_do += ", or merge them anyway with --force"
+            pairs = [(value, values[name])]
+            if isinstance(value, tuple):
+                pairs = list(zip_longest(value, values[name]))
+            left, right = next(pair for pair in pairs if pair[0] != pair[1])
             raise CheckpointError(
-                f"{first.path} and {other.path} cannot be merged:"
-                f" {describe_difference(name, value, values[name])}. {to_do}."
+                f"{inputs[0].checkpoint.path} and {other.checkpoint.path} cannot be merged: {name}"
+                f" is {left} in the first and {right} in the second. Leave one of them out; --force"
+                f" allows other {' and '.join(FORCEABLE)}."
             )
-
-
-def describe_difference(name: str, first: Any, second: Any) -> str:
-    """Return in words how two inputs differ."""
-    if name == "start":
-        return (
-            f"they did not start from the same weights ({first[:12]}…, {second[:12]}…): their mean"
-            " is rarely useful"
-        )
-    if not isinstance(first, tuple):
-        return f"{name} is {first} in the first and {second} in the second"
-    rows = enumerate(zip_longest(first, second), 1)
-    row, pair = next((row, pair) for row, pair in rows if pair[0] != pair[1])
-    left = "missing" if pair[0] is None else repr(pair[0])
-    right = "missing" if pair[1] is None else repr(pair[1])
-    return (
-        f"their {name} are not the same ({len(first)} and {len(second)}): number {row} is {left} in"
-        f" the first and {right} in the second"
-    )
 
 
 class LayerDistance(NamedTuple):
@@ -218,13 +221,11 @@ class LayerDistance(NamedTuple):
     distance: float
 
 
-def layer_distances(groups: Sequence[tuple[Checkpoint, str]]) -> dict[str, LayerDistance]:
+def layer_distances(groups: Sequence[Group]) -> dict[str, LayerDistance]:
     """Return the distance of each layer: the variables whose names share the first two parts.
 
-    One variable of each checkpoint is in memory at a time. Integers count as equal.
-
-    Args:
-        groups: checkpoint and group of arrays; all have the same names, shapes and types.
+    One variable of each checkpoint is in memory at a time. Integers count as equal. All groups have
+    the same names, shapes and types.
     """
     pairs = list(combinations(range(len(groups)), 2))
     # Of each pair: the inner product, both squared norms and that of the difference.
@@ -256,10 +257,8 @@ def layer_distances(groups: Sequence[tuple[Checkpoint, str]]) -> dict[str, Layer
 def layer_table(layers: Mapping[str, LayerDistance]) -> str:
     """Return a Markdown table, followed by the names of the layers with a low cosine."""
     lines = ["| layer | cosine, lowest | distance, largest |", "|---|---|---|"]
-    lines += [
-        f"| {layer} | {cosine:.4f} | {distance:.4f} |"
-        for layer, (cosine, distance) in layers.items()
-    ]
+    for layer, (cosine, distance) in layers.items():
+        lines.append(f"| {layer} | {cosine:.4f} | {distance:.4f} |")
     if low := [layer for layer, (cosine, _) in layers.items() if cosine < LOW_COSINE]:
         lines.append("")
         lines.append(
@@ -269,18 +268,10 @@ def layer_table(layers: Mapping[str, LayerDistance]) -> str:
     return "\n".join([*lines, ""])
 
 
-class CorpusOverrides(NamedTuple):
-    """Corpora of the merged run instead of those of its first input, as their flags take them."""
-
-    train_data: str | None = None
-    val_data: str | None = None
-    audio_root: str | None = None
-
-
 def merge(
     checkpoints: Sequence[Path],
     output: Path,
-    corpora: CorpusOverrides,
+    corpora: Mapping[str, str],
     weights: Sequence[float] | None = None,
     force: bool = False,
 ) -> bool:
@@ -289,8 +280,8 @@ def merge(
     Args:
         checkpoints: folders of runs, which stand for their best or newest checkpoint, or of
             checkpoints; 2 or more.
-        output: folder of the new run.
-        corpora: with `val_data`, all inputs and their mean are measured on it.
+        corpora: `train_data`, `val_data` and `audio_root` of the new run, where they are not those
+            of its first input. With `val_data`, all inputs and their mean are measured on it.
         weights: of each input, 0 or more; by default the audio that it was trained on.
         force: also merge inputs with different speakers or initial weights.
 
@@ -303,33 +294,38 @@ def merge(
     """
     for checkpoint in checkpoints:
         check_storable(str(checkpoint), "--checkpoints")
-    for name, path in {"output": output, **corpora._asdict()}.items():
+    for name, path in {"output": output, **corpora}.items():
         check_storable(str(path), f"--{name.replace('_', '-')}")
     check_output(output)
     inputs = read_inputs(checkpoints)
     weights = merge_weights(inputs, weights)
-    coefficients = normalised(weights)
     check_compatible(inputs, force)
-    configs = [merged_config(source.config, output, corpora) for source in inputs]
+    configs = [merged_config(source.record.settings, output, corpora) for source in inputs]
     check_settings(configs[0])
-    check_corpora(configs[0], corpora)
-    held_out = None
-    if corpora.val_data is not None:
-        held_out = read_held_out(configs[0], inputs[0], output)
-    log_inputs(inputs, coefficients, configs)
-    with new_run_folder(output) as folder:
+    if "train_data" in corpora:
+        read_rows(configs[0], corpora["train_data"])
+    held_out = read_held_out(configs[0], inputs[0], output) if "val_data" in corpora else None
+    log_inputs(inputs, weights, configs)
+    with replaced_folder(output) as folder:
         write_whole(folder / "config.yaml", dump(configs[0]).encode())
         checkpoint = write_mean(folder, inputs, weights, configs[0], output)
-        print(layer_table(layer_distances([source.weights for source in inputs])))
+        print(layer_table(layer_distances([*map(weights_group, inputs)])))
         better = None
         if held_out is not None:
-            better = find_better_input(inputs, coefficients, held_out, configs[0], folder)
+            # This imports TensorFlow, which takes seconds.
+            from myxtts.local_sgd.interpolation import measure_interpolation
+
+            mean = tuple(normalised(weights))
+            line = measure_interpolation(inputs, mean, held_out, configs[0], folder)
+            better = line.better_input
+            level = logging.INFO if better is None else logging.WARNING
+            print(line.table())
+            log.log(level, "verdict        %s", line.verdict())
         if better is not None:
             shutil.rmtree(folder / "checkpoints")
-            one_hot = [float(index == better) for index in range(len(inputs))]
-            checkpoint = write_mean(
-                folder, inputs, one_hot, configs[0], output, kept_input=inputs[better]
-            )
+            weights = [float(index == better) for index in range(len(inputs))]
+            kept = inputs[better]
+            checkpoint = write_mean(folder, inputs, weights, configs[0], output, kept)
     log.info("wrote          %s", output / checkpoint.relative_to(folder))
     return better is None
 
@@ -349,122 +345,92 @@ def check_output(output: Path) -> None:
         )
 
 
-def merged_config(config: Config, output: Path, corpora: CorpusOverrides) -> Config:
+def merged_config(config: Config, output: Path, corpora: Mapping[str, str]) -> Config:
     """Return the settings of the merged run from those of an input.
 
     The merged run can continue like the input, but as a single job and to the end. It keeps
     `freeze`, which the optimizer state depends on, and `init_from`, without which `freeze` is
     rejected; the pretrained run is not read again.
     """
-    values = {name: value for name, value in corpora._asdict().items() if value is not None}
-    values |= {"run": output.name, "runs_dir": str(output.parent)}
-    config = with_values(turned_off(config, OFF_IN_MERGE), values)
+    run = {"run": output.name, "runs_dir": str(output.parent)}
+    config = with_values(turned_off(config, OFF_IN_MERGE), {**corpora, **run})
     return config.model_copy(update={"local_sgd": LocalSGDConfig()})
 
 
-def check_corpora(config: Config, corpora: CorpusOverrides) -> None:
-    """Raise DataError if a given corpus or folder cannot be read, before any merging."""
-    if corpora.audio_root is not None and not Path(corpora.audio_root).is_dir():
-        raise DataError(
-            f"--audio-root {corpora.audio_root} was given, but there is no such folder. Give the"
-            " folder of the audio."
-        )
-    if corpora.train_data is not None:
-        read_corpus(
-            Path(corpora.train_data),
-            config.data.language,
-            audio_root_of(config.data),
-            length_rule_of(config) is not None,
-            columns=config.data.columns,
-        )
-
-
-def read_held_out(config: Config, first: MergeInput, output: Path) -> Manifest:
-    """Read the utterances to validate on; list unusable rows in a file next to the output.
-
-    Raises:
-        DataError: they cannot be used.
-    """
+def read_rows(config: Config, corpus: str, preferred: str = "metadata_train.csv") -> Rows:
+    """Read a given corpus before any merging. Raises DataError if that is not possible."""
     data = config.data
-    length_rule = length_rule_of(config)
-    rows = read_corpus(
-        Path(str(data.val_data)),
-        data.language,
-        audio_root_of(data),
-        length_rule is not None,
-        preferred="metadata_eval.csv",
-        columns=data.columns,
-    )
+    needs_text = length_rule_of(config) is not None
+    root = audio_root_of(data)
+    return read_corpus(Path(corpus), data.language, root, needs_text, preferred, data.columns)
+
+
+def read_held_out(config: Config, first: TrainedRun, output: Path) -> Manifest:
+    """Read the utterances to validate on; list unusable rows in a file next to the output."""
+    rows = read_rows(config, str(config.data.val_data), "metadata_eval.csv")
     log.info("corpus form    %s", rows.form)
-    manifest, _, rejected = manifest_of(rows, data, length_rule, first.record.vocabulary)
+    length_rule = length_rule_of(config)
+    manifest, _, rejected = manifest_of(rows, config.data, length_rule, first.record.vocabulary)
     if unusable := [*rows.rejected, *rejected]:
         output.parent.mkdir(parents=True, exist_ok=True)
         listing = output.with_name(f"{output.name}-rejected.csv")
-        report_rejected(unusable, [(rows, manifest)], data.max_rejected, listing)
+        report_rejected(unusable, [(rows, manifest)], config.data.max_rejected, listing)
     return manifest
 
 
 def log_inputs(
-    inputs: Sequence[MergeInput], coefficients: Sequence[float], configs: Sequence[Config]
+    inputs: Sequence[TrainedRun], weights: Sequence[float], configs: Sequence[Config]
 ) -> None:
     """Log the inputs, and the settings in which they differ."""
-    for source, coefficient in zip(inputs, coefficients, strict=True):
+    for source, coefficient in zip(inputs, normalised(weights), strict=True):
         log.info(
             "input          %s: step %d, %.1f s of speech, coefficient %.4f",
-            source.path,
+            source.checkpoint.path,
             source.record.step,
             source.record.audio_s,
             coefficient,
         )
-    documents = [config.model_dump(mode="json") for config in configs]
-    for section, settings in documents[0].items():
-        for name, first in settings.items():
-            values = [document[section][name] for document in documents]
-            if any(value != first for value in values):
-                given = ", ".join(map(str, values))
-                log.info("difference     %s: %s; the merged run has %s", name, given, first)
-
-
-@contextmanager
-def new_run_folder(output: Path) -> Iterator[Path]:
-    """Yield a folder that is renamed to `output` at the end, and removed after an error."""
-    partial = partial_folder_of(output)
-    # A killed process may have left one.
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        os.rename(partial, output)
-        fsync_folder(output.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    all_values = [values_of(config) for config in configs]
+    for name, first in all_values[0].items():
+        if any(values[name] != first for values in all_values):
+            given = ", ".join(str(values[name]) for values in all_values)
+            log.info("difference     %s: %s; the merged run has %s", name, given, first)
 
 
 def write_mean(
     folder: Path,
-    inputs: Sequence[MergeInput],
+    inputs: Sequence[TrainedRun],
     weights: Sequence[float],
     config: Config,
     run: Path,
-    kept_input: MergeInput | None = None,
+    kept: TrainedRun | None = None,
 ) -> Path:
     """Write the checkpoint of a merged run, and return it.
 
     Args:
         folder: of the run while it is incomplete.
         run: the run's final folder.
-        kept_input: the input whose weights the checkpoint has, if it does not have the mean.
+        kept: the input whose weights the checkpoint has, if it does not have the mean.
     """
     # A fixed order makes rounding independent of the order of the inputs.
-    pairs = sorted(zip(inputs, weights, strict=True), key=lambda pair: str(pair[0].path.resolve()))
-    used = [(source, weight) for source, weight in pairs if kept_input in (None, source)]
-    records = [source.record for source, _ in used]
-    step = max(record.step for record in records)
-    starts = {record.start for record in records}
+    order = sorted(
+        range(len(inputs)), key=lambda index: str(inputs[index].checkpoint.path.resolve())
+    )
+    used = [(inputs[i], weights[i]) for i in order if kept is None or kept is inputs[i]]
+    step = max(source.record.step for source, _ in used)
+    starts = {source.record.start for source, _ in used}
     first = inputs[0].record
     # Inputs may differ in speakers only.
     speakers = dict.fromkeys(chain.from_iterable(source.record.speakers for source in inputs))
-    target = checkpoint_of(folder / "checkpoints", step)
+    merged_inputs = [
+        MergedInput(
+            checkpoint=str(source.checkpoint.path),
+            step=source.record.step,
+            audio_s=source.record.audio_s,
+            coefficient=coefficient,
+        )
+        for source, coefficient in zip(inputs, normalised(weights), strict=True)
+    ]
     record = Record(
         settings=config,
         symbols=first.symbols,
@@ -475,42 +441,33 @@ def write_mean(
         teacher=first.teacher,
         texts=first.texts,
         step=step,
-        audio_s=math.fsum(record.audio_s for record in records),
-        merge_inputs=merged_inputs(inputs, normalised(weights)),
-        kept_input=str(kept_input.path) if kept_input else None,
+        audio_s=math.fsum(source.record.audio_s for source, _ in used),
+        merge_inputs=tuple(merged_inputs),
+        kept_input=str(kept.checkpoint.path) if kept else None,
     )
+    target = checkpoint_files.checkpoint_of(folder / "checkpoints", step)
+    checkpoint = checkpoint_files.write_checkpoint(target, averaged_groups(used, config), record)
+    digest = checkpoint.record.digests[checkpoint_files.MODEL]
     # The merged run is the start of itself where its inputs started differently.
-    checkpoint = write_checkpoint(target, averaged_groups(used, config), record)
-    digest = checkpoint.record.digests[MODEL]
-    ancestor = Ancestor(
+    start = starts.pop() if len(starts) == 1 else digest
+    checkpoint.update(ancestor=ancestor_of(record, run, digest), start=start)
+    return target
+
+
+def ancestor_of(record: Record, run: Path, digest: str) -> Ancestor:
+    """Return what a run records of the checkpoint that it starts from, with this digest."""
+    return Ancestor(
         run=str(run),
-        step=step,
+        step=record.step,
         weights=digest,
         symbols=len(record.symbols),
         languages=len(record.languages),
         speakers=len(record.speakers),
     )
-    checkpoint.update(ancestor=ancestor, start=starts.pop() if len(starts) == 1 else digest)
-    return target
-
-
-def merged_inputs(
-    inputs: Sequence[MergeInput], coefficients: Sequence[float]
-) -> tuple[MergedInput, ...]:
-    """Return what a merged checkpoint records about its inputs."""
-    return tuple(
-        MergedInput(
-            checkpoint=str(source.path),
-            step=source.record.step,
-            audio_s=source.record.audio_s,
-            coefficient=coefficient,
-        )
-        for source, coefficient in zip(inputs, coefficients, strict=True)
-    )
 
 
 def averaged_groups(
-    used: Sequence[tuple[MergeInput, float]], config: Config
+    used: Sequence[tuple[TrainedRun, float]], config: Config
 ) -> Iterator[tuple[str, Iterable[tuple[str, np.ndarray]]]]:
     """Yield the groups of a merged checkpoint: the mean of the corresponding groups, as in a sync.
 
@@ -525,24 +482,6 @@ def averaged_groups(
         if group != "averages"
     }
     used_group = "averages" if config.training.ema_decay else "model"
-    groups[used_group] = [source.weights for source in inputs]
+    groups[used_group] = [*map(weights_group, inputs)]
     for group, sources in groups.items():
         yield group, weighted_mean(sources, weights)
-
-
-def find_better_input(
-    inputs: Sequence[MergeInput],
-    coefficients: Sequence[float],
-    held_out: Manifest,
-    config: Config,
-    folder: Path,
-) -> int | None:
-    """Measure the inputs, their mean and points between; return an input that is better, if any."""
-    # This imports TensorFlow, which takes seconds.
-    from myxtts.local_sgd.interpolation import measure_interpolation
-
-    line = measure_interpolation(inputs, tuple(coefficients), held_out, config, folder)
-    print(line.table())
-    level = logging.INFO if line.better_input is None else logging.WARNING
-    log.log(level, "verdict        %s", line.verdict())
-    return line.better_input

@@ -31,7 +31,6 @@ class CorpusShards:
         held_out: rows to validate on, if there are any.
         audio_root: folder that the paths in these files start from.
         table: what each shard holds, for the console.
-        utterances, minutes: of each shard.
     """
 
     train: Path
@@ -39,8 +38,6 @@ class CorpusShards:
     held_out: Path | None
     audio_root: Path
     table: str
-    utterances: tuple[int, ...]
-    minutes: tuple[float, ...]
 
     def in_folder(self, folder: Path) -> "CorpusShards":
         """Return these shards with their files in a folder, to which they were moved."""
@@ -50,10 +47,6 @@ class CorpusShards:
             shards=tuple(folder / shard.name for shard in self.shards),
             held_out=self.held_out and folder / self.held_out.name,
         )
-
-    def describe(self, shard: int) -> str:
-        """Return what a shard holds, such as "190 utterances, 10.25 minutes"."""
-        return f"{self.utterances[shard]} utterances, {self.minutes[shard]:.2f} minutes"
 
 
 def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
@@ -68,15 +61,22 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
         DataError: the corpus cannot be used or has fewer utterances than shards, or the folder has
             shards of another split or other files of these names.
     """
-    names = [f"shard-{shard}.csv" for shard in range(count)]
-    if stale := sorted({path.name for path in folder.glob("shard-*.csv")}.difference(names)):
+    shard_files = [folder / f"shard-{shard}.csv" for shard in range(count)]
+    train, held_out_file = folder / "train.csv", folder / "held_out.csv"
+    # Shards must be disjoint, and a corpus named train.csv may be there.
+    others = set(folder.glob("shard-*.csv")).difference(shard_files)
+    if (
+        not shard_files[0].exists()
+        or train.resolve() == Path(config.data.train_data or "").resolve()
+    ):
+        others.update(path for path in (*shard_files, train, held_out_file) if path.exists())
+    if others:
         raise DataError(
-            f"{count} shards cannot be written to {folder}: it already holds {stale[0]} of another"
-            " split, and shards must be disjoint. Give another folder, or remove this one."
+            f"{count} shards cannot be written to {folder}: {min(others).name} there is not of the"
+            " same split. Give another folder, or remove this one."
         )
-    _check_replaced(folder, names, config.data.train_data)
     # One of a previous split may be there, and this one may hold none out.
-    (folder / "held_out.csv").unlink(missing_ok=True)
+    held_out_file.unlink(missing_ok=True)
     # The texts of a teacher are in symbols and languages of its own.
     config = with_values(config, {"teacher_fraction": 0.0})
     corpus, held_out, vocabulary = load_corpora(config, folder, length_rule_of(config))
@@ -92,39 +92,19 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
     current_root = audio_root_of(config.data) or corpus_folder(config.data.train_data)
     audio_root = Path(os.path.commonpath([os.path.abspath(current_root), *folders]))
     shard_of = assign_shards(manifest.samples, manifest.speaker, manifest.language, count)
-    utterances = np.bincount(shard_of, minlength=count)
-    minutes = np.bincount(shard_of, weights=manifest.samples, minlength=count) / SAMPLE_RATE_HZ / 60
-
-    def write(name: str, source: Manifest, is_used: np.ndarray | None = None) -> Path:
-        rows = range(len(source)) if is_used is None else np.flatnonzero(is_used)
-        _write_rows(folder / name, source, rows, vocabulary, audio_root)
-        return folder / name
-
-    shards = [write(name, manifest, shard_of == shard) for shard, name in enumerate(names)]
+    for shard, path in enumerate(shard_files):
+        _write_rows(path, manifest, np.flatnonzero(shard_of == shard), vocabulary, audio_root)
+    _write_rows(train, manifest, range(len(manifest)), vocabulary, audio_root)
+    if held_out:
+        rows = range(len(held_out.manifest))
+        _write_rows(held_out_file, held_out.manifest, rows, vocabulary, audio_root)
     return CorpusShards(
-        train=write("train.csv", manifest),
-        shards=tuple(shards),
-        held_out=write("held_out.csv", held_out.manifest) if held_out else None,
+        train=train,
+        shards=tuple(shard_files),
+        held_out=held_out_file if held_out else None,
         audio_root=audio_root,
-        table=_shard_table(manifest, shard_of, vocabulary, utterances, minutes),
-        utterances=tuple(utterances.tolist()),
-        minutes=tuple(minutes.tolist()),
+        table=_shard_table(manifest, shard_of, vocabulary, count),
     )
-
-
-def _check_replaced(folder: Path, shards: Sequence[str], corpus: str | None) -> None:
-    """Raise DataError if a file to write is the corpus itself, or not of a previous split."""
-    is_split = (folder / shards[0]).exists()
-    for path in (folder / name for name in (*shards, "train.csv", "held_out.csv")):
-        if not path.exists():
-            continue
-        is_corpus = corpus is not None and os.path.exists(corpus) and path.samefile(corpus)
-        if is_corpus or not is_split:
-            found = "is the corpus itself" if is_corpus else "is not of an earlier split"
-            raise DataError(
-                f"shards cannot be written to {folder}: {path.name} there {found}, and would be"
-                " replaced. Give another folder."
-            )
 
 
 def assign_shards(
@@ -176,19 +156,17 @@ def _write_rows(
 
 
 def _shard_table(
-    manifest: Manifest,
-    shard_of: np.ndarray,
-    vocabulary: Vocabulary,
-    utterances: np.ndarray,
-    minutes: np.ndarray,
+    manifest: Manifest, shard_of: np.ndarray, vocabulary: Vocabulary, count: int
 ) -> str:
     """Return a table with a row for each shard and a column for each language."""
     lines = [["shard", "utterances", "minutes", "speakers", *vocabulary.languages]]
-    for shard, (count, length) in enumerate(zip(utterances, minutes, strict=True)):
+    for shard in range(count):
         rows = shard_of == shard
-        per_language = np.bincount(manifest.language[rows], minlength=len(vocabulary.languages))
+        minutes = manifest.samples[rows].sum() / SAMPLE_RATE_HZ / 60
         speakers = len(np.unique(manifest.speaker[rows]))
-        lines.append([*map(str, (shard, count, f"{length:.2f}", speakers, *per_language))])
+        per_language = np.bincount(manifest.language[rows], minlength=len(vocabulary.languages))
+        cells = (shard, np.count_nonzero(rows), f"{minutes:.2f}", speakers, *per_language)
+        lines.append([*map(str, cells)])
     return "\n".join(align_columns(lines))
 
 

@@ -71,8 +71,7 @@ TESTS = {
     "models/alignment.py": ("test_alignment", "test_model"),
     "models/ctc.py": ("test_ctc", "test_transcribe", "test_asr"),
     "models/layers.py": ("test_model", "test_flow"),
-    "local_sgd/averaging.py": ("test_merge", "test_sync"),
-    "local_sgd/merge.py": ("test_merge",),
+    "local_sgd/merge.py": ("test_merge", "test_sync"),
     "local_sgd/sync.py": ("test_sync", "test_jobs"),
 }
 

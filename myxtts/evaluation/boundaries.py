@@ -1,10 +1,12 @@
 """Spans of sounds and words that a synthesizer reports: a test of alignments and of word errors."""
 
 import json
+import math
 import random
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,8 +41,6 @@ RELIABLE_BETWEEN = {
     "stop": ("stop",),
     "approximant": ("fricative",),
 }
-# No recording is longer than a day, so a later time in alignments.jsonl is damage.
-MAX_S = 86_400.0
 
 
 class Phoneme(NamedTuple):
@@ -51,19 +51,17 @@ class Phoneme(NamedTuple):
     end_s: float
 
 
+Alignments = Mapping[str, Sequence[Phoneme]]
+"""The phonemes of each recording by its name without suffix."""
+
+
 class Boundary(NamedTuple):
-    """The time at which a phoneme or silence ends and the next one begins.
+    """The time at which a phoneme or silence ends and the next one begins."""
 
-    Attributes:
-        left, right: their classes, see `phoneme_class`.
-        true_s: time that the synthesizer reports.
-        token: the first token after the boundary or, if `after_token`, the last token before it.
-    """
-
-    left: str
+    left: str  # as right, see `phoneme_class`
     right: str
-    true_s: float
-    token: int
+    true_s: float  # time that the synthesizer reports
+    token: int  # the first after the boundary or, if `after_token`, the last before it
     after_token: bool
 
     @property
@@ -83,35 +81,19 @@ class Boundary(NamedTuple):
 
 
 def read_alignments(file: Path) -> dict[str, list[Phoneme]]:
-    """Read the phonemes of each utterance.
+    """Read alignments.jsonl of a corpus; empty if it has none. Raises DataError for another form.
 
-    Args:
-        file: JSON lines of the form {"id": …, "phonemes": [[symbol, start_s, end_s], …]}, without
-            gaps.
-
-    Raises:
-        DataError: the file cannot be read, or a line has another form or is not UTF-8.
+    Its lines are {"id": …, "phonemes": [[symbol, start_s, end_s], …]}, without gaps.
     """
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(
-            f"{file} cannot be read: {error.strerror}. Give a corpus that has this file."
-        ) from error
-    alignments = {}
-    for number, line in enumerate(lines, 1):
+    alignments: dict[str, list[Phoneme]] = {}
+    for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else (), 1):
         try:
             utterance = json.loads(line)
-            phonemes = [
-                Phoneme(str(symbol), float(start), float(end))
-                for symbol, start, end in utterance["phonemes"]
-            ]
-            if not all(0.0 <= phoneme.start_s <= phoneme.end_s <= MAX_S for phoneme in phonemes):
-                raise ValueError(
-                    "a time is negative, not finite, beyond a day, or before the start"
-                )
+            phonemes = [Phoneme(str(of[0]), *map(float, of[1:])) for of in utterance["phonemes"]]
+            if not all(0.0 <= start_s <= end_s < math.inf for _, start_s, end_s in phonemes):
+                raise ValueError("times that are not finite, or do not ascend from 0")
             alignments[str(utterance["id"])] = phonemes
-        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             raise DataError(
                 f'{file}, line {number}: expected {{"id": …, "phonemes": [[symbol, start_s, end_s],'
                 f" …]}}, but the line cannot be parsed ({error!r}). Fix it, or remove the file to"
@@ -155,32 +137,27 @@ def boundaries(token_symbols: Sequence[str], phonemes: Sequence[Phoneme]) -> lis
     """
     sounds = [phoneme for phoneme in phonemes if phoneme.symbol.strip()]
     tokens = _token_spans(token_symbols, [phoneme.symbol for phoneme in sounds])
-    return None if tokens is None or not sounds else list(_boundaries(sounds, tokens))
+    if not tokens:
+        return None
+    classes = [phoneme_class(phoneme.symbol) for phoneme in sounds]
+    found = [Boundary("silence", classes[0], sounds[0].start_s, tokens[0][0], False)]
+    for index, (left, right) in enumerate(pairwise(sounds)):
+        if left.end_s == left.start_s or right.end_s == right.start_s:
+            continue
+        left_class, right_class = classes[index : index + 2]
+        last_token, next_token = tokens[index][1], tokens[index + 1][0]
+        is_adjacent = last_token + 1 == next_token
+        if is_adjacent and right.start_s == left.end_s:
+            found.append(Boundary(left_class, right_class, right.start_s, next_token, False))
+        elif not is_adjacent and right.start_s > left.end_s:
+            found.append(Boundary(left_class, "silence", left.end_s, last_token, True))
+            found.append(Boundary("silence", right_class, right.start_s, next_token, False))
+    found.append(Boundary(classes[-1], "silence", sounds[-1].end_s, tokens[-1][1], True))
+    return found
 
 
-def aligned_s(path: np.ndarray, boundary: Boundary) -> float:
-    """Return the time of a boundary in an alignment.
-
-    Args:
-        path: int [frames], the token of each frame, ascending.
-    """
-    frame = np.searchsorted(path, boundary.token + boundary.after_token)
-    return float(frame) * HOP_SAMPLES / SAMPLE_RATE_HZ
-
-
-def boundary_metrics(prefix: str, errors_ms: Sequence[float]) -> dict[str, float]:
-    """Return medians of errors (aligned minus true), and the fraction within 20 ms."""
-    return {
-        f"{prefix}_signed_median": float(np.median(errors_ms)),
-        f"{prefix}_absolute_median": float(np.median(np.abs(errors_ms))),
-        f"{prefix}_within_20_ms": float(np.mean(np.abs(errors_ms) <= TOLERANCE_MS)),
-    }
-
-
-def _token_spans(
-    token_symbols: Sequence[str], phonemes: Sequence[str]
-) -> list[tuple[int, int]] | None:
-    """Return the first and the last token of each phoneme; None if the letters differ."""
+def _token_spans(token_symbols: Sequence[str], phonemes: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the first and the last token of each phoneme; empty if the letters differ."""
     letters: list[str] = []
     tokens: list[int] = []
     for token, symbol in enumerate(token_symbols):
@@ -192,7 +169,7 @@ def _token_spans(
         unicodedata.normalize("NFC", phoneme).replace(LENGTH_MARK, "") for phoneme in phonemes
     ]
     if letters != list("".join(spellings)) or not all(spellings):
-        return None
+        return []
     spans = []
     start = 0
     for spelling in spellings:
@@ -205,35 +182,24 @@ def _token_spans(
     return spans
 
 
-def _boundaries(sounds: Sequence[Phoneme], tokens: Sequence[tuple[int, int]]) -> Iterator[Boundary]:
-    classes = [phoneme_class(phoneme.symbol) for phoneme in sounds]
-    yield Boundary("silence", classes[0], sounds[0].start_s, tokens[0][0], False)
-    for index in range(len(sounds) - 1):
-        left = sounds[index]
-        right = sounds[index + 1]
-        left_class = classes[index]
-        right_class = classes[index + 1]
-        last_token = tokens[index][1]
-        next_token = tokens[index + 1][0]
-        if left.end_s == left.start_s or right.end_s == right.start_s:
-            continue
-        is_adjacent = last_token + 1 == next_token
-        if is_adjacent and right.start_s == left.end_s:
-            yield Boundary(left_class, right_class, right.start_s, next_token, False)
-        elif not is_adjacent and right.start_s > left.end_s:
-            yield Boundary(left_class, "silence", left.end_s, last_token, True)
-            yield Boundary("silence", right_class, right.start_s, next_token, False)
-    yield Boundary(classes[-1], "silence", sounds[-1].end_s, tokens[-1][1], True)
+def aligned_s(path: np.ndarray, boundary: Boundary) -> float:
+    """Return the time of a boundary in an alignment, int [frames]: the token of each frame."""
+    frame = np.searchsorted(path, boundary.token + boundary.after_token)
+    return float(frame) * HOP_SAMPLES / SAMPLE_RATE_HZ
 
 
-def alignments_of(folder: Path) -> dict[str, list[Phoneme]]:
-    """Return the phoneme times that a corpus provides; empty if it has no alignments.jsonl."""
-    file = folder / "alignments.jsonl"
-    return read_alignments(file) if file.exists() else {}
+def boundary_metrics(prefix: str, errors_ms: Sequence[float]) -> Metrics:
+    """Return medians of errors (aligned minus true), and the fraction within 20 ms."""
+    values = {
+        f"{prefix}_signed_median": np.median(errors_ms),
+        f"{prefix}_absolute_median": np.median(np.abs(errors_ms)),
+        f"{prefix}_within_20_ms": np.mean(np.abs(errors_ms) <= TOLERANCE_MS),
+    }
+    return {key: {"synthesized": float(value)} for key, value in values.items()}
 
 
 def alignment_metrics(
-    utterances: Sequence[Utterance], alignments: dict[str, list[Phoneme]], symbols: SymbolTable
+    utterances: Sequence[Utterance], alignments: Alignments, symbols: SymbolTable
 ) -> tuple[Metrics, str]:
     """Return the errors of an alignment against reliable times of the synthesizer, and a note."""
     if not alignments:
@@ -242,12 +208,10 @@ def alignment_metrics(
     unreliable = 0
     different = 0
     for utterance in utterances:
-        phonemes = alignments.get(Path(utterance.id).stem, ())
-        true_boundaries = boundaries(token_symbols(utterance, symbols), phonemes)
-        if true_boundaries is None:
-            different += 1
-            continue
-        for boundary in true_boundaries:
+        inner = [symbols.symbols[token - FIRST_SYMBOL_ID] for token in utterance.tokens[1:-1]]
+        true_boundaries = boundaries(["", *inner, ""], phonemes_of(utterance, alignments))
+        different += true_boundaries is None
+        for boundary in true_boundaries or ():
             if not boundary.is_reliable:
                 unreliable += 1
                 continue
@@ -256,24 +220,20 @@ def alignment_metrics(
             errors_ms[f"boundary_{boundary.kind}"].append(error_ms)
     metrics: Metrics = {}
     for prefix, errors in errors_ms.items():
-        for key, value in boundary_metrics(prefix, errors).items():
-            metrics[key] = {"synthesized": value}
+        metrics |= boundary_metrics(prefix, errors)
     total = len(errors_ms.pop("boundary", ()))
     kinds = ", ".join(
         f"{len(errors)} {prefix.removeprefix('boundary_')}"
         for prefix, errors in sorted(errors_ms.items())
     )
-    note = (
+    return metrics, (
         f"{total} phoneme boundaries ({kinds}), without {unreliable} whose true times are"
         f" unreliable, and without {different} recordings whose text and phonemes differ"
     )
-    return metrics, note
 
 
-def token_symbols(utterance: Utterance, symbols: SymbolTable) -> list[str]:
-    """Return the symbol of each token, "" for the begin and end tokens."""
-    inner = (symbols.symbols[token - FIRST_SYMBOL_ID] for token in utterance.tokens[1:-1])
-    return ["", *inner, ""]
+def phonemes_of(utterance: Utterance, alignments: Alignments) -> Sequence[Phoneme]:
+    return alignments.get(Path(utterance.id).stem, ())
 
 
 def plant_errors(
@@ -288,9 +248,8 @@ def plant_errors(
     deleted = []
     inserted = []
     for number, (wave, phonemes) in enumerate(zip(waves, alignments, strict=True)):
-        start_s, end_s = random_word(number, word_spans(phonemes))
-        start = round(start_s * SAMPLE_RATE_HZ)
-        end = round(end_s * SAMPLE_RATE_HZ)
+        span_s = random_word(number, word_spans(phonemes))
+        start, end = (round(time_s * SAMPLE_RATE_HZ) for time_s in span_s)
         deleted.append(np.concatenate([wave[:start], wave[end:]]))
         inserted.append(np.concatenate([wave[:end], wave[start:]]))
     return deleted, inserted
@@ -306,11 +265,11 @@ def planted_errors_note(
     utterances: Sequence[Utterance],
     recorded: Sequence[AcousticFeatures],
     copies: Sequence[np.ndarray],
-    alignments: Mapping[str, list[Phoneme]],
+    alignments: Alignments,
     device: str,
 ) -> str:
     """Return a note on how many planted deletions and insertions of words are detected."""
-    phonemes = [alignments.get(Path(utterance.id).stem, []) for utterance in utterances]
+    phonemes = [phonemes_of(utterance, alignments) for utterance in utterances]
     rows = []
     for row, copy in enumerate(copies):
         lengths_s = [end_s - start_s for start_s, end_s in word_spans(phonemes[row])]
@@ -322,13 +281,12 @@ def planted_errors_note(
             "the detection of deletions and insertions is not tested: no alignments.jsonl has the"
             " times of words, or nothing is left without one word"
         )
-    deleted, inserted = plant_errors([copies[row] for row in rows], [phonemes[row] for row in rows])
-    deletions = 0
-    for row, features in zip(rows, acoustic_features(deleted, device), strict=True):
-        deletions += utterance_metrics(recorded[row], features).has_deletion
-    insertions = 0
-    for row, features in zip(rows, acoustic_features(inserted, device), strict=True):
-        insertions += utterance_metrics(recorded[row], features).has_insertion
+    planted = plant_errors([copies[row] for row in rows], [phonemes[row] for row in rows])
+    planted_features = (acoustic_features(waves, device) for waves in planted)
+    deletions = insertions = 0
+    for row, deleted, inserted in zip(rows, *planted_features, strict=True):
+        deletions += utterance_metrics(recorded[row], deleted).has_deletion
+        insertions += utterance_metrics(recorded[row], inserted).has_insertion
     return (
         f"detected are {deletions} of {len(rows)} copies with a word deleted, and {insertions} of"
         f" {len(rows)} with a word inserted"

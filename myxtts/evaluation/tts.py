@@ -141,7 +141,7 @@ class TTSEvaluator:
         data = corpus.config.data
         run_data = data.audio_root or data.val_data or data.train_data
         folder = corpus_folder(options.audio_root or options.data or run_data)
-        self.alignments = boundaries.alignments_of(folder)
+        self.alignments = boundaries.read_alignments(folder / "alignments.jsonl")
         waves = [utterance.wave for utterance in self.utterances]
         mels = [utterance.mel for utterance in self.utterances]
         self.recorded = speech.acoustic_features(waves, device)

@@ -15,7 +15,7 @@ import soundfile
 from myxtts.data import demo_corpus
 from myxtts.data.demo_corpus import EDGE_SAMPLES, MAX_SPEAKERS, load_grammar, make_demo_corpus
 from myxtts.errors import DataError
-from myxtts.text.espeak import PAUSE, EspeakVoice, synthesize
+from myxtts.text.espeak import PAUSE, EspeakVoice, shared
 from tests.fixtures import files_below, temporary_folder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -100,7 +100,7 @@ class GeneratedCorpus(unittest.TestCase):
             make_demo_corpus(self.out, **{**ARGUMENTS, "seed": 4})
 
     def test_same_arguments_give_the_same_bytes_in_any_process(self):
-        synthesize("Something in between.", EspeakVoice("en", "m3"))
+        shared().synthesize("Something in between.", EspeakVoice("en", "m3"))
         again = self.folder / "again"
         make_demo_corpus(again, **ARGUMENTS)
         self.assertEqual(digests(again), digests(self.out))

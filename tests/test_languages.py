@@ -6,10 +6,9 @@ import unittest
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.errors import DataError
-from myxtts.synthesis.inputs import choose_language
 from myxtts.tasks.registry import length_rule_of
 from myxtts.text import espeak
-from myxtts.text.languages import letters_by_script, scripts_of
+from myxtts.text.languages import choose_language, letters_by_script, scripts_of
 from tests.fixtures import temporary_folder
 from tests.sine_corpus import sine, write_sound
 
@@ -64,19 +63,18 @@ class Corpus(unittest.TestCase):
         return load_corpora(config, self.folder / "run", length_rule_of(config))
 
     def test_texts_in_a_script_of_their_language_are_accepted(self):
-        _, _, vocabulary = self.load(
-            [(text, language) for language, text in TEXTS.items()], max_rejected=0.0
-        )
+        rows = [(text, language) for language, text in TEXTS.items()]
+        _, _, vocabulary = self.load(rows, max_rejected=0.0)
         self.assertEqual(vocabulary.languages, tuple(sorted(TEXTS)))
 
     def test_texts_in_another_script_are_an_error_that_names_both_scripts_and_a_row(self):
         with self.assertRaises(DataError) as raised:
             self.load([(TEXTS["en"], "")] * 3, language="fa")
-        self.assertRegex(
-            str(raised.exception),
+        message = (
             "'fa' was requested, .* in Arabic letters, but 100 % of the letters in its 3 rows are"
-            " Latin. An example is u0.wav: 'The window is open.'",
         )
+        message += " Latin. An example is u0.wav: 'The window is open.'"
+        self.assertRegex(str(raised.exception), message)
         with self.assertRaisesRegex(DataError, "100 % .* are Georgian"):
             self.load([(TEXTS["ka"], "")])  # without --language
         self.assertFalse((self.folder / "run").exists())  # before anything is written
@@ -99,16 +97,14 @@ class Corpus(unittest.TestCase):
         self.assertEqual(self.load(rows)[2].languages, ("en-gb",))
 
     def test_an_unknown_language_is_an_error_before_anything_is_read(self):
-        with self.assertRaisesRegex(
-            DataError, r"mean en\? .* 2 of 2 rows have this language\. An example is u0.wav"
-        ):
+        message = r"mean en\? .* 2 of 2 rows have this language\. An example is u0.wav"
+        with self.assertRaisesRegex(DataError, message):
             self.load([(TEXTS["en"], "")] * 2, language="english")
         self.assertFalse((self.folder / "run").exists())
 
     def test_a_few_rows_of_an_unknown_language_are_rejected_alone(self):
-        corpus, _, _ = self.load(
-            [(TEXTS["en"], "English"), *[(TEXTS["en"], "en")] * 3], max_rejected=0.25
-        )
+        rows = [(TEXTS["en"], language) for language in ("English", "en", "en", "en")]
+        corpus, _, _ = self.load(rows, max_rejected=0.25)
         self.assertEqual(len(corpus.manifest), 3)
         self.assertIn("text cannot be read", (self.folder / "run" / "rejected.csv").read_text())
 

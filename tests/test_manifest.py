@@ -124,7 +124,7 @@ class Columns(CorpusCase):
         self.sound("a.wav", text="ba", speaker="zoe")
         self.sound("b.wav", text="cab", speaker="ann", language="ka")
         manifest, vocabulary, _ = self.build()
-        self.assertEqual(vocabulary.symbols.to_list(), ["a", "b", "c"])
+        self.assertEqual(vocabulary.symbols.symbols, ("a", "b", "c"))
         self.assertEqual(manifest.tokens.tolist(), [1, 4, 3, 2, 1, 5, 3, 4, 2])
         self.assertEqual(manifest.token_start.tolist(), [0, 4, 9])
         self.assertEqual(manifest.token_counts.tolist(), [4, 5])
@@ -149,8 +149,8 @@ class Columns(CorpusCase):
         self.sound("a.wav", text="ab")
         self.sound("short.wav", 100, text="z", speaker="gone", language="ka")
         _, vocabulary, _ = self.build()
-        actual = (vocabulary.symbols.to_list(), vocabulary.speakers, vocabulary.languages)
-        self.assertEqual(actual, (["a", "b"], ("s",), ("en",)))
+        actual = (vocabulary.symbols.symbols, vocabulary.speakers, vocabulary.languages)
+        self.assertEqual(actual, (("a", "b"), ("s",), ("en",)))
 
     def test_validation_uses_the_vocabulary_of_training_and_may_add_speakers(self):
         self.sound("a.wav", text="ab")

@@ -224,14 +224,14 @@ class UnknownSymbols(Case):
             self.assertIn("sentence 2 left out, since nothing in it is spoken: '①'", logs.output[0])
             with (
                 self.assertLogs("myxtts", "WARNING"),
-                self.assertRaisesRegex(DataError, "nothing to speak"),
+                self.assertRaisesRegex(DataError, "no letter and no digit"),
             ):
                 encode("①", "en")
 
     def test_a_text_without_letters_is_an_error(self):
         for text in ("", "  ", "...", "\n* * *\n"):
             with self.subTest(text=text):
-                self.assert_error("has nothing to speak", text)
+                self.assert_error("no letter and no digit", text)
 
 
 class LongTexts(Case):
@@ -681,14 +681,14 @@ class Program(unittest.TestCase):
             ((*hello, "--run", str(self.folder / "several")), "no language was given, but"),
             ((*hello, "--reference", str(self.folder / "none.wav")), "missing file"),
             ((*hello, "--reference", str(self.folder / "short.wav")), "has 0.30 s"),
-            (("--text", " ... "), "nothing to speak"),
-            (("--text", " ... ", "--stream"), "nothing to speak"),
+            (("--text", " ... "), "no letter and no digit"),
+            (("--text", " ... ", "--stream"), "no letter and no digit"),
             ((*hello, "--vocoder", str(self.folder / "none")), "none was given, but"),
             (
                 (*hello, "--run", str(self.folder / "vocoder")),
                 "give the run of a voice, and this run with --vocoder",
             ),
-            (("--text-file", str(self.folder / "empty.txt")), "nothing to speak"),
+            (("--text-file", str(self.folder / "empty.txt")), "no letter and no digit"),
             (("--text-file", str(self.folder / "none.txt")), "No such file"),
             (("--text-file", str(self.folder / "latin.txt")), "not UTF-8 at byte 3"),
             (

@@ -1,10 +1,10 @@
 import signal
 import subprocess
 import sys
-import threading
 import time
 import unicodedata
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +39,10 @@ class Normalisation(unittest.TestCase):
         self.assertIn("\u200c", normalise_text("می\u200cروم"))
 
     def test_normalisation_takes_linear_time(self):
-        for text, normalised in (
-            (
-                "e" + "\u0323\u0301" * 50_000 + " a",
-                unicodedata.normalize("NFC", "e" + "\u0323\u0301" * 15) + " a",
-            ),
-            ("a" + " \u00ad" * 50_000 + "b", "a b"),
-        ):
+        marks = "\u0323\u0301"
+        safe = unicodedata.normalize("NFC", f"e{marks * 15}")
+        texts = {f"e{marks * 50_000} a": f"{safe} a", f"a{' ­' * 50_000}b": "a b"}
+        for text, normalised in texts.items():
             began_s = time.process_time()
             self.assertEqual(normalise_text(text), normalised)
             self.assertLess(time.process_time() - began_s, LIMIT_S)
@@ -89,33 +86,26 @@ class Phonemes(unittest.TestCase):
         }
         for code, names in meant.items():
             for name in names:
-                with self.assertRaisesRegex(
-                    DataError, f"'{name}'.*Did you mean {code}[?] Give --language {code},"
-                ):
+                with self.assertRaisesRegex(DataError, f"'{name}'.*Did you mean {code}[?]"):
                     symbols_of("a", name, "phonemes")
 
-    def test_error_for_any_other_unknown_language_names_similar_codes(self):
-        with self.assertRaisesRegex(DataError, r"'enn'.*nearest are: .*\ben\b"):
-            symbols_of("a", "enn", "phonemes")
+    def test_any_other_unknown_language_and_one_without_a_dictionary_are_errors(self):
+        for language in ("enn", "xex"):
+            with self.assertRaisesRegex(DataError, f"'{language}'.*Use a code such as en"):
+                symbols_of("a", language, "phonemes")
 
     def test_locales_that_espeak_knows_are_accepted_in_any_spelling(self):
-        for locale, code in (
-            ("en_GB", "en-gb"),
-            ("en-US", "en-us"),
-            ("pt_BR", "pt-br"),
-            ("FA", "fa"),
-        ):
-            self.assertEqual(espeak.phonemes("a", locale), espeak.phonemes("a", code))
-
-    def test_language_without_a_dictionary_is_an_error(self):
-        with self.assertRaisesRegex(DataError, "'xex'"):
-            espeak.phonemes("a", "xex")
+        phonemes = espeak.shared().phonemes
+        for pair in ("en_GB en-gb", "en-US en-us", "pt_BR pt-br", "FA fa"):
+            locale, code = pair.split()
+            self.assertEqual(phonemes("a", locale), phonemes("a", code))
 
     def test_phonemes_do_not_depend_on_earlier_calls(self):
         texts = [("The old sailor slept.", "en"), ("გუშინ თოვდა.", "ka"), ("دیروز برف آمد.", "fa")]
-        first = [espeak.phonemes(*text) for text in texts]
-        espeak.synthesize("Something else, quickly!", EspeakVoice("en", "m3", 70, 200))
-        self.assertEqual([espeak.phonemes(*text) for text in reversed(texts)], first[::-1])
+        copy = espeak.shared()
+        first = [copy.phonemes(*text) for text in texts]
+        copy.synthesize("Something else, quickly!", EspeakVoice("en", "m3", 70, 200))
+        self.assertEqual([copy.phonemes(*text) for text in reversed(texts)], first[::-1])
 
     def test_espeak_gets_no_long_number_with_dots(self):
         for text, given in (
@@ -127,29 +117,15 @@ class Phonemes(unittest.TestCase):
 
     def test_threads_get_the_same_phonemes_as_one_thread(self):
         texts = [("thirty three thieves", "en"), ("ოცდაათი", "ka")] * 100
-        alone = [espeak.phonemes(*text) for text in texts]
-        together = [""] * len(texts)
-
-        def convert(worker: int) -> None:
-            for index in range(worker, len(texts), 3):
-                together[index] = espeak.phonemes(*texts[index])
-
-        threads = [threading.Thread(target=convert, args=(worker,)) for worker in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(together, alone)
+        alone = [espeak.shared().phonemes(*text) for text in texts]
+        with ThreadPoolExecutor(3) as pool:
+            together = pool.map(lambda text: espeak.shared().phonemes(*text), texts)
+        self.assertEqual(list(together), alone)
 
     def test_import_loads_neither_espeak_nor_tensorflow(self):
-        code = (
-            "import sys; import myxtts.text.frontend, myxtts.text.symbols; "
-            "print({'tensorflow', 'espeakng_loader'} & set(sys.modules))"
-        )
-        run = subprocess.run(
-            [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
-        )
-        self.assertEqual(run.stdout.strip(), "set()")
+        code = "import sys; import myxtts.text.frontend, myxtts.text.symbols; "
+        code += "assert not {'tensorflow', 'espeakng_loader'} & set(sys.modules)"
+        subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
 
 
 class Characters(unittest.TestCase):
@@ -159,7 +135,7 @@ class Characters(unittest.TestCase):
 
 class Speech(unittest.TestCase):
     def test_events_are_in_the_order_of_the_text(self):
-        samples, events = espeak.synthesize("See, two.", EspeakVoice("en"))
+        samples, events = espeak.shared().synthesize("See, two.", EspeakVoice("en"))
         self.assertEqual(samples.dtype, np.int16)
         actual = [symbol for _, symbol in events if symbol != PAUSE]
         self.assertEqual(actual, ["s", "ˈiː", WORD_GAP, "t", "ˈuː"])
@@ -168,39 +144,34 @@ class Speech(unittest.TestCase):
         self.assertLessEqual(starts_s[-1], len(samples) / espeak.SAMPLE_RATE_HZ)
 
     def test_rate_and_pitch_of_the_voice_are_applied(self):
-        slow, _ = espeak.synthesize("One two three.", EspeakVoice("en", rate_wpm=100))
-        fast, _ = espeak.synthesize("One two three.", EspeakVoice("en", rate_wpm=200))
+        settings = ({"rate_wpm": 100}, {"rate_wpm": 200}, {"pitch": 20}, {"pitch": 80})
+        slow, fast, low, high = (
+            espeak.shared().synthesize("One two three.", EspeakVoice("en", **of))[0]
+            for of in settings
+        )
         self.assertGreater(len(slow), 1.5 * len(fast))
-        low, _ = espeak.synthesize("One two three.", EspeakVoice("en", pitch=20))
-        high, _ = espeak.synthesize("One two three.", EspeakVoice("en", pitch=80))
         self.assertGreater(_first_peak_hz(high), 1.3 * _first_peak_hz(low))
 
     def test_isolated_copies_return_equal_samples(self):
         spoken = []
         for _ in range(2):
             with espeak.isolated_copy() as copy:
-                spoken.append(
-                    [
-                        copy.synthesize("Once more.", EspeakVoice("en"))[0].tobytes()
-                        for _ in range(2)
-                    ]
-                )
-        self.assertEqual(spoken[0], spoken[1])
+                waves = [copy.synthesize("Once more.", EspeakVoice("en"))[0] for _ in range(2)]
+                spoken.append([wave.tobytes() for wave in waves])
+        self.assertEqual(*spoken)
 
     def test_a_language_switch_is_not_an_event(self):
-        _, events = espeak.synthesize("hello سلام", EspeakVoice("fa"))
+        _, events = espeak.shared().synthesize("hello سلام", EspeakVoice("fa"))
         self.assertFalse([symbol for _, symbol in events if "(" in symbol])
 
     def test_ctrl_c_during_synthesis_is_not_lost(self):
-        self.addCleanup(
-            signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler)
-        )
+        former = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, former)
         with espeak.isolated_copy() as copy:
             collect = copy._collect
 
-            def interrupt(
-                event,
-            ) -> None:  # in a callback of the library, where ctypes ignores exceptions
+            def interrupt(event) -> None:
+                # In a callback of the library, where ctypes ignores exceptions.
                 signal.raise_signal(signal.SIGINT)
                 collect(event)
 
@@ -211,7 +182,7 @@ class Speech(unittest.TestCase):
 
     def test_unknown_variant_is_an_error(self):
         with self.assertRaisesRegex(ValueError, "zzz"):
-            espeak.synthesize("a", EspeakVoice("en", "zzz"))
+            espeak.shared().synthesize("a", EspeakVoice("en", "zzz"))
 
 
 class Symbols(unittest.TestCase):
@@ -219,7 +190,7 @@ class Symbols(unittest.TestCase):
         self.table = SymbolTable.from_sequences([["b", "a"], ["ˈ", "a"]])
 
     def test_ids_start_after_padding_begin_and_end_in_code_point_order(self):
-        self.assertEqual(self.table.to_list(), ["a", "b", "ˈ"])
+        self.assertEqual(self.table.symbols, ("a", "b", "ˈ"))
         ids = self.table.encode(["ˈ", "a"])
         self.assertEqual((ids.tolist(), ids.dtype), ([1, 5, 3, 2], np.int32))
         self.assertEqual(len(self.table), 6)
@@ -229,16 +200,13 @@ class Symbols(unittest.TestCase):
 
     def test_each_unknown_symbol_is_named_once(self):
         self.assertEqual(self.table.unknown(["z", "a", "ʒ", "z"]), ["z", "ʒ"])
-        with self.assertRaisesRegex(DataError, r"'ʒ' \(U\+0292\)"):
+        with self.assertRaisesRegex(DataError, r"'\\u0292' \(ʒ\)"):
             self.table.encode(["a", "ʒ"])
 
-    def test_list_restores_the_table(self):
-        self.assertEqual(SymbolTable.from_list(self.table.to_list()), self.table)
-
     def test_damaged_list_is_an_error(self):
-        for symbols in (["a", "a"], ["a", ""], ["a", 3]):
+        for symbols in (("a", "a"), ("a", ""), ("a", 3)):
             with self.assertRaises(DataError):
-                SymbolTable.from_list(symbols)
+                SymbolTable(symbols)
 
 
 def _first_peak_hz(samples: np.ndarray) -> float:

@@ -170,7 +170,7 @@ class TranscriberTest(RecogniserCase):
         self.assertEqual(self.transcriber.normalise_reference("ABC", "en"), "abc")
         with self.assertRaisesRegex(DataError, "language 'ka', but .* trained on en"):
             self.transcriber.normalise_reference("abc", "ka")
-        with self.assertRaisesRegex(DataError, r"'z' \(U\+007A\)"):
+        with self.assertRaisesRegex(DataError, r"'z' \(z\)"):
             self.transcriber.normalise_reference("abz", "en")
 
     def test_another_task_and_a_missing_checkpoint_are_errors(self):

@@ -279,7 +279,7 @@ def check_languages(rows: Sequence[Row], max_rejected: float) -> None:
     for language, spoken in rows_of.items():
         example = f"An example is {spoken[0].audio}: {spoken[0].text[:60]!r}."
         try:
-            espeak.check_language(language)
+            espeak.shared().check_language(language)
         except DataError as error:
             if len(spoken) > max_rejected * len(rows):
                 found = f"{len(spoken)} of {len(rows)} rows have this language."

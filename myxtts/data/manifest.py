@@ -415,9 +415,9 @@ def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow
         return None
     columns |= {name: tuple(document[name]) for name in STRING_COLUMNS}
     symbols, speakers, languages = document["tables"]
-    vocabulary = Vocabulary(SymbolTable.from_list(symbols), tuple(speakers), tuple(languages))
+    vocabulary = Vocabulary(SymbolTable(tuple(symbols)), tuple(speakers), tuple(languages))
     return Manifest(**columns), vocabulary, [RejectedRow(*row) for row in document["rejected"]]
 
 
 def _vocabulary_to_json(vocabulary: Vocabulary) -> list:
-    return [vocabulary.symbols.to_list(), vocabulary.speakers, vocabulary.languages]
+    return [vocabulary.symbols.symbols, vocabulary.speakers, vocabulary.languages]

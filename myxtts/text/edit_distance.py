@@ -28,26 +28,19 @@ def error_rate(pairs: Iterable[tuple[Sequence[Hashable], Sequence[Hashable]]]) -
     """Return the edits divided by the references' length, both summed over all pairs.
 
     Pairs of strings have a character error rate, pairs of lists of words a word error rate. Many
-    insertions can raise it above 1.
-
-    Raises:
-        ValueError: all references are empty.
+    insertions can raise it above 1. Raises ValueError if all references are empty.
     """
-    edits = length = 0
-    for reference, hypothesis in pairs:
-        edits += edit_distance(reference, hypothesis)
-        length += len(reference)
+    pairs = list(pairs)
+    length = sum(len(reference) for reference, _ in pairs)
     if not length:
         raise ValueError("an error rate needs a reference that is not empty")
-    return edits / length
+    return sum(edit_distance(*pair) for pair in pairs) / length
 
 
 def error_rates(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:
     """Return the character and the word error rate over all texts."""
-    pairs = list(zip(references, hypotheses, strict=True))
+    words = ([text.split() for text in texts] for texts in (references, hypotheses))
     return {
-        "character_error_rate": error_rate(pairs),
-        "word_error_rate": error_rate(
-            (reference.split(), hypothesis.split()) for reference, hypothesis in pairs
-        ),
+        "character_error_rate": error_rate(zip(references, hypotheses, strict=True)),
+        "word_error_rate": error_rate(zip(*words, strict=True)),
     }

@@ -1,12 +1,10 @@
 """espeak-ng through ctypes: phonemes of a text, and speech with the time of each phoneme.
 
-The package `espeakng_loader` contains the library and its data. espeak-ng has the licence GPL-3, so
-it is loaded on first use and never at import. The interface is `speak_lib.h`, API revision 12
-(espeak-ng 1.49 to 1.52).
+espeak-ng has the licence GPL-3, so it is loaded on first use and never at import. The interface is
+`speak_lib.h`, API revision 12 (espeak-ng 1.49 to 1.52).
 """
 
 import ctypes
-import difflib
 import re
 import shutil
 import signal
@@ -25,23 +23,19 @@ from myxtts.text.languages import canonical_code, probable_code
 
 # The sample rate of every formant voice.
 SAMPLE_RATE_HZ = 22_050
-PAUSE = ""  # event symbol: silence begins
-# Event symbol: another word begins.
-WORD_GAP = " "
+# Event symbols: silence begins; another word begins.
+PAUSE, WORD_GAP = "", " "
 
 # espeak_Synth returns after the last callback and opens no audio device.
 _SYNCHRONOUS = 2
 _PHONEME_EVENTS, _IPA_EVENTS, _NO_EXIT = 1, 2, 0x8000
-_UTF8 = 1
-_IPA = 2
+_UTF8, _IPA = 1, 2
 _RATE, _VOLUME, _PITCH = 1, 2, 3
 _END_OF_LIST, _WORD, _PHONEME = 0, 1, 7
 # One callback for most sentences.
 _BUFFER_MS = 10_000
 # At 100 some vowels reach full scale and activate the gain control of the library.
 _VOLUME_PERCENT = 60
-# Size of the buffer that espeak-ng has for the path of its data.
-_HOME_PATH_CHARACTERS = 159
 _LANGUAGE_SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)")
 # espeak-ng 1.52 writes the word for each dot of 1.1.1. … behind the end of a buffer of 200 bytes
 # (Georgian, Haitian).
@@ -51,19 +45,12 @@ _DEFAULT_DIALECT = {"en": "en-us"}
 
 @dataclass(frozen=True)
 class EspeakVoice:
-    """A voice of espeak-ng.
-
-    Attributes:
-        language: language code.
-        variant: such as "f2" or "m3"; "" is the plain voice.
-        pitch: 0 to 99; 50 is the default pitch of the variant.
-        rate_wpm: words per minute, 80 to 450.
-    """
+    """A voice of espeak-ng."""
 
     language: str
-    variant: str = ""
-    pitch: int = 50
-    rate_wpm: int = 175
+    variant: str = ""  # such as "f2" or "m3"; "" is the plain voice
+    pitch: int = 50  # 0 to 99; 50 is the default pitch of the variant
+    rate_wpm: int = 175  # 80 to 450
 
 
 class PhonemeEvent(NamedTuple):
@@ -73,37 +60,25 @@ class PhonemeEvent(NamedTuple):
     symbol: str
 
 
-class _EventId(ctypes.Union):
-    _fields_ = (("number", ctypes.c_int), ("name", ctypes.c_char_p), ("string", ctypes.c_char * 8))
+_INTEGER, _UNSIGNED, _SIZE = ctypes.c_int, ctypes.c_uint, ctypes.c_size_t
+_TEXT, _POINTER = ctypes.c_char_p, ctypes.c_void_p
 
 
 class _Event(ctypes.Structure):
     _fields_ = (
-        ("type", ctypes.c_int),
-        ("unique_identifier", ctypes.c_uint),
-        ("text_position", ctypes.c_int),
-        ("length", ctypes.c_int),
-        ("audio_position_ms", ctypes.c_int),
-        ("sample", ctypes.c_int),
-        ("user_data", ctypes.c_void_p),
-        ("id", _EventId),
+        *(("type", _INTEGER), ("unique_identifier", _UNSIGNED), ("text_position", _INTEGER)),
+        *(("length", _INTEGER), ("audio_position_ms", _INTEGER), ("sample", _INTEGER)),
+        *(("user_data", _POINTER), ("symbol", ctypes.c_char * 8)),
     )
 
 
 class _VoiceRecord(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        # (priority byte, code, NUL)… NUL.
-        ("languages", ctypes.c_void_p),
-        ("identifier", ctypes.c_char_p),
-        ("gender", ctypes.c_ubyte),
-        ("age", ctypes.c_ubyte),
-        ("variant", ctypes.c_ubyte),
-    )
+    # The languages are (priority byte, code, NUL)… NUL. More fields follow.
+    _fields_ = (("name", _TEXT), ("languages", _POINTER), ("identifier", _TEXT))
 
 
 _Callback = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
+    _INTEGER, ctypes.POINTER(ctypes.c_short), _INTEGER, ctypes.POINTER(_Event)
 )
 
 
@@ -114,8 +89,7 @@ class Espeak:
     and wave phase continue): the same calls in the same order return the same samples, except for
     variants with `breath` (f2, f3, f5, …), which read uninitialised memory.
 
-    Raises:
-        DataError: the library or its data cannot be loaded.
+    Raises DataError if the library or its data cannot be loaded.
     """
 
     def __init__(self, library_path: Path, data_path: Path):
@@ -128,15 +102,12 @@ class Espeak:
         self._voice_name = ""
         options = _PHONEME_EVENTS | _IPA_EVENTS | _NO_EXIT
         # The path compiled into the wheel is a path of its build machine.
-        rate_hz = self._library.espeak_Initialize(
-            _SYNCHRONOUS, _BUFFER_MS, str(data_path).encode(), options
-        )
+        path = str(data_path).encode()
+        rate_hz = self._library.espeak_Initialize(_SYNCHRONOUS, _BUFFER_MS, path, options)
         if rate_hz != SAMPLE_RATE_HZ:
             raise DataError(
-                f"espeak-ng cannot read its data in {data_path} (the path has"
-                f" {len(str(data_path).encode())} bytes; espeak-ng accepts at most"
-                f" {_HOME_PATH_CHARACTERS}). Reinstall espeakng-loader, or use an environment with"
-                " a shorter path."
+                f"espeak-ng cannot read its data in {data_path}. Reinstall espeakng-loader, in an"
+                " environment of a shorter path if this one has more than 159 bytes."
             )
         self._library.espeak_SetSynthCallback(self._callback)
         self._voices, self._codes_by_name = self._list_voices()
@@ -144,38 +115,35 @@ class Espeak:
     def phonemes(self, text: str, language: str) -> str:
         """Return the IPA of a text with stress marks and one space between words.
 
-        Raises:
-            DataError: the language is unknown.
+        Raises DataError if the language is unknown.
         """
         with self._lock:
-            self._select(language, variant="")
+            self._select(language)
             ipa = " ".join(self._clauses(text))
         return " ".join(_LANGUAGE_SWITCH.sub("", ipa).split())
+
+    def check_language(self, language: str) -> None:
+        """Raise DataError if the language is unknown."""
+        with self._lock:
+            self._select(language)
 
     def synthesize(self, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:
         """Return speech, int16 at 22,050 Hz, and the starts of phonemes, pauses and words.
 
-        Raises:
-            DataError: the language is unknown.
-            ValueError: the variant is unknown.
+        Raises DataError if the language is unknown, and ValueError if the variant is.
         """
         encoded = _utf8(text)
+        settings = {_RATE: voice.rate_wpm, _VOLUME: _VOLUME_PERCENT, _PITCH: voice.pitch}
         with self._lock:
             self._select(voice.language, voice.variant)
-            for parameter, value in (
-                (_RATE, voice.rate_wpm),
-                (_VOLUME, _VOLUME_PERCENT),
-                (_PITCH, voice.pitch),
-            ):
+            for parameter, value in settings.items():
                 self._library.espeak_SetParameter(parameter, value, 0)
             self._samples, self._events = [], []
+            size = len(encoded) + 1
             with _interrupt_deferred():
-                status = self._library.espeak_Synth(
-                    encoded, len(encoded) + 1, 0, 0, 0, _UTF8, None, None
-                )
+                status = self._library.espeak_Synth(encoded, size, 0, 0, 0, _UTF8, None, None)
             samples, events = self._samples, self._events
-        if status != 0:
-            raise RuntimeError(f"espeak_Synth returned {status} for {text!r}")
+        assert status == 0, status
         return np.frombuffer(b"".join(samples), dtype=np.int16), events
 
     def _receive(self, wave, samples: int, events) -> int:
@@ -194,7 +162,7 @@ class Espeak:
             self._events.append(PhonemeEvent(start_s, WORD_GAP))
         elif event.type == _PHONEME:
             # Truncated to 8 bytes, possibly inside a character.
-            symbol = event.id.string.decode(errors="ignore")
+            symbol = event.symbol.decode(errors="ignore")
             if not _LANGUAGE_SWITCH.match(symbol):
                 self._events.append(PhonemeEvent(start_s, symbol))
 
@@ -205,7 +173,7 @@ class Espeak:
         while position.value:
             yield self._library.espeak_TextToPhonemes(ctypes.byref(position), _UTF8, _IPA).decode()
 
-    def _select(self, language: str, variant: str) -> None:
+    def _select(self, language: str, variant: str = "") -> None:
         code = canonical_code(language)
         identifier = self._voices.get(_DEFAULT_DIALECT.get(code, code))
         if identifier is None:
@@ -214,45 +182,23 @@ class Espeak:
         if name == self._voice_name:
             return
         self._voice_name = ""
-        if self._library.espeak_SetVoiceByName(name.encode()) != 0 or not "".join(
-            self._clauses("a")
-        ):
-            # Without a dictionary in the wheel (fo, kaa, xex), a voice is silent.
+        status = self._library.espeak_SetVoiceByName(name.encode())
+        # Without a dictionary in the wheel (fo, kaa, xex), a voice is silent.
+        if status != 0 or not "".join(self._clauses("a")):
             raise self._unknown(language)
         selected = self._library.espeak_GetCurrentVoice().contents.identifier.decode()
         if selected != name:
             raise ValueError(f"espeak-ng has no voice variant {variant!r}")
         self._voice_name = name
 
-    def check_language(self, language: str) -> None:
-        """Raise DataError if the language is unknown."""
-        with self._lock:
-            self._select(language, variant="")
-
     def _unknown(self, language: str) -> DataError:
-        probable = probable_code(language, self._voices, self._codes_by_name)
-        if probable and probable != canonical_code(language):
-            to_do = (
-                f"Did you mean {probable}? Give --language {probable}, or write {probable} in the"
-                " language column."
-            )
-        else:
-            named = difflib.get_close_matches(
-                language.lower(), [*self._voices, *self._codes_by_name], n=5, cutoff=0.6
-            )
-            nearest = list(
-                dict.fromkeys(
-                    self._codes_by_name.get(name, name) for name in named if name != language
-                )
-            )
-            to_do = f"The nearest are: {', '.join(nearest)}. " if nearest else ""
-            to_do += (
-                "Use a code such as en, de, ka or fa, or the text front end 'characters', which"
-                " needs no language."
-            )
+        code = probable_code(language, self._voices, self._codes_by_name)
+        advice = "Use a code such as en, de, ka or fa, or --text-frontend characters."
+        if code and code != canonical_code(language):
+            advice = f"Did you mean {code}? Give it with --language, or in the language column."
         return DataError(
-            f"language {language[:40]!r} was requested, but the installed espeak-ng does not"
-            f" support it. {to_do}"
+            f"language {language[:40]!r} was requested, but the installed espeak-ng does not have"
+            f" it. {advice}"
         )
 
     def _list_voices(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -274,21 +220,6 @@ class Espeak:
         return {code: identifier for code, (_, identifier) in ranked.items()}, codes_by_name
 
 
-def phonemes(text: str, language: str) -> str:
-    """Call `Espeak.phonemes` of the shared copy."""
-    return _shared().phonemes(text, language)
-
-
-def check_language(language: str) -> None:
-    """Call `Espeak.check_language` of the shared copy."""
-    _shared().check_language(language)
-
-
-def synthesize(text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:
-    """Call `Espeak.synthesize` of the shared copy."""
-    return _shared().synthesize(text, voice)
-
-
 @contextmanager
 def isolated_copy() -> Iterator[Espeak]:
     """Load a copy of the library with a fresh state, so that equal calls return equal samples."""
@@ -298,14 +229,15 @@ def isolated_copy() -> Iterator[Espeak]:
 
 
 _shared_lock = threading.Lock()
-_shared_copy: list[Espeak] = []
+_shared_copies: list[Espeak] = []
 
 
-def _shared() -> Espeak:
+def shared() -> Espeak:
+    """Return the copy that all callers of this process share."""
     with _shared_lock:
-        if not _shared_copy:
-            _shared_copy.append(Espeak(*_installed_paths()))
-        return _shared_copy[0]
+        if not _shared_copies:
+            _shared_copies.append(Espeak(*_installed_paths()))
+        return _shared_copies[0]
 
 
 @contextmanager
@@ -333,8 +265,8 @@ def _installed_paths() -> tuple[Path, Path]:
         import espeakng_loader
     except ModuleNotFoundError as error:
         raise DataError(
-            "phonemes and demo speech need espeak-ng, but the package espeakng-loader is not"
-            " installed. Run: pip install espeakng-loader"
+            "phonemes and demo speech need the package espeakng-loader, which is not installed."
+            " Run: pip install espeakng-loader"
         ) from error
     return Path(espeakng_loader.get_library_path()), Path(espeakng_loader.get_data_path())
 
@@ -347,39 +279,31 @@ def _load(path: Path) -> ctypes.CDLL:
             f"espeak-ng could not be loaded from {path}: {error}. Reinstall espeakng-loader. If the"
             " temporary folder is mounted noexec, set TMPDIR to another one."
         ) from error
-    integer, pointer = ctypes.c_int, ctypes.c_void_p
-    size, unsigned = ctypes.c_size_t, ctypes.c_uint
-    library.espeak_Initialize.argtypes = (integer, integer, ctypes.c_char_p, integer)
-    library.espeak_SetSynthCallback.argtypes = (_Callback,)
-    library.espeak_SetSynthCallback.restype = None
-    library.espeak_SetParameter.argtypes = (integer, integer, integer)
-    library.espeak_SetVoiceByName.argtypes = (ctypes.c_char_p,)
-    library.espeak_GetCurrentVoice.restype = ctypes.POINTER(_VoiceRecord)
-    library.espeak_ListVoices.argtypes = (pointer,)
-    library.espeak_ListVoices.restype = ctypes.POINTER(ctypes.POINTER(_VoiceRecord))
-    library.espeak_TextToPhonemes.argtypes = (ctypes.POINTER(pointer), integer, integer)
-    library.espeak_TextToPhonemes.restype = ctypes.c_char_p
-    library.espeak_Synth.argtypes = (
-        ctypes.c_char_p,
-        size,
-        unsigned,
-        integer,
-        unsigned,
-        unsigned,
-        pointer,
-        pointer,
-    )
+    voice = ctypes.POINTER(_VoiceRecord)
+    phonemes = (_TEXT, ctypes.POINTER(_POINTER), _INTEGER, _INTEGER)
+    speech = (_TEXT, _SIZE, _UNSIGNED, _INTEGER, _UNSIGNED, _UNSIGNED, _POINTER, _POINTER)
+    for function, result, *arguments in (
+        ("Initialize", _INTEGER, _INTEGER, _INTEGER, _TEXT, _INTEGER),
+        ("SetSynthCallback", None, _Callback),
+        ("SetParameter", _INTEGER, _INTEGER, _INTEGER, _INTEGER),
+        ("SetVoiceByName", _INTEGER, _TEXT),
+        ("GetCurrentVoice", voice),
+        ("ListVoices", ctypes.POINTER(voice), _POINTER),
+        ("TextToPhonemes", *phonemes),
+        ("Synth", _INTEGER, *speech),
+    ):
+        declared = getattr(library, f"espeak_{function}")
+        declared.restype, declared.argtypes = result, arguments
     return library
 
 
 def _utf8(text: str) -> bytes:
-    if "\0" in text:
-        raise ValueError("a text for espeak-ng must not contain NUL, which ends C strings")
-    return _LONG_NUMBER.sub(_without_dots, text).encode()
+    assert "\0" not in text, "NUL ends C strings"
 
+    def without_dots(number: re.Match) -> str:
+        return number[0].replace(".", " ") if number[0].count(".") > 1 else number[0]
 
-def _without_dots(number: re.Match) -> str:
-    return number[0].replace(".", " ") if number[0].count(".") > 1 else number[0]
+    return _LONG_NUMBER.sub(without_dots, text).encode()
 
 
 def _languages(address: int) -> list[tuple[int, str]]:

@@ -18,21 +18,19 @@ Frontend = Literal["phonemes", "characters"]
 
 # Zero width, but they change Persian and Indic words.
 _JOINERS = "\u200c\u200d"
+# Marks of Arabic, Urdu, Chinese, Japanese, Hindi, Armenian and Georgian have Latin equivalents.
 _SPELLINGS = str.maketrans(
     {
         **dict.fromkeys("“”„‟«»〝〞", '"'),
         **dict.fromkeys("‘’‚‛‹›ʼ", "'"),
         **dict.fromkeys("‐‑‒–−﹣－", "-"),
         **dict.fromkeys("―⸺", "—"),
-        # Arabic script; Chinese and Japanese.
         **dict.fromkeys("،、，", ", "),
         **dict.fromkeys("؛；", "; "),
         **dict.fromkeys("؟？՞", "? "),
         **dict.fromkeys("！", "! "),
         **dict.fromkeys("：׃", ": "),
-        # Urdu; Chinese and Japanese; Hindi; Armenian.
         **dict.fromkeys("۔。।॥։", ". "),
-        # Georgian paragraph separator.
         "჻": ". ",
     }
 )
@@ -75,23 +73,27 @@ def _stream_safe(text: str) -> str:
 
 
 def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:
-    """Return the symbols of `text`; [] if nothing in it can be spoken.
+    """Return the symbols of any text; [] if nothing in it can be spoken.
+
+    Raises DataError if espeak-ng does not know the language.
 
     Args:
-        text: any text; it is normalised first.
         language: an espeak-ng language code; unused with "characters".
         frontend: "phonemes" returns IPA characters with their combining marks, stress and length
             marks, spaces between words, and PUNCTUATION. "characters" returns the code points of
             the text in lower case.
-
-    Raises:
-        DataError: espeak-ng does not know the language.
     """
     text = normalise_text(text)
     if frontend == "characters":
         return list(text.lower()) if any(c.isalnum() for c in text) else []
-    symbols = _with_marks(_phonemes(text, language))
-    return symbols if any(_is_spoken(symbol) for symbol in symbols) else []
+    symbols: list[str] = []
+    for character in unicodedata.normalize("NFC", _phonemes(text, language)):
+        if symbols and unicodedata.combining(character):
+            symbols[-1] += character
+        else:
+            symbols.append(character)
+    silent = PUNCTUATION + STRESS_AND_LENGTH + " "
+    return symbols if any(symbol not in silent for symbol in symbols) else []
 
 
 def _phonemes(text: str, language: str) -> str:
@@ -99,23 +101,8 @@ def _phonemes(text: str, language: str) -> str:
     parts = _CLAUSE_END.split(text.replace('"', "").replace(" —", ","))
     ipa = ""
     for clause, mark in zip(parts[0::2], [*parts[1::2], ""], strict=True):
-        clause_ipa = espeak.phonemes(clause, language)
+        clause_ipa = espeak.shared().phonemes(clause, language)
         if clause_ipa and ipa:
             ipa += " "
         ipa += clause_ipa + mark
     return ipa
-
-
-def _with_marks(ipa: str) -> list[str]:
-    """Split IPA into characters, each with its combining marks."""
-    symbols: list[str] = []
-    for character in unicodedata.normalize("NFC", ipa):
-        if symbols and unicodedata.combining(character):
-            symbols[-1] += character
-        else:
-            symbols.append(character)
-    return symbols
-
-
-def _is_spoken(symbol: str) -> bool:
-    return symbol not in PUNCTUATION + STRESS_AND_LENGTH + " "

@@ -3,11 +3,12 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
-from functools import cache
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from fontTools.unicodedata import script as script_of
 from fontTools.unicodedata import script_name
+
+from myxtts.errors import DataError
 
 # Common to several scripts, inherited from the letter before, unassigned.
 _SHARED = ("Zyyy", "Zinh", "Zzzz")
@@ -19,8 +20,7 @@ _NAMES = """
     norsk:nb dansk:da farsi:fa فارسی:fa العربية:ar ქართული:ka हिन्दी:hi 中文:zh 日本語:ja 한국어:ko
     mandarin:cmn cantonese:yue castilian:es bangla:bn burmese:my
 """
-# ISO 639-2 and 639-3 codes of languages that have a two-letter code, of those that espeak-ng
-# speaks.
+# ISO 639-2 and 639-3 codes of the languages of espeak-ng that have a two-letter code.
 _ISO_639_3 = """
     afr:af amh:am ara:ar arb:ar arg:an asm:as aze:az azj:az bak:ba bel:be ben:bn bos:bs bul:bg
     cat:ca ces:cs cze:cs chi:zh zho:zh chv:cv cym:cy wel:cy dan:da deu:de ger:de ell:el gre:el
@@ -33,36 +33,16 @@ _ISO_639_3 = """
     spa:es sqi:sq alb:sq srp:sr swa:sw swh:sw swe:sv tam:ta tat:tt tel:te tha:th tir:ti tsn:tn
     tuk:tk tur:tr uig:ug ukr:uk urd:ur uzb:uz uzn:uz vie:vi
 """
-# ISO 15924 scripts by language: the scripts of the Unicode CLDR (`languageData` in
-# supplementalData.xml).
+# Languages by ISO 15924 script, as in the Unicode CLDR (`languageData` in supplementalData.xml).
 _SCRIPTS = """
     Latn: en de fr es pt it nl pl sv da nb no fi cs sk hu ro tr vi id ms af an ca cy eo et eu fo ga
         gd gn haw hr ht ia io is jbo kl la lb lfn lt ltg lv mi mt mto nci om pap piqd py qdb qu quc
         qya sjn sl smj sq sw tn az bs hak hbs kaa ku sr tk uz chr
     Cyrl: ru uk be bg ba cv mk nog tt kk ky az bs hbs kaa sr tk uz
     Arab: ar fa ur ug sd ku az kk ky ms pa uz tk
-    Deva: hi mr ne kok sd
-    Beng: bn as bpy
-    Hani: zh cmn yue hak ja ko
-    Bopo: zh cmn
-    Hira: ja
-    Kana: ja
-    Hang: ko
-    Ethi: am ti
-    Grek: el grc
-    Armn: hy hyw
-    Mymr: my shn
-    Geor: ka
-    Hebr: he
-    Thai: th
-    Sinh: si
-    Cher: chr
-    Gujr: gu
-    Guru: pa
-    Knda: kn
-    Mlym: ml
-    Orya: or
-    Taml: ta
+    Deva: hi mr ne kok sd  Beng: bn as bpy  Hani: zh cmn yue hak ja ko  Bopo: zh cmn  Hira: ja
+    Kana: ja  Hang: ko  Ethi: am ti  Grek: el grc  Armn: hy hyw  Mymr: my shn  Geor: ka  Hebr: he
+    Thai: th  Sinh: si  Cher: chr  Gujr: gu  Guru: pa  Knda: kn  Mlym: ml  Orya: or  Taml: ta
     Telu: te
 """
 
@@ -72,13 +52,30 @@ def canonical_code(language: str) -> str:
     return language.strip().lower().replace("_", "-")
 
 
+def choose_language(language: str | None, trained: Sequence[str]) -> str:
+    """Return the requested language, or the only trained one if none is requested.
+
+    Raises DataError if the run was not trained on it, or none was requested of several.
+    """
+    if language is None and len(trained) == 1:
+        return trained[0]
+    code = canonical_code(language or "")
+    same = [name for name in trained if canonical_code(name) == code]
+    if same:
+        return language if language in same else same[0]
+    requested = "no language" if language is None else f"language '{language}'"
+    raise DataError(
+        f"{requested} was given, but this run was trained on {', '.join(trained)}. Give one of"
+        " these with --language."
+    )
+
+
 def probable_code(
     language: str, codes: Container[str], codes_by_name: Mapping[str, str]
 ) -> str | None:
     """Return the code of a language name, ISO 639-3 code or locale; None if uncertain.
 
     Args:
-        language: anything.
         codes: the known codes.
         codes_by_name: the known codes by English name, in lower case.
     """
@@ -97,22 +94,16 @@ def scripts_of(language: str) -> frozenset[str]:
     A script within the code is added: fa is Arab, fa-latn is Arab and Latn.
     """
     base, *subtags = canonical_code(language).split("-")
-    scripts = {script for script, languages in _scripts().items() if base in languages}
-    if not scripts:
-        return frozenset()
-    return frozenset(scripts.union(tag.capitalize() for tag in subtags if len(tag) == 4))
-
-
-@cache
-def _scripts() -> dict[str, list[str]]:
-    """Return the languages of each script."""
-    scripts: dict[str, list[str]] = {}
+    scripts = set()
+    script = ""
     for word in _SCRIPTS.split():
         if word.endswith(":"):
-            scripts[word[:-1]] = languages = []
-        else:
-            languages.append(word)
-    return scripts
+            script = word[:-1]
+        elif word == base:
+            scripts.add(script)
+    if scripts:
+        scripts.update(tag.capitalize() for tag in subtags if len(tag) == 4)
+    return frozenset(scripts)
 
 
 def letters_by_script(texts: Iterable[str]) -> Counter[str]:

@@ -1,8 +1,6 @@
-"""Splits a text into chunks to synthesize: sentences, and parts of overlong ones.
+"""Splits a text into sentences, and overlong ones into parts, by rules on punctuation.
 
-The splitter uses rules on Unicode punctuation and a short list of abbreviations, and no language
-model. A missed boundary makes a longer chunk, and a wrong one an extra pause; neither loses a
-spoken character.
+A missed boundary makes a longer chunk, and a wrong one an extra pause; no character is lost.
 """
 
 import re
@@ -25,7 +23,7 @@ class Boundary(Enum):
 
 
 class TextChunk(NamedTuple):
-    """A sentence or a part of one: text without line breaks, and the boundary after it."""
+    """A sentence or a part of one, without line breaks, and the boundary after it."""
 
     text: str
     boundary: Boundary
@@ -68,32 +66,20 @@ def split_text(text: str, max_characters: int = MAX_CHARACTERS) -> Iterator[Text
     Blank lines separate paragraphs, and the other line breaks are spaces (as in a file wrapped at
     72 columns). In a text without blank lines each line is a paragraph.
     """
-    for paragraph in _paragraphs(text):
-        sentences = [sentence for sentence in _sentences(paragraph) if _is_spoken(sentence)]
+    # All ten line breaks of Unicode become \n.
+    text = "\n".join(text.splitlines()).strip()
+    line_break = _BLANK_LINE if _BLANK_LINE.search(text) else re.compile("\n")
+    for paragraph in line_break.split(text):
+        sentences = [*filter(_is_spoken, _sentences(" ".join(paragraph.split())))]
         for number, sentence in enumerate(sentences, 1):
-            *clauses, last = [
-                part for part in _clauses(sentence, max_characters) if _is_spoken(part)
-            ]
+            *clauses, last = filter(_is_spoken, _clauses(sentence, max_characters))
             yield from (TextChunk(clause, Boundary.CLAUSE) for clause in clauses)
-            yield TextChunk(
-                last, Boundary.PARAGRAPH if number == len(sentences) else Boundary.SENTENCE
-            )
+            is_last = number == len(sentences)
+            yield TextChunk(last, Boundary.PARAGRAPH if is_last else Boundary.SENTENCE)
 
 
 def empty_text_message(text: str) -> str:
-    """Return the error message for a text without chunks, or whose chunks have no symbols."""
-    return (
-        f"the text {text[:60]!r} has nothing to speak: it contains no letter and no digit that is"
-        " spoken. Give another text."
-    )
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    """Return the paragraphs with single spaces."""
-    # All ten line breaks of Unicode become \n.
-    text = "\n".join(text.splitlines()).strip()
-    blocks = _BLANK_LINE.split(text) if _BLANK_LINE.search(text) else text.split("\n")
-    return (" ".join(block.split()) for block in blocks)
+    return f"the text {text[:60]!r} has no letter and no digit that is spoken. Give another text."
 
 
 def _sentences(paragraph: str) -> Iterator[str]:
@@ -131,17 +117,14 @@ def _clauses(sentence: str, max_characters: int) -> Iterator[str]:
         yield sentence
         return
     middle = _middle_break(sentence)
-    yield from _clauses(sentence[:middle].strip(), max_characters)
-    yield from _clauses(sentence[middle:].strip(), max_characters)
+    for half in (sentence[:middle], sentence[middle:]):
+        yield from _clauses(half.strip(), max_characters)
 
 
 def _middle_break(sentence: str) -> int:
-    """Return where to halve: at the strongest mark in the middle half, near the middle.
-
-    In a sentence of thousands of characters, marks up to MAX_SHIFT from the middle count, so that
-    the time is linear.
-    """
+    """Return where to halve: at the strongest mark in the middle half, near the middle."""
     middle = len(sentence) / 2
+    # In a sentence of thousands of characters, only marks near the middle, in linear time.
     shift = min(middle / 2, MAX_SHIFT)
     first = max(int(middle - shift) - MAX_SHIFT, 0)
     last = int(middle + shift) + MAX_SHIFT

@@ -18,17 +18,13 @@ BLANK_ID = 0
 
 @dataclass(frozen=True)
 class SymbolTable:
-    """Symbols of a model.
-
-    Symbol i has id 3 + i; ids 0, 1 and 2 are padding, begin and end. `len` counts all ids.
-    """
+    """Symbols of a model. Symbol i has id 3 + i, after padding, begin and end; `len` counts all."""
 
     symbols: tuple[str, ...]
 
     def __post_init__(self):
-        if len(set(self.symbols)) != len(self.symbols) or not all(
-            isinstance(s, str) and s for s in self.symbols
-        ):
+        are_valid = all(isinstance(symbol, str) and symbol for symbol in self.symbols)
+        if not are_valid or len(set(self.symbols)) != len(self.symbols):
             raise DataError(
                 "a symbol table needs distinct, non-empty symbols, but this one has "
                 f"{list(self.symbols)[:20]}. Use an undamaged checkpoint."
@@ -39,29 +35,18 @@ class SymbolTable:
         """Return the table of all symbols in `sequences`, in code point order."""
         return cls(tuple(sorted(set().union(*sequences))))
 
-    @classmethod
-    def from_list(cls, symbols: Sequence[str]) -> "SymbolTable":
-        """Return the table of a list made by `to_list`."""
-        return cls(tuple(symbols))
-
-    def to_list(self) -> list[str]:
-        """Return the symbols in the order of their ids, for JSON."""
-        return list(self.symbols)
-
     def __len__(self) -> int:
         return FIRST_SYMBOL_ID + len(self.symbols)
 
     def encode(self, symbols: Sequence[str]) -> np.ndarray:
         """Return the int32 ids of begin, symbols and end, shape [len(symbols) + 2].
 
-        Raises:
-            DataError: the table lacks one of the symbols.
+        Raises DataError if the table lacks one of the symbols.
         """
         if unknown := self.unknown(symbols):
-            named = ", ".join(f"{s!r} ({' '.join(f'U+{ord(c):04X}' for c in s)})" for s in unknown)
             raise DataError(
-                f"the text contains symbols that the model was not trained on: {named}. The model"
-                f" has {len(self.symbols)}: {' '.join(self.symbols)}. Change the text or its"
+                f"the text contains symbols that the model was not trained on:"
+                f" {', '.join(map(ascii, unknown))} ({' '.join(unknown)}). Change the text or its"
                 " language, or train on a corpus that has them."
             )
         ids = [self._ids[symbol] for symbol in symbols]

@@ -10,7 +10,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -102,9 +102,7 @@ def write_json(path: Path, document: Any) -> None:
 
 def numbered_name(number: int, name: str) -> str:
     """Return the start of file names of an utterance: `3-chapter_1` of number 3, a/chapter_1.wav.
-
-    Bytes that are not UTF-8 are replaced, and a long name is cut: most file systems take 255 bytes,
-    with what follows.
+    A long one is cut: most file systems take 255 bytes, with what follows.
     """
     stem = os.fsencode(Path(name).stem).decode(errors="replace")
     return f"{number}-{stem.encode()[:STEM_BYTES].decode(errors='ignore')}"
@@ -143,12 +141,11 @@ def is_being_written(partial: Path) -> bool:
     # In a container, a killed one often had the number of this one.
     if pid in (0, os.getpid()):
         return False
-    # PermissionError: it is another user's.
-    with suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        # It is another user's.
+        return isinstance(error, PermissionError)
     return True
 
 

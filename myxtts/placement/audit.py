@@ -81,13 +81,9 @@ def _device(value) -> tf.DeviceSpec:
 
 
 class HostOperation(NamedTuple):
-    """An operation that a GPU cannot run.
-
-    Attributes:
-        type: such as `StringJoin`.
-        function: that contains the operation.
-        dtypes: type attributes, such as `T=string`.
-        missing: `GPU kernel`, or `XLA kernel` in a function that XLA compiles.
+    """An operation that a GPU cannot run: its type, such as `StringJoin`, and name, the function
+    that contains it, its type attributes, such as `T=string`, and what is missing: `GPU kernel`, or
+    `XLA kernel` in a function that XLA compiles.
     """
 
     type: str
@@ -245,13 +241,12 @@ class Copy(NamedTuple):
 
     Attributes:
         to_host: from the GPU to the host, which waits for the GPU; else from the host to the GPU.
-        tensor: name of the node that makes it and its output, such as `xtts/Maximum:0`.
+        tensor: node that makes it and its output, such as `xtts/Maximum:0`.
         type: operation of this node.
         consumer: operation of the first node that needs the copy; `output` for a result of the
             function.
         in_loop: whether it is copied once in each iteration of a loop.
-        source: Python line that made the tensor, such as `models/xtts.py:252`; empty if it is
-            unknown.
+        source: Python line that made it, such as `models/xtts.py:252`; empty if it is unknown.
     """
 
     to_host: bool
@@ -277,97 +272,73 @@ def find_copies(function) -> list[Copy]:
     Logical CPU devices take the place of GPUs, but not for operations within `on_host`. Needs
     `has_gpu_kernels`.
     """
-    graph = _Graph(function)
-    copies: dict[tuple[Output, bool], str] = {}
-    for consumer, destination, in_host in graph.edges():
-        tensor = graph.endpoint(destination)
-        if tensor.on_host != in_host and tensor.dtype not in ALWAYS_ON_HOST:
-            copies.setdefault((destination, in_host), consumer)
-    return [
-        Copy(
-            in_host,
-            f"{name}:{index}",
-            graph.nodes[name].op,
-            graph.endpoint((name, index)).dtype.name,
-            consumer,
-            name in graph.in_loops,
-            graph.source(name),
-        )
-        for ((name, index), in_host), consumer in copies.items()
-    ]
+    nodes = _optimized_nodes(function)
+    in_loops = _in_loops(nodes)
+    arguments = {tensor.op.name for tensor in function.inputs}
+    inputs, outputs = {}, {}
+    for name, node in nodes.items():
+        inputs[name], outputs[name] = _endpoints(node, is_argument=name in arguments)
+    # Operation of the consumer, output that it consumes, whether it needs it in host memory.
+    edges: list[tuple[str, Output, bool]] = []
+    for name, node in nodes.items():
+        tensors = (_output(tensor) for tensor in node.input if not tensor.startswith("^"))
+        for tensor, (_, on_host) in zip(tensors, inputs[name], strict=True):
+            edges.append((node.op, tensor, on_host))
+    for result in function.outputs:
+        edges.append(("output", _output(result.name), result.dtype == tf.int32))
+    copies: dict[tuple[Output, bool], Copy] = {}
+    for consumer, (name, index), in_host in edges:
+        dtype, on_host = outputs[name][index]
+        if on_host != in_host and dtype not in ALWAYS_ON_HOST:
+            made = f"{name}:{index}", nodes[name].op, dtype.name
+            copy = Copy(in_host, *made, consumer, name in in_loops, _source(nodes[name], function))
+            copies.setdefault(((name, index), in_host), copy)
+    return list(copies.values())
 
 
-class _Endpoint(NamedTuple):
-    dtype: tf.DType
-    on_host: bool
+def _optimized_nodes(function) -> dict:
+    """Return the nodes of a concrete function as GPUs run it, by name."""
+    graph_def = _prepared(function.graph.as_graph_def())
+    fetches = [tensor.name for tensor in (*function.inputs, *function.outputs)]
+    indices = (tf.DeviceSpec.from_string(node.device).device_index for node in graph_def.node)
+    graph_def = tf_internals.optimize_graph(graph_def, fetches, 1 + max(i or 0 for i in indices))
+    return {node.name: node for node in graph_def.node}
 
 
-class _Graph:
-    """The optimized graph of a concrete function on GPUs: NodeDef by name, and the names of the
-    nodes that run once in each iteration of a loop.
-    """
+def _endpoints(node, is_argument: bool) -> list[list[tuple[tf.DType, bool]]]:
+    """Return type and whether it is in host memory of each input and of each output of a node."""
+    definition = tf_internals.operation_definition(node.op)
+    kernel = None if node.op in CALLS else _find_kernel(node, GPU)
+    by_type = node.op in CALLS or is_argument
+    device_type = tf.DeviceSpec.from_string(node.device).device_type
+    on_cpu = not by_type and (kernel is None or device_type == "CPU")
+    int32_on_host = by_type and not node.attr["_XlaMustCompile"].b
+    endpoints = []
+    for arguments in (definition.input_arg, definition.output_arg):
+        ends = []
+        for argument in arguments:
+            in_kernel = kernel is not None and argument.name in kernel.host_memory_arg
+            for dtype in _dtypes(node, argument):
+                by_dtype = dtype in ALWAYS_ON_HOST or (int32_on_host and dtype == tf.int32)
+                ends.append((dtype, on_cpu or in_kernel or by_dtype))
+        endpoints.append(ends)
+    return endpoints
 
-    def __init__(self, function):
-        self._function = function
-        graph_def = _prepared(function.graph.as_graph_def())
-        self._arguments = {tensor.op.name for tensor in function.inputs}
-        self._results = [tensor.name for tensor in function.outputs]
-        fetches = [tensor.name for tensor in (*function.inputs, *function.outputs)]
-        gpus = 1 + max(
-            (tf.DeviceSpec.from_string(node.device).device_index or 0) for node in graph_def.node
-        )
-        graph_def = tf_internals.optimize_graph(graph_def, fetches, gpus)
-        self.nodes = {node.name: node for node in graph_def.node}
-        self._endpoints = {node.name: self._endpoints_of(node) for node in graph_def.node}
-        self.in_loops = _in_loops(self.nodes)
 
-    def endpoint(self, output: Output) -> _Endpoint:
-        name, index = output
-        return self._endpoints[name][1][index]
-
-    def edges(self) -> Iterator[tuple[str, Output, bool]]:
-        """Yield (operation of the consumer, output that it consumes, needed in host memory)."""
-        for node in self.nodes.values():
-            tensors = (tensor for tensor in node.input if not tensor.startswith("^"))
-            for tensor, endpoint in zip(tensors, self._endpoints[node.name][0], strict=True):
-                yield node.op, _output(tensor), endpoint.on_host
-        for tensor in self._results:
-            yield "output", _output(tensor), self.endpoint(_output(tensor)).dtype == tf.int32
-
-    def _endpoints_of(self, node) -> tuple[list[_Endpoint], list[_Endpoint]]:
-        definition = tf_internals.operation_definition(node.op)
-        kernel = None if node.op in CALLS else _find_kernel(node, GPU)
-        by_type = node.op in CALLS or node.name in self._arguments
-        device_type = tf.DeviceSpec.from_string(node.device).device_type
-        on_cpu = not by_type and (kernel is None or device_type == "CPU")
-        int32_on_host = by_type and not node.attr["_XlaMustCompile"].b
-
-        def endpoints(arguments) -> list[_Endpoint]:
-            found = []
-            for argument in arguments:
-                in_kernel = kernel is not None and argument.name in kernel.host_memory_arg
-                for dtype in _dtypes(node, argument):
-                    by_dtype = dtype in ALWAYS_ON_HOST or (int32_on_host and dtype == tf.int32)
-                    found.append(_Endpoint(dtype, on_cpu or in_kernel or by_dtype))
-            return found
-
-        return endpoints(definition.input_arg), endpoints(definition.output_arg)
-
-    def source(self, name: str) -> str:
-        """Return the line of this package that made a node, or an empty string."""
-        node = self.nodes[name]
-        origin = node.experimental_debug_info
-        name = origin.original_node_names[0] if origin.original_node_names else name
-        graph = self._function.graph
-        try:
-            if origin.original_func_names:
-                graph = tf_internals.called_graph(graph, origin.original_func_names[0])
-            traceback = graph.get_operation_by_name(name).traceback
-        except (KeyError, AttributeError):
-            # Made by the optimizer.
-            return ""
-        lines = [frame for frame in traceback if frame.filename.startswith(PACKAGE)]
-        return f"{lines[-1].filename.removeprefix(PACKAGE)[1:]}:{lines[-1].lineno}" if lines else ""
+def _source(node, function) -> str:
+    """Return the line of this package that made a node, or an empty string."""
+    origin = node.experimental_debug_info
+    name = origin.original_node_names[0] if origin.original_node_names else node.name
+    graph = function.graph
+    try:
+        if origin.original_func_names:
+            graph = tf_internals.called_graph(graph, origin.original_func_names[0])
+        traceback = graph.get_operation_by_name(name).traceback
+    except (KeyError, AttributeError):
+        # Made by the optimizer.
+        return ""
+    lines = [frame for frame in traceback if frame.filename.startswith(PACKAGE)]
+    return f"{lines[-1].filename.removeprefix(PACKAGE)[1:]}:{lines[-1].lineno}" if lines else ""
 
 
 def _prepared(graph_def):

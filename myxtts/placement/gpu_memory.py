@@ -11,14 +11,12 @@ from typing import Any, TypeVar
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement
 
-# What TensorFlow 2.21 itself leaves to CUDA, cuBLAS, cuDNN and NCCL if it has no limit, by the
-# largest major compute capability (MinSystemMemory in
-# tensorflow/core/common_runtime/gpu/gpu_device.cc). With limits it leaves nothing.
+# What TensorFlow 2.21 leaves to CUDA, cuBLAS, cuDNN and NCCL if it has no limit, by the largest
+# major compute capability (MinSystemMemory in gpu_device.cc). With limits it leaves nothing.
 SMALL_GPU_MIB, SMALL_GPU_RESERVE_MIB = 2048, 225
 RESERVES_MIB = ((6, 500), (7, 1050), (8, 1536))
 LARGEST_RESERVE_MIB = 1800
-# An estimate: cuBLAS takes up to 32 MiB for each handle and stream (cuBLAS documentation,
-# cublasSetWorkspace).
+# An estimate: cuBLAS takes up to 32 MiB for each handle and stream (cublasSetWorkspace).
 SECOND_DEVICE_MIB = 64
 
 Answer = TypeVar("Answer")

@@ -17,7 +17,8 @@ from myxtts.placement.routes import Placement, Route
 
 @dataclass(frozen=True)
 class Replicas:
-    """One replica for each route of a placement.
+    """One replica for each route of a placement. `devices` has the model device of each, `count` is
+    the number of replicas in all processes, and `process` the index of this one.
 
     Attributes:
         strategy: for one device, several devices (mirrored) or several processes.
@@ -33,17 +34,14 @@ class Replicas:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Model device of each replica in this process."""
         return tuple(route.model for route in self.routes)
 
     @property
     def count(self) -> int:
-        """Replicas in all processes."""
         return self.strategy.num_replicas_in_sync
 
     @property
     def device(self) -> str:
-        """Device of the first replica, which also validates and samples without an observer."""
         return self.devices[0]
 
     @contextmanager
@@ -54,7 +52,6 @@ class Replicas:
 
     @property
     def process(self) -> int:
-        """Index of this process; the chief is 0."""
         return self.first // len(self.routes)
 
     @property

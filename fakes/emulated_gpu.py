@@ -407,7 +407,8 @@ def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None)
     machine = Machine.of(workload, further_threads=int(has_thread))
     clock, reports, advice = Clock(machine.time.now, workload.producers), [], Advice()
     reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, metrics)))
-    hooks = [Report(reporter, InputBoundWarning(0, DataConfig(), workload.is_single, devices=2))]
+    warning = InputBoundWarning(0, DataConfig(), workload.is_single, devices=2)
+    hooks = [Report(reporter.write, warning)]
     schedule = Schedule(steps, LOG_EVERY, 0, lambda step: 1.0, lambda step: 0.9)
     state, step = EmulatedState(machine.models[0]), EmulatedStep(machine)
     observer = None

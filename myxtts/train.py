@@ -19,46 +19,28 @@ from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import DEMO_FOLDER
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.errors import ConfigError
+from myxtts.files import write_json, write_whole
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.placement.devices import describe_threads
 from myxtts.report.page import PageThread, RunPage
 from myxtts.report.reporter import Reporter, RunLog, time_line
 from myxtts.tasks.base import Evaluator
 from myxtts.throughput.assess import InputBoundWarning, assess_run
-from myxtts.training import loop
+from myxtts.training import description, loop
 from myxtts.training.checkpoint_files import checkpoint_of
 from myxtts.training.checkpoints import Checkpoints, save_nothing
-from myxtts.training.description import (
-    describe_run,
-    ending_setting,
-    log_start,
-    translate_oom,
-    translate_training_errors,
-)
-from myxtts.training.hooks import (
-    CheckDevices,
-    Hook,
-    Observe,
-    RecordMetrics,
-    RefreshPage,
-    Report,
-    StepEnd,
-)
-from myxtts.training.observation import Observer, Snapshot, Throttle, held_out_work, vocoder_loader
+from myxtts.training.hooks import CheckDevices, Hook, Observe, Report, StepEnd, worker_report
+from myxtts.training.observation import HeldOutWork, Observer, Snapshot, Throttle, vocoder_loader
 from myxtts.training.runs import RunFolder
 from myxtts.training.schedule import Observation, due_parts, periods_of, without
 from myxtts.training.setup import TrainingSetup, open_run, resolve_start
-from myxtts.training.stop_request import SharedStopRequest, StopRequest, stop_on_signals
+from myxtts.training.stop_request import StopRequest, stop_on_signals
 
 log = logging.getLogger(__name__)
 
 
 def train(config: Config) -> int:
-    """Train as the settings say; return the exit code.
-
-    Raises:
-        UserError: something that the user can fix.
-    """
+    """Train as the settings say; return the exit code. Raises UserError."""
     started_s = time.perf_counter()
     cluster = find_cluster(os.environ)
     check_workers_settings(config, cluster)
@@ -72,7 +54,7 @@ def train(config: Config) -> int:
             folder.check_not_existing(config.run.resume)
         run_log = run_resources.enter_context(RunLog())
         run = run_resources.enter_context(open_run(resolve_start(config, folder), cluster))
-        run_resources.enter_context(translate_oom(run.placement))
+        run_resources.enter_context(description.translate_oom(run.placement))
         config, start, replicas = run.config, run.start, run.replicas
         resources = run_resources.enter_context(ExitStack())
         if replicas.is_distributed:
@@ -87,7 +69,7 @@ def train(config: Config) -> int:
         # State: from the seed, a pretrained run or the run's own checkpoint. A finished run is done
         # here, unless it was stopped in its last sync or observation.
         setup = run.set_up(corpora)
-        log_start(setup)
+        description.log_start(setup)
         state, schedule, step = setup.state, setup.schedule, setup.make_step()
         owes_sync = config.local_sgd.sync_every and state.audio_s_since_sync > 0
         is_pending = owes_sync or state.pending_observations
@@ -96,7 +78,7 @@ def train(config: Config) -> int:
                 "nothing to do  run %s has its %d steps; train longer with a higher %s",
                 config.run.run,
                 state.step,
-                ending_setting(config.training, schedule.total_steps).split()[0],
+                description.ending_setting(config.training, schedule.total_steps).split()[0],
             )
             return 0
 
@@ -106,15 +88,14 @@ def train(config: Config) -> int:
         # it shows all of them. Of several workers the chief writes the run folder, and the others
         # write only their metrics.
         timeline = Timeline()
-        run.folder.write_description(describe_run(setup))
+        write_json(run.folder.path / "run.json", description.describe_run(setup))
         hooks: list[Hook] = [CheckDevices(started_s)]
         save: loop.Save = save_nothing
         observer: Observer | None = None
-        request = StopRequest()
-        if replicas.is_distributed:
-            request = SharedStopRequest(step.stop_requested)
+        request = StopRequest(step.stop_requested if replicas.is_distributed else None)
         if replicas.is_chief:
-            folder.write_config(f"# threads on this machine: {describe_threads()}\n{dump(config)}")
+            settings = f"# threads on this machine: {describe_threads()}\n{dump(config)}"
+            write_whole(folder.config, settings.encode())
             checkpoints = resources.enter_context(
                 Checkpoints(folder.checkpoints, config.run.keep_checkpoints, setup.record)
             )
@@ -134,7 +115,7 @@ def train(config: Config) -> int:
             reporter = resources.enter_context(
                 Reporter(folder.metrics, folder.tensorboard, state.step, schedule.total_steps)
             )
-            hooks.append(Report(reporter, input_bound_warning_of(setup)))
+            hooks.append(Report(reporter.write, input_bound_warning_of(setup)))
             if corpora.held_out is not None and config.run.uses_held_out:
                 observer, snapshot = resources.enter_context(
                     open_observer(setup, checkpoints, reporter, timeline)
@@ -144,9 +125,9 @@ def train(config: Config) -> int:
             else:
                 state.pending_observations = ()
             page = resources.enter_context(PageThread(RunPage(folder.path, timeline)))
-            hooks.append(RefreshPage(page))
+            hooks.append(Report(lambda *_: page.request()))
         else:
-            hooks.append(resources.enter_context(RecordMetrics(run.folder.metrics, state.step)))
+            hooks.append(resources.enter_context(worker_report(run.folder.metrics, state.step)))
         if not schedule.total_steps:
             # --stop-at-step 0 is for the common start of several jobs.
             save(state)
@@ -170,7 +151,7 @@ def train(config: Config) -> int:
         clock = Clock(
             producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline
         )
-        with translate_training_errors(setup):
+        with description.translate_training_errors(setup):
             loop.train(state, step, feed, schedule, hooks, save, clock, stop, observer)
         if observer is not None:
             observer.close()
@@ -257,13 +238,8 @@ def input_bound_warning_of(setup: TrainingSetup) -> InputBoundWarning:
     routes = setup.replicas.routes
     # Advice to use another GPU is for one replica: several replicas use their GPUs already.
     gpu_count = setup.gpu_count if len(routes) == 1 else 1
-    return InputBoundWarning(
-        setup.state.step,
-        setup.config.data,
-        not setup.between_devices,
-        gpu_count,
-        len(routes[0].data_devices),
-    )
+    step, data, is_single = setup.state.step, setup.config.data, not setup.between_devices
+    return InputBoundWarning(step, data, is_single, gpu_count, len(routes[0].data_devices))
 
 
 @contextmanager
@@ -281,7 +257,7 @@ def open_observer(
         from myxtts.evaluation.evaluate import open_evaluator
 
         evaluator = open_evaluator(setup, snapshot.network, device, folder, load)
-    work = held_out_work(setup, snapshot, reporter.tensorboard, load, evaluator)
+    work = HeldOutWork(setup, snapshot, reporter.tensorboard, load, evaluator)
     if in_thread:
         # Keras and tracing are for the main thread alone, and TensorFlow prepares a function at its
         # first call.
@@ -309,9 +285,7 @@ def open_observer(
 
 
 def repeat_pending(setup: TrainingSetup, observer: Observer, snapshot: Snapshot) -> None:
-    """Redo the observations whose results the checkpoint does not know; with a thread, the last one
-    runs during training.
-    """
+    """Redo the observations that the checkpoint does not know; the last may run during training."""
     state, checkpoints = setup.state, setup.run.start.folder.checkpoints
     for observation in state.pending_observations:
         checkpoint = checkpoint_of(checkpoints, observation.step)
@@ -335,8 +309,7 @@ def log_times(setup: TrainingSetup, clock: Clock, started_s: float) -> None:
     log.info("time           %s", time_line(elapsed_s, total, clock.pauses_s))
     # The first step is in no interval, so a run of one step has nothing to grade.
     if total.steps:
-        replicas = setup.replicas.count
-        assessment = assess_run(
-            total, setup.run.placement, replicas, setup.gpu_count, setup.can_replicate
-        )
+        can_replicate = setup.config.training.compile != "xla"
+        replicas, gpu_count = setup.replicas.count, setup.gpu_count
+        assessment = assess_run(total, setup.run.placement, replicas, gpu_count, can_replicate)
         log.info("grade          %s", assessment.line)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Position
 from myxtts.errors import CheckpointError
-from myxtts.training import checkpoint_files as archive
+from myxtts.training import checkpoint_files
 from myxtts.training.checkpoint_files import (
     Checkpoint,
     archive_of,
@@ -28,24 +28,25 @@ from tests.fixtures import make_record, replace_arrays, temporary_folder
 from tests.kill_points import FullDisk
 from tests.tiny import build_model, build_toy, training_state
 
+REFUSED = PermissionError(13, "Permission denied", "model")
+
+
+def variables_of(state):
+    groups = state.variables().items()
+    return {(group, name): v for group, named in groups for name, v in named.items()}
+
+
+def values(state):
+    return {key: variable.numpy() for key, variable in variables_of(state).items()}
+
 
 def randomise(state, seed=0):
     """Assign random values to every variable of a state; return them by group and name."""
     random = np.random.default_rng(seed)
-    for variables in state.variables().values():
-        for variable in variables.values():
-            variable.assign(
-                random.integers(0, 1000, variable.shape).astype(variable.dtype.as_numpy_dtype)
-            )
+    for variable in variables_of(state).values():
+        integers = random.integers(0, 1000, variable.shape)
+        variable.assign(integers.astype(variable.dtype.as_numpy_dtype))
     return values(state)
-
-
-def values(state):
-    return {
-        (group, name): v.numpy()
-        for group, named in state.variables().items()
-        for name, v in named.items()
-    }
 
 
 class Case(unittest.TestCase):
@@ -56,9 +57,16 @@ class Case(unittest.TestCase):
         return Checkpoints(self.folder, keep, make_record(symbols=("ა", "b"), **values))
 
     def save(self, state, loss=None, checkpoints=None):
-        """Save a state, and wait until the thread has written it."""
+        """Save a state, and wait until the thread has written it and the loss of its validation."""
         with checkpoints or self.checkpoints() as checkpoints:
-            return checkpoints.save(state, loss)
+            saved = checkpoints.save(state)
+            if loss is not None:
+                checkpoints.record(state, state.step, loss)
+        return saved
+
+    def save_steps(self, checkpoints, *steps, loss=None):
+        for self.state.step in steps:
+            self.save(self.state, loss, checkpoints)
 
     def assert_equal_values(self, left, right):
         self.assertEqual(left.keys(), right.keys())
@@ -74,21 +82,17 @@ class RoundTrip(Case):
         for make, precision in ((build_model, "float32"), (build_toy, "mixed_float16")):
             with self.subTest(precision=precision):
                 state = training_state(make(precision=precision), precision)
-                everything = {
-                    id(v.value) for v in (*state.model.variables, *state.optimizer.variables)
-                }
-                everything |= {id(v) for v in state.averages}
-                self.assertEqual(
-                    everything,
-                    {id(v) for named in state.variables().values() for v in named.values()},
-                )
-                saved_values = randomise(state)
+                everything = [v.value for v in (*state.model.variables, *state.optimizer.variables)]
+                everything += state.averages
+                of_checkpoint = map(id, variables_of(state).values())
+                self.assertEqual(set(map(id, everything)), set(of_checkpoint))
+                before = randomise(state)
                 state.step, state.position = 41, Position(2, 5)
                 saved = self.save(state)
                 randomise(state, seed=1)
                 state.step, state.position = 0, Position()
                 restore(Checkpoint.read(saved), state)
-                self.assert_equal_values(values(state), saved_values)
+                self.assert_equal_values(values(state), before)
                 self.assertEqual((state.step, state.position), (41, Position(2, 5)))
                 self.folder = self.folder.with_name("other")
 
@@ -103,7 +107,7 @@ class RoundTrip(Case):
     def test_the_record_of_the_run_is_stored(self):
         state = training_state(build_toy())
         state.step, state.position = 3, Position(1, 2, ((2, 1),))
-        state.pending_observations = (Observation(3, (VALIDATION,)),)
+        state.pending_observations = (Observation(2, (VALIDATION,)),)
         record = read_record(self.save(state, 0.5))
         self.assertEqual(
             (record.settings, record.symbols, record.step, record.position, record.best),
@@ -117,10 +121,9 @@ class Retention(Case):
     def setUpClass(cls):
         cls.state = training_state(build_toy(), averaged=False)
 
-    def save_steps(self, checkpoints, *steps, loss=None):
-        for step in steps:
-            self.state.step = step
-            self.save(self.state, loss, checkpoints)
+    def pend(self, step):
+        self.state.pending_observations = (Observation(step, (VALIDATION,)),)
+        self.addCleanup(setattr, self.state, "pending_observations", ())
 
     def test_newest_and_best_checkpoints_are_kept(self):
         checkpoints = self.checkpoints(keep=2)
@@ -134,24 +137,23 @@ class Retention(Case):
     def test_a_checkpoint_that_cannot_be_removed_ends_no_run(self):
         checkpoints = self.checkpoints(keep=1)
         self.save_steps(checkpoints, 10)
-        refused = PermissionError(13, "Permission denied", "model")
         with (
-            mock.patch("shutil.rmtree", side_effect=refused),
+            mock.patch("shutil.rmtree", side_effect=REFUSED),
             self.assertLogs("myxtts.training", "WARNING") as logs,
         ):
             self.save_steps(checkpoints, 20)
-            checkpoints.wait()
         self.assertIn("step-000010 cannot be removed: model: Permission denied", logs.output[0])
         self.save_steps(checkpoints, 30)
         self.assertEqual(self.steps(), [30])
 
-    def test_a_repeated_validation_is_of_the_utterances_held_out_now(self):
-        self.state.pending_observations = (Observation(20, (VALIDATION,)),)
-        self.addCleanup(setattr, self.state, "pending_observations", ())
-        self.save_steps(self.checkpoints(held_out="a"), 20)
-        with self.checkpoints(held_out="b") as after:
-            after.record(self.state, 20, 0.5)
-        self.assertEqual(self.checkpoints(held_out="b").best, (20, 0.5))
+    def test_remains_that_cannot_be_removed_end_no_run(self):
+        (self.folder / ".partial-step-000010").mkdir(parents=True)
+        with (
+            mock.patch("shutil.rmtree", side_effect=REFUSED),
+            self.assertLogs("myxtts.training", "WARNING") as logs,
+        ):
+            remove_partial_checkpoints(self.folder)
+        self.assertIn(".partial-step-000010 cannot be removed: model: Permission", logs.output[0])
 
     def test_a_protected_checkpoint_keeps_its_name_and_is_named_once(self):
         checkpoints = self.checkpoints(keep=1)
@@ -162,35 +164,27 @@ class Retention(Case):
             self.assertLogs("myxtts.training", "WARNING") as logs,
         ):
             self.save_steps(checkpoints, 20, 30)
-            checkpoints.wait()
         self.assertEqual(self.steps(), [10, 30])
         self.assertEqual(len(logs.output), 1)
         self.assertIn("step-000010 cannot be removed", logs.output[0])
 
-    def test_remains_that_cannot_be_removed_end_no_run(self):
-        (self.folder / ".partial-step-000010").mkdir(parents=True)
-        refused = PermissionError(13, "Permission denied", "model")
-        with (
-            mock.patch("shutil.rmtree", side_effect=refused),
-            self.assertLogs("myxtts.training", "WARNING") as logs,
-        ):
-            remove_partial_checkpoints(self.folder)
-        self.assertIn(
-            ".partial-step-000010 cannot be removed: model: Permission denied", logs.output[0]
-        )
+    def test_a_repeated_validation_is_of_the_utterances_held_out_now(self):
+        self.pend(20)
+        self.save_steps(self.checkpoints(held_out="a"), 20)
+        with self.checkpoints(held_out="b") as after:
+            after.record(self.state, 20, 0.5)
+        self.assertEqual(self.checkpoints(held_out="b").best, (20, 0.5))
 
     def test_an_observation_is_recorded_beside_a_damaged_checkpoint(self):
         checkpoints = self.checkpoints(keep=3)
-        self.state.pending_observations = (Observation(20, (VALIDATION,)),)
+        self.pend(20)
         self.save_steps(checkpoints, 20, 30, 40)
         (self.folder / "step-000030" / "state.json").write_bytes(b"{")
         with self.assertLogs("myxtts.training", "ERROR"):
             checkpoints.record(self.state, 20, 0.5)
             checkpoints.wait()
-        self.assertEqual(
-            [read_record(self.folder / f"step-0000{step}").best for step in (20, 40)],
-            [(20, 0.5)] * 2,
-        )
+        for step in (20, 40):
+            self.assertEqual(read_record(self.folder / f"step-0000{step}").best, (20, 0.5))
 
     def test_best_checkpoint_is_known_after_a_restart(self):
         self.save_steps(self.checkpoints(keep=1), 10, loss=0.5)
@@ -208,7 +202,7 @@ class Retention(Case):
             before = self.checkpoints(keep=2)
             self.save_steps(before, 10)
             before.add_provisional(20)
-            self.state.pending_observations = (Observation(20, (VALIDATION,)),)
+            self.pend(20)
             self.save_steps(before, 20)
             with self.checkpoints(keep=2) as after:
                 after.record(self.state, 20, loss)
@@ -232,8 +226,8 @@ class Retention(Case):
 
     def test_a_checkpoint_with_a_non_finite_loss_is_never_the_best(self):
         checkpoints = self.checkpoints()
-        for loss in (float("nan"), float("inf")):
-            self.save_steps(checkpoints, 10 if loss != loss else 20, loss=loss)
+        for step, loss in ((10, float("nan")), (20, float("inf"))):
+            self.save_steps(checkpoints, step, loss=loss)
             self.assertIsNone(checkpoints.best)
         self.save_steps(checkpoints, 30, loss=2.0)
         self.assertEqual(checkpoints.best, (30, 2.0))
@@ -242,33 +236,23 @@ class Retention(Case):
         self.assertIsNone(latest(self.folder))
         self.assertIsNone(self.checkpoints().best)
 
-
-class Atomic(Case):
-    @classmethod
-    def setUpClass(cls):
-        cls.state = training_state(build_toy(), averaged=False)
-
     def test_a_partly_removed_folder_is_not_a_checkpoint(self):
         checkpoints = self.checkpoints(keep=1)
-        self.save(self.state_at(10), checkpoints=checkpoints)
+        self.save_steps(checkpoints, 10)
         with (
             mock.patch("shutil.rmtree", side_effect=KeyboardInterrupt),
             self.assertRaises(KeyboardInterrupt),
         ):
-            self.save(self.state_at(20), checkpoints=checkpoints)
+            self.save_steps(checkpoints, 20)
         self.assertEqual(self.steps(), [20])
 
     def test_folders_with_other_names_are_ignored(self):
-        self.save(self.state_at(10))
+        self.save_steps(self.checkpoints(), 10)
         for name in ("step-000020 (copy)", "step-", "step-99.bak", "notes"):
             (self.folder / name).mkdir()
-        self.save(self.state_at(30), checkpoints=self.checkpoints(keep=1))
+        self.save_steps(self.checkpoints(keep=1), 30)
         self.assertEqual(self.steps(), [30])
         self.assertEqual(len(list(self.folder.iterdir())), 5)
-
-    def state_at(self, step):
-        self.state.step = step
-        return self.state
 
 
 class Background(Case):
@@ -281,7 +265,7 @@ class Background(Case):
 
     def gated(self):
         """Return an event that a write waits for; all writes go on in the end."""
-        gate, write = threading.Event(), archive.write_checkpoint
+        gate, write = threading.Event(), checkpoint_files.write_checkpoint
 
         def write_later(*args, **kwargs):
             gate.wait(TIMEOUT_S)
@@ -293,18 +277,17 @@ class Background(Case):
         self.addCleanup(gate.set)
         return gate
 
-    def save_at(self, checkpoints, step, loss=None):
+    def save_at(self, checkpoints, step):
         self.state.step = step
-        return checkpoints.save(self.state, loss)
+        return checkpoints.save(self.state)
 
     def test_a_checkpoint_has_the_state_of_its_step_whatever_is_trained_while_it_is_written(self):
         gate = self.gated()
         with self.checkpoints() as checkpoints:
             self.state.position = Position(2, 5)
             saved = self.save_at(checkpoints, 10)
-            for group in self.state.variables().values():
-                for variable in group.values():
-                    variable.assign_add(tf.ones_like(variable))
+            for variable in variables_of(self.state).values():
+                variable.assign_add(tf.ones_like(variable))
             self.state.step, self.state.position = 11, Position(2, 6)
             self.assertFalse(saved.exists())
             gate.set()
@@ -313,35 +296,27 @@ class Background(Case):
         self.assertEqual((self.state.step, self.state.position), (10, Position(2, 5)))
 
     def test_nothing_that_changes_a_variable_changes_a_copy(self):
-        variables = [
-            variable for group in self.state.variables().values() for variable in group.values()
-        ]
+        variables = list(variables_of(self.state).values())
 
         def train():
             for variable in variables:
                 variable.assign_sub(tf.ones_like(variable))
                 variable.assign(2 * variable)
 
-        changes = [train, tf.function(train), tf.function(train, jit_compile=True)]
-        table = next(variable for variable in variables if variable.shape.rank == 2)
-        changes.append(
-            lambda: table.scatter_sub(tf.IndexedSlices(tf.ones_like(table)[:1], tf.constant([1])))
-        )
-        for change in changes:
+        def scatter():
+            table = next(variable for variable in variables if variable.shape.rank == 2)
+            table.scatter_sub(tf.IndexedSlices(tf.ones_like(table)[:1], tf.constant([1])))
+
+        for change in (train, tf.function(train), tf.function(train, jit_compile=True), scatter):
             with tf.device(self.state.device):
                 change()  # traced, compiled
                 before, copy = values(self.state), copy_arrays(self.state)
                 change()
                 change()
-            copied = {
-                (group, name): array
-                for group, named in copy.items()
-                for name, array in named.items()
-            }
-            self.assert_equal_values(copied, before)
-            self.assertIn(
-                True, [np.any(value != before[key]) for key, value in values(self.state).items()]
-            )
+            for key, value in before.items():
+                np.testing.assert_array_equal(copy[key[0]][key[1]], value, err_msg=str(key))
+            after = values(self.state)
+            self.assertTrue(any(np.any(after[key] != value) for key, value in before.items()))
         with self.assertRaises(ValueError):  # the memory may be that of the variable
             copy["optimizer"].popitem()[1][...] = 0
 
@@ -358,38 +333,32 @@ class Background(Case):
                 self.save_at(checkpoints, 20)
             self.assertTrue((self.folder / "step-000010").exists())
             self.assertRegex(
-                logs.output[0],
-                r"training waited \d+\.\d s at step 20: the checkpoint before was still being ",
+                logs.output[0], r"training waited \d+\.\d s at step 20: the checkpoint"
             )
         self.assertEqual(self.steps(), [10, 20])
 
     def test_a_full_disk_is_reported_at_each_attempt_and_raised_only_for_the_last_checkpoint(self):
         checkpoints = self.checkpoints()
-        self.save_at(checkpoints, 10, loss=3.0)
-        checkpoints.finish()
+        self.save_steps(checkpoints, 10, loss=3.0)
         with self.assertLogs("myxtts", "ERROR") as logs:
             for step in (20, 30):
                 with FullDisk(5).active():
-                    self.save_at(checkpoints, step, loss=2.0)
+                    self.save_at(checkpoints, step)
                     checkpoints.wait()
+                checkpoints.record(self.state, step, 2.0)
+                checkpoints.wait()
                 self.assertEqual([path.name for path in self.folder.iterdir()], ["step-000010"])
                 self.assertEqual(checkpoints.best, (10, 3.0))
         needed_mb = sum(value.nbytes for value in self.saved_values.values()) / 1e6
         for step, line in zip((20, 30), logs.output, strict=True):
-            self.assertRegex(
-                line,
-                rf"the checkpoint of step {step} was not written:"
-                rf" {self.folder}/\.partial-step-0000{step}/model\.safetensors: "
-                r"No space left on device \((\S+) MB are needed, \S+ MB are free\)\. If the run"
-                r" goes on, it tries",
+            file = f"{self.folder}/.partial-step-0000{step}/model.safetensors"
+            place = (
+                rf"the checkpoint of step {step} was not written: {file}: No space left on device"
             )
+            self.assertRegex(line, place + r" \(\S+ MB are needed, \S+ MB are free\)\. If the run")
             self.assertAlmostEqual(float(line.partition("(")[2].split()[0]), needed_mb, delta=0.1)
-        with self.assertRaises(CheckpointError) as raised:
+        with self.assertRaisesRegex(CheckpointError, "It is the last .* then resume with --resume"):
             checkpoints.finish()
-        self.assertRegex(
-            str(raised.exception),
-            rf"It is the last .* which continues from {self.folder}/step-000010\.$",
-        )
         self.save_at(checkpoints, 40)
         checkpoints.finish()
         self.assertEqual(self.steps(), [10, 40])
@@ -406,10 +375,8 @@ class Background(Case):
         self.assertIn("It is the last one of the run. Free some disk space", logs.output[-1])
 
     def test_a_defect_of_the_writing_thread_is_raised_in_training(self):
-        checkpoints = self.checkpoints()
-        with mock.patch(
-            "myxtts.training.checkpoints.write_checkpoint", side_effect=ValueError("defect")
-        ):
+        checkpoints, defect = self.checkpoints(), ValueError("defect")
+        with mock.patch("myxtts.training.checkpoints.write_checkpoint", side_effect=defect):
             self.save_at(checkpoints, 10)
             with self.assertRaisesRegex(ValueError, "defect"):
                 self.save_at(checkpoints, 20)
@@ -426,9 +393,9 @@ class Damaged(Case):
         self.state.step = 5
         self.saved = self.save(self.state)
 
-    def restore_error(self, state=None):
+    def restore_error(self):
         with self.assertRaises(CheckpointError) as caught:
-            restore(Checkpoint.read(self.saved), state or self.state)
+            restore(Checkpoint.read(self.saved), self.state)
         return str(caught.exception)
 
     def test_truncated_missing_or_empty_archive_is_rejected_by_name(self):
@@ -440,10 +407,7 @@ class Damaged(Case):
                 with self.subTest(group=group, length=length):
                     message = self.restore_error()
                     self.assertTrue(message.startswith(f"{path} cannot be read: "), message)
-                    self.assertIn(
-                        f"No other checkpoint in {self.folder} is intact: start another run",
-                        message,
-                    )
+                    self.assertIn(f"remove {self.saved}", message)
             path.unlink()
             self.assertIn(f"{path} cannot be read", self.restore_error())
             path.write_bytes(whole)
@@ -483,42 +447,30 @@ class Damaged(Case):
         path.unlink()
         self.assertIn(f"{path} cannot be read", self.restore_error())
         path.write_text(json.dumps(json.loads(whole) | {"format": 6}))
-        self.assertEqual(
-            self.restore_error(),
-            f"{self.saved} has format 6, but this version of MyXTTS reads format 7 (safetensors)."
-            " Formats up to 6 are numpy archives. Use the version that wrote it.",
-        )
+        self.assertIn("it has format 6, but", self.restore_error())
 
     def test_error_for_another_architecture_names_the_first_difference(self):
         path = archive_of(self.saved, "model")
         arrays = Checkpoint.read(self.saved).arrays("model")
         kernel = next(name for name in arrays if name.endswith("kernel"))
+        of_model = "but the model has float32 (80, 80)"
+        fewer = {name: array for name, array in arrays.items() if name != kernel}
         for changed, message in (
             (
                 arrays | {kernel: np.zeros((2, 3), np.float32)},
-                f"'{kernel}' is float32 (2, 3), but the model has float32 (80, 80)",
+                f"'{kernel}' is float32 (2, 3), {of_model}",
             ),
             (
                 arrays | {kernel: np.zeros((80, 80), np.int8)},
-                f"'{kernel}' is int8 (80, 80), but the model has float32 (80, 80)",
+                f"'{kernel}' is int8 (80, 80), {of_model}",
             ),
-            (
-                arrays | {"another": np.zeros(1)},
-                "'another' is only in the checkpoint (4 variables there, 3 in the model)",
-            ),
-            (
-                {name: array for name, array in arrays.items() if name != kernel},
-                f"'{kernel}' is only in the model (2 variables there, 3 in the model)",
-            ),
+            (arrays | {"other": np.zeros(1)}, "'other' is float64 (1,), but the model has nothing"),
+            (fewer, f"'{kernel}' is nothing, {of_model}"),
         ):
             replace_arrays(self.saved, "model", changed)
-            self.assertEqual(
-                self.restore_error(),
-                f"{path}: {message}. Use the settings that the run was started with (its"
-                " config.yaml).",
-            )
+            self.assertTrue(self.restore_error().startswith(f"{path}: {message}. Use the settings"))
         self.saved = self.save(training_state(build_model()))
-        self.assertIn("is only in the ", self.restore_error())
+        self.assertIn("is nothing, but the model has", self.restore_error())
 
 
 if __name__ == "__main__":

@@ -127,9 +127,7 @@ class InterruptedWrites(Case):
                 expected | ({f"rename step-0000{step}"} if step in BEFORE else set()), seen
             )
 
-    def test_a_full_disk_at_any_write_leaves_the_checkpoints_before_and_no_part_of_the_new_one(
-        self,
-    ):
+    def test_a_full_disk_at_any_write_leaves_the_checkpoints_before_and_no_part_of_a_new_one(self):
         for step in STEPS:
             for at in itertools.count():
                 points = FullDisk(at)
@@ -250,35 +248,27 @@ class Damaged(Case):
             read(*arguments)
         return str(raised.exception)
 
-    def test_a_value_of_another_type_in_the_record_is_named(self):
-        for key, value in (
-            ("step", "ten"),
-            ("position", ["first"]),
-            ("audio_s", None),
-            ("best", [5]),
-            ("symbols", [1]),
-            ("ancestor", {"symbols": "all"}),
-            ("participants", [1]),
+    def test_a_value_that_this_version_does_not_know_is_named_and_is_no_damage(self):
+        for key, value, place in (
+            ("step", "ten", "step"),
+            ("position", ["first"], "position.0"),
+            ("audio_s", None, "audio_s"),
+            ("best", [5], "best.1"),
+            ("symbols", [1], "symbols.0"),
+            ("ancestor", {"symbols": "all"}, "ancestor.run"),
+            ("participants", [1], "participants.0"),
+            ("settings", {"data": {"echo": 1}}, "settings.data.echo: Extra"),
         ):
             self.prepare()
             rewrite_state(
                 self.checkpoint, lambda state, key=key, value=value: state.update({key: value})
             )
-            with self.subTest(key=key, value=value):
-                message = self.message(read_record, self.checkpoint)
-                self.assertRegex(
-                    message,
-                    rf"^{self.state} cannot be read: {key}[\w.]*: .*The newest intact"
-                    r" checkpoint is ",
-                )
-
-    def test_settings_of_another_version_are_named_as_such(self):
-        rewrite_state(self.checkpoint, lambda state: state["settings"]["data"].update(echo=1))
-        self.assertEqual(
-            self.message(read_record, self.checkpoint),
-            f"the settings in {self.checkpoint} cannot be used: data.echo: Extra inputs are not"
-            " permitted. Use the version of MyXTTS that wrote it.",
-        )
+            with self.subTest(key=key):
+                expected = rf"^{self.state} cannot be read: {place}.*Use the version .* wrote it\.$"
+                self.assertRegex(self.message(read_record, self.checkpoint), expected)
+        self.prepare()
+        rewrite_state(self.checkpoint, lambda state: state.pop("symbols"))
+        self.assertIn("symbols: Field required. ", self.message(read_record, self.checkpoint))
 
     def test_every_value_of_a_record_is_read_as_it_was_written(self):
         record = make_record(
@@ -298,12 +288,6 @@ class Damaged(Case):
         write_record(self.checkpoint, record)
         self.assertEqual(read_record(self.checkpoint), record)
 
-    def test_a_long_format_is_not_quoted_whole(self):
-        self.state.write_text(json.dumps({"format": "x" * 60_000}))
-        with self.assertRaises(CheckpointError) as caught:
-            read_record(self.checkpoint)
-        self.assertLess(len(str(caught.exception)), 1_000)
-
     def test_no_flipped_bit_of_the_record_changes_what_is_read(self):
         whole = self.state.read_bytes()
         self.assertLess(len(whole), 6000)
@@ -315,48 +299,25 @@ class Damaged(Case):
             self.message(read_record, self.checkpoint)
 
     def test_a_record_without_checksum_is_rejected(self):
-        values = json.loads(self.state.read_bytes())
-        self.state.write_text(json.dumps(values))
-        self.assertIn(
-            "is not the checksum of the lines", self.message(read_record, self.checkpoint)
-        )
+        self.state.write_text(json.dumps(json.loads(self.state.read_bytes())))
+        message = self.message(read_record, self.checkpoint)
+        self.assertIn("is not the checksum of the lines", message)
 
     def test_a_checkpoint_of_an_older_version_is_named_with_what_to_do(self):
         self.state.write_text(json.dumps({"format": 6}))
-        self.assertEqual(
-            self.message(read_arrays, self.checkpoint, "model"),
-            f"{self.checkpoint} has format 6, but this version of MyXTTS reads format 7"
-            " (safetensors). Formats up to 6 are numpy archives. Use the version that wrote it.",
-        )
+        message = self.message(read_arrays, self.checkpoint, "model")
+        self.assertIn("it has format 6, but this version of MyXTTS reads format 7", message)
+        self.assertTrue(message.endswith("Use the version of MyXTTS that wrote it."), message)
 
-    def test_a_missing_value_of_the_record_is_named(self):
-        rewrite_state(self.checkpoint, lambda state: state.pop("symbols"))
-        message = self.message(read_record, self.checkpoint)
-        self.assertIn(f"{self.state} cannot be read: symbols: Field required. ", message)
-
-    def test_a_damaged_checkpoint_names_the_newest_intact_one_and_how_to_take_it(self):
-        for step in (20, 30):
-            write(self.folder, step, NEW)
-            archive_of(checkpoint_of(self.folder, step), "optimizer").write_bytes(b"damaged")
-        broken = self.folder / "step-000030"
-        damaged = self.message(read_arrays, broken, "optimizer")
-        self.assertIn(
-            f"The newest intact checkpoint is {self.checkpoint}. To use it, remove {broken} and "
-            f"{self.folder / 'step-000020'}.",
-            damaged,
-        )
-        for checkpoint in self.folder.iterdir():
-            archive_of(checkpoint, "model").unlink()
-        self.assertIn(
-            f"No other checkpoint in {self.folder} is intact: start another run with --run.",
-            self.message(read_arrays, broken, "model"),
-        )
-
-    def test_a_checkpoint_that_a_run_removed_meanwhile_is_not_called_damaged(self):
-        removed = checkpoint_of(self.checkpoint.parent, 99)
-        with self.assertRaisesRegex(CheckpointError, "was removed meanwhile") as raised:
-            read_arrays(removed, "model")
-        self.assertNotIn("To use it, remove", str(raised.exception))
+    def test_a_damaged_or_missing_file_is_named_with_what_to_remove(self):
+        for content in (b"damaged", None):
+            archive_of(self.checkpoint, "optimizer").unlink()
+            if content:
+                archive_of(self.checkpoint, "optimizer").write_bytes(content)
+            message = self.message(read_arrays, self.checkpoint, "optimizer")
+            self.assertIn(f"{archive_of(self.checkpoint, 'optimizer')} cannot be read", message)
+            self.assertIn("If a run removed it meanwhile, start the command again.", message)
+            self.assertTrue(message.endswith(f"remove {self.checkpoint}."), message)
 
 
 if __name__ == "__main__":

@@ -359,7 +359,7 @@ class Runs(unittest.TestCase):
             "student", *self.flags, "--texts", str(other), "--max-steps", "6", "--resume"
         )
         self.assertEqual(refused.code, 2)
-        self.assertIn("was trained on other texts", refused.err)
+        self.assertIn("different texts", refused.err)
 
     def test_missing_texts_are_named_before_the_corpus_is_read(self):
         refused = self.workspace.train(
@@ -381,15 +381,17 @@ class Runs(unittest.TestCase):
 
     def test_a_teachers_checkpoint_that_is_gone_is_named(self):
         other = self.workspace.copy_run("voice", "other", self.addCleanup)
-        (other / "checkpoints/step-000000").rename(other / "checkpoints/step-000009")
+        checkpoint = (other / "checkpoints/step-000000").rename(other / "checkpoints/step-000009")
+        arrays = Checkpoint.read(checkpoint).arrays("model")
+        replace_arrays(checkpoint, "averages", {name: array + 1 for name, array in arrays.items()})
         refused = self.workspace.train("student", *self.flags, "--teacher", str(other), "--resume")
         self.assertEqual(refused.code, 2)
-        self.assertRegex(refused.err, "it has no step-000000, with which .*student.* was trained")
+        self.assertRegex(refused.err, r"step-000009 has other weights than .*student.* step 0\.")
         refused = self.workspace.train(
             "student", *self.flags, "--teacher", "runs/voise", "--resume"
         )
         self.assertEqual(refused.code, 2)
-        self.assertIn("runs/voise has no checkpoint: there is no such folder", refused.err)
+        self.assertIn("runs/voise has no checkpoint", refused.err)
 
     @long
     def test_a_profile_has_the_share_of_the_teacher(self):

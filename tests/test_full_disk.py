@@ -18,7 +18,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.audio_file import write_wav
 from myxtts.files import tolerate_full_disk
 from myxtts.report.reporter import Reporter, RunLog, TensorBoard
-from myxtts.training.hooks import RecordMetrics
+from myxtts.training.hooks import worker_report
 from tests.fixtures import FolderCase
 
 FULL = Path("/dev/full")  # each write to it fails with ENOSPC
@@ -65,9 +65,11 @@ class FullDiskTest(FolderCase):
         with mock.patch(
             "myxtts.report.metrics.open", lambda *_, **__: open(FULL, "a"), create=True
         ):
-            record = RecordMetrics(self.folder / "metrics-1.jsonl", 0)
-        with self.assertLogs("myxtts.files", "ERROR") as logs, record:
-            record(SimpleNamespace(step=3, metrics={"loss": 1.0}))
+            context = worker_report(self.folder / "metrics-1.jsonl", 0)
+            report = context.__enter__()
+        with self.assertLogs("myxtts.files", "ERROR") as logs:
+            report(SimpleNamespace(state=SimpleNamespace(step=3), metrics={"loss": 1.0}))
+            context.__exit__(None, None, None)
         self.assertIn("the metrics of step 3 cannot be written", logs.output[0])
 
     def test_full_memory_is_no_full_disk(self):

@@ -16,7 +16,7 @@ from myxtts.training import loop
 from myxtts.training.hooks import Observe, Report
 from myxtts.training.observation import Observer, ObserverFailed
 from myxtts.training.schedule import SAMPLES, VALIDATION, Observation, Schedule, without
-from myxtts.training.stop_request import SharedStopRequest, StopRequest
+from myxtts.training.stop_request import StopRequest
 from tests.fixtures import ManualTime
 
 
@@ -219,10 +219,7 @@ class LoopTest(unittest.TestCase):
         reporter = SimpleNamespace(write=lambda step, metrics: reports.append(step))
         observer = Observer(observe, record, in_thread=False)
         snapshot = SimpleNamespace(take=lambda: self.calls.append(("snapshot", state.step)))
-        hooks = [
-            Report(reporter, lambda step, metrics: None),
-            Observe(periods, observer, snapshot, provisional.append),
-        ]
+        hooks = [Report(reporter.write), Observe(periods, observer, snapshot, provisional.append)]
         try:
             self.train(hooks, steps=5, log_every=2, observer=observer, **options)
         finally:
@@ -266,7 +263,7 @@ class LoopTest(unittest.TestCase):
         reporter = SimpleNamespace(
             write=lambda step, metrics: reports.append((step, dict(metrics)))
         )
-        report = Report(reporter, lambda step, metrics: None)
+        report = Report(reporter.write)
         self.train([Measure(2, "size", []), report], steps=3, log_every=3)
         self.assertEqual([step for step, _ in reports], [2, 3])
         self.assertEqual(reports[0][1], {"size": 7.0})
@@ -281,7 +278,7 @@ class LoopTest(unittest.TestCase):
         reporter = SimpleNamespace(
             write=lambda step, metrics: reports.append(metrics["skipped_updates"])
         )
-        self.train([Report(reporter, lambda step, metrics: None)], steps=6, log_every=2)
+        self.train([Report(reporter.write)], steps=6, log_every=2)
         self.assertEqual(reports, [1.0, 0.0, 3.0])
 
     def test_time_after_a_report_is_a_pause_of_the_next_one(self):
@@ -291,7 +288,7 @@ class LoopTest(unittest.TestCase):
 
         time, reports = ManualTime(), []
         reporter = SimpleNamespace(write=lambda step, metrics: reports.append(metrics))
-        report = Report(reporter, lambda step, metrics: None)
+        report = Report(reporter.write)
         self.train([report, Pausing(3, "pausing", [])], steps=5, log_every=1, clock=NoTimes(time))
         self.assertEqual([metrics["pause_s"] for metrics in reports], [0.0, 0.0, 0.0, 10.0, 0.0])
         # The first step counts in no mean.
@@ -341,14 +338,14 @@ class LoopTest(unittest.TestCase):
                 if observer
                 else []
             )
-            stop = SharedStopRequest(lambda outcome, steps=steps: steps.append(self.state.step))
+            stop = StopRequest(lambda outcome, steps=steps: steps.append(self.state.step))
             self.train(hooks, steps=9, observer=observer, stop=stop)
         self.assertEqual(reads, {True: [4, 8], False: [4, 8]})
 
     def test_a_request_that_ends_the_last_observation_stops_the_run_of_several_workers(self):
         for is_asked, code in ((True, 143), (False, 0)):
             self.setUp()
-            stop = SharedStopRequest(lambda outcome: False)
+            stop = StopRequest(lambda outcome: False)
 
             class Interrupted(DelayedObserver):
                 def wait(self, is_stopped, due_step=None, stop=stop, is_asked=is_asked):

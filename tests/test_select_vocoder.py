@@ -1,6 +1,5 @@
 """The vocoder of a voice: which one is used or refused. Runs without weights are enough."""
 
-import os
 import unittest
 from pathlib import Path
 
@@ -67,35 +66,12 @@ class SelectVocoder(unittest.TestCase):
     def test_a_missing_run_is_an_error_and_never_griffin_lim(self):
         self.assert_refused(
             CheckpointError,
-            *(
-                "--vocoder runs/vocodr was given",
-                "there is no such folder",
-                "Did you mean runs/vocoder?",
-            ),
+            "--vocoder runs/vocodr was given, but runs/vocodr has no checkpoint",
             requested=("runs/vocodr",),
         )
         self.write("runs/voice", vocoder="runs/gone")
         self.assert_refused(
             CheckpointError, "runs/voice has the setting vocoder runs/gone", "--vocoder griffin-lim"
-        )
-        (self.folder / "runs/begun").mkdir()
-        (self.folder / "runs/begun/config.yaml").touch()
-        self.assert_refused(
-            CheckpointError, "the run ended before its first", requested=("runs/begun",)
-        )
-
-    def test_a_vocoder_beside_a_voice_of_another_folder_is_suggested(self):
-        self.write("runs/voice", vocoder="runs/vocoder")
-        (self.folder / "elsewhere").mkdir()
-        os.chdir(self.folder / "elsewhere")
-        voice = self.folder / "runs" / "voice"
-        self.assert_refused(
-            CheckpointError,
-            *(
-                "relative to the working folder",
-                f"Did you mean --vocoder {self.folder / 'runs' / 'vocoder'}?",
-            ),
-            voice=str(voice),
         )
 
     def test_a_run_of_another_task_is_refused_by_its_task(self):
@@ -113,14 +89,13 @@ class SelectVocoder(unittest.TestCase):
         )
         self.assert_refused(
             CheckpointError,
-            *(
-                "takes mels with hop_samples 300, high_hz 11025.0",
-                "makes mels with hop_samples 256, high_hz 8000.0",
-            ),
+            "hop_samples 300 instead of 256, high_hz 11025.0 instead of 8000.0",
             requested=("runs/other",),
         )
         self.write("runs/other", task="vocoder", audio_format={})
-        self.assert_refused(CheckpointError, "sample_rate_hz None", requested=("runs/other",))
+        self.assert_refused(
+            CheckpointError, "sample_rate_hz None instead of 22050", requested=("runs/other",)
+        )
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ class Runs(unittest.TestCase):
         self.addCleanup(shutil.rmtree, audio)
         cases = {
             "no checkpoint": ("--teacher", str(self.workspace.folder)),
-            "was trained for vocoder": ("--teacher", str(self.folder)),
+            "was trained with --task vocoder": ("--teacher", str(self.folder)),
             "text_frontend phonemes was given": ("--text-frontend", "phonemes"),
             "no metadata": ("--train-data", str(audio)),
             "--produce-precision": ("--produce-precision", "float64"),

@@ -201,7 +201,8 @@ def _load_training(
     known = run.record.inherited_vocabulary
     loaded = dataset.load_corpora(config, folder, length_rule_of(config), known)
     training, _, vocabulary = loaded
-    check_same_corpus(run.checkpoint, vocabulary, training.manifest.fingerprint)
+    corpus = training.manifest.fingerprint
+    check_same_corpus(run.checkpoint, vocabulary, corpus, run.record.texts)
     return loaded
 
 

@@ -27,7 +27,8 @@ from myxtts.placement import devices
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts import synthesis_options
-from myxtts.training.checkpoints import assign_arrays
+from myxtts.training.checkpoint_files import MODEL
+from myxtts.training.checkpoints import load_variables
 from myxtts.training.observation import Validation
 from myxtts.training.runs import TrainedRun, open_teacher, teacher_loader
 from myxtts.training.setup import typical_sizes
@@ -233,7 +234,8 @@ def make_evaluator(
         used = [
             (weights_group(source), coefficient) for source, coefficient in pairs if coefficient
         ]
-        assign_arrays(variables, dict(weighted_mean(*zip(*used, strict=True))))
+        mean = dict(weighted_mean(*zip(*used, strict=True)))
+        load_variables(inputs[0].checkpoint, {MODEL: variables}, {MODEL: mean})
         results = validation.evaluate()
         metric_and_loss = np.array([results[name] for name in names])
         metric_and_loss[~np.isfinite(metric_and_loss)] = math.inf

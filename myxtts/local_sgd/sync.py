@@ -102,7 +102,7 @@ class WeightSync:
                 )
         start = self._averaged(state.step)
         if not self._is_plain_average and state.audio_s == 0 and not start.exists():
-            groups = [(group, state.arrays(group)) for group in state.weight_groups]
+            groups = [(group.name, state.arrays(group.name)) for group in state.groups]
             self._publish(start, groups, self._record)
 
     def is_due(self, state: TrainingState) -> bool:

@@ -22,7 +22,6 @@ from myxtts.clock import FIRST_STEP, Clock, Interval, Span, Timeline
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass, Plan, Position
 from myxtts.data.pipeline import Pipeline
-from myxtts.errors import TrainingError
 from myxtts.machine import available_memory_mib
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import audit, find_copies, has_gpu_kernels, require_device
@@ -32,7 +31,7 @@ from myxtts.preflight.prerequisites import existing_parent
 from myxtts.tf_internals import device_memory_mib
 from myxtts.throughput.measure import SynchronousStep, step_spans, train_steps
 from myxtts.training import loop
-from myxtts.training.description import describe_batch, explain_out_of_memory, segments_of
+from myxtts.training.description import describe_batch, out_of_memory, segments_of
 from myxtts.training.hooks import StepEnd
 from myxtts.training.memory import MemoryForecast
 from myxtts.training.schedule import ConstantRates, Schedule
@@ -119,11 +118,8 @@ def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Tri
             magnitudes = magnitudes_of(state)
             result = take_steps(state, step, batches, setup.schedule)
         except tf.errors.ResourceExhaustedError as error:
-            failure = loop.StepOutOfMemory(state.step + 1, bucket, error)
-            batch = describe_batch(failure, corpora.training)
-            raise TrainingError(
-                explain_out_of_memory(error, placement, batch, can_resume=False)
-            ) from error
+            batch = describe_batch(plan, state.step + 1, bucket)
+            raise out_of_memory(error, placement, batch) from error
         rows, samples, tokens = plan.shape(bucket)
         count = len(batches.microbatches)
         texts = f" and {tokens} tokens" if tokens else ""

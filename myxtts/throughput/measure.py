@@ -19,7 +19,7 @@ from myxtts.clock import MODEL, Clock, Interval, Span, Timeline
 from myxtts.config.flags import turned_off, with_values
 from myxtts.config.schema import OFF_IN_TRIAL, Config, RunConfig
 from myxtts.data.batch_plan import Pass
-from myxtts.data.pipeline import Pipeline, ProduceFunction, trace_produce
+from myxtts.data.pipeline import Pipeline, ProduceFunction, ReplicaFeed, trace_produce
 from myxtts.errors import PlacementError
 from myxtts.models.teacher import NullTeacher
 from myxtts.placement import devices
@@ -79,7 +79,7 @@ def open_run(config: Config) -> Iterator[ProfiledRun]:
         config = with_values(turned_off(config, OFF_IN_TRIAL), {"observer": "model"})
         with training_setup.open_run(resolve_start(config, RunFolder(Path(name)))) as opened:
             check_one_replica(opened.placement)
-            with translate_oom(opened.placement, can_resume=False):
+            with translate_oom(opened.placement):
                 setup = opened.set_up(opened.read_corpora())
                 yield ProfiledRun(setup, setup.make_step())
 
@@ -374,7 +374,7 @@ def run_traced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> TracedRun:
 
 
 def _run_together(
-    run: ProfiledRun, step: loop.StepFunction, pipeline: Pipeline, steps: int, timeline: Timeline
+    run: ProfiledRun, step: Step, pipeline: Pipeline, steps: int, timeline: Timeline
 ) -> Interval:
     # No report before the end: it would wait for the device.
     schedule = replace(
@@ -387,8 +387,8 @@ def _run_together(
 
 def train_steps(
     setup: TrainingSetup,
-    step: loop.StepFunction,
-    feed: loop.BatchFeed,
+    step: Step,
+    feed: ReplicaFeed,
     schedule: Schedule,
     steps: int,
     timeline: Timeline | None = None,
@@ -425,17 +425,14 @@ def step_spans(spans: Sequence[Span]) -> list[Span]:
     return list(steps.values())
 
 
-class SynchronousStep:
+class SynchronousStep(Step):
     """A step that waits for its device, so that the times of its calls are those of the device."""
 
     def __init__(self, step: Step):
-        self._step = step
-        self.hand_over = step.hand_over
-        self.left_unchanged = step.left_unchanged
-        self.synchronize = step.synchronize
-        self.read = step.read
+        # It is the same step, with its compiled functions and what they hold.
+        vars(self).update(vars(step))
 
     def __call__(self, *arguments: Any, **named: Any) -> tuple[tf.Tensor, list[Batch]]:
-        outcome, next_first = self._step(*arguments, **named)
-        self._step.synchronize(outcome)
+        outcome, next_first = super().__call__(*arguments, **named)
+        self.synchronize(outcome)
         return outcome, next_first

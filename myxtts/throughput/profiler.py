@@ -89,7 +89,7 @@ def measure_run(run: measure.ProfiledRun, steps: int, sampler: "GpuSampler") -> 
         step_bucket=window.step_buckets,
         placement=run.placement,
         devices=setup.gpu_count,
-        can_replicate=setup.can_replicate,
+        can_replicate=setup.config.training.compile != "xla",
         all_reduce_s=measure.measure_all_reduce(run) if has_two_devices(run.placement) else None,
         produce_without_teacher_s=produce_without_teacher_s,
     )

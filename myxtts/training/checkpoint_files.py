@@ -50,9 +50,6 @@ AVERAGES = "averages"
 OPTIMIZER = "optimizer"
 
 _CHECKSUM_LINE = re.compile(rb' "sha256": "([0-9a-f]{64})"\n}\Z')
-# Of a reason: it may quote a name in the file.
-MAX_REASON_CHARACTERS = 300
-UNREADABLE = (OSError, ValueError, SafetensorError, RecursionError)
 SAFETENSORS_TYPES = {
     "bool": "BOOL",
     "bfloat16": "BF16",
@@ -76,11 +73,7 @@ class _Section(BaseModel):
 
 
 class Source(_Section):
-    """A checkpoint of another run.
-
-    Attributes:
-        weights: digest of its weights.
-    """
+    """A checkpoint of another run, and the digest of its weights."""
 
     run: str
     step: int
@@ -88,11 +81,7 @@ class Source(_Section):
 
 
 class Ancestor(Source):
-    """The checkpoint that a run started from. Runs with equal `weights` started equally.
-
-    Attributes:
-        symbols, languages, speakers: how many rows of the vocabulary come from it, the first ones.
-    """
+    """The checkpoint that a run started from, and the numbers of rows of the vocabulary from it."""
 
     symbols: int
     languages: int
@@ -119,20 +108,17 @@ class MergedInput(_Section):
 class Record(_Section):
     """What a checkpoint records besides its arrays; the content of state.json.
 
-    A running process also has the record of its checkpoints, with the defaults of what changes with
-    each step.
+    A running process has the record of its checkpoints, too, with defaults for what steps change.
 
     Attributes:
-        position: of the next step in the plan.
-        replicas: number of replicas that shared the steps.
-        audio_s: seconds of speech trained on since the start or the fork.
-        audio_s_since_sync: the same since the last sync with other jobs (local SGD).
-        best: best checkpoint up to this one, if any was validated.
-        pending_observations: due up to this step, with results that it does not know; oldest first.
-        provisional: nothing but an observation asked for the checkpoint.
+        start: digest of the weights that the run, or the run it was forked from, started with.
         corpus: fingerprint of the training corpus; None before the first step of a fork or merge.
         held_out, texts: fingerprints of held-out utterances and of the teacher's texts.
-        start: digest of the weights that the run, or the run it was forked from, started with.
+        position: of the next step in the plan.
+        audio_s: seconds of speech trained on since the start or the fork.
+        audio_s_since_sync: the same since the last sync with other jobs (local SGD).
+        pending_observations: due up to this step, with results that it does not know; oldest first.
+        provisional: nothing but an observation asked for the checkpoint.
         participants, missed_syncs: of the average of a sync; job -> number of syncs it missed.
         merge_inputs, kept_input: of a merge; the input whose weights it has instead of the mean.
         digests: group of arrays -> digest.
@@ -171,10 +157,7 @@ class Record(_Section):
 
     @property
     def inherited_vocabulary(self) -> Vocabulary | None:
-        """Rows from the run's teacher, from its pretrained run, or from the run of its fork.
-
-        None if the run started from the seed, without a teacher.
-        """
+        """Rows from the run's teacher, its pretrained run or the run of its fork, if it has one."""
         ancestor = self.ancestor
         speakers = self.speakers[: ancestor.speakers] if ancestor else ()
         if self.teacher is not None:
@@ -208,39 +191,34 @@ class Checkpoint:
         return sorted(self.record.digests)
 
     @property
-    def further_groups(self) -> list[str]:
-        """The loss groups whose weights it has besides those of the network."""
-        return [group for group in self.groups if group not in (MODEL, AVERAGES, OPTIMIZER)]
-
-    @property
     def weights_digest(self) -> str:
         """The digest of the weights that inference uses."""
         return self.record.digests[self.record.weights_group]
 
     def arrays(self, group: str) -> dict[str, np.ndarray]:
-        """Return the arrays of a group by name.
-
-        Raises:
-            CheckpointError: the group is missing or damaged, or is not that of this checkpoint.
-        """
+        """Return the arrays of a group by name; raise CheckpointError for damaged ones."""
         path = archive_of(self.path, group)
         with _explain_unreadable(path):
             arrays = load_file(path)
-            _check_digest(self.record, group, digest_of(arrays))
+            self._check_digest(group, arrays)
         return arrays
 
     @contextmanager
     def opened(self, group: str) -> Iterator[Mapping[str, np.ndarray]]:
-        """Open a group of arrays, each of which is read when it is used.
-
-        All are read once before: what has begun must not fail. Raises as `arrays`.
-        """
+        """Open a group of arrays, each of which is read when it is used; raises as `arrays`."""
         path = archive_of(self.path, group)
         with _explain_unreadable(path):
-            file = _OpenArrays(path)
-            _check_digest(self.record, group, digest_of(file))
+            file = safe_open(path, framework="np")
         with file:
-            yield file
+            # All are read once before: what has begun must not fail.
+            arrays = _OpenArrays(file)
+            with _explain_unreadable(path):
+                self._check_digest(group, arrays)
+            yield arrays
+
+    def _check_digest(self, group: str, arrays: Mapping[str, np.ndarray]) -> None:
+        if self.record.digests.get(group) != digest_of(arrays):
+            raise ValueError("its arrays are not those that state.json records")
 
     def update(self, **changes: Any) -> "Checkpoint":
         """Write a record with some changes, whole or not at all."""
@@ -250,17 +228,11 @@ class Checkpoint:
 
 
 class _OpenArrays(Mapping):
-    """The arrays of an open file; each access reads one. A context manager."""
+    """The arrays of an open file; each access reads one."""
 
-    def __init__(self, path: Path):
-        self._file = safe_open(path, framework="np")
-        self._names = self._file.keys()
-
-    def __enter__(self) -> "_OpenArrays":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.__exit__(*exception)
+    def __init__(self, file: Any):
+        self._file = file
+        self._names = file.keys()
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
@@ -274,23 +246,15 @@ class _OpenArrays(Mapping):
         return len(self._names)
 
 
-def _check_digest(record: Record, group: str, digest: str) -> None:
-    if record.digests.get(group) != digest:
-        raise ValueError("its arrays are not those that state.json records")
-
-
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first; folders of other names are ignored."""
-    return sorted(
-        (path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()),
-        key=step_of,
-    )
+    numbered = (path for path in folder.glob("step-*") if path.name[len("step-") :].isdecimal())
+    return sorted(numbered, key=step_of)
 
 
 def latest(folder: Path) -> Path | None:
     """Return the newest complete checkpoint, if there is one."""
-    checkpoints = list_checkpoints(folder)
-    return checkpoints[-1] if checkpoints else None
+    return next(reversed(list_checkpoints(folder)), None)
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:
@@ -304,11 +268,6 @@ def step_of(checkpoint: Path) -> int:
 def archive_of(checkpoint: Path, group: str) -> Path:
     """Return the file of a group of arrays."""
     return checkpoint / f"{group}.safetensors"
-
-
-def backup_path(checkpoint: Path) -> Path:
-    """Return the name of a checkpoint while another one of the same step replaces it."""
-    return checkpoint.with_name(f".former-{checkpoint.name}")
 
 
 def recover_interrupted_replace(folder: Path) -> None:
@@ -336,37 +295,31 @@ def remove_partial_checkpoints(folder: Path) -> None:
 
 
 def read_record(checkpoint: Path) -> Record:
-    """Read the state.json of a checkpoint.
-
-    Raises:
-        CheckpointError: the file is missing, damaged or of another format, or a value has another
-            type.
-    """
+    """Read the state.json of a checkpoint; raise CheckpointError if that cannot be used."""
     path = checkpoint / "state.json"
     with _explain_unreadable(path):
         content = path.read_bytes()
-        version = _format_of(content)
-        if version == FORMAT:
-            return _parse_record(content)
-    raise CheckpointError(
-        f"{checkpoint} has format {str(version)[:MAX_REASON_CHARACTERS]}, but this version of"
-        f" MyXTTS reads format {FORMAT} (safetensors). Formats up to 6 are numpy archives. Use the"
-        " version that wrote it."
+        document = json.loads(content)
+        if not isinstance(document, dict):
+            raise ValueError("it does not hold a JSON object")
+        checksum = _CHECKSUM_LINE.search(content)
+        is_intact = checksum is not None and checksum[1] == _checksum(content[: checksum.start()])
+        if document.get("format") == FORMAT and not is_intact:
+            raise ValueError("its last line is not the checksum of the lines above it")
+    reason = (
+        f"it has format {document.get('format')}, but this version of MyXTTS reads format {FORMAT}"
+        " (safetensors); formats up to 6 are numpy archives"
     )
-
-
-def _format_of(content: bytes) -> Any:
-    document = json.loads(content)
-    if not isinstance(document, dict):
-        raise ValueError("it does not hold a JSON object")
-    return document.get("format")
-
-
-def _parse_record(content: bytes) -> Record:
-    checksum = _CHECKSUM_LINE.search(content)
-    if checksum is None or checksum[1] != _checksum(content[: checksum.start()]):
-        raise ValueError("its last line is not the checksum of the lines above it")
-    return Record.model_validate_json(content)
+    # A setting or value that this version lacks is no damage.
+    try:
+        if document.get("format") == FORMAT:
+            return Record.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    raise CheckpointError(
+        f"{path} cannot be read: {reason}. Use the version of MyXTTS that wrote it."
+    )
 
 
 def write_record(checkpoint: Path, record: Record) -> None:
@@ -384,62 +337,15 @@ def _checksum(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
 
 
-def advice(checkpoint: Path) -> str:
-    """Return what to do about a damaged checkpoint.
-
-    The newest intact checkpoint is used if the newer ones are removed.
-    """
-    folder = checkpoint.parent
-    if not checkpoint.exists() and list_checkpoints(folder):
-        return (
-            "It was removed meanwhile, as a run removes old checkpoints while it trains. Start the"
-            " command again."
-        )
-    # A contribution or an average of a sync.
-    if not checkpoint.name.startswith("step-"):
-        return f"Remove the folder {checkpoint}."
-    others = [other for other in list_checkpoints(folder) if other != checkpoint]
-    intact = next(filter(_is_intact, reversed(others)), None)
-    if intact is None:
-        return f"No other checkpoint in {folder} is intact: start another run with --run."
-    damaged = [checkpoint, *(other for other in others if step_of(other) > step_of(intact))]
-    return (
-        f"The newest intact checkpoint is {intact}. To use it, remove"
-        f" {' and '.join(map(str, damaged))}."
-    )
-
-
-def _is_intact(checkpoint: Path) -> bool:
-    """Whether the record and all arrays of a checkpoint can be read."""
-    try:
-        record = _parse_record((checkpoint / "state.json").read_bytes())
-        for group in record.digests:
-            with _OpenArrays(archive_of(checkpoint, group)) as arrays:
-                _check_digest(record, group, digest_of(arrays))
-    except UNREADABLE:
-        return False
-    return True
-
-
 @contextmanager
 def _explain_unreadable(path: Path) -> Iterator[None]:
-    """Raise CheckpointError instead of UNREADABLE: which file, why, and what to do."""
+    """Raise a CheckpointError that names a damaged or missing file, and what to remove."""
     try:
         yield
-    except UNREADABLE as error:
-        reason = str(error) or type(error).__name__
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            location = [str(part) for part in first["loc"]]
-            reason = f"{'.'.join(location)}: {first['msg']}"
-            # A setting that this version lacks, or whose values have changed. The file is intact.
-            if location[0] == "settings":
-                raise CheckpointError(
-                    f"the settings in {path.parent} cannot be used:"
-                    f" {reason.removeprefix('settings.')}. Use the version of MyXTTS that wrote it."
-                ) from error
+    except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(
-            f"{path} cannot be read: {reason[:MAX_REASON_CHARACTERS]}. {advice(path.parent)}"
+            f"{path} cannot be read: {error}. If a run removed it meanwhile, start the command"
+            f" again. Otherwise, to use the checkpoint before it, remove {path.parent}."
         ) from error
 
 
@@ -450,21 +356,14 @@ def write_checkpoint(
     by: str = "",
     replace: bool = False,
 ) -> Checkpoint:
-    """Write a checkpoint under a temporary name, to the disk, then rename it.
+    """Write a checkpoint under a temporary name, to the disk, then rename it; return it.
+
+    Raises an OSError that names the file if the disk refuses, or if the checkpoint exists
+    (ENOTEMPTY); then nothing is left of it, and a checkpoint that was to be replaced stays.
 
     Args:
-        target: folder of the checkpoint; its parents are made.
         groups: (name of a group, its arrays by name); one group after another is in memory.
-        by: distinguishes the temporary names of writers that may write the same checkpoint at the
-            same time.
-        replace: replace a checkpoint that exists.
-
-    Returns:
-        the checkpoint, with the digests of its arrays in its record.
-
-    Raises:
-        OSError: the disk refuses, or the checkpoint exists (ENOTEMPTY). The temporary folder is
-            removed, a checkpoint that was to be replaced stays, and the error names the file.
+        by: distinguishes writers that may write the same checkpoint at the same time.
     """
     temporary = partial_folder_of(target.with_name(target.name + by))
     # A kill may have left it.
@@ -490,11 +389,9 @@ def write_checkpoint(
 
 
 def _replace(target: Path, temporary: Path) -> None:
-    """Rename a complete checkpoint to the name of one that exists.
-
-    `recover_interrupted_replace` mends a kill between the renames.
-    """
-    backup = backup_path(target)
+    """Rename a complete checkpoint to the name of one that exists."""
+    # `recover_interrupted_replace` mends a kill between the renames.
+    backup = target.with_name(f".former-{target.name}")
     os.rename(target, backup)
     try:
         os.rename(temporary, target)
@@ -519,15 +416,12 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
     contents = {}
     header = {}
     end = 0
-    for name in sorted(arrays, key=lambda name: -arrays[name].itemsize):  # aligned in memory
-        array = np.asarray(arrays[name], order="C")
+    # The largest types come first, so that all values are aligned in memory.
+    for name in sorted(arrays, key=lambda name: -arrays[name].itemsize):
+        array = contents[name] = np.asarray(arrays[name], order="C")
         begin, end = end, end + array.nbytes
-        header[name] = {
-            "dtype": SAFETENSORS_TYPES[str(array.dtype)],
-            "shape": array.shape,
-            "data_offsets": (begin, end),
-        }
-        contents[name] = array
+        dtype = SAFETENSORS_TYPES[str(array.dtype)]
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (begin, end)}
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     with attach_path_to_errors(path), open(path, "wb") as file:
@@ -550,5 +444,5 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    """Return the values in C order. Types such as bfloat16 have no buffers of their own."""
+    # Types such as bfloat16 have no buffers of their own.
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

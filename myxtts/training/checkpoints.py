@@ -16,18 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.errors import CheckpointError
-from myxtts.files import FULL, partial_folder_of
+from myxtts.files import partial_folder_of
+from myxtts.training import checkpoint_files
 from myxtts.training.checkpoint_files import (
-    MAX_REASON_CHARACTERS,
     Best,
     Checkpoint,
     Record,
     archive_of,
-    checkpoint_of,
-    latest,
     list_checkpoints,
-    read_record,
-    remove_partial_checkpoints,
     step_of,
     write_checkpoint,
 )
@@ -36,8 +32,6 @@ from myxtts.training.state import TrainingState
 
 # A shorter wait for the previous checkpoint takes as long as a copy.
 MIN_LOGGED_WAIT_S = 0.1
-# Of the entry of an array in the header of its file.
-HEADER_BYTES = 128
 
 Groups = dict[str, dict[str, np.ndarray]]
 """Group of arrays -> name -> array."""
@@ -46,10 +40,8 @@ log = logging.getLogger(__name__)
 
 
 def copy_arrays(state: TrainingState) -> Groups:
-    """Copy the values of a state to host memory; no later step changes them.
-
-    Waits for the device. A variable of two groups is read once.
-    """
+    """Copy a state to host memory, where no later step changes it; wait for the device."""
+    # A variable of two groups is read once.
     arrays: dict[int, np.ndarray] = {}
     groups: Groups = {}
     for group, variables in state.variables().items():
@@ -62,57 +54,9 @@ def copy_arrays(state: TrainingState) -> Groups:
 
 def record_of(state: TrainingState, record: Record) -> Record:
     """Return the record of a run with the progress of its state."""
-    return record.model_copy(
-        update={
-            "step": state.step,
-            "position": state.position,
-            "replicas": state.replicas.count,
-            "audio_s": state.audio_s,
-            "audio_s_since_sync": state.audio_s_since_sync,
-            "pending_observations": state.pending_observations,
-        }
-    )
-
-
-class BackgroundWriter:
-    """Runs functions in a thread, one after the other.
-
-    The thread is a daemon: a program that must end at once (a second Ctrl-C) does not wait for it.
-    """
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a function is running."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def start(self, write: Callable[[], None]) -> None:
-        """Start a function in a thread, after the previous one; raises what `wait` raises."""
-        self.wait()
-        self._thread = threading.Thread(
-            target=self._run, args=(write,), name="background writer", daemon=True
-        )
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait until the function that was started has ended, and raise its error, once."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error = self._error
-        self._error = None
-        if error is not None:
-            raise error
-
-    def _run(self, write: Callable[[], None]) -> None:
-        # Whatever it is, it is raised where the training waits for the thread.
-        try:
-            write()
-        except BaseException as error:
-            self._error = error
+    progress = ("step", "position", "audio_s", "audio_s_since_sync", "pending_observations")
+    changes = {name: getattr(state, name) for name in progress}
+    return record.model_copy(update={**changes, "replicas": state.replicas.count})
 
 
 class Checkpoints:
@@ -120,57 +64,43 @@ class Checkpoints:
 
     A context manager: leaving it waits for the checkpoint that is being written, unless a second
     Ctrl-C ends the program.
-
-    Args:
-        folder: made at the first save.
-        keep: newest checkpoints to keep.
-        record: of the run; see `setup.run_record`.
-
-    Attributes:
-        best: of the checkpoints that are written or being written.
     """
 
     def __init__(self, folder: Path, keep: int, record: Record):
         self._folder = folder
         self._keep = keep
         self._record = record
-        self._writer = BackgroundWriter()
+        self._thread: threading.Thread | None = None
+        self._defect: BaseException | None = None
         self._failure: CheckpointError | None = None
         # Checkpoints that could not be removed.
         self._protected: set[Path] = set()
         self._provisional: set[int] = set()
         self.best: Best | None = None
-        remove_partial_checkpoints(folder)
-        self._read_existing()
-
-    def _read_existing(self) -> None:
-        """Find the best and the provisional checkpoints, reading each state.json once."""
-        checkpoints = list_checkpoints(self._folder)
-        for checkpoint in checkpoints[:-1]:
+        checkpoint_files.remove_partial_checkpoints(folder)
+        best = held_out = None
+        # Each state.json is read once, for both the best and the provisional ones.
+        for checkpoint in list_checkpoints(folder):
             # A damaged one counts as one that was asked for.
             try:
-                if read_record(checkpoint).provisional:
-                    self._provisional.add(step_of(checkpoint))
+                existing = checkpoint_files.read_record(checkpoint)
             except CheckpointError as error:
                 log.debug("%s", error)
-        if not checkpoints:
-            return
-        newest = checkpoints[-1]
-        record = read_record(newest)
-        if record.provisional:
-            self._provisional.add(step_of(newest))
+                continue
+            best, held_out = existing.best, existing.held_out
+            if existing.provisional:
+                self._provisional.add(existing.step)
         # Any checkpoint may be the best after the previous best one was removed, and after the
         # held-out utterances have changed, since their losses cannot be compared.
-        if record.best is None or not checkpoint_of(self._folder, record.best.step).exists():
+        if best is None or not checkpoint_files.checkpoint_of(folder, best.step).exists():
             return
-        utterances = (record.held_out, self._record.held_out)
-        if None not in utterances and utterances[0] != utterances[1]:
+        if held_out and record.held_out and held_out != record.held_out:
             log.warning(
                 "validation uses other utterances than before: any checkpoint from now on may be"
                 " the best"
             )
-            return
-        self.best = record.best
+        else:
+            self.best = best
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -182,82 +112,83 @@ class Checkpoints:
         if kind is not None and self._failure is not None:
             log.error("%s", self._failure)
 
-    def save(self, state: TrainingState, validation_loss: float | None = None) -> Path:
-        """Copy the state, start to write it, then remove checkpoints that are neither new nor best.
+    def save(self, state: TrainingState) -> Path:
+        """Copy the state, start to write it, and return the folder that the checkpoint will have.
 
-        If the previous checkpoint is still being written, wait for it first, so that there is one
-        copy at a time. If the disk refuses, the log says so, and training goes on.
-
-        Returns:
-            the folder that the checkpoint will have.
+        Waits for the previous checkpoint first, so that there is one copy at a time. If the disk
+        refuses, the log says so, and training goes on.
         """
         self._wait_for_previous(state.step)
-        previous_best = self.best
-        if validation_loss is not None and self.improves(validation_loss):
-            self.best = Best(state.step, validation_loss)
-        target = checkpoint_of(self._folder, state.step)
+        target = checkpoint_files.checkpoint_of(self._folder, state.step)
         record = record_of(state, self._record).model_copy(
             update={"best": self.best, "provisional": state.step in self._provisional}
         )
         needed = self._needed_steps(state)
-        self._writer.start(
-            partial(self._write, target, copy_arrays(state), record, previous_best, needed)
-        )
+        self._start(partial(self._write, target, copy_arrays(state), record, needed))
         return target
 
     @property
     def is_writing(self) -> bool:
         """Whether a checkpoint is being written."""
-        return self._writer.is_busy
+        return self._thread is not None and self._thread.is_alive()
+
+    def _start(self, write: Callable[[], None]) -> None:
+        def run() -> None:
+            # Whatever it is, it is raised where the training waits for the thread.
+            try:
+                write()
+            except BaseException as error:
+                self._defect = error
+
+        self.wait()
+        # A program that must end at once (a second Ctrl-C) does not wait for a daemon.
+        self._thread = threading.Thread(target=run, name="background writer", daemon=True)
+        self._thread.start()
 
     def wait(self) -> None:
-        """Wait until no checkpoint is being written."""
-        self._writer.wait()
+        """Wait until no checkpoint is being written; raise a defect of the writing, once."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+        defect, self._defect = self._defect, None
+        if defect is not None:
+            raise defect
 
     def finish(self) -> None:
-        """Wait until the newest checkpoint is on the disk.
-
-        Raises:
-            CheckpointError: the disk refused it.
-        """
+        """Wait until the newest checkpoint is on the disk; raise CheckpointError if it refused."""
         self.wait()
         if self._failure is not None:
             raise self._failure
 
     def add_provisional(self, step: int) -> None:
-        """Let a checkpoint go when its observation is done and a newer one is there.
+        """Let a checkpoint go when its observation is done, unless it is the newest or the best.
 
-        The best one stays. Until then it holds the weights with which a killed run repeats the
-        observation.
+        Until then a killed run repeats the observation with its weights.
         """
         self._provisional.add(step)
 
     def record(self, state: TrainingState, step: int, validation_loss: float | None) -> None:
         """Record the result of an observation in the state and in the checkpoints from its step on.
 
-        Waits for the checkpoint that is being written; then the thread records the result in the
-        files. A run that resumes from a checkpoint that does not know the result repeats the
-        observation, with the same result.
-
-        Args:
-            validation_loss: None without a validation.
+        A run that resumes from a checkpoint that does not know the result repeats the observation,
+        with the same result. `validation_loss` is None without a validation.
         """
         self.wait()
         state.pending_observations = without(state.pending_observations, step)
         # The checkpoint is missing if the disk was full.
-        is_saved = checkpoint_of(self._folder, step).exists()
+        is_saved = checkpoint_files.checkpoint_of(self._folder, step).exists()
         if validation_loss is not None and is_saved and self.improves(validation_loss):
             self.best = Best(step, validation_loss)
             # As if the validation had asked for it.
             self._provisional.discard(step)
-        needed = self._needed_steps(state)
         provisional = set(self._provisional)
-        self._writer.start(partial(self._write_result, step, self.best, needed, provisional))
+        needed = self._needed_steps(state)
+        self._start(partial(self._write_result, step, self.best, needed, provisional))
 
     def _write_result(
         self, step: int, best: Best | None, needed: set[int], provisional: set[int]
     ) -> None:
-        """Write the result of an observation to the checkpoints, in the thread of the writer."""
+        """Write the result of an observation to the checkpoints, in the thread."""
         for path in list_checkpoints(self._folder):
             if step_of(path) < step:
                 continue
@@ -269,25 +200,17 @@ class Checkpoints:
                     provisional=step_of(path) in provisional,
                     held_out=self._record.held_out,
                 )
-            except OSError as error:
-                log.error(
-                    "%s: %s. A resumed run validates step %d again.",
-                    error.filename,
-                    error.strerror,
-                    step,
-                )
-            except CheckpointError as error:
+            except (OSError, CheckpointError) as error:
                 log.error("%s A run that resumes from it validates step %d again.", error, step)
         self._prune(needed)
 
     def improves(self, validation_loss: float) -> bool:
         """Whether a loss is the best so far."""
-        return math.isfinite(validation_loss) and (
-            self.best is None or validation_loss < self.best.loss
-        )
+        is_lower = self.best is None or validation_loss < self.best.loss
+        return math.isfinite(validation_loss) and is_lower
 
     def _wait_for_previous(self, step: int) -> None:
-        was_busy = self._writer.is_busy
+        was_busy = self.is_writing
         began_s = time.perf_counter()
         self.wait()
         waited_s = time.perf_counter() - began_s
@@ -300,23 +223,22 @@ class Checkpoints:
                 step,
             )
 
-    def _write(
-        self,
-        target: Path,
-        groups: Groups,
-        record: Record,
-        previous_best: Best | None,
-        needed: set[int],
-    ) -> None:
-        """Write a copy, in the thread of the writer."""
+    def _write(self, target: Path, groups: Groups, record: Record, needed: set[int]) -> None:
+        """Write a copy, in the thread."""
         contents = ((group, arrays.items()) for group, arrays in groups.items())
         try:
             write_checkpoint(target, contents, record, replace=True)
         except OSError as error:
-            self.best = previous_best
-            reason = disk_error_message(target, groups, error)
+            free_mb = shutil.disk_usage(self._folder.parent).free / 1e6
+            arrays = chain.from_iterable(named.values() for named in groups.values())
+            needed_mb = sum(array.nbytes for array in arrays) / 1e6
+            reason = (
+                f"the checkpoint of step {record.step} was not written: {error.filename or target}:"
+                f" {error.strerror} ({needed_mb:,.1f} MB are needed, {free_mb:,.1f} MB are free)."
+            )
             self._failure = CheckpointError(
-                f"{reason} It is the last one of the run. {disk_error_hint(target.parent)}"
+                f"{reason} It is the last one of the run. Free some disk space or fix the"
+                f" permissions of {self._folder}, then resume with --resume."
             )
             log.error("%s If the run goes on, it tries again at its next checkpoint.", reason)
         else:
@@ -349,32 +271,7 @@ class Checkpoints:
                 log.warning("%s cannot be removed: %s: %s", folder, error.filename, error.strerror)
 
 
-def disk_error_message(target: Path, groups: Groups, error: OSError) -> str:
-    """Say why a checkpoint is not on the disk, with the file; on a full disk, also the bytes."""
-    space = ""
-    if error.errno in FULL:
-        arrays = chain.from_iterable(named.values() for named in groups.values())
-        needed_mb = sum(array.nbytes + HEADER_BYTES for array in arrays) / 1e6
-        existing = next(folder for folder in target.parents if folder.exists())
-        free_mb = shutil.disk_usage(existing).free / 1e6
-        space = f" ({needed_mb:,.1f} MB are needed, {free_mb:,.1f} MB are free)"
-    return (
-        f"the checkpoint of step {step_of(target)} was not written: {error.filename or target}:"
-        f" {error.strerror}{space}."
-    )
-
-
-def disk_error_hint(folder: Path) -> str:
-    """Say what to do if the last checkpoint of a run was not written to the folder of all."""
-    newest = latest(folder)
-    source = f", which continues from {newest}" if newest else ""
-    return (
-        f"Free some disk space or fix the permissions of {folder}, then resume with"
-        f" --resume{source}."
-    )
-
-
-def save_nothing(state: TrainingState, validation_loss: float | None = None) -> None:
+def save_nothing(state: TrainingState) -> None:
     """Stand in for `Checkpoints.save` in a process that writes no checkpoints."""
 
 
@@ -385,12 +282,7 @@ def write_state(target: Path, state: TrainingState, record: Record) -> None:
 
 
 def restore(checkpoint: Checkpoint, state: TrainingState) -> None:
-    """Set every variable of the state, its step and its position from a checkpoint.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged, or of another architecture (names the first
-            difference). The state is unchanged then.
-    """
+    """Set every variable of the state, its step and its position; raises as `load_variables`."""
     load_variables(checkpoint, state.variables())
     record = checkpoint.record
     state.step = record.step
@@ -408,48 +300,33 @@ def restore(checkpoint: Checkpoint, state: TrainingState) -> None:
     state.pending_observations = record.pending_observations
 
 
-def load_variables(checkpoint: Checkpoint, groups: Mapping[str, Mapping[str, tf.Variable]]) -> None:
-    """Set variables from groups of a checkpoint that have exactly their names, shapes and types.
-
-    All weights that come from files enter a network here.
-
-    Raises:
-        CheckpointError: naming the first difference; no variable is changed then.
-    """
-    values = {}
-    for group, variables in groups.items():
-        values[group] = checkpoint.arrays(group)
-        check_fit(archive_of(checkpoint.path, group), values[group], variables)
-    for group, variables in groups.items():
-        assign_arrays(variables, values[group])
-
-
-def assign_arrays(variables: Mapping[str, tf.Variable], arrays: Mapping[str, np.ndarray]) -> None:
-    for name, variable in variables.items():
-        variable.assign(arrays[name])
-
-
-def check_fit(
-    path: Path, arrays: Mapping[str, np.ndarray], variables: Mapping[str, tf.Variable]
+def load_variables(
+    checkpoint: Checkpoint,
+    groups: Mapping[str, Mapping[str, tf.Variable]],
+    values: Groups | None = None,
 ) -> None:
-    """Raise CheckpointError if arrays do not fit the variables; names the first difference."""
-    if arrays.keys() != variables.keys():
-        name = min(arrays.keys() ^ variables.keys())
-        shown = name
-        if len(name) > MAX_REASON_CHARACTERS:
-            shown = f"{name[:MAX_REASON_CHARACTERS]}…"
-        where = "the checkpoint" if name in arrays else "the model"
-        raise CheckpointError(
-            f"{path}: '{shown}' is only in {where} ({len(arrays)} variables there,"
-            f" {len(variables)} in the model). Use the settings that the run was started with (its"
-            " config.yaml)."
-        )
-    for name, variable in variables.items():
-        array = arrays[name]
-        dtype = np.dtype(variable.dtype.as_numpy_dtype)
-        shape = tuple(variable.shape)
-        if (array.dtype, array.shape) != (dtype, shape):
-            raise CheckpointError(
-                f"{path}: '{name}' is {array.dtype} {array.shape}, but the model has {dtype}"
-                f" {shape}. Use the settings that the run was started with (its config.yaml)."
-            )
+    """Set the variables of some groups, from `values` or the arrays of the checkpoint.
+
+    All weights that come from files enter a network here. Raises CheckpointError for a damaged
+    checkpoint or the first difference of names, shapes or types; no variable is changed then.
+    """
+    if values is None:
+        values = {group: checkpoint.arrays(group) for group in groups}
+    for group, variables in groups.items():
+        arrays = values[group]
+        for name in sorted(arrays.keys() | variables.keys()):
+            found = wanted = "nothing"
+            if name in arrays:
+                found = f"{arrays[name].dtype} {arrays[name].shape}"
+            if name in variables:
+                variable = variables[name]
+                wanted = f"{variable.dtype.name} {tuple(variable.shape)}"
+            if found != wanted:
+                raise CheckpointError(
+                    f"{archive_of(checkpoint.path, group)}: '{name}' is {found}, but the model has"
+                    f" {wanted}. Use the settings of its run (config.yaml), and the version of"
+                    " MyXTTS that wrote it."
+                )
+    for group, variables in groups.items():
+        for name, variable in variables.items():
+            variable.assign(values[group][name])

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config, TrainingConfig
-from myxtts.data.batch_plan import Position, planned_steps
+from myxtts.data.batch_plan import Plan, planned_steps
 from myxtts.data.dataset import Corpus, batch_exceeds_corpus_warning
 from myxtts.errors import TrainingError
 from myxtts.models.layers import parameter_count, weight_count
@@ -25,8 +25,7 @@ from myxtts.placement.devices import describe
 from myxtts.placement.routes import Placement
 from myxtts.tasks.registry import task_of
 from myxtts.training.loop import NonFiniteLoss, StepOutOfMemory
-from myxtts.training.setup import RunCorpora, TrainingSetup
-from myxtts.training.state import TrainingState
+from myxtts.training.setup import TrainingSetup
 
 SOURCE_TREE = Path(__file__).parents[2]
 GIT_TIMEOUT_S = 5.0
@@ -36,41 +35,50 @@ log = logging.getLogger(__name__)
 
 def log_start(setup: TrainingSetup) -> None:
     """Log where the weights come from, and the derived numbers of the run."""
-    start = setup.run.start
+    start, config, corpus = setup.run.start, setup.config, setup.corpora.training
     if start.resumed is not None:
         log.info("resumed        %s", start.resumed.checkpoint.path)
-    elif setup.config.run.resume:
-        folder = Path(setup.config.run.runs_dir, setup.config.run.run)
+    elif config.run.resume:
         log.info(
             "new run        --resume finds no checkpoint in %s, so training starts at step 0",
-            folder,
+            start.folder.path,
         )
     if start.pretrained is not None:
         groups = [group.name for group in setup.state.groups[1:]]
         log.info("start          %s", start.pretrained.describe(setup.corpora.vocabulary, groups))
     if setup.replicas.is_chief:
-        if small := batch_exceeds_corpus_warning(setup.corpora.training):
-            log.warning("%s", small)
-        if long := segment_exceeds_utterances_warning(setup.config, setup.corpora.training):
-            log.warning("%s", long)
+        warnings = (
+            batch_exceeds_corpus_warning(corpus),
+            segment_exceeds_utterances_warning(config, corpus),
+        )
+        for warning in filter(None, warnings):
+            log.warning("%s", warning)
         for name, text in derived_numbers(setup).items():
             log.info("%-14s %s", name, text)
 
 
 def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     """Return the numbers that follow from the settings and the corpus, as lines of the log."""
-    config, schedule, plan = setup.config, setup.schedule, setup.corpora.training.plan
-    training, total = config.training, schedule.total_steps
+    config, state, schedule = setup.config, setup.state, setup.schedule
+    training, plan = config.training, setup.corpora.training.plan
+    total, steps = schedule.total_steps, plan.steps_per_epoch
+    parameters = {"parameters": parameter_count(state.model)}
+    for group in state.groups[1:]:
+        count = parameters[f"of the {group.name}"] = weight_count(group.spec.variables)
+        parameters["parameters"] -= count
+    counts = ", ".join(f"{count:,} {name}" for name, count in parameters.items())
     precision = training.precision if training.tf32 else f"{training.precision} without TF32"
     peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
-    steps = plan.steps_per_epoch
+    # One batch is about to enter the feed. A step takes its microbatches, and the first one of the
+    # next step.
+    in_flight = training.gradient_accumulation + 2
+    on_model = 2 if training.gradient_accumulation == 1 else 3
+    depth = config.data.prefetch_buffer_size
     return {
-        "corpus": _describe_corpora(setup.corpora),
+        "corpus": _describe_corpora(setup),
         "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in plan.bounds) + " s",
         "padding": f"{100 * plan.padding:.1f} %",
-        "model": (
-            f"{task_of(config).describe(config)}, {parameters_line(setup.state)}, {precision}"
-        ),
+        "model": f"{task_of(config).describe(config)}, {counts}, {precision}",
         **setup.implementation_notes,
         "step": _describe_step(setup),
         "host memory": f"about {setup.memory}",
@@ -80,23 +88,28 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
         ),
         "length": (
             f"{total} steps of {steps} an epoch ({total / steps:.1f} epochs), from step"
-            f" {setup.state.step} until {ending_setting(training, total)}"
+            f" {state.step} until {ending_setting(training, total)}"
         ),
-        "buffers": _describe_buffers(config),
+        "buffers": (
+            f"host {config.data.buffer_size} (--buffer-size); data device {depth} audio + {depth}"
+            f" features (--prefetch-buffer-size) + {in_flight} in flight; model device {on_model}"
+        ),
     }
 
 
-def _describe_corpora(corpora: RunCorpora) -> str:
-    samples, vocabulary = corpora.training.manifest.samples, corpora.vocabulary
-    minutes = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ / 60
-    held_out = f", {len(corpora.held_out.manifest)} held out" if corpora.held_out else ""
+def _describe_corpora(setup: TrainingSetup) -> str:
+    corpora, vocabulary = setup.corpora, setup.corpora.vocabulary
+    samples = corpora.training.manifest.samples
+    parts = [f"{len(samples)} utterances"]
+    if corpora.held_out:
+        parts.append(f"{len(corpora.held_out.manifest)} held out")
+    parts.append(f"{float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ / 60:.1f} min")
     count = len(vocabulary.speakers)
-    speakers = "1 speaker" if count == 1 else f"{count} speakers"
-    texts = "texts are not used"
+    parts.append("1 speaker" if count == 1 else f"{count} speakers")
     if vocabulary.symbols.symbols:
         languages = " ".join(vocabulary.languages)
-        texts = f"{len(vocabulary.symbols)} symbols, languages {languages}"
-    return f"{len(samples)} utterances{held_out}, {minutes:.1f} min, {speakers}, {texts}"
+        parts += [f"{len(vocabulary.symbols)} symbols", f"languages {languages}"]
+    return ", ".join(parts)
 
 
 def _describe_step(setup: TrainingSetup) -> str:
@@ -119,24 +132,8 @@ def _describe_step(setup: TrainingSetup) -> str:
     )
 
 
-def _describe_buffers(config: Config) -> str:
-    """Return how many batches wait where."""
-    data, accumulation = config.data, config.training.gradient_accumulation
-    depth = data.prefetch_buffer_size
-    # One batch is about to enter the feed. A step takes its microbatches, and the first one of the
-    # next step.
-    in_flight = accumulation + 2
-    on_model = 2 if accumulation == 1 else 3
-    return (
-        f"host {data.buffer_size} (--buffer-size); data device {depth} audio + {depth} features"
-        f" (--prefetch-buffer-size) + {in_flight} in flight; model device {on_model}"
-    )
-
-
 def segments_of(config: Config) -> str:
-    """Return what a step takes of each utterance, to be appended to the size of a step; empty for
-    whole utterances.
-    """
+    """Return what a step takes of each utterance, to be appended to the size of a step."""
     seconds = task_of(config).segment_s(config)
     return "" if seconds is None else f", of each utterance a segment of {seconds:g} s"
 
@@ -154,25 +151,23 @@ def segment_exceeds_utterances_warning(config: Config, corpus: Corpus) -> str:
     )
 
 
-def parameters_line(state: TrainingState) -> str:
-    """Return `2,714,305 parameters`, and those of the groups that only training needs."""
-    count = parameter_count(state.model)
-    further = {group.name: weight_count(group.spec.variables) for group in state.groups[1:]}
-    network = f"{count - sum(further.values()):,} parameters"
-    return ", ".join([network, *(f"{count:,} of the {name}" for name, count in further.items())])
-
-
 def ending_setting(training: TrainingConfig, total_steps: int) -> str:
     """Return the setting that ends a run of `total_steps` steps, as a flag with its value."""
-    limits = {"--stop-at-step": training.stop_at_step, "--max-steps": training.max_steps}
-    by_steps = (f"{flag} {total_steps}" for flag, limit in limits.items() if limit == total_steps)
-    return next(by_steps, f"--epochs {training.epochs}")
+    if training.stop_at_step == total_steps:
+        return f"--stop-at-step {total_steps}"
+    if training.max_steps == total_steps:
+        return f"--max-steps {total_steps}"
+    return f"--epochs {training.epochs}"
 
 
 def describe_run(setup: TrainingSetup) -> dict[str, Any]:
     """Return the content of run.json."""
     config, plan, replicas = setup.config, setup.corpora.training.plan, setup.replicas
     placement_line, *devices = (" ".join(line.split()) for line in describe(setup.run.placement))
+    buckets = []
+    for bound, rows, utterances, padding in plan.buckets:
+        seconds = bound / SAMPLE_RATE_HZ
+        buckets.append(dict(seconds=seconds, rows=rows, utterances=utterances, padding=padding))
     return {
         "task": f"{config.model.task} {config.model.model_size}",
         "placement": placement_line.removeprefix("placement "),
@@ -183,47 +178,29 @@ def describe_run(setup: TrainingSetup) -> dict[str, Any]:
         "steps_per_epoch": plan.steps_per_epoch,
         "utterances": len(plan.samples),
         "numbers": derived_numbers(setup),
-        "buckets": [
-            {
-                "seconds": bound / SAMPLE_RATE_HZ,
-                "rows": rows,
-                "utterances": utterances,
-                "padding": padding,
-            }
-            for bound, rows, utterances, padding in plan.buckets
-        ],
-        "versions": versions(),
+        "buckets": buckets,
+        "versions": {
+            "Python": platform.python_version(),
+            "TensorFlow": tf.__version__,
+            "Keras": keras.__version__,
+            "NumPy": np.__version__,
+        },
         "commit": source_commit(),
         "host": socket.gethostname(),
         "started": time.time(),
     }
 
 
-def versions() -> dict[str, str]:
-    return {
-        "Python": platform.python_version(),
-        "TensorFlow": tf.__version__,
-        "Keras": keras.__version__,
-        "NumPy": np.__version__,
-    }
-
-
 def source_commit(root: Path = SOURCE_TREE) -> str:
-    """Return the commit of a git checkout, with `-dirty` if files were changed.
-
-    Empty for a folder that is no checkout, and where git is missing or takes too long.
-    """
+    """Return the commit of a git checkout, with `-dirty` for changed files; "" if unknown."""
     # An installed package may lie within the checkout of another project.
     if not (root / ".git").exists():
         return ""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    flags = ("--always", "--dirty", "--abbrev=12", "--exclude", "*")
+    command = ["git", "-C", str(root), "describe", *flags]
     try:
         git = subprocess.run(
-            [*command, "--exclude", "*"],
-            capture_output=True,
-            text=True,
-            timeout=GIT_TIMEOUT_S,
-            check=True,
+            command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return ""
@@ -233,89 +210,56 @@ def source_commit(root: Path = SOURCE_TREE) -> str:
 @contextmanager
 def translate_training_errors(setup: TrainingSetup) -> Iterator[None]:
     """Raise what ends the loop as a TrainingError that says at which utterances, and what to do."""
-    corpus, state = setup.corpora.training, setup.state
-    checkpoints = setup.run.start.folder.checkpoints
+    corpus = setup.corpora.training
+    # A step before the one at fault and its position, from which the plan is followed without a
+    # jump.
+    began_step, began = setup.state.session_start
     try:
         yield
     except NonFiniteLoss as error:
+        _, step = next(islice(planned_steps(corpus.plan, began), error.step - 1 - began_step, None))
+        names = ", ".join(f"'{corpus.manifest.ids[row]}'" for row in step.utterances[:32])
         raise TrainingError(
-            explain_non_finite(error, corpus, checkpoints, *state.session_start)
+            f"the loss or its gradient was not finite at step {error.step} (epoch"
+            f" {step.position.epoch + 1}, utterances {names}). The checkpoints in"
+            f" {setup.run.start.folder.checkpoints} are of earlier steps and intact. Listen to"
+            " these utterances. Resume with --resume and a lower --learning-rate or"
+            " --gradient-clip, or start another run with --precision float32."
         ) from error
     except StepOutOfMemory as error:
-        batch = describe_batch(error, corpus)
-        raise TrainingError(
-            explain_out_of_memory(error.cause, setup.run.placement, batch)
-        ) from error
+        batch = describe_batch(corpus.plan, error.step, error.bucket)
+        raise out_of_memory(error, setup.run.placement, batch) from error
 
 
 @contextmanager
-def translate_oom(placement: Placement, can_resume: bool = True) -> Iterator[None]:
+def translate_oom(placement: Placement) -> Iterator[None]:
     """Raise an out-of-memory error as a TrainingError with the limits and what to do."""
     try:
         yield
-    except StepOutOfMemory as error:
-        raise TrainingError(
-            explain_out_of_memory(error.cause, placement, can_resume=can_resume)
-        ) from error
     except tf.errors.ResourceExhaustedError as error:
-        raise TrainingError(
-            explain_out_of_memory(error, placement, can_resume=can_resume)
-        ) from error
+        raise out_of_memory(error, placement) from error
 
 
-def explain_non_finite(
-    error: NonFiniteLoss, corpus: Corpus, checkpoints: Path, began_step: int, began: Position
-) -> str:
-    """Return the message of a non-finite loss, with the utterances of its step.
-
-    Args:
-        checkpoints: folder of the run's checkpoints.
-        began_step, began: a step before it and its position, from which the plan was followed
-            without a jump.
-    """
-    steps = error.step - 1 - began_step
-    _, step = next(islice(planned_steps(corpus.plan, began), steps, None))
-    names = ", ".join(f"'{corpus.manifest.ids[row]}'" for row in step.utterances[:32])
-    epoch = step.position.epoch + 1
+def describe_batch(plan: Plan, step: int, bucket: int) -> str:
+    """Return the step and shape of a batch that did not fit, as a part of a message."""
+    rows, samples, tokens = plan.shape(bucket)
     return (
-        f"the loss or its gradient was not finite at step {error.step} (epoch {epoch}, utterances"
-        f" {names}). The checkpoints in {checkpoints} are of earlier steps and intact. Listen to"
-        " these utterances. Resume with --resume and a lower --learning-rate or --gradient-clip,"
-        " or start another run with --precision float32."
+        f" at step {step}, with a batch of {rows} utterances of up to"
+        f" {samples / SAMPLE_RATE_HZ:.1f} s and {tokens} tokens (bucket {bucket + 1} of"
+        f" {len(plan.bounds)})"
     )
 
 
-def describe_batch(error: StepOutOfMemory, corpus: Corpus) -> str:
-    """Return the step and shape of the batch that did not fit, as a part of a message."""
-    rows, samples, tokens = corpus.plan.shape(error.bucket)
-    texts = f" and {tokens} tokens" if tokens else ""
-    return (
-        f" at step {error.step}, with a batch of {rows} utterances of up to"
-        f" {samples / SAMPLE_RATE_HZ:.1f} s{texts} (bucket {error.bucket + 1} of"
-        f" {len(corpus.plan.bounds)})"
-    )
-
-
-def explain_out_of_memory(
-    error: tf.errors.ResourceExhaustedError,
-    placement: Placement,
-    batch: str = "",
-    can_resume: bool = True,
-) -> str:
-    """Return the message of an out-of-memory error, with the limits of the devices.
-
-    Args:
-        batch: as from `describe_batch`.
-        can_resume: the run has a folder to resume from; a profile or a preflight has none.
-    """
-    again = "Resume with --resume and" if can_resume else "Repeat the command with"
-    otherwise = "start another run with" if can_resume else "with"
+def out_of_memory(
+    error: tf.errors.ResourceExhaustedError, placement: Placement, batch: str = ""
+) -> TrainingError:
+    """Return the error with the limits of the devices; `batch` is from `describe_batch`."""
     limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
-    return (
+    return TrainingError(
         f"out of memory{batch}: {error.message.splitlines()[0]} (the model is on"
-        f" {placement.routes[0].model}; limits: {limits}). {again} a higher --model-gpu-memory or"
-        f" --data-gpu-memory; or {otherwise} a lower --batch-size (and a higher"
-        " --gradient-accumulation, which keeps the step's size), a lower --max-seconds (for a"
-        " vocoder --vocoder-segment-seconds) or a smaller --model-size, or with --precision"
-        " mixed_bfloat16 or (not for speech recognition) --gradient-checkpointing."
+        f" {placement.routes[0].model}; limits: {limits}). Raise --model-gpu-memory or"
+        " --data-gpu-memory, with which a run can resume; or start another one with a lower"
+        " --batch-size (and a higher --gradient-accumulation, which keeps the step's size), a lower"
+        " --max-seconds (for a vocoder --vocoder-segment-seconds) or a smaller --model-size, or"
+        " with --precision mixed_bfloat16 or (not for speech recognition) --gradient-checkpointing."
     )

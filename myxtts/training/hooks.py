@@ -2,10 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -15,9 +16,6 @@ from myxtts.data.batch_plan import PlannedStep
 from myxtts.files import tolerate_full_disk
 from myxtts.placement.audit import require_device
 from myxtts.report.metrics import MetricsFile
-from myxtts.report.page import PageThread
-from myxtts.report.reporter import Reporter
-from myxtts.throughput.assess import InputBoundWarning
 from myxtts.training.observation import OBSERVER, Observer, Snapshot
 from myxtts.training.schedule import Observation, due_parts, is_due
 from myxtts.training.state import TrainingState
@@ -32,19 +30,12 @@ class StepEnd:
 
     Attributes:
         state: after the step.
-        outcome: what `Step` returned.
-        planned: the step in the plan.
-        total_steps: of the run.
-        step: its number. `SyncWeights` may move the state to a later step; then only this number
-            stays.
-        batches: of the first step of this process, the first microbatch and that of the next step,
-            on the model devices. No other step keeps its batches.
-        stop: tells whether the run received a request to stop.
+        step: its number. `SyncWeights` may move the state to a later step.
+        batches: on the model devices, the first microbatch of the first step of this process, and
+            that of the next step. No other step keeps its batches.
         metrics: of the report that is due; hooks add to it.
-        save: whether a checkpoint of this step is written; set by the loop, and by a hook that
-            needs one.
-        owes_sync: whether the sync of this step was stopped, so that its weights are not the final
-            ones.
+        save: whether to write a checkpoint; set by the loop, and by a hook that needs one.
+        owes_sync: the sync of this step was stopped, so its weights are not the final ones.
     """
 
     state: TrainingState
@@ -62,11 +53,6 @@ class StepEnd:
         self.step = self.state.step
 
     @property
-    def is_first(self) -> bool:
-        """Whether it is the first step of this process."""
-        return bool(self.batches)
-
-    @property
     def is_last(self) -> bool:
         """Whether the run is done; a sync may have moved the state to the last step."""
         return self.state.step >= self.total_steps
@@ -77,29 +63,17 @@ class StepEnd:
 
 
 class Hook(Protocol):
-    """Something that is done after some steps.
-
-    Attributes:
-        pause_kind: under which the run's summary counts the time that it takes.
-    """
+    """Something that is done after some steps; `pause_kind` names its time in the last lines."""
 
     pause_kind: str
 
-    def is_due(self, end: StepEnd) -> bool:
-        """Whether to call it after this step."""
-        ...
+    def is_due(self, end: StepEnd) -> bool: ...
 
-    def __call__(self, end: StepEnd) -> None:
-        """Do it."""
-        ...
+    def __call__(self, end: StepEnd) -> None: ...
 
 
 class CheckDevices:
-    """Checks after the first step that everything is on the device that the placement names.
-
-    Args:
-        started_s: when the program started, in seconds of `time.perf_counter`, for the log.
-    """
+    """Checks after the first step that everything is on the device that the placement names."""
 
     pause_kind = FIRST_STEP
 
@@ -107,10 +81,9 @@ class CheckDevices:
         self._started_s = started_s
 
     def is_due(self, end: StepEnd) -> bool:
-        return end.is_first
+        return bool(end.batches)
 
     def __call__(self, end: StepEnd) -> None:
-        """Raise PlacementError if a tensor or variable is not on the device of its replica."""
         check_devices(end.state, end.batches, end.outcome)
         # Reading the outcome waits for the end of the step.
         end.outcome.numpy()
@@ -120,9 +93,7 @@ class CheckDevices:
 def check_devices(
     state: TrainingState, microbatches: Sequence[Sequence[Batch]], outcome: tf.Tensor
 ) -> None:
-    """Raise PlacementError if a variable, an outcome or a batch is not on the device of its
-    replica.
-    """
+    """Raise PlacementError unless all is on the device of its replica."""
     state.require_devices()
     require_device(state.device, [("losses", outcome)])
     for batches in microbatches:
@@ -131,75 +102,42 @@ def check_devices(
 
 
 class Report:
-    """Writes the metrics of a step, if there are any."""
+    """Hands the metrics of a step, if there are any, to functions of the step and the metrics."""
 
     pause_kind = "reports"
 
-    def __init__(self, reporter: Reporter, input_bound_warning: InputBoundWarning):
-        self._reporter, self._input_bound_warning = reporter, input_bound_warning
+    def __init__(self, *actions: Callable[[int, dict[str, Any]], object]):
+        self._actions = actions
 
     def is_due(self, end: StepEnd) -> bool:
         return bool(end.metrics)
 
     def __call__(self, end: StepEnd) -> None:
-        self._reporter.write(end.state.step, end.metrics)
-        self._input_bound_warning(end.state.step, end.metrics)
+        for action in self._actions:
+            action(end.state.step, end.metrics)
 
 
-class RefreshPage:
-    """Asks for a new report.html after each report."""
+@contextmanager
+def worker_report(path: Path, step: int) -> Iterator[Report]:
+    """Write the metrics of a worker other than the chief to a file, for the page of the run."""
+    file = MetricsFile(path, step)
 
-    pause_kind = "reports"
+    def write(step: int, metrics: dict[str, Any]) -> None:
+        with tolerate_full_disk(f"the metrics of step {step}"):
+            file.write({"step": step, **metrics})
 
-    def __init__(self, page: PageThread):
-        self._page = page
-
-    def is_due(self, end: StepEnd) -> bool:
-        return bool(end.metrics)
-
-    def __call__(self, end: StepEnd) -> None:
-        self._page.request()
-
-
-class RecordMetrics:
-    """Writes the metrics of a worker other than the chief to its own metrics.jsonl, for the page of
-    the run.
-
-    Args:
-        path: of the file.
-        step: steps that are done already.
-    """
-
-    pause_kind = "reports"
-
-    def __init__(self, path: Path, step: int):
-        self._file = MetricsFile(path, step)
-
-    def __enter__(self) -> "RecordMetrics":
-        return self
-
-    def __exit__(self, *_) -> None:
+    try:
+        yield Report(write)
+    finally:
         with tolerate_full_disk("the last metrics"):
-            self._file.close()
-
-    def is_due(self, end: StepEnd) -> bool:
-        return bool(end.metrics)
-
-    def __call__(self, end: StepEnd) -> None:
-        with tolerate_full_disk(f"the metrics of step {end.step}"):
-            self._file.write({"step": end.step, **end.metrics})
+            file.close()
 
 
 class Observe:
-    """Takes a snapshot of the weights where a part of an observation is due, and lets the observer
-    work on it.
+    """Takes a snapshot of the weights where a part of an observation is due, for the observer.
 
-    The step gets a checkpoint, from which a resumed run repeats an observation that has no result.
-
-    Args:
-        periods: in steps, by part of an observation; 0 turns one off.
-        add_provisional: (step) lets the checkpoint of a step go when nothing but the observation
-            asked for it.
+    The step gets a checkpoint, from which a resumed run repeats an observation that has no result;
+    `add_provisional` lets it go when nothing but the observation asked for it.
     """
 
     pause_kind = OBSERVER
@@ -211,20 +149,15 @@ class Observe:
         snapshot: Snapshot,
         add_provisional: Callable[[int], None],
     ):
-        self._periods = periods
-        self._observer, self._snapshot, self._add_provisional = observer, snapshot, add_provisional
-
-    def _due_parts(self, end: StepEnd) -> tuple[str, ...]:
-        if end.owes_sync:
-            return ()
-        return due_parts(self._periods, end.step, end.is_last)
+        self._periods, self._add_provisional = periods, add_provisional
+        self._observer, self._snapshot = observer, snapshot
 
     def is_due(self, end: StepEnd) -> bool:
-        return bool(self._due_parts(end))
+        return any(end.is_due(every) for every in self._periods.values())
 
     def __call__(self, end: StepEnd) -> None:
         state = end.state
-        observation = Observation(state.step, self._due_parts(end))
+        observation = Observation(state.step, due_parts(self._periods, end.step, end.is_last))
         state.pending_observations += (observation,)
         if not (end.save or end.is_last):
             self._add_provisional(state.step)

@@ -10,7 +10,7 @@ has no batch.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -18,13 +18,13 @@ from myxtts.batch import Batch
 from myxtts.clock import Clock, Times
 from myxtts.data.batch_plan import PlannedStep
 from myxtts.data.feed import StopArrived
-from myxtts.data.pipeline import ProducedBatch
+from myxtts.data.pipeline import ProducedBatch, ReplicaFeed
 from myxtts.errors import PlacementError, TrainingError
 from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.observation import OBSERVER, Observer
-from myxtts.training.schedule import Rates, Schedule
+from myxtts.training.schedule import Schedule
 from myxtts.training.state import TrainingState
-from myxtts.training.step import SKIPPED
+from myxtts.training.step import SKIPPED, Step
 from myxtts.training.stop_request import StopRequest
 
 # The kind of the pauses for checkpoints.
@@ -34,45 +34,10 @@ Save = Callable[[TrainingState], object]
 """(state): writes a checkpoint."""
 
 
-class StepFunction(Protocol):
-    """A `Step`, or what takes its place; see the methods there.
-
-    The loop calls TensorFlow through it and the state alone. A call queues step `number` (from 1)
-    and the hand-over of the last entry of `following`, and may return before the device has done
-    either.
-    """
-
-    def hand_over(self, features: Sequence[Batch]) -> list[Batch]: ...
-
-    def __call__(
-        self,
-        first: Sequence[Batch],
-        following: Sequence[Sequence[Batch]],
-        number: int,
-        rates: Rates,
-        stop: bool,
-    ) -> tuple[tf.Tensor, list[Batch]]: ...
-
-    def left_unchanged(self, error: tf.errors.OpError) -> bool: ...
-
-    def synchronize(self, outcome: tf.Tensor) -> None: ...
-
-    def read(self, outcome: tf.Tensor) -> dict[str, float]: ...
-
-
-class BatchFeed(Protocol):
-    """A `ReplicaFeed`, or what takes its place."""
-
-    @property
-    def is_ready(self) -> bool: ...
-
-    def __next__(self) -> tuple[ProducedBatch, ...]: ...
-
-
 def train(
     state: TrainingState,
-    step: StepFunction,
-    feed: BatchFeed,
+    step: Step,
+    feed: ReplicaFeed,
     schedule: Schedule,
     hooks: Sequence[Hook],
     save: Save,
@@ -82,10 +47,8 @@ def train(
 ) -> None:
     """Train to the end of the schedule or to a stop request; leave a checkpoint of the last step.
 
-    Raises:
-        NonFiniteLoss, StepOutOfMemory: of a step, which is not saved.
-        UserError: a batch could not be made, or a hook or the observer failed.
-        ObserverFailed: the observer raised an unexpected exception.
+    Raises NonFiniteLoss or StepOutOfMemory for a step, which is not saved; UserError if a batch
+    could not be made, or a hook or the observer failed; ObserverFailed for a defect in there.
     """
     ahead = LookAhead(feed, step, clock)
     intervals = Intervals(clock, schedule)
@@ -129,7 +92,7 @@ def train(
 
 def between_steps(
     end: StepEnd,
-    step: StepFunction,
+    step: Step,
     schedule: Schedule,
     hooks: Sequence[Hook],
     intervals: "Intervals",
@@ -153,17 +116,16 @@ def between_steps(
                 hook(end)
     if end.save:
         savepoint.save()
-    if not is_reported:
-        intervals.forget_preparation()
+    if not is_reported and not intervals.counts:
+        clock.forget()
 
 
 class Savepoint:
-    """Saves the state of a run, and knows whether it may be saved.
+    """Saves the state of a run at the end of its scope, whatever ends it, if it may be saved.
 
-    A context manager, which saves the last step at the end of its scope, whatever ends it. There
-    are two exceptions. A state with a non-finite loss or on a wrong device is worth nothing. An
-    error from within a step may leave a part of the step in the state; a step that waited for a
-    worker that is lost leaves none. Earlier checkpoints are intact in any case.
+    A state with a non-finite loss or on a wrong device is worth nothing. An error from within a
+    step may leave a part of the step in the state; a step that waited for a worker that is lost
+    leaves none. Earlier checkpoints are intact in any case.
     """
 
     def __init__(self, state: TrainingState, save: Save, clock: Clock):
@@ -178,18 +140,13 @@ class Savepoint:
         is_interrupted = kind is not None and not issubclass(kind, Exception)
         is_unusable = kind is not None and issubclass(kind, (NonFiniteLoss, PlacementError))
         is_saved = self._saved_step >= self._state.step
-        if not self._is_complete or is_interrupted or is_unusable or is_saved:
-            return
-        require_finite(self._state)
-        self.save()
+        if self._is_complete and not (is_interrupted or is_unusable or is_saved):
+            require_finite(self._state)
+            self.save()
 
     @contextmanager
-    def advance(self, step: StepFunction, planned: PlannedStep) -> Iterator[None]:
-        """Take the step in the scope; count it in the state if it succeeds.
-
-        Raises:
-            StepOutOfMemory: it did not fit into memory.
-        """
+    def advance(self, step: Step, planned: PlannedStep) -> Iterator[None]:
+        """Take the step in the scope; count it in the state if it succeeds."""
         self._is_complete = False
         try:
             yield
@@ -209,14 +166,11 @@ class Savepoint:
 
 
 class Intervals:
-    """Times the intervals between two reports, and knows which of them count.
+    """Times the intervals between two reports, and knows whether the newest step `counts`.
 
     TensorFlow prepares the step when it gets the first batch of a data device: it traces, or plans
     the copies from there. This takes seconds and does not recur, so an interval that ends with such
     a step enters no rate; the clock counts it as a pause.
-
-    Attributes:
-        counts: the newest step needed no preparation.
     """
 
     def __init__(self, clock: Clock, schedule: Schedule):
@@ -229,17 +183,15 @@ class Intervals:
         """Count a step."""
         planned = batches.planned
         self._clock.finish_step(planned.audio_s, planned.padded_s, batches.times)
-        self.counts = self._senders >= batches.senders
-        self._senders |= batches.senders
+        # The data devices of the microbatch that the step hands over.
+        senders = {batch.times.producer for batch in batches.next_first}
+        self.counts = self._senders >= senders
+        self._senders |= senders
 
     def report(self, end: StepEnd, losses: dict[str, float]) -> dict[str, float | str]:
-        """Return the metrics of the interval that a step ends.
-
-        Args:
-            losses: of that step. Skipped updates are those since this process started; the metrics
-                have those of the interval.
-        """
+        """Return the metrics of the interval that a step with these losses ends."""
         if SKIPPED in losses:
+            # The step counts since this process started, and a report since the one before.
             skipped_updates = losses[SKIPPED]
             losses = losses | {SKIPPED: skipped_updates - self._skipped_updates}
             self._skipped_updates = skipped_updates
@@ -253,19 +205,9 @@ class Intervals:
             "remaining_s": self._clock.remaining_s(interval, remaining_steps),
         }
 
-    def forget_preparation(self) -> None:
-        """Leave the time of the newest step out of the interval, if the step was prepared."""
-        if not self.counts:
-            self._clock.forget()
-
 
 class StepBatches(NamedTuple):
-    """The batches of a step.
-
-    Attributes:
-        microbatches: one entry for each accumulated gradient.
-        next_first: the first microbatch of the next step; that of this step again at the end.
-    """
+    """The microbatches of a step, and the first one of the next step; at the end any."""
 
     microbatches: list[tuple[ProducedBatch, ...]]
     next_first: tuple[ProducedBatch, ...]
@@ -284,45 +226,26 @@ class StepBatches(NamedTuple):
         return features
 
     @property
-    def senders(self) -> set[str]:
-        """Data devices of the microbatch that the step hands over; TensorFlow prepares the step for
-        each anew.
-        """
-        return {batch.times.producer for batch in self.next_first}
-
-    @property
     def times(self) -> list[Times]:
-        """Times of the batches of the step."""
         return [batch.times for batch in chain.from_iterable(self.microbatches)]
 
 
 class LookAhead:
-    """Takes the batches of one step after the other from a feed, and the first microbatch of the
-    step after it.
+    """Takes the batches of one step after the other from a feed, and the first microbatch ahead.
 
     A wait for the feed counts from the moment when the device has finished the running step: until
     then, it has work.
-
-    Args:
-        step: waits for the device.
-        clock: counts the waits.
     """
 
-    def __init__(self, feed: BatchFeed, step: StepFunction, clock: Clock):
+    def __init__(self, feed: ReplicaFeed, step: Step, clock: Clock):
         self._feed, self._step, self._clock = feed, step, clock
         self._next: tuple[ProducedBatch, ...] | None = None
         self._error: Exception | None = None
 
     def take(self, running: tf.Tensor | None, is_last: bool) -> StepBatches:
-        """Return the batches of the next step.
+        """Return the batches of the next step; raise an error of the feed instead of a batch of it.
 
-        Args:
-            running: outcome of the previous step, if there is one.
-            is_last: no step follows, so none of its batches is taken.
-
-        Raises:
-            An error of the feed instead of a batch of this step; instead of the batch ahead, the
-            next call raises it.
+        `running` is the outcome of the previous step. After the last step no batch is taken.
         """
         if self._error is not None:
             raise self._error
@@ -346,9 +269,7 @@ class LookAhead:
 
 
 def require_finite(state: TrainingState) -> None:
-    """Wait for the device and raise NonFiniteLoss with the first step whose loss or gradient was
-    not finite.
-    """
+    """Wait for the device; raise NonFiniteLoss for the first step that was not finite."""
     bad_step = int(state.bad_step.numpy())
     if bad_step:
         raise NonFiniteLoss(bad_step)
@@ -362,9 +283,9 @@ class NonFiniteLoss(TrainingError):
         self.step = step
 
 
-class StepOutOfMemory(TrainingError):
+class StepOutOfMemory(tf.errors.ResourceExhaustedError):
     """Step `step`, on a batch of `bucket`, did not fit into memory."""
 
     def __init__(self, step: int, bucket: int, error: tf.errors.ResourceExhaustedError):
-        super().__init__(f"step {step} is out of memory: {error.message}")
-        self.step, self.bucket, self.cause = step, bucket, error
+        super().__init__(error.node_def, error.op, error.message)
+        self.step, self.bucket = step, bucket

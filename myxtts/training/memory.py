@@ -1,6 +1,4 @@
-"""Forecast of the host memory that a run takes for batches and steps, from its settings and its
-plan alone.
-"""
+"""Forecast of the host memory that a run takes, from its settings and its plan alone."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -33,7 +31,6 @@ class MemoryForecast(NamedTuple):
     """Host memory in MiB in addition to what the process has when its model is built.
 
     Attributes:
-        parts_mib: by purpose.
         rows, seconds: of the largest batch, with padding.
         observer_mib: what the observer takes on its device: snapshot, held-out batch and its
             features, a lower estimate of the activations, and evaluation; only the snapshot where
@@ -66,11 +63,8 @@ def forecast_memory(
     """Forecast what training takes of the host's memory, for the largest batch.
 
     Devices on the CPU, also simulated GPUs, take theirs from the host. Left out is what is small or
-    short: read files, the mapped cache of the corpus, and validation between two steps.
-
-    Args:
-        teacher_parameters: weights of the network that runs on each data device.
-        observer: device that validates during training; empty without one.
+    short: read files, the mapped cache of the corpus, and validation between two steps. A teacher
+    is on each data device; `observer` is empty if validation takes turns with the step.
     """
     data, accumulation = config.data, config.training.gradient_accumulation
     sizes = [_sizes(config, plan, bucket, extractor) for bucket in range(len(plan.bounds))]
@@ -145,13 +139,10 @@ def _evaluation_bytes(config: Config, parameters: int, samples: int) -> float:
     run = config.run
     if not run.evaluate_every:
         return 0.0
-    rows, audio_s = run.evaluate_utterances, samples / SAMPLE_RATE_HZ
+    rows = run.evaluate_utterances
     network = 0 if computes_as_evaluated(config) else 4 * parameters
-    return (
-        network
-        + rows * samples * EVALUATED_BYTES
-        + min(rows, EVALUATED_ROWS) * audio_s * PRODUCE_BYTES
-    )
+    features = min(rows, EVALUATED_ROWS) * samples / SAMPLE_RATE_HZ * PRODUCE_BYTES
+    return network + rows * samples * EVALUATED_BYTES + features
 
 
 def _sizes(config: Config, plan: Plan, bucket: int, extractor: FeatureExtractor) -> dict[str, int]:

@@ -10,24 +10,23 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cache
 from math import ceil
 from pathlib import Path
 from queue import Empty, Queue
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.audio.vocoder import LoadVocoder
-from myxtts.batch import Batch, tensor_specs
+from myxtts.batch import tensor_specs
 from myxtts.clock import Span, Timeline, format_duration
 from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
-from myxtts.data.pipeline import Pipeline, ProducedBatch, compile_hand_over
+from myxtts.data.pipeline import Pipeline, ProducedBatch, ReplicaFeed, compile_hand_over
 from myxtts.errors import TrainingError, UserError
-from myxtts.models.loss_groups import NETWORK, loss_groups_of
+from myxtts.models.loss_groups import network_variables
 from myxtts.placement.audit import require_device
 from myxtts.report.reporter import TensorBoard
 from myxtts.tasks.base import Evaluator, Examples, Metric, Sampler
@@ -54,8 +53,7 @@ Throttle = Callable[[], None]
 device.
 """
 
-ObserveFunction = Callable[[Observation, Throttle | None], dict[str, float]]
-"""(observation, throttle or None) -> metrics by name; empty for samples alone."""
+Batches = Iterable[tuple[ProducedBatch, ...]]
 
 log = logging.getLogger(__name__)
 
@@ -67,21 +65,16 @@ def no_throttle() -> None:
 class Snapshot:
     """A network with a copy of the weights that other variables have at some time.
 
+    Raises PlacementError if a variable of the network is on another device.
+
     Args:
         network: built on the device. The copy is traced here, on the main thread.
         sources: what is copied, by the names of the variables that inference uses.
-        device: of the network.
-
-    Raises:
-        PlacementError: a variable of the network is on another device.
     """
 
     def __init__(self, network: keras.Model, sources: Mapping[str, tf.Variable], device: str):
-        variables = {v.path: v.value for v in loss_groups_of(network)[NETWORK].variables}
-        if variables.keys() != sources.keys():
-            raise RuntimeError(
-                f"the snapshot has other variables: {sorted(variables.keys() ^ sources.keys())[:3]}"
-            )
+        variables = {v.path: v.value for v in network_variables(network)}
+        assert variables.keys() == sources.keys()
         require_device(device, variables.items())
         self.network, self.device = network, device
         self._variables = variables
@@ -105,9 +98,7 @@ class Snapshot:
         return cls(network, setup.state.inference_variables(), device)
 
     def take(self) -> None:
-        """Copy the weights as they are after the last step that was queued: from device to device,
-        in one call.
-        """
+        """Copy the weights of the last step that was queued: from device to device, in one call."""
         self._copy()
 
     def load(self, checkpoint: Path) -> None:
@@ -121,9 +112,7 @@ class Validation:
 
     Args:
         model: its call returns (losses, outputs).
-        device: of the model.
-        open_feed: opens the batches of one pass; their losses are shares of the mean over the whole
-            corpus.
+        open_feed: opens a pass; the losses of its batches are shares of the mean.
         make_metric: makes the task's metric for each pass, if the task has one.
     """
 
@@ -131,7 +120,7 @@ class Validation:
         self,
         model,
         device: str,
-        open_feed: Callable[[], AbstractContextManager[Iterable[tuple[ProducedBatch, ...]]]],
+        open_feed: Callable[[], AbstractContextManager[Batches]],
         make_metric: Callable[[], Metric] | None = None,
     ):
         def losses_of(batch):
@@ -151,32 +140,20 @@ class Validation:
         """Compile what a pass computes, so that another thread may call `evaluate`."""
         self._losses.get_concrete_function()
 
-    def measure(self, features: Batch) -> tuple[Batch, tf.Tensor, Batch]:
-        """Return a batch on the model's device, its losses in the order of the model's names, and
-        the metric's tensors.
-
-        Args:
-            features: of one batch, on any device.
-        """
-        (batch,) = self._hand_over([features])
-        return batch, *self._losses(batch)
-
     def evaluate(self, throttle: Throttle | None = None) -> dict[str, float]:
-        """Return each loss for the weights that the model has, their sum as `loss`, and the figures
-        of the metric.
+        """Return each loss, their sum as `loss`, and the figures of the metric.
 
-        Args:
-            throttle: called before each batch; nothing is queued on the device then.
+        `throttle` is called before each batch; nothing is queued on the device then.
         """
         metric = self._make_metric() if self._make_metric else None
         shares = []
         # No scope around the loop: without a feed, this thread reads, and operations of tf.data
         # have CPU kernels only.
         with self._open_feed() as feed:
-            batches = feed if throttle is None else throttled(feed, throttle)
-            for (produced,) in batches:
+            for (produced,) in throttled(feed, throttle or no_throttle):
                 with tf.device(self._device):
-                    batch, share, measured = self.measure(produced.features)
+                    (batch,) = self._hand_over([produced.features])
+                    share, measured = self._losses(batch)
                     shares.append(share)
                     if throttle is not None:
                         # Wait, so that the device has nothing queued when the throttle is called.
@@ -190,104 +167,80 @@ class Validation:
         return losses | metric.result() if metric else losses
 
 
-def throttled(
-    batches: Iterable[tuple[ProducedBatch, ...]], throttle: Throttle
-) -> Iterator[tuple[ProducedBatch, ...]]:
+def throttled(batches: Batches, throttle: Throttle) -> Iterator[tuple[ProducedBatch, ...]]:
     """Yield the batches; call `throttle` before each is made."""
     iterator = iter(batches)
-    while True:
-        throttle()
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return
+    throttle()
+    for batch in iterator:
         yield batch
+        throttle()
 
 
-@dataclass(frozen=True)
 class HeldOutWork:
-    """What is done with held-out utterances and the weights that a network has.
+    """What a run does with held-out utterances and the weights of a snapshot.
 
-    Attributes:
-        device: of the network.
-        sampler: None if the run writes no samples.
-        evaluator: None if the run is not evaluated.
+    `load` loads the vocoder of a voice.
     """
 
-    device: str
-    validation: Validation
-    sampler: Sampler | None
-    evaluator: Evaluator | None
+    def __init__(
+        self,
+        setup: TrainingSetup,
+        snapshot: Snapshot,
+        tensorboard: TensorBoard,
+        load: LoadVocoder,
+        evaluator: Evaluator | None,
+    ):
+        config, network, folder = setup.config, snapshot.network, setup.run.start.folder
+        self._device, self._evaluator = snapshot.device, evaluator
+        pipeline = setup.validation_pipeline()
+
+        # An observer's thread makes its batches itself, since its throttle holds between two
+        # batches. Where training waits, a thread of their own makes them ahead.
+        def open_batches() -> AbstractContextManager:
+            open_ = pipeline.open_unbuffered if setup.replicas.observer else pipeline.open_feed
+            return open_(HELD_OUT_PASS)
+
+        metric = task_of(config).metric(setup.corpora.vocabulary)
+        self._sampler: Sampler | None = None
+        if config.run.sample_every:
+            self._sampler = make_sampler(
+                setup, network, self._device, pipeline, folder, tensorboard, load
+            )
+        self._validation = Validation(network, self._device, open_batches, metric)
 
     def trace(self) -> None:
         """Compile everything on the main thread, so that another thread may call `observe`."""
-        with tf.device(self.device):
-            self.validation.trace()
-            if self.sampler:
-                self.sampler.trace()
+        with tf.device(self._device):
+            self._validation.trace()
+            if self._sampler:
+                self._sampler.trace()
 
     def observe(
         self, observation: Observation, throttle: Throttle | None = None
     ) -> dict[str, float]:
-        """Do the parts of an observation; return metrics by name: `validation_loss`,
-        `evaluation_voicing_error`.
+        """Do the parts of an observation; return metrics such as `validation_loss` by name.
 
-        Args:
-            throttle: see `Validation.evaluate`.
-
-        Raises:
-            TrainingError: the device is out of memory.
+        Raises TrainingError if the device is out of memory. `throttle`: see `Validation.evaluate`.
         """
         metrics: dict[str, float] = {}
         try:
             if VALIDATION in observation.parts:
-                for name, value in self.validation.evaluate(throttle).items():
+                for name, value in self._validation.evaluate(throttle).items():
                     metrics[f"validation_{name}"] = value
-            if self.sampler and SAMPLES in observation.parts:
+            if self._sampler and SAMPLES in observation.parts:
                 if throttle is not None:
                     throttle()
-                with tf.device(self.device):
-                    self.sampler(observation.step)
-            if self.evaluator and EVALUATION in observation.parts:
-                metrics |= self.evaluator(observation.step, throttle)
+                with tf.device(self._device):
+                    self._sampler(observation.step)
+            if self._evaluator and EVALUATION in observation.parts:
+                metrics |= self._evaluator(observation.step, throttle)
         except tf.errors.ResourceExhaustedError as error:
             raise TrainingError(
-                f"{observation}: out of memory on {self.device}: {error.message.splitlines()[0]}."
+                f"{observation}: out of memory on {self._device}: {error.message.splitlines()[0]}."
                 " Resume with --resume and --observer on another device (model, cpu, or the index"
                 " of a GPU), or with --sample-every 0 or --evaluate-every 0."
             ) from error
         return metrics
-
-
-def held_out_work(
-    setup: TrainingSetup,
-    snapshot: Snapshot,
-    tensorboard: TensorBoard,
-    load: LoadVocoder,
-    evaluator: Evaluator | None,
-) -> HeldOutWork:
-    """Return the work on the held-out utterances of a run.
-
-    Args:
-        load: loads the vocoder of a voice.
-    """
-    config, network, device = setup.config, snapshot.network, snapshot.device
-    pipeline = setup.validation_pipeline()
-
-    # An observer's thread makes its batches itself, since its throttle holds between two batches.
-    # Where training waits, a thread of their own makes them ahead.
-    def open_batches() -> AbstractContextManager:
-        open_ = pipeline.open_unbuffered if setup.replicas.observer else pipeline.open_feed
-        return open_(HELD_OUT_PASS)
-
-    metric = task_of(config).metric(setup.corpora.vocabulary)
-    sampler = None
-    if config.run.sample_every:
-        folder = setup.run.start.folder
-        sampler = make_sampler(setup, network, device, pipeline, folder, tensorboard, load)
-    return HeldOutWork(
-        device, Validation(network, device, open_batches, metric), sampler, evaluator
-    )
 
 
 def vocoder_loader(setup: TrainingSetup, device: str, folder: RunFolder) -> LoadVocoder:
@@ -305,27 +258,20 @@ def make_sampler(
     load: LoadVocoder,
 ) -> Sampler:
     """Return the sampler of the first held-out batch."""
-    config, held_out = setup.config, setup.corpora.held_out
-    assert held_out is not None
-    with (setup.sample_pipeline() or pipeline).open_feed(Pass(epochs=1)) as feed:
+    config, corpora = setup.config, setup.corpora
+    assert corpora.held_out is not None
+    extractor = task_of(config).sample_extractor(config, setup.load_teacher)
+    if extractor is not None:
+        pipeline = setup.held_out_pipeline(extractor)
+    with pipeline.open_feed(Pass(epochs=1)) as feed:
         (first,) = next(feed)
     (batch,) = compile_hand_over(network.BATCH_FIELDS, [device])([first.features])
-    rows, manifest = first.planned.rows, held_out.manifest
-    columns = (
-        [column[row] for row in rows] for column in (manifest.ids, manifest.texts, manifest.paths)
-    )
+    rows, manifest = first.planned.rows, corpora.held_out.manifest
+    columns = (manifest.ids, manifest.texts, manifest.paths)
+    examples = Examples(batch, *([column[row] for row in rows] for column in columns))
     with tf.device(device):
-        make = task_of(config).sampler(config, setup.corpora.vocabulary, load)
-        return make(network, Examples(batch, *columns), folder.samples, tensorboard)
-
-
-class FeedStatus(Protocol):
-    """The part of a `ReplicaFeed` that the observer looks at."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the producers have nothing to do."""
-        ...
+        make = task_of(config).sampler(config, corpora.vocabulary, load)
+        return make(network, examples, folder.samples, tensorboard)
 
 
 class ObserverFailed(RuntimeError):
@@ -337,19 +283,10 @@ class _Abandoned(Exception):
 
 
 class Result(NamedTuple):
-    """What came of an observation.
-
-    Attributes:
-        metrics: by name; empty without a validation and an evaluation.
-        duration_s: from its beginning to its end.
-        paused_s: of these, the time in which the producers went first.
-        error: raised instead of a result.
-    """
+    """The metrics of an observation by name, or the error that it raised."""
 
     observation: Observation
     metrics: dict[str, float]
-    duration_s: float
-    paused_s: float
     error: BaseException | None = None
 
 
@@ -357,19 +294,15 @@ class Observer:
     """Runs one observation at a time; a context manager. All methods are for the main thread.
 
     Args:
-        observe: does the work.
-        record: (observation, metrics): applies a result; called in the main thread, in the order of
-            the observations.
-        in_thread: run observations in a thread while training goes on; otherwise `begin` does the
-            work.
+        observe: (observation, throttle or None) does the work and returns metrics by name.
+        record: (observation, metrics) applies a result, in the order of the observations.
+        in_thread: observe while training goes on; otherwise `begin` does the work.
         may_record: whether a result can be applied at once.
-        timeline: gets the spans of the thread.
-        now, sleep: seconds, and waiting for them.
     """
 
     def __init__(
         self,
-        observe: ObserveFunction,
+        observe: Callable[[Observation, Throttle | None], dict[str, float]],
         record: Callable[[Observation, dict[str, float]], None],
         in_thread: bool = True,
         may_record: Callable[[], bool] = lambda: True,
@@ -380,12 +313,11 @@ class Observer:
         self._observe, self._record, self._may_record = observe, record, may_record
         self._timeline = timeline or Timeline()
         self._now, self._sleep = now, sleep
-        self._feed: FeedStatus | None = None
+        self._feed: ReplicaFeed | None = None
         self._begun: Queue[Observation | None] = Queue(1)
         self._results: Queue[Result] = Queue(1)
         self._running: Observation | None = None
         self._began_s = 0.0
-        self._paused_s = 0.0
         self._awaited = threading.Event()
         self._closing = threading.Event()
         self._has_warned = False
@@ -410,20 +342,16 @@ class Observer:
             self._begun.put(None)
         self._thread.join()
 
-    def watch(self, feed: FeedStatus) -> None:
+    def watch(self, feed: ReplicaFeed) -> None:
         """Let the producers of a feed go first from now on."""
         self._feed = feed
 
     def begin(self, observation: Observation) -> None:
-        """Begin an observation of the snapshot; none may be running.
-
-        Without a thread, errors of the work are raised here.
-        """
+        """Begin an observation of the snapshot; without a thread, raise errors of the work."""
         assert self._running is None, "two observations at a time"
         self._began_s = self._now()
         if self._thread is None:
-            metrics = self._observe(observation, None)
-            self._results.put(Result(observation, metrics, self._now() - self._began_s, 0.0))
+            self._results.put(Result(observation, self._observe(observation, None)))
         else:
             self._begun.put(observation)
         self._running = observation
@@ -431,49 +359,48 @@ class Observer:
     def poll(self) -> None:
         """Apply the result of the observation that is running, if it is there and `may_record`.
 
-        Raises:
-            UserError: the observation failed.
-            ObserverFailed: it raised an unexpected exception.
+        Raises the UserError of the observation, or ObserverFailed for another exception.
         """
         if self._running is not None and not self._results.empty() and self._may_record():
             self._finish(self._results.get())
 
     def wait(self, is_stopped: Callable[[], bool], due_step: int | None = None) -> bool:
-        """Wait for the observation that is running and apply its result; return whether none is
-        running now.
+        """Wait for the result of the running observation; return whether none is running now.
 
-        Args:
-            is_stopped: whether the run has a request to stop, for which an observation is left
-                unfinished.
-            due_step: step of the next observation, which waits for this one; None at the end of the
-                run.
-
-        Raises:
-            as `poll`.
+        A request to stop leaves it unfinished. `due_step` is that of the next observation, which
+        waits for this one. Raises as `poll`.
         """
         if self._running is None:
             return True
-        step, began_s, start_s = self._running.step, self._began_s, self._now()
+        step, start_s = self._running.step, self._now()
+        result: Result | None = None
         self._awaited.set()
         try:
-            while (result := self._next_result()) is None:
-                if is_stopped():
-                    return False
+            while result is None:
+                try:
+                    result = self._results.get(timeout=STOP_POLL_S)
+                except Empty:
+                    if is_stopped():
+                        return False
         finally:
             self._awaited.clear()
-        waited_s, between_s = self._now() - start_s, start_s - began_s
+        waited_s, between_s = self._now() - start_s, start_s - self._began_s
         is_slow = waited_s > TOLERATED_WAIT * between_s
         if due_step is not None and is_slow and not self._has_warned:
             self._has_warned = True
-            log.warning("%s", slow_observer(result, waited_s, between_s, due_step - step))
+            rare_enough = ceil((due_step - step) * (1 + waited_s / max(between_s, 1e-9)))
+            log.warning(
+                "training waited %s for the observer, whose work on the weights of step %d takes"
+                " longer than the %d steps until it is due again. Every %d steps would be rare"
+                " enough (--validate-every, --sample-every, --evaluate-every); or choose another"
+                " device with --observer.",
+                format_duration(waited_s),
+                step,
+                due_step - step,
+                rare_enough,
+            )
         self._finish(result)
         return True
-
-    def _next_result(self) -> Result | None:
-        try:
-            return self._results.get(timeout=STOP_POLL_S)
-        except Empty:
-            return None
 
     def _finish(self, result: Result) -> None:
         self._running = None
@@ -481,38 +408,25 @@ class Observer:
         if isinstance(result.error, (UserError, OSError)):
             raise result.error
         if result.error is not None:
-            raise ObserverFailed(
-                f"the observation of step {result.observation.step} failed"
-            ) from result.error
+            raise ObserverFailed(f"the {result.observation} failed") from result.error
         self._record(result.observation, result.metrics)
 
     def _run(self) -> None:
         while (observation := self._begun.get()) is not None:
+            start_s = self._now()
             try:
-                result = self._observe_in_thread(observation)
+                result = Result(observation, self._observe(observation, self._throttle))
             except _Abandoned:
                 return
+            except BaseException as error:
+                # The main thread raises it, whatever it is.
+                result = Result(observation, {}, error)
+            kind = join_and(observation.parts)
+            self._timeline.add(Span(OBSERVER, kind, start_s, self._now(), observation.step))
             self._results.put(result)
-
-    def _observe_in_thread(self, observation: Observation) -> Result:
-        start_s, self._paused_s = self._now(), 0.0
-        metrics: dict[str, float] = {}
-        error = None
-        try:
-            metrics = self._observe(observation, self._throttle)
-        except _Abandoned:
-            raise
-        except BaseException as raised:
-            # The main thread raises it, whatever it is.
-            error = raised
-        end_s = self._now()
-        kind = join_and(observation.parts)
-        self._timeline.add(Span(OBSERVER, kind, start_s, end_s, observation.step))
-        return Result(observation, metrics, end_s - start_s, self._paused_s, error)
 
     def _throttle(self) -> None:
         """Wait until the feed is full, or the main thread waits for the observer."""
-        start_s = self._now()
         while not (
             self._closing.is_set()
             or self._awaited.is_set()
@@ -520,28 +434,5 @@ class Observer:
             or self._feed.is_full
         ):
             self._sleep(POLL_S)
-        self._paused_s += self._now() - start_s
         if self._closing.is_set():
             raise _Abandoned
-
-
-def slow_observer(result: Result, waited_s: float, between_s: float, steps: int) -> str:
-    """Return the warning that training waited for an observation, and how much rarer observations
-    must be.
-
-    Args:
-        waited_s: that training waited.
-        between_s: the observation began so long before that.
-        steps: from its step to that of the next observation.
-    """
-    enough = ceil(steps * (between_s + waited_s) / max(between_s, 1e-9))
-    paused = ""
-    if result.paused_s > 0.1 * result.duration_s:
-        paused = f" ({format_duration(result.paused_s)} of them for the producers, which go first)"
-    return (
-        f"training waited {format_duration(waited_s)} for the observer: its work on the weights of"
-        f" step {result.observation.step} took {format_duration(result.duration_s)}{paused}, but"
-        f" the {steps} steps until it is due again take {format_duration(between_s)}. Every"
-        f" {enough} steps would be rare enough (--validate-every, --sample-every,"
-        " --evaluate-every); or choose another device with --observer."
-    )

@@ -1,8 +1,6 @@
 """The folder of a run, and what other runs take from it: settings, vocabulary, networks.
 
-`RunFolder` has the paths of a run. `TrainedRun` is one that has a checkpoint: what resumes it,
-starts from it, learns from it as a teacher, or uses its network. Without TensorFlow, which takes
-seconds to import, until a network is loaded.
+Without TensorFlow, which takes seconds to import, until a network is loaded.
 
 runs/<name>/
     config.yaml       resolved settings; loads back
@@ -23,7 +21,7 @@ runs/<name>/
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -32,28 +30,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from myxtts import files
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.config.checks import inactive_settings, reset_inactive
-from myxtts.config.flags import (
-    Setting,
-    command_line,
-    join_names,
-    marked,
-    nearest,
-    values_of,
-    with_values,
-)
+from myxtts.config.flags import Setting, marked, values_of, with_values
 from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.files import (
-    PARTIAL_FILES,
-    is_being_written,
-    locked_file,
-    make_folder,
-    write_json,
-    write_whole,
-)
 from myxtts.training.checkpoint_files import (
     Checkpoint,
     Record,
@@ -71,16 +54,9 @@ if TYPE_CHECKING:
 
 # Instead of the folder of a vocoder's run.
 GRIFFIN_LIM = "griffin-lim"
-VOCODER_ADVICE = (
-    f"Give the run of a vocoder with --vocoder, or use Griffin-Lim with --vocoder {GRIFFIN_LIM}."
-)
-RUNS = Path("runs")
-MAX_LISTED = 12
+LOCK = ".lock"
 
 log = logging.getLogger(__name__)
-
-
-LOCK = ".lock"
 
 
 class RunFolder:
@@ -102,59 +78,40 @@ class RunFolder:
                 "Resume it with --resume, or choose another name with --run."
             )
 
-    def folder_for(self, process: int) -> Path:
-        """Return the folder for caches and the log of a process; the chief is process 0."""
-        return self.path / f"worker-{process}" if process else self.path
-
-    def write_config(self, text: str) -> None:
-        write_whole(self.config, text.encode())
-
-    def write_description(self, description: Mapping[str, Any]) -> None:
-        """Write run.json."""
-        write_json(self.path / "run.json", description)
-
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out of this run for as long as the scope or the process lasts.
 
         Makes the folder, removes what killed processes left of files that they wrote, and removes
-        the folder again if nothing was written to it.
-
-        Raises:
-            ConfigError: another process trains this run, or the folder cannot be made.
+        the folder again if nothing was written to it. Raises ConfigError if another process has it.
         """
         with ExitStack() as scope:
             try:
-                make_folder(self.path, "--runs-dir")
-                scope.enter_context(locked_file(self.path / LOCK, wait=False))
-            except (
-                BlockingIOError,
-                FileNotFoundError,
-            ) as error:  # or it has just failed, and removed the folder
+                files.make_folder(self.path, "--runs-dir")
+                scope.enter_context(files.locked_file(self.path / LOCK, wait=False))
+            # FileNotFoundError: the other process has just failed, and removed the folder.
+            except (BlockingIOError, FileNotFoundError) as error:
                 raise ConfigError(
                     f"run '{self.path.name}' cannot be trained: another process is training it in"
                     f" {self.path}. Wait for it or stop it, or choose another name with --run."
                 ) from error
-            for partial in self.path.glob(PARTIAL_FILES):
-                if not is_being_written(partial):
+            for partial in self.path.glob(files.PARTIAL_FILES):
+                if not files.is_being_written(partial):
                     partial.unlink(missing_ok=True)
             scope.callback(self._remove_if_empty)
             yield
 
     def _remove_if_empty(self) -> None:
         if [path.name for path in self.path.iterdir()] == [LOCK]:
-            with suppress(OSError):  # another start has made files since
+            # Another start may have made files since.
+            with suppress(OSError):
                 (self.path / LOCK).unlink()
                 self.path.rmdir()
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """A run that has a checkpoint, and the one of its checkpoints that is used.
-
-    Attributes:
-        path: folder of the run, as it was given.
-    """
+    """A run and the one of its checkpoints that is used: by a resume, another run, or inference."""
 
     path: Path
     checkpoint: Checkpoint
@@ -163,22 +120,30 @@ class TrainedRun:
     def open(cls, path: Path, name: str | None = None) -> "TrainedRun":
         """Open a run at a checkpoint such as step-002000; by default at the best, or the newest.
 
-        Raises:
-            CheckpointError: the run has no checkpoint, or none of this name, or it is damaged.
+        Raises CheckpointError if it does not exist or is damaged.
         """
-        newest = latest(path / "checkpoints")
-        if newest is None:
-            raise CheckpointError(f"{path} has no checkpoint: {_reason_for_none(path)}")
+        checkpoints = list_checkpoints(path / "checkpoints")
+        if not checkpoints:
+            raise CheckpointError(
+                f"{path} has no checkpoint. Give the folder of a run that has one, such as"
+                " runs/my_voice; a run writes one every --checkpoint-every steps and at its end."
+            )
         if name is not None:
-            return cls(path, Checkpoint.read(_named_checkpoint(path, name)))
-        checkpoint = Checkpoint.read(newest)
-        best = checkpoint.record.best
-        if best is None or best.step == checkpoint.record.step:
-            return cls(path, checkpoint)
-        best_path = checkpoint_of(newest.parent, best.step)
+            names = [checkpoint.name for checkpoint in checkpoints]
+            if name not in names:
+                raise CheckpointError(
+                    f"checkpoint '{name}' was requested, but {path} has {', '.join(names)}. Give"
+                    " one of these."
+                )
+            return cls(path, Checkpoint.read(checkpoints[names.index(name)]))
+        newest = Checkpoint.read(checkpoints[-1])
+        best = newest.record.best
+        if best is None or best.step == newest.record.step:
+            return cls(path, newest)
+        best_path = checkpoint_of(path / "checkpoints", best.step)
         if not best_path.exists():
             log.warning("the best checkpoint %s no longer exists: using the newest", best_path)
-            return cls(path, checkpoint)
+            return cls(path, newest)
         return cls(path, Checkpoint.read(best_path))
 
     @classmethod
@@ -209,36 +174,22 @@ class TrainedRun:
 
     def check_task(self, task: str) -> None:
         """Raise CheckpointError if the run was not trained for the task that is needed."""
-        if self.task == task:
-            return
-        advice = f"Give a run that was trained with --task {task}"
-        if task == "tts" and self.task == "vocoder":
-            advice = (
-                "A vocoder needs a voice in front of it: give the run of a voice, and this run with"
-                " --vocoder"
+        if self.task != task:
+            raise CheckpointError(
+                f"{self.checkpoint.path} cannot be used for the task {task}: it was trained with"
+                f" --task {self.task}. Give a run that was trained with --task {task}; the run of a"
+                " vocoder goes with --vocoder."
             )
-        raise CheckpointError(
-            f"{self.checkpoint.path} cannot be used for the task {task}: it was trained for"
-            f" {self.task}. {advice}."
-        )
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return the weights that inference uses: the averaged ones if the run has them."""
         return self.checkpoint.arrays(self.record.weights_group)
 
-    def parameter_count(self) -> int:
-        """Return the number of weights that inference uses; reads them."""
-        return sum(array.size for array in self.weights().values())
-
     def load_network(self, device: str, task: str, precision: str = "float32") -> "keras.Model":
         """Build the network of the run on a device, with the weights that inference uses.
 
-        Args:
-            task: the task that the network must have.
-            precision: Keras dtype policy of the computation; variables are float32.
-
-        Raises:
-            CheckpointError: the weights are damaged, or belong to another task or architecture.
+        Raises CheckpointError if they are damaged, or belong to another task or architecture.
+        `precision` is the Keras dtype policy of the computation; variables are float32.
         """
         self.check_task(task)
         import tensorflow as tf
@@ -264,17 +215,10 @@ class TrainedRun:
         )
 
     def load_teacher(self, config: Config, sizes: dict[str, int], device: str) -> "TeacherModel":
-        """Load the network of a teacher, with the options of its own run.
+        """Load the network of a teacher, with the options of its own run; raise as `load_network`.
 
-        Args:
-            config: of the run that is taught.
-            sizes: named dimensions of a typical batch, by which an alignment search is chosen for
-                the device.
-
-        Raises:
-            CheckpointError: as `load_network`.
-            PlacementError: a variable of the network is on another device.
-            ConfigError: XLA is required for the alignment search, and does not work on the device.
+        Also raises PlacementError and ConfigError if the device is another, or cannot run the
+        alignment search that is chosen for batches of the named `sizes`.
         """
         settings = self.record.settings
         precision = config.teacher.produce_precision
@@ -298,79 +242,19 @@ class TrainedRun:
         self, requested: str | Path | None = None, iterations: int | None = None
     ) -> "VocoderChoice":
         """Choose the vocoder of a voice; see `select_vocoder`."""
-        record = self.record
-        return select_vocoder(
-            self.path, record.settings, record.audio_format, requested, iterations
-        )
-
-
-def _named_checkpoint(run: Path, name: str) -> Path:
-    checkpoints = list_checkpoints(run / "checkpoints")
-    for checkpoint in checkpoints:
-        if checkpoint.name == name:
-            return checkpoint
-    raise CheckpointError(
-        f"checkpoint '{name}' was requested, but {run} has"
-        f" {', '.join(path.name for path in checkpoints)}. Give one of these."
-    )
-
-
-def _reason_for_none(run: Path) -> str:
-    """Say why a folder is no run with a checkpoint, and what to give or to do instead."""
-    for parent in run.parents:
-        if checkpoints := list_checkpoints(parent / "checkpoints"):
-            names = ", ".join(path.name for path in checkpoints[-MAX_LISTED:])
-            return f"it is a path inside the run {parent}, which has {names}. Give {parent}."
-    if run.is_file():
-        return (
-            "it is a file. Give the folder of a run of MyXTTS; weights of other programs cannot be"
-            " read."
-        )
-    if (run / "config.yaml").is_file():
-        return "the run ended before its first. Resume it with --resume."
-    sentence = "it is not the folder of a run." if run.is_dir() else "there is no such folder."
-    sentences = [sentence]
-    folder = RUNS
-    runs = _runs_in(run.parent)
-    if runs:
-        folder = run.parent
-    else:
-        runs = _runs_in(RUNS)
-    if near := nearest(run.name, runs):
-        sentences.append(f"Did you mean {folder / near}?")
-    if runs:
-        sentences.append(f"Runs in {folder}: {join_names(runs, MAX_LISTED)}.")
-    else:
-        sentences.append(f"`{command_line('train')}` trains a run.")
-    return " ".join(sentences)
-
-
-def _runs_in(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir() if latest(path / "checkpoints"))
-    except OSError:
-        return []
+        settings, audio_format = self.record.settings, self.record.audio_format
+        return select_vocoder(self.path, settings, audio_format, requested, iterations)
 
 
 class VocoderChoice(NamedTuple):
-    """The vocoder to load.
-
-    Attributes:
-        trained: None is Griffin-Lim.
-        iterations: of Griffin-Lim; None is its default.
-        note: what the log adds to the description.
-    """
+    """The vocoder to load: a run, or Griffin-Lim with its iterations; and a note for the log."""
 
     trained: TrainedRun | None = None
     iterations: int | None = None
     note: str = ""
 
     def load(self, device: str) -> "VocoderProtocol":
-        """Load the vocoder on a device, and log which one it is.
-
-        Raises:
-            CheckpointError: the weights are damaged, or are no vocoder's.
-        """
+        """Load the vocoder on a device, and log which one it is; raise as `load_network`."""
         from myxtts.audio.vocoder import ITERATIONS, GriffinLim
 
         vocoder: VocoderProtocol
@@ -391,16 +275,12 @@ def select_vocoder(
 ) -> VocoderChoice:
     """Choose the vocoder of a voice: the requested one, else that of its settings or Griffin-Lim.
 
-    Args:
-        voice: folder of the voice's run.
-        settings, audio_format: of the voice.
-        requested: folder of a vocoder's run, relative to the working folder, or "griffin-lim".
-        iterations: requested iterations of Griffin-Lim.
+    Raises CheckpointError if the run has no checkpoint, is no vocoder, or its audio format is not
+    the voice's; ConfigError if iterations were requested for another vocoder than Griffin-Lim.
 
-    Raises:
-        CheckpointError: the run is missing, has no checkpoint, is no vocoder, or its audio format
-            is not the voice's.
-        ConfigError: iterations were requested for another vocoder than Griffin-Lim.
+    Args:
+        voice: folder of the voice's run; settings and audio format are the voice's.
+        requested: folder of a vocoder's run, relative to the working folder, or "griffin-lim".
     """
     vocoder = settings.model.vocoder if requested is None else str(requested)
     if vocoder is None:
@@ -410,102 +290,67 @@ def select_vocoder(
     source = f"--vocoder {vocoder} was given"
     if requested is None:
         source = f"{voice} has the setting vocoder {vocoder}"
+    advice = (
+        "Give the run of a vocoder with --vocoder, relative to the working folder, or use"
+        f" Griffin-Lim with --vocoder {GRIFFIN_LIM}."
+    )
     if iterations is not None:
         raise ConfigError(
             f"--iterations {iterations} was given, which is for Griffin-Lim, but {source}. Leave"
             f" out --iterations, or add --vocoder {GRIFFIN_LIM}."
         )
-    run = Path(vocoder)
-    if latest(run / "checkpoints") is None:
-        raise CheckpointError(f"{source}, but {_describe_missing_vocoder(run, voice)}")
-    trained = TrainedRun.open(run)
-    if trained.task != "vocoder":
-        raise CheckpointError(
-            f"{source}, but that run was trained with --task {trained.task}, and is no vocoder."
-            f" {VOCODER_ADVICE}"
-        )
+    try:
+        trained = TrainedRun.open(Path(vocoder))
+        trained.check_task("vocoder")
+    except CheckpointError as error:
+        raise CheckpointError(f"{source}, but {error} {advice}") from error
     takes = trained.record.audio_format
-    names = [name for name in takes | audio_format if takes.get(name) != audio_format.get(name)]
-    if names:
+    differences = [
+        f"{name} {takes.get(name)} instead of {audio_format.get(name)}"
+        for name in takes | audio_format
+        if takes.get(name) != audio_format.get(name)
+    ]
+    if differences:
         raise CheckpointError(
-            f"{source}, which takes mels with {_format_of(takes, names)}, but the voice makes mels"
-            f" with {_format_of(audio_format, names)}. {VOCODER_ADVICE}"
+            f"{source}, which takes other mels than the voice makes: {', '.join(differences)}."
+            f" {advice}"
         )
     return VocoderChoice(trained)
 
 
-def _format_of(audio_format: Mapping[str, Any], names: list[str]) -> str:
-    return ", ".join(f"{name} {audio_format.get(name)}" for name in names)
-
-
-def _describe_missing_vocoder(run: Path, voice: Path) -> str:
-    neighbour = voice.parent / run.name
-    if not run.is_absolute() and latest(neighbour / "checkpoints"):
-        return (
-            f"there is no such run in the working folder {Path.cwd()}. Did you mean --vocoder"
-            f" {neighbour}? Paths of runs are relative to the working folder."
-        )
-    return (
-        f"{run} has no checkpoint: {_reason_for_none(run)} Griffin-Lim needs no run: --vocoder"
-        f" {GRIFFIN_LIM}."
-    )
-
-
 def open_teacher(config: Config, resumed: TrainedRun | None) -> TrainedRun | None:
-    """Open the teacher that the settings name, if they name one.
+    """Open the teacher that the settings name, if they name one; raise CheckpointError if unfit.
 
     A run that resumes takes the checkpoint that it has had, also if the teacher's run has a better
     one by now.
-
-    Args:
-        resumed: the run itself, if it resumes.
-
-    Raises:
-        CheckpointError: the teacher is missing, damaged, no voice or of another audio format, or it
-            is not the one that the resumed run has had.
     """
     recorded = resumed.record.teacher if resumed else None
     path = config.teacher.teacher
     if resumed and (recorded is None) != (path is None):
         had = f"--teacher {recorded.run}" if recorded else "none"
-        given = "no --teacher" if recorded else f"--teacher {path}"
         raise CheckpointError(
-            f"{given} was given, but {resumed.checkpoint.path} was trained with {had}, and this"
-            " cannot change within a run. Take all settings from the run with --config, or start"
-            " another run with --run."
+            f"--teacher {path} was given, but {resumed.checkpoint.path} was trained with {had}, and"
+            " this cannot change within a run. Take all settings from the run with --config, or"
+            " start another run with --run."
         )
     if path is None:
         return None
-    if resumed is not None:
-        teacher = _open_recorded_teacher(Path(path), resumed)
-    else:
-        teacher = TrainedRun.open(Path(path))
+    name = None
+    if recorded is not None:
+        checkpoint = checkpoint_of(Path(path) / "checkpoints", recorded.step)
+        name = checkpoint.name if checkpoint.exists() else None
+    teacher = TrainedRun.open(Path(path), name)
+    if resumed and recorded and teacher.checkpoint.weights_digest != recorded.weights:
+        raise CheckpointError(
+            f"{teacher.checkpoint.path} has other weights than the teacher of"
+            f" {resumed.checkpoint.path}, {recorded.run} step {recorded.step}. Restore that"
+            " teacher, or start another run with --run."
+        )
     teacher.check_task("tts")
     if teacher.record.audio_format != AUDIO_FORMAT:
         raise CheckpointError(
             f"--teacher {path} was given, but {teacher.checkpoint.path} was trained on mels of"
             " another format than this version makes. Train it again with this version."
-        )
-    return teacher
-
-
-def _open_recorded_teacher(path: Path, resumed: TrainedRun) -> TrainedRun:
-    """Open the teacher of a run at the checkpoint that the run was trained with."""
-    recorded = resumed.record.teacher
-    assert recorded is not None
-    folder = path / "checkpoints"
-    checkpoint = checkpoint_of(folder, recorded.step)
-    if latest(folder) is not None and not checkpoint.exists():
-        raise CheckpointError(
-            f"--teacher {path} was given, but it has no {checkpoint.name}, with which"
-            f" {resumed.checkpoint.path} was trained. Restore that checkpoint, or start another"
-            " run with --run."
-        )
-    teacher = TrainedRun.open(path, checkpoint.name)
-    if teacher.checkpoint.weights_digest != recorded.weights:
-        raise CheckpointError(
-            f"{checkpoint} has other weights than the teacher of {resumed.checkpoint.path}. Restore"
-            " that teacher, or start another run with --run."
         )
     return teacher
 
@@ -520,22 +365,13 @@ def teacher_loader(
 
 
 def inherit_settings(config: Config, source: TrainedRun) -> Config:
-    """Return the configuration with the settings that the weights of a checkpoint fix.
+    """Return the configuration with the settings that the weights of the source fix.
 
-    Args:
-        source: the pretrained run, or the run itself, which resumes.
-
-    Raises:
-        ConfigError: the configuration names another value of such a setting.
+    The source is a pretrained run or the run itself. Raises ConfigError for another value of one.
     """
     fixed = reset_inactive(source.record.settings)
-    if source.path == Path(config.run.runs_dir, config.run.run):
-        verb = "resumes"
-        advice = "start another run with --run"
-    else:
-        verb = "starts"
-        advice = "give another --init-from"
-    origin = f"the run {verb} from {source.checkpoint.path}, which"
+    advice = "give another --init-from, or start another run with --run"
+    origin = f"the run starts from {source.checkpoint.path}, which"
     # A vocoder has no symbols: its text_frontend is that of its teacher.
     has_symbols = fixed.model.task != "vocoder"
     inherited = [
@@ -551,23 +387,14 @@ def inherit_settings(config: Config, source: TrainedRun) -> Config:
 
 
 def apply_teacher_settings(config: Config, teacher: TrainedRun) -> Config:
-    """Return the configuration with the settings that a teacher fixes.
-
-    Raises:
-        ConfigError: the configuration names another value of such a setting.
-    """
+    """Return the configuration with the settings that a teacher fixes; raise ConfigError."""
     settings = teacher.record.settings
     origin = f"the teacher {teacher.path}"
     return _with_fixed(config, settings, marked(FROM_TEACHER), origin, "give another --teacher")
 
 
 def with_inherited_settings(config: Config) -> Config:
-    """Return the settings with all that --teacher and --init-from fix, as a new run will have it.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
-        ConfigError: the configuration names another value of such a setting.
-    """
+    """Return the settings with all that --teacher and --init-from fix, as a new run has it."""
     if config.teacher.teacher is not None:
         config = apply_teacher_settings(config, TrainedRun.open(Path(config.teacher.teacher)))
     if config.training.init_from is not None:
@@ -578,16 +405,11 @@ def with_inherited_settings(config: Config) -> Config:
 def _with_fixed(
     config: Config, fixed: Config, settings: Sequence[Setting], origin: str, advice: str
 ) -> Config:
-    """Return the configuration with some settings of another one.
-
-    Args:
-        origin: subject of the message about another value; advice: end of the message.
-    """
+    """Return the configuration with some settings of another one."""
     for setting in settings:
-        section = getattr(config, setting.section)
-        given = setting.of(config)
-        value = setting.of(fixed)
-        if setting.name in section.model_fields_set and given != value:
+        given, value = setting.of(config), setting.of(fixed)
+        is_given = setting.name in getattr(config, setting.section).model_fields_set
+        if is_given and given != value:
             raise ConfigError(
                 f"{setting.name} {given} was given, but {origin} has {value}. Leave"
                 f" {setting.name} out, or {advice}."
@@ -596,66 +418,39 @@ def _with_fixed(
 
 
 def check_same_settings(checkpoint: Checkpoint, requested: Config) -> None:
-    """Raise CheckpointError if a run is to resume with another value of a fixed setting.
-
-    Settings that have no effect may differ.
-    """
+    """Raise CheckpointError if a run is to resume with another value of an active FIXED setting."""
     saved = checkpoint.record.settings
     useless = set()
     for config in (saved, requested):
         useless |= {setting.name for setting in inactive_settings(values_of(config))}
     for setting in marked(FIXED):
-        before = setting.of(saved)
-        now = setting.of(requested)
-        if setting.name not in useless and _without_order(before) != _without_order(now):
+        before, now = setting.of(saved), setting.of(requested)
+        # The only list among them, `freeze`, has no order.
+        if isinstance(before, tuple) and isinstance(now, tuple):
+            before, now = (" ".join(sorted(names)) or "nothing" for names in (before, now))
+        if setting.name not in useless and before != now:
             raise CheckpointError(
-                f"{setting.section}.{setting.name} is {_shown(now)}, but {checkpoint.path} was"
-                f" written with {_shown(before)}, and it cannot change within a run. Set it to"
-                f" {_shown(before)}, or take all settings from the run with --config"
-                f" {checkpoint.path.parents[1] / 'config.yaml'}, or start another run with --run."
+                f"{setting.section}.{setting.name} is {now}, but {checkpoint.path} was written with"
+                f" {before}, and it cannot change within a run. Set it to {before}, or take all"
+                f" settings from the run with --config {checkpoint.path.parents[1] / 'config.yaml'}"
+                ", or start another run with --run."
             )
 
 
-def _shown(value: Any) -> str:
-    """Return a value as a flag takes it."""
-    if isinstance(value, tuple):
-        return " ".join(value) or "nothing"
-    return "null" if value is None else str(value)
-
-
-def _without_order(value: Any) -> Any:
-    """Return a value to compare: the only list among the FIXED settings, `freeze`, has no order."""
-    return set(value) if isinstance(value, tuple) else value
-
-
-def check_same_corpus(checkpoint: Checkpoint, vocabulary: Vocabulary, corpus: str) -> None:
-    """Raise CheckpointError if a checkpoint was trained on another corpus or vocabulary.
-
-    Args:
-        corpus: fingerprint of the corpus that is trained or evaluated on now.
-    """
+def check_same_corpus(
+    checkpoint: Checkpoint, vocabulary: Vocabulary, corpus: str, texts: str | None
+) -> None:
+    """Raise CheckpointError if a checkpoint had another vocabulary, corpus or --texts."""
     record = checkpoint.record
-    differences = []
+    # A fork or merge has no corpus of its own yet.
+    differences = {"corpus": record.corpus not in (None, corpus), "texts": record.texts != texts}
     # The weights of a vocoder know no symbols and no languages.
     if vocabulary.symbols.symbols:
-        differences += [
-            ("symbols", record.symbols != vocabulary.symbols.symbols),
-            ("languages", record.languages != vocabulary.languages),
-        ]
-    # A fork or merge has no corpus of its own yet.
-    differences.append(("corpus", record.corpus not in (None, corpus)))
-    for name, is_different in differences:
-        if is_different:
-            raise CheckpointError(
-                f"{checkpoint.path} was trained on another corpus (different {name}). Give the"
-                " corpus that the run was started with, or start another run with --run."
-            )
-
-
-def check_same_texts(checkpoint: Checkpoint, texts: str | None) -> None:
-    """Raise CheckpointError if --texts differs from that of the checkpoint."""
-    if checkpoint.record.texts != texts:
+        differences["symbols"] = record.symbols != vocabulary.symbols.symbols
+        differences["languages"] = record.languages != vocabulary.languages
+    names = [name for name, is_different in differences.items() if is_different]
+    if names:
         raise CheckpointError(
-            f"{checkpoint.path} was trained on other texts without recordings. Give the --texts"
-            " that the run was started with, or start another run with --run."
+            f"{checkpoint.path} was trained on another corpus (different {', '.join(names)}). Give"
+            " the corpus that the run was started with, or start another run with --run."
         )

@@ -37,15 +37,7 @@ class ConstantRates:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The length of a run, its periods, and its rates.
-
-    Attributes:
-        total_steps: length of the run.
-        log_every: steps between two reports.
-        checkpoint_every: steps between two checkpoints; 0 writes only those that hooks ask for, and
-            one at the end.
-        learning_rate, ema_decay: by the number of steps done before.
-    """
+    """The length of a run in steps, its periods, and rates by the number of steps done before."""
 
     total_steps: int
     log_every: int
@@ -57,12 +49,7 @@ class Schedule:
 def learning_rate(
     step: int, total_steps: int, peak: float, warmup_steps: int, final_ratio: float
 ) -> float:
-    """Return the rate of linear warm-up to the peak, then a cosine to `final_ratio` of it
-    (Loshchilov & Hutter 2017).
-
-    Args:
-        step: steps done so far; any number from 0 on, also beyond `total_steps`.
-    """
+    """Return linear warm-up to the peak, then a cosine (Loshchilov & Hutter 2017)."""
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     passed = min((step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1), 1.0)
@@ -70,9 +57,7 @@ def learning_rate(
 
 
 def ema_decay(step: int, decay: float) -> float:
-    """Return the decay of the moving average, low at first so that it soon forgets the initial
-    weights.
-    """
+    """Return the decay of the moving average: low at first, to forget the initial weights."""
     return min(decay, (1.0 + step) / (10.0 + step))
 
 
@@ -88,11 +73,8 @@ def is_due(every: int, step: int, is_last: bool) -> bool:
 
 def periods_of(run: RunConfig) -> dict[str, int]:
     """Return the periods of the parts of an observation in steps; 0 turns one off."""
-    return {
-        VALIDATION: run.validate_every,
-        SAMPLES: run.sample_every,
-        EVALUATION: run.evaluate_every,
-    }
+    every = (run.validate_every, run.sample_every, run.evaluate_every)
+    return dict(zip((VALIDATION, SAMPLES, EVALUATION), every, strict=True))
 
 
 def due_parts(periods: Mapping[str, int], step: int, is_last: bool) -> tuple[str, ...]:
@@ -101,17 +83,12 @@ def due_parts(periods: Mapping[str, int], step: int, is_last: bool) -> tuple[str
 
 
 class Observation(NamedTuple):
-    """Work on the weights of a step whose results are not known yet.
-
-    Attributes:
-        parts: some of VALIDATION, SAMPLES and EVALUATION, in this order.
-    """
+    """Work on the weights of a step whose results are not known yet."""
 
     step: int
     parts: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return `validation, samples and evaluation of step 500`."""
         return f"{join_and(self.parts)} of step {self.step}"
 
 

@@ -35,27 +35,11 @@ from myxtts.placement.devices import xla_failure
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement, Route, named_gpus, plan_routes
 from myxtts.tasks.registry import length_rule_of, task_of
-from myxtts.training import schedule
-from myxtts.training.checkpoint_files import (
-    Ancestor,
-    Record,
-    digest_of,
-    recover_interrupted_replace,
-)
+from myxtts.training import checkpoint_files, runs, schedule
+from myxtts.training.checkpoint_files import Ancestor, Record, digest_of
 from myxtts.training.checkpoints import restore
 from myxtts.training.memory import MemoryForecast, check_memory, forecast_memory
-from myxtts.training.runs import (
-    RunFolder,
-    TrainedRun,
-    apply_teacher_settings,
-    check_same_corpus,
-    check_same_settings,
-    check_same_texts,
-    inherit_settings,
-    open_teacher,
-    select_vocoder,
-    teacher_loader,
-)
+from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.schedule import Schedule
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
@@ -69,77 +53,62 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Start:
-    """The settings of a run, and the source of its first weights.
+    """The settings of a run with all that other runs fix, and the source of its first weights.
 
-    The source is the run's own checkpoint, a pretrained run, or the seed if there is neither.
-
-    Attributes:
-        config: with the settings that the weights of a pretrained run or a teacher fix.
-        resumed: the run itself, if it resumes.
-        vocabulary: rows that the run's vocabulary begins with.
-        ancestor: what the run's checkpoints record of the pretrained run.
-        digest: of the run's first weights, if it has a checkpoint.
-        teacher: the frozen voice that makes part of the features.
+    That is the run itself, which resumes, a pretrained run, or the seed. The teacher is the frozen
+    voice that makes part of the features.
     """
 
     config: Config
     folder: RunFolder
     resumed: TrainedRun | None = None
     pretrained: Pretrained | None = None
-    vocabulary: Vocabulary | None = None
-    ancestor: Ancestor | None = None
-    digest: str | None = None
     teacher: TrainedRun | None = None
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Rows that the run's vocabulary begins with. A teacher fixes all symbols and languages."""
+        if self.resumed:
+            return self.resumed.record.inherited_vocabulary
+        source = self.teacher or (self.pretrained and self.pretrained.run)
+        return source.inheritable_vocabulary if source else None
+
+    @property
+    def ancestor(self) -> Ancestor | None:
+        """What the run's checkpoints record of the pretrained run."""
+        if self.resumed:
+            return self.resumed.record.ancestor
+        return self.pretrained.ancestor if self.pretrained else None
 
 
 def resolve_start(config: Config, folder: RunFolder) -> Start:
-    """Decide where a run starts from.
+    """Decide where a run starts from; raise ConfigError or CheckpointError if that does not fit.
 
     Reads no corpus, so that a mistake is reported at once; and no pretrained run if the run has a
     checkpoint.
-
-    Raises:
-        ConfigError, CheckpointError: the settings do not fit the checkpoint, the pretrained run or
-            the teacher, or the vocoder cannot be used.
     """
-    select_vocoder(folder.path, config, AUDIO_FORMAT)
-    recover_interrupted_replace(folder.checkpoints)
+    runs.select_vocoder(folder.path, config, AUDIO_FORMAT)
+    checkpoint_files.recover_interrupted_replace(folder.checkpoints)
     resumed = TrainedRun.newest(folder.path) if config.run.resume else None
-    teacher = open_teacher(config, resumed)
+    teacher = runs.open_teacher(config, resumed)
     if teacher is not None:
-        config = apply_teacher_settings(config, teacher)
+        config = runs.apply_teacher_settings(config, teacher)
     pretrained = None
     if config.training.init_from is not None:
         if resumed is None:
             pretrained = read_pretrained(Path(config.training.init_from), folder.path)
         source = pretrained.run if pretrained else resumed
         assert source is not None
-        config = inherit_settings(config, source)
+        config = runs.inherit_settings(config, source)
     if resumed is not None:
-        record = resumed.record
-        check_same_settings(resumed.checkpoint, config)
-        check_freeze(config)
-        rows = record.inherited_vocabulary
-        return Start(config, folder, resumed, None, rows, record.ancestor, record.start, teacher)
+        runs.check_same_settings(resumed.checkpoint, config)
     check_freeze(config)
-    rows = None
-    ancestor = None
-    if pretrained is not None:
-        rows = pretrained.vocabulary
-        ancestor = pretrained.ancestor
-    # A teacher fixes all symbols and languages.
-    if teacher is not None:
-        rows = teacher.inheritable_vocabulary
-    return Start(config, folder, None, pretrained, rows, ancestor, None, teacher)
+    return Start(config, folder, resumed, pretrained, teacher)
 
 
 @dataclass(frozen=True)
 class RunCorpora:
-    """The corpora of a run.
-
-    Attributes:
-        folder: of caches and of rejected.csv; each worker has its own.
-    """
+    """The corpora of a run, and the folder of caches and of rejected.csv: each worker has one."""
 
     training: Corpus
     held_out: Corpus | None
@@ -149,12 +118,7 @@ class RunCorpora:
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run whose devices are configured.
-
-    Attributes:
-        placement: of this process.
-        replicas: of this process, in one group with those of all workers.
-    """
+    """A run whose devices are configured; its replicas are in one group with all workers'."""
 
     start: Start
     placement: Placement
@@ -167,15 +131,11 @@ class OpenRun:
     @property
     def folder(self) -> RunFolder:
         """The folder for caches, log and metrics of this process; the chief's is the run's."""
-        return RunFolder(self.start.folder.folder_for(self.replicas.process))
+        process, folder = self.replicas.process, self.start.folder
+        return RunFolder(folder.path / f"worker-{process}") if process else folder
 
     def read_corpora(self) -> RunCorpora:
-        """Read the corpora.
-
-        Raises:
-            DataError: a corpus cannot be used, or the workers do not have the same.
-            ConfigError: validation is on, but nothing is held out.
-        """
+        """Read the corpora; raise DataError, also if the workers do not have the same."""
         corpora = read_corpora(self.start, self.folder.path, self.replicas.count)
         rows, manifest = corpora.training.teacher_rows, corpora.training.manifest
         if not self.replicas.all_equal((rows and rows.fingerprint) or NO_TEXTS):
@@ -194,18 +154,22 @@ class OpenRun:
     def set_up(self, corpora: RunCorpora) -> "TrainingSetup":
         """Build the state of the run and give it its first weights.
 
-        Raises:
-            CheckpointError: the checkpoint, the pretrained weights or the teacher do not fit, or
-                the workers start from different weights.
-            ConfigError: the batches and the step do not fit into the memory of the host, or XLA is
-                required and does not work.
+        Raises CheckpointError if the checkpoint, the pretrained weights or the teacher do not fit,
+        or the workers start from different weights; ConfigError if the host has too little memory,
+        or XLA does not work.
         """
         config, start, replicas = self.config, self.start, self.replicas
-        check_compiler(config, replicas.devices[0])
+        resumed, teacher = start.resumed, start.teacher
+        is_xla = config.training.compile == "xla"
+        if is_xla and (reason := xla_failure(replicas.devices[0], whole_step=True)):
+            raise ConfigError(
+                f"--compile xla was given, but XLA does not work on {replicas.devices[0]}"
+                f" ({reason}). Leave out --compile."
+            )
         state = build_state(config, corpora.vocabulary, replicas, start.pretrained)
         plan = corpora.training.plan
         notes = tune(config, state, plan)
-        load_teacher = teacher_loader(start.teacher, config, typical_sizes(plan))
+        load_teacher = runs.teacher_loader(teacher, config, typical_sizes(plan))
 
         # Whatever does not fit into memory is reported before the run folder is written: the
         # forecast for the host here, and a teacher by loading it on its first device.
@@ -215,29 +179,30 @@ class OpenRun:
             replicas.routes,
             parameter_count(state.model),
             task_of(config).extractor(config, training=True, load_teacher=load_teacher),
-            start.teacher.parameter_count() if start.teacher else 0,
+            sum(array.size for array in teacher.weights().values()) if teacher else 0,
             replicas.observer if config.run.uses_held_out else "",
         )
         check_memory(memory)
         if load_teacher is not None:
             load_teacher(replicas.routes[0].data)
 
+        digest = resumed.record.start if resumed else digest_of(dict(state.arrays("model")))
         record = run_record(
-            config,
-            corpora.training,
-            corpora.vocabulary,
-            start.ancestor,
-            start.digest or digest_of(dict(state.arrays("model"))),
-            start.teacher,
-            corpora.held_out,
+            *(config, corpora.training, corpora.vocabulary, start.ancestor, digest),
+            *(teacher, corpora.held_out),
         )
-        if start.resumed is not None:
-            checkpoint = start.resumed.checkpoint
-            check_same_corpus(checkpoint, corpora.vocabulary, corpora.training.manifest.fingerprint)
-            check_same_texts(checkpoint, record.texts)
-            restore(checkpoint, state)
-        if replicas.is_distributed:
-            check_same_weights(replicas, state)
+        if resumed is not None:
+            corpus = corpora.training.manifest.fingerprint
+            runs.check_same_corpus(resumed.checkpoint, corpora.vocabulary, corpus, record.texts)
+            restore(resumed.checkpoint, state)
+        if replicas.is_distributed and not replicas.all_equal(
+            digest_of(dict(state.arrays("model")))
+        ):
+            raise CheckpointError(
+                "all workers must start from the same weights, but theirs differ. Give all of them"
+                " the same run folder, or the same --init-from: a copy on one host may be from"
+                " another attempt."
+            )
         return TrainingSetup(self, corpora, state, record, memory, notes, load_teacher)
 
 
@@ -246,9 +211,6 @@ def open_run(start: Start, cluster: Cluster | None = None) -> Iterator[OpenRun]:
     """Configure the devices of a run and open its replicas, for as long as the scope lasts.
 
     Call it before the first tensor is made: TensorFlow configures devices once for each process.
-
-    Args:
-        cluster: the workers that train together; None for a single process.
 
     Raises:
         PlacementError: the devices do not exist, the settings do not fit them, or the rendezvous of
@@ -288,9 +250,7 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
 
 
 def shared_settings(start: Start) -> dict[str, str]:
-    """Return what all workers must have in common: the settings that a step depends on, and the
-    start.
-    """
+    """Return what all workers must have in common: settings of the step, and the start."""
     values = start.config.model_dump(mode="json")
     shared = {}
     for setting in SETTINGS.values():
@@ -305,31 +265,19 @@ def shared_settings(start: Start) -> dict[str, str]:
 def read_corpora(start: Start, folder: Path, replicas: int) -> RunCorpora:
     """Read the corpora of a run on one machine, without its devices.
 
-    Args:
-        folder: gets caches and rejected.csv.
-        replicas: number of replicas that share each step.
-
-    Raises:
-        DataError: a corpus cannot be used.
-        ConfigError: validation is on, but nothing is held out.
+    Raises DataError if a corpus cannot be used, and ConfigError if nothing is held out for what is
+    to be observed. The folder gets caches and rejected.csv.
     """
     config = start.config
     corpora = RunCorpora(
         *load_corpora(config, folder, length_rule_of(config), start.vocabulary, replicas), folder
     )
-    utterances = len(corpora.training.manifest)
     if corpora.held_out is None and config.run.uses_held_out:
-        reason = (
-            f"none of the {utterances} utterances is held out (validation_fraction is"
-            f" {config.data.validation_fraction})"
-        )
-        larger = " or a larger --validation-fraction"
-        if utterances == 1:
-            reason = "the corpus has a single utterance, which is trained on"
-            larger = ""
         raise ConfigError(
-            f"validation, samples or evaluations were requested, but {reason}. Give"
-            f" --val-data{larger}, or turn them off with --validate-every 0 --sample-every 0"
+            "validation, samples or evaluations were requested, but none of the"
+            f" {len(corpora.training.manifest)} utterances is held out (validation_fraction is"
+            f" {config.data.validation_fraction}). Give --val-data or a larger"
+            " --validation-fraction, or turn them off with --validate-every 0 --sample-every 0"
             " --evaluate-every 0."
         )
     return corpora
@@ -340,8 +288,6 @@ class TrainingSetup:
     """A run before its first step.
 
     Attributes:
-        record: what its checkpoints record besides the weights; see `run_record`.
-        memory: forecast of what training takes on the host.
         implementation_notes: lines of the log on what the task chose for the model device, by name.
         load_teacher: loads the teacher on a device; None without one.
     """
@@ -364,9 +310,7 @@ class TrainingSetup:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The schedule of the run; take it before the first step, since a length in epochs counts
-        from the position.
-        """
+        """The schedule; take it before the first step: epochs count from the position."""
         return make_schedule(self.config, self.corpora.training, self.state)
 
     @property
@@ -375,33 +319,23 @@ class TrainingSetup:
         return any(route.is_between_devices for route in self.replicas.routes)
 
     @property
-    def can_replicate(self) -> bool:
-        """Whether the settings allow several replicas; see `check_xla`."""
-        return self.config.training.compile != "xla"
-
-    @property
     def gpu_count(self) -> int:
         """Number of GPUs, real or simulated, that a placement may use."""
         return self.config.placement.simulate_gpus or devices.gpu_count()
 
     @property
     def observer(self) -> str:
-        """The device that validates, writes samples and evaluates: a further one, or that of the
-        first replica.
-        """
+        """The device that observes: a further one, or that of the first replica."""
         return self.replicas.observer or self.replicas.device
 
     def make_step(self) -> Step:
-        """Make the training step; see `make_step`."""
         return make_step(self.config, self.state)
 
     def training_pipeline(self, synchronize: bool, **data_settings: Any) -> Pipeline:
-        """Make the pipeline of this process' training batches.
+        """Make the pipeline of this process' training batches, with changes of settings of reading.
 
-        Args:
-            synchronize: wait for the data device after each batch, so that times are those of the
-                work done.
-            data_settings: changes of settings of reading.
+        With `synchronize` it waits for the data device after each batch, so that times are those of
+        the work done.
         """
         config, replicas = self.config, self.replicas
         return Pipeline(
@@ -417,56 +351,24 @@ class TrainingSetup:
 
     def validation_pipeline(self) -> Pipeline:
         """Make the pipeline of the held-out batches."""
-        return self._held_out_pipeline(
-            task_of(self.config).extractor(self.config, False, self.load_teacher)
-        )
+        extractor = task_of(self.config).extractor(self.config, False, self.load_teacher)
+        return self.held_out_pipeline(extractor)
 
-    def sample_pipeline(self) -> Pipeline | None:
-        """Make the pipeline of the sampler's examples; None if it is that of validation."""
-        extractor = task_of(self.config).sample_extractor(self.config, self.load_teacher)
-        return None if extractor is None else self._held_out_pipeline(extractor)
-
-    def _held_out_pipeline(self, extractor: FeatureExtractor) -> Pipeline:
+    def held_out_pipeline(self, extractor: FeatureExtractor) -> Pipeline:
         """Make a pipeline of held-out batches for the observer, or else for the first replica."""
-        config, held_out, observer = self.config, self.corpora.held_out, self.replicas.observer
+        held_out, observer = self.corpora.held_out, self.replicas.observer
         assert held_out is not None
         route = Route(observer, observer) if observer else self.replicas.routes[0]
-        return held_out_pipeline(held_out, route, extractor, config, self.corpora.folder)
-
-
-def check_compiler(config: Config, device: str) -> None:
-    """Raise ConfigError if XLA is to compile the step, but does not work on the device."""
-    if config.training.compile == "xla" and (reason := xla_failure(device, whole_step=True)):
-        raise ConfigError(
-            f"--compile xla was given, but XLA does not work on {device} ({reason}). Leave out"
-            " --compile."
-        )
-
-
-def check_same_weights(replicas: Replicas, state: TrainingState) -> None:
-    """Raise CheckpointError if the workers have different weights before the first step."""
-    if not replicas.all_equal(digest_of(dict(state.arrays("model")))):
-        raise CheckpointError(
-            "all workers must start from the same weights, but theirs differ. Give all of them the"
-            " same run folder, or the same --init-from: a copy on one host may be from another"
-            " attempt."
-        )
+        return held_out_pipeline(held_out, route, extractor, self.config, self.corpora.folder)
 
 
 def tune(config: Config, state: TrainingState, plan: Plan) -> dict[str, str]:
-    """Let the task choose implementations for the model device and batches of medium length; return
-    lines of the log.
-
-    Raises:
-        ConfigError: the settings name an implementation that the device cannot run.
-    """
+    """Choose implementations for the model device; return log lines, or raise ConfigError."""
     return task_of(config).tune(config, state.model, state.device, typical_sizes(plan))
 
 
 def typical_sizes(plan: Plan) -> dict[str, int]:
-    """Return the dimensions of batches of medium length, by which implementations are chosen for a
-    device.
-    """
+    """Return the dimensions of batches of medium length, by which implementations are chosen."""
     rows, samples, tokens = plan.shape(len(plan.bounds) // 2)
     return {"batch": rows, "frames": frame_count(samples), "tokens": tokens}
 
@@ -474,9 +376,7 @@ def typical_sizes(plan: Plan) -> dict[str, int]:
 def build_state(
     config: Config, vocabulary: Vocabulary, replicas: Replicas, pretrained: Pretrained | None = None
 ) -> TrainingState:
-    """Build the model, with the weights of a pretrained run if there is one, its optimizers and
-    averages.
-    """
+    """Build the model, with the weights of a pretrained run if there is one, and its optimizers."""
     training = config.training
     keras.utils.set_random_seed(training.seed)
     with replicas.scope():
@@ -484,13 +384,8 @@ def build_state(
         if pretrained is not None:
             load_pretrained(pretrained, network, vocabulary, training.freeze)
         optimizers = make_optimizers(network, training.weight_decay, training.precision)
-        return TrainingState(
-            network,
-            optimizers,
-            averaged=training.ema_decay > 0,
-            replicas=replicas,
-            frozen=training.freeze,
-        )
+        is_averaged = training.ema_decay > 0
+        return TrainingState(network, optimizers, is_averaged, replicas, training.freeze)
 
 
 def make_step(config: Config, state: TrainingState) -> Step:
@@ -514,11 +409,7 @@ def run_record(
     teacher: TrainedRun | None = None,
     held_out: Corpus | None = None,
 ) -> Record:
-    """Return what a checkpoint records: enough to resume, to synthesize and to merge.
-
-    Args:
-        start: digest of the weights that the run, or the run that it was forked from, started with.
-    """
+    """Return what a checkpoint records; `start` is the digest of the run's first weights."""
     return Record(
         settings=config,
         symbols=vocabulary.symbols.symbols,

@@ -21,14 +21,7 @@ UNDECAYED = ["bias", "gamma", "beta", "embeddings"]
 
 @dataclass(frozen=True)
 class TrainedGroup:
-    """A loss group of the model, and its optimizer.
-
-    Attributes:
-        name: of the group, and of the archive of its variables in a checkpoint.
-        spec: losses and variables.
-        trained: the variables that are trained.
-        optimizer: of these.
-    """
+    """A loss group, its variables that are trained, and their optimizer; named as its archive."""
 
     name: str
     spec: LossGroup
@@ -40,28 +33,22 @@ class TrainingState:
     """Model, optimizers, moving average and position of a run, all on the device of each replica.
 
     Build it inside `replicas.scope()`: Keras' optimizer would put its own counters elsewhere.
+    Raises PlacementError if a variable is on another device.
 
     Args:
         model: built, i.e. called once.
         optimizers: of each loss group of the model, from `make_optimizers`.
-        averaged: whether to keep a moving average of the weights of the network that inference
-            uses.
-        replicas: of the model; they have the same values after each step.
+        averaged: whether to keep a moving average of the weights that inference uses.
         frozen: components of the model, by its `component_layers()`, that keep their weights.
 
     Attributes:
-        groups: the loss groups; a single one unless the model has `loss_groups`. The first is the
-            network.
+        groups: the loss groups of the model; the first is the network.
         bad_step: the first step with a non-finite loss or gradient; 0 if there is none.
-        skipped_updates: how many updates the loss scales of mixed_float16 have skipped since this
-            process started.
+        skipped_updates: of the loss scales of mixed_float16, since this process started.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
         session_start: step and position since which no step of the plan was left out.
         pending_observations: those whose results are not known yet, oldest first.
-
-    Raises:
-        PlacementError: a variable is on another device.
     """
 
     def __init__(
@@ -80,12 +67,10 @@ class TrainingState:
             for layer in chain.from_iterable(components[name] for name in frozen):
                 frozen_paths |= {v.path for v in layer.variables}
         trained = {v.path for v in model.trainable_variables}.difference(frozen_paths)
-        self.groups = [
-            TrainedGroup(
-                name, spec, [v for v in spec.variables if v.path in trained], optimizers[name]
-            )
-            for name, spec in loss_groups_of(model).items()
-        ]
+        self.groups = []
+        for name, spec in loss_groups_of(model).items():
+            of_group = [v for v in spec.variables if v.path in trained]
+            self.groups.append(TrainedGroup(name, spec, of_group, optimizers[name]))
         # Checked here, because Keras' optimizer would fail with another message.
         variables = ((v.path, replicas.local_results(v.value)[0]) for v in model.variables)
         require_device(self.device, variables)
@@ -117,13 +102,6 @@ class TrainingState:
     def optimizer(self) -> keras.optimizers.Optimizer:
         """Optimizer of the network: the only one unless the model has several loss groups."""
         return self.groups[0].optimizer
-
-    @property
-    def weight_groups(self) -> list[str]:
-        """Those of `variables` that hold the weights of the model: the network's, and one for each
-        further group.
-        """
-        return [group.name for group in self.groups]
 
     @property
     def device(self) -> str:
@@ -161,9 +139,7 @@ class TrainingState:
         return groups
 
     def inference_variables(self) -> dict[str, tf.Variable]:
-        """Return the variables of the network by name, averaged ones if there are any, on the first
-        replica.
-        """
+        """Return the variables of the network, averaged if possible, on the first replica."""
         group = "averages" if self.averages else NETWORK
         variables = self.variables()[group]
         return {name: self.replicas.local_results(v)[0] for name, v in variables.items()}
@@ -189,14 +165,13 @@ class TrainingState:
 def make_optimizers(
     model: keras.Model, weight_decay: float, precision: str
 ) -> dict[str, keras.optimizers.Optimizer]:
-    """Return AdamW (Loshchilov & Hutter 2019) for each loss group; with mixed_float16 each scales
-    its own losses.
+    """Return AdamW (Loshchilov & Hutter 2019) for each loss group, scaled in mixed_float16.
 
-    They expect gradients that are summed over all replicas. Each step sets the learning rates.
-    Names are fixed because checkpoints use them: Keras' default names count the optimizers of a
-    process.
+    They expect gradients that are summed over all replicas.
     """
     optimizers = {}
+    # Names are fixed because checkpoints use them: Keras' default names count the optimizers of a
+    # process. Each step sets the learning rates.
     for name, group in loss_groups_of(model).items():
         suffix = "" if name == NETWORK else f"_{name}"
         # 0.99: the second moment follows within 100 steps, which short runs need; Adam's default of

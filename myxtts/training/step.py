@@ -8,7 +8,7 @@ until the model device is done (see `data.pipeline`).
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import reduce
-from itertools import islice
+from itertools import chain
 from typing import Any
 
 import keras
@@ -56,16 +56,14 @@ class Step:
     the data devices.
 
     Args:
-        state: what the step changes. Its model's call returns (losses, outputs) for a batch with
-            the contract `model.BATCH_FIELDS`; its loss groups name the losses.
         gradient_clip: largest global norm of the gradient of a group; 0 does not clip.
         accumulation: microbatches of a complete step.
         static_shapes: trace once for each shape instead of once for all shapes.
         compile_xla: compile with XLA; for one replica only.
 
     Attributes:
-        hand_over: copies a microbatch, one batch for each replica, to the model devices; for the
-            first one. All others are handed over by the previous step.
+        hand_over: copies the first microbatch to the model devices, one batch for each replica. All
+            others are handed over by the previous step.
     """
 
     def __init__(
@@ -84,16 +82,23 @@ class Step:
         replicas = state.replicas
         self._sums = []
         if accumulation > 1:
+            # Each replica adds its own gradients.
+            kinds = {
+                "synchronization": tf.VariableSynchronization.ON_READ,
+                "aggregation": tf.VariableAggregation.SUM,
+            }
             with replicas.scope():
-                self._sums = [sum_of(variable) for variable in self._variables]
-        self._no_losses = []
-        for device in replicas.devices:
-            with tf.device(device):
-                self._no_losses.append(tf.zeros([len(self.loss_names)]))
+                for variable in self._variables:
+                    zeros = tf.zeros_like(variable)
+                    self._sums.append(tf.Variable(zeros, trainable=False, **kinds))
         for variable in self._sums:
             copies = replicas.local_results(variable)
             for device, copy in zip(replicas.devices, copies, strict=True):
                 require_device(device, [("sum of gradients", copy)])
+        self._no_losses = []
+        for device in replicas.devices:
+            with tf.device(device):
+                self._no_losses.append(tf.zeros([len(self.loss_names)]))
         self._controls = Controls(state.device)
         self._batch_specs = [tensor_specs(state.model.BATCH_FIELDS)] * len(replicas.devices)
         self.hand_over = compile_hand_over(state.model.BATCH_FIELDS, replicas.devices)
@@ -103,10 +108,7 @@ class Step:
         self._traced: dict[tuple, Any] = {}
 
     def _with_hand_over(self, function, compile_xla):
-        """Return a compiled function that also copies what follows.
-
-        It takes the arguments of the function and, after the microbatch, the features to copy.
-        """
+        """Return a compiled function that also copies what follows, its second argument."""
         # XLA compiles for one device, so the copy between two is outside of what it compiles.
         if compile_xla:
             function = tf.function(function, jit_compile=True, autograph=False)
@@ -126,20 +128,14 @@ class Step:
         rates: Rates,
         stop: bool = False,
     ) -> tuple[tf.Tensor, list[Batch]]:
-        """Take step `number`; return its outcome and the first microbatch of the next step on the
-        model devices.
+        """Take step `number`; return its outcome and the first microbatch of the next step.
 
         Args:
             first: the first microbatch of the step, on the model devices.
             following: features, on the data devices, of the other microbatches of the step and of
-                the first one of the next step. Where no step follows, any features, whose copy is
-                to be ignored.
+                the first one of the next step; any features, if no step follows.
             rates: equal to those of the previous step, unless they change.
             stop: whether this process has a request to stop; see `stop_requested`.
-
-        Returns:
-            The outcome, a float32 vector on the first model device; see `read`.
-            A batch for each replica.
         """
         batches, losses = list(first), self._no_losses
         with tf.device(self._state.device):
@@ -157,17 +153,13 @@ class Step:
         return self._state.replicas.is_distributed and left_unchanged(error)
 
     def _concrete(self, function, batches: Sequence[Batch]):
-        """Return the concrete function for such microbatches. What follows them may have
-        any shape.
-        """
-        shapes: tuple = ()
+        """Return the concrete function for such microbatches. What follows may have any shape."""
+        specs, shapes = self._batch_specs, ()
         if self._static_shapes:
-            shapes = tuple(tensor.shape for tensor in tf.nest.flatten(list(batches)))
+            specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, list(batches))
+            shapes = tuple(spec.shape for spec in tf.nest.flatten(specs))
         key = function, shapes
         if key not in self._traced:
-            specs = self._batch_specs
-            if self._static_shapes:
-                specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, list(batches))
             losses = [tf.TensorSpec(zeros.shape, zeros.dtype) for zeros in self._no_losses]
             self._traced[key] = function.get_concrete_function(
                 specs, self._batch_specs, losses, CONTROLS_SPEC
@@ -175,11 +167,7 @@ class Step:
         return self._traced[key]
 
     def functions(self, batches: Sequence[Batch]) -> list:
-        """Return the concrete functions that a step runs on such batches, one batch per replica;
-        for the audit.
-
-        Takes no step. A function that was traced for such batches is not traced again.
-        """
+        """Return the concrete functions of a step on such batches, for the audit."""
         used = [self._accumulate, self._finish] if self._sums else [self._finish]
         with tf.device(self._state.device):
             return [self._concrete(function, batches) for function in used]
@@ -191,18 +179,13 @@ class Step:
     @property
     def loss_names(self) -> list[str]:
         """The losses of all groups."""
-        names: list[str] = []
-        for group in self._state.groups:
-            names += group.spec.losses
-        return names
+        return list(chain.from_iterable(group.spec.losses for group in self._state.groups))
 
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
-        """Return the losses, and each group's sum and gradient norm, of an outcome by name; waits
-        for the device.
+        """Return the losses, sums and gradient norms of an outcome by name; wait for the device.
 
-        Sum and norm of the network are `loss` and `gradient_norm`; those of another group end in
-        `_` and its name. With a scaled loss, SKIPPED is how many updates the optimizers of all
-        groups have skipped since this process started.
+        Those of the network are `loss` and `gradient_norm`; those of another group end in `_` and
+        its name. With a scaled loss, SKIPPED counts the skipped updates of this process.
         """
         names = self.loss_names
         for suffix in ("", *(f"_{group.name}" for group in self._state.groups[1:])):
@@ -213,9 +196,7 @@ class Step:
 
     @staticmethod
     def stop_requested(outcome: tf.Tensor) -> bool:
-        """Return whether any process had a request to stop at the step; the same on all. Waits for
-        the device.
-        """
+        """Whether any process had a request to stop at the step; waits for the device."""
         return bool(outcome.numpy()[-1] > 0)
 
     @property
@@ -224,22 +205,15 @@ class Step:
         return self._finish.experimental_get_tracing_count()
 
     def _add_microbatch(self, batches, losses_so_far, controls):
-        """On all replicas: add the gradients of a microbatch; return the losses so far of each
-        replica.
-        """
+        """On all replicas: add the gradients of a microbatch; return the losses so far of each."""
         replicas = self._state.replicas
-        arguments = (
-            replicas.per_replica(batches),
-            replicas.per_replica(losses_so_far),
-            controls["steps_done"],
-        )
+        local = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
+        arguments = (*local, controls["steps_done"])
         results = replicas.strategy.run(self._accumulate_on_replica, arguments)
         return list(replicas.local_results(results))
 
     def _take_last_microbatch(self, batches, losses_so_far, controls):
-        """On all replicas: compute the last gradients and update the weights; return the outcome
-        and the steps done.
-        """
+        """On all replicas: update the weights; return the outcome and the steps done."""
         state, replicas, steps_done = self._state, self._state.replicas, controls["steps_done"]
         learning_rate = tf.gather(controls["learning_rate"], steps_done % TABLE_STEPS)
         ema_decay = tf.gather(controls["ema_decay"], steps_done % TABLE_STEPS)
@@ -248,15 +222,17 @@ class Step:
             if group.spec.learning_rate_ratio != 1.0:
                 group_rate = learning_rate * group.spec.learning_rate_ratio
             unscaled(group.optimizer).learning_rate = group_rate
-        arguments = (
-            replicas.per_replica(batches),
-            replicas.per_replica(losses_so_far),
-            steps_done,
-            controls["stop"],
-        )
+        local = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
+        arguments = (*local, steps_done, controls["stop"])
         results = replicas.strategy.run(self._finish_on_replica, arguments)
         outcome, is_finite, *skipped = (replicas.local_results(result)[0] for result in results)
-        self._update_moving_averages(ema_decay)
+
+        def follow(average, variable):
+            average.assign_sub((1.0 - ema_decay) * (average - variable))
+
+        # There are no averages, or one of each trained variable of the network.
+        for average, variable in zip(state.averages, state.groups[0].trained, strict=False):
+            replicas.strategy.extended.update(average, follow, (variable.value,), group=False)
         for count in skipped:
             total = state.skipped_updates + count
             state.skipped_updates.assign(total)
@@ -265,24 +241,8 @@ class Step:
         state.bad_step.assign(tf.where(first_bad, steps_done + 1, state.bad_step))
         return outcome, steps_done + 1
 
-    def _update_moving_averages(self, decay):
-        """On all replicas: let the exponential moving averages follow the weights of the
-        network.
-        """
-        state, strategy = self._state, self._state.replicas.strategy
-
-        def follow(average, variable):
-            average.assign_sub((1.0 - decay) * (average - variable))
-
-        if not state.averages:
-            return
-        for average, variable in zip(state.averages, state.groups[0].trained, strict=True):
-            strategy.extended.update(average, follow, (variable.value,), group=False)
-
     def _gradients(self, batch, steps_done):
-        """On one replica: return the losses, float32 [losses], and the gradients of the (scaled)
-        totals.
-        """
+        """On one replica: return the losses, float32 [L], and gradients of the (scaled) totals."""
 
         def scaled_total(group, losses):
             return group.optimizer.scale_loss(self._total(group, losses, steps_done))
@@ -298,24 +258,16 @@ class Step:
             return losses[0], gradients
         return tf.concat(losses, axis=0), gradients
 
-    def _by_group(self, values: Sequence) -> list[list]:
-        """Divide what belongs to the trained variables into a list for each group."""
-        remaining = iter(values)
-        return [list(islice(remaining, len(group.trained))) for group in self._state.groups]
-
     @staticmethod
     def _total(group: TrainedGroup, losses, steps_done):
-        """Return what the variables of a group minimise: the sum of its losses, float32
-        [losses].
-        """
+        """Return what the variables of a group minimise: the sum of its losses, float32 [L]."""
         spec = group.spec
         if not spec.rise_steps:
             return tf.reduce_sum(losses)
         risen = tf.minimum(tf.cast(steps_done, tf.float32) / spec.rise_steps, 1.0)
         weights = [1.0] * len(spec.losses)
-        for index, name in enumerate(spec.losses):
-            if name in spec.rising:
-                weights[index] = risen
+        for name in spec.rising:
+            weights[spec.losses.index(name)] = risen
         return tf.reduce_sum(losses * tf.stack(weights))
 
     def _accumulate_on_replica(self, batch, losses_so_far, steps_done):
@@ -326,8 +278,7 @@ class Step:
         return losses_so_far + losses
 
     def _finish_on_replica(self, batch, losses_so_far, steps_done, stop):
-        """On one replica: update the weights; return the outcome of all replicas, and whether it is
-        finite.
+        """On one replica: update the weights; return the outcome, and whether it is finite.
 
         With a scaled loss, also return the number of groups whose update was skipped: int64.
         """
@@ -348,13 +299,12 @@ class Step:
         # Weight decay and the number of updates need no gradient. Without these dependencies they
         # would change in a step that fails because another worker is lost, and whose state is saved
         # (see `left_unchanged`).
+        by_group = tf.nest.pack_sequence_as([group.trained for group in groups], gradients)
         with tf.control_dependencies(reduced if replicas.is_distributed else []):
-            updates = [
-                self._update(group, group_gradients)
-                for group, group_gradients in zip(groups, self._by_group(gradients), strict=True)
-            ]
+            updates = [self._update(*pair) for pair in zip(groups, by_group, strict=True)]
         figures, finite, skipped = [], [], []
-        group_losses = self._losses_by_group(losses)
+        counts = [len(group.spec.losses) for group in groups]
+        group_losses = tf.split(losses, counts) if len(groups) > 1 else [losses]
         for group, its_losses, update in zip(groups, group_losses, updates, strict=True):
             norm, scale, is_skipped = update
             loss = self._total(group, its_losses, steps_done)
@@ -370,50 +320,28 @@ class Step:
             return outcome, is_finite
         return outcome, is_finite, reduce(tf.add, [tf.cast(each, tf.int64) for each in skipped])
 
-    def _losses_by_group(self, losses) -> list:
-        """Divide losses, float32 [losses], into those of each group."""
-        counts = [len(group.spec.losses) for group in self._state.groups]
-        return tf.split(losses, counts) if len(counts) > 1 else [losses]
-
     def _update(self, group: TrainedGroup, gradients) -> tuple:
-        """On one replica: update the variables of a group.
+        """On one replica: update a group; return its scaled norm, the scale, and if it is skipped.
 
-        Returns:
-            The norm of its scaled gradient, the scale, and whether the optimizer skips the update.
-            It does if the gradient is not finite, and then lowers the scale. Without a scale it
-            never does.
+        The optimizer skips an update that is not finite, and then lowers the scale.
         """
-        scale = loss_scale(group.optimizer)
+        optimizer = group.optimizer
+        # Applying gradients may change the scale.
+        scale = tf.identity(optimizer.dynamic_scale.value) if is_scaled(optimizer) else 1.0
         norm = tf.linalg.global_norm(gradients)
         if self._clip:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip * scale, use_norm=norm)
-        is_skipped = False
-        if is_scaled(group.optimizer):
-            is_skipped = ~group.optimizer.check_finite(gradients)
-        group.optimizer.apply(gradients, group.trained)
+        is_skipped = ~optimizer.check_finite(gradients) if is_scaled(optimizer) else False
+        optimizer.apply(gradients, group.trained)
         return norm, scale, is_skipped
 
 
-def sum_of(variable: tf.Variable) -> tf.Variable:
-    """Make a variable of zeros on each replica, to which the replica adds its own gradients."""
-    return tf.Variable(
-        tf.zeros_like(variable),
-        trainable=False,
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.SUM,
-    )
-
-
 class Controls:
-    """What a step takes besides batches, on the model device: the steps done, the rates of steps,
-    and the stop flag.
+    """What a step takes besides batches, on the device of the first replica.
 
     A table has the rates of TABLE_STEPS steps, and each step returns the number of steps done for
     the next one. So new tensors are made only for the first step, at the end of a table, and where
     numbers jump or rates change.
-
-    Args:
-        device: of the first replica.
     """
 
     def __init__(self, device: str):
@@ -437,13 +365,9 @@ class Controls:
                 self._rates = rates
                 self._table_number = steps_done // TABLE_STEPS
                 first = self._table_number * TABLE_STEPS
-                steps = range(first, first + TABLE_STEPS)
-                self._table = {
-                    "learning_rate": tf.constant(
-                        [rates.learning_rate(i) for i in steps], tf.float32
-                    ),
-                    "ema_decay": tf.constant(list(map(rates.ema_decay, steps)), "float32"),
-                }
+                for name in ("learning_rate", "ema_decay"):
+                    values = map(getattr(rates, name), range(first, first + TABLE_STEPS))
+                    self._table[name] = tf.constant(list(values), tf.float32)
         return {"steps_done": self._steps_done_on_device, **self._table, "stop": self._stop[stop]}
 
     def advance(self, steps_done: tf.Tensor) -> None:
@@ -458,14 +382,10 @@ def group_gradients(
     batch: Batch,
     total: Callable[[TrainedGroup, Any], Any],
 ) -> tuple[list, list]:
-    """Return the losses of each group, float32 [its losses], and the gradients of all trained
-    variables.
+    """Return the losses of each group, float32 [L], and the gradients of all trained variables.
 
-    A variable receives the gradient of its own group's total and of no other. There is one forward
-    pass.
-
-    Args:
-        total: (group, its losses) -> what its variables minimise, a scalar.
+    There is one forward pass. A variable receives the gradient of the `total` of its own group, a
+    function of the group and its losses, and of no other.
     """
     variables = [[v.value for v in group.trained] for group in groups]
     # Only trained variables are watched, so that no gradient is computed for frozen layers before
@@ -487,11 +407,6 @@ def group_gradients(
 def is_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether the optimizer scales the loss, as mixed_float16 needs it."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-
-
-def loss_scale(optimizer: keras.optimizers.Optimizer):
-    """Return the present factor on the gradients, float32; applying gradients may change it."""
-    return tf.identity(optimizer.dynamic_scale.value) if is_scaled(optimizer) else 1.0
 
 
 def unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

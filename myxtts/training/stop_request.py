@@ -15,10 +15,17 @@ READ_EVERY = 4
 
 
 class StopRequest:
-    """Whether the run was asked to stop, and by which signal."""
+    """Whether the run was asked to stop, and by which signal.
 
-    def __init__(self) -> None:
+    Several workers stop after the same step: each step tells all processes whether one of them was
+    asked to stop, and all read that after the same steps, with `stop_requested` from an outcome.
+    """
+
+    def __init__(self, stop_requested: Callable[[tf.Tensor], bool] | None = None) -> None:
         self.signal: int | None = None
+        self._stop_requested = stop_requested
+        self._steps = 0
+        self._is_due = False
 
     @property
     def requested(self) -> bool:
@@ -27,22 +34,22 @@ class StopRequest:
 
     def due(self) -> bool:
         """Whether to stop before the next step."""
-        return self.requested
+        return self._is_due if self._stop_requested else self.requested
 
     def observe(self, outcome: tf.Tensor) -> None:
         """Look at the outcome of each step."""
+        self._steps += 1
+        if self._stop_requested and self._steps % READ_EVERY == 0:
+            self._is_due = self._stop_requested(outcome)
 
     def count_local_request(self) -> None:
-        """Let a request to this process alone count, at the end of the run: no worker waits for
-        another there.
-        """
+        """Let a request to this process count at the end, where no worker waits for another."""
+        self._is_due |= self.requested
 
     @property
     def name(self) -> str:
         return (
-            "a request to another worker"
-            if self.signal is None
-            else signal.Signals(self.signal).name
+            "a request to another worker" if not self.signal else signal.Signals(self.signal).name
         )
 
     @property
@@ -51,43 +58,13 @@ class StopRequest:
         return 128 + (self.signal or signal.SIGTERM) if self.due() else 0
 
 
-class SharedStopRequest(StopRequest):
-    """A request to any of several workers: all workers stop after the same step.
-
-    Each step tells all processes whether one of them was asked to stop. All processes read that
-    after the same steps.
-
-    Args:
-        stop_requested: reads it from an outcome.
-    """
-
-    def __init__(self, stop_requested: Callable[[tf.Tensor], bool]) -> None:
-        super().__init__()
-        self._stop_requested = stop_requested
-        self._steps = 0
-        self._due = False
-
-    def due(self) -> bool:
-        return self._due
-
-    def observe(self, outcome: tf.Tensor) -> None:
-        self._steps += 1
-        if self._steps % READ_EVERY == 0:
-            self._due = self._stop_requested(outcome)
-
-    def count_local_request(self) -> None:
-        self._due = self._due or self.requested
-
-
 @contextmanager
 def stop_on_signals(request: StopRequest) -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C, SIGTERM or SIGHUP (a lost terminal) into a request; a second one ends
-    the program.
-    """
-    handlers_before: dict[int, Any] = {}
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request; a second one ends the program."""
+    before: dict[int, Any] = {}
 
     def restore_handlers() -> None:
-        for number, handler in handlers_before.items():
+        for number, handler in before.items():
             signal.signal(number, handler)
 
     def request_stop(number, _frame) -> None:
@@ -103,7 +80,7 @@ def stop_on_signals(request: StopRequest) -> Iterator[StopRequest]:
             signal.signal(number, signal.SIG_IGN)
 
     for number in stop_signals():
-        handlers_before[number] = signal.signal(number, request_stop)
+        before[number] = signal.signal(number, request_stop)
     try:
         yield request
     finally:

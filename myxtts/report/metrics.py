@@ -1,8 +1,7 @@
 """metrics.jsonl: its one reader and its writer, and the scores of a validation in words.
 
-A power cut, a full disk or a broken disk may leave NULs, half a line or other bytes. Curves are no
-reason to stop a run or a page, so such lines are skipped everywhere, and a run that resumes drops
-and counts them.
+A power cut or a full disk may leave NULs, half a line or other bytes. Such lines are skipped
+everywhere, and a run that resumes drops and counts them.
 """
 
 import json
@@ -78,10 +77,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:
-    """Return the newest complete line of a metrics.jsonl that has a key; empty if there is none.
-
-    Reads the end of the file alone, so the metrics of the step in other lines are not merged.
-    """
+    """Return the newest complete line that has a key, from the end of a file; empty without one."""
     try:
         with open(metrics, "rb") as file:
             start = os.fstat(file.fileno()).st_size
@@ -102,13 +98,8 @@ def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:
 class MetricsFile:
     """metrics.jsonl: one JSON object a line. Any thread may write.
 
-    A step may have several lines, which the reader merges: an observation during training ends
-    after later steps were reported.
-
-    Args:
-        path: the file. It is rewritten first with one line for each step up to `step`, so that a
-            resumed run repeats none. Damaged lines are dropped, and their number is logged.
-        step: the step from which the run continues.
+    The file is rewritten first with one line for each step up to that from which the run continues.
+    A step may later have several lines: an observation ends after later steps were reported.
     """
 
     def __init__(self, path: Path, step: int):

@@ -28,13 +28,10 @@ def number(value: float) -> str:
 
 
 def document(kind: str, page: Mapping[str, Any], reload_s: float, stale_s: float = 0.0) -> bytes:
-    """Return a whole page.
+    """Return a whole page: what the script of page.html draws as a run, jobs or overview.
 
-    Args:
-        kind: run, jobs or overview: what the script of page.html draws.
-        page: what that is drawn from, for JSON.
-        reload_s: age at which an open page reloads itself.
-        stale_s: age from which the page says that there is no news; 0 for never.
+    An open page reloads itself at the age `reload_s`, and says that there is no news from the age
+    `stale_s` on (0 for never).
     """
     times = {"kind": kind, "written": round(time.time()), "reload": reload_s, "stale": stale_s}
     # A text of the user may have `</script>` or `<!--`, which would end the JSON.
@@ -58,10 +55,7 @@ def sync_marks(every: int, step: int, after: int = 0) -> list[tuple[int, str]]:
 
 
 def write_overview(runs: Path) -> Path:
-    """Write index.html of a folder of runs from the ends of their files; return its path.
-
-    Runs that are trained at the same time may call it at the same time; the last one wins.
-    """
+    """Write index.html of a folder of runs from the ends of their files; return its path."""
     rows = []
     for folder, newest_s in sorted(_runs(runs), key=lambda run: -run[1]):
         with suppress(OSError):
@@ -94,11 +88,7 @@ def _runs(runs: Path) -> Iterator[tuple[Path, float]]:
 
 
 class JobsPage:
-    """The page of several jobs, from their metrics and the launcher's state, launcher.json.
-
-    Args:
-        folder: that contains the folders of the jobs.
-    """
+    """The page of several jobs in a folder, from their metrics and the launcher's state."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -112,11 +102,7 @@ class JobsPage:
                 self.write()
 
     def write(self) -> Path:
-        """Write report.html from what the jobs have reported so far, and index.html of all runs.
-
-        Returns:
-            The path of report.html.
-        """
+        """Write report.html of the jobs, and index.html of all runs; return the former's path."""
         self._written_s = time.monotonic()
         folder = self._folder
         state = json.loads((folder / "launcher.json").read_text(encoding="utf-8"))

@@ -6,11 +6,10 @@ No TensorFlow.
 
 import json
 import logging
-import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,13 +148,10 @@ def how_long(history: History, facts: Mapping[str, Any], ended: str) -> Answer:
 
 
 class RunPage:
-    """The page of a run, which is written again and again while the run trains.
+    """The page of a run, which any thread may write again and again while the run trains.
 
-    A refresh reads what was written since the previous one, so its time does not depend on the
-    length of the run. Any thread may call it.
-
-    Args:
-        timeline: what its threads did; None reads the newest from timeline.json.
+    It reads what was written since the last time, so its time does not depend on the length of the
+    run. Without a timeline, what the threads did is that of timeline.json.
     """
 
     def __init__(self, folder: Path, timeline: Timeline | None = None):
@@ -164,16 +160,16 @@ class RunPage:
         self._history = History(folder / "metrics.jsonl")
         self._samples = Samples(folder)
         self._overview_s = -OVERVIEW_S
+        self._settings_text = (folder / "config.yaml").read_text(encoding="utf-8")
+        self._settings = yaml.safe_load(self._settings_text) or {}
         # The page of one of several jobs is below that of the launcher.
         self._is_job = (folder.parent / "launcher.json").exists()
 
     def write(self, ended: str = "") -> Path:
         """Write report.html, and from time to time index.html of all runs; return its path.
 
-        Raises OSError if the disk is full, for example; the previous page is intact.
-
-        Args:
-            ended: how the run has ended, such as `finished`; empty while it trains.
+        `ended` says how the run has ended, and is empty while it trains. Raises OSError if the disk
+        refuses; the previous page is then intact.
         """
         with _WRITING:
             self._history.update()
@@ -181,11 +177,9 @@ class RunPage:
             now_s = time.monotonic()
             if not self._is_job and (ended or now_s - self._overview_s >= OVERVIEW_S):
                 self._overview_s = now_s
-                try:
+                with suppress(OSError):
+                    # The folder of all runs may be another user's.
                     write_overview(self._folder.parent)
-                except OSError as error:
-                    self._overview_s = math.inf
-                    log.warning("index.html cannot be written, and is not tried again: %s", error)
         return self._folder / "report.html"
 
     def _page(self, ended: str) -> bytes:
@@ -211,13 +205,10 @@ class RunPage:
         }
         if ended:
             return document("run", page, ENDED_RELOAD_S)
-        return document("run", page, RELOAD_S, max(STALE_S, STALE_REPORTS * self._report_s()))
-
-    def _report_s(self) -> float:
-        """Return the seconds between the two newest reports, as their steps take them."""
-        report = self._history.newest
-        step_s = report.get("step_s", 0.0) + report.get("pause_s", 0.0)
-        return self._history.interval_steps * step_s
+        # Seconds between the two newest reports, as their steps take them.
+        step_s = history.newest.get("step_s", 0.0) + history.newest.get("pause_s", 0.0)
+        report_s = history.interval_steps * step_s
+        return document("run", page, RELOAD_S, max(STALE_S, STALE_REPORTS * report_s))
 
     def _spans(self) -> list[Span]:
         """Return the newest spans, and write them to timeline.json."""
@@ -230,14 +221,6 @@ class RunPage:
             return [Span(*span) for span in json.loads(file.read_text(encoding="utf-8"))]
         except (OSError, ValueError, TypeError):
             return []
-
-    @cached_property
-    def _settings_text(self) -> str:
-        return (self._folder / "config.yaml").read_text(encoding="utf-8")
-
-    @cached_property
-    def _settings(self) -> dict[str, Any]:
-        return yaml.safe_load(self._settings_text) or {}
 
 
 def changed_settings(sections: Mapping[str, Any]) -> dict[str, str]:
@@ -257,12 +240,7 @@ def changed_settings(sections: Mapping[str, Any]) -> dict[str, str]:
 def workers(
     folder: Path, chief: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the newest reports of the chief and of the workers whose folders are here, with hosts.
-
-    Args:
-        chief: its newest report.
-        facts: its run.json.
-    """
+    """Return the newest reports, with hosts, of the chief and of workers whose folders are here."""
     reports = {"worker 0 (chief)": {**chief, "host": facts.get("host")}}
     for path in sorted(folder.glob("worker-*"), key=lambda path: (len(path.name), path.name)):
         if report := read_last_report(path / "metrics.jsonl"):
@@ -326,11 +304,7 @@ class PageThread:
         self._requested.set()
 
     def end(self, how: str) -> Path | str:
-        """Write the last page, and end the thread; return the path of the page, or `not written`.
-
-        Args:
-            how: the run has ended, such as `finished`.
-        """
+        """Write the last page, which says how the run ended; return its path, or `not written`."""
         self._close()
         return self._write(how) or "not written"
 

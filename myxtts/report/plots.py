@@ -4,6 +4,7 @@
 
 import io
 import textwrap
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -34,24 +35,20 @@ def mel_and_alignment(
 
 def mels(log_mels: dict[str, np.ndarray], title: str) -> np.ndarray:
     """Draw log-mels below each other, by name."""
-    figure, axes = _figure(len(log_mels), 2.7 * len(log_mels), share_x=True)
-    for axis, (name, mel) in zip(axes, log_mels.items(), strict=True):
-        _draw_rows(axis, mel, name)
-    axes[-1].set(xlabel="s")
-    return _render(figure, title)
+    return _below_each_other(log_mels, title, MEL_BANDS, "mel band", MEL_LIMITS)
 
 
 def spectra(levels_db: dict[str, np.ndarray], title: str) -> np.ndarray:
-    """Draw spectrograms below each other, on a common scale of 80 dB.
-
-    Args:
-        levels_db: name -> float [frames, bins], from 0 Hz to half the sample rate.
-    """
-    figure, axes = _figure(len(levels_db), 2.7 * len(levels_db), share_x=True)
+    """Draw spectrograms below each other on a scale of 80 dB: name -> float [frames, bins]."""
     loudest = max(levels.max() for levels in levels_db.values())
-    for axis, (name, levels) in zip(axes, levels_db.items(), strict=True):
-        limits = (loudest - 80.0, loudest)
-        _draw_rows(axis, levels, name, SAMPLE_RATE_HZ / 2000, "kHz", limits)
+    limits = (loudest - 80.0, loudest)
+    return _below_each_other(levels_db, title, SAMPLE_RATE_HZ / 2000, "kHz", limits)
+
+
+def _below_each_other(images: dict[str, np.ndarray], title: str, *scale: Any) -> np.ndarray:
+    figure, axes = _figure(len(images), 2.7 * len(images), share_x=True)
+    for axis, (name, image) in zip(axes, images.items(), strict=True):
+        _draw_rows(axis, image, name, *scale)
     axes[-1].set(xlabel="s")
     return _render(figure, title)
 

@@ -31,21 +31,17 @@ log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Writes reports for as long as it is open; a context manager.
+    """Writes reports, and a progress bar on a terminal, as long as it is open; a context manager.
 
     Args:
-        metrics_path: metrics.jsonl.
-        tensorboard_folder: event files.
         step: steps done before.
-        total_steps: length of the run, for the progress bar, which appears on a terminal only.
     """
 
     def __init__(self, metrics_path: Path, tensorboard_folder: Path, step: int, total_steps: int):
         self.tensorboard = TensorBoard(tensorboard_folder)
         self._file = MetricsFile(metrics_path, step)
-        self._bar = tqdm(
-            total=total_steps, initial=step, unit="step", disable=None, dynamic_ncols=True
-        )
+        done = {"total": total_steps, "initial": step}
+        self._bar = tqdm(**done, unit="step", disable=None, dynamic_ncols=True)
 
     def __enter__(self) -> "Reporter":
         return self
@@ -57,10 +53,7 @@ class Reporter:
                 file.close()
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Write metrics of a step, of training, validation or both, as a line of metrics.jsonl.
-
-        Any thread may call it. An observation during training ends after later steps were reported.
-        """
+        """Write metrics of a step, of training, validation or both; any thread may call it."""
         with tolerate_full_disk(f"the metrics of step {step}"):
             self._file.write({"step": step, **metrics})
         with tolerate_full_disk(f"the scalars of step {step}"):
@@ -104,14 +97,11 @@ def console_line(step: int, metrics: dict[str, Any]) -> str:
 
 
 def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) -> str:
-    """Return where the time of a run went.
+    """Return where the time of a run went, since the start of the program.
 
     `8.9 min: start and first step 21 s, training 8.2 min, …, pauses 17 s (…)`
 
-    Args:
-        elapsed_s: from the start of the program.
-        total: of all steps but the first.
-        pauses_s: by kind. What is in none of these is the start: everything before the second step.
+    What is in no step but the first and in no pause is the start.
     """
     # The first step is a part of the start.
     pauses = {kind: pause_s for kind, pause_s in pauses_s.items() if kind != FIRST_STEP}
@@ -128,10 +118,8 @@ def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) 
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Raise what a disk refuses as an OSError that names the folder.
-
-    TensorFlow has one class for a full disk and for full memory, and an unknown error for a fault.
-    """
+    """Raise what a disk refuses as an OSError that names the folder."""
+    # TensorFlow has one class for a full disk and full memory, and an unknown error for a fault.
     try:
         yield
     except tf.errors.OpError as error:
@@ -154,7 +142,6 @@ class TensorBoard:
             self._writer = tf.summary.create_file_writer(str(folder))
 
     def scalars(self, step: int, values: dict[str, float | str]) -> None:
-        """Write the numbers among the values."""
         # One event for all takes a tenth of the time of one for each.
         numbers = [
             scalar_pb(name, value).value[0]
@@ -212,10 +199,7 @@ class RunLog(MemoryHandler):
                 self.target.close()
 
     def open(self, path: Path) -> None:
-        """Write the lines so far, and from now on each line at once, to a file.
-
-        Its folder exists.
-        """
+        """Write the lines so far, and from now on each line at once, to a file."""
         # Names of files need not be UTF-8.
         file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
         file.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))

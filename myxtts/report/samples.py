@@ -16,6 +16,7 @@ from zlib import crc32
 import soundfile
 from PIL import Image
 
+# What sounds are, by the part of their name between NAME and .wav, in the order of the page.
 LABELS = {
     "recording": "recording",
     "griffin-lim": "copy synthesis, Griffin-Lim",
@@ -23,9 +24,6 @@ LABELS = {
     "synthesized-griffin-lim": "synthesized, Griffin-Lim",
     "": "synthesized",
 }
-"""What the sounds of a sample are, by the part of their name between NAME and .wav, in the order of
-the page.
-"""
 
 # Sounds and pictures within the page take 3.5 MB at most, so that it can be sent by mail.
 EMBEDDED_BYTES = 3_500_000
@@ -61,9 +59,8 @@ class Samples:
     def read(self, budget_s: float) -> dict[str, Any]:
         """Return the newest SHOWN_STEPS `steps` with samples, and how many `older` ones there are.
 
-        Args:
-            budget_s: longest processor time of this thread, which other programs do not change, to
-                compress new files; the files beyond are linked until the next page.
+        New files are compressed for `budget_s` of this thread's processor time, which other
+        programs do not change; the files beyond are linked until the next page.
         """
         self._deadline_s = time.thread_time() + budget_s
         self._kept, self._compressed = self._compressed, {}

@@ -314,13 +314,17 @@ class DevicesOfTestsTest(unittest.TestCase):
 
 
 CHECK_PLACEMENT = """
-import json, sys
+import contextlib, pathlib, sys
 from myxtts.config.schema import Config
 from myxtts.preflight.devices import check_placement
-for check in check_placement(Config.model_validate_json(sys.argv[1])):
-    print(*check)
-    if check.status != "passed":
-        sys.exit(1)
+from myxtts.training.runs import RunFolder
+from myxtts.training.setup import Start
+start = Start(Config.model_validate_json(sys.argv[1]), RunFolder(pathlib.Path("none")))
+with contextlib.ExitStack() as resources:
+    for check in check_placement(start, resources):
+        print(*check)
+        if check.status != "passed":
+            sys.exit(1)
 """
 
 

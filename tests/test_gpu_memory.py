@@ -17,7 +17,7 @@ from myxtts.placement.gpu_memory import (
     read_memory,
 )
 from myxtts.placement.routes import plan_routes
-from myxtts.throughput.profiler import GpuSampler
+from myxtts.throughput.profiler import gpu_usage
 
 RTX_4090 = GpuMemory("NVIDIA GeForce RTX 4090", 24_564, 24_100, 8)
 SPLIT = {"data_gpu": 0, "model_gpu": 0}
@@ -126,32 +126,17 @@ class ReadMemoryTest(unittest.TestCase):
             self.assertEqual(gpu_memory.cuda_uuids(), [])
 
 
-class GpuSamplerTest(unittest.TestCase):
+class UsageTest(unittest.TestCase):
     def test_usage_is_read_of_each_gpu(self):
-        sampler = with_driver(["b", "a"], GpuSampler, 0, 1)
-        sampler._sample(mock.Mock(wait=mock.Mock(side_effect=[False, True])))
-        self.assertEqual(sampler.samples, {0: [(0.4, 559.0)], 1: [(0.4, 534.0)]})
+        usage, reason = with_driver(["b", "a"], gpu_usage, 0, 1)
+        b, a = ({"utilisation": 0.4, "memory_mib": mib} for mib in (559.0, 534.0))
+        self.assertEqual((usage, reason), ({0: b, 1: a}, ""))
 
-    def test_a_gpu_that_is_lost_while_it_is_sampled_has_a_reason_instead_of_usage(self):
-        sampler = with_driver(["a"], GpuSampler, 0)
-        rates = FakeNvml.nvmlDeviceGetUtilizationRates
-        answers = [
-            lambda: rates(None, "a"),
-            mock.Mock(side_effect=FakeNvml.NVMLError("GPU is lost")),
-        ]
-        with mock.patch.object(
-            FakeNvml, "nvmlDeviceGetUtilizationRates", lambda *_: answers.pop(0)()
-        ):
-            sampler._sample(mock.Mock(wait=lambda _: False))
-            with sampler.sampling():  # again, for which there is no answer
-                pass
-        self.assertEqual((sampler.usage(), sampler.reason), ({}, "the driver reports: GPU is lost"))
-
-    def test_parts_of_a_gpu_have_a_reason_instead_of_a_utilisation(self):
-        sampler = with_driver(["a", "c"], GpuSampler, 0, 1)
-        self.assertEqual(sampler.reason, "the driver reports: Not Supported")
-        with sampler.sampling():
-            self.assertEqual(sampler.usage(), {})
+    def test_without_usage_there_is_a_reason(self):
+        # Parts of a GPU have none.
+        actual = with_driver(["a", "c"], gpu_usage, 0, 1)
+        self.assertEqual(actual, ({}, "the driver reports: Not Supported"))
+        self.assertEqual(gpu_usage([]), ({}, "the model is not on a GPU"))
 
 
 class LimitsTest(unittest.TestCase):

@@ -29,7 +29,7 @@ from benchmarks.proof.runner import Run, failed, run_sections
 from benchmarks.proof.section import Figure, Scope, Section, SectionResult, table
 from fakes.gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.preflight import prerequisites
+from myxtts.placement.gpu_memory import DriverUnavailable
 from myxtts.preflight.checks import recommended
 from tests.fixtures import entered, reported, temporary_folder
 from tests.long import LONG, long
@@ -279,13 +279,6 @@ class LongestOperationsTest(unittest.TestCase):
 
 
 class HardwareTest(unittest.TestCase):
-    BUILT = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")  # TensorFlow 2.21
-
-    def test_code_for_a_card_is_native_within_a_major_version_and_ptx_beyond(self):
-        codes = {(7, 5): "native", (8, 6): "native", (9, 0): "native", (12, 0): "PTX"}
-        for card, code in {**codes, (5, 2): "none"}.items():
-            self.assertEqual(prerequisites.code_for(card, self.BUILT), code, card)
-
     def test_fields_that_the_driver_does_not_know_are_left_out(self):
         def nvidia_smi(query: str, *_form: str) -> str | None:
             names = query.removeprefix("--query-gpu=").split(",")
@@ -310,6 +303,20 @@ class HardwareTest(unittest.TestCase):
         self.assertEqual(actual, {"path": "/opt/cuda/libcudnn.so.9.8", "version": None})
         self.assertNotIn("libm.so.6", versions)
 
+    def test_the_driver_says_whether_two_gpus_read_each_others_memory(self):
+        def ask_driver(gpus, question):
+            return [question(driver, f"handle {gpu}") for gpu in gpus]
+
+        for status, text in ((0, "yes"), (5, "no (status 5 of the driver)")):
+            driver = mock.Mock(NVML_P2P_CAPS_INDEX_READ=0)
+            driver.nvmlDeviceGetP2PStatus.return_value = status
+            with mock.patch.object(hardware, "ask_driver", ask_driver):
+                self.assertEqual(hardware.gpu_peer_access(2, 3), text)
+            driver.nvmlDeviceGetP2PStatus.assert_called_once_with("handle 2", "handle 3", 0)
+        error = DriverUnavailable("no driver")
+        with mock.patch.object(hardware, "ask_driver", side_effect=error):
+            self.assertEqual(hardware.gpu_peer_access(0, 1), "unknown: no driver")
+
     def test_a_machine_with_gpus_is_described(self):
         def nvidia_smi(query: str, *_arguments: str) -> str:
             if query == "topo":
@@ -319,12 +326,12 @@ class HardwareTest(unittest.TestCase):
             return "\n".join(row.replace("{}", gpu) for gpu in ("A100", "H100"))
 
         def checked(placement):
-            is_native = placement.model_gpus == (0, 1)
+            is_native = len(placement.routes) == 2
             yield recommended(is_native, "kernels", "native", "native")
             yield recommended(False, "XLA", "", "none")
 
         here = {
-            "gpu_peer_access": lambda first, second: (False, "no"),
+            "gpu_peer_access": lambda first, second: "no",
             "check_gpu_software": checked,
             "sees_gpus": lambda count: count == 2,
             "library_versions": lambda: {"libcudnn.so.9": {"path": "/x", "version": 9}},

@@ -24,7 +24,6 @@ from myxtts.throughput import analysis, measure
 from myxtts.throughput import assess as assess_module
 from myxtts.throughput.analysis import Measurement, TracedRun, analyze
 from myxtts.throughput.model import STAGES, StageTimes
-from myxtts.throughput.profiler import GpuSampler
 from myxtts.training.schedule import Schedule
 from tests.tiny import Workspace, small_models, toy_models
 
@@ -270,19 +269,6 @@ class MistakesTest(unittest.TestCase):
                 self.assertEqual((code, out.getvalue()), (2, ""))
                 self.assertIn(message, err.getvalue())
                 self.assertNotIn("Traceback", err.getvalue())
-
-
-class GpuSamplerTest(unittest.TestCase):
-    def test_without_a_gpu_there_is_no_usage_but_a_reason(self):
-        sampler = GpuSampler([])
-        with sampler.sampling():
-            pass
-        self.assertEqual((sampler.usage(), sampler.reason), ({}, "the model is not on a GPU"))
-
-    def test_usage_is_the_mean_utilisation_and_the_maximum_memory(self):
-        sampler = GpuSampler([])
-        sampler.samples[0] = [(0.5, 100.0), (1.0, 300.0)]
-        self.assertEqual(sampler.usage(), {0: {"utilisation": 0.75, "memory_mib": 300.0}})
 
 
 class ProfileTest(unittest.TestCase):

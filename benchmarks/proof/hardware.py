@@ -1,5 +1,6 @@
 """Section 1: GPUs, driver, CUDA libraries, TensorFlow's build, topology, CPU, memory, packages."""
 
+import ctypes
 import os
 import platform
 import re
@@ -14,16 +15,11 @@ import tensorflow as tf
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.config.schema import PlacementConfig
 from myxtts.machine import available_memory_mib, core_count
+from myxtts.placement.gpu_memory import DriverUnavailable, ask_driver
+from myxtts.placement.routes import plan_routes
 from myxtts.preflight import prerequisites
 from myxtts.preflight.checks import Check
-from myxtts.preflight.devices import peer_access as gpu_peer_access
-from myxtts.preflight.prerequisites import (
-    check_gpu_software,
-    check_packages,
-    library_version,
-    mapped_files,
-    package_requirements,
-)
+from myxtts.preflight.prerequisites import check_gpu_software, check_packages, package_requirements
 from myxtts.training.description import source_commit
 
 TITLE = "What is here"
@@ -107,11 +103,12 @@ def sees_gpus(count: int) -> bool:
 
 
 def software_figures(scope: Scope) -> list[Figure]:
-    """Return the preflight's checks of kernels, cuDNN and XLA for all GPUs."""
+    """Return the preflight's checks of kernels and cuDNN for all GPUs."""
     if scope.simulated:
-        return [Figure.of("kernels, cuDNN and XLA suit the GPUs", "no GPU", "they do", None)]
-    placement = PlacementConfig(model_gpus=tuple(range(scope.gpus)))
-    return [figure_of_check(check) for check in check_gpu_software(placement)]
+        return [Figure.of("kernels and cuDNN suit the GPUs", "no GPU", "they do", None)]
+    settings = PlacementConfig(model_gpus=tuple(range(scope.gpus)))
+    checks = check_gpu_software(plan_routes(settings, scope.gpus))
+    return [figure_of_check(check) for check in checks]
 
 
 def figure_of_check(check: Check) -> Figure:
@@ -157,10 +154,52 @@ def is_cuda_library(name: str) -> bool:
     return CUDA_LIBRARY.match(name) is not None
 
 
+def mapped_files() -> Iterator[str]:
+    """Yield the files that are mapped into this process (Linux)."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return
+    for line in maps.read_text(encoding="utf-8", errors="replace").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6:
+            yield fields[5]
+
+
+def library_version(path: str, function: str, by_argument: bool) -> int | None:
+    """Return the version that a library reports, as its own integer; None if it is not there."""
+    try:
+        call = getattr(ctypes.CDLL(path), function)
+    except (OSError, AttributeError):
+        return None
+    if not by_argument:
+        call.restype = ctypes.c_size_t
+        return int(call())
+    value = ctypes.c_int()
+    return value.value if call(ctypes.byref(value)) == 0 else None
+
+
 def peer_access(gpus: int) -> dict[str, str]:
     """Return for each pair of GPUs whether they read each other's memory, and their connection."""
     pairs = combinations(range(gpus), 2)
-    return {f"{first}-{second}": gpu_peer_access(first, second)[1] for first, second in pairs}
+    return {f"{first}-{second}": gpu_peer_access(first, second) for first, second in pairs}
+
+
+def gpu_peer_access(first: int, second: int) -> str:
+    """Return in words whether two GPUs, in TensorFlow's numbering, read each other's memory."""
+    handles: list[Any] = []
+
+    def ask(nvml: Any, handle: Any) -> int | None:
+        handles.append(handle)
+        if len(handles) == 1:
+            return None
+        return nvml.nvmlDeviceGetP2PStatus(*handles, nvml.NVML_P2P_CAPS_INDEX_READ)
+
+    try:
+        _, status = ask_driver((first, second), ask)
+    except DriverUnavailable as reason:
+        return f"unknown: {reason}"
+    # NVML_P2P_STATUS_OK; the other numbers say which part lacks it.
+    return "yes" if status == 0 else f"no (status {status} of the driver)"
 
 
 def build_info() -> dict[str, Any]:

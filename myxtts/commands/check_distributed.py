@@ -57,10 +57,11 @@ def run_worker(cluster: Cluster, gpus: int | None) -> int:
     from myxtts.preflight.distributed import all_reduce_table, check_cluster, cluster_checks
 
     result = check_cluster(cluster, gpus)
+    checks = [*cluster_checks(result)]
     if cluster.is_chief:
         device = result.device_type
         print(f"{result.workers} workers, {result.replicas} replicas, each on a {device}")
-        for check in cluster_checks(result):
+        for check in checks:
             print("\n".join(check_lines(check)))
         print("\n".join(all_reduce_table(result)))
-    return 0 if result.passed else 1
+    return 0 if all(check.status == "passed" for check in checks) else 1

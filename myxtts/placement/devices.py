@@ -46,7 +46,8 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
     limits = limits_of(placement)
     # Once started, this process holds memory itself.
     if limits and not has_started():
-        with suppress(DriverUnavailable):  # which the preflight reports
+        # Without NVML nothing can be compared.
+        with suppress(DriverUnavailable):
             check_limits(limits, read_memory(tuple(limits)))
     cores = core_count() if is_pinned() else max(1, core_count() // processes)
     # ValueError: memory growth after limits. RuntimeError: all others.

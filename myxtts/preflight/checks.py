@@ -10,7 +10,6 @@ import tensorflow as tf
 from myxtts.errors import UserError
 from myxtts.terminal import printable
 
-Status = Literal["passed", "failed", "warning"]
 MARKS = {"passed": "✅", "failed": "❌", "warning": "⚠️"}
 
 Result = TypeVar("Result")
@@ -25,7 +24,7 @@ class Check(NamedTuple):
         to_do: what the user can do about it; empty if there is nothing to do.
     """
 
-    status: Status
+    status: Literal["passed", "failed", "warning"]
     name: str
     expected: str
     found: str
@@ -34,14 +33,15 @@ class Check(NamedTuple):
 
 def required(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
     """Return a check that fails unless the condition is true."""
-    status: Status = "passed" if condition else "failed"
-    return Check(status, name, expected, found, "" if condition else to_do)
+    if condition:
+        return Check("passed", name, expected, found)
+    return Check("failed", name, expected, found, to_do)
 
 
 def recommended(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
     """Return a check that is a warning unless the condition is true."""
-    status: Status = "passed" if condition else "warning"
-    return Check(status, name, expected, found, "" if condition else to_do)
+    check = required(condition, name, expected, found, to_do)
+    return check if condition else check._replace(status="warning")
 
 
 def failed_by(error: Exception, name: str, expected: str) -> Check:
@@ -49,19 +49,18 @@ def failed_by(error: Exception, name: str, expected: str) -> Check:
     do.
     """
     found, *to_do = re.split(r"(?<=[.:]) (?=[A-Z])", " ".join(str(error).split()), maxsplit=1)
-    return Check("failed", name, expected, found.rstrip("."), to_do[0] if to_do else "")
-
-
-class Section(NamedTuple):
-    title: str
-    checks: list[Check]
+    return Check("failed", name, expected, found.rstrip("."), "".join(to_do))
 
 
 class Report:
-    """Runs sections of checks, prints each check when it is made, and collects all of them."""
+    """Runs sections of checks, prints each check when it is made, and collects all of them.
+
+    Attributes:
+        sections: checks by title.
+    """
 
     def __init__(self) -> None:
-        self.sections: list[Section] = []
+        self.sections: dict[str, list[Check]] = {}
 
     def run(
         self, title: str, checks: Iterator[Check] | Generator[Check, None, Result]
@@ -69,62 +68,46 @@ class Report:
         """Run a section; return its result, or None if an error ended it. The error becomes the
         last check.
         """
-        self._begin(title)
+        self.sections[title] = []
+        print(f"\n{len(self.sections)}  {title}", flush=True)
         try:
             while True:
-                self._add(next(checks))
+                self._add(title, next(checks))
         except StopIteration as end:
             return end.value
         except (UserError, tf.errors.OpError) as error:
-            self._add(failed_by(error, "section completed", "no error"))
+            self._add(title, failed_by(error, "section completed", "no error"))
             return None
 
     def skip(self, title: str, reason: str) -> None:
         """Add a section that cannot run."""
-        expected = "the earlier sections pass"
-        to_do = "Fix the failed checks above."
-        self._begin(title)
-        self._add(Check("warning", "section skipped", expected, reason, to_do))
+        texts = "the earlier sections pass", reason, "Fix the failed checks above."
+        self.run(title, iter([Check("warning", "section skipped", *texts)]))
 
-    def _begin(self, title: str) -> None:
-        self.sections.append(Section(title, []))
-        print(f"\n{len(self.sections)}  {title}", flush=True)
+    def _add(self, title: str, check: Check) -> None:
+        self.sections[title].append(check)
+        print(printable("\n".join(check_lines(check))), flush=True)
 
-    def _add(self, check: Check) -> None:
-        self.sections[-1].checks.append(check)
-        for line in check_lines(check):
-            print(printable(line), flush=True)
-
-    @property
-    def checks(self) -> list[Check]:
-        return [*chain.from_iterable(section.checks for section in self.sections)]
-
-    def count(self, status: Status) -> int:
-        return sum(check.status == status for check in self.checks)
+    def with_status(self, status: str) -> list[Check]:
+        checks = chain.from_iterable(self.sections.values())
+        return [check for check in checks if check.status == status]
 
     @property
     def passed(self) -> bool:
-        return self.count("failed") == 0
+        return not self.with_status("failed")
 
     def summary(self) -> str:
         """Return the last line of the report."""
         result = "all checks passed"
-        if not self.passed:
-            first = next(check for check in self.checks if check.status == "failed")
-            result = f"{self.count('failed')} failed: start with '{first.name}'"
-        return (
-            f"{result} ({self.count('passed')} ✅, {self.count('failed')} ❌,"
-            f" {self.count('warning')} ⚠️)"
-        )
+        if failed := self.with_status("failed"):
+            result = f"{len(failed)} failed: start with '{failed[0].name}'"
+        counts = (f"{len(self.with_status(status))} {mark}" for status, mark in MARKS.items())
+        return f"{result} ({', '.join(counts)})"
 
     def to_json(self) -> dict[str, Any]:
         sections = [
-            {
-                "number": number,
-                "title": section.title,
-                "checks": [check._asdict() for check in section.checks],
-            }
-            for number, section in enumerate(self.sections, 1)
+            {"number": number, "title": title, "checks": [check._asdict() for check in checks]}
+            for number, (title, checks) in enumerate(self.sections.items(), 1)
         ]
         return {"passed": self.passed, "summary": self.summary(), "sections": sections}
 

@@ -7,18 +7,17 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import Batch, empty_batch
-from myxtts.clock import FIRST_STEP, Clock, Interval, Span, Timeline
+from myxtts.clock import Clock, Span, Timeline
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass, Plan, Position
 from myxtts.data.pipeline import Pipeline
@@ -32,32 +31,29 @@ from myxtts.tf_internals import device_memory_mib
 from myxtts.throughput.measure import SynchronousStep, step_spans, train_steps
 from myxtts.training import loop
 from myxtts.training.description import describe_batch, out_of_memory, segments_of
-from myxtts.training.hooks import StepEnd
 from myxtts.training.memory import MemoryForecast
 from myxtts.training.schedule import ConstantRates, Schedule
 from myxtts.training.setup import OpenRun, RunCorpora, TrainingSetup
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step, is_scaled
-from myxtts.training.stop_request import StopRequest
 
 # Each step that overflows halves the initial loss scale of 2^15.
 MAX_SCALED_STEPS = 12
 
+# Besides the checkpoints: for logs, samples and cached manifests.
+MIN_FREE_MIB = 1024
+
 # Of a GPU's memory, for fragmentation in longer runs.
 HEADROOM = 0.05
+LESS_MEMORY = "Lower --batch-size or --max-seconds, or add --gradient-checkpointing."
 
-# Through the pipeline; no further step starts after MAX_S.
+# Through the pipeline, of so many steps as take MAX_S if all are as long as the heaviest.
 MIN_STEPS = 4
 MAX_S = 60.0
 
 # Of the shorter of producing and training, in dual placement.
 MIN_OVERLAP = 0.5
-
-MIN_EFFICIENCY = 0.9
 MAX_WAIT_SHARE = 0.1
-
-Period = tuple[float, float]
-"""Start and end in seconds."""
 
 
 @dataclass(frozen=True)
@@ -76,115 +72,77 @@ class Trial:
     batches: list[Batch]
 
 
-class StepResult(NamedTuple):
-    """Several steps on the same microbatches.
-
-    Attributes:
-        metrics: losses and norm of the last step.
-        first_s, last_s: seconds of the first and of the last step.
-        first_batches: the first microbatch, on the model devices.
-    """
-
-    metrics: dict[str, float]
-    first_s: float
-    last_s: float
-    first_batches: list[Batch]
-
-
 def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Trial | None]:
     """Set up a run and train on the heaviest batches; returns the trial."""
     config = run.config
     placement = run.placement
-    initial_mib = process_peak_mib()
     plan = corpora.training.plan
     setup = run.set_up(corpora)
     state = setup.state
-    yield check_variables(state, config.model.model_size)
-    yield check_outputs(state)
+    yield check_tensors(state, config.model.model_size)
     for name, line in setup.implementation_notes.items():
-        yield required(
-            True, name, "the fastest implementation that works on the model device", line
-        )
-    yield check_checkpoint_space(state, config)
+        expected = "the fastest implementation that works on the model device"
+        yield required(True, name, expected, line)
+    yield check_disk_space(state, config)
     pipeline = setup.training_pipeline(synchronize=True)
     step = setup.make_step()
     if placement.on_gpu:
-        for name in device_roles(placement):
-            tf.config.experimental.reset_memory_stats(name[1:])
-    built_mib = process_peak_mib()
+        for device in placement.devices:
+            tf.config.experimental.reset_memory_stats(device.name[1:])
     for bucket in heaviest_buckets(plan):
         batches = full_step(bucket, plan, pipeline, step, config.training.gradient_accumulation)
         try:
             magnitudes = magnitudes_of(state)
-            result = take_steps(state, step, batches, setup.schedule)
+            metrics, seconds, first = take_steps(state, step, batches, setup.schedule)
         except tf.errors.ResourceExhaustedError as error:
             batch = describe_batch(plan, state.step + 1, bucket)
             raise out_of_memory(error, placement, batch) from error
         rows, samples, tokens = plan.shape(bucket)
-        count = len(batches.microbatches)
         texts = f" and {tokens} tokens" if tokens else ""
         shape = (
-            f"{count} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f}"
-            f" s{texts}{segments_of(config)}"
+            f"{len(batches.microbatches)} x {rows} utterances of up to"
+            f" {samples / SAMPLE_RATE_HZ:.1f} s{texts}{segments_of(config)}"
         )
-        yield check_update(state, result, magnitudes, shape)
+        yield check_update(state, metrics, seconds, magnitudes, shape)
     if placement.on_gpu:
         yield from check_gpu_memory(placement, setup.memory)
     else:
-        yield check_process_memory(initial_mib, built_mib, setup.memory)
-    return Trial(setup, pipeline, step, result.last_s, result.first_batches)
+        yield check_process_memory(setup.memory)
+    return Trial(setup, pipeline, step, seconds[-1], first)
 
 
-def check_variables(state: TrainingState, size: str) -> Check:
-    """Check that everything a step changes is on the model devices; raises PlacementError
-    if not.
+def check_tensors(state: TrainingState, size: str) -> Check:
+    """Check that everything a step changes and the outputs of an eager forward pass are on the
+    model devices; raises PlacementError if not.
     """
-    slots = [*chain.from_iterable(group.optimizer.variables for group in state.groups)]
-    groups = {
-        "variables": state.model.variables,
-        "optimizer slots": slots,
-        "averages": state.averages,
-    }
     state.require_devices()
-    devices = " and ".join(state.replicas.devices)
-    counts = ", ".join(f"{len(group)} {name}" for name, group in groups.items() if group)
-    return required(
-        True,
-        "variables",
-        f"the model '{size}', its optimizer and averages are on {devices}",
-        f"{parameter_count(state.model):,} parameters; {counts}, all on {devices}",
-    )
-
-
-def check_outputs(state: TrainingState) -> Check:
-    """Check the devices of the outputs of an eager forward pass."""
     with tf.device(state.device):
         losses, outputs = state.model(empty_batch(state.model.BATCH_FIELDS))
-    tensors = {**losses, **outputs}
-    require_device(state.device, tensors.items())
+    require_device(state.device, {**losses, **outputs}.items())
+    devices = " and ".join(state.replicas.devices)
     return required(
         True,
-        "outputs",
-        f"the outputs of a forward pass are on {state.device}",
-        f"{', '.join(tensors)}, all there",
+        "variables and outputs",
+        f"the model '{size}', its optimizer, averages and outputs are on {devices}",
+        f"{parameter_count(state.model):,} parameters, all on {devices}",
     )
 
 
-def check_checkpoint_space(state: TrainingState, config: Config) -> Check:
+def check_disk_space(state: TrainingState, config: Config) -> Check:
     """Check the disk space for the checkpoints that a run keeps, the best one and the one that is
-    being written.
+    being written, and for its other files.
     """
     variables = chain.from_iterable(group.values() for group in state.variables().values())
     size_mib = sum(v.shape.num_elements() * v.dtype.size for v in variables) / 2**20
     count = config.run.keep_checkpoints + 2
     free_mib = shutil.disk_usage(existing_parent(Path(config.run.runs_dir))).free / 2**20
+    needed_mib = count * size_mib + MIN_FREE_MIB
     return required(
-        free_mib > count * size_mib,
-        "disk space for checkpoints",
-        f"{count * size_mib:,.0f} MiB: {count} checkpoints of {size_mib:,.1f} MiB",
+        free_mib > needed_mib,
+        "free disk space",
+        f"{needed_mib:,.0f} MiB, with {count} checkpoints of {size_mib:,.1f} MiB",
         f"{free_mib:,.0f} MiB free",
-        "Free some disk space, choose another --runs-dir, or keep fewer checkpoints with"
-        " --keep-checkpoints.",
+        "Free some disk space, choose another --runs-dir, or lower --keep-checkpoints.",
     )
 
 
@@ -221,8 +179,13 @@ def full_step(
 
 def take_steps(
     state: TrainingState, step: Step, batches: loop.StepBatches, schedule: Schedule
-) -> StepResult:
-    """Take two steps, or more until a loss scale no longer overflows. The first step may trace."""
+) -> tuple[dict[str, float], list[float], list[Batch]]:
+    """Take two steps, or more until a loss scale no longer overflows. The first step may trace.
+
+    Returns:
+        Losses and norm of the last step, the seconds of each step, and the first microbatch on the
+        model devices.
+    """
     rates = ConstantRates(schedule.learning_rate(0), schedule.ema_decay(0))
     first = step.hand_over(batches.features[0])
     optimizers = [group.optimizer for group in state.groups]
@@ -238,7 +201,7 @@ def take_steps(
         is_updated = all(new > old for new, old in zip(updated, updates, strict=True))
         if len(seconds) > 1 and is_updated:
             break
-    return StepResult(metrics, seconds[0], seconds[-1], first)
+    return metrics, seconds, first
 
 
 def magnitudes_of(state: TrainingState) -> np.ndarray:
@@ -254,220 +217,82 @@ def magnitudes_of(state: TrainingState) -> np.ndarray:
 
 
 def check_update(
-    state: TrainingState, result: StepResult, magnitudes_before: np.ndarray, shape: str
+    state: TrainingState,
+    metrics: Mapping[str, float],
+    seconds: Sequence[float],
+    magnitudes_before: np.ndarray,
+    shape: str,
 ) -> Check:
     magnitudes = magnitudes_of(state)
-    finite = all(map(math.isfinite, result.metrics.values())) and bool(
-        np.isfinite(magnitudes).all()
-    )
     changed = int((magnitudes != magnitudes_before).sum())
-    losses = ", ".join(f"{name} {value:.3g}" for name, value in result.metrics.items())
+    losses = ", ".join(f"{name} {value:.3g}" for name, value in metrics.items())
     return required(
-        finite and changed > 0,
+        changed > 0 and all(map(math.isfinite, [*metrics.values(), *magnitudes])),
         f"heaviest step, {shape}",
         "losses, gradient and weights are finite, and the update changes weights",
         f"{losses}; {changed} of {len(magnitudes)} variables changed; "
-        f"first step {result.first_s:.1f} s, last step {result.last_s:.2f} s",
+        f"first step {seconds[0]:.1f} s, last step {seconds[-1]:.2f} s",
         "Listen to the longest utterances; try --precision float32 or a lower --learning-rate.",
     )
-
-
-def device_roles(placement: Placement) -> dict[str, str]:
-    """Return the devices of the routes by name, with their roles."""
-    roles: dict[str, list[str]] = {}
-    for route in placement.routes:
-        for device in route.data_devices:
-            roles.setdefault(device, []).append("batches")
-        roles.setdefault(route.model, []).append("model")
-    return {
-        device: " and ".join(dict.fromkeys(device_roles)) for device, device_roles in roles.items()
-    }
 
 
 def check_gpu_memory(placement: Placement, forecast: MemoryForecast) -> Iterator[Check]:
     """Check the peak of the memory in use on each device during the heaviest steps, and the
     observer's in addition.
     """
-    for device, role in device_roles(placement).items():
+    for device in (device.name for device in placement.devices):
         peak_mib = tf.config.experimental.get_memory_info(device[1:])["peak"] / 2**20
         limit_mib = device_memory_mib(device)
         is_observer = device == (placement.observer or placement.routes[0].model)
         observer_mib = forecast.observer_mib if is_observer else 0.0
         headroom_mib = limit_mib - peak_mib - observer_mib
-        observer = f" and about {observer_mib:,.0f} MiB for the observer" if observer_mib else ""
         yield recommended(
             headroom_mib > HEADROOM * limit_mib,
-            f"memory of {device} ({role})",
+            f"memory of {device}",
             f"at least {100 * HEADROOM:.0f} % of {limit_mib:,.0f} MiB is free",
-            f"peak {peak_mib:,.0f} MiB{observer}, {headroom_mib:,.0f} MiB free",
-            "Lower --batch-size or --max-seconds, or add --gradient-checkpointing.",
+            f"peak {peak_mib:,.0f} MiB and about {observer_mib:,.0f} MiB for the observer,"
+            f" {headroom_mib:,.0f} MiB free",
+            LESS_MEMORY,
         )
 
 
-def check_process_memory(initial_mib: float, built_mib: float, forecast: MemoryForecast) -> Check:
+def check_process_memory(forecast: MemoryForecast) -> Check:
     """Check the peak memory of the process. On the CPU, all logical devices share one memory."""
-    peak_mib = process_peak_mib()
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    # Bytes on macOS, KiB on Linux.
+    if sys.platform == "darwin":
+        peak_mib /= 2**10
     free_mib = available_memory_mib()
-    free = (
-        "the free memory of this machine is unknown"
-        if free_mib is None
-        else f"{free_mib:,.0f} MiB free"
-    )
+    free = "unknown" if free_mib is None else f"{free_mib:,.0f} MiB"
     return recommended(
         free_mib is None or free_mib > HEADROOM * peak_mib,
         "memory of the process",
         f"at least {100 * HEADROOM:.0f} % of its peak is free",
-        f"peak {peak_mib:,.0f} MiB, including {built_mib - initial_mib:,.0f} for the model "
-        f"and {peak_mib - built_mib:,.0f} for the heaviest steps with tracing; {free}; "
-        f"a run with full buffers was forecast to take {forecast} more than the model",
-        "Lower --batch-size or --max-seconds, or add --gradient-checkpointing.",
+        f"peak {peak_mib:,.0f} MiB, with tracing; free: {free}; a run with full buffers was"
+        f" forecast to take {forecast} more than the model",
+        LESS_MEMORY,
     )
-
-
-def process_peak_mib() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Bytes on macOS, KiB on Linux.
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
-
-
-class TrialTimes(NamedTuple):
-    """Seconds of batches and steps, from the beginning of the first step to the end of the last.
-
-    Attributes:
-        making_s: the thread of the first producer makes batches: from the request for samples until
-            the features are on the data device.
-        producing_s: the same without reading: the data device works.
-        training_s: steps, until their device has finished.
-        hidden_s: a step runs and a later batch is produced. The batches of a step are ready before
-            the step, so that all common time counts.
-        window_s: from the first step to the last.
-        overlapped_steps: number of steps during which a later batch is produced.
-        interval: the times of all steps after the first.
-    """
-
-    making_s: float
-    producing_s: float
-    training_s: float
-    hidden_s: float
-    window_s: float
-    steps: int
-    overlapped_steps: int
-    interval: Interval
-
-    @property
-    def efficiency(self) -> float:
-        """Time of the slower of making and training, divided by the time of both together."""
-        return max(self.making_s, self.training_s) / self.window_s
-
-
-def trial_times(spans: Sequence[Span], data_device: str, interval: Interval) -> TrialTimes:
-    """Return the times of steps and of the batches of a data device.
-
-    Args:
-        spans: of a clock.
-        interval: of the same clock.
-    """
-    of_device = [span for span in spans if span.lane == data_device]
-    read = {span.number: span.start_s for span in of_device if span.kind == "read"}
-    produced = [span for span in of_device if span.kind == "produce"]
-    making = [(read[span.number], span.end_s) for span in produced]
-    producing = [(span.start_s, span.end_s) for span in produced]
-    training = [(span.start_s, span.end_s) for span in step_spans(spans)]
-    window = (training[0][0], training[-1][1])
-    return TrialTimes(
-        making_s=overlap_s(making, [window]),
-        producing_s=overlap_s(producing, [window]),
-        training_s=sum(end - start for start, end in training),
-        hidden_s=overlap_s(producing, training),
-        window_s=window[1] - window[0],
-        steps=len(training),
-        overlapped_steps=sum(overlap_s(producing, [step]) > 0 for step in training),
-        interval=interval,
-    )
-
-
-def overlap_s(left: Sequence[Period], right: Sequence[Period]) -> float:
-    """Return the seconds that two lists of periods have in common; the periods of one list must not
-    overlap.
-    """
-    common = 0.0
-    for start, end in left:
-        common += sum(max(0.0, min(end, b) - max(start, a)) for a, b in right)
-    return common
-
-
-class CollectLosses:
-    """A hook that keeps the loss of each step."""
-
-    pause_kind = FIRST_STEP
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def is_due(self, end: StepEnd) -> bool:
-        return True
-
-    def __call__(self, end: StepEnd) -> None:
-        self.losses.append(float(end.metrics["loss"]))
-
-
-class Deadline(StopRequest):
-    """Stops after MAX_S, but not before MIN_STEPS."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._steps = 0
-        self._end_s = time.perf_counter() + MAX_S
-
-    def due(self) -> bool:
-        return self._steps >= MIN_STEPS and time.perf_counter() > self._end_s
-
-    def observe(self, outcome: tf.Tensor) -> None:
-        self._steps += 1
 
 
 def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
     """Take steps from the start of the plan in the training loop, and check what they show."""
     setup = trial.setup
-    timeline = Timeline()
-    hook = CollectLosses()
+    timeline = Timeline(sys.maxsize)
     traces_before = trial.step.traces
+    steps = min(steps, max(MIN_STEPS, int(MAX_S / trial.step_s)))
     with trial.pipeline.open_feed(Pass()) as feed:
-        interval = train_steps(
-            setup,
-            SynchronousStep(trial.step),
-            feed,
-            replace(setup.schedule, log_every=1),
-            steps,
-            timeline,
-            [hook],
-            Deadline(),
-        )
-    times = trial_times(timeline.newest(), trial.pipeline.producers[0].device, interval)
-    new_shapes = trial.step.traces - traces_before
-    found = f"{times.steps} steps, last loss {hook.losses[-1]:.3g}"
-    if new_shapes:
-        found += f"; {new_shapes} steps traced a new shape, which the times below include"
+        step = SynchronousStep(trial.step)
+        # The loop raises an error about a loss that is not finite at its report.
+        schedule = replace(setup.schedule, log_every=1)
+        interval = train_steps(setup, step, feed, schedule, steps, timeline)
     yield required(
-        all(map(math.isfinite, hook.losses)),
+        True,
         "training steps",
         "batches of the corpus pass through the pipeline, and all losses are finite",
-        found,
-        "Start the run: `myxtts train` names the utterances of a batch whose loss is not finite.",
+        f"{steps} steps, of which {trial.step.traces - traces_before} traced a new shape",
     )
-    dual = setup.between_devices
-    yield check_overlap(times, dual)
-    expected = "any: one device does both"
-    if dual:
-        expected = f"at least {100 * MIN_EFFICIENCY:.0f} % of the slower stage's rate"
-    yield recommended(
-        times.efficiency >= MIN_EFFICIENCY or not dual,
-        "efficiency",
-        expected,
-        f"{100 * times.efficiency:.0f} %: {times.making_s:.2f} s of making batches and "
-        f"{times.training_s:.2f} s of training took {times.window_s:.2f} s",
-        "The stages wait for each other in turn: try --prefetch-buffer-size 8, or more --buckets.",
-    )
+    device = trial.pipeline.producers[0].device
+    yield check_overlap(timeline.newest(), device, interval.bottleneck, setup.between_devices)
     slowest = "batches are made fast enough"
     if interval.bottleneck != "step":
         slowest = f"the slowest stage is {interval.bottleneck}"
@@ -487,28 +312,50 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
         yield check_loop_copies("copies in the step", step_functions)
 
 
-def check_overlap(times: TrialTimes, dual: bool) -> Check:
-    shorter_s = min(times.producing_s, times.training_s)
+def check_overlap(spans: Sequence[Span], data_device: str, bottleneck: str, dual: bool) -> Check:
+    """Check that a data device produces while steps run.
+
+    The batches of a step are ready before the step, so that all common time counts.
+
+    Args:
+        spans: of a clock; the samples of a batch are read before its producer works.
+        bottleneck: the slowest stage, by the same clock.
+        dual: batches are made on a device of their own.
+    """
+    producing = [s for s in spans if s.lane == data_device and s.kind == "produce"]
+    training = step_spans(spans)
+    window = Span("", "", training[0].start_s, training[-1].end_s)
+    producing_s = common_s(producing, [window])
+    training_s = sum(step.end_s - step.start_s for step in training)
+    hidden_s = common_s(producing, training)
+    overlapped = sum(common_s(producing, [step]) > 0 for step in training)
     expected = "batch n+1 is produced during step n"
     min_hidden_s = 0.0
     if dual:
-        min_hidden_s = MIN_OVERLAP * shorter_s
+        min_hidden_s = MIN_OVERLAP * min(producing_s, training_s)
         expected += f", for at least {100 * MIN_OVERLAP:.0f} % of the shorter of the two times"
-    hidden = times.hidden_s / times.producing_s if times.producing_s else 0.0
-    check = required
-    to_do = "`myxtts profile --trace FILE` writes a timeline of all stages."
     # No producer can overlap steps for longer than it gets samples.
-    if times.interval.bottleneck == "read":
-        check = recommended
-        to_do = "Reading is the slowest stage: raise --num-workers, or use --cache-dataset."
+    check = recommended if bottleneck == "read" else required
     return check(
-        times.hidden_s > min_hidden_s,
+        hidden_s > min_hidden_s,
         "overlap",
         expected,
-        f"in {times.overlapped_steps} of {times.steps} steps; {times.hidden_s:.2f} s, which"
-        f" hides {100 * hidden:.0f} % of the time of producing",
-        to_do,
+        f"in {overlapped} of {len(training)} steps; {hidden_s:.2f} s of {producing_s:.2f} s of"
+        f" producing and {training_s:.2f} s of training; the slowest stage is {bottleneck}",
+        "If reading is slow, raise --num-workers or use --cache-dataset; `myxtts profile --trace"
+        " FILE` writes a timeline of all stages.",
     )
+
+
+def common_s(left: Sequence[Span], right: Sequence[Span]) -> float:
+    """Return the seconds that two lists of spans have in common; the spans of one list must not
+    overlap.
+    """
+    common = 0.0
+    for span in left:
+        for other in right:
+            common += max(0.0, min(span.end_s, other.end_s) - max(span.start_s, other.start_s))
+    return common
 
 
 def check_operations(name: str, functions: Sequence) -> Check:
@@ -516,21 +363,18 @@ def check_operations(name: str, functions: Sequence) -> Check:
     expected = "every operation has a GPU kernel for its types"
     if not has_gpu_kernels():
         found = "unknown: this build of TensorFlow has no list of GPU kernels"
-        return recommended(
-            False, name, expected, found, "Install the package tensorflow (not tensorflow-cpu)."
-        )
+        to_do = "Install the package tensorflow (not tensorflow-cpu)."
+        return recommended(False, name, expected, found, to_do)
     audits = [audit(function) for function in functions]
+    host_only = [*chain.from_iterable(result.host_only for result in audits)]
     total = sum(result.operations for result in audits)
-    host_only = sum((result.host_only for result in audits), ())
-    found = f"{len(host_only)} of {total:,} operations have no GPU kernel"
-    if host_only:
-        found += ": " + "; ".join(
-            f"{operation.type} '{operation.name}' in {operation.function} ({operation.dtypes})"
-            for operation in host_only[:5]
-        )
-    return required(
-        not host_only, name, expected, found, "Replace these operations: a GPU cannot run them."
+    examples = (
+        f"; {operation.type} '{operation.name}' in {operation.function} ({operation.dtypes})"
+        for operation in host_only[:5]
     )
+    found = f"{len(host_only)} of {total:,} operations have no GPU kernel{''.join(examples)}"
+    to_do = "Replace these operations: a GPU cannot run them."
+    return required(not host_only, name, expected, found, to_do)
 
 
 def check_loop_copies(name: str, functions: Sequence) -> Check:

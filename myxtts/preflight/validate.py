@@ -6,7 +6,7 @@ import csv
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -35,7 +35,6 @@ MAX_GPUS = 1024
 
 MAX_PADDING = 0.2
 
-# Rejected rows and unknown characters that are listed.
 EXAMPLES = 3
 
 
@@ -43,16 +42,17 @@ def validate(config: Config, steps: int) -> Report:
     """Check a run with these settings and print the checks. Nothing written remains, except the
     demo corpus.
 
+    Raises UserError if the settings are wrong for any machine and any corpus.
+
     Args:
         config: settings of a run. If they name no GPU, batches are made on GPU 0 and the model is
             on GPU 1.
         steps: largest number of steps to send through the pipeline.
-
-    Raises:
-        UserError: the settings are wrong for any machine and any corpus.
     """
-    advice = "" if named_gpus(config.placement) else DEFAULT_ROUTES
-    config = with_default_routes(config)
+    advice = ""
+    if not named_gpus(config.placement):
+        advice = DEFAULT_ROUTES
+        config = with_values(config, {"data_gpu": 0, "model_gpu": 1})
     try:
         plan_routes(config.placement, MAX_GPUS)
     except PlacementError as error:
@@ -61,21 +61,21 @@ def validate(config: Config, steps: int) -> Report:
     with ExitStack() as resources:
         name = resources.enter_context(tempfile.TemporaryDirectory(prefix="myxtts-preflight-"))
         start = resolve_start(config, RunFolder(Path(name)))
-        config = start.config
-        report.run("Prerequisites", check_prerequisites(config))
+        report.run("Prerequisites", check_prerequisites(start.config))
         run = report.run("Placement", check_placement(start, resources, advice))
-
         # A corpus of the user's own is checked also without its devices; the demo corpus is not.
-        has_corpus = config.data.train_data is not None
+        has_corpus = start.config.data.train_data is not None
         corpora = None
-        corpus_errors: list[Check] = []
+        corpus_checks: Iterator[Check] = iter(())
         if has_corpus or run is not None:
-            corpora, corpus_errors = try_load(start, run)
+            try:
+                corpora = read_corpora(start, start.folder.path, run.replicas.count if run else 1)
+                corpus_checks = check_corpus(start.config.data, corpora)
+            except UserError as error:
+                corpus_checks = unusable_corpus(error, start)
         train_briefly(report, run, corpora, steps)
-        if corpus_errors:
-            report.run("Corpus", iter(corpus_errors))
-        elif has_corpus and corpora:
-            report.run("Corpus", check_corpus(config.data, corpora))
+        if has_corpus or (run and corpora is None):
+            report.run("Corpus", corpus_checks)
     return report
 
 
@@ -83,20 +83,18 @@ def train_briefly(
     report: Report, run: OpenRun | None, corpora: RunCorpora | None, steps: int
 ) -> None:
     """Run the sections that need devices and a corpus, or skip them."""
-    if run is None or corpora is None:
-        for title in ("Model", "Transfer", "Pipeline and audit"):
-            report.skip(
-                title,
-                "the corpus is unusable" if run else "the requested devices are not available",
-            )
-        return
-    trial = report.run("Model", check_model(run, corpora))
-    if trial is None:
-        for title in ("Transfer", "Pipeline and audit"):
-            report.skip(title, "the model could not be trained")
-        return
-    report.run("Transfer", check_transfer(trial))
-    report.run("Pipeline and audit", check_pipeline(trial, steps))
+    titles = ["Model", "Transfer", "Pipeline and audit"]
+    reason = "the requested devices are not available"
+    if run is not None:
+        reason = "the corpus is unusable"
+    if run is not None and corpora is not None:
+        trial = report.run(titles.pop(0), check_model(run, corpora))
+        reason = "the model could not be trained"
+        if trial is not None:
+            report.run(titles.pop(0), check_transfer(trial))
+            report.run(titles.pop(0), check_pipeline(trial, steps))
+    for title in titles:
+        report.skip(title, reason)
 
 
 def check_transfer(trial: Trial) -> Iterator[Check]:
@@ -106,107 +104,68 @@ def check_transfer(trial: Trial) -> Iterator[Check]:
             yield from check_copies(Route(data, route.model), batch, trial.step_s, placement)
 
 
-def with_default_routes(config: Config) -> Config:
-    """Return the settings, with batches on GPU 0 and the model on GPU 1 if they name no GPU."""
-    if named_gpus(config.placement):
-        return config
-    return with_values(config, {"data_gpu": 0, "model_gpu": 1})
-
-
-def try_load(start: Start, run: OpenRun | None) -> tuple[RunCorpora | None, list[Check]]:
-    """Load the corpora, or return the checks that failed."""
-    try:
-        return read_corpora(start, start.folder.path, run.replicas.count if run else 1), []
-    except UserError as error:
-        listing = start.folder.path / "rejected.csv"
-        # The listing here is temporary.
-        message = str(error).replace(str(listing), "rejected.csv of the run folder")
-        checks = [failed_by(UserError(message), "corpus", "a corpus that a run accepts")]
-        if listing.exists():
-            checks.append(check_rejected(listing, start.config.data.max_rejected))
-        return None, checks
+def unusable_corpus(error: UserError, start: Start) -> Iterator[Check]:
+    listing = start.folder.path / "rejected.csv"
+    # The listing here is temporary.
+    message = str(error).replace(str(listing), "rejected.csv of the run folder")
+    yield failed_by(UserError(message), "corpus", "a corpus that a run accepts")
+    if listing.exists():
+        yield check_rejected(listing, start.config.data.max_rejected)
 
 
 def check_corpus(data: DataConfig, corpora: RunCorpora) -> Iterator[Check]:
     manifests = [corpus.manifest for corpus in (corpora.training, corpora.held_out) if corpus]
-    yield check_rejected(
-        corpora.folder / "rejected.csv", data.max_rejected, sum(map(len, manifests))
+    yield check_rejected(corpora.folder / "rejected.csv", data.max_rejected)
+    seconds = np.concatenate([manifest.samples for manifest in manifests]) / SAMPLE_RATE_HZ
+    yield required(
+        True,
+        "durations",
+        f"{data.min_seconds:g} to {data.max_seconds:g} s",
+        f"{len(seconds)} utterances of {seconds.min():.2f} to {seconds.max():.2f} s, "
+        f"median {np.median(seconds):.2f} s, {seconds.sum() / 3600:.2f} hours in total",
     )
-    yield check_durations(manifests, data.min_seconds, data.max_seconds)
     # A vocoder needs no texts.
     if corpora.vocabulary.symbols.symbols:
-        yield check_characters(manifests, corpora.vocabulary.languages, data.text_frontend)
+        ignored = ignored_characters(manifests, corpora.vocabulary.languages, data.text_frontend)
+        examples = (f"{c!r} (U+{ord(c):04X}) in {n}" for c, n in ignored.most_common(EXAMPLES))
+        yield recommended(
+            not ignored,
+            "characters without symbols",
+            f"none: the text front end '{data.text_frontend}' makes symbols of all characters",
+            f"{len(ignored)}, such as {', '.join(examples)} texts" if ignored else "none",
+            "The model does not learn these characters: spell them as they are spoken.",
+        )
     plan = corpora.training.plan
     yield recommended(
         plan.padding <= MAX_PADDING,
         "padding",
         f"at most {100 * MAX_PADDING:.0f} % of all samples in batches",
         f"{100 * plan.padding:.1f} % in {len(plan.bounds)} buckets",
-        "Raise --buckets to pad less; a smaller --batch-size leaves fewer empty rows in the last"
-        " batch.",
+        "Raise --buckets, or lower --batch-size, which leaves fewer empty rows in the last batch.",
     )
 
 
-def check_rejected(listing: Path, max_rejected: float, usable: int | None = None) -> Check:
-    """Summarise rejected.csv.
-
-    Args:
-        max_rejected: a run aborts above this fraction of unusable rows.
-        usable: number of usable utterances, if known.
-    """
+def check_rejected(listing: Path, max_rejected: float) -> Check:
+    """Summarise rejected.csv; a run aborts above a fraction of unusable rows."""
     with open(listing, encoding="utf-8", errors="surrogateescape", newline="") as file:
         rejected = list(csv.DictReader(file))
-    reasons = Counter(row["reason"] for row in rejected)
-    found = f"{len(rejected)}"
-    if usable is not None:
-        found += f" of {usable + len(rejected)}"
-    if rejected:
-        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-        examples = "; ".join(
-            f"line {row['line']} {row['audio']}: {row['detail'] or row['reason']}"
-            for row in rejected[:EXAMPLES]
-        )
-        found += f" ({counts}). The first: {examples}"
+    reasons = Counter(row["reason"] for row in rejected).most_common()
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons)
+    examples = "; ".join(
+        f"line {row['line']} {row['audio']}: {row['detail'] or row['reason']}"
+        for row in rejected[:EXAMPLES]
+    )
     return recommended(
         not rejected,
         "rejected utterances",
         f"none; a run accepts up to {100 * max_rejected:g} %",
-        found,
+        f"{len(rejected)} ({counts}). The first: {examples}" if rejected else "none",
         "Fix or remove these rows. A run lists all of them in rejected.csv in its folder.",
     )
 
 
-def check_durations(manifests: list[Manifest], min_s: float, max_s: float) -> Check:
-    seconds = np.concatenate([manifest.samples for manifest in manifests]) / SAMPLE_RATE_HZ
-    return required(
-        True,
-        "durations",
-        f"{min_s:g} to {max_s:g} s",
-        f"{len(seconds)} utterances of {seconds.min():.2f} to {seconds.max():.2f} s, "
-        f"median {np.median(seconds):.2f} s, {seconds.sum() / 3600:.2f} hours in total",
-    )
-
-
-def check_characters(
-    manifests: list[Manifest], languages: tuple[str, ...], frontend: Frontend
-) -> Check:
-    ignored = ignored_characters(manifests, languages, frontend)
-    examples = ", ".join(
-        f"{c!r} (U+{ord(c):04X}) in {count} texts" for c, count in ignored.most_common(EXAMPLES)
-    )
-    more = f" and {len(ignored) - EXAMPLES} more" if len(ignored) > EXAMPLES else ""
-    return recommended(
-        not ignored,
-        "characters without symbols",
-        f"none: the text front end '{frontend}' makes symbols of all characters",
-        f"{examples}{more}" if ignored else "none",
-        "The model does not learn these characters: spell them as they are spoken, or correct the"
-        " texts.",
-    )
-
-
 def ignored_characters(
-    manifests: list[Manifest], languages: tuple[str, ...], frontend: Frontend
+    manifests: Sequence[Manifest], languages: tuple[str, ...], frontend: Frontend
 ) -> Counter[str]:
     """Count the texts with each character that does not change the symbols of a text.
 
@@ -215,15 +174,12 @@ def ignored_characters(
     texts_with: Counter[tuple[str, str]] = Counter()
     for manifest in manifests:
         for text, language in zip(manifest.texts, manifest.language, strict=True):
-            texts_with.update(
-                (character, languages[language]) for character in set(normalise_text(text))
-            )
+            characters = set(normalise_text(text))
+            texts_with.update((character, languages[language]) for character in characters)
     ignored: Counter[str] = Counter()
     for (character, language), count in texts_with.items():
+        with_character = symbols_of(f"a {character} a", language, frontend)
         is_letter_or_symbol = unicodedata.category(character)[0] not in "PZM"
-        with_character, without = (
-            symbols_of(text, language, frontend) for text in (f"a {character} a", "a a")
-        )
-        if is_letter_or_symbol and with_character == without:
+        if is_letter_or_symbol and with_character == symbols_of("a a", language, frontend):
             ignored[character] += count
     return ignored

@@ -283,22 +283,21 @@ def recommend(measurement: Measurement, data: DataConfig) -> list[Recommendation
     single = not route.is_between_devices
     recommendations = []
     for stage in (*STAGES, "variation"):
-        for change in assess.candidates(
-            stage, data, single, measurement.devices, measurement.producers
-        ):
+        present = single, measurement.devices, measurement.producers
+        for change in assess.candidates(stage, data, *present):
             basis = "simulated"
-            changed: tuple[Route, StageTimes, QueueDepths]
+            pipeline = route, times, depths
             if "cache_dataset" in change:
                 basis = "at most"
-                changed = route, replace(times, read_s=np.zeros_like(length)), depths
+                pipeline = route, replace(times, read_s=np.zeros_like(length)), depths
             elif "model_gpu" in change:
                 # A single device has not measured the transfer.
                 basis = "at most" if single else "simulated"
                 first, *further = map(str, change.get("data_gpus") or [change["data_gpu"]])
-                changed = Route(first, str(change["model_gpu"]), tuple(further)), times, depths
+                pipeline = Route(first, str(change["model_gpu"]), tuple(further)), times, depths
             else:
-                changed = route, times, depths._replace(**change)
-            gain = present_s / _simulated_s(*changed) - 1.0
+                pipeline = route, times, depths._replace(**change)
+            gain = present_s / _simulated_s(*pipeline) - 1.0
             recommendations.append(Recommendation(assess.flags_of(change), gain, basis))
     min_gain = max(measurement.noise, MIN_GAIN)
     worthwhile = [each for each in recommendations if each.gain > min_gain]

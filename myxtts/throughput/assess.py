@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from myxtts.clock import NO_WAIT, Interval
 from myxtts.config.flags import SETTINGS, command_line
@@ -21,22 +21,8 @@ from myxtts.throughput.model import analytic_bound, ring_all_reduce_s
 
 log = logging.getLogger(__name__)
 
-
-class Target(NamedTuple):
-    """Least utilisation of the model device, and greatest variation of the step's time, for a
-    grade.
-    """
-
-    grade: str
-    model_busy: float
-    step_variation: float
-
-
-TARGETS = (
-    Target("excellent", 0.90, 0.20),
-    Target("good", 0.85, 0.30),
-    Target("minimum", 0.80, 0.40),
-)
+# Grade, least utilisation of the model device, and the limit of the variation of the step's time.
+TARGETS = (("excellent", 0.90, 0.20), ("good", 0.85, 0.30), ("minimum", 0.80, 0.40))
 
 # Of the data device: below, it gains little; above, long batches make the model wait.
 DATA_BUSY = (0.40, 0.60)
@@ -64,9 +50,9 @@ UNEVEN_SHARE = 0.05
 
 def grade(model_busy: float, step_variation: float = 0.0) -> str:
     """Return the best grade whose two limits are met; a run does not know the variation."""
-    for target in TARGETS:
-        if model_busy >= target.model_busy and step_variation < target.step_variation:
-            return target.grade
+    for name, least_busy, variation in TARGETS:
+        if model_busy >= least_busy and step_variation < variation:
+            return name
     return "below minimum"
 
 

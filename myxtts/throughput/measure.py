@@ -33,7 +33,6 @@ from myxtts.training import loop
 from myxtts.training import setup as training_setup
 from myxtts.training.checkpoints import save_nothing
 from myxtts.training.description import translate_oom
-from myxtts.training.hooks import Hook
 from myxtts.training.observation import make_sampler, vocoder_loader
 from myxtts.training.runs import RunFolder
 from myxtts.training.schedule import Schedule
@@ -48,6 +47,9 @@ WARM_UP = 5
 SAMPLES_PER_BUCKET = 2
 
 ALL_REDUCES = 20
+
+# The first all-reduce traces.
+UNTIMED = 3
 
 SampleBatches = dict[int, list[Batch]]
 """Batches by bucket."""
@@ -329,29 +331,33 @@ def measure_all_reduce(run: ProfiledRun) -> float:
     Call it in a process without another strategy of several devices: TensorFlow would take both for
     parts of one all-reduce.
     """
-    models = (run.route.data, run.route.model)
-    replicas = make_replicas(tuple(Route(model, model) for model in models))
-    by_device = []
-    for device in models:
-        with tf.device(device):
-            by_device.append([tf.zeros(v.shape, v.dtype) for v in run.setup.state.trained])
+    routes = tuple(Route(model, model) for model in (run.route.data, run.route.model))
+    shapes = [variable.shape for variable in run.setup.state.trained]
+    return time_all_reduce(make_replicas(routes).strategy, shapes, ALL_REDUCES)
+
+
+def time_all_reduce(
+    strategy: tf.distribute.Strategy, shapes: Sequence[Sequence[int]], repetitions: int
+) -> float:
+    """Return the median seconds in which replicas sum float32 tensors of these shapes, until the
+    sums can be read.
+    """
+    with strategy.scope():
+        # On the device of each replica.
+        tensors = [tf.Variable(tf.ones(shape)) for shape in shapes]
 
     @tf.function(autograph=False)
-    def all_reduce(by_device):
-        summed = replicas.strategy.run(
-            lambda gradients: tf.distribute.get_replica_context().all_reduce("SUM", gradients),
-            (replicas.per_replica(by_device),),
-        )
-        return [replicas.local_results(gradient) for gradient in summed]
+    def all_reduce_once():
+        context = tf.distribute.get_replica_context
+        return strategy.run(lambda: context().all_reduce("SUM", [v.read_value() for v in tensors]))
 
     times_s = []
-    for _ in range(ALL_REDUCES + 1):
+    for _ in range(UNTIMED + repetitions):
         started_s = time.perf_counter()
-        for copy in all_reduce(by_device)[-1]:
+        for copy in strategy.experimental_local_results(all_reduce_once()[-1]):
             devices.synchronize(copy)
         times_s.append(time.perf_counter() - started_s)
-    # The first call traces.
-    return float(np.median(times_s[1:]))
+    return float(np.median(times_s[UNTIMED:]))
 
 
 def run_untraced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> float:
@@ -392,23 +398,18 @@ def train_steps(
     schedule: Schedule,
     steps: int,
     timeline: Timeline | None = None,
-    hooks: Sequence[Hook] = (),
-    stop: StopRequest | None = None,
 ) -> Interval:
-    """Take steps in the training loop, without checkpoints.
+    """Take steps in the training loop, without checkpoints; return the times of all but the first,
+    which the loop does not count.
 
     Args:
         timeline: gets the spans of all steps.
-        stop: ends the loop early.
-
-    Returns:
-        The times of all steps but the first, which the loop does not count.
     """
     routes = setup.replicas.routes
     producers = set().union(*(route.data_devices for route in routes))
     clock = Clock(producers=len(producers), replicas=len(routes), timeline=timeline)
     schedule = replace(schedule, total_steps=setup.state.step + steps, checkpoint_every=0)
-    loop.train(setup.state, step, feed, schedule, hooks, save_nothing, clock, stop or StopRequest())
+    loop.train(setup.state, step, feed, schedule, [], save_nothing, clock, StopRequest())
     return clock.total()
 
 

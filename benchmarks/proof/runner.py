@@ -14,7 +14,7 @@ from typing import Any, Literal
 from benchmarks.proof import page
 from benchmarks.proof.run_section import run_section
 from benchmarks.proof.section import RESULT_FILE, Figure, Scope, Section, write_json
-from myxtts.distributed.processes import ChildProcess
+from myxtts.distributed.processes import ChildProcess, ProgramSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 GRACE = 0.1  # of a section's time, between its budget and its end by force
@@ -100,21 +100,23 @@ def run_in_process(section: Section, scope: Scope, limit_s: float) -> tuple[Stat
     command.append(json.dumps(settings, default=str))
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     end_s = time.monotonic() + limit_s
-    with open(scope.out / "log.txt", "wb") as log:
-        child = ChildProcess(command, log, f"section {section.number}", {"PYTHONPATH": path})
-        try:
-            while not child.has_ended() and time.monotonic() < end_s:
-                child.read_lines()
-                time.sleep(POLL_S)
-            if not child.has_ended():
-                return "out of time", f"ended by force after {limit_s:.0f} s"
-        finally:
-            child.kill()
+    log = scope.out / "log.txt"
+    log.unlink(missing_ok=True)
+    name = f"section {section.number}"
+    child = ChildProcess(ProgramSpec(name, tuple(command), log, {"PYTHONPATH": path}))
+    try:
+        while not child.has_ended() and time.monotonic() < end_s:
             child.read_lines()
+            time.sleep(POLL_S)
+        if not child.has_ended():
+            return "out of time", f"ended by force after {limit_s:.0f} s"
+    finally:
+        child.kill()
+        child.read_lines()
     if child.code == 0:
         return "complete", ""
     last = next((line for line in reversed(child.last_lines) if line.strip()), "it printed nothing")
-    if child.code is not None and child.code < 0:
+    if child.code < 0:
         return (
             "killed",
             f"the process {child.exit_reason()} (the kernel kills when memory is short); last"

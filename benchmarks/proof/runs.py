@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from benchmarks.proof.section import Scope
 from fakes.toy_models import toy_models
 from myxtts.commands.console import report_errors
-from myxtts.distributed.processes import ChildProcess
+from myxtts.distributed.processes import ChildProcess, ProgramSpec
 from myxtts.report.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,22 +96,22 @@ def run_script(
     """Run Python with these arguments in a process of its own; its output is added to a log."""
     began_s, lines, ended = time.monotonic(), [], ""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with open(log, "ab", buffering=0) as log_file:
-        child = ChildProcess([sys.executable, *arguments], log_file, "run", {"PYTHONPATH": path})
-        try:
-            while not (ended or child.has_ended()):
-                time.sleep(POLL_S)
-                for line in child.read_lines():
-                    lines.append(line)
-                    if stop is not None and stop(line):
-                        ended = KILLED
-                        break
-                if time.monotonic() - began_s > limit_s:
-                    ended = f"{NO_TIME} after {limit_s:.0f} s"
-        finally:
-            child.kill()
-        lines += child.read_lines()
-    return Finished(child.code or 0, lines, time.monotonic() - began_s, ended)
+    command = (sys.executable, *arguments)
+    child = ChildProcess(ProgramSpec("run", command, log, {"PYTHONPATH": path}))
+    try:
+        while not (ended or child.has_ended()):
+            time.sleep(POLL_S)
+            for line in child.read_lines():
+                lines.append(line)
+                if stop is not None and stop(line):
+                    ended = KILLED
+                    break
+            if time.monotonic() - began_s > limit_s:
+                ended = f"{NO_TIME} after {limit_s:.0f} s"
+    finally:
+        child.kill()
+    lines += child.read_lines()
+    return Finished(child.code, lines, time.monotonic() - began_s, ended)
 
 
 def run_in_process(name: str, flags: Sequence[str]) -> Finished:

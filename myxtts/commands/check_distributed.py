@@ -12,7 +12,7 @@ from pathlib import Path
 from myxtts.commands.launch import add_worker_flags, worker_addresses
 from myxtts.commands.parser import CommandParser, add_flag, bounded
 from myxtts.distributed.cluster import Cluster, find_cluster
-from myxtts.distributed.launcher import LaunchSpec, find_program, launch
+from myxtts.distributed.launcher import launch
 from myxtts.errors import ConfigError
 
 NAME = "check-distributed"
@@ -45,9 +45,9 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     if gpus is None and not options.nodes:
         gpus = 0
     gpu_flags = () if gpus is None else ("--gpus-per-worker", str(gpus))
-    command = find_program(["-m", "myxtts", NAME, *gpu_flags])
+    program = ("-m", "myxtts", NAME, *gpu_flags)
     logs = Path("logs") / "check_distributed"
-    return launch(LaunchSpec(command, workers, local, logs, gpus_per_worker=gpus))
+    return launch(program, workers, local, logs, gpus_per_worker=gpus)
 
 
 def run_worker(cluster: Cluster, gpus: int | None) -> int:

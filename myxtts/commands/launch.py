@@ -7,7 +7,7 @@ from pathlib import Path
 from myxtts.commands.parser import CommandParser, add_flag, bounded
 from myxtts.config.flags import SCRIPTS
 from myxtts.distributed.cluster import check_addresses
-from myxtts.distributed.launcher import LaunchSpec, find_program, launch, local_workers
+from myxtts.distributed.launcher import launch, local_workers
 from myxtts.errors import ConfigError
 
 NAME = "launch"
@@ -69,7 +69,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     program = [word for i, word in enumerate(options.program) if i or word != "--"]
     if program and program[0] in SCRIPTS and not Path(program[0]).is_file():
         program = ["-m", "myxtts", *program]
-    command = find_program(program)
+    if not program:
+        raise ConfigError("no program was given. Name it after --, such as -- train --run first.")
     workers, local = worker_addresses(options)
     cores, gpus = options.cores_per_worker, options.gpus_per_worker
-    return launch(LaunchSpec(command, workers, local, options.logs, cores, gpus))
+    return launch(program, workers, local, options.logs, cores, gpus)

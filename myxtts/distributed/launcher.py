@@ -3,17 +3,15 @@
 TF_CONFIG tells each worker the cluster.
 """
 
-import importlib.util
 import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.processes import (
-    Exit,
+    ChildProcess,
     ProgramSpec,
     StopSignals,
     Supervisor,
@@ -21,46 +19,10 @@ from myxtts.distributed.processes import (
     gpu_environ,
     visible_gpus,
 )
-from myxtts.errors import ConfigError, PlacementError
+from myxtts.errors import PlacementError
 from myxtts.files import make_folder
 from myxtts.machine import usable_cores
 from myxtts.terminal import detach_stdout
-
-
-@dataclass(frozen=True)
-class LaunchSpec:
-    """The workers to launch.
-
-    Attributes:
-        command: of each worker, as `find_program` returns it.
-        workers: addresses of the whole cluster.
-        local: indices of the workers to start on this machine.
-        logs: folder for worker-N.log.
-        cores_per_worker: pins each worker to this many cores of its own; 0 does not pin.
-        gpus_per_worker: shows each worker this many GPUs of its own; None shows all GPUs to all
-            workers.
-    """
-
-    command: tuple[str, ...]
-    workers: tuple[str, ...]
-    local: tuple[int, ...]
-    logs: Path
-    cores_per_worker: int = 0
-    gpus_per_worker: int | None = None
-
-
-def find_program(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that runs a Python file, or `-m` and a module, with arguments."""
-    if words[:1] == ["-m"]:
-        exists = len(words) > 1 and importlib.util.find_spec(words[1].partition(".")[0]) is not None
-    else:
-        exists = bool(words) and Path(words[0]).is_file()
-    if not exists:
-        raise ConfigError(
-            f"the program '{' '.join(words[:2])}' was given, but there is no such file or module. "
-            "Name a Python file, -m and a module, or a command of myxtts after --: `-- train`."
-        )
-    return sys.executable, "-u", *words
 
 
 def local_workers(count: int) -> tuple[str, ...]:
@@ -73,55 +35,69 @@ def local_workers(count: int) -> tuple[str, ...]:
         return tuple(f"127.0.0.1:{unused.getsockname()[1]}" for unused in sockets)
 
 
-def launch(spec: LaunchSpec) -> int:
+def launch(
+    program: Sequence[str],
+    workers: tuple[str, ...],
+    local: Sequence[int],
+    logs: Path,
+    cores_per_worker: int = 0,
+    gpus_per_worker: int | None = None,
+) -> int:
     """Run the workers until all have ended.
 
-    Ctrl-C, SIGTERM or a hangup stops them; a second Ctrl-C kills them.
+    Ctrl-C, SIGTERM or a hangup stops them; a second Ctrl-C kills them. Raises UserError if there
+    are too few cores or GPUs, or the folder for the logs cannot be made.
+
+    Args:
+        program: of each worker: a Python file, or `-m` and a module, with arguments.
+        workers: addresses of the whole cluster.
+        local: indices of the workers to start on this machine.
+        logs: folder for worker-N.log.
+        cores_per_worker: pins each worker to this many cores of its own; 0 does not pin.
+        gpus_per_worker: shows each worker this many GPUs of its own; None shows all GPUs to all
+            workers.
 
     Returns:
         the exit code: 0 if all workers succeed; otherwise the code of the first failure, or 128
             plus the number of the signal that killed the worker; 130, 143 or 129 if the launcher
             was stopped.
-
-    Raises:
-        PlacementError: there are too few cores or GPUs.
-        ConfigError: the folder for the logs cannot be made.
     """
-    count = len(spec.local)
-    cores = _divide(usable_cores(), count, spec.cores_per_worker, "cores")
-    gpus = visible_gpus() if spec.gpus_per_worker else []
-    gpu_lists = _divide(gpus, count, spec.gpus_per_worker or 0, "gpus")
+    cores = _divide(usable_cores(), len(local), cores_per_worker, "cores")
+    existing_gpus = visible_gpus() if gpus_per_worker else []
+    gpus = _divide(existing_gpus, len(local), gpus_per_worker or 0, "gpus")
     programs = []
-    for place, index in enumerate(spec.local):
-        cluster = Cluster(spec.workers, index)
+    for place, index in enumerate(local):
+        cluster = Cluster(workers, index)
         environ = {"TF_CONFIG": cluster.tf_config()}
-        if spec.gpus_per_worker is not None:
-            environ |= gpu_environ(gpu_lists[place])
-        pinned = frozenset(cores[place]) if spec.cores_per_worker else None
-        log = spec.logs / f"worker-{index}.log"
-        programs.append(ProgramSpec(cluster.name(), spec.command, log, environ, pinned))
-    make_folder(spec.logs, "--logs")
+        if gpus_per_worker is not None:
+            environ |= gpu_environ(gpus[place])
+        command = (sys.executable, "-u", *program)
+        log = logs / f"worker-{index}.log"
+        pinned = frozenset(cores[place]) or None
+        programs.append(ProgramSpec(cluster.name(), command, log, environ, pinned))
+    make_folder(logs, "--logs")
     with StopSignals() as stop:
-        exits = Supervisor(stop, _PrefixedOutput(), end_together=True).run(programs)
-    failures = [exit for exit in exits if exit.outcome in ("failed", "rejected")]
+        ended = Supervisor(stop, _PrefixedOutput(), end_together=True).run(programs)
+    failures = [process for process in ended if process.outcome in ("failed", "rejected")]
     if not failures:
         return stop.exit_code
-    first = min(failures, key=lambda exit: (_severity(exit), programs.index(exit.program)))
-    report = first.process.failure_report()
+    # In the order of their severity, then of their numbers.
+    first = min(failures, key=lambda process: (_severity(process), programs.index(process.program)))
+    report = first.failure_report()
     if first.code == 2:
         report = f"ended with exit code 2; its message is above and in {first.program.log}"
     print(f"error: {first.program.name} {report}", file=sys.stderr)
     return first.code if first.code > 0 else 128 - first.code
 
 
-def _severity(exit: Exit) -> int:
+def _severity(process: ChildProcess) -> int:
     """Return 0 for a killed worker, 1 for a defect, 2 for a user's error, 3 for a lost worker.
 
     The loss of another worker is the consequence of one of the former.
     """
-    if exit.code != 2:
-        return 0 if exit.code < 0 else 1
-    return 3 if any(line.startswith("error: worker ") for line in exit.process.last_lines) else 2
+    if process.code != 2:
+        return 0 if process.code < 0 else 1
+    return 3 if any(line.startswith("error: worker ") for line in process.last_lines) else 2
 
 
 def _divide(items: Sequence, count: int, size: int, kind: str) -> list[Sequence]:
@@ -140,10 +116,10 @@ class _PrefixedOutput(SupervisorEvents):
     def __init__(self) -> None:
         self._errors: set[str] = set()
 
-    def on_line(self, program: ProgramSpec, line: str) -> None:
+    def on_line(self, process: ChildProcess, line: str) -> None:
         if line not in self._errors:
             # Without the worker's address.
-            name = program.name.partition(" (")[0]
+            name = process.program.name.partition(" (")[0]
             try:
                 print(f"[{name}] {line}", flush=True)
             # A closed terminal must not keep the workers from saving.

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from io import FileIO
 from itertools import takewhile
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal
 
 # Slurm, timeout(1) and wrappers send a signal twice within milliseconds.
 REPEAT_S = 0.2
@@ -33,12 +33,12 @@ POLL_S = 0.05
 # at the latest (20 s). Then they get SIGTERM, and time to save. So all end within a minute.
 NOTICE_S = 22.0
 SAVE_S = 14.0
+# Exit codes of a program that SIGTERM has ended, with or without saving.
+STOPPED_CODES = (130, 143, -signal.SIGTERM)
 # nvidia-smi never returns when the driver hangs.
 NVIDIA_SMI_S = 20.0
 # From linux/prctl.h.
 PR_SET_PDEATHSIG = 1
-
-Outcome = Literal["done", "stopped", "rejected", "failed"]
 
 log = logging.getLogger(__name__)
 
@@ -102,43 +102,56 @@ def exit_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
+@dataclass(frozen=True)
+class ProgramSpec:
+    """A program to run.
+
+    Attributes:
+        name: for messages and the log.
+        log: file that the output is appended to.
+        environ: added to the environment of this process.
+        cores: cores to pin the program to.
+        max_restarts: how often a supervisor restarts the program after a failure.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    log: Path
+    environ: dict[str, str] = field(default_factory=dict)
+    cores: frozenset[int] | None = None
+    max_restarts: int = 0
+
+
 class ChildProcess:
     """A process in a process group of its own: descendants end with it, and no Ctrl-C reaches it.
 
-    Args:
-        log: receives the output, after a line with the time, the title and the command.
-        environ: added to the parent's environment.
-        cores: cores to pin the process to.
-
     Attributes:
-        code: exit code, or minus the number of the signal that killed the process; None until
+        code: exit code, or minus the number of the signal that killed the process; 0 until
             `has_ended` returns true.
+        outcome: how it ended for its supervisor: `stopped` on request, `rejected` with exit code 2,
+            a user's mistake.
         last_lines: the last lines of its output.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        log: BinaryIO,
-        title: str,
-        environ: Mapping[str, str],
-        cores: frozenset[int] | None = None,
-    ):
-        self.code: int | None = None
+    def __init__(self, program: ProgramSpec):
+        self.program = program
+        self.code = 0
+        self.outcome: Literal["running", "done", "stopped", "rejected", "failed"] = "running"
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._log = log
+        self._is_reaped = False
+        self._log = FileIO(program.log, "a")
         self._log_fails = False
         self._partial = b""
         now = datetime.now().isoformat(" ", "seconds")
-        self._add_to_log(f"=== {now} {title}: {' '.join(command)}\n".encode())
+        self._add_to_log(f"=== {now} {program.name}: {' '.join(program.command)}\n".encode())
         self._process = subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
+            program.command,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **program.environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=child_setup(os.getpid(), cores),
+            preexec_fn=child_setup(os.getpid(), program.cores),
         )
         assert self._process.stdout is not None
         self.pid = self._process.pid
@@ -155,14 +168,15 @@ class ChildProcess:
                 output += part
         self._add_to_log(output)
         *complete, partial = (self._partial + output).split(b"\n")
-        if self.code is not None:
+        if self._is_reaped:
             self._pipe.close()
+            self._log.close()
             complete += [partial] if partial else []
-        # As on a terminal, text after a carriage return replaces the line, so a progress bar takes
-        # no memory. One at the end may be that of "\r\n".
-        end = b"\r" if partial.endswith(b"\r") else b""
-        self._partial = _after_return(partial)[-READ_BYTES:] + end
-        lines = [_after_return(line).decode(errors="replace") for line in complete]
+        self._partial = partial[-READ_BYTES:]
+        # As on a terminal, text after a carriage return replaces the line.
+        lines = [
+            line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in complete
+        ]
         self.last_lines.extend(lines)
         return lines
 
@@ -174,46 +188,40 @@ class ChildProcess:
             if not self._log_fails:
                 log.error(
                     "%s cannot be written: %s. Free some disk space; workers and jobs go on.",
-                    self._log.name,
+                    self.program.log,
                     error.strerror,
                 )
             self._log_fails = True
 
     def has_ended(self) -> bool:
         """Return whether the process has ended; if so, set `code` and kill its descendants."""
-        if self.code is None:
-            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            # Not reaped yet, so no other group can have its number.
-            if ended is not None:
-                self.kill()
-        return self.code is not None
+        # Not reaped yet, so no other group can have its number.
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if not self._is_reaped and os.waitid(os.P_PID, self.pid, flags) is not None:
+            self.kill()
+        return self._is_reaped
 
     def send_signal(self, number: int) -> None:
-        if self.code is None:
+        if not self._is_reaped:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill the process and its group, and wait for the exit code."""
-        if self.code is None:
+        if not self._is_reaped:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.code = self._process.wait()
+            self._is_reaped = True
 
     def exit_reason(self) -> str:
-        code = self.code or 0
-        if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with code {code}"
+        if self.code < 0:
+            return f"was killed by {signal.Signals(-self.code).name}"
+        return f"ended with code {self.code}"
 
     def failure_report(self) -> str:
         """Return how the process ended, with its last lines."""
         lines = "".join(f"\n  | {line}" for line in self.last_lines)
-        return f"{self.exit_reason()}; its last lines (all are in {self._log.name}):{lines}"
-
-
-def _after_return(line: bytes) -> bytes:
-    """Return what a terminal shows of a line: the text after the last carriage return."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
+        return f"{self.exit_reason()}; its last lines (all are in {self.program.log}):{lines}"
 
 
 def child_setup(parent: int, cores: frozenset[int] | None = None) -> Callable[[], None]:
@@ -232,51 +240,19 @@ def child_setup(parent: int, cores: frozenset[int] | None = None) -> Callable[[]
     return setup
 
 
-@dataclass(frozen=True)
-class ProgramSpec:
-    """A program to run.
-
-    Attributes:
-        name: for messages and the log.
-        log: file that the output is appended to.
-        environ: added to the environment of this process.
-        cores: cores to pin the program to.
-        max_restarts: how often the program is restarted after a failure.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    log: Path
-    environ: dict[str, str] = field(default_factory=dict)
-    cores: frozenset[int] | None = None
-    max_restarts: int = 0
-
-
-class Exit(NamedTuple):
-    """How a program ended: `stopped` on request, `rejected` with exit code 2, a user's mistake."""
-
-    program: ProgramSpec
-    process: ChildProcess
-    outcome: Outcome
-
-    @property
-    def code(self) -> int:
-        return self.process.code or 0
-
-
 class SupervisorEvents:
     """Callbacks of a supervisor; each does nothing by default."""
 
-    def on_start(self, program: ProgramSpec, pid: int, restarts: int) -> None:
+    def on_start(self, process: ChildProcess, restarts: int) -> None:
         """A program was started, for the first time if `restarts` is 0."""
 
-    def on_line(self, program: ProgramSpec, line: str) -> None:
+    def on_line(self, process: ChildProcess, line: str) -> None:
         """A program has printed a line."""
 
-    def on_restart(self, exit: Exit, restarts: int) -> None:
+    def on_restart(self, process: ChildProcess, restarts: int) -> None:
         """A program has failed and is about to be restarted."""
 
-    def on_exit(self, exit: Exit) -> None:
+    def on_exit(self, process: ChildProcess) -> None:
         """A program has ended and is not restarted."""
 
     def on_stop(self, stop: StopSignals) -> None:
@@ -299,66 +275,60 @@ class Supervisor:
         self._stop = stop
         self._events = events
         self._end_together = end_together
-        self._running: dict[ChildProcess, ProgramSpec] = {}
-        self._restarts: dict[str, int] = {}
+        self._running: dict[ChildProcess, int] = {}
         self._handled_requests = 0
         self._first_failure_s = math.inf
         self._is_ending = False
 
-    def run(self, programs: Sequence[ProgramSpec]) -> list[Exit]:
-        """Run programs until all have ended; return how, in the order of their ends.
+    def run(self, programs: Sequence[ProgramSpec]) -> list[ChildProcess]:
+        """Run programs until all have ended; return the processes in the order of their ends.
 
         None is started after a request to stop.
         """
-        exits: list[Exit] = []
-        with ExitStack() as resources:
-            self._resources = resources
-            resources.callback(self._kill_all)
+        ended: list[ChildProcess] = []
+        try:
             for program in programs:
                 if not self._stop.count:
                     self._start(program, restarts=0)
             while self._running:
-                for process, program in list(self._running.items()):
+                for process in list(self._running):
                     has_ended = process.has_ended()
                     for line in process.read_lines():
-                        self._events.on_line(program, line)
-                    if has_ended:
-                        self._reap(process, exits)
+                        self._events.on_line(process, line)
+                    if has_ended and not self._restart(process):
+                        self._events.on_exit(process)
+                        ended.append(process)
                 self._forward_stop()
                 self._end_after_failure()
                 self._events.on_poll()
                 time.sleep(POLL_S)
-        return exits
+        finally:
+            self._kill_all()
+        return ended
 
     def _start(self, program: ProgramSpec, restarts: int) -> None:
-        log = self._resources.enter_context(FileIO(program.log, "a"))
-        process = ChildProcess(program.command, log, program.name, program.environ, program.cores)
-        self._running[process] = program
-        self._restarts[program.name] = restarts
-        self._events.on_start(program, process.pid, restarts)
+        process = ChildProcess(program)
+        self._running[process] = restarts
+        self._events.on_start(process, restarts)
 
-    def _reap(self, process: ChildProcess, exits: list[Exit]) -> None:
-        """Restart the program of a process that has ended, or add its exit."""
-        program = self._running.pop(process)
-        outcome = self._outcome(process.code)
-        exit = Exit(program, process, outcome)
-        restarts = self._restarts[program.name] + 1
-        if outcome == "failed" and restarts <= program.max_restarts and not self._stop.count:
-            self._events.on_restart(exit, restarts)
-            self._start(program, restarts)
-            return
-        if outcome in ("failed", "rejected"):
+    def _restart(self, process: ChildProcess) -> bool:
+        """Set the outcome of a process that has ended; return whether its program was restarted."""
+        restarts = self._running.pop(process) + 1
+        stops = self._stop.count
+        process.outcome = "failed"
+        if process.code == 0:
+            process.outcome = "done"
+        elif self._is_ending or stops > 1 or (stops and process.code in STOPPED_CODES):
+            process.outcome = "stopped"
+        elif process.code == 2:
+            process.outcome = "rejected"
+        if process.outcome == "failed" and restarts <= process.program.max_restarts and not stops:
+            self._events.on_restart(process, restarts)
+            self._start(process.program, restarts)
+            return True
+        if process.outcome in ("failed", "rejected"):
             self._first_failure_s = min(self._first_failure_s, time.monotonic())
-        self._events.on_exit(exit)
-        exits.append(exit)
-
-    def _outcome(self, code: int | None) -> Outcome:
-        if code == 0:
-            return "done"
-        is_stopped = self._stop.count and code in (130, 143, -signal.SIGTERM)
-        if is_stopped or self._is_ending or self._stop.count > 1:
-            return "stopped"
-        return "rejected" if code == 2 else "failed"
+        return False
 
     def _forward_stop(self) -> None:
         if self._stop.count == self._handled_requests:

@@ -29,21 +29,29 @@ END_TIMEOUT_S = 86_400
 
 log = logging.getLogger(__name__)
 
-# What TensorFlow's errors say of a lost worker. The first is the text of `_report`, whichever
-# workers passed it on.
+# What TensorFlow's errors say of a lost worker. This is the text of `_report`, whichever workers
+# passed it on.
 _REPORTED = re.compile(r"<<(worker \d+ .*?)>>")
 _TASKS = r"((?:/job:worker/replica:0/task:\d+\s*)+)"
-_NO_HEARTBEAT = re.compile(
-    rf"stopped sending heartbeats\):\s*{_TASKS}|Task {_TASKS}heartbeat timeout"
-)
-_LATE_AT_BARRIER = re.compile(
-    r"Barrier timed out\. Id: (\S*?)::.*timed out task names:\s*" + _TASKS, re.DOTALL
-)
-_BROKEN_CONNECTION = re.compile(r"remote target (/job:worker/replica:0/task:\d+)")
-_NO_SERVICE = re.compile(
-    r"RPC: /tensorflow\.CoordinationService/|Failed to send RPC to coordination service"
-)
-_SIGNS = (_REPORTED, _NO_HEARTBEAT, _LATE_AT_BARRIER, _BROKEN_CONNECTION, _NO_SERVICE)
+_NO_HEARTBEAT = f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s"
+_LATE = rf".*timed out task names:\s*{_TASKS}"
+# The most reliable ones first. Worker 0 hosts the coordination service.
+_SIGNS = {
+    re.compile(pattern, re.DOTALL): what
+    for pattern, what in (
+        (rf"stopped sending heartbeats\):\s*{_TASKS}", _NO_HEARTBEAT),
+        (rf"Task {_TASKS}heartbeat timeout", _NO_HEARTBEAT),
+        (
+            rf"Barrier timed out\. Id: {END_BARRIER}::{_LATE}",
+            f"did not finish within {END_TIMEOUT_S} s",
+        ),
+        (rf"Barrier timed out\. Id: {_LATE}", f"did not start within {REGISTER_TIMEOUT_S} s"),
+        # The first one is the innermost; the later ones only passed it on.
+        (rf"remote target {_TASKS}", "is gone: its connection was lost"),
+        (r"RPC: /tensorflow\.CoordinationService/", _NO_HEARTBEAT),
+        (r"Failed to send RPC to coordination service", _NO_HEARTBEAT),
+    )
+}
 
 
 class WorkerLost(TrainingError):
@@ -135,21 +143,18 @@ def diagnose_lost_worker(error: BaseException, cluster: Cluster) -> str | None:
         text = error.object.decode(errors="replace")
     else:
         return None
-    no_heartbeat = f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s"
     if match := _REPORTED.search(text):
         return match[1]
-    if match := _NO_HEARTBEAT.search(text):
-        return _lost(cluster, match[1] or match[2], no_heartbeat)
-    if match := _LATE_AT_BARRIER.search(text):
-        deadline = f"start within {REGISTER_TIMEOUT_S}"
-        if match[1] == END_BARRIER:
-            deadline = f"finish within {END_TIMEOUT_S}"
-        return _lost(cluster, match[2], f"did not {deadline} s of the others")
-    # The first one is the innermost; the later ones only passed it on.
-    if match := _BROKEN_CONNECTION.search(text):
-        return _lost(cluster, match[1], "is gone: its connection was lost")
-    # Worker 0 hosts the service.
-    return _lost(cluster, "task:0", no_heartbeat) if _NO_SERVICE.search(text) else None
+    matches = ((pattern.search(text), what) for pattern, what in _SIGNS.items())
+    match, what = next((found for found in matches if found[0]), (None, ""))
+    if match is None:
+        return None
+    indices = re.findall(r"task:(\d+)", " ".join(match.groups())) or ["0"]
+    names = " and ".join(cluster.name(int(index)) for index in indices)
+    return (
+        f"{names} {what}. All workers train together, so none can continue. Look at the log of the"
+        " lost worker; then start all workers again with --resume."
+    )
 
 
 def left_unchanged(error: tf.errors.OpError) -> bool:
@@ -158,15 +163,7 @@ def left_unchanged(error: tf.errors.OpError) -> bool:
     Such a step has changed nothing: weights, averages and optimizers are updated from one sum over
     all workers, and an all-reduce that fails leaves them as they were.
     """
-    return any(sign.search(error.message) for sign in _SIGNS)
-
-
-def _lost(cluster: Cluster, tasks: str, what: str) -> str:
-    names = " and ".join(cluster.name(int(index)) for index in re.findall(r"task:(\d+)", tasks))
-    return (
-        f"{names} {what}. All workers train together, so none can continue. Look at the log of the"
-        " lost worker; then start all workers again with --resume."
-    )
+    return any(sign.search(error.message) for sign in (_REPORTED, *_SIGNS))
 
 
 def _report(cluster: Cluster, error: BaseException) -> None:

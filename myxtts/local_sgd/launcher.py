@@ -33,7 +33,7 @@ from myxtts.config.flags import marked, with_values
 from myxtts.config.load import dump, format_value, load
 from myxtts.config.schema import IN_ALL_JOBS, IN_SHARDS, Config, PlacementConfig
 from myxtts.distributed.processes import (
-    Exit,
+    ChildProcess,
     ProgramSpec,
     StopSignals,
     Supervisor,
@@ -418,7 +418,7 @@ class _Launcher(SupervisorEvents):
         """Device of programs that run alone: the first GPU, or the whole CPU if simulated."""
         return self._spec.devices[0]._replace(cores=None)
 
-    def _supervise(self, programs: Sequence[ProgramSpec]) -> list[Exit]:
+    def _supervise(self, programs: Sequence[ProgramSpec]) -> list[ChildProcess]:
         return Supervisor(self._stop, self, end_together=False).run(programs)
 
     def _training(self, name: str, device: JobDevice) -> ProgramSpec:
@@ -469,34 +469,36 @@ class _Launcher(SupervisorEvents):
             command += ["--val-data", str(self._shards.held_out)]
         log = spec.folder / "logs" / "merge.log"
         environ = gpu_environ(self._alone.gpus)
-        exits = self._supervise([ProgramSpec("merge", tuple(command), log, environ)])
-        code = exits[0].code if exits else 1
+        ended = self._supervise([ProgramSpec("merge", tuple(command), log, environ)])
+        code = ended[0].code if ended else 1
         if code in (0, 1) and merged.exists():
             state.merge = MergeResult(job_steps=job_steps, exit_code=code)
             say(state.merge.describe(merged))
             return code
         return 2 if code == 2 else 1
 
-    def on_start(self, program: ProgramSpec, pid: int, restarts: int) -> None:
-        self._set_process(program.name, ProcessState(state="running", pid=pid, restarts=restarts))
+    def on_start(self, process: ChildProcess, restarts: int) -> None:
+        state = ProcessState(state="running", pid=process.pid, restarts=restarts)
+        self._set_process(process.program.name, state)
 
-    def on_line(self, program: ProgramSpec, line: str) -> None:
+    def on_line(self, process: ChildProcess, line: str) -> None:
         # Of a merge the output is shown, of trainings a table of their progress.
-        if program.name == "merge":
+        if process.program.name == "merge":
             say(line)
 
-    def on_restart(self, exit: Exit, restarts: int) -> None:
+    def on_restart(self, process: ChildProcess, restarts: int) -> None:
+        program = process.program
         say(
-            f"{exit.program.name} {exit.process.exit_reason()} ({exit.program.log}); it restarts"
-            f" from its newest checkpoint (restart {restarts} of {exit.program.max_restarts})"
+            f"{program.name} {process.exit_reason()} ({program.log}); it restarts from its newest"
+            f" checkpoint (restart {restarts} of {program.max_restarts})"
         )
 
-    def on_exit(self, exit: Exit) -> None:
-        name = exit.program.name
-        if name != "merge" and exit.outcome in ("rejected", "failed"):
-            say_error(f"{name} {exit.process.failure_report()}")
-        process = self._state.processes[name]
-        self._set_process(name, process.model_copy(update={"state": exit.outcome}))
+    def on_exit(self, process: ChildProcess) -> None:
+        name = process.program.name
+        if name != "merge" and process.outcome in ("rejected", "failed"):
+            say_error(f"{name} {process.failure_report()}")
+        state = self._state.processes[name]
+        self._set_process(name, state.model_copy(update={"state": process.outcome}))
 
     def on_stop(self, stop: StopSignals) -> None:
         consequence = "all runs write a checkpoint and end; a second Ctrl-C kills them"
@@ -516,8 +518,8 @@ class _Launcher(SupervisorEvents):
         for line in progress_table(self._spec.folder, self._state):
             say(line)
 
-    def _set_process(self, name: str, process: ProcessState) -> None:
-        self._state.processes[name] = process
+    def _set_process(self, name: str, state: ProcessState) -> None:
+        self._state.processes[name] = state
         try:
             self._state.write(self._spec.folder)
         except OSError as error:

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.distributed.processes import ChildProcess
+from myxtts.distributed.processes import ChildProcess, ProgramSpec
 from myxtts.errors import PlacementError, TrainingError
 from myxtts.files import check_writable, make_folder, write_json
 from tests.robustness.heap import EVERY_S
@@ -180,19 +180,20 @@ def train(folder: Path, process: int, seconds: float, every_s: float, seed: int)
     if process:
         command.append("--resume")
     samples, start_s = [], time.monotonic()
-    with open(folder / "log.txt", "ab") as log:
-        child = ChildProcess(command, log, f"process {process}", {"CUDA_VISIBLE_DEVICES": ""})
-        try:
-            for number in range(1, round(seconds / every_s) + 1):
-                if wait_for_end(child, start_s + number * every_s):
-                    break
-                seconds = time.monotonic() - start_s
-                with contextlib.suppress(*ENDED):
-                    samples.append(sample_of(child.pid, run, heap, process, seconds, every_s))
-            child.send_signal(signal.SIGTERM)
-            wait_for_end(child, time.monotonic() + STOP_S)
-        finally:
-            child.kill()
+    environ = {"CUDA_VISIBLE_DEVICES": ""}
+    name = f"process {process}"
+    child = ChildProcess(ProgramSpec(name, tuple(command), folder / "log.txt", environ))
+    try:
+        for number in range(1, round(seconds / every_s) + 1):
+            if wait_for_end(child, start_s + number * every_s):
+                break
+            with contextlib.suppress(*ENDED):
+                running_s = time.monotonic() - start_s
+                samples.append(sample_of(child.pid, run, heap, process, running_s, every_s))
+        child.send_signal(signal.SIGTERM)
+        wait_for_end(child, time.monotonic() + STOP_S)
+    finally:
+        child.kill()
     if child.code not in (-signal.SIGTERM, 128 + signal.SIGTERM):
         report = child.failure_report()
         raise TrainingError(f"process {process} of the soak test {report}\nSee {folder}.")

@@ -40,11 +40,8 @@ class CopyMetricsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.wave = vowels()
-        copies = [
-            cls.wave,
-            2 * cls.wave,
-            *(cls.wave + noise(len(cls.wave), level) for level in (0.01, 0.05)),
-        ]
+        noises = [noise(len(cls.wave), level) for level in (0.01, 0.05)]
+        copies = [cls.wave, 2 * cls.wave, *(cls.wave + each for each in noises)]
         copies = [copy.astype(np.float32) for copy in copies]
         measured = measure([cls.wave] * len(copies), copies)
         cls.same, cls.louder, cls.noisy, cls.noisier = (
@@ -52,12 +49,8 @@ class CopyMetricsTest(unittest.TestCase):
         )
 
     def test_a_wave_is_the_best_copy_of_itself(self):
-        best = {
-            "log_mel_error": 0.0,
-            "mel_cepstral_distortion": 0.0,
-            "log_f0_rmse": 0.0,
-            "voicing_error": 0.0,
-        }
+        names = ("log_mel_error", "mel_cepstral_distortion", "log_f0_rmse", "voicing_error")
+        best = dict.fromkeys(names, 0.0)
         self.assertEqual(self.same, self.same | best)
         # The highest value of P.862.2.
         self.assertAlmostEqual(self.same["pesq_wb"], 4.644, places=3)
@@ -124,11 +117,8 @@ class CopyMetricsTest(unittest.TestCase):
         self.assertEqual(metrics.mcd_db, 0.0)
 
     def test_the_extra_and_the_requirements_file_name_the_packages_of_the_scores(self):
-        extra = re.search(
-            r"^evaluation = \[(.+?)\]",
-            (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
-            re.MULTILINE,
-        )
+        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        extra = re.search(r"^evaluation = \[(.+?)\]", project, re.MULTILINE)
         lines = (ROOT / "requirements-evaluation.txt").read_text(encoding="utf-8").splitlines()
         required = [line.split("#")[0].strip() for line in lines if not line.startswith("#")]
         self.assertEqual(re.findall(r'"(.+?)"', extra[1]), required)

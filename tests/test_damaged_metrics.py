@@ -59,10 +59,8 @@ class DamagedMetricsTest(unittest.TestCase):
             file = MetricsFile(self.path, 3)
         file.write({"step": 5, "loss": 0.2})
         file.close()
-        expected = (
-            f"{len(DAMAGED)} of {len(DAMAGED) + 4} lines of {self.path} were damaged and are"
-            " dropped"
-        )
+        count = len(DAMAGED)
+        expected = f"{count} of {count + 4} lines of {self.path} were damaged and are dropped"
         self.assertEqual([record.getMessage() for record in logs.records], [expected])
         reports = list(map(json.loads, self.path.read_text(encoding="utf-8").splitlines()))
         self.assertEqual(reports, [*WHOLE[:3], {"step": 5, "loss": 0.2}])

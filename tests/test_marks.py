@@ -46,37 +46,28 @@ TABLES = {
 
 class MarksTest(unittest.TestCase):
     def test_each_mark_has_its_settings(self):
-        self.assertEqual(
-            set(TABLES), {value for value in vars(schema).values() if isinstance(value, Mark)}
-        )
+        marks = {value for value in vars(schema).values() if isinstance(value, Mark)}
+        self.assertEqual(set(TABLES), marks)
         for mark, names in TABLES.items():
             with self.subTest(mark.meaning):
                 self.assertEqual({setting.name for setting in marked(mark)}, set(names.split()))
 
     def test_a_merge_compares_the_settings_of_its_task(self):
-        for task, names in (
-            ("tts", ["reference_seconds"]),
-            ("asr", ["encoder", "subsampling"]),
-            ("vocoder", ["discriminators"]),
-        ):
+        compared = {"tts": ["reference_seconds"], "asr": ["encoder", "subsampling"]}
+        for task, names in {**compared, "vocoder": ["discriminators"]}.items():
             self.assertEqual([setting.name for setting in merge_settings(task)], names)
             for setting in merge_settings(task):
                 self.assertIn(schema.IN_ALL_JOBS, setting.marks)
 
     def test_a_setting_that_is_turned_off_has_the_value_that_turns_it_off(self):
-        config = load(
-            None, {"cache_dataset": True, "stop_at_step": 3, "resume": True, "validate_every": 7}
-        )
+        given = {"cache_dataset": True, "stop_at_step": 3, "resume": True, "validate_every": 7}
+        config = load(None, given)
+        evaluation = {"data_service": None, "cache_dataset": False, "teacher_fraction": 0.0}
+        trial = {"resume": False, "validate_every": 0, "sample_every": 0, "evaluate_every": 0}
         for mark, expected in (
-            (
-                schema.OFF_IN_EVALUATION,
-                {"data_service": None, "cache_dataset": False, "teacher_fraction": 0.0},
-            ),
+            (schema.OFF_IN_EVALUATION, evaluation),
             (schema.OFF_IN_MERGE, {"stop_at_step": None, "resume": False}),
-            (
-                schema.OFF_IN_TRIAL,
-                {"resume": False, "validate_every": 0, "sample_every": 0, "evaluate_every": 0},
-            ),
+            (schema.OFF_IN_TRIAL, trial),
         ):
             with self.subTest(mark.meaning):
                 off = turned_off(config, mark)

@@ -15,14 +15,8 @@ MEL = np.full((20, 80), -5.0, np.float32)
 
 class Pictures(unittest.TestCase):
     def test_any_text_can_be_a_title(self):
-        for text in (
-            "from $5% to $6",
-            r"A $\foo$ b",
-            "It cost $5 & $10.",
-            "",
-            "გამარჯობა سلام",
-            "a" * 2_000,
-        ):
+        texts = ["from $5% to $6", r"A $\foo$ b", "It cost $5 & $10.", "", "გამარჯობა سلام"]
+        for text in (*texts, "a" * 2_000):
             with self.subTest(text=text[:20]):
                 image = mel_and_alignment(MEL, MEL[:7], np.arange(20), text)
                 f0 = f0_curves({"recorded": np.array([100.0, np.nan, 110.0])}, text)

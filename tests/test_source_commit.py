@@ -15,16 +15,8 @@ class SourceCommitTest(unittest.TestCase):
         self.root = temporary_folder(self.addCleanup)
 
     def git(self, *arguments: str) -> str:
-        command = [
-            "git",
-            "-C",
-            str(self.root),
-            "-c",
-            "user.name=a",
-            "-c",
-            "user.email=a@b",
-            *arguments,
-        ]
+        user = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(self.root), *user, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     def test_a_folder_that_is_no_checkout_has_none(self):

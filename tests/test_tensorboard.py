@@ -1,14 +1,12 @@
 """What TensorBoard is given, and what the process keeps of it."""
 
 import gc
-import shutil
-import tempfile
 import unittest
-from pathlib import Path
 
 import numpy as np
 
 from myxtts.report.reporter import TensorBoard
+from tests.fixtures import temporary_folder
 from tests.robustness.heap import bytes_in_use
 
 CALLS = 500
@@ -17,9 +15,7 @@ IMAGE, WAVE = np.zeros((4, 4, 3), np.uint8), np.zeros(100, np.float32)
 
 class Memory(unittest.TestCase):
     def setUp(self):
-        folder = Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, folder)
-        self.board = TensorBoard(folder)
+        self.board = TensorBoard(temporary_folder(self.addCleanup))
         self.addCleanup(self.board.close)
 
     def test_no_memory_is_kept_of_what_was_written(self):

@@ -133,18 +133,7 @@ def _is_boolean(node: ast.expr) -> bool:
 
 
 # Names of booleans that do not look like one.
-BOOLEANS = (
-    "skips",
-    "rises",
-    "wide",
-    "several",
-    "exact",
-    "small",
-    "clips",
-    "average",
-    "open",
-    "limits",
-)
+BOOLEANS = "skips rises wide several exact small clips average open limits".split()
 
 
 def _name(path: Path) -> str:

@@ -17,22 +17,26 @@ from tests.long import long
 from tests.tiny import build_model, build_toy, features, on_device, take_step, training_state
 from tests.two_devices import DATA, MODEL
 
+NEEDS_KERNELS = unittest.skipUnless(
+    has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up"
+)
 TEXTS = tf.TensorSpec([None], tf.string)
 NUMBERS = tf.TensorSpec([None], tf.float32)
 WHOLE = tf.TensorSpec([4, 4], tf.int32)
 
 
 def audit_of(function, *specs: tf.TensorSpec, xla: bool = False) -> Audit:
-    return audit(
-        tf.function(function, jit_compile=True if xla else None).get_concrete_function(*specs)
-    )
+    compiled = tf.function(function, jit_compile=True if xla else None)
+    return audit(compiled.get_concrete_function(*specs))
 
 
 def missing_kernels(function, *specs: tf.TensorSpec, xla: bool = False) -> list[tuple[str, str]]:
-    return [
-        (operation.type, operation.missing)
-        for operation in audit_of(function, *specs, xla=xla).host_only
-    ]
+    found = audit_of(function, *specs, xla=xla).host_only
+    return [(operation.type, operation.missing) for operation in found]
+
+
+def square(x):
+    return tf.matmul(x, x)
 
 
 def length(text):
@@ -50,7 +54,7 @@ class HostFieldsTest(unittest.TestCase):
             require_device("/GPU:0", [("frames", frames), ("mel", mel)])
 
 
-@unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+@NEEDS_KERNELS
 class ProjectTest(unittest.TestCase):
     def assert_clean(self, function, least: int):
         result = audit(function)
@@ -63,12 +67,9 @@ class ProjectTest(unittest.TestCase):
             with self.subTest(vtlp=vtlp):
                 self.assert_clean(traced_once(DATA, tts_extractor(vtlp)), 200)
 
-    def assert_step_clean(
-        self, model, precision: str, accumulation: int, least: int, xla: bool = False
-    ):
-        step = Step(
-            training_state(model, precision), 1.0, accumulation, static_shapes=xla, compile_xla=xla
-        )
+    def assert_step_clean(self, model, precision, accumulation, least, xla=False):
+        state = training_state(model, precision)
+        step = Step(state, 1.0, accumulation, static_shapes=xla, compile_xla=xla)
         functions = step.functions([on_device(features([(5, 13), (8, 24)]))])
         self.assertEqual(len(functions), 1 if accumulation == 1 else 2)
         for function in functions:
@@ -82,9 +83,8 @@ class ProjectTest(unittest.TestCase):
 
     @long
     def test_float16_step_with_gradient_checkpointing_passes_the_audit(self):
-        self.assert_step_clean(
-            build_model("mixed_float16", gradient_checkpointing=True), "mixed_float16", 1, 3000
-        )
+        model = build_model("mixed_float16", gradient_checkpointing=True)
+        self.assert_step_clean(model, "mixed_float16", 1, 3000)
 
     def test_xla_compiled_step_passes_the_audit(self):
         self.assert_step_clean(build_toy(), "float32", 1, 100, xla=True)
@@ -103,20 +103,18 @@ class ProjectTest(unittest.TestCase):
         self.assert_clean(module.reference_mel.get_concrete_function(), 50)
 
 
-@unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+@NEEDS_KERNELS
 class PlantedOperationTest(unittest.TestCase):
     def test_string_operation_is_found(self):
-        result = audit_of(length, TEXTS)
-        self.assertEqual([operation.type for operation in result.host_only], ["StringLength"])
-        self.assertIn("length", result.host_only[0].function)
-        self.assertEqual(result.host_only[0].name, "StringLength")
+        (operation,) = audit_of(length, TEXTS).host_only
+        self.assertEqual((operation.type, operation.name), ("StringLength", "StringLength"))
+        self.assertIn("length", operation.function)
 
     def test_kernel_must_match_types(self):
-        actual = missing_kernels(lambda x: tf.matmul(x, x), WHOLE)
-        self.assertEqual(actual, [("MatMul", "GPU kernel")])
-        actual = missing_kernels(lambda x: tf.matmul(x, x), tf.TensorSpec([4, 4], tf.float32))
-        self.assertEqual(actual, [])
-        self.assertEqual(audit_of(lambda x: tf.matmul(x, x), WHOLE).host_only[0].dtypes, "T=int32")
+        (operation,) = audit_of(square, WHOLE).host_only
+        found = operation.type, operation.missing, operation.dtypes
+        self.assertEqual(found, ("MatMul", "GPU kernel", "T=int32"))
+        self.assertEqual(missing_kernels(square, tf.TensorSpec([4, 4], tf.float32)), [])
 
     def test_default_kernel_with_host_arguments_counts(self):
         self.assertEqual(missing_kernels(lambda text: tf.unique(text)[0], TEXTS), [])
@@ -124,19 +122,15 @@ class PlantedOperationTest(unittest.TestCase):
         self.assertEqual(missing_kernels(lambda text, x: call(text, x)[1], TEXTS, NUMBERS), [])
 
     def test_python_functions_are_found_despite_their_default_kernel(self):
-        actual = missing_kernels(lambda x: tf.numpy_function(abs, [x], tf.float32), NUMBERS)[0][0]
-        self.assertEqual(actual, "PyFunc")
-        actual = missing_kernels(lambda x: tf.py_function(abs, [x], tf.float32), NUMBERS)[0][0]
-        self.assertEqual(actual, "EagerPyFunc")
+        for call, name in ((tf.numpy_function, "PyFunc"), (tf.py_function, "EagerPyFunc")):
+            found = missing_kernels(lambda x, call=call: call(abs, [x], tf.float32), NUMBERS)
+            self.assertEqual(found[0][0], name)
 
     def test_reading_and_decoding_are_found(self):
-        path = tf.TensorSpec([], tf.string)
-        types = [
-            name
-            for name, _ in missing_kernels(
-                lambda path: tf.audio.decode_wav(tf.io.read_file(path))[0], path
-            )
-        ]
+        def read(path):
+            return tf.audio.decode_wav(tf.io.read_file(path))[0]
+
+        types = [name for name, _ in missing_kernels(read, tf.TensorSpec([], tf.string))]
         self.assertEqual(types, ["ReadFile", "DecodeWav"])
 
     def test_operation_in_a_loop_body_or_condition_is_found(self):
@@ -160,9 +154,9 @@ class PlantedOperationTest(unittest.TestCase):
     def test_operation_in_a_nested_function_is_found(self):
         inner = tf.function(length)
         outer = tf.function(lambda text: inner(text) + 1.0)
-        result = audit_of(lambda text: outer(text) + 1.0, TEXTS).host_only
-        self.assertEqual([operation.type for operation in result], ["StringLength"])
-        self.assertIn("length", result[0].function)
+        (operation,) = audit_of(lambda text: outer(text) + 1.0, TEXTS).host_only
+        self.assertEqual(operation.type, "StringLength")
+        self.assertIn("length", operation.function)
 
     def test_operation_that_occurs_only_in_a_gradient_is_found(self):
         @tf.custom_gradient
@@ -179,15 +173,17 @@ class PlantedOperationTest(unittest.TestCase):
         self.assertEqual(missing_kernels(gradient, NUMBERS), [("PyFunc", "GPU kernel")])
 
     def test_function_compiled_by_xla_needs_xla_kernels_only(self):
-        product = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
-        self.assertEqual(missing_kernels(product, WHOLE), [])
-        self.assertEqual(missing_kernels(lambda x: product(x) + 1, WHOLE), [])
-        actual = missing_kernels(lambda x: tf.matmul(product(x), x), WHOLE)
-        self.assertEqual(actual, [("MatMul", "GPU kernel")])
-        # Compiled if its caller is, but not by itself.
-        plain = tf.function(lambda x: tf.matmul(x, x))
-        self.assertEqual(missing_kernels(lambda x: plain(x) + 1, WHOLE, xla=True), [])
-        self.assertEqual(missing_kernels(lambda x: plain(x) + 1, WHOLE), [("MatMul", "GPU kernel")])
+        product, plain = tf.function(square, jit_compile=True), tf.function(square)
+        missing = [("MatMul", "GPU kernel")]
+        for function, xla, expected in (
+            (product, False, []),
+            (lambda x: product(x) + 1, False, []),
+            (lambda x: tf.matmul(product(x), x), False, missing),
+            # Compiled if its caller is, but not by itself.
+            (lambda x: plain(x) + 1, True, []),
+            (lambda x: plain(x) + 1, False, missing),
+        ):
+            self.assertEqual(missing_kernels(function, WHOLE, xla=xla), expected)
         self.assertEqual(missing_kernels(length, TEXTS, xla=True), [("StringLength", "XLA kernel")])
 
 

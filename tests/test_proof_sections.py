@@ -24,11 +24,9 @@ def scope(gpus: int = 2, simulated: bool = False, out: str = "unused") -> Scope:
 
 
 def stages(produce_s: float, step_s: float) -> StageProfile:
-    return StageProfile(
-        StageTimes(*(np.full(40, seconds) for seconds in (0.0, produce_s, 0.001, step_s))),
-        np.zeros(40, int),
-        0.004,
-    )
+    times_s = (0.0, produce_s, 0.001, step_s)
+    times = StageTimes(*(np.full(40, seconds) for seconds in times_s))
+    return StageProfile(times, np.zeros(40, int), 0.004)
 
 
 class PlacementsTest(unittest.TestCase):
@@ -38,22 +36,17 @@ class PlacementsTest(unittest.TestCase):
 
     def findings(self, produce_s: float = 0.03, step_s: float = 0.1, **figures) -> Findings:
         """Return findings of dual placement whose bound is the slower stage."""
-        case = Case(
-            "dual", {"data_gpu": 0, "model_gpu": 1}, bound_s=max(produce_s, step_s), **figures
-        )
+        settings = {"data_gpu": 0, "model_gpu": 1}
+        case = Case("dual", settings, bound_s=max(produce_s, step_s), **figures)
         return Findings(placements.length_of(scope()), [case], stages(produce_s, step_s))
 
     def test_placements_that_need_more_gpus_say_so(self):
-        missing = {
-            gpus: [case.name for case in placements.cases_of(scope(gpus)) if case.problem]
-            for gpus in (1, 2, 3)
-        }
         of_three = ["dual, 2 replicas", "dual, 2 producers"]
         # All but single and split.
         of_two = ["dual", "2 replicas", "dual, the other way round"]
-        self.assertEqual(missing[1], of_two + of_three)
-        self.assertEqual(missing[2], of_three)
-        self.assertEqual(missing[3], [])
+        for gpus, missing in ((1, of_two + of_three), (2, of_three), (3, [])):
+            cases = placements.cases_of(scope(gpus))
+            self.assertEqual([case.name for case in cases if case.problem], missing)
         self.assertEqual(placements.cases_of(scope(3))[-1].flags, ["--model-gpus", "0", "1", "2"])
 
     def test_all_simulated_placements_have_the_same_devices(self):
@@ -165,10 +158,8 @@ class PreflightTest(unittest.TestCase):
 
 class ResumeTest(unittest.TestCase):
     def figure(self, resumed: dict[int, float], problem: str = ""):
-        losses = {
-            "whole": {1: {"loss": 3.0}, 2: {"loss": 2.0}},
-            "killed": {s: {"loss": v} for s, v in resumed.items()},
-        }
+        killed = {step: {"loss": loss} for step, loss in resumed.items()}
+        losses = {"whole": {1: {"loss": 3.0}, 2: {"loss": 2.0}}, "killed": killed}
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "runs/whole/log.txt"
             log.parent.mkdir(parents=True)

@@ -44,12 +44,8 @@ class ChecksumTest(unittest.TestCase):
             return int(threads.checksum(tf.constant(values, tf.float32)))
 
         values = np.arange(24.0).reshape(2, 3, 4)
-        for other in (
-            values[::-1],
-            values[:, ::-1],
-            values[..., ::-1],
-            values.reshape(3, 2, 4).swapaxes(0, 1),
-        ):
+        flipped = (values[::-1], values[:, ::-1], values[..., ::-1])
+        for other in (*flipped, values.reshape(3, 2, 4).swapaxes(0, 1)):
             self.assertNotEqual(checksum(other), checksum(values))
         self.assertEqual(checksum(values.copy()), checksum(values))
 
@@ -61,10 +57,8 @@ class RoutesTest(unittest.TestCase):
         config, _ = train.parse(threads.flags_of(scope))
         placement = plan_routes(config.placement, gpus)
         gpu_of = {device.name: device.physical for device in placement.devices}
-        return {
-            name: (gpu_of[route.data], gpu_of[route.model])
-            for name, route in threads.routes_of(scope, placement)
-        }
+        routes = threads.routes_of(scope, placement)
+        return {name: (gpu_of[route.data], gpu_of[route.model]) for name, route in routes}
 
     def test_routes_cover_one_gpu_its_parts_and_both_directions_between_two(self):
         one = {"one GPU": (0, 0), "one GPU split in two": (0, 0)}
@@ -87,9 +81,8 @@ class CorruptedBatchTest(unittest.TestCase):
         def corrupted(producer, *arguments):
             for number, (batch,) in enumerate(produce(producer, *arguments)):
                 if number == CORRUPTED and threading.current_thread().name == "myxtts-producer":
-                    batch = batch._replace(
-                        features=batch.features | {"mel": flip_lowest_bit(batch.features["mel"])}
-                    )
+                    mel = flip_lowest_bit(batch.features["mel"])
+                    batch = batch._replace(features=batch.features | {"mel": mel})
                 yield (batch,)
 
         with mock.patch.object(Producer, "replica_batches", corrupted):

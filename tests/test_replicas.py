@@ -42,9 +42,8 @@ def replicas_of(count: int) -> Replicas:
     return make_replicas(tuple(Route(device.name, device.name) for device in FOUR.devices[:count]))
 
 
-def built(
-    build, replicas: Replicas, precision: str = "float32", accumulation: int = 1
-) -> tuple[TrainingState, Step]:
+def built(build, replicas: Replicas, precision="float32", accumulation=1):
+    """Return a state and a step of these replicas."""
     keras.utils.set_random_seed(0)
     with replicas.scope():
         model = build(precision)
@@ -79,33 +78,22 @@ def steps_of(batches: int, steps: int) -> list[list[dict]]:
             shapes = [SHORT, *[EMPTY] * (batches - 1)]
         tokens, frames = np.sum([np.sum(shape, axis=0) for shape in shapes], axis=0)
         whole = {"step_tokens": np.float32(tokens), "step_frames": np.float32(frames)}
-        made.append(
-            [features(rows, (8, 40), seed=10 * step + i) | whole for i, rows in enumerate(shapes)]
-        )
+        parts = [features(rows, (8, 40), seed=10 * step + i) for i, rows in enumerate(shapes)]
+        made.append([part | whole for part in parts])
     return made
 
 
-def trained(
-    build, count: int, steps: list[list[dict]], accumulation: int = 1, precision: str = "float32"
-):
+def trained(build, count: int, steps: list[list[dict]], accumulation=1, precision="float32"):
     """Train; return state, step and losses. One replica takes all batches of a step in turn."""
     replicas = replicas_of(count)
     state, step = built(build, replicas, precision, accumulation if count > 1 else 2)
     losses = []
     for number, batches in enumerate(steps, 1):
-        placed = [
-            on(
-                replicas.devices[index // accumulation if count > 1 else 0],
-                batch,
-                state.model.BATCH_FIELDS,
-            )
-            for index, batch in enumerate(batches)
-        ]
-        microbatches = (
-            [placed[number_in_step::accumulation] for number_in_step in range(accumulation)]
-            if count > 1
-            else [[b] for b in placed]
-        )
+        in_turn = len(batches) if count == 1 else accumulation
+        placed = []
+        for index, batch in enumerate(batches):
+            placed.append(on(replicas.devices[index // in_turn], batch, state.model.BATCH_FIELDS))
+        microbatches = [placed[index::in_turn] for index in range(in_turn)]
         losses.append(step.read(take_step(step, microbatches, number, 1e-2, 0.9))["loss"])
     return state, step, losses
 
@@ -122,20 +110,16 @@ def values(state: TrainingState, replica: int = 0) -> list[np.ndarray]:
 
 
 class EquivalenceTest(unittest.TestCase):
-    def assert_same(
-        self, build, count, steps=20, accumulation=1, precision="float32", tolerance=1e-5
-    ):
+    def assert_same(self, build, count, steps=20, accumulation=1, tolerance=1e-5, **precision):
         batches = steps_of(count * accumulation, steps)
-        replicated, step, losses = trained(build, count, batches, accumulation, precision)
-        single, _, expected = trained(build, 1, batches, accumulation, precision)
+        replicated, step, losses = trained(build, count, batches, accumulation, **precision)
+        single, _, expected = trained(build, 1, batches, accumulation, **precision)
         np.testing.assert_allclose(losses, expected, rtol=tolerance)
-        for value, expected_value in zip(values(replicated), values(single), strict=True):
-            np.testing.assert_allclose(value, expected_value, atol=tolerance)
+        for pair in zip(values(replicated), values(single), strict=True):
+            np.testing.assert_allclose(*pair, atol=tolerance)
         for replica in range(1, count):
-            for value, expected_value in zip(
-                values(replicated), values(replicated, replica), strict=True
-            ):
-                np.testing.assert_array_equal(value, expected_value, "replicas differ")
+            for pair in zip(values(replicated), values(replicated, replica), strict=True):
+                np.testing.assert_array_equal(*pair, "replicas differ")
         self.assertEqual(step.traces, 1)
 
     def test_two_replicas_match_one_device_with_short_and_empty_batches(self):
@@ -161,9 +145,8 @@ class HandOverTest(unittest.TestCase):
         steps, data = steps_of(2, 3), FOUR.devices[3].name
         expected, _, losses = trained(toy, 2, steps)
         state, step = built(toy, replicas_of(2))
-        batches = [
-            [on(data, batch, state.model.BATCH_FIELDS) for batch in batches] for batches in steps
-        ]
+        fields = state.model.BATCH_FIELDS
+        batches = [[on(data, batch, fields) for batch in of_step] for of_step in steps]
         handed, outcomes = step.hand_over(batches[0]), []
         for number, later in enumerate([*batches[1:], batches[-1]], 1):
             outcome, handed = step(handed, [later], number, ConstantRates(1e-2, 0.9))
@@ -176,31 +159,23 @@ class HandOverTest(unittest.TestCase):
 
 
 class DeviceTest(unittest.TestCase):
+    def batches(self, state: TrainingState) -> list[dict]:
+        batch, fields = steps_of(1, 1)[0][0], state.model.BATCH_FIELDS
+        return [on(device, batch, fields) for device in state.replicas.devices]
+
     def test_matrix_products_of_each_replica_are_on_its_device(self):
         state, step = built(toy, replicas_of(2), accumulation=2)
-        batches = [
-            on(device, steps_of(1, 1)[0][0], state.model.BATCH_FIELDS)
-            for device in state.replicas.devices
-        ]
-        for function in step.functions(batches):
-            matmul_devices = [
-                operation.device
-                for operation in function.graph.get_operations()
-                if operation.type == "MatMul"
-            ]
-            counts = [
-                sum(device.endswith(name[1:]) for device in matmul_devices)
-                for name in state.replicas.devices
-            ]
-            self.assertGreater(counts[0], 0)
-            self.assertEqual(counts, [len(matmul_devices) / 2] * 2)
+        for function in step.functions(self.batches(state)):
+            operations = function.graph.get_operations()
+            devices = [operation.device for operation in operations if operation.type == "MatMul"]
+            self.assertGreater(len(devices), 0)
+            for name in state.replicas.devices:
+                count = sum(device.endswith(name[1:]) for device in devices)
+                self.assertEqual(count, len(devices) / 2)
 
     def test_outcome_is_on_the_first_device(self):
         state, step = built(toy, replicas_of(2))
-        batches = [
-            on(device, steps_of(1, 1)[0][0], state.model.BATCH_FIELDS)
-            for device in state.replicas.devices
-        ]
+        batches = self.batches(state)
         self.assertTrue(take_step(step, [batches], 1, 1e-2, 0.9).device.endswith("CPU:0"))
 
     def test_all_equal_with_one_process(self):
@@ -215,26 +190,16 @@ class RestOfEpochTest(unittest.TestCase):
         self.samples = random.integers(20_000, 90_000, 200).astype(np.int32)
 
     def plan(self, replicas, accumulation=1):
-        return Plan(
-            self.samples,
-            self.samples // 1000,
-            np.zeros(200, np.int32),
-            bounds=bucket_bounds(self.samples, 4, 4),
-            batch_size=4,
-            seed=3,
-            accumulation=accumulation,
-            replicas=replicas,
-        )
+        columns = self.samples, self.samples // 1000, np.zeros(200, np.int32)
+        shares = {"accumulation": accumulation, "replicas": replicas}
+        bounds = bucket_bounds(self.samples, 4, 4)
+        return Plan(*columns, bounds=bounds, batch_size=4, seed=3, **shares)
 
     def take(self, replicas, start, steps, accumulation=1):
         """Return the utterances of steps from a position on, and the position after them."""
-        planned = list(
-            itertools.islice(planned_steps(self.plan(replicas, accumulation), start), steps)
-        )
-        return (
-            np.concatenate([step.utterances for _, step in planned]),
-            planned[-1][1].next_position,
-        )
+        endless = planned_steps(self.plan(replicas, accumulation), start)
+        planned = [step for _, step in itertools.islice(endless, steps)]
+        return np.concatenate([step.utterances for step in planned]), planned[-1].next_position
 
     def test_each_utterance_is_used_once(self):
         for accumulation in (1, 2):
@@ -243,17 +208,16 @@ class RestOfEpochTest(unittest.TestCase):
             position = position.after_resize(3)
             left = steps_left(self.plan(1, accumulation), position, epochs=2)
             third, position = self.take(1, position, left, accumulation)
-            np.testing.assert_array_equal(
-                np.sort(np.concatenate([first, second, third])), np.arange(200)
-            )
+            used = np.sort(np.concatenate([first, second, third]))
+            np.testing.assert_array_equal(used, np.arange(200))
             self.assertEqual(position, Position(2))
 
     def test_rest_is_a_function_of_the_steps_taken(self):
         start = Position(1, 0, ((2, 5), (3, 3)))
-        np.testing.assert_array_equal(self.take(1, start, 9)[0], self.take(1, start, 9)[0])
-        self.assertFalse(
-            np.array_equal(self.take(1, start, 9)[0], self.take(1, Position(1, 0, ((2, 5),)), 9)[0])
-        )
+        taken = self.take(1, start, 9)[0]
+        np.testing.assert_array_equal(taken, self.take(1, start, 9)[0])
+        others = self.take(1, Position(1, 0, ((2, 5),)), 9)[0]
+        self.assertFalse(np.array_equal(taken, others))
 
     def test_epoch_without_a_step_is_unchanged(self):
         self.assertEqual(Position(4).after_resize(2), Position(4))
@@ -279,23 +243,20 @@ class RunTest(unittest.TestCase):
     def setUpClass(cls):
         cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
 
-    def metadata(self, run, step):
-        return json.loads(
-            (self.workspace.run_dir(run) / f"checkpoints/step-{step:06d}/state.json").read_text()
-        )
+    def checkpoint(self, run, step):
+        return self.workspace.run_dir(run) / f"checkpoints/step-{step:06d}"
 
-    def arrays(self, run, step):
-        return dict(arrays_of(self.workspace.run_dir(run) / f"checkpoints/step-{step:06d}"))
+    def metadata(self, run, step):
+        return json.loads((self.checkpoint(run, step) / "state.json").read_text())
 
     def test_run_of_two_replicas_resumes_with_one_and_uses_each_utterance_once(self):
-        begun = self.workspace.train(
-            "shared", "--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2"
-        )
+        flags = "--model-gpus 0 1 --batch-size 2 --max-steps 2"
+        begun = self.workspace.train("shared", *flags.split())
         self.assertEqual(begun.code, 0, begun.err)
         self.assertIn("replicated", begun.out)
         self.assertIn("2 replicas with", begun.out)
-        actual = (self.metadata("shared", 2)["position"], self.metadata("shared", 2)["replicas"])
-        self.assertEqual(actual, ([0, 2, []], 2))
+        metadata = self.metadata("shared", 2)
+        self.assertEqual((metadata["position"], metadata["replicas"]), ([0, 2, []], 2))
         ended = self.workspace.train("shared", "--batch-size", "2", "--max-steps", "4", "--resume")
         self.assertEqual(ended.code, 0, ended.err)
         self.assertIn("1 now, 2 before", ended.out)
@@ -303,41 +264,28 @@ class RunTest(unittest.TestCase):
         self.assertEqual(self.metadata("shared", 4)["position"], [1, 0, []])
 
     def test_any_producers_make_the_same_batches_and_validations(self):
-        flags = ("--batch-size", "2", "--max-steps", "3", "--validate-every", "1")
-        validations = {}
+        flags = "--batch-size 2 --max-steps 3 --validate-every 1"
+        validations, arrays = {}, {}
         for name, placement, is_observed in (
-            ("own", ("--model-gpus", "1", "2"), False),
-            ("fed", ("--data-gpu", "0", "--model-gpus", "1", "2"), True),
-            ("turns", ("--data-gpus", "0", "1", "--model-gpus", "2", "3"), True),
+            ("own", "--model-gpus 1 2", False),
+            ("fed", "--data-gpu 0 --model-gpus 1 2", True),
+            ("turns", "--data-gpus 0 1 --model-gpus 2 3", True),
         ):
-            finished = self.workspace.train(name, *placement, *flags)
+            finished = self.workspace.train(name, *f"{placement} {flags}".split())
             self.assertEqual(finished.code, 0, finished.err)
             self.assertEqual("during training" in finished.out, is_observed)
             lines = read_metrics(self.workspace.run_dir(name) / "metrics.jsonl")
             validations[name] = [line["validation_loss"] for line in lines]
-        self.assertEqual(validations["own"], validations["fed"])
-        self.assertEqual(validations["own"], validations["turns"])
-        for name, array in self.arrays("own", 3).items():
-            for other in ("fed", "turns"):
-                np.testing.assert_array_equal(
-                    array, self.arrays(other, 3)[name], f"{name} of {other}"
-                )
+            arrays[name] = dict(arrays_of(self.checkpoint(name, 3)))
+        for other in ("fed", "turns"):
+            self.assertEqual(validations["own"], validations[other])
+            for name, array in arrays["own"].items():
+                np.testing.assert_array_equal(array, arrays[other][name], f"{name} of {other}")
 
     def test_scale_learning_rate_multiplies_the_rate_by_the_replicas(self):
-        flags = (
-            *[
-                "--model-gpus",
-                "0",
-                "1",
-                "--batch-size",
-                "2",
-                "--max-steps",
-                "2",
-                "--warmup-steps",
-                "0",
-            ],
-        )
-        self.assertEqual(self.workspace.train("scaled", *flags, "--scale-learning-rate").code, 0)
+        flags = "--model-gpus 0 1 --batch-size 2 --max-steps 2 --warmup-steps 0"
+        scaled = self.workspace.train("scaled", *flags.split(), "--scale-learning-rate")
+        self.assertEqual(scaled.code, 0)
         first = read_metrics(self.workspace.run_dir("scaled") / "metrics.jsonl")[0]
         self.assertAlmostEqual(first["learning_rate"], 2 * TrainingConfig().learning_rate)
 

@@ -87,12 +87,8 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
     there, passes the same equaliser and band limits, and gets its level afterwards. Without any of
     these in the settings, the waves are returned as they are.
 
-    Args:
-        waves: float32 [B, S] in [-1, 1].
-        samples: int32 [B], the number of real samples of each row; 0 is allowed.
-
-    Returns:
-        float32 [B, S], about in [-1, 1]; 0 after the end of a row.
+    float32 [B, S] in [-1, 1], and the real samples of each row, int32 [B]; 0 is allowed -> float32
+    [B, S], about in [-1, 1]; 0 after the end of a row.
     """
     channels = settings.equaliser_probability or settings.band_limit_probability
     filters = settings.reverb_probability or channels
@@ -194,14 +190,8 @@ def _noise(speech, real, draws: Draws, grid: tuple, channel, settings: Augmentat
 def impulse_response(noise, rt60_s, direct_to_reverberant_db, chosen):
     """Return impulse responses of rooms: direct sound, then decaying noise (Polack 1988).
 
-    Args:
-        noise: float32 [B, R], normal.
-        rt60_s: float32 [B, 1], the time in which the tail falls by 60 dB.
-        direct_to_reverberant_db: float32 [B, 1], energy of the direct sound over that of the tail.
-        chosen: bool [B, 1]; elsewhere there is no tail.
-
-    Returns:
-        float32 [B, R], 1 at the first sample.
+    Normal noise [B, R], the time in which the tail falls by 60 dB, the energy of the direct sound
+    over that of the tail, and whether there is a tail, [B, 1] -> [B, R], 1 at the first sample.
     """
     time_s = (np.arange(noise.shape[1]) / SAMPLE_RATE_HZ).astype(np.float32)
     tail = (noise * tf.exp(-3.0 * float(np.log(10.0)) * time_s / rt60_s))[:, 1:]
@@ -268,15 +258,13 @@ def perturb_speed(waves, samples, fewest, seed, limit: float):
     the sample rate is folded to frequencies above the mel's.
 
     Args:
-        waves: float32 [B, S].
         samples: int32 [B] in host memory, the number of real samples of each row; 0 is allowed.
         fewest: int32 [B] in host memory; a row that would become shorter gets this length, if it is
             longer now.
         limit: up to 0.2.
 
     Returns:
-        float32 [B, S / (1 - limit), rounded up], 0 after the end of a row; int32 [B], their
-        samples.
+        float32 [B, S / (1 - limit), rounded up], 0 after the end of a row; its samples, int32 [B].
     """
     padded = tf.shape(waves)[1]
     with on_host():
@@ -326,15 +314,7 @@ def _energy(wave):
     return tf.reduce_sum(tf.square(wave), axis=1, keepdims=True)
 
 
-def spec_augment(
-    mel,
-    frames,
-    seed,
-    time_masks: int,
-    time_fraction: float,
-    frequency_masks: int,
-    frequency_bands: int,
-):
+def spec_augment(mel, frames, seed, time_masks, time_fraction, frequency_masks, frequency_bands):
     """Replace masked values by the mean of their band over the real frames of the row.
 
     The paper masks with 0, in features of mean 0. The width of each mask is uniform from 0 to the
@@ -344,12 +324,11 @@ def spec_augment(
 
     Args:
         mel: float32 [B, T, bands].
-        time_masks, frequency_masks: number of masks of each row; 0 means none.
+        time_masks, frequency_masks: number of masks of each row.
         time_fraction: largest width of a time mask as a fraction of the frames of the row, up to 1.
         frequency_bands: largest width of a frequency mask in bands.
     """
-    padded = tf.shape(mel)[1]
-    bands = mel.shape[2]
+    padded, bands = tf.shape(mel)[1], mel.shape[2]
     real = tf.sequence_mask(frames, padded)[:, :, None]
     length = tf.cast(frames, tf.float32)
     longest = tf.floor(length * time_fraction)

@@ -60,15 +60,12 @@ def log_mel(waveform, samples=None, filters=None):
     alone and in a padded batch. The transform runs in float64: in float32 the rounding error is 1 %
     of what a loud tone contributes to the quietest bands. The result equals librosa's within 2e-6.
 
-    Args:
-        waveform: float32 [batch, samples] in [-1, 1].
-        samples: int32 [batch], the number of real samples of each row (0, or more than 384); by
-            default all.
-        filters: float32 [batch, bins, bands], used instead of `mel_filters`.
+    float32 [batch, samples] in [-1, 1] -> [batch, samples // 256, 80]: the natural logarithm of the
+    mel magnitude, at least log(1e-5). Frames after the end of a row are log(1e-5).
 
-    Returns:
-        float32 [batch, samples // 256, 80]: the natural logarithm of the mel magnitude, at least
-        log(1e-5). Frames after the end of a row are log(1e-5).
+    Args:
+        samples: int32 [batch], the number of real samples of each row (0, or more than 384).
+        filters: float32 [batch, bins, bands], used instead of `mel_filters`.
     """
     padded = tf.shape(waveform)[1]
     if samples is None:

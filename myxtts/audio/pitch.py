@@ -55,13 +55,9 @@ def f0(waveform, samples):
     also interpolated by a parabola. The difference function of a frame is the sum of those of its
     hops, which neighbouring frames share.
 
-    Args:
-        waveform: float32 [batch, samples] in [-1, 1] at 22,050 Hz.
-        samples: int32 [batch], the number of real samples of each row; later samples are ignored.
-
-    Returns:
-        F0 in Hz, float32 [batch, samples // 256], 0 where unvoiced; and whether each frame is
-        voiced, bool, False after the last frame of a row.
+    float32 [B, samples] in [-1, 1] at 22,050 Hz, and the real samples of each row, int32 [B] -> F0
+    in Hz, float32 [B, samples // 256], 0 where unvoiced; and whether each frame is voiced, bool,
+    False after the last frame of a row.
     """
     padded = tf.shape(waveform)[1]
     wave = tf.where(tf.sequence_mask(samples, padded), waveform, 0.0)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SAMPLES
 from myxtts.audio.mel import inverse_mel_filters, mel_filters, stft
+from myxtts.audio.spectral import scaled
 from myxtts.portable_ops import float32_matmul, function_per_device_type, grid_padding
 
 # copy synthesis has 1.27 dB mel-cepstral distortion; 60 take 1.8 times as long and reach 1.24 dB
@@ -17,17 +18,11 @@ MOMENTUM = 0.99
 
 
 class VocoderProtocol(Protocol):
-    """Computes waves from log-mels: `GriffinLim`, or a trained run.
+    """Computes waves from log-mels: `GriffinLim`, or a trained run."""
 
-    Attributes:
-        description: for the log, such as "runs/vocoder, step 4000".
-        metadata: for JSON files, such as {"run": "runs/vocoder", "step": 4000}.
-        variables: the weights that `synthesize` reads.
-    """
-
-    description: str
-    metadata: dict[str, Any]
-    variables: list[tf.Variable]
+    description: str  # for the log, such as "runs/vocoder, step 4000"
+    metadata: dict[str, Any]  # for JSON files, such as {"run": "runs/vocoder", "step": 4000}
+    variables: list[tf.Variable]  # that `synthesize` reads
 
     def synthesize(self, log_mel, seed):
         """Compute waves on the current device, eagerly or as a part of a graph.
@@ -115,7 +110,9 @@ def griffin_lim(log_mel, iterations, seed):
 
     def iterate(number, wave, previous):
         spectrum = stft(wave + MOMENTUM * (wave - previous))
-        return number + 1, _istft(_with_magnitude(spectrum, magnitude)), wave
+        real, imaginary = tf.math.real(spectrum), tf.math.imag(spectrum)
+        gain = magnitude / tf.sqrt(real * real + imaginary * imaginary + 1e-20)
+        return number + 1, _istft(scaled(spectrum, gain)), wave
 
     _, wave, _ = tf.while_loop(lambda number, *_: number < iterations, iterate, (0, wave, wave))
     wave = wave[:, PAD_SAMPLES : PAD_SAMPLES + HOP_SAMPLES * frames]
@@ -133,12 +130,6 @@ class GriffinLim:
 
     def synthesize(self, log_mel, seed):
         return griffin_lim(log_mel, tf.constant(self._iterations), seed)
-
-
-def _with_magnitude(spectrum, magnitude):
-    real, imaginary = tf.math.real(spectrum), tf.math.imag(spectrum)
-    gain = magnitude / tf.sqrt(real * real + imaginary * imaginary + 1e-20)
-    return tf.complex(real * gain, imaginary * gain)
 
 
 def _istft(spectrum):

@@ -20,19 +20,11 @@ def frame_token_scores(mel, mean):
     matter: under a normal distribution one frame of silence in the wrong token weighs as much as
     ten frames of wrong speech, and a comma that is once aligned with speech never recovers.
 
-    Args:
-        mel: normalised, float32 [B, T, D].
-        mean: mean mel of each token, float32 [B, N, D].
-
-    Returns:
-        float32 [B, T, N], at most 0.
+    Normalised mel float32 [B, T, D], mean mel of each token [B, N, D] -> [B, T, N], at most 0.
     """
     cross = float32_matmul(mel, mean, transpose_b=True)
-    squared = (
-        tf.reduce_sum(mel * mel, -1)[:, :, None]
-        - 2.0 * cross
-        + tf.reduce_sum(mean * mean, -1)[:, None, :]
-    )
+    of_frame, of_token = tf.reduce_sum(mel * mel, -1), tf.reduce_sum(mean * mean, -1)
+    squared = of_frame[:, :, None] - 2.0 * cross + of_token[:, None, :]
     return -tf.math.log1p(tf.maximum(squared, 0.0) / DISTANCE_SCALE)
 
 
@@ -45,8 +37,7 @@ def search_by_frames(score, token_count, frames):
 
     Args:
         score: float32 [batch, frames, tokens], log-likelihood of each frame under each token.
-        token_count: int32 [batch]; at most `frames` of the same row.
-        frames: int32 [batch]. A row of 0 frames and 0 tokens gets an empty path.
+        token_count: int32 [batch]; at most `frames`, int32 [batch]. Both may be 0.
 
     Returns:
         int32 [batch, frames]: the token of each frame; -1 for padding.
@@ -209,15 +200,10 @@ def _gather_from_batch(values, index):
 
 
 def position_in_token(path, frame, durations):
-    """Return the position of each frame within its token.
+    """Return the elapsed fraction of each frame's token, and the log of its frames: [B, S, 2].
 
-    Args:
-        path: int64 [B, S], the token of each frame; -1 for padding.
-        frame: int64 [B, S], the index of each frame in its utterance.
-        durations: float32 [B, N], frames of each token of the whole utterance.
-
-    Returns:
-        float32 [B, S, 2]: the elapsed fraction of the token, and the log of the token's frames.
+    From the token of each frame, int64 [B, S], -1 for padding; its index in its utterance, int64
+    [B, S]; and the frames of each token of the whole utterance, float32 [B, N].
     """
     starts = tf.cumsum(durations, axis=1, exclusive=True)
     tokens = tf.stack([starts, tf.maximum(durations, 1.0)], axis=-1)
@@ -231,12 +217,8 @@ def position_in_token(path, frame, durations):
 def random_segment(frames, padded, length: int, seed):
     """Return the frame indices of a random segment of each utterance; a shorter one is taken whole.
 
-    Args:
-        frames: int32 or int64 [B], frames of each utterance.
-        padded: int32 scalar, the largest number of frames in the batch.
-
-    Returns:
-        int64 [B, min(length, padded)]; -1 for padding.
+    Utterances of `frames`, integers [B], the most of which is `padded`, int32 scalar -> int64 [B,
+    min(length, padded)]; -1 for padding.
     """
     start_count = tf.cast(tf.maximum(frames - length, 0) + 1, tf.float32)
     start = tf.cast(tf.random.stateless_uniform(tf.shape(frames), seed) * start_count, tf.int64)

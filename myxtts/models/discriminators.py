@@ -34,28 +34,20 @@ MIN_FEATURE = 1e-4
 class AdversarialSettings(NamedTuple):
     """How a network is trained against discriminators.
 
-    Attributes:
-        adversarial_weight, feature_matching_weight: of these losses of the network.
-        warmup_steps: steps over which they rise from 0 to these weights, while the discriminators
-            learn.
-        learning_rate_ratio: learning rate of the discriminators divided by that of the network.
+    While these learn, its two losses rise from 0 to their weights.
     """
 
     adversarial_weight: float
     feature_matching_weight: float
     warmup_steps: int
-    learning_rate_ratio: float
+    learning_rate_ratio: float  # of the learning rate of the discriminators to that of the network
 
 
 class Discriminators(CompositeLayer):
-    """All discriminators, and the losses of both sides.
-
-    Attributes:
-        LOSS_NAMES: the losses of the discriminators.
-        NETWORK_LOSSES: those of the network that generates.
-    """
+    """All discriminators, and the losses of both sides."""
 
     LOSS_NAMES = ("discriminator_real", "discriminator_generated")
+    # Of the network that generates.
     NETWORK_LOSSES = ("adversarial", "feature_matching")
 
     def __init__(self, **kwargs):
@@ -102,17 +94,20 @@ class Discriminators(CompositeLayer):
 
 def hidden_values(samples: int) -> int:
     """Return the number of values in the hidden layers of all discriminators for a wave."""
-    return sum(judge.hidden_values(samples) for judge in Discriminators().judges)
+    total = 0
+    with tf.device("/CPU:0"):
+        for judge in Discriminators().judges:
+            _, height, width, _ = judge.picture(tf.zeros([1, samples])).shape
+            for conv in judge.convs:
+                height, width = -(-height // conv.strides[0]), -(-width // conv.strides[1])
+                total += height * width * conv.channels
+    return total
 
 
 class Judge(CompositeLayer):
     """A stack of 2-D convolutions over the `picture` that a subclass makes of a wave.
 
-    Its `picture_size` is the height and width for a number of samples.
-
-    Args:
-        channels, kernels, strides: of each hidden layer.
-        last_kernel: of the layer that scores.
+    Channels, kernels and strides are those of each hidden layer.
     """
 
     def __init__(
@@ -129,14 +124,6 @@ class Judge(CompositeLayer):
             for i, settings in enumerate(zip(channels, kernels, strides, strict=True))
         ]
         self.out = WeightNormConv(1, last_kernel, (1, 1), name="out")
-
-    def hidden_values(self, samples: int) -> int:
-        height, width = self.picture_size(samples)
-        total = 0
-        for conv in self.convs:
-            height, width = -(-height // conv.strides[0]), -(-width // conv.strides[1])
-            total += height * width * conv.channels
-        return total
 
     def call(self, wave):
         """float32 [B, S] -> scores float32 [B, …], and the output of each hidden layer."""
@@ -157,9 +144,6 @@ class PeriodDiscriminator(Judge):
         super().__init__(PERIOD_CHANNELS, [(PERIOD_KERNEL, 1)] * count, strides, (3, 1), **kwargs)
         self.period = period
 
-    def picture_size(self, samples: int) -> tuple[int, int]:
-        return samples // self.period, self.period
-
     def picture(self, wave):
         """float32 [B, S] -> [B, S / p, p, 1]; up to p - 1 samples at the end are left out."""
         rows = tf.shape(wave)[1] // self.period
@@ -177,9 +161,6 @@ class ResolutionDiscriminator(Judge):
         self.fft_samples = fft_samples
         # Makes noise as loud at all resolutions.
         self.norm = float(np.sqrt(np.square(np.hanning(fft_samples)).sum()))
-
-    def picture_size(self, samples: int) -> tuple[int, int]:
-        return samples * OVERLAP // self.fft_samples - OVERLAP + 1, self.fft_samples // 2 + 1
 
     def picture(self, wave):
         """float32 [B, S] -> [B, T, F, 1]; less than a hop at the end is left out."""

@@ -16,11 +16,6 @@ import tensorflow as tf
 MIN_NOISE = 1e-3
 
 
-def sample_noise(seed, shape):
-    """Draw float32 noise of unit variance; `seed` is int32 [2]."""
-    return tf.random.stateless_normal(shape, seed)
-
-
 def sample_times(seed, rows):
     """Draw float32 [rows] in [0, 1), evenly spaced over the rows (Kingma et al. 2021)."""
     position = tf.cast(tf.range(rows), tf.float32) / tf.cast(rows, tf.float32)
@@ -35,10 +30,8 @@ def interpolate_path(noise, data, time):
 def wiener_estimate(x, time, prior_mean, prior_std):
     """Return the best estimate of the data if it were normally distributed around the prior's mean.
 
-    Args:
-        x, time: x_t, float32 [B, T, D], and t, float32 [B].
-        prior_mean: guess of the data, float32 [B, T, D].
-        prior_std: standard deviation of the data around the guess, float32 [B].
+    From x_t [B, T, D], t [B], the guess of the data [B, T, D] and the standard deviation of the
+    data around it [B].
 
     Returns:
         Estimate float32 [B, T, D]; its standard deviation float32 [B, 1, 1]; and the innovation,

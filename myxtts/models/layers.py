@@ -19,9 +19,8 @@ from myxtts.portable_ops import fold_in
 def build_network(precision: str, create: Callable[[], keras.Model], **call):
     """Build a network with all its variables, on the device or replicas in whose scope we are.
 
-    Args:
-        precision: Keras dtype policy of every layer; variables stay float32.
-        call: arguments of the call that creates the variables.
+    `precision` is the Keras dtype policy of every layer, but variables stay float32. `call` are
+    arguments of the call that creates the variables.
     """
     policy_before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)

@@ -38,7 +38,8 @@ def discrete_state_space(order: int, window: float) -> tuple[np.ndarray, np.ndar
     continuous = np.zeros([order + 1, order + 1])
     continuous[:order, :order] = (2 * i + 1) * np.where(i < j, -1.0, (-1.0) ** (i - j + 1))
     continuous[:order, order] = ((2 * i + 1) * (-1.0) ** i)[:, 0]
-    discrete = _matrix_exponential(continuous / window)
+    with tf.device("/CPU:0"):
+        discrete = tf.linalg.expm(continuous / window).numpy()
     return discrete[:order, :order], discrete[:order, order]
 
 
@@ -84,12 +85,8 @@ class LegendreMemory(layers.Layer):
     def stream(self, u, state):
         """Continue the memory over the next chunk of a signal, by the recurrence.
 
-        Args:
-            u: [B, T, M].
-            state: float32 [B, M, D] after the previous chunk; zeros at the start.
-
-        Returns:
-            float32 [B, T, M · D], and the state after this chunk.
+        [B, T, M] and the state float32 [B, M, D] after the previous chunk, zeros at the start ->
+        float32 [B, T, M · D], and the state after this chunk.
         """
         assert not self.backward, "a backward memory depends on frames that have not arrived"
 
@@ -129,16 +126,3 @@ class LegendreMemory(layers.Layer):
         return tf.ensure_shape(
             memory[:, :frames], [None, None, u.shape[2] * len(self.input_matrix)]
         )
-
-
-def _matrix_exponential(matrix: np.ndarray) -> np.ndarray:
-    """Return the matrix exponential by scaling and squaring (within 3e-13 up to order 32)."""
-    squarings = max(0, int(np.ceil(np.log2(np.abs(matrix).sum(axis=1).max()))) + 1)
-    small = matrix / 2.0**squarings
-    result = term = np.eye(len(matrix))
-    for power in range(1, 20):
-        term = term @ small / power
-        result = result + term
-    for _ in range(squarings):
-        result = result @ result
-    return result

@@ -11,24 +11,19 @@ NETWORK = "model"
 
 
 class LossGroup(NamedTuple):
-    """The losses of a group and the variables that they train.
+    """The losses of a group and the variables, trained or not, that receive their gradient alone.
 
-    Attributes:
-        losses: names, in the order of reports. The model returns them in training; without training
-            it may leave out those that are not in its LOSS_NAMES.
-        variables: of the model, trained or not. They receive the gradient of these losses and of no
-            others.
-        rising: losses whose weight rises linearly to 1 over the first `rise_steps` steps.
-        learning_rate_ratio: learning rate divided by that of the network.
-        beta_1: decay of the first moment in Adam.
+    The losses are in the order of reports. The model returns them in training; without training it
+    may leave out those that are not in its LOSS_NAMES. The weight of those that are `rising` rises
+    linearly to 1 over the first `rise_steps` steps.
     """
 
     losses: tuple[str, ...]
     variables: Sequence[keras.Variable]
     rising: tuple[str, ...] = ()
     rise_steps: int = 0
-    learning_rate_ratio: float = 1.0
-    beta_1: float = 0.9
+    learning_rate_ratio: float = 1.0  # of the learning rate to that of the network
+    beta_1: float = 0.9  # of Adam
 
 
 def loss_groups_of(model: keras.Model) -> dict[str, LossGroup]:
@@ -44,8 +39,3 @@ def loss_groups_of(model: keras.Model) -> dict[str, LossGroup]:
     is_partition = sorted(paths) == sorted(variable.path for variable in model.variables)
     assert next(iter(groups)) == NETWORK and is_partition, f"{model.name}: not a partition"
     return groups
-
-
-def network_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables that inference uses, without those for training only."""
-    return list(loss_groups_of(model)[NETWORK].variables)

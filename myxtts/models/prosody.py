@@ -15,19 +15,12 @@ MAX_TOKEN_FRAMES = 200.0
 
 
 class Prosody(NamedTuple):
-    """Prosody of each token, float32 [B, N].
+    """Prosody of each token, float32 [B, N]."""
 
-    Attributes:
-        log_duration: natural logarithm of the frames.
-        voiced: fraction of the frames that have a pitch.
-        pitch: mean over these frames, in units of 3 semitones from 150 Hz.
-        energy: mean normalised log-mel, relative to the speaker's average spectrum.
-    """
-
-    log_duration: tf.Tensor
-    voiced: tf.Tensor
-    pitch: tf.Tensor
-    energy: tf.Tensor
+    log_duration: tf.Tensor  # natural logarithm of the frames
+    voiced: tf.Tensor  # fraction of the frames that have a pitch
+    pitch: tf.Tensor  # mean over these frames, in units of 3 semitones from 150 Hz
+    energy: tf.Tensor  # mean normalised log-mel, relative to the speaker's average spectrum
 
     def features(self):
         """Return the decoder's input, float32 [B, N, 3]; an unvoiced token has no pitch."""
@@ -37,11 +30,8 @@ class Prosody(NamedTuple):
 def target_prosody(mel, f0_hz, path, tokens):
     """Return the prosody of recorded utterances, and the frames of each token, float32 [B, N].
 
-    Args:
-        mel: normalised, relative to the speaker's average spectrum, float32 [B, T, 80].
-        f0_hz: float32 [B, T], 0 where unvoiced.
-        path: int32 or int64 [B, T], the token of each frame; -1 for padding.
-        tokens: N.
+    Mel [B, T, 80], normalised and relative to the speaker's average spectrum; F0 [B, T], 0 where
+    unvoiced; the token of each frame, integers [B, T], -1 for padding; and N.
     """
     voiced = tf.cast(f0_hz > 0.0, tf.float32)
     octaves = tf.math.log(tf.maximum(f0_hz, 1.0) / PITCH_CENTRE_HZ) / tf.math.log(2.0)

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import SILENCE
-from myxtts.models import alignment, flow, prosody
+from myxtts.models import alignment, prosody
 from myxtts.models.xtts import TEMPERATURE, XTTS
 from myxtts.portable_ops import fold_in
 
@@ -24,11 +24,8 @@ class TeacherModel:
         """Speak texts with the voices of their references, within a number of frames.
 
         A text that needs more frames is spoken faster. So no shape depends on what the network
-        predicts, and the host does not wait for it.
-
-        Args:
-            batch: of TTS_FEATURES the fields of text and reference, and the seed.
-            padded_frames: T, int32 scalar.
+        predicts, and the host does not wait for it. The batch has those fields of TTS_FEATURES that
+        belong to text and reference, and the seed.
 
         Returns:
             Log-mel float32 [B, T, 80]; F0 in Hz, float32 [B, T], 0 where unvoiced; path int64 [B,
@@ -52,14 +49,9 @@ class TeacherModel:
     def teacher_forced_mel(self, batch):
         """Compute the mel that the network makes of recordings, frame by frame as recorded.
 
-        The texts are aligned with the recordings, whose durations, pitch and energy replace the
-        predicted ones (Shen et al. 2018, "Natural TTS synthesis": mels for a vocoder).
-
-        Args:
-            batch: TTS_FEATURES.
-
-        Returns:
-            float32 [B, T, 80], padded with silence.
+        TTS_FEATURES -> float32 [B, T, 80], padded with silence. The texts are aligned with the
+        recordings, whose durations, pitch and energy replace the predicted ones (Shen et al. 2018,
+        "Natural TTS synthesis": mels for a vocoder).
         """
         speaker, encoded, mean, _ = self.network.encode_texts(batch)
         path, recorded, durations = self.network.align_texts(batch, mean, speaker)
@@ -71,7 +63,7 @@ class TeacherModel:
             encoded, mean, token_prosody, durations, path, frame, speaker.style
         )
         seed = fold_in(batch["seed"], "teacher noise")
-        noise = TEMPERATURE * flow.sample_noise(seed, tf.shape(condition.mel))
+        noise = TEMPERATURE * tf.random.stateless_normal(tf.shape(condition.mel), seed)
         return self.network.solve_flow(condition, noise, *self._options)
 
 

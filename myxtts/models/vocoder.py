@@ -166,12 +166,11 @@ class Vocoder(keras.Model):
         at the ends do not count.
 
         Returns:
-            Losses, float32 scalars, weighted: `spectral` and `complex`, see
-                `multi_resolution_stft_loss` and
-            `complex_stft_loss`; `mel`, the mean absolute error of the log-mel; `pitch` and
-            `voicing`, cross-entropies of the pitch head; `phase`, the squared error of its phasor.
-            In training with discriminators also theirs, see `Discriminators`; the vocoder's are
-            weighted. Outputs: `wave` float32 [B, T * 256].
+            Losses, float32 scalars, weighted: `spectral`, see `multi_resolution_stft_loss`;
+            `complex`, see `complex_stft_loss`; `mel`, the mean absolute error of the log-mel;
+            `pitch` and `voicing`, cross-entropies of the pitch head; `phase`, the squared error of
+            its phasor. In training with discriminators also theirs, see `Discriminators`.
+            Outputs: `wave` float32 [B, T * 256].
         """
         mel = target_mel = batch["mel"]
         target = batch["wave"]
@@ -183,7 +182,7 @@ class Vocoder(keras.Model):
         wave = self._generate(mel, harmonic, batch["seed"], TRAINED_PROJECTIONS)
         context = CONTEXT_FRAMES
         samples = CONTEXT_FRAMES * HOP_SAMPLES
-        mel_error = tf.abs(log_mel_of(wave) - target_mel)[:, context:-context]
+        mel_error = tf.abs(mel_and_spectrum(wave)[0] - target_mel)[:, context:-context]
         estimate, true = wave[:, samples:-samples], target[:, samples:-samples]
         pitch, voicing, phase = self.pitch_head.losses_of(
             mel, batch["f0_hz"], batch["pulse_phasor"]
@@ -401,20 +400,16 @@ def log_envelope(mel):
     return tf.repeat(tf.concat([envelope, above], axis=2), FILTERS_PER_FRAME, axis=1)
 
 
-def log_mel_of(wave):
-    """Return the log-mel of waves in float32, for losses: [B, T * 256] -> [B, T, 80]."""
-    return _mel_and_spectrum(wave)[0]
-
-
 def project(wave, mel):
     """Multiply a wave's STFT by the interpolated ratio of the mel to the wave's own mel."""
-    own_mel, spectrum = _mel_and_spectrum(wave)
+    own_mel, spectrum = mel_and_spectrum(wave)
     correction = tf.clip_by_value(mel - own_mel, -MAX_PROJECTION, MAX_PROJECTION)
     spectrum = spectral.scaled(spectrum, tf.exp(_times(correction, _interpolation())))
     return spectral.inverse_short_time_spectrum(spectrum, FFT_SAMPLES)[:, PAD_SAMPLES:-PAD_SAMPLES]
 
 
-def _mel_and_spectrum(wave):
+def mel_and_spectrum(wave):
+    """Return the log-mel in float32, for losses, [B, T * 256] -> [B, T, 80], and the STFT."""
     padded = tf.pad(wave, [[0, 0], [PAD_SAMPLES, PAD_SAMPLES]], mode="REFLECT")
     spectrum = spectral.short_time_spectrum(padded, FFT_SAMPLES)
     mel = _times(spectral.magnitude(spectrum, 1e-12), mel_filters())

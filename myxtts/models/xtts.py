@@ -68,21 +68,15 @@ DECODER_STD = 0.3
 class SynthesisOptions:
     """Options of synthesis.
 
-    Attributes:
-        speed: 2 halves every duration.
-        energy_db: added to the energy of each token, which also changes its timbre, as in a louder
-            voice.
-        ode_steps: Euler steps of the flow, from noise to mel.
-        guidance: scale of classifier-free guidance (Ho & Salimans 2021); 1 is off.
-        seed: seed of the initial noise.
+    The energy that is added to each token also changes its timbre, as in a louder voice.
     """
 
-    speed: float = 1.0
+    speed: float = 1.0  # 2 halves every duration
     pitch_semitones: float = 0.0
     energy_db: float = 0.0
-    ode_steps: int = 4
-    guidance: float = 1.0
-    seed: int = 0
+    ode_steps: int = 4  # Euler steps of the flow, from noise to mel
+    guidance: float = 1.0  # scale of classifier-free guidance (Ho & Salimans 2021); 1 is off
+    seed: int = 0  # of the initial noise
 
     def tensors(self) -> list[tf.Tensor]:
         """Return them on the current device, in the order of SYNTHESIS_SIGNATURE."""
@@ -107,35 +101,22 @@ SYNTHESIS_SIGNATURE = (
 
 
 class SpeakerCondition(NamedTuple):
-    """Conditioning on speaker and language.
+    """Conditioning on speaker and language."""
 
-    Attributes:
-        style: [B, C], speaker embedding plus language embedding.
-        latents: [B, K, C], of the reference.
-        average_spectrum: float32 [B, 80], see `long_term_average_spectrum`; 0 without a reference.
-    """
-
-    style: tf.Tensor
-    latents: tf.Tensor
+    style: tf.Tensor  # [B, C], speaker embedding plus language embedding
+    latents: tf.Tensor  # [B, K, C], of the reference
+    # float32 [B, 80], see `long_term_average_spectrum`; 0 without a reference.
     average_spectrum: tf.Tensor
 
 
 class FlowCondition(NamedTuple):
-    """Conditioning of the flow.
+    """Conditioning of the flow."""
 
-    Attributes:
-        hidden: [B, T / REDUCTION_FACTOR, C], the decoder's output.
-        style: [B, C].
-        mel: float32 [B, T, 80], the decoder's mel, which is the flow's prior.
-        mel_std: float32 [B], standard deviation of the data around `mel`.
-        mask: bool [B, T], true on real frames.
-    """
-
-    hidden: tf.Tensor
-    style: tf.Tensor
-    mel: tf.Tensor
-    mel_std: tf.Tensor
-    mask: tf.Tensor
+    hidden: tf.Tensor  # [B, T / REDUCTION_FACTOR, C], the decoder's output
+    style: tf.Tensor  # [B, C]
+    mel: tf.Tensor  # float32 [B, T, 80], the decoder's mel, which is the flow's prior
+    mel_std: tf.Tensor  # float32 [B], standard deviation of the data around `mel`
+    mask: tf.Tensor  # bool [B, T], true on real frames
 
 
 class XTTS(keras.Model):
@@ -301,21 +282,14 @@ class XTTS(keras.Model):
             losses[name] = tf.reduce_sum(error * token_weight) / batch["step_tokens"]
         return losses, {"path": path}
 
-    def synthesize(
-        self, tokens, token_count, language, reference, reference_frames, options: SynthesisOptions
-    ):
-        """Synthesize the log-mels of a batch of texts. Rows do not influence each other.
+    def synthesize(self, *texts_and_options):
+        """Synthesize the log-mels of TEXT_INPUTS with SynthesisOptions, the last argument.
 
-        Args:
-            tokens: int32 [B, N], padded with 0; token_count: int32 [B]; language: int32 [B].
-            reference: float32 [B, R, 80], log-mel of the reference speech.
-            reference_frames: int32 [B]; a row of 0 has no reference and gets the model's learned
-                default voice.
-
-        Returns:
-            mel float32 [B, T, 80], padded with silence; frames int32 [B]; path int32 [B, T].
+        Rows do not influence each other. One of 0 reference frames gets the model's learned default
+        voice. Returns the mel float32 [B, T, 80], padded with silence; frames int32 [B]; and path
+        int32 [B, T].
         """
-        texts = tokens, token_count, language, reference, reference_frames
+        *texts, options = texts_and_options
         return self.synthesize_mel(*texts, *options.tensors())
 
     @tf.function(input_signature=SYNTHESIS_SIGNATURE, autograph=False)
@@ -339,7 +313,7 @@ class XTTS(keras.Model):
         durations = alignment.durations_of_path(path, tf.shape(mean)[1])
         frame = alignment.frame_indices(path)
         condition = self.decode(encoded, mean, predicted, durations, path, frame, speaker.style)
-        noise = flow.sample_noise(fold_in(seed, "noise"), tf.shape(condition.mel)[1:])
+        noise = tf.random.stateless_normal(tf.shape(condition.mel)[1:], fold_in(seed, "noise"))
         noise = tf.broadcast_to(TEMPERATURE * noise, tf.shape(condition.mel))
         mel = self.solve_flow(condition, noise, ode_steps, guidance)
         return mel[:, :longest], frames, path[:, :longest]
@@ -358,9 +332,8 @@ class XTTS(keras.Model):
     def encode_texts(self, batch, seed=None):
         """Encode texts and references; a seed turns on dropout.
 
-        Returns:
-            SpeakerCondition, encoder output [B, N, C], mean mel of each token float32 [B, N, 80],
-            and the mask of the tokens [B, N, 1].
+        Returns SpeakerCondition, encoder output [B, N, C], mean mel of each token float32 [B, N,
+        80], and the mask of the tokens [B, N, 1].
         """
         keep = keep_mask(batch["reference_frames"], self.reference_dropout, seed, "reference")
         speaker = self._speaker_condition(batch, keep)
@@ -369,8 +342,7 @@ class XTTS(keras.Model):
     def solve_flow(self, condition, noise, ode_steps, guidance):
         """Solve the flow from noise, float32 [B, T, 80]; return the log-mel, padded with silence.
 
-        Args:
-            ode_steps, guidance: tensors or numbers; see `SynthesisOptions`.
+        `ode_steps` and `guidance` are tensors or numbers; see `SynthesisOptions`.
         """
         no_condition = self._drop_condition(condition, tf.zeros(tf.shape(noise)[:1]))
 
@@ -417,9 +389,7 @@ class XTTS(keras.Model):
     def align_texts(self, batch, mean, speaker):
         """Align texts of mean mels with recordings, unless the batch has the path.
 
-        Returns:
-            Path int64 [B, T], the token of each frame; Prosody of each token; its frames, float32
-            [B, N].
+        Returns the path int64 [B, T], the Prosody of each token, and its frames, float32 [B, N].
         """
         target = normalised_mel(batch["mel"])
         if "path" in batch:
@@ -476,10 +446,10 @@ class XTTS(keras.Model):
         rows, *size = tf.unstack(tf.shape(target))
         noise_seed, time_seed = fold_in(batch_seed, "noise"), fold_in(batch_seed, "time")
         if seed is None:
-            noise = flow.sample_noise(noise_seed, size)
+            noise = tf.random.stateless_normal(size, noise_seed)
             time = tf.repeat(flow.sample_times(time_seed, 1), rows)
         else:
-            noise = flow.sample_noise(noise_seed, [rows, *size])
+            noise = tf.random.stateless_normal([rows, *size], noise_seed)
             time = flow.sample_times(time_seed, rows)
         keep = keep_mask(tf.ones([rows]), self.cfg_dropout, seed, "condition")
         condition = self._drop_condition(condition, keep)

@@ -34,18 +34,12 @@ that a call computes is compiled before, so that any thread may call.
 
 
 class Examples(NamedTuple):
-    """The held-out utterances to write samples of.
+    """The held-out utterances to write samples of."""
 
-    Attributes:
-        batch: features on the device of the network that they are for: the observer, or the first
-            replica.
-        ids, texts, files: of its rows; the files are the recordings.
-    """
-
-    batch: dict
+    batch: dict  # features on the device of the network that they are for
     ids: list[str]
     texts: list[str]
-    files: list[str]
+    files: list[str]  # the recordings
 
 
 class Sampler(ABC):

@@ -18,7 +18,7 @@ from myxtts.data.features import FeatureExtractor, LoadFrozen, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.models import vocoder
 from myxtts.models.discriminators import AdversarialSettings, hidden_values
-from myxtts.models.vocoder import build_vocoder, log_mel_of
+from myxtts.models.vocoder import build_vocoder, mel_and_spectrum
 from myxtts.report import plots
 from myxtts.report.samples import sound_file
 from myxtts.tasks.base import KEPT_ARRAYS, Metric, Sampler, Task, kept_bytes
@@ -101,7 +101,8 @@ class LogMelError:
 
     @staticmethod
     def measure(batch: dict, outputs: dict) -> dict:
-        error = tf.abs(log_mel_of(outputs["wave"]) - batch.get("target_mel", batch["mel"]))
+        mel, _ = mel_and_spectrum(outputs["wave"])
+        error = tf.abs(mel - batch.get("target_mel", batch["mel"]))
         return {"error": error[:, CONTEXT_FRAMES:-CONTEXT_FRAMES]}
 
     def update(self, batch: dict, measured: dict) -> None:

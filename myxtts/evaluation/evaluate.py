@@ -18,7 +18,7 @@ from myxtts.evaluation.held_out import (
 )
 from myxtts.evaluation.table import ColumnScore, ScoreWeights
 from myxtts.files import check_writable, make_folder, tolerate_full_disk, write_json, write_whole
-from myxtts.models.loss_groups import NETWORK, loss_groups_of
+from myxtts.models.loss_groups import network_variables
 from myxtts.placement import devices
 from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER, SCORES
@@ -89,7 +89,7 @@ def open_evaluator(
         with tf.device(device):
             network = task.build(setup.config, setup.corpora.vocabulary, "float32")
         local = setup.replicas.local_results
-        sources = {v.path: local(v.value)[0] for v in loss_groups_of(source)[NETWORK].variables}
+        sources = {v.path: local(v.value)[0] for v in network_variables(source)}
         snapshot = Snapshot(network, sources, device)
         # TensorFlow prepares a function at its first call.
         snapshot.take()

@@ -39,3 +39,8 @@ def loss_groups_of(model: keras.Model) -> dict[str, LossGroup]:
     is_partition = sorted(paths) == sorted(variable.path for variable in model.variables)
     assert next(iter(groups)) == NETWORK and is_partition, f"{model.name}: not a partition"
     return groups
+
+
+def network_variables(model: keras.Model) -> Sequence[keras.Variable]:
+    """Return the variables that inference uses, without those for training only."""
+    return loss_groups_of(model)[NETWORK].variables

@@ -213,7 +213,7 @@ class Case(unittest.TestCase):
         return json.loads((self.run_folder / name).read_text())
 
     def steps(self, *names: str) -> list[int]:
-        return [read_progress(self.run_folder / name).step for name in names]
+        return [read_progress(self.run_folder / name)["step"] for name in names]
 
     def reported(self, name: str) -> list[int]:
         lines = (self.run_folder / name / "metrics.jsonl").read_text().splitlines()

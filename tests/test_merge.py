@@ -353,8 +353,8 @@ class LayerDistanceTest(Case):
             inputs.append((checkpoint, "model"))
         distances = layer_distances(inputs)
         # a and b are at a right angle and 5 apart, over 4; b and c √52 over 6; a and c 3 over 6
-        self.assertEqual(distances["net/one"].cosine, 0.0)
-        self.assertAlmostEqual(distances["net/one"].distance, 5 / 4)
+        self.assertEqual(distances["net/one"][0], 0.0)
+        self.assertAlmostEqual(distances["net/one"][1], 5 / 4)
         self.assertEqual(distances["net/two"], (0.0, 1.0))
         # Two layers of zeros have cosine 1.
         self.assertEqual(layer_distances(inputs[:1] * 2)["net/two"], (1.0, 0.0))
@@ -381,19 +381,17 @@ class InterpolationLineTest(unittest.TestCase):
             (((0.2, 1.0), (0.3, 0.8), (0.2021, 0.5)), 0),
         ):
             with self.subTest(measurements=measurements):
-                line = self.line(*measurements)
-                self.assertEqual(line.better_input, better)
-                relation = "as good as" if better is None else "worse than"
-                self.assertIn(f"{relation} those of {'AB'[line.best_input]}", line.verdict())
-        values = (
-            "character error rate, % 10.000, loss 0.9000 against character error rate, % 20.000"
-        )
-        self.assertIn(values, self.line((0.3, 1.0), (0.2, 0.8), (0.1, 0.9)).verdict())
+                found, verdict = self.line(*measurements).verdict()
+                self.assertEqual(found, better)
+                self.assertIn("as good as" if better is None else "which are kept", verdict)
+        _, verdict = self.line((0.3, 1.0), (0.2, 0.8), (0.1, 0.9)).verdict()
+        values = "of B (character error rate 0.100, loss 0.9000 against character error rate 0.200"
+        self.assertIn(values, verdict)
 
     def test_table_rows_are_in_the_order_of_the_line(self):
         line = self.line((0.2, 1.0), (0.3, 0.8), (0.25, 0.9), mean=(0.25, 0.75))
-        rows = ["| 0 | A | 20.000 | 1.0000 |", "| 0.75 | merged | 25.000 | 0.9000 |"]
-        self.assertEqual(line.table().splitlines()[2:5], [*rows, "| 1 | B | 30.000 | 0.8000 |"])
+        rows = ["| 0 | A | 0.200 | 1.0000 |", "| 0.75 | merged | 0.250 | 0.9000 |"]
+        self.assertEqual(line.table().splitlines()[2:5], [*rows, "| 1 | B | 0.300 | 0.8000 |"])
 
     def test_line_of_three_inputs_runs_from_the_best_to_the_mean_without_repeated_measurements(
         self,
@@ -492,7 +490,7 @@ class ASRRuns(unittest.TestCase):
             code, out = self.merge(silent, working, val_data=str(held_out))
         self.assertEqual(code, 1, out)
         kept = latest(working / "checkpoints")
-        self.assertIn(f"worse than those of {kept}, which are kept", logs.output[0])
+        self.assertIn(f"worse than those of {kept} (", logs.output[0])
         self.assertIn("| 0 | ", out)
         self.assertEqual(out.count("\n| 0"), 4)  # 0, ¼, ½, ¾
         self.assertIn("| 0.5 | merged |", out)

@@ -46,17 +46,10 @@ Coefficients = tuple[float, ...]
 
 
 class Criterion(NamedTuple):
-    """The metric that decides for a task; lower is better.
-
-    Attributes:
-        key: of the metric in a validation's result.
-        label: name and unit.
-        factor: from the result to that unit.
-    """
+    """The metric that decides for a task, by its key in a validation's result; lower is better."""
 
     key: str
     label: str
-    factor: float
     note: str = ""
 
 
@@ -65,16 +58,12 @@ CRITERIA = {
     "tts": Criterion(
         "mel_cepstral_distortion",
         "mel-cepstral distortion, dB",
-        1.0,
         f"; the distortion is of the synthesized mels of the first {MAX_SYNTHESIZED}, after dynamic"
         " time warping",
     ),
-    "asr": Criterion("character_error_rate", "character error rate, %", 100.0),
+    "asr": Criterion("character_error_rate", "character error rate"),
     "vocoder": Criterion(
-        "log_mel_error_db",
-        "log-mel error, dB",
-        1.0,
-        "; segments in their middle, with their own F0",
+        "log_mel_error_db", "log-mel error, dB", "; segments in their middle, with their own F0"
     ),
 }
 
@@ -105,52 +94,33 @@ class InterpolationLine:
     criterion: Criterion
     note: str
 
-    @property
-    def best_input(self) -> int:
+    def verdict(self) -> tuple[int | None, str]:
+        """Return the index of an input that is better than the mean, if one is, and a sentence."""
         single = [one_hot(index, len(self.names)) for index in range(len(self.names))]
-        return min(range(len(single)), key=lambda index: self.measurements[single[index]])
-
-    @property
-    def better_input(self) -> int | None:
-        """Index of the best input if it is better than the mean by more than the tolerance."""
-        best, mean = self._best_and_mean()
-        lowest, merged = best.metric, mean.metric
+        best = min(range(len(single)), key=lambda index: self.measurements[single[index]])
+        measured = self.measurements[self.mean], self.measurements[single[best]]
         # Metrics of few utterances may be the same; the loss then decides.
-        if lowest == merged:
-            lowest, merged = best.loss, mean.loss
-        return self.best_input if merged > lowest + TOLERANCE * abs(lowest) else None
-
-    def verdict(self) -> str:
-        """Return the result as a sentence."""
-        values = " against ".join(map(self._format, reversed(self._best_and_mean())))
-        name = self.names[self.best_input]
-        if self.better_input is None:
-            return f"the merged weights are as good as those of {name} ({values})"
-        return (
-            f"the merged weights are worse than those of {name}, which are kept instead ({values})"
-        )
+        column = int(measured[0].metric == measured[1].metric)
+        merged, lowest = measured[0][column], measured[1][column]
+        label = self.criterion.label
+        values = [f"{label} {metric:.3f}, loss {loss:.4f}" for metric, loss in measured]
+        found = f"those of {self.names[best]} ({' against '.join(values)})"
+        if merged > lowest + TOLERANCE * abs(lowest):
+            return best, f"the merged weights are worse than {found}, which are kept instead"
+        return None, f"the merged weights are as good as {found}"
 
     def table(self) -> str:
         """Return a Markdown table in the order of the line."""
         lines = [f"| position | weights | {self.criterion.label} | loss |", "|---|---|---|---|"]
+        known = [(one_hot(i, len(self.names)), name) for i, name in enumerate(self.names)]
+        known.append((self.mean, "merged"))
         rows = sorted(self.measurements.items(), key=lambda row: self._position(row[0]))
         for coefficients, (metric, loss) in rows:
             position = self._position(coefficients)
             label = "–" if position < 0 else f"{position:.4g}"
-            known = [*((one_hot(i, len(self.names)), name) for i, name in enumerate(self.names))]
-            known.append((self.mean, "merged"))
             weights = " = ".join(name for point, name in known if point == coefficients)
-            metric *= self.criterion.factor
             lines.append(f"| {label} | {weights} | {metric:.3f} | {loss:.4f} |")
         return "\n".join([*lines, "", f"- {self.note}", ""])
-
-    def _best_and_mean(self) -> tuple[Measurement, Measurement]:
-        best = one_hot(self.best_input, len(self.names))
-        return self.measurements[best], self.measurements[self.mean]
-
-    def _format(self, measurement: Measurement) -> str:
-        metric = self.criterion.factor * measurement.metric
-        return f"{self.criterion.label} {metric:.3f}, loss {measurement.loss:.4f}"
 
     def _position(self, coefficients: Coefficients) -> float:
         """Return the position on the line, from 0 to 1; -1 if the point is not on it."""
@@ -181,8 +151,7 @@ def measure_interpolation(
     Args:
         mean: coefficients of the mean.
         held_out: utterances with the vocabulary of the inputs.
-        config: of the merged run.
-        folder: of the merged run.
+        config, folder: of the merged run.
     """
     placement = devices.configure_default()
     evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], folder)

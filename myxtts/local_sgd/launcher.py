@@ -66,12 +66,6 @@ from myxtts.training.runs import LOCK, RunFolder
 
 # Name of the folder of the split corpus.
 SHARDS = "shards"
-# What a fork has not done itself is not inherited: its corpus, progress and observations, and what
-# its start was merged from.
-NOT_FORKED = (
-    *("corpus", "position", "audio_s", "audio_s_since_sync", "best", "pending_observations"),
-    *("provisional", "merge_inputs", "kept_input"),
-)
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +88,8 @@ class JobsSpec:
         gpus: GPU index of each job.
         warmstart_steps: length of the warm start.
         sync_every: steps between two syncs; 0 only merges at the end.
-        max_restarts: of each job.
         table_every_s: time between two tables of progress.
-        trainer, merger: commands that train and merge, without flags, such as `python -m myxtts
-            train` and `merge`.
+        trainer, merger: commands that train and merge, without flags.
     """
 
     folder: Path
@@ -118,9 +110,6 @@ class JobsSpec:
 
     def config_file(self, name: str) -> Path:
         return self.folder / f"{name}.yaml"
-
-    def log_file(self, name: str) -> Path:
-        return self.folder / "logs" / f"{name}_training.log"
 
     def newest_checkpoint(self, name: str) -> Path | None:
         return latest(self.folder / name / "checkpoints")
@@ -184,15 +173,13 @@ def sync_interval(total_steps: int, warmstart_steps: int, num_syncs: int) -> int
 
 
 def job_devices(gpus: Sequence[int], simulated: int) -> tuple[JobDevice, ...]:
-    """Return the device of each job.
+    """Return the device of each job. Raises PlacementError unless there is one for each.
 
     Args:
         gpus: indices among the GPUs that this process sees.
         simulated: number of simulated GPUs, each an equal share of the cores if there are enough; 0
             uses real GPUs.
 
-    Raises:
-        PlacementError: there are fewer than two GPUs, or one is named twice or does not exist.
     """
     existing = [str(gpu) for gpu in range(simulated)] if simulated else visible_gpus()
     if len(set(gpus)) < max(2, len(gpus)) or max(gpus) >= len(existing):
@@ -243,16 +230,13 @@ def say_error(message: str) -> None:
 
 
 def train_jobs(spec: JobsSpec) -> int:
-    """Run all stages that are not done yet.
+    """Run all stages that are not done yet. Raises UserError if the user can fix it.
 
     Returns:
         the exit code: 0 if the merge has all jobs and is no worse than the best of them; 1 if it is
             worse, if a job missed syncs, or if the warm start, a job or the merge failed; 2 if a
             run rejected its settings and nothing could be merged; 130 or 143 when stopped, after
             checkpoints.
-
-    Raises:
-        UserError: the user can fix it.
     """
     make_folder(spec.folder / "logs", "--runs-dir")
     with RunFolder(spec.folder).locked(), launcher_lock(spec.folder):
@@ -424,7 +408,7 @@ class _Launcher(SupervisorEvents):
     def _training(self, name: str, device: JobDevice) -> ProgramSpec:
         spec = self._spec
         command = (*spec.trainer, "--config", str(spec.config_file(name)), "--resume")
-        log = spec.log_file(name)
+        log = spec.folder / "logs" / f"{name}_training.log"
         say(f"{name:<14} its log is {log}")
         environ = gpu_environ(device.gpus)
         return ProgramSpec(name, command, log, environ, device.cores, spec.max_restarts)
@@ -437,7 +421,7 @@ class _Launcher(SupervisorEvents):
             if name not in done:
                 say_error(
                     f"the merge lacks {name}, which failed at step"
-                    f" {read_progress(spec.folder / name).step} of"
+                    f" {read_progress(spec.folder / name)['step']} of"
                     f" {spec.config.training.max_steps}, and with it shard {shard} of the corpus."
                     " Resume it with the same command and --resume."
                 )
@@ -561,7 +545,13 @@ def fork(start: Path, run: Path, config: Config) -> None:
     source = Checkpoint.read(start)
     record = source.record
     ancestor = ancestor_of(record, start.parents[1], record.digests[checkpoint_files.MODEL])
-    update = {name: Record.model_fields[name].default for name in NOT_FORKED}
+    # What the run has not done itself is not inherited: its corpus, progress and observations, and
+    # what its start was merged from.
+    cleared = (
+        "corpus position audio_s audio_s_since_sync best pending_observations provisional"
+        " merge_inputs kept_input"
+    )
+    update = {name: Record.model_fields[name].default for name in cleared.split()}
     record = record.model_copy(update=update | {"settings": config, "ancestor": ancestor})
     groups = ((group, source.arrays(group).items()) for group in source.groups)
     target = checkpoint_files.checkpoint_of(checkpoints, record.step)

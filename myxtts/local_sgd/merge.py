@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, combinations, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -209,23 +209,12 @@ def check_compatible(inputs: Sequence[TrainedRun], force: bool) -> None:
             )
 
 
-class LayerDistance(NamedTuple):
-    """The largest difference between any two checkpoints in one layer.
+def layer_distances(groups: Sequence[Group]) -> dict[str, tuple[float, float]]:
+    """Return the lowest cosine similarity and the largest distance of any two groups, by layer.
 
-    Attributes:
-        cosine: cosine similarity, the lowest of all pairs.
-        distance: Euclidean distance relative to the larger norm, the largest of all pairs.
-    """
-
-    cosine: float
-    distance: float
-
-
-def layer_distances(groups: Sequence[Group]) -> dict[str, LayerDistance]:
-    """Return the distance of each layer: the variables whose names share the first two parts.
-
-    One variable of each checkpoint is in memory at a time. Integers count as equal. All groups have
-    the same names, shapes and types.
+    A layer is the variables whose names share the first two parts. The distance is Euclidean,
+    relative to the larger norm. One variable of each group is in memory at a time. Integers count
+    as equal. All groups have the same names, shapes and types.
     """
     pairs = list(combinations(range(len(groups)), 2))
     # Of each pair: the inner product, both squared norms and that of the difference.
@@ -250,11 +239,11 @@ def layer_distances(groups: Sequence[Group]) -> dict[str, LayerDistance]:
         np.divide(inner, norms, out=cosine, where=norms > 0)
         larger = np.maximum(x_squared, y_squared)
         ratio = np.divide(squared, larger, out=np.zeros_like(larger), where=squared > 0)
-        distances[layer_name] = LayerDistance(float(cosine.min()), float(np.sqrt(ratio.max())))
+        distances[layer_name] = (float(cosine.min()), float(np.sqrt(ratio.max())))
     return distances
 
 
-def layer_table(layers: Mapping[str, LayerDistance]) -> str:
+def layer_table(layers: Mapping[str, tuple[float, float]]) -> str:
     """Return a Markdown table, followed by the names of the layers with a low cosine."""
     lines = ["| layer | cosine, lowest | distance, largest |", "|---|---|---|"]
     for layer, (cosine, distance) in layers.items():
@@ -317,10 +306,10 @@ def merge(
 
             mean = tuple(normalised(weights))
             line = measure_interpolation(inputs, mean, held_out, configs[0], folder)
-            better = line.better_input
+            better, verdict = line.verdict()
             level = logging.INFO if better is None else logging.WARNING
             print(line.table())
-            log.log(level, "verdict        %s", line.verdict())
+            log.log(level, "verdict        %s", verdict)
         if better is not None:
             shutil.rmtree(folder / "checkpoints")
             weights = [float(index == better) for index in range(len(inputs))]

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -203,21 +203,12 @@ def status_report(folder: Path) -> str:
     return "\n".join(lines)
 
 
-class Progress(NamedTuple):
-    """Progress of a run: step of the newest report or checkpoint, and values of the report."""
-
-    step: int
-    loss: float | None = None
-    steps_per_s: float | None = None
-    remaining_s: float | None = None
-
-
-def read_progress(run: Path) -> Progress:
-    """Read the progress of a run from its files."""
+def read_progress(run: Path) -> dict[str, Any]:
+    """Return the newest report of a run, with the step of its newest report or checkpoint."""
     checkpoint = latest(run / "checkpoints")
     report = read_last_report(run / "metrics.jsonl")
     step = max(report.get("step", 0), step_of(checkpoint) if checkpoint else 0)
-    return Progress(step, report.get("loss"), report.get("steps_per_s"), report.get("remaining_s"))
+    return report | {"step": step}
 
 
 def progress_table(folder: Path, state: LauncherState) -> list[str]:
@@ -229,10 +220,10 @@ def progress_table(folder: Path, state: LauncherState) -> list[str]:
         progress = read_progress(folder / name)
         total = state.immutable.warmstart_steps if name == WARMSTART else state.total_steps
         eta = "-"
-        if process.state == "running" and progress.remaining_s is not None:
-            eta = format_duration(progress.remaining_s)
-        loss = "-" if progress.loss is None else f"{progress.loss:.3f}"
-        speed = "-" if progress.steps_per_s is None else f"{progress.steps_per_s:.2f}"
-        steps = f"{progress.step} of {total}"
+        if process.state == "running" and progress.get("remaining_s") is not None:
+            eta = format_duration(progress["remaining_s"])
+        loss = f"{progress['loss']:.3f}" if progress.get("loss") is not None else "-"
+        speed = f"{progress['steps_per_s']:.2f}" if progress.get("steps_per_s") else "-"
+        steps = f"{progress['step']} of {total}"
         rows.append((name, process.state, steps, loss, speed, eta, str(process.restarts)))
     return align_columns(rows, words=2)

@@ -57,14 +57,8 @@ def write_corpus(
 
 def manifest_of(metadata: Path) -> Manifest:
     """Return the manifest of a corpus with letters as symbols; all rows must be usable."""
-    manifest, _, rejected = build_manifest(
-        read_corpus(metadata, "en"),
-        min_seconds=0.05,
-        max_seconds=60.0,
-        frontend="characters",
-        symbols_of=lambda text, language, frontend: list(text),
-        length_rule=LengthRule(),
-    )
+    data = DataConfig(min_seconds=0.05, max_seconds=60.0, text_frontend="characters")
+    manifest, _, rejected = build_manifest(read_corpus(metadata, "en"), data, LengthRule())
     assert not rejected, rejected
     return replace(manifest, ids=tuple(Path(name).stem for name in manifest.ids))
 

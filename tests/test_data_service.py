@@ -69,9 +69,7 @@ class Corpus:
 
     def service(self, address: str, fields=TTS_INPUTS, **times_s) -> ServiceReader:
         data = DataConfig(num_workers=2, buffer_size=2, prefetch_buffer_size=1)
-        reader = ServiceReader(address, self.manifest, fields, REFERENCE_SAMPLES, data)
-        vars(reader).update(times_s)
-        return reader
+        return ServiceReader(address, self.manifest, fields, REFERENCE_SAMPLES, data, **times_s)
 
     def read_by_service(self, address, epochs: int, fields=TTS_INPUTS, start=BEGINNING, **times_s):
         reader = self.service(address, fields, **times_s)
@@ -215,8 +213,8 @@ class LossTest(ServiceCase):
             servers.close()
             received += islice(batches, 20)
             with dispatcher("127.0.0.1", port), worker("127.0.0.1", port, "127.0.0.1", 0):
-                if reader._unanswered is not None:
-                    reader._unanswered._thread.join(60.0)
+                if reader.unanswered is not None:
+                    reader.unanswered._thread.join(60.0)
                 reader.stall_s, before = 60.0, noted.call_count
                 received += batches
                 late = [call.args[0] for call in noted.call_args_list[before:]]

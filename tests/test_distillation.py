@@ -52,9 +52,7 @@ class FreeTexts(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "texts.txt")
             path.write_bytes(content)
-            return read_texts(
-                path, language, "characters", lambda text, *_: list(text), VOCABULARY, longest
-            )
+            return read_texts(path, language, "characters", VOCABULARY, longest)
 
     def test_sentences_that_are_too_long_are_left_out(self):
         content = b"ab\n" + b"a" * (MAX_TEXT_CHARACTERS + 1)
@@ -77,12 +75,8 @@ class FreeTexts(unittest.TestCase):
         with self.assertRaisesRegex(DataError, "the teacher speaks en"):
             self.read(b"abc", language="ka")
         with self.assertRaisesRegex(DataError, "cannot be read"):
-            read_texts(
-                Path("missing.txt"), "en", "characters", lambda text, *_: list(text), VOCABULARY, 99
-            )
-        with self.assertRaisesRegex(
-            DataError, r"longer .* \(1 symbols; the shortest sentence has 2\)"
-        ):
+            read_texts(Path("missing.txt"), "en", "characters", VOCABULARY, 99)
+        with self.assertRaisesRegex(DataError, "none of them has at most 1 symbols"):
             self.read(b"abc\nde", longest=3)
 
     def test_sentences_that_no_place_can_take_count_as_left_out(self):

@@ -11,6 +11,7 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import UnusableAudio, read_header
 from myxtts.data.manifest import (
     UNKNOWN_LANGUAGE,
@@ -68,6 +69,9 @@ WAV_FILES = {  # name: (file content, whether TensorFlow decodes it)
 }
 
 
+SETTINGS = {"min_seconds", "max_seconds", "text_frontend"}
+
+
 class CorpusCase(unittest.TestCase):
     """A CSV corpus of sounds in a temporary folder."""
 
@@ -90,9 +94,10 @@ class CorpusCase(unittest.TestCase):
         return read_corpus(self.folder / "list.csv", "en")
 
     def build(self, **arguments):
-        settings = {"min_seconds": 0.3, "max_seconds": 20.0, "frontend": "characters"}
-        settings |= {"symbols_of": letters, "length_rule": LengthRule()}
-        return build_manifest(self.rows(), **settings | arguments)
+        values = {name: arguments.pop(name) for name in SETTINGS & arguments.keys()}
+        data = DataConfig().model_copy(update={"text_frontend": "characters"} | values)
+        with mock.patch("myxtts.data.manifest.symbols_of", side_effect=letters) as self.symbols_of:
+            return build_manifest(self.rows(), data, LengthRule(), **arguments)
 
     def assert_rejected(self, expected, **arguments):
         """Check that exactly the rows of `expected` (audio: reason) are rejected, in its order."""
@@ -375,9 +380,8 @@ class Cache(CorpusCase):
 
     def cached(self, **arguments):
         """Return the result and the texts that were read for it."""
-        symbols_of = mock.Mock(side_effect=letters)
-        result = self.build(cache=self.cache, symbols_of=symbols_of, **arguments)
-        return result, symbols_of.mock_calls
+        result = self.build(cache=self.cache, **arguments)
+        return result, self.symbols_of.mock_calls
 
     def test_a_cached_result_is_the_same_and_reads_no_text(self):
         (first, vocabulary, rejected), _ = self.cached()
@@ -401,8 +405,9 @@ class Cache(CorpusCase):
             change()
             self.assertTrue(self.cached()[1], name)
             self.assertFalse(self.cached()[1], name)
-        for changed in ({"min_seconds": 0.31}, {"max_seconds": 19.0}, {"frontend": "phonemes"}):
-            self.assertTrue(self.cached(**changed)[1], changed)
+        values = {"min_seconds": 0.31, "max_seconds": 19.0, "text_frontend": "phonemes"}
+        for name, value in values.items():
+            self.assertTrue(self.cached(**{name: value})[1], name)
         vocabulary = self.cached()[0][1]
         self.assertTrue(self.cached(vocabulary=vocabulary)[1])
 

@@ -267,7 +267,7 @@ class WithoutHeader(Case):
         rows = read_corpus(path, "de", columns=columns)
         actual = [(row.text, row.language) for row in rows.rows]
         self.assertEqual(actual, [("One", "en"), ("Two", "ka")])
-        self.assertIn("lines of ignored|path|text|language|ignored, no header", rows.form)
+        self.assertIn("lines with |, columns path, text, language", rows.form)
         for wrong in ("path text", "path text text language ignored", "path speaker"):
             message = rf"--columns {wrong} should name path and text once.* has 5: '7\|a\|One"
             self.assert_rejected(message, path, columns=wrong.split())
@@ -431,7 +431,7 @@ class Form(Case):
         with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
             read_corpora(self.folder, None, "en", 0.5, seed=0)
         place = f"{self.folder}/metadata.csv; audio in {self.folder}/wavs: 2 .flac, 1 .mp3"
-        expected = [f"corpus form    lines of path|text, no header; 3 rows in {place}"]
+        expected = [f"corpus form    lines with |, columns path, text; 3 rows in {place}"]
         self.assertEqual([record.getMessage() for record in logs.records], expected)
         with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
             read_corpora(self.folder, self.table("audio_file;text\na.flac;x\n"), "en", 0.5, seed=0)

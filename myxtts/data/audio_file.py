@@ -49,13 +49,9 @@ class UnusableAudio(DataError):
 
 @dataclass(frozen=True, slots=True)
 class AudioHeader:
-    """Length and format of one file.
+    """Length of one file, in samples per channel, and its format.
 
-    Attributes:
-        samples: per channel, at the sample rate of the file.
-        native: `tf.audio.decode_wav` reads the file without conversion (RIFF, PCM, 16 bit, mono,
-            SAMPLE_RATE_HZ).
-        floating: some samples may not be finite.
+    `tf.audio.decode_wav` reads a native file unconverted; floating samples may not be finite.
     """
 
     samples: int
@@ -103,10 +99,7 @@ def check_finite(path: str) -> None:
 
 
 def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
-    """The header of a WAV file that TensorFlow decodes; None for all other files.
-
-    Checks truncation of any WAV file, since libsndfile ignores it.
-    """
+    """The header of a WAV file that TensorFlow decodes, or None; raises if a WAV is truncated."""
     start = file.read(12)
     if start[:4] != b"RIFF" or start[8:] != b"WAVE":
         return None
@@ -142,10 +135,7 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
 
 
 def _check_end(file: BinaryIO, size: int) -> None:
-    """Reject compressed audio that ends in zeros.
-
-    Decoders search them to the last one, which may be terabytes of a sparse file.
-    """
+    """Reject compressed audio that ends in zeros, which decoders search to the last one."""
     file.seek(0)
     if size > END_BYTES and file.read(4) in COMPRESSED:
         file.seek(size - END_BYTES)
@@ -222,10 +212,7 @@ def read_pcm(
 
 
 def _read(file: BinaryIO, samples: int | None, max_s: float) -> tuple[np.ndarray, int]:
-    """Return the mean of the channels of a file, float32 [samples], and its sample rate.
-
-    Samples are limited to MAX_AMPLITUDE; the mean of a NaN or an infinity is not finite.
-    """
+    """Return the mean of the channels, float32, not finite where one is not, and the rate."""
     with soundfile.SoundFile(file.fileno(), closefd=False) as sound:
         # Another length than expected may be more than the memory takes.
         if samples is not None:

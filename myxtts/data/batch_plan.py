@@ -1,8 +1,7 @@
 """Stage A, the plan: the utterances of each step, a pure function of (seed, epoch, replicas).
 
-NumPy only: no files, no TensorFlow. The plan has no state between epochs, so a run resumes by
-starting at a step. It may resume with another number of replicas, which share the utterances left
-in the epoch.
+NumPy only. The plan has no state between epochs, so a run resumes by starting at a step, also with
+another number of replicas, which share the utterances left in the epoch.
 
 Utterances of similar length share a bucket, and a bucket has one padded length. Sorted by length,
 the utterances of a bucket are contiguous: a bucket takes as many whole steps as it can, and the
@@ -35,12 +34,10 @@ def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -
     The minimum over the candidates is exact: dynamic programming over the longest utterance of each
     bucket, as for optimal histograms (Jagadish et al. 1998). Candidates are the lengths at which a
     whole number of steps of `step_utterances` is full, with the utterances sorted by length, so
-    that few of them have to move up. If there are many, the candidates are the longest in each of
-    CANDIDATES equal intervals.
+    that few of them have to move up; of many, the longest in each of CANDIDATES equal intervals.
 
-    Returns:
-        int32 [at most `buckets`], ascending multiples of HOP_SAMPLES; the last is not below the
-        longest utterance.
+    Returns int32 [at most `buckets`], ascending multiples of HOP_SAMPLES; the last is not below the
+    longest utterance.
     """
     hops = np.sort(-(-np.asarray(samples, np.int64) // HOP_SAMPLES))
     # Utterances up to each candidate.
@@ -77,7 +74,6 @@ class EpochPlan:
         step_start: int64 [S + 1], step s has order[step_start[s]:step_start[s + 1]].
         step_bucket: int32 [S].
         batch_sizes: int64 [buckets], utterances in a full batch.
-        replicas: that share each step.
     """
 
     order: np.ndarray
@@ -104,9 +100,8 @@ class EpochPlan:
     def batches(self, step: int, replica: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the microbatches of a replica in a step, each as (utterances, references), int32.
 
-        In a complete step each replica has `accumulation` full batches. The incomplete step is
-        shared evenly: some batches may be shorter or empty, but the first of replica 0 has an
-        utterance.
+        The incomplete step is shared evenly: some batches may be shorter or empty, but the first of
+        replica 0 has an utterance.
         """
         begin = int(self.step_start[step])
         utterances = int(self.step_start[step + 1]) - begin
@@ -125,13 +120,9 @@ class EpochPlan:
 class Plan:
     """The epochs of a corpus of N ≥ 1 utterances.
 
-    Args:
-        samples, token_counts, speakers: int [N], columns of the manifest.
-        bounds: padded lengths as by `bucket_bounds`; the last is not below the longest utterance.
-        seed: source of all randomness, together with the epoch.
-        batch_seconds: replaces batch_size by seconds of audio in a batch, padding included; 0 turns
-            it off.
-        accumulation: batches of each replica in one step.
+    `samples`, `token_counts` and `speakers` are columns of the manifest, `bounds` are as by
+    `bucket_bounds`. Seed and epoch are the source of all randomness. `batch_seconds` of audio,
+    padding included, replace batch_size unless they are 0.
 
     Attributes:
         batch_sizes: int64 [buckets], rows of a batch: no more than each replica's share of the
@@ -191,12 +182,7 @@ class Plan:
         return self._shuffle(left, self.replicas, [epoch, *np.ravel(history)])
 
     def _layout(self, ranked: np.ndarray, replicas: int) -> tuple[np.ndarray, np.ndarray]:
-        """Divide utterances, int32 and sorted by length, into steps.
-
-        Returns:
-            int64 [S + 1], first utterance of each step, then their number; int32 [S], bucket of
-            each step.
-        """
+        """Divide utterances, sorted by length, into steps: as `step_start` and `step_bucket`."""
         up_to_bound = np.searchsorted(self.samples[ranked], self.bounds, side="right")
         step_sizes = self._replica_step_sizes * replicas
         starts = []
@@ -255,10 +241,7 @@ class Plan:
 
     @cached_property
     def buckets(self) -> list[tuple[int, int, int, float]]:
-        """Return (padded length in samples, rows of a batch, utterances, padding) of each bucket.
-
-        The padding is a fraction of the samples of the bucket's steps in an epoch, as in `padding`.
-        """
+        """Return (padded samples, rows of a batch, utterances, padding) of each bucket."""
         epoch = self.epoch(0)
         count = len(self.bounds)
         bucket = np.repeat(epoch.step_bucket, np.diff(epoch.step_start))
@@ -273,9 +256,8 @@ class Plan:
 class Position(NamedTuple):
     """The next step of a run: the state of the data in a checkpoint.
 
-    Attributes:
-        step: within the epoch, or within the part of it that `history` has left.
-        history: see `Plan.epoch`; empty unless the number of replicas changed during this epoch.
+    `step` counts within the part of the epoch that `history` has left, which is empty unless the
+    number of replicas changed during this epoch.
     """
 
     epoch: int = 0
@@ -290,13 +272,9 @@ class Position(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A way through the plan.
+    """A way through the plan: from a position to the end of `epochs` epochs, or endlessly.
 
-    Attributes:
-        start: position of the first step.
-        epochs: the last epoch plus 1; endless if None.
-        mean_over: what the losses are averaged over; with `epoch` the losses of all batches add up
-            to the mean of the corpus.
+    With the losses averaged over the epoch, those of all batches add up to the mean of the corpus.
     """
 
     start: Position = Position()
@@ -308,14 +286,7 @@ HELD_OUT_PASS = Pass(epochs=1, mean_over="epoch")
 
 
 class PlannedStep(NamedTuple):
-    """One optimizer step over all replicas.
-
-    Attributes:
-        utterances: int32, manifest rows of all batches.
-        bucket: determines the shape of the batches.
-        microbatches: batches of each replica in this step (gradient accumulation).
-        audio_s, padded_s: seconds of speech, without and with padding.
-    """
+    """One optimizer step over all replicas: `utterances` are the manifest rows of all batches."""
 
     position: Position
     next_position: Position
@@ -328,13 +299,9 @@ class PlannedStep(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """One batch of one replica, before it is read.
+    """One batch of one replica, perhaps its last in the step, and the arrays by which it is read.
 
-    Attributes:
-        last: whether it is the replica's last batch in the step.
-        rows: int32 [utterances], manifest rows; the batch is filled up with empty rows.
-        audio_s, padded_s: seconds of speech, without and with padding.
-        arrays: the arrays by which it is read; see `_arrays`.
+    `rows` are those of the manifest, int32 [utterances]; the batch is filled up with empty rows.
     """
 
     step: PlannedStep
@@ -396,15 +363,9 @@ def planned_batches(
 ) -> Iterator[PlannedBatch]:
     """Yield the batches of some replicas: by step, then by microbatch, then by replica.
 
-    A batch is the same whoever makes it, and whatever the turns are.
-
-    Args:
-        reference_samples: longest stretch of a reference.
-        replicas: numbers of the replicas within the plan.
-        turn: number of a producer and the number of all that take turns: with (1, 3) every third
-            microbatch is yielded, from the second on.
-        teacher_rows: which rows a teacher speaks. They count as the utterances whose place they
-            take.
+    A batch is the same whoever makes it, and whatever the turns are: (1, 3) yields every third
+    microbatch, from the second on. Rows that a teacher speaks count as the utterances whose place
+    they take. A reference has at most `reference_samples`.
     """
     microbatches = count()
     for epoch_plan, step in planned_steps(plan, corpus_pass.start, corpus_pass.epochs):

@@ -20,12 +20,11 @@ from myxtts.data.manifest import (
     build_manifest,
     report_rejected,
 )
-from myxtts.data.metadata_file import RejectedRow, Row, Rows, read_corpora
+from myxtts.data.metadata_file import RejectedRow, Row, read_corpora
 from myxtts.data.texts import TeacherRows, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder
 from myxtts.text import espeak
-from myxtts.text.frontend import symbols_of
 from myxtts.text.languages import canonical_code, letters_by_script, names_of, scripts_of
 
 DEMO_FOLDER = Path("data/demo")
@@ -49,39 +48,6 @@ class Corpus:
     teacher_rows: TeacherRows | None = None
 
 
-def manifest_of(
-    rows: Rows,
-    data: DataConfig,
-    length_rule: LengthRule | None,
-    vocabulary: Vocabulary | None,
-    *,
-    grow: bool = False,
-    cache: Path | None = None,
-) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
-    """Call `build_manifest` with the settings of a run, and with one spelling of each language."""
-    # Characters need no language, so that any name is one.
-    if length_rule and data.text_frontend == "phonemes":
-        # An earlier run keeps its spelling.
-        kept = vocabulary.languages if vocabulary else ()
-        names = {row.language for row in rows.rows}.difference(kept)
-        codes = {name: canonical_code(name) for name in names}
-        spelled = (
-            row._replace(language=codes.get(row.language, row.language)) for row in rows.rows
-        )
-        rows = rows._replace(rows=tuple(spelled))
-    return build_manifest(
-        rows,
-        min_seconds=data.min_seconds,
-        max_seconds=data.max_seconds,
-        frontend=data.text_frontend,
-        symbols_of=symbols_of,
-        length_rule=length_rule,
-        vocabulary=vocabulary,
-        grow=grow,
-        cache=cache,
-    )
-
-
 def load_corpora(
     config: Config,
     folder: Path,
@@ -91,15 +57,10 @@ def load_corpora(
 ) -> tuple[Corpus, Corpus | None, Vocabulary]:
     """Load the training corpus and the validation corpus, if any, with a common vocabulary.
 
-    Raises DataError if a corpus cannot be used, and ConfigError if the folder cannot be made or the
-    teacher's share of a batch is less than one row.
-
-    Args:
-        folder: gets the cached manifests and rejected.csv.
-        length_rule: see `build_manifest`; None for a task that needs no texts.
-        known: vocabulary to extend, of the run that this one starts from; with a teacher it is not
-            extended.
-        replicas: number of replicas that share each training step.
+    The folder gets the cached manifests and rejected.csv. `length_rule` is None for a task that
+    needs no texts. `known` is the vocabulary of the run that this one starts from, which is
+    extended unless there is a teacher. `replicas` share each training step. Raises DataError or
+    ConfigError if a corpus, the folder or the teacher's share cannot be used.
     """
     data = config.data
     train_rows, validation_rows, malformed = read_corpora(
@@ -108,7 +69,7 @@ def load_corpora(
         data.language,
         data.validation_fraction,
         config.training.seed,
-        audio_root_of(data),
+        root=audio_root_of(data),
         needs_text=length_rule is not None,
         columns=data.columns,
     )
@@ -117,11 +78,11 @@ def load_corpora(
     make_folder(folder, "--runs-dir")
     cache = folder / "manifest-train.npz"
     grow = config.teacher.teacher is None
-    train, vocabulary, unusable = manifest_of(
+    train, vocabulary, unusable = build_manifest(
         train_rows, data, length_rule, known, grow=grow, cache=cache
     )
     cache = folder / "manifest-validation.npz"
-    validation, vocabulary, unusable_validation = manifest_of(
+    validation, vocabulary, unusable_validation = build_manifest(
         validation_rows, data, length_rule, vocabulary, cache=cache
     )
 
@@ -163,11 +124,7 @@ def _plan_corpora(
 def teacher_rows_of(
     config: Config, vocabulary: Vocabulary, train: Manifest, plan: Plan
 ) -> TeacherRows | None:
-    """Return which rows of the training batches a teacher speaks; None if it is to speak none.
-
-    Raises ConfigError if its share is less than one row of any batch, and DataError if its texts
-    cannot be used.
-    """
+    """Return which rows of the training batches a teacher speaks; None if it is to speak none."""
     teacher = config.teacher
     data = config.data
     fraction = teacher.teacher_fraction
@@ -188,9 +145,7 @@ def teacher_rows_of(
         return TeacherRows(fraction)
     language = canonical_code(data.language) if data.text_frontend == "phonemes" else data.language
     longest = int(train.token_counts.max())
-    texts = read_texts(
-        Path(teacher.texts), language, data.text_frontend, symbols_of, vocabulary, longest
-    )
+    texts = read_texts(Path(teacher.texts), language, data.text_frontend, vocabulary, longest)
     return TeacherRows(fraction, texts)
 
 
@@ -270,8 +225,7 @@ def ensure_demo_corpus() -> Path:
 def check_languages(rows: Sequence[Row], max_rejected: float) -> None:
     """Check that espeak-ng speaks the languages of most rows, and that texts are in their scripts.
 
-    Raises DataError if not. Up to the fraction `max_rejected` of the rows may have an unknown
-    language: they are rejected one by one.
+    A fraction of up to `max_rejected` may have an unknown language: they are rejected one by one.
     """
     rows_of: dict[str, list[Row]] = {}
     for row in rows:

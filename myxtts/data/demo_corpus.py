@@ -115,13 +115,12 @@ def make_demo_corpus(
 ) -> bool:
     """Make a corpus in the folder `out`, unless the same corpus is there already.
 
-    Utterances are distributed in turn over all pairs of a speaker and a language. With several
-    languages each speaker speaks all of them ("speaker-00", "speaker-01", …); with one, the
-    speakers are named after it ("en-00", …). The same arguments give the same bytes. The folder
-    appears when it is complete. `progress` is called after each utterance.
+    Utterances are distributed in turn over all pairs of a speaker and a language. Speakers of one
+    language are named after it ("en-00", …), of several "speaker-00", …. The same arguments give
+    the same bytes. The folder appears when it is complete. `progress` is called after each
+    utterance.
 
-    Returns whether the corpus was made. Raises DataError if an argument is out of range, the folder
-    has other contents, or it cannot be written.
+    Returns whether the corpus was made. Raises DataError if it cannot be.
     """
     out = Path(out)
     languages = list(languages)
@@ -240,10 +239,7 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
 def speak_trimmed(
     espeak: Espeak, text: str, voice: EspeakVoice
 ) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
-    """Speak a text with silence at both ends.
-
-    Returns int16 samples, and (symbol, start_s, end_s) of each phoneme.
-    """
+    """Speak with silence at both ends: int16 samples, and (symbol, start_s, end_s) of phonemes."""
     samples, events = espeak.synthesize(text, voice)
     first, last = np.flatnonzero(samples)[[0, -1]].tolist()
     edge = np.zeros(EDGE_SAMPLES, np.int16)

@@ -37,11 +37,8 @@ LoadFrozen = Callable[[str], Any]
 class FeatureExtractor:
     """The contracts of a task's batches, and the TensorFlow function between them.
 
-    Attributes:
-        produce: has the frozen network as second argument, if there is one.
-        sizes: the named dimensions that `produce` decides, whatever the batch.
-        max_stretch: factor by which `produce` lengthens the longest utterances, and with them
-            `frames`.
+    `produce` has the frozen network as second argument, if there is one; it decides the named
+    dimensions `sizes`, and lengthens the longest utterances by up to `max_stretch`.
     """
 
     inputs: dict[str, Field]
@@ -98,9 +95,8 @@ def vocoder_extractor(
 ) -> FeatureExtractor:
     """Return the extractor of `vocoder_features`, or with a teacher `taught_vocoder_features`.
 
-    Args:
-        segment_frames: length of the segments; by default the whole utterances, without context.
-        at_random: take a random segment, by the batch's seed, instead of the middle one.
+    Segments are at random places, by the batch's seed, or in the middle; without `segment_frames`
+    whole utterances, without context.
     """
     sizes = {}
     if segment_frames is not None:
@@ -158,14 +154,9 @@ def taught_vocoder_features(
 
 
 class _Stretch(NamedTuple):
-    """A stretch of each utterance.
+    """A stretch of each utterance: the number of each frame within it, and whether it is inside.
 
-    Attributes:
-        frame: int64 [batch, frames], number of each frame within its utterance.
-        real: bool [batch, frames], inside of the utterance.
-        wave: float32 [batch, samples], utterances continued by their reflection, with MARGIN_HOPS
-            hops more on each side.
-        silent_outside: the same, 0 outside of the utterance.
+    The wave is continued by its reflection, or by silence, with MARGIN_HOPS more on each side.
     """
 
     frame: tf.Tensor
@@ -181,10 +172,25 @@ def _cut_stretch(waves: dict, segment_frames: int | None, at_random: bool) -> _S
         first = tf.zeros_like(frames)
         length = frame_count(tf.shape(waves["pcm"])[1])
     else:
-        seed = fold_in(waves["seed"], "segment") if at_random else None
-        first = segment_start(frames, segment_frames, seed) - CONTEXT_FRAMES
+        # An utterance that is shorter is at the start of its segment.
+        spare = tf.cast(tf.maximum(frames - segment_frames, 0), tf.float32)
+        place = 0.5 * spare
+        if at_random:
+            uniform = tf.random.stateless_uniform(
+                tf.shape(frames), fold_in(waves["seed"], "segment")
+            )
+            place = uniform * (spare + 1.0)
+        first = tf.cast(place, tf.int64) - CONTEXT_FRAMES
         length = segment_frames + 2 * CONTEXT_FRAMES
-    wave, inside = cut_out(waves, first, length, MARGIN_HOPS)
+    offset = tf.cast(tf.range((length + 2 * MARGIN_HOPS) * HOP_SAMPLES), tf.int64)
+    sample = (first[:, None] - MARGIN_HOPS) * HOP_SAMPLES + offset
+    last = tf.cast(waves["samples"], tf.int64)[:, None] - 1
+    inside = (sample >= 0) & (sample <= last)
+    reflected = tf.abs(sample)
+    reflected = tf.where(reflected > last, 2 * last - reflected, reflected)
+    index = tf.clip_by_value(reflected, 0, tf.maximum(last, 0))
+    # Converted before the gather, which has no GPU kernel for int16.
+    wave = tf.gather(tf.cast(waves["pcm"], tf.float32) / 32768.0, index, batch_dims=1)
     frame = first[:, None] + tf.cast(tf.range(length), tf.int64)
     real = (frame >= 0) & (frame < frames[:, None])
     return _Stretch(frame, real, wave, tf.where(inside, wave, 0.0))
@@ -205,40 +211,6 @@ def _features_of_stretch(waves: dict, stretch: _Stretch, mel, f0_hz) -> dict:
     }
 
 
-def segment_start(frames, segment_frames: int, seed=None):
-    """Return the first frame of a segment within each utterance: int64 [batch] -> int64 [batch].
-
-    An utterance that is shorter is at the start of its segment. Without a seed, int32 [2], segments
-    are in the middle.
-    """
-    spare = tf.cast(tf.maximum(frames - segment_frames, 0), tf.float32)
-    if seed is None:
-        return tf.cast(0.5 * spare, tf.int64)
-    return tf.cast(tf.random.stateless_uniform(tf.shape(frames), seed) * (spare + 1.0), tf.int64)
-
-
-def cut_out(waves: dict, first, length, margin_hops: int):
-    """Cut stretches out of a batch's waves, each utterance continued by its reflection at its ends.
-
-    Args:
-        first: int64 [batch], first frame of each stretch of `length` frames.
-
-    Returns:
-        float32 [batch, (length + 2 * margin_hops) * 256] in [-1, 1], and bool of this shape: inside
-        of the utterance.
-    """
-    offset = tf.cast(tf.range((length + 2 * margin_hops) * HOP_SAMPLES), tf.int64)
-    sample = (first[:, None] - margin_hops) * HOP_SAMPLES + offset
-    last = tf.cast(waves["samples"], tf.int64)[:, None] - 1
-    inside = (sample >= 0) & (sample <= last)
-    reflected = tf.abs(sample)
-    reflected = tf.where(reflected > last, 2 * last - reflected, reflected)
-    index = tf.clip_by_value(reflected, 0, tf.maximum(last, 0))
-    # Converted before the gather, which has no GPU kernel for int16.
-    whole = tf.cast(waves["pcm"], tf.float32) / 32768.0
-    return tf.gather(whole, index, batch_dims=1), inside
-
-
 def asr_features(
     waves: dict,
     mask: Callable | None = None,
@@ -247,10 +219,8 @@ def asr_features(
 ) -> dict:
     """Compute ASR_FEATURES from ASR_INPUTS: log-mel spectrograms.
 
-    Args:
-        mask: (mel, frames, seed) -> masked mel, such as `spec_augment`.
-        augmentation: of the waves; `speed_perturbation` changes `frames`.
-        subsampling: a higher speed leaves each text the frames that CTC needs after it.
+    `mask` is a function of (mel, frames, seed), such as `spec_augment`. A higher speed leaves each
+    text the frames that CTC needs after the subsampling.
     """
     wave = tf.cast(waves["pcm"], tf.float32) / 32768.0
     samples = waves["samples"]
@@ -372,9 +342,8 @@ def vtlp_warp(seed, rows, limit):
     The batch's seed determines all draws, which are uniform. The logarithm of the gain is a sum of
     VTLP_COSINES cosines over the mel bands, each with an amplitude of up to 2 * limit.
 
-    Returns:
-        Factor on all frequencies, float32 [rows], from exp(-limit) to exp(limit).
-        Mel filters, float32 [rows, bins, bands].
+    Returns factors on all frequencies, float32 [rows], from exp(-limit) to exp(limit), and mel
+    filters, float32 [rows, bins, bands].
     """
     uniform = tf.random.stateless_uniform
     factor = tf.exp(uniform([rows], fold_in(seed, "frequencies"), -limit, limit))

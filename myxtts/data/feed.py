@@ -35,15 +35,9 @@ class Feed(Generic[Item]):
 
     Items come out in order, and any depth gives the same items. An error in the iterable is raised
     in the consumer, instead of the item at which it occurred. Closing is safe at any time, also
-    while the feed is full, and leaves no thread behind.
-
-        with Feed(batches, depth=3) as feed:
-            for batch in feed:
-                ...
-
-    `batches` is iterated, and its iterator closed, in the feed's thread only. `depth` items, at
-    least 1, are kept ready, besides the one that is being made. `is_stopped` is polled while the
-    consumer waits, which ends with StopArrived.
+    while the feed is full, and leaves no thread behind: `with Feed(batches, 3) as feed`. The
+    iterable is iterated and closed in the feed's thread only, which makes one item more than the
+    depth. `is_stopped` is polled while the consumer waits, which then ends with StopArrived.
     """
 
     def __init__(self, batches: Iterable[Item], depth: int, thread_name: str = "myxtts-producer"):

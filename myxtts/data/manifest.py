@@ -19,11 +19,13 @@ import numpy as np
 from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
+from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import UnusableAudio, check_finite, read_header, resampled_length
 from myxtts.data.metadata_file import RejectedRow, Row, Rows, shortened
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, write_whole
-from myxtts.text.frontend import Frontend
+from myxtts.text.frontend import Frontend, symbols_of
+from myxtts.text.languages import canonical_code
 from myxtts.text.symbols import SymbolTable, frames_needed
 
 # To be increased when the columns or the checks change.
@@ -40,8 +42,6 @@ STRING_COLUMNS = ("ids", "paths", "texts")
 UNKNOWN_LANGUAGE = "language unknown to the training corpus"
 UNKNOWN_SYMBOL = "symbol unknown to the training corpus"
 
-# (text, language, front end) -> symbols, empty if the text has nothing to speak; raises DataError.
-SymbolsOf = Callable[[str, str, Frontend], list[str]]
 # (row, reason, detail): notes that a row is unusable.
 Reject = Callable[[Row, str, str], None]
 
@@ -68,12 +68,10 @@ class Vocabulary:
 
 
 class LengthRule(NamedTuple):
-    """The minimum number of mel frames for a text, so that it can be aligned with its audio.
+    """The minimum number of mel frames for a text, which the network first subsamples.
 
-    Attributes:
-        ctc: count a frame for each symbol and for the blank between equal neighbours (Graves et al.
-            2006); otherwise a frame for each symbol, and for begin and end.
-        subsampling: factor by which the network reduces the frames first.
+    CTC needs a frame for each symbol and for the blank between equal neighbours (Graves et al.
+    2006); an alignment one for each symbol, and for begin and end.
     """
 
     ctc: bool = False
@@ -145,13 +143,10 @@ class _Audio(NamedTuple):
 
 def build_manifest(
     rows: Rows,
-    *,
-    min_seconds: float,
-    max_seconds: float,
-    frontend: Frontend,
-    symbols_of: SymbolsOf,
+    data: DataConfig,
     length_rule: LengthRule | None,
     vocabulary: Vocabulary | None = None,
+    *,
     grow: bool = False,
     cache: Path | None = None,
     workers: int = HEADER_THREADS,
@@ -159,25 +154,27 @@ def build_manifest(
     """Check every row, and collect the usable ones as columns.
 
     Args:
-        symbols_of: converts text to symbols; called on this thread.
         length_rule: utterances with fewer frames than it needs are rejected. If None, no text is
             read: utterances have no tokens.
         vocabulary: of the training manifest, for a validation corpus: rows with another symbol or
-            language are rejected, other speakers are appended. If None, it is made from the usable
-            rows.
-        grow: also append other symbols and languages to `vocabulary` instead of rejecting their
-            rows.
-        cache: file for the result, valid until a file, a row or an argument changes; its folder
-            must exist.
-        workers: threads that read headers.
+            language are rejected, other speakers are appended. With `grow`, their symbols and
+            languages are appended, too. If None, it is made from the usable rows.
+        cache: file for the result, valid until a file, a row or an argument changes.
 
-    Returns:
-        The manifest (empty if no row is usable), its vocabulary, and the rejected rows by line,
-        without those in `rows.rejected`.
+    Returns the manifest, which may be empty, its vocabulary, and the rejected rows by line, without
+    those in `rows.rejected`.
     """
+    # Characters need no language, so that any name is one.
+    if length_rule and data.text_frontend == "phonemes":
+        codes = {row.language: canonical_code(row.language) for row in rows.rows}
+        if vocabulary:
+            # An earlier run keeps its spelling.
+            codes |= {name: name for name in vocabulary.languages}
+        spelled = tuple(row._replace(language=codes[row.language]) for row in rows.rows)
+        rows = rows._replace(rows=spelled)
     key = ""
     if cache:
-        settings = (min_seconds, max_seconds, frontend, length_rule, grow)
+        settings = (data.min_seconds, data.max_seconds, data.text_frontend, length_rule, grow)
         key = _cache_key(rows, settings, vocabulary, workers)
         if cached := _load(cache, key):
             return cached
@@ -187,11 +184,11 @@ def build_manifest(
         place = str(rows.metadata), row.line, shortened(row.audio)
         rejected.append(RejectedRow(*place, reason, shortened(detail)))
 
-    audio = _usable_audio(rows, reject, min_seconds, max_seconds, workers)
+    audio = _usable_audio(rows, reject, data, workers)
     usable = [(utterance, list[str]()) for utterance in audio]
     if length_rule is not None:
         allowed = None if grow else vocabulary
-        usable = list(_usable_text(audio, reject, symbols_of, frontend, length_rule, allowed))
+        usable = list(_usable_text(audio, reject, data.text_frontend, length_rule, allowed))
     manifest, vocabulary = _columns(usable, vocabulary)
     rejected.sort(key=lambda row: row.line)
     if cache:
@@ -208,12 +205,8 @@ def report_rejected(
 ) -> None:
     """Write the rejected rows to the CSV file `listing`, by line, and log a summary.
 
-    Raises DataError if more than the fraction `max_rejected` of all rows is rejected, or a corpus
-    has no usable row.
-
-    Args:
-        corpora: the rows that were checked, and the usable ones.
-        unneeded: more rejected rows, which are listed and do not count.
+    Raises DataError if more than the fraction `max_rejected` of all rows of the corpora is
+    rejected, or a corpus has no usable row. The unneeded rows are listed and do not count.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -239,25 +232,25 @@ def report_rejected(
     log.warning("%s", summary)
 
 
-def _usable_audio(
-    rows: Rows, reject: Reject, min_seconds: float, max_seconds: float, workers: int
-) -> list[_Audio]:
+def _usable_audio(rows: Rows, reject: Reject, data: DataConfig, workers: int) -> list[_Audio]:
     usable: list[_Audio] = []
     line_of: dict[str, int] = {}
-    max_samples = max_seconds * SAMPLE_RATE_HZ
+    max_samples = data.max_seconds * SAMPLE_RATE_HZ
     examine = partial(_examine, folder=os.path.abspath(rows.folder), max_samples=max_samples)
     for row, audio in _in_threads(examine, rows.rows, workers, "headers"):
         if isinstance(audio, UnusableAudio):
             reject(row, audio.reason, audio.detail)
         elif audio.real_path in line_of:
             reject(row, "duplicate path", f"line {line_of[audio.real_path]} also names it")
-        elif audio.samples < min_seconds * SAMPLE_RATE_HZ:
+        elif audio.samples < data.min_seconds * SAMPLE_RATE_HZ:
             # Rounded away from the limit, so that the message does not seem to contradict it.
             seconds = math.floor(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
-            reject(row, "too short", f"{seconds:.3f} s, at least {min_seconds} s (--min-seconds)")
+            limit = f"at least {data.min_seconds} s (--min-seconds)"
+            reject(row, "too short", f"{seconds:.3f} s, {limit}")
         elif audio.samples > max_samples:
             seconds = math.ceil(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
-            reject(row, "too long", f"{seconds:.3f} s, at most {max_seconds} s (--max-seconds)")
+            limit = f"at most {data.max_seconds} s (--max-seconds)"
+            reject(row, "too long", f"{seconds:.3f} s, {limit}")
         else:
             line_of[audio.real_path] = row.line
             usable.append(audio)
@@ -308,7 +301,6 @@ def _bar(total: int, label: str) -> tqdm:
 def _usable_text(
     audio: Sequence[_Audio],
     reject: Reject,
-    symbols_of: SymbolsOf,
     frontend: Frontend,
     length_rule: LengthRule,
     vocabulary: Vocabulary | None,

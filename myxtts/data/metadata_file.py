@@ -12,10 +12,9 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from myxtts.data.audio_folder import (
     AUDIO_SUBFOLDERS,
@@ -109,19 +108,18 @@ def read_corpora(
     language: str,
     validation_fraction: float,
     seed: int,
-    root: Path | None = None,
-    needs_text: bool = True,
-    columns: Sequence[str] = (),
+    **options: Any,
 ) -> tuple[Rows, Rows, list[RejectedRow]]:
     """Read the training rows, the validation rows, and the malformed rows of both.
 
     The validation rows come from `validation` if it is given, else from metadata_eval.csv next to
-    metadata_train.csv, else they are held out from the training rows. The other arguments and
-    errors are those of `read_corpus`.
+    metadata_train.csv, else they are held out from the training rows. The options and errors are
+    those of `read_corpus`.
     """
-    read = partial(
-        read_corpus, language=language, root=root, needs_text=needs_text, columns=columns
-    )
+
+    def read(path: Path, **more: Any) -> Rows:
+        return read_corpus(path, language, **options, **more)
+
     folder = train.parent if train.name == "metadata_train.csv" else train
     if validation is not None:
         rows = read(train), read(validation, preferred="metadata_eval.csv")
@@ -151,11 +149,10 @@ def read_corpus(
     """Read the rows of a corpus. Raises DataError if it cannot be read, or has another form.
 
     Args:
-        path: a folder with metadata.csv, or a metadata file.
+        path: a metadata file, or a folder with one, if possible of the name `preferred`.
         language: of rows without a language.
         root: folder to which the paths in tables are relative, by default the folder of the file.
             The audio of lines without a header is searched there first.
-        preferred: name of the metadata file of a folder, if it has one of this name.
         columns: names of the columns of files without a header.
     """
     if root is not None and not os.path.isdir(root):
@@ -216,12 +213,9 @@ class _File(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """The lines of a metadata file, as fields.
+    """The number and fields of each line of a metadata file; the header is empty without one.
 
-    Attributes:
-        columns: meaning of each column: a key of COLUMN_NAMES, or empty.
-        records: number of each line, and its fields.
-        header: name of each column; empty if the file has no header.
+    The meaning of each column is a key of COLUMN_NAMES, or empty.
     """
 
     separator: str
@@ -232,11 +226,9 @@ class _Table(NamedTuple):
     @property
     def form(self) -> str:
         """The form in words, such as "table with |, columns audio_file, text"."""
-        if not self.header:
-            line = self.separator.join(meaning or "ignored" for meaning in self.columns)
-            return f"lines of {line}, no header".replace("\t", "<tab>")
-        used = ", ".join(compress(self.header, self.columns))
-        return f"table with {SEPARATORS[self.separator]}, columns {used}"
+        kind = "table" if self.header else "lines"
+        columns = ", ".join(compress(self.header or self.columns, self.columns))
+        return f"{kind} with {SEPARATORS.get(self.separator, 'one field')}, columns {columns}"
 
 
 def _read_table(path: Path, needs_text: bool, columns: Sequence[str]) -> _Table:
@@ -359,10 +351,7 @@ def _meanings(names: Sequence[str], needs_text: bool) -> tuple[str, ...] | None:
 
 
 def _separator_of(line: str) -> str:
-    """Return the separator of a line without a header; empty if there is none.
-
-    It is | or a tab, else the first ; or comma, since later ones belong to the text.
-    """
+    """Return | or a tab of a line, else the first ; or comma: later ones belong to the text."""
     for separator in LITERAL:
         if separator in line:
             return separator

@@ -8,7 +8,8 @@ everything that is queued on the receiving GPU (TensorFlow's `GPUUtil::DeviceToD
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -49,53 +50,40 @@ class ProducedBatch(NamedTuple):
 ReplicaBatches = tuple[ProducedBatch, ...]
 
 
+@dataclass(eq=False)
 class Producer:
     """Makes batches on one data device for some replicas, all or in turn with other producers.
 
-    Args:
-        plan_pass: `planned_batches` of the corpus, which lacks only the pass, replicas and turn.
-        replicas: numbers of the replicas that it feeds among those of all processes.
-        turn: which of their microbatches it makes; see `planned_batches`.
-        synchronize: see `produced_batches`.
+    `plan_pass` is `planned_batches` of the corpus, which lacks only the pass, replicas and turn.
     """
 
-    def __init__(
-        self,
-        plan_pass: Callable[..., Iterator[PlannedBatch]],
-        reader: Reader,
-        extractor: FeatureExtractor,
-        *,
-        device: str,
-        replicas: Sequence[int],
-        turn: tuple[int, int],
-        synchronize: bool,
-    ):
-        self.device = device
-        self.extractor = extractor
-        self._plan_pass = plan_pass
-        self._reader = reader
-        self._replicas = replicas
-        self._turn = turn
-        self._synchronize = synchronize
-        self.produce = trace_produce(device, extractor)
+    plan_pass: Callable[..., Iterator[PlannedBatch]]
+    reader: Reader
+    extractor: FeatureExtractor
+    device: str
+    replicas: Sequence[int]
+    turn: tuple[int, int]
+    synchronize: bool
+
+    def __post_init__(self):
+        self.produce = trace_produce(self.device, self.extractor)
 
     def planned(self, corpus_pass: Pass, turn: tuple[int, int] = (0, 1)) -> Iterator[PlannedBatch]:
         """Plan the batches, by default those of all producers."""
-        return self._plan_pass(corpus_pass, replicas=self._replicas, turn=turn)
+        return self.plan_pass(corpus_pass, replicas=self.replicas, turn=turn)
 
     def read(self, corpus_pass: Pass, turn: tuple[int, int] = (0, 1)) -> ReadBatches:
         """Plan, read and upload: stages A to C."""
-        return self._reader.read(self.planned(corpus_pass, turn), self.device)
+        return self.reader.read(self.planned(corpus_pass, turn), self.device)
 
     def replica_batches(self, corpus_pass: Pass) -> Generator[ReplicaBatches, None, None]:
         """Make the batches of this producer's turn, one for each replica at a time."""
+        stage = self.device, self.extractor, self.produce, self.synchronize
         with (
-            closing(self.read(corpus_pass, self._turn)) as read,
-            closing(
-                produced_batches(read, self.device, self.extractor, self.produce, self._synchronize)
-            ) as batches,
+            closing(self.read(corpus_pass, self.turn)) as read,
+            closing(produced_batches(read, *stage)) as batches,
         ):
-            yield from zip(*[batches] * len(self._replicas), strict=True)
+            yield from zip(*[batches] * len(self.replicas), strict=True)
 
 
 def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
@@ -157,12 +145,8 @@ def produced_batches(
 class Pipeline:
     """Opens feeds over a corpus along the routes of this process; `producers` has its producers.
 
-    Args:
-        corpus: manifest and plan; the plan counts the replicas of all processes.
-        routes: of each replica of this process.
-        cache_folder: gets the decoded corpus if `data.cache_dataset` is on.
-        synchronize: see `produced_batches`.
-        first_replica: number of the first route's replica among all processes.
+    The plan of the corpus counts the replicas of all processes, among which `first_replica` is the
+    number of the first route's. `cache_folder` gets the decoded corpus if `cache_dataset` is on.
     """
 
     def __init__(
@@ -197,10 +181,7 @@ class Pipeline:
         self._groups = [
             [
                 Producer(
-                    plan_pass,
-                    reader,
-                    extractor,
-                    device=device,
+                    *(plan_pass, reader, extractor, device),
                     replicas=[first_replica + index for index in indices],
                     turn=(number, len(data_devices)),
                     synchronize=synchronize,
@@ -211,12 +192,12 @@ class Pipeline:
         ]
         self.producers = list(chain.from_iterable(self._groups))
 
-    @contextmanager
-    def open_unbuffered(self, corpus_pass: Pass) -> Iterator[Iterator[ReplicaBatches]]:
+    def open_unbuffered(
+        self, corpus_pass: Pass
+    ) -> "closing[Generator[ReplicaBatches, None, None]]":
         """Yield batches of the only producer without a feed: each is produced when it is taken."""
         (producer,) = self.producers
-        with closing(producer.replica_batches(corpus_pass)) as batches:
-            yield batches
+        return closing(producer.replica_batches(corpus_pass))
 
     def open_feed(self, corpus_pass: Pass) -> "ReplicaFeed":
         """Return a feed of the batches of a pass."""
@@ -234,14 +215,8 @@ def held_out_pipeline(
 
     Open it with HELD_OUT_PASS, or with `Pass(epochs=1)` where losses do not count.
     """
-    return Pipeline(
-        corpus,
-        [route],
-        extractor,
-        config.data,
-        seed=config.training.seed,
-        cache_folder=cache_folder,
-    )
+    seed = config.training.seed
+    return Pipeline(corpus, [route], extractor, config.data, seed=seed, cache_folder=cache_folder)
 
 
 def reference_samples_of(data: DataConfig) -> int:
@@ -277,28 +252,27 @@ class ReplicaFeed:
     that is queued there when the copy is issued. If the place became free sooner, the producer
     would begin another batch first, and the copy would wait for that batch.
 
-    `groups` has the feeds of producers that take turns, with batches of the same replicas;
-    `indices` has for each group the routes that its batches belong to.
+    A group has the feeds of producers that take turns; `indices` are the routes of its batches.
     """
 
     def __init__(
         self, groups: Sequence[Sequence[Feed[ReplicaBatches]]], indices: Sequence[Sequence[int]]
     ):
         self._groups = groups
+        self._feeds = list(chain.from_iterable(groups))
         self._taken = 0
         by_group = list(chain.from_iterable(indices))
         self._order = sorted(range(len(by_group)), key=by_group.__getitem__)
-        self._opened = ExitStack()
 
     def __enter__(self) -> "ReplicaFeed":
-        with ExitStack() as opened:
-            for feed in chain.from_iterable(self._groups):
-                opened.enter_context(feed)
-            self._opened = opened.pop_all()
+        for feed in self._feeds:
+            feed.__enter__()
         return self
 
     def __exit__(self, *raised) -> None:
-        self._opened.close()
+        with ExitStack() as opened:
+            for feed in self._feeds:
+                opened.push(feed)
 
     def __iter__(self) -> Iterator[ReplicaBatches]:
         return self
@@ -315,7 +289,7 @@ class ReplicaFeed:
 
     def stop_waiting_when(self, is_stopped: Callable[[], bool]) -> None:
         """Let the consumer's waits end with StopArrived at a stop."""
-        for feed in chain.from_iterable(self._groups):
+        for feed in self._feeds:
             feed.is_stopped = is_stopped
 
     @property
@@ -326,14 +300,14 @@ class ReplicaFeed:
     @property
     def is_full(self) -> bool:
         """Whether all producers have nothing to do."""
-        return all(feed.is_full for feed in chain.from_iterable(self._groups))
+        return all(feed.is_full for feed in self._feeds)
 
     def wait_until_full(
         self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False
     ) -> float:
         """Return the seconds waited for each feed to be full once or ended, or for a stop."""
         waited_s = 0.0
-        for feed in chain.from_iterable(self._groups):
+        for feed in self._feeds:
             waited_s += feed.wait_until_full(timeout_s - waited_s, is_stopped)
         return waited_s
 

@@ -41,11 +41,8 @@ class Reader(Protocol):
 
         `planned` is iterated some batches ahead. The data device gets all fields but those in host
         memory (see `Field.on_host`). Closing the generator early stops its threads; after a normal
-        end they idle until the next pass.
-
-        Raises:
-            DataError: a file cannot be read; raised at its batch, naming the utterance.
-            tf.errors.ResourceExhaustedError: the device is out of memory.
+        end they idle until the next pass. Raises DataError at the batch of a file that cannot be
+        read, and ResourceExhaustedError if the device is out of memory.
         """
         ...
 
@@ -122,11 +119,7 @@ NO_SIZE = -2
 
 
 def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
-    """Return what reads rows of batches from the files of a corpus.
-
-    TensorFlow decodes 16-bit mono WAV in C++, without Python. soundfile reads the other files, or
-    all of them without `native_loading`.
-    """
+    """Return what reads rows of batches from files: 16-bit mono WAV without Python, if native."""
     paths = tf.constant([os.fsencode(path) for path in manifest.paths])
     lengths = tf.constant(manifest.samples)
     native = tf.constant(manifest.native & native_loading)
@@ -184,8 +177,6 @@ class Source:
     `enable_op_determinism` these turn off all parallel calls and buffers of the pipeline
     (tensorflow/core/grappler/optimizers/data/make_deterministic.cc). Here the operation is
     stateless: the element depends on its number alone.
-
-    `signature` has the elements' arrays, of the given types, in `dataset`.
     """
 
     def __init__(self, signature: dict[str, tf.TensorSpec]):
@@ -245,9 +236,7 @@ END = b"end"
 class LocalReader:
     """Reads from files or from the cache, in tf.data's threads.
 
-    `fields` is the contract of the waves, whose references are padded to `reference_samples`;
-    `data` has the depths and widths of the pipeline. `read_on_host` is the compiled function from
-    the planned columns of a batch to its waves.
+    `read_on_host` is the compiled function from the planned columns of a batch to its waves.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -64,51 +64,36 @@ def service_address(text: str) -> tuple[str, int]:
     return host_and_port(text, "data_service", "grpc://")
 
 
+@dataclass(eq=False)
 class ServiceReader:
     """Reads by a tf.data service; one object for all feeds of a pipeline.
 
     A failure in its first job is an error, since the service was then started wrongly. A later
-    failure does not end the run: this process reads what does not arrive, logs it, and asks the
-    service again. Raises ConfigError if the address is malformed, and DataError if TensorFlow's
-    operations cannot decode some files.
-
-    Args:
-        address: grpc://HOST:PORT of the dispatcher.
-        fields: contract of the waves.
-        reference_samples: padded length of the references.
-        data: `num_workers` is the number of batches that each worker reads at the same time;
-            `buffer_size` batches are requested at the same time, and as many are kept ready on the
-            host.
-
-    Attributes:
-        proven: whether the service has completed a job.
-        start_s, stall_s: longest waits for the first batch and for a later one.
+    failure, when it is proven, does not end the run: this process reads what does not arrive, logs
+    it, and asks the service again. Each worker reads `num_workers` batches at the same time;
+    `buffer_size` batches are requested at the same time, and as many are kept ready on the host.
+    The longest waits are `start_s` for the first batch and `stall_s` for a later one. Raises
+    ConfigError if the address is malformed, and DataError if TensorFlow cannot decode some files.
     """
 
-    def __init__(
-        self,
-        address: str,
-        manifest: Manifest,
-        fields: dict[str, Field],
-        reference_samples: int,
-        data: DataConfig,
-    ):
-        self.address = address
-        self.manifest = manifest
-        self.fields = fields
-        self.reference_samples = reference_samples
-        self.data = data
-        self.proven = False
-        self.start_s = 60.0
-        self.stall_s = 10.0
-        self._host_and_port = service_address(address)
-        self._unanswered: _Job | None = None
-        foreign = np.flatnonzero(~manifest.native)
+    address: str
+    manifest: Manifest
+    fields: dict[str, Field]
+    reference_samples: int
+    data: DataConfig
+    proven: bool = False
+    start_s: float = 60.0
+    stall_s: float = 10.0
+    unanswered: "_Job | None" = None
+
+    def __post_init__(self):
+        self._host_and_port = service_address(self.address)
+        foreign = np.flatnonzero(~self.manifest.native)
         if len(foreign):
             raise DataError(
-                f"the workers of {address} read 16-bit mono WAV at {SAMPLE_RATE_HZ} Hz, but"
-                f" {len(foreign)} of {len(manifest)} files have another format, the first is"
-                f" {manifest.paths[foreign[0]]}. Convert them, or leave out --data-service."
+                f"the workers of {self.address} read 16-bit mono WAV at {SAMPLE_RATE_HZ} Hz, but"
+                f" {len(foreign)} of {len(self.manifest)} files have another format, the first is"
+                f" {self.manifest.paths[foreign[0]]}. Convert them, or leave out --data-service."
             )
 
     @property
@@ -116,11 +101,7 @@ class ServiceReader:
         return self.stall_s if self.proven else self.start_s
 
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
-        """See `Reader.read`; the plan is read up to 2 * JOB_BATCHES ahead.
-
-        Raises DataError also at the first batch, if the service cannot be reached, has no workers,
-        or its workers do not find the corpus.
-        """
+        """See `Reader.read`; the plan is read up to 2 * JOB_BATCHES ahead."""
         on_device = {name for name, field in self.fields.items() if not field.on_host}
 
         def upload(batch: PlannedBatch, waves: Batch) -> Batch:
@@ -141,19 +122,17 @@ class ServiceReader:
     def note(self, job: "_Job") -> None:
         """Record the outcome of a job whose batches were all taken."""
         if job.read_here and (self.proven or job.arrived):
-            counts = (job.read_here, len(job.batches))
-            log.warning(
-                "data service %s: this machine read %d of %d batches", self.address, *counts
-            )
+            counts = f"{job.read_here} of {len(job.batches)}"
+            log.warning("data service %s: this machine read %s batches", self.address, counts)
         self.proven |= job.arrived > 0
         if not job.arrived and not job.answered_within(0.0):
             # The next job waits for it.
-            self._unanswered = job
+            self.unanswered = job
 
     def open_job(self, batches: list[PlannedBatch], number: int) -> Iterator[dict]:
         """Ask the service for some batches; raise OSError if nothing answers there."""
         # TensorFlow itself would retry for ever.
-        if self._unanswered is not None and not self._unanswered.answered_within(CONNECT_S):
+        if self.unanswered is not None and not self.unanswered.answered_within(CONNECT_S):
             raise TimeoutError("it has not answered the last request")
         socket.create_connection(self._host_and_port, CONNECT_S).close()
         service = tf.data.experimental.service
@@ -320,13 +299,9 @@ class _OrderedBatches:
 class _Job:
     """Some batches of the plan, requested from the service in a thread.
 
-    At most `depth` batches are held ready, or `window` while an earlier one is missing.
-
-    Attributes:
-        arrived: number of batches that arrived.
-        read_here: number of batches that did not arrive in time, counted by the consumer.
-        number: identifies the job among all jobs of all trainings.
-        error: the reason why no more batches will arrive, if it is known.
+    At most `depth` batches are held ready, or `window` while an earlier one is missing. The number
+    identifies the job among all jobs of all trainings. The consumer counts the batches that it
+    read itself; the error is why no more will arrive, if that is known.
     """
 
     def __init__(
@@ -437,13 +412,8 @@ class _Job:
 def dispatcher(host: str, port: int) -> AbstractContextManager[int]:
     """Run a dispatcher; the context is its port. Leaving it waits for open requests, with the GIL.
 
-    Raises ConfigError if the port is in use, or if this system cannot restrict the dispatcher to
-    the loopback interface.
-
-    Args:
-        host: name of this machine for trainers and workers; a loopback address restricts the
-            dispatcher to it.
-        port: 0 chooses a free port.
+    The host is the name of this machine for trainers and workers; a loopback address restricts the
+    dispatcher to it, or raises ConfigError. Port 0 chooses a free one.
     """
     config = dispatcher_config(port, CLEAN_UP_S, TRAINER_TIMEOUT_S)
 

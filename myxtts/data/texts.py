@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Manifest, SymbolsOf, Vocabulary
+from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Manifest, Vocabulary
 from myxtts.errors import DataError
 from myxtts.files import decode_text, read_file
-from myxtts.text.frontend import Frontend
+from myxtts.text.frontend import Frontend, symbols_of
 
 MAX_BYTES = 200_000_000
 # Largest ratio of the tokens of a text and of the utterance whose place it takes.
@@ -30,12 +30,9 @@ def teacher_row_count(rows: Any, fraction: float) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts by their number of tokens.
+    """Texts by their number of tokens, int32, begin and end included.
 
-    Attributes:
-        tokens: int32 [all tokens], begin and end included; text i has start[i] to start[i + 1].
-        start: int64 [N + 1]; the texts become longer.
-        language: row of the vocabulary's languages.
+    Text i has start[i] to start[i + 1], int64 [N + 1]; the texts become longer.
     """
 
     tokens: np.ndarray
@@ -58,15 +55,10 @@ class Texts:
         return digest.hexdigest()
 
     def near(self, counts: np.ndarray, longest: int, uniform: np.ndarray) -> np.ndarray:
-        """Choose a text for each place: int64 [places].
+        """Choose a text for the place of each utterance with so many tokens: int64 [places].
 
         It has a similar length (within MAX_LENGTH_RATIO), or else is one of the longest shorter
-        texts; -1 if none fits.
-
-        Args:
-            counts: int [places], tokens of the utterances whose place the texts take.
-            longest: the most tokens that a text may have.
-            uniform: float [places], from 0 to 1, which chooses one of the texts that fit.
+        texts; -1 if none fits. `uniform`, from 0 to 1, chooses one of the texts that fit.
         """
         last = np.searchsorted(
             self.counts, np.minimum(np.floor(counts * MAX_LENGTH_RATIO), longest), side="right"
@@ -81,12 +73,7 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class TeacherRows:
-    """The rows of the batches that a teacher speaks.
-
-    Attributes:
-        fraction: of the rows of a batch.
-        texts: without recordings; None takes the texts of the utterances.
-    """
+    """The fraction of the rows of a batch that a teacher speaks: texts, or those of utterances."""
 
     fraction: float
     texts: Texts | None = None
@@ -104,10 +91,9 @@ class TeacherRows:
         reference_samples: int,
         random: np.random.Generator,
     ) -> dict[str, np.ndarray]:
-        """Return the arrays of a planned batch whose last rows are spoken, with drawn voices.
+        """Return the arrays of a batch of so many utterances whose last rows are spoken.
 
-        `rows` counts the utterances, without empty rows; a reference has at most
-        `reference_samples`.
+        Their voices are drawn; a reference has at most `reference_samples`.
         """
         size = len(arrays["row"])
         places = np.arange(size - teacher_row_count(size, self.fraction), rows)
@@ -133,12 +119,7 @@ class TeacherRows:
 
 
 def read_texts(
-    path: Path,
-    language: str,
-    frontend: Frontend,
-    symbols_of: SymbolsOf,
-    vocabulary: Vocabulary,
-    longest: int,
+    path: Path, language: str, frontend: Frontend, vocabulary: Vocabulary, longest: int
 ) -> Texts:
     """Read sentences, one in a line, for places of at most `longest` tokens.
 
@@ -155,25 +136,19 @@ def read_texts(
     symbols = (
         symbols_of(line, language, frontend) for line in lines if len(line) <= MAX_TEXT_CHARACTERS
     )
-    usable = [known for known in symbols if known and not vocabulary.symbols.unknown(known)]
-    if not usable:
-        raise DataError(
-            f"--texts {path} has {len(lines)} sentences, but none of them can be spoken in"
-            f" '{language}' with the teacher's symbols. Give one sentence in a line, in a language"
-            " of the teacher."
-        )
-    tokens = sorted((vocabulary.symbols.encode(known) for known in usable), key=len)
-    start = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
-    texts = Texts(
-        np.concatenate(tokens).astype(np.int32), start, vocabulary.languages.index(language)
-    )
-    fitting = int(np.searchsorted(texts.counts, longest, side="right"))
+    known = [text for text in symbols if text and not vocabulary.symbols.unknown(text)]
+    tokens = sorted((vocabulary.symbols.encode(text) for text in known), key=len)
+    fitting = sum(len(text) <= longest for text in tokens)
     if not fitting:
         raise DataError(
-            f"all sentences of --texts {path} are longer than the longest text of the corpus"
-            f" ({longest - 2} symbols; the shortest sentence has {texts.counts[0] - 2}), and none"
-            " can take its place. Give shorter ones."
+            f"--texts {path} has {len(lines)} sentences, but none of them has at most {longest - 2}"
+            " symbols, which is the longest text of the corpus, and can be spoken in"
+            f" '{language}' with the teacher's symbols. Give shorter ones, one in a line, in a"
+            " language of the teacher."
         )
+    start = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
+    number = vocabulary.languages.index(language)
+    texts = Texts(np.concatenate(tokens).astype(np.int32), start, number)
     left_out = f"{len(lines) - fitting} left out (too long, or no or unknown symbols)"
     found = f"{fitting} sentences without recordings in {path}, {left_out}"
     log.info("%-14s %s", "texts", found)

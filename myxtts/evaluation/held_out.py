@@ -14,7 +14,7 @@ from myxtts.config.schema import OFF_IN_EVALUATION, Config
 from myxtts.data import dataset
 from myxtts.data.audio_file import read_wave
 from myxtts.data.batch_plan import Pass
-from myxtts.data.manifest import Manifest, Vocabulary, report_rejected
+from myxtts.data.manifest import Manifest, Vocabulary, build_manifest, report_rejected
 from myxtts.data.metadata_file import DEFAULT_SPEAKER, read_corpus
 from myxtts.data.pipeline import compile_hand_over, held_out_pipeline
 from myxtts.errors import CheckpointError, ConfigError, DataError
@@ -146,7 +146,7 @@ def load_measured(run: TrainedRun, options: EvaluationOptions, folder: Path) -> 
         columns=options.columns,
     )
     log.info("%-14s %s", "corpus form", rows.form)
-    manifest, vocabulary, rejected = dataset.manifest_of(rows, config.data, length_rule, known)
+    manifest, vocabulary, rejected = build_manifest(rows, config.data, length_rule, known)
     folder.mkdir(parents=True, exist_ok=True)
     rejected = [*rows.rejected, *rejected]
     report_rejected(rejected, [(rows, manifest)], config.data.max_rejected, folder / "rejected.csv")

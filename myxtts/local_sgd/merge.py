@@ -26,8 +26,8 @@ from myxtts.config.checks import check_settings
 from myxtts.config.flags import Setting, marked, turned_off, values_of, with_values
 from myxtts.config.load import check_storable, dump
 from myxtts.config.schema import IN_MERGE, OFF_IN_MERGE, Config, LocalSGDConfig, RunConfig
-from myxtts.data.dataset import audio_root_of, manifest_of
-from myxtts.data.manifest import Manifest, report_rejected
+from myxtts.data.dataset import audio_root_of
+from myxtts.data.manifest import Manifest, build_manifest, report_rejected
 from myxtts.data.metadata_file import Rows, read_corpus
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.files import replaced_folder, write_whole
@@ -359,7 +359,7 @@ def read_held_out(config: Config, first: TrainedRun, output: Path) -> Manifest:
     rows = read_rows(config, str(config.data.val_data), "metadata_eval.csv")
     log.info("corpus form    %s", rows.form)
     length_rule = length_rule_of(config)
-    manifest, _, rejected = manifest_of(rows, config.data, length_rule, first.record.vocabulary)
+    manifest, _, rejected = build_manifest(rows, config.data, length_rule, first.record.vocabulary)
     if unusable := [*rows.rejected, *rejected]:
         output.parent.mkdir(parents=True, exist_ok=True)
         listing = output.with_name(f"{output.name}-rejected.csv")

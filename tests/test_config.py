@@ -153,7 +153,7 @@ class YamlTest(YamlCase):
             ("data:\n  language: 'en\n", "c.yaml, line 3: broken YAML"),
             ("data: *nowhere\n", "c.yaml, line 1: broken YAML"),
             ("data: {}\n---\nmodel: {}\n", "c.yaml, line 2: broken YAML"),
-            (b"data:\n  train_data: caf\xe9\n", "Save the file as UTF-8."),
+            (b"data:\n  train_data: caf\xe9\n", "Save it as UTF-8."),
             (b"data:\n  train_data: a\x00\n", "broken YAML"),
             ('run: {run: "\\U00110000"}\n', "broken YAML"),
             ('run: {run: "\\UFFFFFFFF"}\n', "broken YAML"),
@@ -398,7 +398,8 @@ def _section_fields(tree: ast.AST) -> set[tuple[str, str]]:
     fields = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute | ast.Name):
-            owner = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id
+            name = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id
+            owner = name.lstrip("_")
             if owner in (*SECTIONS, "settings"):
                 fields.add((owner, node.attr))
     return fields

@@ -18,32 +18,20 @@ from myxtts.config.schema import Config, Mark, Needs, Section, flag_of
 
 _KINDS = {"integer": int, "number": float, "boolean": bool, "string": str}
 _NOUNS = {"integer": "whole number", "number": "number"}
-_BOUNDS = {
-    "minimum": "of at least",
-    "exclusiveMinimum": "above",
-    "maximum": "at most",
-    "exclusiveMaximum": "below",
-}
+_LOWER = {"minimum": "of at least", "exclusiveMinimum": "above"}
+_UPPER = {"maximum": "at most", "exclusiveMaximum": "below"}
 # A flag in a text; it has no uppercase letter.
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
-SCRIPTS = {
-    "train": "train_main.py",
-    "preflight": "validate_dual_gpu_pipeline.py",
-    "profile": "utilities/dual_gpu_bottleneck_profiler.py",
-    "plan": "utilities/plan_placement.py",
-    "synthesize": "utilities/synthesize.py",
-    "evaluate": "utilities/evaluate.py",
-    "transcribe": "utilities/transcribe.py",
-    "export": "utilities/export_model.py",
-    "launch": "utilities/launch_workers.py",
-    "jobs": "utilities/train_independent.py",
-    "merge": "utilities/merge_checkpoints.py",
-    "shard": "utilities/split_dataset.py",
-    "corpus": "utilities/make_demo_corpus.py",
-    "serve-data": "utilities/data_service.py",
-    "check-distributed": "utilities/check_distributed.py",
-}
+_SCRIPTS = """
+train=train_main preflight=validate_dual_gpu_pipeline
+profile=utilities/dual_gpu_bottleneck_profiler plan=utilities/plan_placement
+synthesize=utilities/synthesize evaluate=utilities/evaluate transcribe=utilities/transcribe
+export=utilities/export_model launch=utilities/launch_workers jobs=utilities/train_independent
+merge=utilities/merge_checkpoints shard=utilities/split_dataset corpus=utilities/make_demo_corpus
+serve-data=utilities/data_service check-distributed=utilities/check_distributed
+"""
+SCRIPTS = {name: f"{path}.py" for name, path in (pair.split("=") for pair in _SCRIPTS.split())}
 """The scripts of a checkout, by the name of their command."""
 
 
@@ -78,7 +66,6 @@ class Setting:
         return None if self.nullable else self.kind(0)
 
     def of(self, config: Config) -> Any:
-        """Return the value in a configuration."""
         return getattr(getattr(config, self.section), self.name)
 
     @property
@@ -90,7 +77,6 @@ class Setting:
 
     @property
     def default_text(self) -> str:
-        """The default in YAML."""
         return self.default if isinstance(self.default, str) else json.dumps(self.default)
 
 
@@ -117,7 +103,8 @@ def _allowed(form: dict[str, Any]) -> str:
 def _bounds(form: dict[str, Any]) -> str:
     if "minimum" in form and "maximum" in form:
         return f" from {form['minimum']:.15g} to {form['maximum']:.15g}"
-    return " and".join(f" {word} {form[key]:.15g}" for key, word in _BOUNDS.items() if key in form)
+    bounds = (_LOWER | _UPPER).items()
+    return " and".join(f" {word} {form[key]:.15g}" for key, word in bounds if key in form)
 
 
 # Pydantic's JSON schema has the bounds and choices of a type in one form, whether they come from a
@@ -143,11 +130,9 @@ def _setting(section: str, name: str, form: dict[str, Any], schema: type[Section
     )
 
 
+# The descriptions of the sections, and the settings in the order of the schema, by their names.
 SECTIONS: dict[str, str] = {}
-"""Description of each section, by its name."""
-
 SETTINGS: dict[str, Setting] = {}
-"""Every setting by its name, in the order of the schema."""
 
 for _section, _value in Config():
     _schema = type(_value)

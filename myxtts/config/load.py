@@ -21,23 +21,21 @@ from myxtts.config.flags import SECTIONS, SETTINGS, Setting, nearest
 from myxtts.config.schema import NAMES_GPUS, Config, flag_of
 from myxtts.errors import ConfigError
 
+# Length of a value in a message.
 SHOWN_CHARACTERS = 60
-"""Length of a value in a message."""
+# The file in which a run records its settings.
 RUN_CONFIG = "config.yaml"
-"""Name of the file in which a run records its settings."""
+# A key besides the sections: the files that a file builds on.
 DEFAULTS = "defaults"
-"""A key in addition to the sections: the files that a file builds on."""
-
 _TAG = "tag:yaml.org,2002:"
 _DIGITS = "[0-9](?:_?[0-9])*"
+_EXPONENT = "(?:[eE][-+]?[0-9]+)?"
 # Plain scalars of each type.
 _PATTERNS = {
     "null": "~|null|Null|NULL|",
     "bool": "true|True|TRUE|false|False|FALSE",
     "int": f"[-+]?{_DIGITS}",
-    "float": (
-        rf"[-+]?(?:{_DIGITS}\.(?:{_DIGITS})?|\.{_DIGITS}|{_DIGITS}(?=[eE]))(?:[eE][-+]?[0-9]+)?"
-    ),
+    "float": rf"[-+]?(?:{_DIGITS}\.(?:{_DIGITS})?|\.{_DIGITS}|{_DIGITS}(?=[eE])){_EXPONENT}",
 }
 
 
@@ -101,13 +99,11 @@ def load(
 ) -> Config:
     """Return the defaults of the schema, overridden by a YAML file, overridden by flags.
 
-    Raises ConfigError, which names the file and line or the flag, what was found and what is
-    allowed.
+    Raises ConfigError, which names the file and line or the flag.
 
     Args:
         overrides: values of flags by the name of the setting; lists are tuples.
-        own: settings that the caller sets later, so that it is not known yet whether others need
-            them.
+        own: settings that the caller sets later, so that others may need them.
     """
     in_file = _read(path) if path else {}
     by_flag = {name: _Given(value, flag_of(name)) for name, value in (overrides or {}).items()}
@@ -156,8 +152,7 @@ def check_storable(text: str, where: str) -> None:
 def config_of_run(run: str, runs_dir: str, may_be_new: bool) -> Path | None:
     """Return the settings that a run has recorded; None for a run that may be new.
 
-    Raises ConfigError if there is no such run, but it may not be new, or has a similar name as
-    another.
+    Raises ConfigError if there is no such run, unless it may be new and has a name of its own.
     """
     file = Path(runs_dir, run, RUN_CONFIG)
     if file.is_file():
@@ -174,13 +169,11 @@ def config_of_run(run: str, runs_dir: str, may_be_new: bool) -> Path | None:
 def _without_replaced_gpus(
     in_file: Mapping[str, _Given], by_flag: Mapping[str, _Given]
 ) -> dict[str, _Given]:
-    """Return the settings of a run without its GPUs if a flag names others.
-
-    The memory limit of the data GPU goes with it, unless there is another data GPU.
-    """
+    """Return the settings of a run without its GPUs if a flag names others."""
     gpus = {"placement", *(setting.name for setting in flags.marked(NAMES_GPUS))}
     if not gpus.intersection(by_flag):
         return dict(in_file)
+    # The memory limit of the data GPU goes with it, unless there is another data GPU.
     if not any(by_flag[name].value not in (None, ()) for name in by_flag if "data_gpu" in name):
         gpus.add("data_gpu_memory")
     return {name: given for name, given in in_file.items() if name not in gpus}
@@ -189,12 +182,10 @@ def _without_replaced_gpus(
 def _without_default_length(
     in_file: Mapping[str, _Given], by_flag: Mapping[str, _Given]
 ) -> dict[str, _Given]:
-    """Return `max_steps` 0 if `epochs` is set and `max_steps` is not: a default ends no run.
-
-    A flag --epochs also replaces the default that a file has, as the config.yaml of every run does.
-    """
+    """Return `max_steps` 0 if `epochs` is set and `max_steps` is not: a default ends no run."""
     epochs = by_flag.get("epochs") or in_file.get("epochs")
     steps = in_file.get("max_steps")
+    # A flag also replaces the default that a file has, as the config.yaml of every run does.
     is_default = steps is not None and steps.value == SETTINGS["max_steps"].default
     may_replace = steps is None or ("epochs" in by_flag and is_default)
     if epochs is None or not epochs.value or "max_steps" in by_flag or not may_replace:
@@ -261,11 +252,7 @@ def _check_text(given: _Given) -> None:
 
 
 def _read(path: Path, through: tuple[Path, ...] = ()) -> dict[str, _Given]:
-    """Return what a file and the files that it lists set, by name; later files replace earlier.
-
-    Args:
-        through: the files that list this one, from the first.
-    """
+    """Return what a file and the files that it lists set, by name; later files replace earlier."""
     content = _content(path)
     through = (*through, path)
     given: dict[str, _Given] = {}
@@ -309,14 +296,12 @@ def _content(path: Path) -> _Mapping:
             f"{path}: the configuration cannot be read: {error.strerror}. Give another file;"
             f" paths are relative to {Path.cwd()}."
         ) from None
-    except yaml.MarkedYAMLError as error:
-        problem = ", ".join(filter(None, (error.context, error.problem)))
-        place = f"{path}, line {error.problem_mark.line + 1}"
-        raise ConfigError(f"{place}: broken YAML: {problem}.") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        # Bytes that are not UTF-8, a control character, an escape of no character, !!int on a text.
-        problem = " ".join(str(error).split())
-        raise ConfigError(f"{path}: broken YAML: {problem}. Save the file as UTF-8.") from None
+        # ValueError: bytes that are not UTF-8, an escape of no character, !!int on a text.
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}, line {mark.line + 1}" if mark else f"{path}"
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ConfigError(f"{place}: broken YAML: {problem}. Save it as UTF-8.") from None
     return _lines(content, f"{path}, line 1: the file")
 
 

@@ -10,7 +10,6 @@ them. A section may have needs and marks for all of its settings.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from itertools import product
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,17 +20,11 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-class Presence(Enum):
-    """What a setting must be where its value does not matter. Off is null, false, 0 or ()."""
-
-    SET = "with"
-    UNSET = "without"
-
-
-SET = Presence.SET
-UNSET = Presence.UNSET
-# A tuple has the values of which one is needed.
-Condition = Presence | tuple[Any, ...]
+# A tuple has the values of which one is needed. SET and UNSET are for settings whose value does not
+# matter; null, false, 0 and () are unset.
+Condition = bool | tuple[Any, ...]
+SET = True
+UNSET = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class Needs:
 def needs(**conditions: Any) -> Needs:
     """Return conditions that must all hold: `needs(task=("tts", "asr"), teacher=SET)`."""
     for name, condition in conditions.items():
-        if not isinstance(condition, Presence | tuple):
+        if not isinstance(condition, bool | tuple):
             conditions[name] = (condition,)
     return Needs((conditions,))
 
@@ -86,7 +79,7 @@ def _joined(some: Mapping[str, Condition], others: Mapping[str, Condition]) -> d
 def _text(name: str, condition: Condition) -> str:
     if isinstance(condition, tuple):
         return f"with {flag_of(name)} {' or '.join(map(str, condition))}"
-    return f"{condition.value} {flag_of(name)}"
+    return f"with {flag_of(name)}" if condition else f"without {flag_of(name)}"
 
 
 def _unmet(conditions: Mapping[str, Condition], values: Mapping[str, Any]) -> list[str]:
@@ -96,7 +89,7 @@ def _unmet(conditions: Mapping[str, Condition], values: Mapping[str, Any]) -> li
 def _is_met(condition: Condition, value: Any) -> bool:
     if isinstance(condition, tuple):
         return value in condition
-    return bool(value) is (condition is SET)
+    return bool(value) is condition
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -107,10 +100,12 @@ Decibels = Annotated[float, Field(ge=-30.0, le=100.0)]
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
 ObserverPlace = GpuIndex | Literal["auto", "data", "model", "cpu"]
 MemoryMib = Annotated[int, Field(ge=256, le=1_000_000)]
+ModelSize = Literal["tiny", "small", "normal", "big"]
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
+RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 # Host names of 253 characters and ports up to 65535 are checked where the service is used.
 ServiceAddress = Annotated[str, Field(pattern=r"^grpc://[\w.-]+:\d{1,5}$")]
-ReferenceSeconds = Annotated[float, Field(ge=0.5, le=30.0)]
+Reference = Annotated[float, Field(ge=0.5, le=30.0)]
 TeacherFraction = Annotated[float, Field(ge=0.0, le=0.95)]
 Weight = Annotated[float, Field(ge=0.0, le=100.0)]
 Frontend = Literal["phonemes", "characters"]
@@ -125,10 +120,14 @@ Component = Literal[TTSPart, ASRPart, "pitch_head", "filter"]
 BY_TEACHER = needs(task="vocoder", teacher=SET)
 DISTILLING = needs(task="tts", teacher=SET)
 WITH_TEXTS = needs(task=("tts", "asr")) | BY_TEACHER
+IN_VOICES = needs(task="tts") | BY_TEACHER
 ADVERSARIAL = needs(discriminators=SET)
 SYNCING = needs(sync_every=SET)
 EVALUATING = needs(evaluate_every=SET)
+OBSERVING = needs(validate_every=SET) | needs(sample_every=SET) | EVALUATING
 LOCAL_READING = needs(data_service=UNSET)
+DECODING = needs(cache_dataset=UNSET, data_service=UNSET)
+SPLITTING = needs(val_data=UNSET)
 
 
 @dataclass(frozen=True)
@@ -182,9 +181,7 @@ class PlacementConfig(Section):
     """Physical GPU that trains the model. Requires data_gpu or data_gpus."""
     model_gpus: Annotated[tuple[GpuIndex, ...], NAMES_GPUS] = ()
     """Physical GPUs with a replica each, which makes its own batches without a data GPU."""
-    observer: Annotated[
-        ObserverPlace, needs(validate_every=SET) | needs(sample_every=SET) | EVALUATING
-    ] = "auto"
+    observer: Annotated[ObserverPlace, OBSERVING] = "auto"
     """Device that validates, writes samples and evaluates a snapshot: the data GPU, the CPU, or
     a GPU by its index. On the model GPU training pauses. `auto`: a data GPU that does not train, or
     else the model GPU."""
@@ -215,9 +212,7 @@ class DataConfig(Section):
     """Folder that paths in CSV and TSV files are relative to. Default: the folder of the file."""
     columns: Annotated[tuple[Column, ...], PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = ()
     """Columns of a metadata file without a header, in order. LJSpeech's lines need none."""
-    validation_fraction: Annotated[
-        Fraction, needs(val_data=UNSET), FIXED, IN_SHARDS, IN_ALL_JOBS
-    ] = 0.05
+    validation_fraction: Annotated[Fraction, SPLITTING, FIXED, IN_SHARDS, IN_ALL_JOBS] = 0.05
     """Fraction of the utterances to hold out for validation."""
     max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
     """Abort above this fraction of unusable rows."""
@@ -237,16 +232,12 @@ class DataConfig(Section):
     """Audio seconds in a batch, with padding, instead of batch_size. 0 is off."""
     buckets: Annotated[int, Field(ge=1, le=64), FIXED] = 8
     """Number of duration buckets. More buckets need less padding, but each has fewer utterances."""
-    reference_seconds: Annotated[
-        ReferenceSeconds, needs(task="tts") | BY_TEACHER, FIXED, IN_ALL_JOBS, IN_MERGE
-    ] = 3.0
+    reference_seconds: Annotated[Reference, IN_VOICES, FIXED, IN_ALL_JOBS, IN_MERGE] = 3.0
     """Maximum duration of the reference audio that the model receives."""
     num_workers: Annotated[Count, PER_MACHINE] = 2
     """Batches read and decoded in parallel for each data device."""
     # The workers of a data service read the files themselves, by TensorFlow's operations.
-    use_tf_native_loading: Annotated[
-        bool, needs(cache_dataset=UNSET) & LOCAL_READING, PER_MACHINE
-    ] = True
+    use_tf_native_loading: Annotated[bool, DECODING, PER_MACHINE] = True
     """Decode 16-bit WAV with TensorFlow operations; if off, read all files with soundfile."""
     data_service: Annotated[ServiceAddress | None, PER_MACHINE, OFF_IN_EVALUATION] = None
     """Address grpc://HOST:PORT of a tf.data service that reads and decodes instead."""
@@ -297,9 +288,7 @@ class ModelConfig(Section):
 
     task: Annotated[Literal["tts", "asr", "vocoder"], FIXED, INHERITED, IN_ALL_JOBS] = "tts"
     """The task: `tts`, text to speech; `asr`, speech recognition; or `vocoder`, log-mel to wave."""
-    model_size: Annotated[
-        Literal["tiny", "small", "normal", "big"], FIXED, INHERITED, IN_ALL_JOBS
-    ] = "normal"
+    model_size: Annotated[ModelSize, FIXED, INHERITED, IN_ALL_JOBS] = "normal"
     """About 3, 10, 25 or 80 million parameters for `tts`, 1.2, 3, 7 or 22 million for `asr`,
     and 3, 6, 14 or 34 million for `vocoder`."""
     dropout: Annotated[Fraction, needs(task=("tts", "asr"))] = 0.05
@@ -428,9 +417,7 @@ class TrainingConfig(Section):
 class RunConfig(Section):
     """The run folder, and how often files are written to it (periods in steps)."""
 
-    run: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100), IN_ALL_JOBS, OF_FOLDER
-    ] = "default"
+    run: Annotated[RunName, IN_ALL_JOBS, OF_FOLDER] = "default"
     """Name of the run: its folder under runs_dir."""
     runs_dir: Annotated[str, PER_MACHINE, IN_ALL_JOBS, OF_FOLDER] = "runs"
     """Folder of all runs."""

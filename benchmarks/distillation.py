@@ -23,6 +23,7 @@ they were stopped. A probe run gives the number of steps, as in benchmarks/voice
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import random
@@ -125,18 +126,16 @@ class Kind:
         make_corpus(self.corpus, "1400", *seen)
         make_corpus(measured[0], "200", *seen, "--seed", "1")
         if self.unseen:
-            make_corpus(
-                measured[1], "240", *unseen, "--first-speaker", str(self.speakers), "--seed", "1"
-            )
+            others = ("--first-speaker", str(self.speakers), "--seed", "1")
+            make_corpus(measured[1], "240", *unseen, *others)
         rows = rows_of(self.corpus / "corpus.csv")
         for minutes in (FEW, MANY):
             write_rows(self.recordings(minutes), first_minutes(rows, minutes, self.corpus))
         texts = load_grammar("en").draw(SENTENCES, random.Random(2))
         known, measured_texts = {*texts, *(row["text"] for row in rows)}, set()
         for metadata in self.measured.values():
-            held_out = [
-                row for row in rows_of(metadata.with_name("corpus.csv")) if row["text"] not in known
-            ]
+            drawn = rows_of(metadata.with_name("corpus.csv"))
+            held_out = [row for row in drawn if row["text"] not in known]
             write_rows(metadata, held_out)
             measured_texts.update(row["text"] for row in held_out)
         # What is measured does not depend on the sizes below, so that teachers of all sizes can be
@@ -147,11 +146,8 @@ class Kind:
         self.texts(sentences).write_text("\n".join(texts) + "\n", encoding="utf-8")
         if teacher_utterances:
             make_corpus(self.teacher_corpus, str(teacher_utterances), *seen, "--seed", "3")
-            others = [
-                row
-                for row in rows_of(self.teacher_corpus / "corpus.csv")
-                if row["text"] not in measured_texts
-            ]
+            spoken = rows_of(self.teacher_corpus / "corpus.csv")
+            others = [row for row in spoken if row["text"] not in measured_texts]
             write_rows(self.teacher_corpus / "others.csv", others)
 
 
@@ -172,20 +168,14 @@ def main() -> int:
     name = options.name or f"distillation-{kind.name}"
     taught = f"-teacher-{options.teacher_minutes:g}min"
     length = f"{options.minutes:g}min"
-    length = f"{options.minutes:g}min"
     if options.teacher_utterances or options.sentences != SENTENCES:
         taught += f"-{options.teacher_utterances}-{options.sentences}"
     teacher, asr = RUNS / f"{name}{taught}", RUNS / f"{name}-asr"
-    teachers = dict.fromkeys(WAYS, "") | {"with": taught}
-    teachers = dict.fromkeys(WAYS, "") | {"with": taught}
-    students = {
-        (minutes, way): [
-            RUNS / f"{name}-{minutes}-{way}{teachers[way]}-{length}-seed{seed}"
-            for seed in options.seeds
-        ]
-        for minutes in options.recordings
-        for way in WAYS
-    }
+    teachers = {"without": "", "with": taught}
+    students = {}
+    for minutes, way in itertools.product(options.recordings, WAYS):
+        prefix = f"{name}-{minutes}-{way}{teachers[way]}-{length}"
+        students[minutes, way] = [RUNS / f"{prefix}-seed{seed}" for seed in options.seeds]
     with_teacher = [run for (_, way), runs in students.items() if way == "with" for run in runs]
     check_unused_flags(with_teacher, options.train_flags)
     if options.only != "measure":
@@ -194,13 +184,9 @@ def main() -> int:
         train(kind, options, teacher, asr, students)
     if options.only in ("train", "corpora"):
         return 0
-    figures = {
-        "teacher": [measure(kind, teacher, asr)],
-        **{
-            f"{minutes} min, {way}": [measure(kind, run, asr) for run in runs]
-            for (minutes, way), runs in students.items()
-        },
-    }
+    figures = {"teacher": [measure(kind, teacher, asr)]}
+    for (minutes, way), runs in students.items():
+        figures[f"{minutes} min, {way}"] = [measure(kind, run, asr) for run in runs]
     print_figures(figures)
     write_figures(figures, options.json or RUNS / f"{name}-{options.minutes:g}min.json")
     return 0
@@ -208,41 +194,18 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("kind", choices=KINDS, help="one speaker, or many")
-    minutes = bounded(float, 0.1, 1e5)
-    parser.add_argument(
-        "--minutes",
-        type=minutes,
-        default=10.0,
-        help="minutes of steps of each student (default 10)",
-    )
-    parser.add_argument(
-        "--teacher-minutes", type=minutes, default=25.0, help="those of the teacher (default 25)"
-    )
-    parser.add_argument(
-        "--recordings",
-        type=int,
-        choices=(FEW, MANY),
-        nargs="+",
-        default=[FEW, MANY],
-        help="minutes of recordings of the students (default: both)",
-    )
-    utterances = bounded(int, 0, 100_000)
-    parser.add_argument(
-        "--teacher-utterances",
-        type=utterances,
-        default=0,
-        help="utterances of a corpus for the teacher (default 0: the 45 minutes)",
-    )
-    parser.add_argument(
-        "--sentences",
-        type=utterances,
-        default=SENTENCES,
-        help=f"for the teacher to speak (default {SENTENCES})",
-    )
-    parser.add_argument(
-        "--name", help="first part of the names of the runs (default: distillation- and the kind)"
-    )
+    add = parser.add_argument
+    add("kind", choices=KINDS, help="one speaker, or many")
+    minutes, count = bounded(float, 0.1, 1e5), bounded(int, 0, 100_000)
+    add("--minutes", type=minutes, default=10.0, help="of steps of each student (default 10)")
+    add("--teacher-minutes", type=minutes, default=25.0, help="of the teacher (default 25)")
+    lengths = {"type": int, "choices": (FEW, MANY), "default": [FEW, MANY]}
+    add("--recordings", nargs="+", help="minutes for the students (default: both)", **lengths)
+    corpus = "utterances of a corpus for the teacher (default 0: the 45 minutes)"
+    add("--teacher-utterances", type=count, default=0, help=corpus)
+    texts = f"for the teacher to speak (default {SENTENCES})"
+    add("--sentences", type=count, default=SENTENCES, help=texts)
+    add("--name", help="first part of the names of the runs (default: distillation- and the kind)")
     return parse_options(parser, ("corpora",))
 
 
@@ -254,50 +217,31 @@ def train(
     students: dict[tuple[int, str], list[Path]],
 ) -> None:
     common = ("--config", kind.config, *kind.flags, *DUAL)
-    heard = (
-        kind.teacher_corpus / "others.csv" if options.teacher_utterances else kind.recordings(MANY)
-    )
+    heard = kind.recordings(MANY)
+    if options.teacher_utterances:
+        heard = kind.teacher_corpus / "others.csv"
     large = ("--train-data", str(heard), "--model-size", "small", "--learning-rate", "1e-3")
     train_for(teacher, options.teacher_minutes, PROBE_STEPS, (*common, *large))
     if settings_of(asr).exists():
         # Ends at once if all steps are done.
         run_script("train_main.py", "--resume", "--run", asr.name)
     else:
-        flags = (
-            "--config",
-            "configs/asr_voice.yaml",
-            "--train-data",
-            str(kind.corpus / "corpus.csv"),
-            "--run",
-            asr.name,
-        )
-        length = ("--max-steps", str(ASR_STEPS), "--validate-every", "0", "--sample-every", "0")
-        run_script("train_main.py", *flags, *length)
-    with_teacher = (
-        "--teacher",
-        str(teacher),
-        "--texts",
-        str(kind.texts(options.sentences)),
-        *options.train_flags,
-    )
+        flags = f"--config configs/asr_voice.yaml --train-data {kind.corpus}/corpus.csv"
+        length = f"--max-steps {ASR_STEPS} --validate-every 0 --sample-every 0"
+        run_script("train_main.py", *f"{flags} --run {asr.name} {length}".split())
+    texts = str(kind.texts(options.sentences))
+    with_teacher = ("--teacher", str(teacher), "--texts", texts, *options.train_flags)
     for number, seed in enumerate(options.seeds):
         for (minutes, way), runs in students.items():
             flags = ("--train-data", str(kind.recordings(minutes)), "--seed", str(seed))
-            further = with_teacher if way == "with" else ()
-            train_for(
-                runs[number], options.minutes, PROBE_STEPS, (*common, *flags, *further), ONE_CORE
-            )
+            if way == "with":
+                flags += with_teacher
+            train_for(runs[number], options.minutes, PROBE_STEPS, (*common, *flags), ONE_CORE)
 
 
 def make_corpus(folder: Path, utterances: str, *arguments: str) -> None:
-    run_script(
-        "utilities/make_demo_corpus.py",
-        "--out",
-        str(folder),
-        "--utterances",
-        utterances,
-        *arguments,
-    )
+    flags = ("--out", str(folder), "--utterances", utterances, *arguments)
+    run_script("utilities/make_demo_corpus.py", *flags)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -330,17 +274,8 @@ def measure(kind: Kind, run: Path, asr: Path) -> dict[str, float]:
     figures = training_figures(run)
     for prefix, metadata in kind.measured.items():
         file = run / f"score-{metadata.parent.name}.json"
-        flags = (
-            "--run",
-            str(run),
-            "--data",
-            str(metadata),
-            "--utterances",
-            str(MEASURED),
-            "--asr",
-            str(asr),
-        )
-        run_script("utilities/evaluate.py", *flags, "--json", str(file))
+        flags = f"--run {run} --data {metadata} --utterances {MEASURED} --asr {asr} --json {file}"
+        run_script("utilities/evaluate.py", *flags.split())
         for key, metric in json.loads(file.read_text(encoding="utf-8"))["metrics"].items():
             if metric["synthesized"] is not None:
                 figures[key if key.endswith("_unseen") else prefix + key] = metric["synthesized"]
@@ -363,25 +298,21 @@ def print_figures(figures: dict[str, list[dict]]) -> None:
 def print_targets(minutes: int, without: list[dict], taught: list[dict]) -> None:
     distortion = [middle(runs, "mel_cepstral_distortion_ratio") for runs in (without, taught)]
     rates = [100 * middle(runs, "character_error_rate") for runs in (without, taught)]
-    reduction, skipped = (
-        1 - distortion[1] / distortion[0],
-        middle(taught, "utterances_with_deletions"),
-    )
-    targets = {
-        f"distortion lower by ≥ {MIN_REDUCTION:.0%}": (
+    reduction = 1 - distortion[1] / distortion[0]
+    skipped = middle(taught, "utterances_with_deletions")
+    compared = f"{rates[1]:.2f} against {rates[0]:.2f} %"
+    targets = (
+        (
+            f"distortion lower by ≥ {MIN_REDUCTION:.0%}",
             f"{reduction:.1%}",
             reduction >= MIN_REDUCTION,
         ),
-        "character error rate lower": (
-            f"{rates[1]:.2f} against {rates[0]:.2f} %",
-            rates[1] < rates[0],
-        ),
-        f"skipped of {MEASURED}: 0": (f"{skipped:g}", skipped == 0),
-    }
-    print(
-        f"\n| with a teacher, {minutes} minutes of recordings | result | reached |\n|---|---|---|"
+        ("character error rate lower", compared, rates[1] < rates[0]),
+        (f"skipped of {MEASURED}: 0", f"{skipped:g}", skipped == 0),
     )
-    for target, (result, reached) in targets.items():
+    print(f"\n| with a teacher, {minutes} minutes of recordings | result | reached |")
+    print("|---|---|---|")
+    for target, result, reached in targets:
         print(f"| {target} | {result} | {'yes' if reached else 'no'} |")
 
 

@@ -80,6 +80,7 @@ class Row:
 ASR = ("--task", "asr", "--text-frontend", "characters")
 NOISY = ("--config", "configs/asr_noisy.yaml")
 VOCODER = ("--task", "vocoder")
+TAUGHT = ("--model-size", "tiny", "--teacher-fraction")
 ROWS = {
     "tts-tiny": Row(("--model-size", "tiny")),
     "tts-small": Row(("--model-size", "small"), steps=12),
@@ -90,12 +91,8 @@ ROWS = {
     "vocoder-tiny": Row((*VOCODER, "--model-size", "tiny")),
     "vocoder-tiny-tiny-teacher": Row((*VOCODER, "--model-size", "tiny"), "tiny"),
     "vocoder-tiny-small-teacher": Row((*VOCODER, "--model-size", "tiny"), "small", 16),
-    "tts-tiny-small-teacher": Row(
-        ("--model-size", "tiny", "--teacher-fraction", "0.5"), "small", 16
-    ),
-    "tts-tiny-normal-teacher": Row(
-        ("--model-size", "tiny", "--teacher-fraction", "0.25"), "normal", 16
-    ),
+    "tts-tiny-small-teacher": Row((*TAUGHT, "0.5"), "small", 16),
+    "tts-tiny-normal-teacher": Row((*TAUGHT, "0.25"), "normal", 16),
 }
 
 
@@ -148,11 +145,8 @@ def main() -> int:
         for name in options.rows:
             stages, runs = measure_row(ROWS[name], Path(folder), options.repeats)
             misses += not print_row(name, stages, runs, options.tolerance)
-            results[name] = asdict(stages) | {
-                "measured": {
-                    placement: [*map(asdict, measured)] for placement, measured in runs.items()
-                }
-            }
+            measured = {placement: [*map(asdict, repeats)] for placement, repeats in runs.items()}
+            results[name] = asdict(stages) | {"measured": measured}
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 1 if misses else 0
@@ -163,20 +157,13 @@ def parse() -> argparse.Namespace:
         description=__doc__.split("\n")[0],
         epilog="Exit code 1 if a choice of the planner is not the fastest.",
     )
-    parser.add_argument(
-        "--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help="default: all"
-    )
-    parser.add_argument("--list", action="store_true", help="print the rows and their flags")
-    parser.add_argument(
-        "--repeats", type=bounded(int, 1, 99), default=1, help="runs of each placement (default 1)"
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=bounded(float, 0.0, 1.0),
-        default=0.03,
-        help="loss of a choice that counts as none",
-    )
-    parser.add_argument("--json", type=Path, help="output file for the figures")
+    add, share = parser.add_argument, bounded(float, 0.0, 1.0)
+    rows = {"choices": ROWS, "default": list(ROWS), "metavar": "ROW"}
+    add("--rows", nargs="+", help="default: all", **rows)
+    add("--list", action="store_true", help="print the rows and their flags")
+    add("--repeats", type=bounded(int, 1, 99), default=1, help="of each placement (default 1)")
+    add("--tolerance", type=share, default=0.03, help="loss of a choice that counts as none")
+    add("--json", type=Path, help="output file for the figures")
     return parser.parse_args()
 
 
@@ -197,32 +184,19 @@ def measure_row(row: Row, folder: Path, repeats: int) -> tuple[Stages, dict[str,
 
 def two_runs_at_once(flags: Sequence[str], steps: int) -> Throughput:
     with ThreadPoolExecutor(2) as pool:
-        both = [
-            *pool.map(lambda core: in_process(throughput, flags, SINGLE, steps, core), range(2))
-        ]
-    return Throughput(
-        sum(run.batches_per_s for run in both), fmean(run.processor_s for run in both)
-    )
+        train_on = lambda core: in_process(throughput, flags, SINGLE, steps, core)  # noqa: E731
+        both = list(pool.map(train_on, range(2)))
+    processor_s = fmean(run.processor_s for run in both)
+    return Throughput(sum(run.batches_per_s for run in both), processor_s)
 
 
 def untrained(size: str, folder: Path) -> Path:
     """Return the run of an untrained voice of a size; make it if there is none."""
     run = folder / f"untrained-{size}"
     if not run.exists():
-        flags = (
-            "--model-size",
-            size,
-            "--train-data",
-            str(CORPUS),
-            "--runs-dir",
-            str(folder),
-            "--run",
-            run.name,
-        )
-        in_process(
-            train_quietly,
-            (*flags, "--stop-at-step", "0", "--validate-every", "0", "--sample-every", "0"),
-        )
+        places = ("--train-data", str(CORPUS), "--runs-dir", str(folder), "--run", run.name)
+        length = "--stop-at-step 0 --validate-every 0 --sample-every 0"
+        in_process(train_quietly, ("--model-size", size, *places, *length.split()))
     return run
 
 
@@ -238,9 +212,7 @@ def train_quietly(flags: Sequence[str]) -> None:
             raise ConfigError(f"training with {' '.join(flags)} ended with exit code {code}")
 
 
-def throughput(
-    flags: Sequence[str], placement: str, steps: int, core: int | None = 0
-) -> Throughput:
+def throughput(flags: Sequence[str], placement: str, steps: int, core: int | None = 0):
     """Train in a placement, each device on one core; return the throughput after the first steps.
 
     Args:
@@ -253,15 +225,13 @@ def throughput(
     length = ("--max-steps", str(WARM_UP_STEPS + steps), "--log-every", str(WARM_UP_STEPS))
     with tempfile.TemporaryDirectory() as folder:
         with processor_time_at_steps() as at_steps_s:
-            train_quietly(
-                (*flags, *PLACEMENTS[placement], *length, "--runs-dir", folder, "--run", "run")
-            )
+            place = ("--runs-dir", folder, "--run", "run")
+            train_quietly((*flags, *PLACEMENTS[placement], *length, *place))
         reports = metrics_of(Path(folder) / "run")
     step_s = median(report["step_s"] for report in reports if report["step"] > WARM_UP_STEPS)
     batches = 2 if placement == REPLICATED else 1
-    processor_s = (at_steps_s[-1] - at_steps_s[WARM_UP_STEPS]) / (
-        len(at_steps_s) - 1 - WARM_UP_STEPS
-    )
+    counted_s = at_steps_s[WARM_UP_STEPS:]
+    processor_s = (counted_s[-1] - counted_s[0]) / (len(counted_s) - 1)
     return Throughput(batches / step_s, processor_s / batches)
 
 
@@ -304,9 +274,8 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
             isolated.time_steps(run.setup, run.step, window, features)
         with run_functions_in_the_pool():
             all_reduce_s = isolated.measure_all_reduce(run)
-    predictions = rank_placements(
-        StageProfile(times, window.measured_buckets, all_reduce_s), 2, config
-    )
+    profile = StageProfile(times, window.measured_buckets, all_reduce_s)
+    predictions = rank_placements(profile, 2, config)
     mean_s, measured = times.mean_s(), len(times)
     # Batches and steps that the processor time has in addition.
     warm_up = (sum(map(len, waves.values())), len(features))
@@ -317,9 +286,7 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
         step_cpu_s=step_cpu_s[0] / (measured + warm_up[1]),
         transfer_s=mean_s["transfer"],
         all_reduce_s=all_reduce_s,
-        predicted={
-            prediction.candidate.name: prediction.batches_per_s for prediction in predictions
-        },
+        predicted={one.candidate.name: one.batches_per_s for one in predictions},
     )
 
 
@@ -335,14 +302,10 @@ def print_row(
     name: str, stages: Stages, runs: dict[str, list[Throughput]], tolerance: float
 ) -> bool:
     """Print a line of the table; return whether the planner's choice is the fastest."""
-    measured = {
-        placement: median(run.batches_per_s for run in repeats)
-        for placement, repeats in runs.items()
-    }
-    chosen, fastest = (
-        next(iter(stages.predicted)),
-        max(PLACEMENTS, key=lambda placement: measured[placement]),
-    )
+    measured = {}
+    for placement, repeats in runs.items():
+        measured[placement] = median(run.batches_per_s for run in repeats)
+    chosen, fastest = next(iter(stages.predicted)), max(PLACEMENTS, key=measured.__getitem__)
     agrees = measured.get(chosen, 0.0) >= (1.0 - tolerance) * measured[fastest]
 
     def milliseconds(wall_s: float, processor_s: float) -> str:

@@ -100,10 +100,7 @@ def _fixable(error: Exception) -> str | None:
 
 @contextmanager
 def sound_on_stdout() -> Iterator[BinaryIO]:
-    """Yield stdout for bytes; whatever else the scope prints or logs goes to stderr.
-
-    Raises ConfigError if stdout is a terminal or closed.
-    """
+    """Yield stdout for bytes; whatever else the scope prints or logs goes to stderr."""
     if sys.stdout is None or sys.stdout.isatty():  # None: `>&-` in a shell
         raise ConfigError(
             "--stream writes sound to stdout, but stdout is a terminal or closed. Add a player,"
@@ -148,9 +145,8 @@ def filter_stderr() -> None:
     """Pass file descriptor 2 through a process that drops the lines above and no others.
 
     Call it before TensorFlow is imported. The filter is a separate process, so that the last lines
-    of a process that aborts still arrive. Python's `sys.stderr` keeps writing to the original file
-    descriptor, line by line. Does nothing without stderr, or if the user wants the whole log
-    (TF_CPP_MIN_LOG_LEVEL=0).
+    of a process that aborts still arrive. Python's `sys.stderr` keeps the original file descriptor.
+    Does nothing without stderr, or if the user wants the whole log (TF_CPP_MIN_LOG_LEVEL=0).
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
         return
@@ -165,9 +161,8 @@ def filter_stderr() -> None:
     os.close(reading)
     os.dup2(writing, 2)
     os.close(writing)
-    sys.stderr = os.fdopen(
-        original, "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace"
-    )
+    encoding = sys.stderr.encoding
+    sys.stderr = os.fdopen(original, "w", 1, encoding, errors="backslashreplace")
 
 
 def _run_filter(reading: int, original: int) -> None:

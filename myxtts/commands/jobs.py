@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands import parser as parsers
-from myxtts.commands.parser import add_flag, add_switch, bounded
+from myxtts.commands.parser import CommandParser, add_flag, add_switch, bounded, settings_parser
 from myxtts.config.schema import Config
 from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import ConfigError
@@ -38,12 +38,11 @@ MERGER = (sys.executable, "-u", "-m", "myxtts", "merge")
 log = logging.getLogger("myxtts.local_sgd")
 
 
-def make_parser(prog: str = f"myxtts {NAME}") -> parsers.CommandParser:
-    parser = parsers.settings_parser(
+def make_parser(prog: str = f"myxtts {NAME}") -> CommandParser:
+    parser = settings_parser(
         prog,
         f"{HELP} A file FILE_gpu0.yaml next to --config FILE.yaml holds the settings of the job on"
-        " GPU 0; it may list FILE under `defaults`.",
-        resuming="`--resume` needs the flags of the first command again, except --gpus.",
+        " GPU 0; it may list FILE under `defaults`. --resume needs the other flags again.",
     )
     count = bounded(int, 0)
     add_flag(parser, "--gpus", "GPUs, one for each job", count, "N", nargs="+")
@@ -75,8 +74,7 @@ def main(
         return 0
     if "TF_CONFIG" in os.environ:
         raise ConfigError(
-            "TF_CONFIG is set, which makes each run one of several workers. Unset it: jobs are"
-            " independent."
+            "TF_CONFIG is set, which makes each run one of several workers. Unset it."
         )
     check_launcher_settings(config)
     previous = previous_state(folder, config.run.resume)
@@ -94,10 +92,11 @@ def main(
         log.warning("%s", hidden_gpus_warning(simulated, visible))
     devices = job_devices(gpus, simulated)
     warmstart_steps = choose_warmstart_steps(options, previous, config)
-    job_configs = {
-        name: with_inherited_settings(read_job_file(parser, argv, options, config, name))
-        for name in (f"gpu{gpu}" for gpu in gpus)
-    }
+    job_configs = {}
+    for gpu in gpus:
+        file = options.config and options.config.with_stem(f"{options.config.stem}_gpu{gpu}")
+        job = read_job_file(parser, argv, config, file) if file and file.is_file() else config
+        job_configs[f"gpu{gpu}"] = with_inherited_settings(job)
     spec = JobsSpec(
         folder=folder,
         config=with_inherited_settings(config),
@@ -114,9 +113,7 @@ def main(
     return train_jobs(spec)
 
 
-def read_settings(
-    parser: parsers.CommandParser, argv: Sequence[str]
-) -> tuple[Config, argparse.Namespace]:
+def read_settings(parser: CommandParser, argv: Sequence[str]) -> tuple[Config, argparse.Namespace]:
     """Return the settings of all jobs; the launcher sets those of each later."""
     config, options = parsers.read_settings(parser, argv, own=("jobs", "sync_every"))
     # --num-syncs sets sync_every; without it, other settings of a sync are a mistake.
@@ -159,19 +156,10 @@ def choose_sync_every(options: argparse.Namespace, config: Config, warmstart_ste
     return steps
 
 
-def read_job_file(
-    parser: parsers.CommandParser,
-    argv: Sequence[str],
-    options: argparse.Namespace,
-    config: Config,
-    name: str,
-) -> Config:
-    """Return the settings of the job's own file, or `config` if there is none."""
-    file = options.config and options.config.with_stem(f"{options.config.stem}_{name}")
-    if file is None or not file.is_file():
-        return config
+def read_job_file(parser: CommandParser, argv: Sequence[str], shared: Config, file: Path) -> Config:
+    """Return the settings of a job in its own file."""
     settings, _ = read_settings(parser, [*argv, "--config", str(file)])
     check_launcher_settings(settings)
-    check_job_settings(config, settings, file)
-    log.info("%-14s has its own settings: %s", name, file)
+    check_job_settings(shared, settings, file)
+    log.info("%-14s has its own settings: %s", file.stem.rpartition("_")[2], file)
     return settings

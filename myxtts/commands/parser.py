@@ -17,10 +17,6 @@ from myxtts.config.load import config_of_run, format_value, load
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
 
-RESUMING = (
-    "`--resume --run NAME` without --config and --train-data takes the settings of the run from its"
-    " config.yaml."
-)
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NOUNS = {int: "whole number", float: "number"}
 _FLAG = re.compile(r"--?[A-Za-z].*", re.DOTALL)
@@ -47,11 +43,7 @@ class CommandParser(argparse.ArgumentParser):
         raise kind(f"{message}. --help lists the flags.")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments without the program's name.
-
-        Raises ConfigError if a flag is unknown, a value is not allowed, or a required flag is
-        missing.
-        """
+        """Parse the arguments without the program's name; raises ConfigError."""
         # Behind -- the words are for another program.
         end = argv.index("--") if "--" in argv else len(argv)
         words = [*map(_hyphenated, argv[:end])]
@@ -63,24 +55,19 @@ class CommandParser(argparse.ArgumentParser):
             unknown = [flag for flag in flags if flag.partition("=")[0] not in self.flags]
             if not unknown:
                 raise
-        if unknown:
-            raise ConfigError(self._describe_unknown(unknown))
+        lines = []
+        for flag in dict.fromkeys(w.partition("=")[0] for w in unknown if _FLAG.fullmatch(w)):
+            lines.append(f"{format_value(flag)} is not a flag{advice_on_flag(flag, self.flags)}")
+        if unknown and not lines:
+            word = format_value(unknown[0])
+            lines = [f"{word} is neither a flag nor the value of one. --help lists the flags."]
+        if lines:
+            raise ConfigError("\n".join(lines))
         return options
 
     @property
     def flags(self) -> list[str]:
         return [flag for flag in self._option_string_actions if flag.startswith("--")]
-
-    def _describe_unknown(self, words: Sequence[str]) -> str:
-        """Return the message for words that are neither flags nor values, a line for each flag."""
-        flags = dict.fromkeys(word.partition("=")[0] for word in words if _FLAG.fullmatch(word))
-        lines = [
-            f"{format_value(flag)} is not a flag{advice_on_flag(flag, self.flags)}"
-            for flag in flags
-        ]
-        value = format_value(words[0])
-        neither = f"{value} is neither a flag nor the value of one. --help lists the flags."
-        return "\n".join(lines) or neither
 
 
 class _MissingFlagError(ConfigError):
@@ -122,17 +109,14 @@ def add_switch(parser: argparse._ActionsContainer, name: str, meaning: str) -> N
     parser.add_argument(name, help=meaning, action="store_true")
 
 
-def settings_parser(prog: str, description: str, resuming: str = RESUMING) -> CommandParser:
-    """Return a parser of --config and of a flag for each setting.
-
-    Args:
-        resuming: a sentence of the help on what `--resume` needs.
-    """
+def settings_parser(prog: str, description: str) -> CommandParser:
+    """Return a parser of --config and of a flag for each setting."""
     usage = f"{prog} [--config FILE] [--FLAG VALUE ...]"
     epilog = (
         "Flags replace the values of --config, and these replace the defaults. Every flag may be"
         " spelled with _ for -. The value `null` unsets a flag whose default is not set."
-        f" {resuming}"
+        " `--resume --run NAME` without --config and --train-data takes the settings of the run"
+        " from its config.yaml."
     )
     parser = CommandParser(prog, description, usage=usage, epilog=epilog)
     add_flag(parser, "--config", "YAML file of settings", Path, "FILE")
@@ -142,7 +126,6 @@ def settings_parser(prog: str, description: str, resuming: str = RESUMING) -> Co
 
 
 def add_setting_flags(group: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
-    """Add the flags of settings to a parser or to a group of it, for `read_settings`."""
     for setting in settings:
         options: dict[str, Any] = {"default": argparse.SUPPRESS}
         options["help"] = setting_help(setting).replace("%", "%%")
@@ -206,11 +189,9 @@ def read_settings(
     """Return the settings and the values of a command's own flags, and of --config.
 
     Flags replace the file of --config, which replaces the defaults. A run that is resumed without
-    --config and --train-data takes its own config.yaml, if it has one. Raises ConfigError if a
-    flag, a value or the file is wrong, or there is no run to resume.
+    --config and --train-data takes its own config.yaml, if it has one. Raises ConfigError.
 
     Args:
-        parser: with flags from `settings_parser` or `add_setting_flags`.
         own: settings that the command sets later.
     """
     options = parser.parse(argv)

@@ -14,6 +14,7 @@ import soundfile
 from myxtts.data import audio_file
 from myxtts.data.audio_file import (
     BLOCK_SAMPLES,
+    REFERENCE,
     UnusableAudio,
     check_recording,
     read_header,
@@ -22,7 +23,6 @@ from myxtts.data.audio_file import (
     to_pcm,
 )
 from myxtts.errors import DataError
-from myxtts.synthesis.inputs import read_reference
 from tests.fixtures import FolderCase
 
 FORMATS = {  # name: (format, subtype, rate in Hz)
@@ -129,9 +129,9 @@ class BrokenFiles(FolderCase):
 
     def test_of_a_reference_only_the_beginning_is_decoded(self):
         path = self.sound("a.flac", 4.0, 16_000)
-        whole = read_recording(path, "reference", 0.5, "")
+        whole = read_recording(path, *REFERENCE)
         with READ as read:
-            beginning = read_reference(path, 22_050)
+            beginning = read_recording(path, *REFERENCE, 22_050)
         np.testing.assert_array_equal(beginning, whole[:22_050])
         actual = sum(call.args[1] for call in read.call_args_list if call.args[1] > 1)
         self.assertEqual(actual, 2 * 16_000)

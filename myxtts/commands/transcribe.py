@@ -6,7 +6,10 @@ from pathlib import Path
 
 from myxtts.commands import parser as flags
 from myxtts.commands.parser import add_flag, bounded
+from myxtts.data.audio_file import RECORDING, check_recording
+from myxtts.data.audio_folder import suffix_of
 from myxtts.errors import ConfigError
+from myxtts.files import check_writable
 
 NAME = "transcribe"
 HELP = "Transcribe recordings, or measure the error rates of a trained recogniser."
@@ -38,7 +41,9 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     if corpus is None:
         if any(of_corpus.values()):
             raise ConfigError("--audio-root, --columns and --out need --corpus. Leave them out.")
-        from myxtts.recognition.transcribe_files import write_transcripts
+        check_files(files, options["json_file"])
+        # Imports TensorFlow, which takes seconds.
+        from myxtts.recognition.transcriber import write_transcripts
 
         write_transcripts(files=files, **options)
         return 0
@@ -54,3 +59,15 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     evaluation = EvaluationOptions(data=corpus, **of_corpus, **options)
     evaluate_run(run, checkpoint, evaluation, task="asr")
     return 0
+
+
+def check_files(files: Sequence[Path], json_file: Path | None) -> None:
+    """Raise ConfigError if the JSON file cannot be written, and DataError for an unusable file."""
+    check_writable("--json", json_file)
+    if json_file is not None and suffix_of(json_file.name):
+        raise ConfigError(
+            f"--json {json_file} was given, but that is the name of a recording, which would be"
+            " replaced. Name a JSON file after --json, and then the recordings."
+        )
+    for file in files:
+        check_recording(file, *RECORDING)

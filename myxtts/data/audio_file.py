@@ -36,6 +36,14 @@ MAX_AMPLITUDE = 32_768.0
 BLOCK_SAMPLES = 65_536
 # A megabyte of FLAC may hold days of silence.
 MAX_RECORDING_S = 4 * 3600.0
+# More than the resampling filter sees, so that a cut does not change the samples before it.
+FILTER_S = 1.0
+# Role, shortest length in seconds, and advice: see `check_recording`.
+RECORDING = "recording", 0.1, "Give audio files, each with at least 0.1 s of speech."
+REFERENCE = (
+    *("reference", 0.5),
+    "Give audio files of the speaker with --reference, each with at least 0.5 s of speech.",
+)
 
 
 class UnusableAudio(DataError):
@@ -256,7 +264,7 @@ def check_recording(path: Path, role: str, min_s: float, advice: str) -> None:
     """Check the header of a recording, and that floating-point samples are finite.
 
     Raises DataError if it is missing, unreadable, too short or too long; its message has the `role`
-    of the recording, such as "reference", and ends with the advice.
+    of the recording, and ends with the advice. RECORDING and REFERENCE have both.
     """
     try:
         header = read_header(str(path))
@@ -274,15 +282,19 @@ def check_recording(path: Path, role: str, min_s: float, advice: str) -> None:
 
 
 def read_recording(
-    path: Path, role: str, min_s: float, advice: str, max_s: float = MAX_RECORDING_S
+    path: Path,
+    role: str,
+    min_s: float,
+    advice: str,
+    max_samples: int = int(MAX_RECORDING_S * SAMPLE_RATE_HZ),
 ) -> np.ndarray:
-    """Read up to `max_s` of a recording as float32 [samples] in [-1, 1] at 22,050 Hz.
+    """Read the beginning of a recording as float32 [samples] in [-1, 1] at 22,050 Hz.
 
     Raises DataError as `check_recording` does, or if the samples cannot be read.
     """
     check_recording(path, role, min_s, advice)
     try:
-        return read_wave(path, max_s=max_s)
+        return read_wave(path, max_s=max_samples / SAMPLE_RATE_HZ + FILTER_S)[:max_samples]
     except DataError as error:
         raise DataError(f"{error}. {advice}") from error
 

@@ -1,9 +1,12 @@
-"""Speech recognition with a trained run: from waves to texts."""
+"""Speech recognition with a trained run: from waves and files to texts."""
 
 import itertools
 import logging
+import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,8 +14,11 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, PAD_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.audio.mel import log_mel
+from myxtts.data.audio_file import RECORDING, read_recording
 from myxtts.errors import DataError
+from myxtts.files import write_json
 from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
+from myxtts.placement import devices
 from myxtts.text.frontend import symbols_of
 from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Throttle, no_throttle
@@ -37,11 +43,9 @@ class NetworkTranscriber:
         run: folder of the run of the network.
         record: of a checkpoint of the run, for its front end and vocabulary.
         network: an `ASR`, on the device.
-        device: the device to compute on.
         beam_width: see `Transcriber`.
 
     Attributes:
-        run, device: as given.
         vocabulary: symbols and languages of the run.
         decoding: the decoding method in words.
     """
@@ -54,8 +58,8 @@ class NetworkTranscriber:
         device: str = "/CPU:0",
         beam_width: int = 0,
     ):
-        self.vocabulary = record.vocabulary
         self.run, self.device, self._beam_width = run, device, beam_width
+        self.vocabulary = record.vocabulary
         self.decoding = f"beam search of width {beam_width}" if beam_width else "greedy decoding"
         self._frontend = record.settings.data.text_frontend
 
@@ -72,7 +76,7 @@ class NetworkTranscriber:
     def transcribe(
         self, waves: Iterable[np.ndarray], throttle: Throttle = no_throttle
     ) -> Iterator[str]:
-        """Transcribe waves one by one, in the notation of the run (see `normalise_reference`).
+        """Yield the text of each wave, in the notation of the run (see `normalise_reference`).
 
         About ten minutes of speech are read and transcribed at a time. A wave longer than 20 s is
         split at quiet points, and the texts of its chunks are joined by spaces.
@@ -80,9 +84,6 @@ class NetworkTranscriber:
         Args:
             waves: float32 [samples] in [-1, 1] at 22,050 Hz each, of any lengths.
             throttle: called before each batch.
-
-        Yields:
-            The text of each wave.
         """
         for group in group_waves(waves, round(GROUP_S * SAMPLE_RATE_HZ)):
             chunks_by_wave = [split_wave(wave) for wave in group]
@@ -92,12 +93,9 @@ class NetworkTranscriber:
                 yield " ".join(filter(None, [next(texts).strip() for _ in chunks_of_wave]))
 
     def normalise_reference(self, text: str, language: str) -> str:
-        """Convert a reference text to the notation of the run: the output of its text front end.
+        """Convert a reference text to the notation of the run, in lower case or in phonemes.
 
-        The notation is text in lower case, or phonemes.
-
-        Raises:
-            DataError: the run was not trained on the language or on a symbol.
+        Raises DataError if the run was not trained on the language or on a symbol.
         """
         if language not in self.vocabulary.languages:
             raise DataError(
@@ -116,17 +114,14 @@ class NetworkTranscriber:
             for row, index in zip(wave, indices, strict=True):
                 row[: len(chunks[index])] = chunks[index]
             # A mel needs PAD_SAMPLES + 1 samples; shorter chunks are extended by silence.
-            samples = np.array(
-                [max(len(chunks[index]), PAD_SAMPLES + 1) for index in indices], np.int32
-            )
+            samples = [max(len(chunks[index]), PAD_SAMPLES + 1) for index in indices]
             with tf.device(self.device):
-                ids, counts = self._recognise(tf.constant(wave), tf.constant(samples))
+                ids, counts = self._recognise(tf.constant(wave), tf.constant(samples, tf.int32))
                 # They are logits and their frames.
                 if self._beam_width:
                     ids, counts = beam_search_decode(ids, counts, self._beam_width)
-            for index, text in zip(
-                indices, decoded_texts(ids, counts, self.vocabulary.symbols), strict=True
-            ):
+            decoded = decoded_texts(ids, counts, self.vocabulary.symbols)
+            for index, text in zip(indices, decoded, strict=True):
                 texts[index] = text
         return texts
 
@@ -163,6 +158,48 @@ class Transcriber(NetworkTranscriber):
         log.info("transcriber    %s, step %d", run, trained.record.step)
 
 
+def write_transcripts(
+    run: Path,
+    files: Sequence[Path],
+    checkpoint: str | None = None,
+    beam_width: int = 0,
+    json_file: Path | None = None,
+) -> None:
+    """Print name, tab and text of each file, computed on GPU 0 or else on the CPU.
+
+    Raises UserError if the run, a file or the output is unusable.
+
+    Args:
+        checkpoint, beam_width: as in Transcriber.
+        json_file: file for the same content as JSON, written when all files are done.
+    """
+    device = devices.configure_default().routes[0].model
+    transcriber = Transcriber(run, device, checkpoint, beam_width)
+    started_s = time.perf_counter()
+    lengths_s: list[float] = []
+
+    def waves() -> Iterator[np.ndarray]:
+        for file in files:
+            wave = read_recording(file, *RECORDING)
+            lengths_s.append(len(wave) / SAMPLE_RATE_HZ)
+            yield wave
+
+    transcripts: list[dict[str, Any]] = []
+    for file, text in zip(files, transcriber.transcribe(waves()), strict=True):
+        # File names need not be UTF-8.
+        name = os.fsencode(file).decode(errors="replace")
+        print(f"{name}\t{text}", flush=True)
+        length_s = lengths_s[len(transcripts)]
+        transcripts.append({"file": name, "seconds": round(length_s, 3), "text": text})
+    elapsed_s = time.perf_counter() - started_s
+    speech_s = sum(lengths_s)
+    line = "%.1f s of speech in %.1f s, real-time factor %.3f"
+    log.info(line, speech_s, elapsed_s, elapsed_s / speech_s)
+    if json_file is not None:
+        document = {"run": str(run), "checkpoint": transcriber.checkpoint.name}
+        write_json(json_file, document | {"files": transcripts})
+
+
 def split_wave(wave: np.ndarray) -> list[np.ndarray]:
     """Split a wave into chunks of up to 20 s, at the quietest point of the middle third.
 
@@ -185,22 +222,17 @@ def quietest_point(wave: np.ndarray) -> int:
 
 
 def bucket_batches(lengths: Sequence[int]) -> Iterator[tuple[np.ndarray, int]]:
-    """Batch chunks of similar lengths.
+    """Batch chunks of similar lengths, in samples, at most 20 s.
 
-    Args:
-        lengths: samples of each chunk, at most 20 s.
-
-    Yields:
-        The indices of the chunks of a batch, int [rows], and the number of samples to pad them to.
+    Yields the indices of the chunks of a batch, int [rows], and the samples to pad them to.
     """
     bounds = [round(seconds * SAMPLE_RATE_HZ) for seconds in BUCKETS_S]
     bucket = np.searchsorted(bounds, lengths)
     for number, padded in enumerate(bounds):
         indices = np.flatnonzero(bucket == number)
         rows = round(BATCH_S / BUCKETS_S[number])
-        yield from (
-            (indices[first : first + rows], padded) for first in range(0, len(indices), rows)
-        )
+        for first in range(0, len(indices), rows):
+            yield indices[first : first + rows], padded
 
 
 def group_waves(waves: Iterable[np.ndarray], max_samples: int) -> Iterator[list[np.ndarray]]:

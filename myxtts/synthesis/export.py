@@ -1,12 +1,8 @@
 """Export of a trained run as a SavedModel for programs that have TensorFlow but not this package.
 
-FOLDER/
-    saved_model.pb  variables/  …    a voice: signatures `serving_default` (ids → wave) and
-    `reference` (wave → mel);
-                                     a vocoder: `serving_default` (mel → wave) and `log_mel` (wave →
-                                         mel)
-    metadata.json                    audio format and vocoder; of a voice also ids, text front end
-    and default options
+A voice has the signatures `serving_default` (ids → wave) and `reference` (wave → mel), a vocoder
+`serving_default` (mel → wave) and `log_mel` (wave → mel). metadata.json next to saved_model.pb has
+the audio format and the vocoder; that of a voice also ids, text front end and default options.
 """
 
 import logging
@@ -23,7 +19,7 @@ from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.config.schema import PlacementConfig
 from myxtts.errors import ConfigError
-from myxtts.files import write_json
+from myxtts.files import check_writable, write_json
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
@@ -39,6 +35,7 @@ VOCODER_SIGNATURE = (
     tf.TensorSpec([None], tf.int32, "frames"),
     tf.TensorSpec([2], tf.int32, "seed"),
 )
+WAVE_SIGNATURE = (tf.TensorSpec([None], tf.float32, "wave"),)
 
 log = logging.getLogger(__name__)
 
@@ -60,34 +57,24 @@ def export_run(
 ) -> None:
     """Write a voice or a vocoder as a SavedModel that names no device.
 
+    Raises UserError if the run, the vocoder or the output is unusable.
+
     Args:
         out: folder to make. It appears only when it is complete.
         checkpoint: name of a checkpoint; by default the best, or the newest if none was validated.
         vocoder, iterations: of a voice, as in synthesis.
-
-    Raises:
-        UserError: the run, the vocoder or the output is unusable.
     """
     if out.exists() or out.is_symlink():
         raise ConfigError(f"--out {out} exists already. Give another folder, or remove this one.")
-    if not out.parent.is_dir():
-        raise ConfigError(
-            f"--out {out} cannot be written: there is no folder {out.parent}. Make the folder"
-            " first."
-        )
-    try:
-        str(out).encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"--out {out} has bytes that are not UTF-8. Give another name.") from None
+    check_writable("--out", out)
     trained = TrainedRun.open(run, checkpoint)
     choice = None
     if trained.task != "vocoder":
         trained.check_task("tts")
         choice = trained.select_vocoder(vocoder, iterations)
     elif vocoder is not None or iterations is not None:
-        flag = "--iterations" if vocoder is None else "--vocoder"
         raise ConfigError(
-            f"{flag} was given, but {run} is a vocoder itself, not a voice. Leave out {flag}."
+            f"{run} is a vocoder itself, not a voice. Leave out --vocoder and --iterations."
         )
     placement = plan_routes(PlacementConfig(), gpu_count=0)
     devices.configure(placement)
@@ -105,21 +92,18 @@ def voice_export(run: TrainedRun, choice: VocoderChoice, device: str) -> Export:
     """Return the export of a voice with its vocoder; raises CheckpointError on damage."""
     network = run.load_network(device, "tts")
     vocoder = choice.load(device)
-    document = export_metadata(run.record, vocoder)
+    document = voice_metadata(run.record, vocoder)
     module = synthesis_module(network, vocoder, document["reference_samples"])
-    return Export(
-        module, {"serving_default": module.synthesize, "reference": module.reference_mel}, document
-    )
+    signatures = {"serving_default": module.synthesize, "reference": module.reference_mel}
+    return Export(module, signatures, document)
 
 
 def vocoder_export(run: TrainedRun, device: str) -> Export:
     """Return the export of a vocoder alone; raises CheckpointError if it is damaged."""
     vocoder = run.load_vocoder(device)
     module = vocoder_module(vocoder)
-    document = common_metadata(run.record, vocoder)
-    return Export(
-        module, {"serving_default": module.synthesize, "log_mel": module.log_mel}, document
-    )
+    signatures = {"serving_default": module.synthesize, "log_mel": module.log_mel}
+    return Export(module, signatures, vocoder_metadata(run.record, vocoder))
 
 
 def write_export(export: Export, out: Path) -> None:
@@ -141,7 +125,7 @@ def synthesis_module(network: XTTS, vocoder: VocoderProtocol, reference_samples:
         *_, seed = inputs
         return padded_waves(vocoder, mel, frames, seed) | {"mel": mel}
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "wave")], autograph=False)
+    @tf.function(input_signature=WAVE_SIGNATURE, autograph=False)
     def reference_mel(wave):
         mel = log_mel(wave[None, :reference_samples])
         return {"reference": mel, "reference_frames": tf.shape(mel)[1:2]}
@@ -159,7 +143,7 @@ def vocoder_module(vocoder: VocoderProtocol) -> tf.Module:
     def synthesize(mel, frames, seed):
         return padded_waves(vocoder, mel, frames, seed)
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "wave")], autograph=False)
+    @tf.function(input_signature=WAVE_SIGNATURE, autograph=False)
     def mel_of_wave(wave):
         mel = log_mel(wave[None])
         return {"mel": mel, "frames": tf.shape(mel)[1:2]}
@@ -183,38 +167,30 @@ def padded_waves(vocoder: VocoderProtocol, mel, frames, seed):
         wave = vocoder.synthesize(mel[row : row + 1, : frames[row]], seed)[0]
         return tf.pad(wave, [[0, max_samples - samples[row]]])
 
-    wave = tf.map_fn(
-        row_wave, tf.range(tf.shape(mel)[0]), fn_output_signature=tf.TensorSpec([None], tf.float32)
-    )
+    rows = tf.range(tf.shape(mel)[0])
+    wave = tf.map_fn(row_wave, rows, fn_output_signature=tf.TensorSpec([None], tf.float32))
     return {"wave": wave, "samples": samples}
 
 
-def common_metadata(record: Record, vocoder: VocoderProtocol) -> dict[str, Any]:
-    """Return the part of metadata.json that voices and vocoders have."""
-    return {
-        "format": FORMAT,
-        "task": record.settings.model.task,
-        "run": record.settings.run.run,
-        "step": record.step,
-        **record.audio_format,
-        "vocoder": vocoder.metadata,
-    }
+def vocoder_metadata(record: Record, vocoder: VocoderProtocol) -> dict[str, Any]:
+    """Return the metadata.json of a vocoder, which is a part of that of a voice."""
+    settings = record.settings
+    origin = {"task": settings.model.task, "run": settings.run.run, "step": record.step}
+    return {"format": FORMAT, **origin, **record.audio_format, "vocoder": vocoder.metadata}
 
 
-def export_metadata(record: Record, vocoder: VocoderProtocol) -> dict[str, Any]:
+def voice_metadata(record: Record, vocoder: VocoderProtocol) -> dict[str, Any]:
     """Return the metadata.json of a voice, which a program needs to call the signatures."""
-    data = record.settings.data
-    vocabulary = record.vocabulary
+    data, vocabulary = record.settings.data, record.vocabulary
     options = synthesis_options(record.settings.model)
-    return common_metadata(record, vocoder) | {
+    symbols = vocabulary.symbols.symbols
+    return vocoder_metadata(record, vocoder) | {
         "reference_samples": int(data.reference_seconds * SAMPLE_RATE_HZ),
         "text_frontend": data.text_frontend,
         "padding_id": PADDING_ID,
         "begin_id": BEGIN_ID,
         "end_id": END_ID,
-        "symbols": {
-            symbol: FIRST_SYMBOL_ID + row for row, symbol in enumerate(vocabulary.symbols.symbols)
-        },
+        "symbols": {symbol: row for row, symbol in enumerate(symbols, FIRST_SYMBOL_ID)},
         "languages": {language: row for row, language in enumerate(vocabulary.languages)},
         "defaults": asdict(options) | {"seed": [options.seed, 0]},
     }

@@ -19,9 +19,10 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.data.audio_file import REFERENCE, check_recording
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import check_writable, partial_file_of
-from myxtts.synthesis.inputs import check_reference, choose_language
+from myxtts.text.languages import choose_language
 from myxtts.text.sentences import empty_text_message, split_text
 from myxtts.training.runs import TrainedRun
 
@@ -48,79 +49,49 @@ def write_speech(
 ) -> None:
     """Synthesize a text, on GPU 0 or, without a GPU, on the CPU, and write it sentence by sentence.
 
+    Raises UserError if the run, the vocoder, a reference, the text or the output is unusable.
+
     Args:
         out: a file to make, or a pipe that gets the sound as WAV, each sentence as soon as it is
             synthesized.
         language: as in `Synthesizer.synthesize_sentences`.
         vocoder, iterations, checkpoint: as in `Synthesizer`.
         options: fields of SynthesisOptions. Missing fields and None mean the default of the run.
-
-    Raises:
-        UserError: the run, the vocoder, a reference, the text or the output is unusable.
     """
     started_s = time.perf_counter()
-    check_inputs(run, text, references, language, vocoder, iterations, checkpoint)
+    if next(split_text(text), None) is None:
+        raise DataError(empty_text_message(text))
+    trained = TrainedRun.open(run, checkpoint)
+    trained.check_task("tts")
+    choose_language(language, trained.record.languages)
+    trained.select_vocoder(vocoder, iterations)
+    for reference in references:
+        check_recording(reference, *REFERENCE)
     if isinstance(out, Path):
         check_output(out, references)
     # This and the next import load TensorFlow.
     from myxtts.placement import devices
     from myxtts.synthesis.synthesizer import Synthesizer
 
-    placement = devices.configure_default()
-    synthesizer = Synthesizer(run, placement.routes[0].model, vocoder, iterations, checkpoint)
+    device = devices.configure_default().routes[0].model
+    synthesizer = Synthesizer(run, device, vocoder, iterations, checkpoint)
     loaded_s = time.perf_counter()
     changed = {name: value for name, value in options.items() if value is not None}
-    waves = synthesizer.synthesize_sentences(
-        text, references, language, replace(synthesizer.options, **changed)
-    )
+    spoken = replace(synthesizer.options, **changed)
+    waves = synthesizer.synthesize_sentences(text, references, language, spoken)
     samples = 0
-    opened = sound_file(out) if isinstance(out, Path) else wav_stream(out)
-    with opened as sound:
+    with sound_file(out) if isinstance(out, Path) else wav_stream(out) as sound:
         for wave in waves:
             sound.write(wave)
             if not samples:
-                _log_first_sound(time.perf_counter(), loaded_s, started_s)
+                first_s, loading_s = time.perf_counter() - loaded_s, loaded_s - started_s
+                log.info("first sound    after %.2f s, and %.1f s of loading", first_s, loading_s)
             samples += len(wave)
     elapsed_s = time.perf_counter() - loaded_s
     speech_s = samples / SAMPLE_RATE_HZ
+    line = "%s: %.2f s of speech in %.2f s, real-time factor %.3f"
     name = out if isinstance(out, Path) else "stream"
-    log.info(
-        "%s: %.2f s of speech in %.2f s, real-time factor %.3f",
-        name,
-        speech_s,
-        elapsed_s,
-        elapsed_s / speech_s,
-    )
-
-
-def _log_first_sound(now_s: float, loaded_s: float, started_s: float) -> None:
-    log.info(
-        "first sound    after %.2f s, and %.1f s of loading", now_s - loaded_s, loaded_s - started_s
-    )
-
-
-def check_inputs(
-    run: Path,
-    text: str,
-    references: Sequence[Path],
-    language: str | None,
-    vocoder: str | None,
-    iterations: int | None,
-    checkpoint_name: str | None = None,
-) -> None:
-    """Check everything that is read and can be checked without TensorFlow.
-
-    Raises:
-        UserError: the first fault.
-    """
-    if next(split_text(text), None) is None:
-        raise DataError(empty_text_message(text))
-    trained = TrainedRun.open(run, checkpoint_name)
-    trained.check_task("tts")
-    choose_language(language, trained.record.languages)
-    trained.select_vocoder(vocoder, iterations)
-    for reference in references:
-        check_reference(reference)
+    log.info(line, name, speech_s, elapsed_s, elapsed_s / speech_s)
 
 
 def check_output(out: Path, references: Sequence[Path]) -> None:
@@ -137,12 +108,11 @@ def check_output(out: Path, references: Sequence[Path]) -> None:
 
 
 class BlockwiseFile(soundfile.SoundFile):
-    """A sound file that is written in blocks.
-
-    libvorbis puts a whole write on the stack: one of 97 s crashes a process whose stack has 8 MiB.
-    """
+    """A sound file that is written in blocks."""
 
     def write(self, data: np.ndarray) -> None:
+        # libvorbis puts a whole write on the stack: one of 97 s crashes a process whose stack has 8
+        # MiB.
         for first in range(0, len(data), BLOCK_SAMPLES):
             super().write(data[first : first + BLOCK_SAMPLES])
 
@@ -151,21 +121,18 @@ class BlockwiseFile(soundfile.SoundFile):
 def sound_file(path: Path) -> Iterator[BlockwiseFile]:
     """Open a sound file, renamed to `path` at the end; after an error nothing is left.
 
-    Raises:
-        DataError: writing failed.
+    Raises DataError if writing failed.
     """
     partial = partial_file_of(path)
-    format_ = FORMATS[path.suffix.lower()]
+    kind = {"channels": 1, "format": FORMATS[path.suffix.lower()]}
     try:
-        with BlockwiseFile(
-            os.fsencode(partial), "w", SAMPLE_RATE_HZ, channels=1, format=format_
-        ) as file:
+        with BlockwiseFile(os.fsencode(partial), "w", SAMPLE_RATE_HZ, **kind) as file:
             yield file
         os.replace(partial, path)
     except soundfile.LibsndfileError as error:
         raise DataError(
-            f"{path} cannot be written: {error.error_string} "
-            f"Free some disk space, or fix the permissions of {path.parent}."
+            f"{path} cannot be written: {error.error_string} Free some disk space, or fix the"
+            f" permissions of {path.parent}."
         ) from error
     finally:
         partial.unlink(missing_ok=True)
@@ -193,11 +160,15 @@ class WavStream:
 
     def end(self) -> None:
         """Write the length into the header, if the sound is in a file that allows it."""
-        if self._written and _can_overwrite(self._pipe):
-            self._pipe.seek(-self._written, os.SEEK_CUR)
-            self._pipe.write(wav_header(self._written - HEADER_BYTES))
-            self._pipe.seek(0, os.SEEK_END)
-            self._pipe.flush()
+        pipe = self._pipe
+        # Neither a pipe nor a file after `>>` does.
+        if not self._written or not pipe.seekable():
+            return
+        if not fcntl.fcntl(pipe.fileno(), fcntl.F_GETFL) & os.O_APPEND:
+            pipe.seek(-self._written, os.SEEK_CUR)
+            pipe.write(wav_header(self._written - HEADER_BYTES))
+            pipe.seek(0, os.SEEK_END)
+            pipe.flush()
 
 
 @contextmanager
@@ -211,16 +182,10 @@ def wav_stream(pipe: BinaryIO) -> Iterator[WavStream]:
 def wav_header(data_bytes: int = UNKNOWN) -> bytes:
     """Return the header of a mono 16-bit WAV (Multimedia Data Specifications 1.0)."""
     pcm, channels = 1, 1
-    form = struct.pack(
-        "<HHIIHH", pcm, channels, SAMPLE_RATE_HZ, SAMPLE_RATE_HZ * BYTES, BYTES, 8 * BYTES
-    )
+    rates = SAMPLE_RATE_HZ, SAMPLE_RATE_HZ * BYTES
+    form = struct.pack("<HHIIHH", pcm, channels, *rates, BYTES, 8 * BYTES)
     # Beyond 4 GiB there is no length.
     data_bytes = min(data_bytes, UNKNOWN)
     riff_bytes = min(data_bytes + HEADER_BYTES - 8, UNKNOWN)
     fields = (b"RIFF", riff_bytes, b"WAVE", b"fmt ", len(form), form, b"data", data_bytes)
     return struct.pack("<4sI4s4sI16s4sI", *fields)
-
-
-def _can_overwrite(pipe: BinaryIO) -> bool:
-    """Return whether the start of a stream can be written again: not in a pipe, nor after `>>`."""
-    return pipe.seekable() and not fcntl.fcntl(pipe.fileno(), fcntl.F_GETFL) & os.O_APPEND

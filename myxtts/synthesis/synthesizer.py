@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -13,12 +12,13 @@ import tensorflow as tf
 from myxtts.audio.format import MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
+from myxtts.data.audio_file import REFERENCE, read_recording
 from myxtts.errors import DataError
 from myxtts.models.xtts import SynthesisOptions
-from myxtts.synthesis.inputs import choose_language, read_reference
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.frontend import symbols_of
-from myxtts.text.sentences import Boundary, TextChunk, empty_text_message, split_text
+from myxtts.text.languages import choose_language
+from myxtts.text.sentences import Boundary, empty_text_message, split_text
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from myxtts.training.runs import TrainedRun
 
@@ -32,13 +32,6 @@ PAUSES_S = {Boundary.CLAUSE: 0.15, Boundary.SENTENCE: 0.4, Boundary.PARAGRAPH: 0
 SILENCE_LEVEL = 0.01  # of the peak of a wave: -40 dB
 
 log = logging.getLogger(__name__)
-
-
-class EncodedChunk(NamedTuple):
-    """A chunk of text as int32 [N] token ids, and the boundary after it."""
-
-    tokens: np.ndarray
-    boundary: Boundary
 
 
 class Synthesizer:
@@ -83,7 +76,9 @@ class Synthesizer:
         self._network = trained.load_network(device, "tts")
         log.info("synthesizer    %s, step %d", run, trained.record.step)
         self._vocoder = choice.load(device)
-        self._warm_up()
+        # Traces and optimises the graphs now, so that the first sentence does not wait for it.
+        tokens = np.array([BEGIN_ID, END_ID], np.int32)
+        self._synthesize_batch([tokens], self._reference_mel(()), 0, SynthesisOptions())
 
     def synthesize(
         self,
@@ -128,38 +123,33 @@ class Synthesizer:
         languages = self._vocabulary.languages
         language = choose_language(language, languages)
         chunks = self._encode(text, language)
-        reference = self._reference_mel(references)
-        return self._synthesize(
-            chunks, reference, languages.index(language), options or self.options
-        )
+        fixed = self._reference_mel(references), languages.index(language), options or self.options
+        return self._synthesize(chunks, *fixed)
 
     def _synthesize(
         self,
-        chunks: Sequence[EncodedChunk],
+        chunks: Sequence[tuple[np.ndarray, Boundary]],
         reference: np.ndarray,
         language: int,
         options: SynthesisOptions,
     ) -> Iterator[np.ndarray]:
-        previous = None
-        for first, end in growing_batches(len(chunks)):
-            batch = chunks[first:end]
+        pause = np.zeros(0, np.float32)
+        previous: tuple[np.ndarray, Boundary] | None = None
+        first, size = 0, 1
+        while first < len(chunks):
+            batch = chunks[first : first + size]
             started_s = time.perf_counter()
-            tokens = [chunk.tokens for chunk in batch]
+            tokens = [tokens for tokens, _ in batch]
             waves = self._synthesize_batch(tokens, reference, language, options)
-            log.info(
-                "%s of %d: %.1f s of speech in %.1f s",
-                f"sentences {first + 1} to {end}" if len(batch) > 1 else f"sentence {first + 1}",
-                len(chunks),
-                sum(map(len, waves)) / SAMPLE_RATE_HZ,
-                time.perf_counter() - started_s,
-            )
-            for wave, chunk in zip(map(fade_ends, waves), batch, strict=True):
-                pause = (
-                    np.zeros(0, np.float32)
-                    if previous is None
-                    else pause_between(*previous, wave, options.speed)
-                )
-                previous = (wave, chunk.boundary)
+            first += len(batch)
+            size = min(2 * size, BATCH_CHUNKS)
+            speech_s, elapsed_s = sum(map(len, waves)) / SAMPLE_RATE_HZ, time.perf_counter()
+            line = "sentence %d of %d: %.1f s of speech in %.1f s"
+            log.info(line, first, len(chunks), speech_s, elapsed_s - started_s)
+            for wave, (_, boundary) in zip(map(fade_ends, waves), batch, strict=True):
+                if previous is not None:
+                    pause = pause_between(*previous, wave, options.speed)
+                previous = wave, boundary
                 yield np.concatenate([pause, wave])
 
     def _synthesize_batch(
@@ -172,94 +162,57 @@ class Synthesizer:
         """Return the waves of texts, int32 [N] each, with a reference log-mel, float32 [R, 80]."""
         rows = len(texts)
         tokens = np.array(list(itertools.zip_longest(*texts, fillvalue=PADDING_ID)), np.int32).T
+        padded = reference[None] if len(reference) else np.zeros([1, 1, MEL_BANDS], np.float32)
         with tf.device(self._device):
             mel, frames, _ = self._network.synthesize(
                 tf.constant(tokens),
                 tf.constant([len(text) for text in texts]),
                 tf.fill([rows], language),
-                tf.tile(
-                    reference[None] if len(reference) else tf.zeros([1, 1, MEL_BANDS]), [rows, 1, 1]
-                ),
+                tf.tile(padded, [rows, 1, 1]),
                 tf.fill([rows], len(reference)),
                 options,
             )
             return vocode(self._vocoder, mel, frames, (options.seed, 0))
 
-    def _warm_up(self) -> None:
-        """Trace and optimise the graphs now, so that the first sentence does not wait for it."""
-        tokens = np.array([BEGIN_ID, END_ID], np.int32)
-        no_reference = np.zeros([0, MEL_BANDS], np.float32)
-        self._synthesize_batch([tokens], no_reference, 0, SynthesisOptions())
+    def _encode(self, text: str, language: str) -> list[tuple[np.ndarray, Boundary]]:
+        """Return the tokens of each chunk of a text, int32 [N], and the boundary after it.
 
-    def _encode(self, text: str, language: str) -> list[EncodedChunk]:
-        """Encode the chunks of a text, without unknown symbols, which are warned of."""
-        chunks: list[EncodedChunk] = []
-        sentences_with: dict[str, list[int]] = {}
-        for number, chunk in enumerate(split_text(text), 1):
-            symbols = symbols_of(chunk.text, language, self._frontend)
+        Unknown symbols are left out, with a warning.
+        """
+        chunks = []
+        sentences_with: dict[str, list[str]] = {}
+        for number, (chunk, boundary) in enumerate(split_text(text), 1):
+            symbols = symbols_of(chunk, language, self._frontend)
             if not symbols:  # such as ① in English
-                log.warning(
-                    "sentence %d left out, since nothing in it is spoken: %r",
-                    number,
-                    chunk.text[:60],
-                )
+                line = "sentence %d left out, since nothing in it is spoken: %r"
+                log.warning(line, number, chunk[:60])
                 continue
             unknown = self._vocabulary.symbols.unknown(symbols)
             known = [symbol for symbol in symbols if symbol not in unknown]
             if len(known) <= (1 - MAX_UNKNOWN_FRACTION) * len(symbols):
                 raise DataError(
-                    _unknown_symbols_message(number, chunk, len(known), len(symbols), unknown)
+                    f"the training corpus has only {len(known)} of the {len(symbols)} symbols of"
+                    f" sentence {number}, {chunk!r} (unknown: {' '.join(unknown)}). Give a text in"
+                    " a language of the corpus, and name the language with --language."
                 )
             for symbol in unknown:
-                sentences_with.setdefault(symbol, []).append(number)
-            chunks.append(EncodedChunk(self._vocabulary.symbols.encode(known), chunk.boundary))
+                sentences_with.setdefault(symbol, []).append(str(number))
+            chunks.append((self._vocabulary.symbols.encode(known), boundary))
         if not chunks:
             raise DataError(empty_text_message(text))
         for symbol, numbers in sentences_with.items():
-            log.warning(
-                "symbol left out, since the training corpus lacks it: %s (%s)",
-                symbol,
-                _sentences(numbers),
-            )
+            line = "symbol left out, since the training corpus lacks it: %s (sentence %s)"
+            log.warning(line, symbol, ", ".join(numbers[:5]))
         return chunks
 
     def _reference_mel(self, references: Sequence[Path]) -> np.ndarray:
         """Return the concatenated log-mels of the beginnings of all references, float32 [R, 80]."""
         mels = [np.zeros([0, MEL_BANDS], np.float32)]
         for reference in references:
-            wave = read_reference(reference, self._reference_samples)
+            wave = read_recording(reference, *REFERENCE, self._reference_samples)
             with tf.device(self._device):
                 mels.append(log_mel(tf.constant(wave[None]))[0].numpy())
         return np.concatenate(mels)
-
-
-def growing_batches(count: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) of batches of 1, 2, 4 and then BATCH_CHUNKS of `count` chunks."""
-    first, size = 0, 1
-    while first < count:
-        end = min(first + size, count)
-        yield first, end
-        first = end
-        size = min(2 * size, BATCH_CHUNKS)
-
-
-def _unknown_symbols_message(
-    number: int, chunk: TextChunk, known: int, total: int, unknown: Sequence[str]
-) -> str:
-    missing = f" (unknown: {' '.join(unknown)})" if unknown else ""
-    return (
-        f"the training corpus has only {known} of the {total} symbols of sentence {number},"
-        f" {chunk.text!r}{missing}. Give a text in a language of the corpus, and name the language"
-        " with --language."
-    )
-
-
-def _sentences(numbers: Sequence[int]) -> str:
-    listed = [*map(str, numbers[:5])]
-    if len(numbers) > 5:
-        listed.append("…")
-    noun = "sentences" if len(numbers) > 1 else "sentence"
-    return f"{noun} {', '.join(listed)}"
 
 
 def fade_ends(wave: np.ndarray) -> np.ndarray:

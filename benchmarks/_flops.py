@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import tensorflow as tf
 
-from myxtts.tf_internals import called_graph, wrap_function
+from myxtts.tf_internals import called_graph
 from myxtts.training.state import TrainingState
 from myxtts.training.step import group_gradients
 
@@ -36,7 +36,8 @@ def contraction_flops(function: Callable, argument) -> int:
         ValueError: a product is in a function that the graph calls (a loop, a branch), where it
             cannot be counted.
     """
-    traced = wrap_function(function, [tf.nest.map_structure(tf.TensorSpec.from_tensor, argument)])
+    signature = [tf.nest.map_structure(tf.TensorSpec.from_tensor, argument)]
+    traced = tf.compat.v1.wrap_function(function, signature)
     for called in _called_graphs(traced.graph):
         hidden = [operation.name for operation in _contractions(called)]
         if hidden:

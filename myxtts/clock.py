@@ -22,9 +22,7 @@ KEPT_SPANS = 2048  # some hundred steps
 
 class Times(NamedTuple):
     """When a producer requested the samples of a batch, had them, and had its features on its data
-    device, in seconds of `time.perf_counter`.
-
-    A GPU runs asynchronously: there, `produced_s` is the time at which the work was launched,
+    device, in seconds of `time.perf_counter`. On a GPU, `produced_s` is when the work was launched,
     unless the producer synchronizes.
     """
 
@@ -218,7 +216,10 @@ class Clock:
             interval.produce_s += share * (times.produced_s - times.read_s)
             if times.producer in self._last_s:
                 last_s = self._last_s[times.producer]
-                interval.blocked_s += share * self._unpaused(last_s, times.began_s)
+                began_s = times.began_s
+                paused = (min(end, began_s) - max(start, last_s) for start, end in self._pauses)
+                paused_s = sum(seconds for seconds in paused if seconds > 0.0)
+                interval.blocked_s += share * (began_s - last_s - paused_s)
             self._last_s[times.producer] = times.produced_s
 
     def _record_batches(self, batches: list[Times]) -> None:
@@ -236,11 +237,6 @@ class Clock:
                 Span(lane, "produce", times.read_s, times.produced_s, number),
                 Span(lane, "feed", times.produced_s, taken_s, number),
             )
-
-    def _unpaused(self, start_s: float, end_s: float) -> float:
-        """Return the seconds between two moments, without pauses."""
-        overlaps = (max(0.0, min(end, end_s) - max(start, start_s)) for start, end in self._pauses)
-        return end_s - start_s - sum(overlaps)
 
     def _ended(self) -> Interval:
         busy_s = self._now() - self._start_s - self._interval.pause_s

@@ -42,9 +42,7 @@ def attach_path_to_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def tolerate_full_disk(what: str) -> Iterator[None]:
-    """Log that the disk is full, where the files of the scope, such as `the samples of step 500`,
-    are not worth the end of a run.
-    """
+    """Log that the disk is full, where the files of the scope are not worth the end of a run."""
     try:
         yield
     except OSError as error:
@@ -56,8 +54,8 @@ def tolerate_full_disk(what: str) -> Iterator[None]:
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file, or raise OSError: it cannot be read, or is larger than
-    `max_bytes`, or is a pipe or a device, which could block or never end.
+    """Return the content of a file. Raises OSError if it is larger than `max_bytes`, or a pipe or a
+    device, which could block or never end.
     """
     mode = os.stat(path).st_mode
     # The error for a folder is that of `open`.
@@ -109,16 +107,14 @@ def numbered_name(number: int, name: str) -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file by `replaced_file`."""
     with replaced_file(path) as file:
         file.write(content)
 
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file under a temporary name; then flush it to the disk, and rename it to `path`.
-
-    An OSError names `path`, which is then unchanged.
+    """Yield a file under a temporary name; then flush it to the disk, and rename it to `path`. An
+    OSError names `path`, which is then unchanged.
     """
     partial = partial_file_of(path)
     try:
@@ -188,7 +184,7 @@ def check_writable(flag: str, path: Path | None) -> None:
 
 
 def file_stamp(path: str | os.PathLike[str]) -> FileStamp | None:
-    """Return the stamp of a file, or of the file that a link points to; None if there is none."""
+    """Return the stamp of a file or of what a link points to; None if there is none."""
     try:
         status = os.stat(path)
     except OSError:

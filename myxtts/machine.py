@@ -79,18 +79,13 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 
 def available_memory_mib(root: Path = Path("/")) -> float | None:
-    """Return the memory that this process may still take without swapping; None if unknown.
-
-    It is the smallest of the machine's available memory and of what is left to each control group
-    of the process.
+    """Return the memory that this process may still take without swapping, on the machine and in
+    each control group of the process; None if unknown.
     """
-    return min(_memory_left_mib(root), default=None)
-
-
-def _memory_left_mib(root: Path) -> Iterator[float]:
+    left_mib = []
     for line in read_lines(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
-            yield float(line.split()[1]) / 2**10
+            left_mib.append(float(line.split()[1]) / 2**10)
     for folder, version in control_groups("memory", root):
         limit_file, usage_file, freed_on_demand = MEMORY_FILES[version]
         limits = read_lines(folder / limit_file)
@@ -98,7 +93,8 @@ def _memory_left_mib(root: Path) -> Iterator[float]:
         if limits and usages and limits[0] != "max":
             statistics = dict(line.split(" ", 1) for line in read_lines(folder / "memory.stat"))
             used = int(usages[0]) - int(statistics.get(freed_on_demand, 0))
-            yield (int(limits[0]) - used) / 2**20
+            left_mib.append((int(limits[0]) - used) / 2**20)
+    return min(left_mib, default=None)
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, int]]:

@@ -11,7 +11,7 @@ versions: `tf.config.experimental` (placement, preflight, training.setup, portab
 (training.step).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -61,16 +61,13 @@ def configure_coordination_service(
 
 
 def wait_at_barrier(name: str, timeout_s: int) -> None:
-    """Wait until all workers reach the barrier, or raise OpError if a worker died or did not arrive
-    in time; no public barrier has a timeout.
-    """
+    """Wait for all workers; OpError if one died or is late. No public barrier has a timeout."""
     context.context().wait_at_barrier(name, timeout_s * 1000)
 
 
 def report_error_to_cluster(message: str) -> None:
-    """Abort the collectives of all other workers; no public API reports errors.
-
-    Raises OpError if no other worker is left, ValueError without a coordination service.
+    """Abort the collectives of all other workers; no public API reports errors. Raises OpError if
+    no other worker is left, ValueError without a coordination service.
     """
     context.context().report_error_to_cluster(tf.errors.ABORTED, message)
 
@@ -86,11 +83,10 @@ def operation_definition(operation: str):
 
 
 def optimize_graph(graph_def, fetches: Sequence[str], gpus: int):
-    """Return a GraphDef as Grappler leaves it for a machine with some GPUs.
+    """Return a GraphDef as Grappler leaves it for a machine with some GPUs; it needs none.
 
     Called functions are inlined, and loops and branches become their low-level operations; the
-    fetches, names of the inputs and outputs, stay. Private because Grappler has no public API. It
-    needs no GPU.
+    fetches, names of the inputs and outputs, stay. Private because Grappler has no public API.
     """
     meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
@@ -123,14 +119,6 @@ def device_memory_mib(name: str) -> float:
     finally:
         pywrap_tf_session.TF_DeleteDeviceList(devices)
     raise LookupError(f"TensorFlow has no device {name}")
-
-
-def wrap_function(function: Callable, signature: list):
-    """Trace a function into a graph whose outputs can be chosen afterwards, by `prune`.
-
-    A legacy API: the concrete functions of `tf.function` have no public `prune`.
-    """
-    return tf.compat.v1.wrap_function(function, signature)
 
 
 def called_graph(graph: tf.Graph, name: str) -> tf.Graph:

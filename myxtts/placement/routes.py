@@ -134,15 +134,15 @@ def _observer(setting: str, routes: Sequence[Route]) -> str:
 
 def named_data_gpus(settings: PlacementConfig) -> tuple[int, ...]:
     """Return the GPUs that make all batches; empty where each replica makes its own."""
-    return settings.data_gpus or _optional(settings.data_gpu)
+    if settings.data_gpu is None:
+        return settings.data_gpus
+    return settings.data_gpus or (settings.data_gpu,)
 
 
 def _named_model_gpus(settings: PlacementConfig) -> tuple[int, ...]:
-    return settings.model_gpus or _optional(settings.model_gpu)
-
-
-def _optional(gpu: int | None) -> tuple[int, ...]:
-    return () if gpu is None else (gpu,)
+    if settings.model_gpu is None:
+        return settings.model_gpus
+    return settings.model_gpus or (settings.model_gpu,)
 
 
 def named_gpus(settings: PlacementConfig) -> tuple[int, ...]:

@@ -148,7 +148,7 @@ class Started(Runs):
         self.assertEqual((tuned.code, tuned.err), (0, ""))
         base = read_pretrained(self.base, self.workspace.folder)
         self.assertIn(
-            f"start          {self.base} step {base.run.record.step}: symbols 8 kept, 2 new (ა ბ),"
+            f"start          {self.base} step {base.run.record.step}: symbols 8 kept, 2 new (ა, ბ),"
             " languages 1 kept, 1 new (ka)\n",
             tuned.out,
         )
@@ -280,7 +280,7 @@ class Frozen(Runs):
         self.assertIn("decoder", self.rejection("typing", "--freeze", "decodr"))
 
     def test_a_frozen_text_encoder_rejects_new_symbols(self):
-        self.assertIn("does not have (ა ბ)", self.rejection("text", "--freeze", "text_encoder"))
+        self.assertIn("does not have (ა, ბ)", self.rejection("text", "--freeze", "text_encoder"))
         known = self.workspace.train(
             "known", "--init-from", str(self.base), "--freeze", "text_encoder"
         )

@@ -175,10 +175,7 @@ class ToyRuns(Case):
         survived = latest(checkpoints)
         # That of step 6 waited for that of step 3.
         self.assertIn(survived.name, ("step-000003", "step-000006"))
-        started = (
-            f"new run        --resume finds no checkpoint in {checkpoints.parent}, so training"
-            " starts at step 0"
-        )
+        started = f"new run        --resume finds no checkpoint in {checkpoints.parent}: training"
         self.assertIn(started, (checkpoints.parent / "log.txt").read_text(encoding="utf-8"))
         with signal_at(7, signal.SIGTERM):
             # Changes nothing.

@@ -353,7 +353,7 @@ class Stopped(Case):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target / "model"))
             write_checkpoint(target, *args, **kwargs)
 
-        with mock.patch("myxtts.training.checkpoints.write_checkpoint", write):
+        with mock.patch("myxtts.training.checkpoint_files.write_checkpoint", write):
             finished = self.workspace.train("crammed")
         folder = self.workspace.run_dir("crammed")
         self.assertEqual(finished.code, 2)

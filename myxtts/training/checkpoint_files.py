@@ -28,17 +28,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
+from myxtts import files
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Position
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError
-from myxtts.files import (
-    attach_path_to_errors,
-    fsync_folder,
-    json_bytes,
-    partial_folder_of,
-    write_whole,
-)
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.schedule import Observation
 
@@ -108,20 +102,16 @@ class MergedInput(_Section):
 class Record(_Section):
     """What a checkpoint records besides its arrays; the content of state.json.
 
-    A running process has the record of its checkpoints, too, with defaults for what steps change.
-
     Attributes:
         start: digest of the weights that the run, or the run it was forked from, started with.
         corpus: fingerprint of the training corpus; None before the first step of a fork or merge.
         held_out, texts: fingerprints of held-out utterances and of the teacher's texts.
-        position: of the next step in the plan.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
         pending_observations: due up to this step, with results that it does not know; oldest first.
         provisional: nothing but an observation asked for the checkpoint.
         participants, missed_syncs: of the average of a sync; job -> number of syncs it missed.
         merge_inputs, kept_input: of a merge; the input whose weights it has instead of the mean.
-        digests: group of arrays -> digest.
     """
 
     settings: Config
@@ -187,7 +177,6 @@ class Checkpoint:
 
     @property
     def groups(self) -> list[str]:
-        """The names of its groups of arrays."""
         return sorted(self.record.digests)
 
     @property
@@ -278,10 +267,7 @@ def recover_interrupted_replace(folder: Path) -> None:
             # Another worker of the job may be faster.
             with suppress(FileNotFoundError):
                 os.rename(backup, target)
-                log.warning(
-                    "checkpoint     %s was put back; the process was killed while it rewrote it",
-                    target,
-                )
+                log.warning("checkpoint     %s was put back; its writer was killed", target)
 
 
 def remove_partial_checkpoints(folder: Path) -> None:
@@ -329,8 +315,8 @@ def write_record(checkpoint: Path, record: Record) -> None:
 
 def write_state_json(checkpoint: Path, values: Mapping[str, Any]) -> None:
     """Write the values of a record with the format before and the checksum behind them."""
-    body = json_bytes({"format": FORMAT, **values}).removesuffix(b"\n}") + b",\n"
-    write_whole(checkpoint / "state.json", body + b' "sha256": "%s"\n}' % _checksum(body))
+    body = files.json_bytes({"format": FORMAT, **values}).removesuffix(b"\n}") + b",\n"
+    files.write_whole(checkpoint / "state.json", body + b' "sha256": "%s"\n}' % _checksum(body))
 
 
 def _checksum(content: bytes) -> bytes:
@@ -365,7 +351,7 @@ def write_checkpoint(
         groups: (name of a group, its arrays by name); one group after another is in memory.
         by: distinguishes writers that may write the same checkpoint at the same time.
     """
-    temporary = partial_folder_of(target.with_name(target.name + by))
+    temporary = files.partial_folder_of(target.with_name(target.name + by))
     # A kill may have left it.
     if temporary.exists():
         shutil.rmtree(temporary)
@@ -376,7 +362,7 @@ def write_checkpoint(
             digests[group] = write_arrays(archive_of(temporary, group), dict(arrays))
         record = record.model_copy(update={"digests": digests})
         write_record(temporary, record)
-        fsync_folder(temporary)
+        files.fsync_folder(temporary)
         if replace and target.exists():
             _replace(target, temporary)
         else:
@@ -384,7 +370,7 @@ def write_checkpoint(
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    fsync_folder(target.parent)
+    files.fsync_folder(target.parent)
     return Checkpoint(target, record)
 
 
@@ -399,7 +385,7 @@ def _replace(target: Path, temporary: Path) -> None:
         os.rename(backup, target)
         raise
     try:
-        fsync_folder(target.parent)
+        files.fsync_folder(target.parent)
     finally:
         shutil.rmtree(backup, ignore_errors=True)
 
@@ -424,7 +410,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
         header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (begin, end)}
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    with attach_path_to_errors(path), open(path, "wb") as file:
+    with files.attach_path_to_errors(path), open(path, "wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for array in contents.values():
             file.write(_bytes_of(array))

@@ -18,15 +18,7 @@ import tensorflow as tf
 from myxtts.errors import CheckpointError
 from myxtts.files import partial_folder_of
 from myxtts.training import checkpoint_files
-from myxtts.training.checkpoint_files import (
-    Best,
-    Checkpoint,
-    Record,
-    archive_of,
-    list_checkpoints,
-    step_of,
-    write_checkpoint,
-)
+from myxtts.training.checkpoint_files import Best, Checkpoint, Record, list_checkpoints, step_of
 from myxtts.training.schedule import without
 from myxtts.training.state import TrainingState
 
@@ -118,7 +110,17 @@ class Checkpoints:
         Waits for the previous checkpoint first, so that there is one copy at a time. If the disk
         refuses, the log says so, and training goes on.
         """
-        self._wait_for_previous(state.step)
+        was_busy = self.is_writing
+        began_s = time.perf_counter()
+        self.wait()
+        waited_s = time.perf_counter() - began_s
+        if was_busy and waited_s >= MIN_LOGGED_WAIT_S:
+            log.warning(
+                "checkpoint     training waited %.1f s at step %d for the one before. Raise"
+                " --checkpoint-every, or choose a faster disk with --runs-dir.",
+                waited_s,
+                state.step,
+            )
         target = checkpoint_files.checkpoint_of(self._folder, state.step)
         record = record_of(state, self._record).model_copy(
             update={"best": self.best, "provisional": state.step in self._provisional}
@@ -177,7 +179,8 @@ class Checkpoints:
         state.pending_observations = without(state.pending_observations, step)
         # The checkpoint is missing if the disk was full.
         is_saved = checkpoint_files.checkpoint_of(self._folder, step).exists()
-        if validation_loss is not None and is_saved and self.improves(validation_loss):
+        best_loss = self.best.loss if self.best else math.inf
+        if validation_loss is not None and is_saved and validation_loss < best_loss:
             self.best = Best(step, validation_loss)
             # As if the validation had asked for it.
             self._provisional.discard(step)
@@ -204,30 +207,11 @@ class Checkpoints:
                 log.error("%s A run that resumes from it validates step %d again.", error, step)
         self._prune(needed)
 
-    def improves(self, validation_loss: float) -> bool:
-        """Whether a loss is the best so far."""
-        is_lower = self.best is None or validation_loss < self.best.loss
-        return math.isfinite(validation_loss) and is_lower
-
-    def _wait_for_previous(self, step: int) -> None:
-        was_busy = self.is_writing
-        began_s = time.perf_counter()
-        self.wait()
-        waited_s = time.perf_counter() - began_s
-        if was_busy and waited_s >= MIN_LOGGED_WAIT_S:
-            log.warning(
-                "checkpoint     training waited %.1f s at step %d: the checkpoint before was still"
-                " being written. Raise --checkpoint-every, or choose a faster disk with"
-                " --runs-dir.",
-                waited_s,
-                step,
-            )
-
     def _write(self, target: Path, groups: Groups, record: Record, needed: set[int]) -> None:
         """Write a copy, in the thread."""
         contents = ((group, arrays.items()) for group, arrays in groups.items())
         try:
-            write_checkpoint(target, contents, record, replace=True)
+            checkpoint_files.write_checkpoint(target, contents, record, replace=True)
         except OSError as error:
             free_mb = shutil.disk_usage(self._folder.parent).free / 1e6
             arrays = chain.from_iterable(named.values() for named in groups.values())
@@ -278,7 +262,7 @@ def save_nothing(state: TrainingState) -> None:
 def write_state(target: Path, state: TrainingState, record: Record) -> None:
     """Write a state as a checkpoint; training waits for it."""
     groups = ((group, state.arrays(group)) for group in state.variables())
-    write_checkpoint(target, groups, record_of(state, record))
+    checkpoint_files.write_checkpoint(target, groups, record_of(state, record))
 
 
 def restore(checkpoint: Checkpoint, state: TrainingState) -> None:
@@ -290,11 +274,8 @@ def restore(checkpoint: Checkpoint, state: TrainingState) -> None:
     state.audio_s_since_sync = record.audio_s_since_sync
     state.position = record.position
     if record.replicas != state.replicas.count:
-        log.info(
-            "replicas       %d now, %d before: they share the rest of the epoch",
-            state.replicas.count,
-            record.replicas,
-        )
+        counts = (state.replicas.count, record.replicas)
+        log.info("replicas       %d now, %d before: they share the rest of the epoch", *counts)
         state.position = state.position.after_resize(record.replicas)
     state.session_start = state.step, state.position
     state.pending_observations = record.pending_observations
@@ -323,9 +304,9 @@ def load_variables(
                 wanted = f"{variable.dtype.name} {tuple(variable.shape)}"
             if found != wanted:
                 raise CheckpointError(
-                    f"{archive_of(checkpoint.path, group)}: '{name}' is {found}, but the model has"
-                    f" {wanted}. Use the settings of its run (config.yaml), and the version of"
-                    " MyXTTS that wrote it."
+                    f"{checkpoint_files.archive_of(checkpoint.path, group)}: '{name}' is {found},"
+                    f" but the model has {wanted}. Use the settings of its run (config.yaml), and"
+                    " the version of MyXTTS that wrote it."
                 )
     for group, variables in groups.items():
         for name, variable in variables.items():

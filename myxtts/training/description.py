@@ -39,10 +39,8 @@ def log_start(setup: TrainingSetup) -> None:
     if start.resumed is not None:
         log.info("resumed        %s", start.resumed.checkpoint.path)
     elif config.run.resume:
-        log.info(
-            "new run        --resume finds no checkpoint in %s, so training starts at step 0",
-            start.folder.path,
-        )
+        folder = start.folder.path
+        log.info("new run        --resume finds no checkpoint in %s: training starts", folder)
     if start.pretrained is not None:
         groups = [group.name for group in setup.state.groups[1:]]
         log.info("start          %s", start.pretrained.describe(setup.corpora.vocabulary, groups))
@@ -119,12 +117,7 @@ def _describe_step(setup: TrainingSetup) -> str:
     utterances = len(samples) / plan.steps_per_epoch
     audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ / plan.steps_per_epoch
     rows = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes.max()}"
-    share = ""
-    if replicas > 1:
-        share = (
-            f"{replicas} replicas with {utterances / replicas:.1f} and {audio_s / replicas:.1f},"
-            " each "
-        )
+    share = f"{replicas} replicas x " if replicas > 1 else ""
     accumulation = setup.config.training.gradient_accumulation
     return (
         f"{utterances:.1f} utterances and {audio_s:.1f} audio seconds in {share}{accumulation} x"
@@ -146,8 +139,7 @@ def segment_exceeds_utterances_warning(config: Config, corpus: Corpus) -> str:
         return ""
     return (
         f"each step takes segments of {segment_s:g} s, but half of the utterances are shorter than"
-        f" {median_s:.2g} s, and the rest of their segments is silence. Lower"
-        " --vocoder-segment-seconds."
+        f" {median_s:.2g} s. Lower --vocoder-segment-seconds."
     )
 
 
@@ -259,7 +251,7 @@ def out_of_memory(
         f"out of memory{batch}: {error.message.splitlines()[0]} (the model is on"
         f" {placement.routes[0].model}; limits: {limits}). Raise --model-gpu-memory or"
         " --data-gpu-memory, with which a run can resume; or start another one with a lower"
-        " --batch-size (and a higher --gradient-accumulation, which keeps the step's size), a lower"
-        " --max-seconds (for a vocoder --vocoder-segment-seconds) or a smaller --model-size, or"
-        " with --precision mixed_bfloat16 or (not for speech recognition) --gradient-checkpointing."
+        " --batch-size (and a higher --gradient-accumulation), --max-seconds,"
+        " --vocoder-segment-seconds or --model-size, or with --precision mixed_bfloat16 or"
+        " --gradient-checkpointing."
     )

@@ -45,7 +45,7 @@ class StepEnd:
     stop: StopRequest
     step: int = field(init=False)
     batches: Sequence[Sequence[Batch]] = ()
-    metrics: dict[str, float | str] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     save: bool = False
     owes_sync: bool = False
 

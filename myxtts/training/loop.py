@@ -15,7 +15,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from myxtts.batch import Batch
-from myxtts.clock import Clock, Times
+from myxtts.clock import Clock
 from myxtts.data.batch_plan import PlannedStep
 from myxtts.data.feed import StopArrived
 from myxtts.data.pipeline import ProducedBatch, ReplicaFeed
@@ -182,7 +182,8 @@ class Intervals:
     def finish_step(self, batches: "StepBatches") -> None:
         """Count a step."""
         planned = batches.planned
-        self._clock.finish_step(planned.audio_s, planned.padded_s, batches.times)
+        times = [batch.times for batch in chain.from_iterable(batches.microbatches)]
+        self._clock.finish_step(planned.audio_s, planned.padded_s, times)
         # The data devices of the microbatch that the step hands over.
         senders = {batch.times.producer for batch in batches.next_first}
         self.counts = self._senders >= senders
@@ -225,10 +226,6 @@ class StepBatches(NamedTuple):
             features.append([batch.features for batch in batches])
         return features
 
-    @property
-    def times(self) -> list[Times]:
-        return [batch.times for batch in chain.from_iterable(self.microbatches)]
-
 
 class LookAhead:
     """Takes the batches of one step after the other from a feed, and the first microbatch ahead.
@@ -270,8 +267,7 @@ class LookAhead:
 
 def require_finite(state: TrainingState) -> None:
     """Wait for the device; raise NonFiniteLoss for the first step that was not finite."""
-    bad_step = int(state.bad_step.numpy())
-    if bad_step:
+    if bad_step := int(state.bad_step.numpy()):
         raise NonFiniteLoss(bad_step)
 
 

@@ -30,11 +30,9 @@ EVALUATED_BYTES = 20
 class MemoryForecast(NamedTuple):
     """Host memory in MiB in addition to what the process has when its model is built.
 
-    Attributes:
-        rows, seconds: of the largest batch, with padding.
-        observer_mib: what the observer takes on its device: snapshot, held-out batch and its
-            features, a lower estimate of the activations, and evaluation; only the snapshot where
-            that device trains. One of the parts if that device is on the host.
+    The observer takes its part on its own device, where that is not on the host: snapshot, held-out
+    batch and its features, a lower estimate of the activations, and evaluation; only the snapshot
+    where that device trains. Rows and seconds are those of the largest batch, with padding.
     """
 
     parts_mib: dict[str, float]
@@ -63,15 +61,19 @@ def forecast_memory(
     """Forecast what training takes of the host's memory, for the largest batch.
 
     Devices on the CPU, also simulated GPUs, take theirs from the host. Left out is what is small or
-    short: read files, the mapped cache of the corpus, and validation between two steps. A teacher
-    is on each data device; `observer` is empty if validation takes turns with the step.
+    short. `observer` is empty if validation takes turns with the step.
     """
     data, accumulation = config.data, config.training.gradient_accumulation
     sizes = [_sizes(config, plan, bucket, extractor) for bucket in range(len(plan.bounds))]
     largest = max(sizes, key=lambda size: batch_bytes(extractor.inputs, size))
     wave_bytes = batch_bytes(extractor.inputs, largest)
     feature_bytes = batch_bytes(extractor.features, largest)
-    making = _produce_bytes(extractor, largest)
+    # A teacher takes whole utterances, whatever is cut out of them afterwards.
+    cut = {} if extractor.load_frozen else extractor.sizes
+    waves = cut.get("segment_samples", largest["samples"])
+    if "reference_pcm" in extractor.inputs:
+        waves += largest["reference_samples"]
+    making = largest["batch"] * waves / SAMPLE_RATE_HZ * PRODUCE_BYTES
     activations = max(task_of(config).activation_bytes(config, size) for size in sizes)
     evaluating = _evaluation_bytes(config, parameters, largest["samples"])
     data_devices = set().union(*(route.data_devices for route in routes))
@@ -90,14 +92,14 @@ def forecast_memory(
     features = len(host_models) * (accumulation + 1)
     for route in host_models:
         features += len(route.data_devices) * (data.prefetch_buffer_size + 1)
-    gradients = 1 + (accumulation > 1)
     takes_turns = bool(host_models) and not observer
+    gradients = 2 if accumulation > 1 else 1
     parts = {
         f"for {audio} batches of audio": audio * wave_bytes,
         "to make a batch": host_producers * making,
         "for the teacher": host_producers * 4 * teacher_parameters,
         f"for {features} batches of features": features * feature_bytes,
-        "for the step": len(host_models) * (gradients * 4 * parameters + activations),
+        "for the step": len(host_models) * (4 * parameters * gradients + activations),
         "for the observer": ("CPU:" in observer) * observing,
         "for the snapshot": takes_turns * observing,
         "for the evaluation": takes_turns * evaluating,
@@ -105,8 +107,8 @@ def forecast_memory(
         "to write a checkpoint": 4 * parameters * (3 + bool(config.training.ema_decay)),
     }
     parts_mib = {name: size / 2**20 for name, size in parts.items() if size}
-    rows, seconds = largest["batch"], largest["samples"] / SAMPLE_RATE_HZ
-    return MemoryForecast(parts_mib, rows, seconds, observing / 2**20)
+    seconds = largest["samples"] / SAMPLE_RATE_HZ
+    return MemoryForecast(parts_mib, largest["batch"], seconds, observing / 2**20)
 
 
 def check_memory(forecast: MemoryForecast) -> None:
@@ -121,17 +123,6 @@ def check_memory(forecast: MemoryForecast) -> None:
         " utterances of a step), --max-seconds, --buffer-size, --num-workers or"
         " --prefetch-buffer-size."
     )
-
-
-def _produce_bytes(extractor: FeatureExtractor, sizes: dict[str, int]) -> float:
-    """Return what the features of a batch of waves take while they are made."""
-    waves = sizes["samples"]
-    # A teacher takes whole utterances, whatever is cut out of them afterwards.
-    if extractor.load_frozen is None:
-        waves = extractor.sizes.get("segment_samples", waves)
-    if "reference_pcm" in extractor.inputs:
-        waves += sizes["reference_samples"]
-    return sizes["batch"] * waves / SAMPLE_RATE_HZ * PRODUCE_BYTES
 
 
 def _evaluation_bytes(config: Config, parameters: int, samples: int) -> float:

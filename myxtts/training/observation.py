@@ -215,9 +215,7 @@ class HeldOutWork:
             if self._sampler:
                 self._sampler.trace()
 
-    def observe(
-        self, observation: Observation, throttle: Throttle | None = None
-    ) -> dict[str, float]:
+    def observe(self, observation: Observation, throttle: Throttle | None) -> dict[str, float]:
         """Do the parts of an observation; return metrics such as `validation_loss` by name.
 
         Raises TrainingError if the device is out of memory. `throttle`: see `Validation.evaluate`.

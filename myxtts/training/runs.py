@@ -98,15 +98,14 @@ class RunFolder:
             for partial in self.path.glob(files.PARTIAL_FILES):
                 if not files.is_being_written(partial):
                     partial.unlink(missing_ok=True)
-            scope.callback(self._remove_if_empty)
-            yield
-
-    def _remove_if_empty(self) -> None:
-        if [path.name for path in self.path.iterdir()] == [LOCK]:
-            # Another start may have made files since.
-            with suppress(OSError):
-                (self.path / LOCK).unlink()
-                self.path.rmdir()
+            try:
+                yield
+            finally:
+                if [path.name for path in self.path.iterdir()] == [LOCK]:
+                    # Another start may have made files since.
+                    with suppress(OSError):
+                        (self.path / LOCK).unlink()
+                        self.path.rmdir()
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,9 +162,8 @@ class TrainedRun:
     @property
     def source(self) -> Source:
         """What checkpoints of other runs record of this one."""
-        return Source(
-            run=str(self.path), step=self.record.step, weights=self.checkpoint.weights_digest
-        )
+        weights = self.checkpoint.weights_digest
+        return Source(run=str(self.path), step=self.record.step, weights=weights)
 
     @property
     def inheritable_vocabulary(self) -> Vocabulary:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, pi
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from myxtts.config.schema import RunConfig
 
@@ -11,14 +11,6 @@ from myxtts.config.schema import RunConfig
 VALIDATION = "validation"
 SAMPLES = "samples"
 EVALUATION = "evaluation"
-
-
-class Rates(Protocol):
-    """Learning rate and decay of the moving average, by the number of steps done before."""
-
-    def learning_rate(self, steps_done: int, /) -> float: ...
-
-    def ema_decay(self, steps_done: int, /) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -44,6 +36,9 @@ class Schedule:
     checkpoint_every: int
     learning_rate: Callable[[int], float]
     ema_decay: Callable[[int], float]
+
+
+Rates = Schedule | ConstantRates
 
 
 def learning_rate(

@@ -137,18 +137,16 @@ class OpenRun:
     def read_corpora(self) -> RunCorpora:
         """Read the corpora; raise DataError, also if the workers do not have the same."""
         corpora = read_corpora(self.start, self.folder.path, self.replicas.count)
-        rows, manifest = corpora.training.teacher_rows, corpora.training.manifest
-        if not self.replicas.all_equal((rows and rows.fingerprint) or NO_TEXTS):
-            raise DataError(
-                "all workers must read the same texts, but --texts"
-                f" {self.config.teacher.texts} differs between them. Give every host the same file."
-            )
-        if not self.replicas.all_equal(manifest.fingerprint):
-            raise DataError(
-                "all workers must read the same corpus, but not all of them found the"
-                f" {len(manifest)} usable utterances that this worker found. Give every host the"
-                " same files; rejected.csv of each worker lists the rows that it rejected."
-            )
+        texts = corpora.training.teacher_rows
+        digests = {"corpus": corpora.training.manifest.fingerprint}
+        digests["--texts"] = texts.fingerprint if texts else NO_TEXTS
+        for name, digest in digests.items():
+            if not self.replicas.all_equal(digest):
+                raise DataError(
+                    f"all workers must read the same {name}, but it differs between them. Give"
+                    " every host the same files; rejected.csv of each worker lists the rows that it"
+                    " rejected."
+                )
         return corpora
 
     def set_up(self, corpora: RunCorpora) -> "TrainingSetup":
@@ -200,8 +198,7 @@ class OpenRun:
         ):
             raise CheckpointError(
                 "all workers must start from the same weights, but theirs differ. Give all of them"
-                " the same run folder, or the same --init-from: a copy on one host may be from"
-                " another attempt."
+                " the same run folder, or the same --init-from."
             )
         return TrainingSetup(self, corpora, state, record, memory, notes, load_teacher)
 
@@ -211,12 +208,8 @@ def open_run(start: Start, cluster: Cluster | None = None) -> Iterator[OpenRun]:
     """Configure the devices of a run and open its replicas, for as long as the scope lasts.
 
     Call it before the first tensor is made: TensorFlow configures devices once for each process.
-
-    Raises:
-        PlacementError: the devices do not exist, the settings do not fit them, or the rendezvous of
-            the workers failed.
-        ConfigError: XLA cannot compile the step of this task or placement.
-        WorkerLost: another worker died.
+    Raises PlacementError if the devices do not fit or the rendezvous of the workers failed,
+    ConfigError if XLA cannot compile the step, and WorkerLost.
     """
     placement = configure_devices(start.config, cluster)
     with open_replicas(placement, cluster, shared_settings(start)) as replicas:
@@ -239,10 +232,7 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
     # the machine, but it should be known.
     gpu_count = config.placement.simulate_gpus or devices.gpu_count()
     if cluster is None and gpu_count > 1 and not named_gpus(config.placement):
-        log.info(
-            "GPUs           1 of %d is used; --placement auto measures which are worth using",
-            gpu_count,
-        )
+        log.info("GPUs           1 of %d is used; --placement auto measures more", gpu_count)
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     tf.config.experimental.enable_tensor_float_32_execution(config.training.tf32)
@@ -275,10 +265,8 @@ def read_corpora(start: Start, folder: Path, replicas: int) -> RunCorpora:
     if corpora.held_out is None and config.run.uses_held_out:
         raise ConfigError(
             "validation, samples or evaluations were requested, but none of the"
-            f" {len(corpora.training.manifest)} utterances is held out (validation_fraction is"
-            f" {config.data.validation_fraction}). Give --val-data or a larger"
-            " --validation-fraction, or turn them off with --validate-every 0 --sample-every 0"
-            " --evaluate-every 0."
+            f" {len(corpora.training.manifest)} utterances is held out. Give --val-data or a larger"
+            " --validation-fraction, or --validate-every 0 --sample-every 0 --evaluate-every 0."
         )
     return corpora
 

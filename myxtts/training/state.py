@@ -36,10 +36,9 @@ class TrainingState:
     Raises PlacementError if a variable is on another device.
 
     Args:
-        model: built, i.e. called once.
-        optimizers: of each loss group of the model, from `make_optimizers`.
+        optimizers: of each loss group of the model, which was called once.
         averaged: whether to keep a moving average of the weights that inference uses.
-        frozen: components of the model, by its `component_layers()`, that keep their weights.
+        frozen: components of the model that keep their weights.
 
     Attributes:
         groups: the loss groups of the model; the first is the network.
@@ -153,10 +152,10 @@ class TrainingState:
         """Return the value of a variable in host memory, read-only; later steps do not change it.
 
         On a CPU the array is the memory of the variable until that changes: TensorFlow changes a
-        variable in place only while nothing else holds its value. One raw operation, since
-        `read_value` takes five times as long.
+        variable in place only while nothing else holds its value.
         """
         local = self.replicas.local_results(variable)[0]
+        # One raw operation, since `read_value` takes five times as long.
         array = np.asarray(tf.raw_ops.ReadVariableOp(resource=local.handle, dtype=local.dtype))
         array.flags.writeable = False
         return array

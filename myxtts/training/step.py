@@ -27,11 +27,10 @@ TABLE_STEPS = 1024
 # The metric that counts updates which a loss scale has skipped.
 SKIPPED = "skipped_updates"
 
-RATES_SPEC = tf.TensorSpec([TABLE_STEPS], tf.float32)
 CONTROLS_SPEC = {
     "steps_done": tf.TensorSpec([], tf.int64),
-    "learning_rate": RATES_SPEC,
-    "ema_decay": RATES_SPEC,
+    "learning_rate": tf.TensorSpec([TABLE_STEPS], tf.float32),
+    "ema_decay": tf.TensorSpec([TABLE_STEPS], tf.float32),
     "stop": tf.TensorSpec([], tf.float32),
 }
 

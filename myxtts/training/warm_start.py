@@ -1,8 +1,7 @@
 """--init-from: the pretrained run that another run starts from: its vocabulary and its weights.
 
 Rows of embeddings are matched by name: the vocabulary of the new run begins with that of the
-pretrained run, so that each symbol and language of the pretrained run keeps its weights, whether
-the new corpus has it or not.
+pretrained run, whose symbols and languages keep their weights, also those not in the new corpus.
 """
 
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from myxtts.config.flags import join_names
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import ConfigError
@@ -22,8 +22,6 @@ from myxtts.text.symbols import FIRST_SYMBOL_ID
 from myxtts.training.checkpoint_files import AVERAGES, MODEL, OPTIMIZER, Ancestor
 from myxtts.training.checkpoints import Groups, load_variables
 from myxtts.training.runs import TrainedRun
-
-MAX_LISTED_NAMES = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +49,14 @@ class Pretrained:
     def describe(self, vocabulary: Vocabulary, groups: Sequence[str] = ()) -> str:
         """Say in one line what a run with this vocabulary and these groups keeps."""
         known = self.vocabulary
-        kept = [
-            describe_rows("symbols", known.symbols.symbols, vocabulary.symbols.symbols),
-            describe_rows("languages", known.languages, vocabulary.languages),
-        ]
+        kept = []
+        for noun, before, now in (
+            ("symbols", known.symbols.symbols, vocabulary.symbols.symbols),
+            ("languages", known.languages, vocabulary.languages),
+        ):
+            new = [name for name in now if name not in before]
+            names = f" ({join_names(new)})" if new else ""
+            kept.append(f"{noun} {len(before)} kept, {len(new)} new{names}")
         for name in groups:
             origin = "kept" if name in self.groups else "from random weights"
             kept.append(f"{name} {origin}")
@@ -151,7 +153,7 @@ def check_frozen_rows(
         if any(tables[path][0] == "symbols" for path in paths.intersection(tables)):
             raise ConfigError(
                 f"--freeze {name} was given, but the corpus has symbols that"
-                f" {pretrained.run.path} does not have ({list_names(new_symbols)}), and these would"
+                f" {pretrained.run.path} does not have ({join_names(new_symbols)}), and these would"
                 f" never be learnt. Leave {name} out of --freeze."
             )
 
@@ -179,16 +181,3 @@ def extend_rows(
         if name in row_of:
             rows[row] = known[row_of[name]]
     return rows
-
-
-def describe_rows(noun: str, known: Sequence[str], names: Sequence[str]) -> str:
-    """Return a text such as "symbols 41 kept, 7 new (ə ʁ …)"."""
-    new = [name for name in names if name not in known]
-    counts = f"{noun} {len(known)} kept, {len(new)} new"
-    return f"{counts} ({list_names(new)})" if new else counts
-
-
-def list_names(names: Sequence[str]) -> str:
-    """Return the first names in one line."""
-    more = ["…"] if len(names) > MAX_LISTED_NAMES else []
-    return " ".join([*names[:MAX_LISTED_NAMES], *more])

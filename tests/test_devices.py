@@ -240,7 +240,7 @@ class LogTest(unittest.TestCase):
             self.assertNotIn("WARNING", "".join(self.log_of(gpus, **settings)))
 
     def test_one_gpu_of_several_is_mentioned_unless_it_was_chosen(self):
-        line = "GPUs           1 of 4 is used; --placement auto measures which are worth using"
+        line = "GPUs           1 of 4 is used; --placement auto measures more"
         self.assertIn(line, self.log_of(4))
         self.assertIn(line, self.log_of(0, simulate_gpus=4))
         chosen = ({"model_gpus": (2,)}, {"data_gpu": 0, "model_gpu": 0}, {"simulate_gpus": 1})

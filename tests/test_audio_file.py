@@ -4,7 +4,6 @@ import io
 import os
 import struct
 import unittest
-import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -104,26 +103,14 @@ class BrokenFiles(FolderCase):
         path = self.write("a.ogg", with_checksums(bytes(data)))
         self.assertIn("truncated", self.rejected(path))
 
-    def test_a_compressed_file_that_ends_in_zeros_is_not_searched(self):
-        for name in ("vorbis.ogg", "opus.ogg", "sound.flac"):
-            path = self.write(name, compressed(name))
-            read_header(str(path))
-            os.truncate(path, 1 << 40)
-            self.assertIn("truncated: the last 65,536 bytes are zeros", self.rejected(path))
-
     def test_names_that_are_not_utf8_reach_libsndfile(self):
         name = os.fsdecode(b"\xff.flac")
         samples = read_header(str(self.write(name, compressed("sound.flac")))).samples
         self.assertEqual(samples, 16_800)
 
-    def test_the_largest_floats_are_read_without_an_overflow(self):
-        for rate_hz in (22_050, 16_000):
-            path = self.folder / "a.wav"
-            soundfile.write(path, np.full((100, 2), 3e38), rate_hz, subtype="FLOAT")
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                self.assertEqual(read_pcm(path).max(), 32_767)
-        soundfile.write(path, np.full(100, 1e300), rate_hz, subtype="DOUBLE")
+    def test_infinite_floats_are_rejected(self):
+        path = self.folder / "a.wav"
+        soundfile.write(path, np.full(100, 1e300), 16_000, subtype="DOUBLE")
         with self.assertRaisesRegex(DataError, "not finite"):
             check_recording(path, "recording", 0.001, "")
 

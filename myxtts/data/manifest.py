@@ -235,29 +235,19 @@ def report_rejected(
 def _usable_audio(rows: Rows, reject: Reject, data: DataConfig, workers: int) -> list[_Audio]:
     usable: list[_Audio] = []
     line_of: dict[str, int] = {}
-    max_samples = data.max_seconds * SAMPLE_RATE_HZ
-    examine = partial(_examine, folder=os.path.abspath(rows.folder), max_samples=max_samples)
+    examine = partial(_examine, folder=os.path.abspath(rows.folder), data=data)
     for row, audio in _in_threads(examine, rows.rows, workers, "headers"):
         if isinstance(audio, UnusableAudio):
             reject(row, audio.reason, audio.detail)
         elif audio.real_path in line_of:
             reject(row, "duplicate path", f"line {line_of[audio.real_path]} also names it")
-        elif audio.samples < data.min_seconds * SAMPLE_RATE_HZ:
-            # Rounded away from the limit, so that the message does not seem to contradict it.
-            seconds = math.floor(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
-            limit = f"at least {data.min_seconds} s (--min-seconds)"
-            reject(row, "too short", f"{seconds:.3f} s, {limit}")
-        elif audio.samples > max_samples:
-            seconds = math.ceil(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
-            limit = f"at most {data.max_seconds} s (--max-seconds)"
-            reject(row, "too long", f"{seconds:.3f} s, {limit}")
         else:
             line_of[audio.real_path] = row.line
             usable.append(audio)
     return usable
 
 
-def _examine(row: Row, folder: str, max_samples: float) -> _Audio | UnusableAudio:
+def _examine(row: Row, folder: str, data: DataConfig) -> _Audio | UnusableAudio:
     path = os.path.normpath(os.path.join(folder, row.audio))
     real_path = os.path.realpath(path)
     # Links may lead anywhere: in caches of Hugging Face, DVC and git-annex all files are links. The
@@ -269,8 +259,16 @@ def _examine(row: Row, folder: str, max_samples: float) -> _Audio | UnusableAudi
             raise UnusableAudio("outside the corpus folder", f"{path}; {advice}")
         header = read_header(path)
         samples = resampled_length(header.samples, header.rate_hz)
-        # All samples are read. A longer file is rejected anyway, and might take hours.
-        if header.floating and samples <= max_samples:
+        # Rounded away from the limit, so that the message does not seem to contradict it.
+        ms = 1000 * samples / SAMPLE_RATE_HZ
+        if samples < data.min_seconds * SAMPLE_RATE_HZ:
+            limit = f"at least {data.min_seconds} s (--min-seconds)"
+            raise UnusableAudio("too short", f"{math.floor(ms) / 1000:.3f} s, {limit}")
+        if samples > data.max_seconds * SAMPLE_RATE_HZ:
+            limit = f"at most {data.max_seconds} s (--max-seconds)"
+            raise UnusableAudio("too long", f"{math.ceil(ms) / 1000:.3f} s, {limit}")
+        # All samples are read.
+        if header.floating:
             check_finite(path)
     except UnusableAudio as error:
         return error

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -22,8 +21,6 @@ from myxtts.files import FileStamp, file_stamp, locked_file
 
 # Decoded at a time; limits the memory if the disk is slow.
 CHUNK_UTTERANCES = 256
-# Over files that change while they are decoded.
-MAX_PASSES = 3
 
 CHECKSUM = np.dtype("<u4")
 
@@ -135,47 +132,30 @@ def _make(path: Path, manifest: Manifest, workers: int) -> None:
 
 
 def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
-    """Decode the corpus into a file; utterances whose file changes meanwhile are decoded again."""
+    """Decode the corpus into a file. Raises DataError if a file of the corpus changes meanwhile."""
     file.truncate(0)
-    rows = list(range(len(manifest)))
     checksums = np.zeros(len(manifest), CHECKSUM)
-    for _ in range(MAX_PASSES):
-        before = _stamps(manifest)
-        _decode(manifest, rows, file, checksums, workers)
-        rows = [row for row, stamp in enumerate(_stamps(manifest)) if stamp != before[row]]
-        if not rows:
-            break
-        text = "%s changed while it was decoded; %d files are decoded again"
-        log.warning(text, manifest.paths[rows[0]], len(rows))
-    else:
-        raise DataError(
-            f"{manifest.paths[rows[0]]} changes again and again while it is decoded for"
-            " --cache-dataset. Stop the program that writes it, or drop --cache-dataset."
-        )
-    file.seek(2 * _sample_count(manifest))
-    file.write(checksums.tobytes() + _digest(before))
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _decode(
-    manifest: Manifest, rows: Sequence[int], file: BinaryIO, checksums: np.ndarray, workers: int
-) -> None:
-    """Write the samples of some rows to their places, and their checksums to an array."""
-    samples = manifest.samples.tolist()
-    starts = 2 * (np.cumsum(manifest.samples, dtype=np.int64) - manifest.samples)
+    before = _stamps(manifest)
+    pairs = list(zip(manifest.paths, manifest.samples.tolist(), strict=True))
     with (
         ThreadPoolExecutor(workers) as pool,
-        tqdm(total=len(rows), desc="decode", unit="utt", disable=None) as bar,
+        tqdm(total=len(pairs), desc="decode", unit="utt", disable=None) as bar,
     ):
-        for begin in range(0, len(rows), CHUNK_UTTERANCES):
-            chunk = rows[begin : begin + CHUNK_UTTERANCES]
-            waves = pool.map(lambda row: _read(manifest.paths[row], samples[row]), chunk)
-            for row, wave in zip(chunk, waves, strict=True):
-                file.seek(starts[row])
+        for begin in range(0, len(pairs), CHUNK_UTTERANCES):
+            chunk = pairs[begin : begin + CHUNK_UTTERANCES]
+            for row, wave in enumerate(pool.map(lambda pair: _read(*pair), chunk), begin):
                 file.write(wave.tobytes())
                 checksums[row] = zlib.crc32(wave.data)
                 bar.update()
+    for path, stamp, stamp_before in zip(manifest.paths, _stamps(manifest), before, strict=True):
+        if stamp != stamp_before:
+            raise DataError(
+                f"{path} has changed while it was decoded for --cache-dataset. Stop the program"
+                " that writes it, and try again."
+            )
+    file.write(checksums.tobytes() + _digest(before))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _read(path: str, samples: int) -> np.ndarray:

@@ -230,7 +230,7 @@ class _OrderedBatches:
                     return
                 if waves is None:
                     job.read_here += 1
-                    self._explain(job, place)
+                    self._explain(job)
                     waves = self._read_here(batch)
                 yield batch, waves
             self._jobs.remove(job)
@@ -262,7 +262,7 @@ class _OrderedBatches:
         except READ_ERRORS as error:
             raise reading.unreadable(self._reader.manifest, batch, error) from error
 
-    def _explain(self, job: "_Job", place: int) -> None:
+    def _explain(self, job: "_Job") -> None:
         """Log why this process reads a batch; raise DataError if the service is set up wrongly."""
         reader = self._reader
         error = job.error
@@ -279,21 +279,12 @@ class _OrderedBatches:
             if job.read_here == 1:
                 text = "data service %s: %s. This machine reads the missing batches"
                 log.warning(text, reader.address, reason)
-        # Else the error of the file at fault follows.
-        elif error is None or isinstance(error, OSError) or self._can_read(job.batches[place:]):
+        else:
             raise DataError(
                 f"the data service {reader.address} gives no batches: {reason}. Start `myxtts"
                 " serve-data dispatcher` there, and workers that this machine can reach and that"
-                " have the corpus under the same path, or leave out --data-service."
+                " have the whole corpus under the same path, or leave out --data-service."
             )
-
-    def _can_read(self, batches: Iterable[PlannedBatch]) -> bool:
-        try:
-            for batch in batches:
-                self._reader.read_here(batch)
-        except tf.errors.OpError:
-            return False
-        return True
 
 
 class _Job:

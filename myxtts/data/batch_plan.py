@@ -88,7 +88,6 @@ class EpochPlan:
         return len(self.step_bucket)
 
     def utterances(self, step: int) -> np.ndarray:
-        """Return the utterances of a step, over all replicas: int32."""
         return self.order[self.step_start[step] : self.step_start[step + 1]]
 
     @cached_property

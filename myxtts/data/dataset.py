@@ -105,7 +105,6 @@ def load_corpora(
 def _plan_corpora(
     config: Config, train: Manifest, validation: Manifest, vocabulary: Vocabulary, replicas: int
 ) -> tuple[Corpus, Corpus | None]:
-    """Plan the batches of both corpora; None for a validation corpus without utterances."""
     data = config.data
     accumulation = config.training.gradient_accumulation
     # For the step of one replica, so that shapes do not depend on the number of replicas.
@@ -213,7 +212,6 @@ def single_bucket_corpus(manifest: Manifest, config: Config) -> Corpus:
 
 
 def ensure_demo_corpus() -> Path:
-    """Return the demo corpus' folder; make the corpus if it is missing."""
     if not (DEMO_FOLDER / "metadata.csv").exists():
         effort = "with espeak-ng, which takes a few seconds"
         log.info("no --train-data: making the demo corpus in %s %s", DEMO_FOLDER, effort)

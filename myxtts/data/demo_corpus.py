@@ -59,7 +59,6 @@ class Grammar:
         return {name: self.slots[name] for name in re.findall(r"{(\w+)}", template)}
 
     def sizes(self) -> list[int]:
-        """Return the number of distinct sentences of each template."""
         return [math.prod(map(len, self.choices(template).values())) for template in self.templates]
 
     def sentence(self, template: str, number: int) -> str:
@@ -94,12 +93,10 @@ class _Utterance(NamedTuple):
 
 
 def grammar_languages() -> list[str]:
-    """Return the codes of the languages that have a grammar."""
     return sorted(path.stem for path in _GRAMMARS.glob("*.yaml"))
 
 
 def load_grammar(language: str) -> Grammar:
-    """Load the grammar of one of `grammar_languages()`."""
     content = yaml.safe_load((_GRAMMARS / f"{language}.yaml").read_text(encoding="utf-8"))
     return Grammar(tuple(content["templates"]), content["slots"])
 

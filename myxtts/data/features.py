@@ -82,7 +82,6 @@ def asr_extractor(
     augmentation: AugmentationConfig = NO_AUGMENTATION,
     subsampling: int = 1,
 ) -> FeatureExtractor:
-    """Return the extractor of `asr_features`."""
     produce = partial(asr_features, mask=mask, augmentation=augmentation, subsampling=subsampling)
     stretch = 1.0 / (1.0 - augmentation.speed_perturbation)
     return FeatureExtractor(batch.ASR_INPUTS, batch.ASR_FEATURES, produce, max_stretch=stretch)

@@ -92,7 +92,6 @@ class Feed(Generic[Item]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next item, or the end, can be taken without waiting."""
         return self._ended or self._ready.qsize() > self._holds
 
     @property

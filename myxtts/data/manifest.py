@@ -59,7 +59,6 @@ class Vocabulary:
     languages: tuple[str, ...]
 
     def extended_by(self, other: "Vocabulary") -> "Vocabulary":
-        """Return this vocabulary, followed by the entries that only `other` has."""
         return Vocabulary(
             SymbolTable(tuple(dict.fromkeys(self.symbols.symbols + other.symbols.symbols))),
             tuple(dict.fromkeys(self.speakers + other.speakers)),
@@ -278,7 +277,6 @@ def _examine(row: Row, folder: str, data: DataConfig) -> _Audio | UnusableAudio:
 def _in_threads(
     examine: Callable[[Row], Result], rows: Sequence[Row], workers: int, label: str
 ) -> Iterator[tuple[Row, Result]]:
-    """Yield (row, examine(row)) in the order of the rows."""
     chunks = [rows[begin : begin + CHUNK_ROWS] for begin in range(0, len(rows), CHUNK_ROWS)]
     with ThreadPoolExecutor(workers) as pool, _bar(len(rows), label) as bar:
         try:

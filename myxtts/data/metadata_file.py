@@ -16,14 +16,8 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from myxtts.data.audio_folder import (
-    AUDIO_SUBFOLDERS,
-    AUDIO_SUFFIXES,
-    AudioFolder,
-    audio_files,
-    audio_subfolders,
-    suffix_of,
-)
+from myxtts.data import audio_folder
+from myxtts.data.audio_folder import AudioFolder, suffix_of
 from myxtts.errors import DataError
 from myxtts.files import decode_text, read_file
 
@@ -289,9 +283,10 @@ def _with_named_columns(file: _File) -> _Table | None:
 def _ljspeech(file: _File) -> _Table | None:
     """A file named metadata*, with lines of id|text or id|text|normalised text."""
     separator = _separator_of(file.first)
+    if separator not in tuple(LITERAL) or not file.path.name.startswith("metadata"):
+        return None
     records = _records(file.text, separator)
-    is_named_so = file.path.name.startswith("metadata") and separator in LITERAL
-    if not separator or not is_named_so or _width(records[0][1]) > 3:
+    if _width(records[0][1]) > 3:
         return None
     rows = [fields for _, fields in records if _width(fields) == 3]
     # Piper has id|speaker|text in a file of this name, and others id|text|speaker. Either would
@@ -309,10 +304,12 @@ def _ljspeech(file: _File) -> _Table | None:
 
 
 def _pairs(file: _File) -> _Table | None:
-    """Lines of a path and a text, with any separator."""
-    separator = _separator_of(file.first)
+    """Lines of a path and a text with any separator, or of a path alone if no texts are needed."""
+    separator = _separator_of(file.first) or "\n"
     records = _records(file.text, separator)
-    if not separator or _width(records[0][1]) != 2:
+    if separator == "\n":
+        return None if file.needs_text else _Table(separator, ("path",), records)
+    if _width(records[0][1]) != 2:
         return None
     for line, fields in records:
         # A comma or semicolon may belong to a text, which would lose its end in silence.
@@ -325,14 +322,7 @@ def _pairs(file: _File) -> _Table | None:
     return _Table(separator, ("path", "text"), records)
 
 
-def _names(file: _File) -> _Table | None:
-    """Lines of a path alone, for a task that needs no texts."""
-    if file.needs_text or _separator_of(file.first):
-        return None
-    return _Table("\n", ("path",), _records(file.text, "\n"))
-
-
-READERS = (_with_header, _with_named_columns, _ljspeech, _pairs, _names)
+READERS = (_with_header, _with_named_columns, _ljspeech, _pairs)
 
 
 def _meanings(names: Sequence[str], needs_text: bool) -> tuple[str, ...] | None:
@@ -359,18 +349,14 @@ def _separator_of(line: str) -> str:
 
 
 def _records(text: str, separator: str) -> list[tuple[int, list[str]]]:
-    """Return the line and fields of each row that is not empty; a fault's csv.Error has its line.
-
-    Without a separator of SEPARATORS, a line is one field.
-    """
+    """Return the line and fields of each row that is not empty; csv.Error names a line at fault."""
     records = []
     if separator not in (";", ","):
         # splitlines() would also split at U+2028 and similar characters.
         for line, content in enumerate(text.split("\n"), 1):
             if content.strip():
-                records.append(
-                    (line, [field.strip() for field in content.split(separator or "\n")])
-                )
+                fields = [field.strip() for field in content.split(separator)]
+                records.append((line, fields))
         return records
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     line = 1
@@ -425,7 +411,7 @@ def _audio_folder(
         places = [root or metadata.parent]
     folders: list[Path] = []
     for place in filter(None, places):
-        subfolders = audio_subfolders(place)
+        subfolders = audio_folder.audio_subfolders(place)
         folders += [place, *subfolders] if table.header else [*subfolders, place]
     for folder in map(AudioFolder, folders):
         if not rows or any(folder.find(row.audio) for row in rows):
@@ -438,7 +424,6 @@ def _audio_folder(
 
 
 def shortened(text: str) -> str:
-    """Return a text for a message."""
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
 
 
@@ -451,7 +436,8 @@ def _rows_of_folder(folder: Path, language: str) -> Rows:
     """Return the audio files in and below a folder as rows; subfolders name the speakers."""
     rows = []
     rejected = []
-    for line, audio in enumerate(audio_files(folder, (*AUDIO_SUFFIXES, *UNREADABLE)), 1):
+    suffixes = (*audio_folder.AUDIO_SUFFIXES, *UNREADABLE)
+    for line, audio in enumerate(audio_folder.audio_files(folder, suffixes), 1):
         if not suffix_of(audio):
             detail = "this format cannot be read; convert it to WAV or FLAC"
             rejected.append(RejectedRow(str(folder), line, audio, "unreadable format", detail))
@@ -459,13 +445,13 @@ def _rows_of_folder(folder: Path, language: str) -> Rows:
         # Checkpoints name the speakers in UTF-8.
         parent = os.fsencode(os.path.basename(os.path.dirname(audio)))
         speaker = parent.decode(errors="backslashreplace")
-        if speaker.lower() in ("", *AUDIO_SUBFOLDERS):
+        if speaker.lower() in ("", *audio_folder.AUDIO_SUBFOLDERS):
             speaker = DEFAULT_SPEAKER
         rows.append(Row(line, audio, audio, "", speaker, language))
     if not rows:
         raise DataError(
             f"the corpus folder {folder} has neither metadata.csv nor audio"
-            f" ({', '.join(AUDIO_SUFFIXES)}). Give a folder of audio files, or a metadata file that"
+            f" ({', '.join(suffixes)}). Give a folder of audio files, or a metadata file that"
             " names them."
         )
     form = f"audio files without metadata; {_count_formats(rows)} in {folder}"

@@ -93,7 +93,6 @@ def rows_from_cache(manifest: Manifest, corpus: DecodedCorpus) -> ReadRows:
 
 
 def _digest(*values: object) -> bytes:
-    """Return the SHA-256 of values that JSON can hold: DIGEST_BYTES."""
     return hashlib.sha256(json.dumps(values).encode()).digest()
 
 

@@ -69,7 +69,6 @@ class Producer:
         self.produce = trace_produce(self.device, self.extractor)
 
     def planned(self, corpus_pass: Pass, turn: tuple[int, int] = (0, 1)) -> Iterator[PlannedBatch]:
-        """Plan the batches, by default those of all producers."""
         return self.plan_pass(corpus_pass, replicas=self.replicas, turn=turn)
 
     def read(self, corpus_pass: Pass, turn: tuple[int, int] = (0, 1)) -> ReadBatches:
@@ -200,7 +199,6 @@ class Pipeline:
         return closing(producer.replica_batches(corpus_pass))
 
     def open_feed(self, corpus_pass: Pass) -> "ReplicaFeed":
-        """Return a feed of the batches of a pass."""
         groups = [
             [Feed(producer.replica_batches(corpus_pass), self._depth) for producer in group]
             for group in self._groups
@@ -294,12 +292,10 @@ class ReplicaFeed:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next batches can be taken without waiting."""
         return all(feeds[self._taken % len(feeds)].is_ready for feeds in self._groups)
 
     @property
     def is_full(self) -> bool:
-        """Whether all producers have nothing to do."""
         return all(feed.is_full for feed in self._feeds)
 
     def wait_until_full(

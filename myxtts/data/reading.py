@@ -267,7 +267,6 @@ class LocalReader:
         self.read_on_host = tf.function(read, input_signature=[ELEMENT_SPEC], autograph=False)
 
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
-        """See `Reader.read`."""
         in_flight: deque[tuple[bytes, PlannedBatch]] = deque()
         # Numbers of batches begin with that of their pass: what tf.data read ahead for the previous
         # pass is recognised and dropped.

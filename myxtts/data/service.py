@@ -60,7 +60,6 @@ log = logging.getLogger(__name__)
 
 
 def service_address(text: str) -> tuple[str, int]:
-    """Return host and port of the setting `data_service`: grpc://HOST:PORT."""
     return host_and_port(text, "data_service", "grpc://")
 
 
@@ -448,7 +447,6 @@ def worker(
 def _serving(
     role: str, host: str, port: int, start: Callable[[], tuple[Any, int]]
 ) -> Iterator[int]:
-    """Run a server; the context is its port."""
     # TensorFlow would share a port that is in use.
     with socket.socket() as probe:
         # Succeeds after a server that has just ended.

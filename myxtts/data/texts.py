@@ -44,7 +44,6 @@ class Texts:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """int32 [N], tokens of each text."""
         return np.diff(self.start).astype(np.int32)
 
     @cached_property

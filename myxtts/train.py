@@ -124,7 +124,7 @@ def train(config: Config) -> int:
                 hooks.append(Observe(periods, observer, snapshot, checkpoints.add_provisional))
             else:
                 state.pending_observations = ()
-            page = resources.enter_context(PageThread(RunPage(folder.path, timeline)))
+            page = resources.enter_context(PageThread(RunPage(folder.path, config, timeline)))
             hooks.append(Report(lambda *_: page.request()))
         else:
             hooks.append(resources.enter_context(worker_report(run.folder.metrics, state.step)))

@@ -17,6 +17,8 @@ import soundfile
 from PIL import Image
 
 from myxtts.clock import MODEL, Clock, Span, Timeline, Times
+from myxtts.config.flags import with_values
+from myxtts.config.schema import Config, LocalSGDConfig
 from myxtts.report import overview, samples
 from myxtts.report import page as run_page
 from myxtts.report.history import POINTS, History, Series
@@ -56,12 +58,15 @@ class Folder(unittest.TestCase):
         self.runs = temporary_folder(self.addCleanup) / "runs"
         self.folder = self.runs / "voice"
         self.folder.mkdir(parents=True)
-        (self.folder / "config.yaml").write_text("model:\n  task: tts\n")
+        self.config = Config()
         self.metrics = self.folder / "metrics.jsonl"
 
     def page(self, timeline: Timeline | None = None, ended: str = "") -> Path:
         """Write the page of the run once, from all of its files."""
-        return RunPage(self.folder, timeline).write(ended)
+        return self.run_page(timeline=timeline).write(ended)
+
+    def run_page(self, folder: Path | None = None, timeline: Timeline | None = None) -> RunPage:
+        return RunPage(folder or self.folder, self.config, timeline or Timeline())
 
     def data(self, timeline: Timeline | None = None, ended: str = "") -> dict:
         """Return what the page is drawn from."""
@@ -149,13 +154,12 @@ class Curves(Folder):
         self.assertEqual(history.series["validation_loss"].since_least, 0)
         self.assertEqual([point.step for point in history.points("loss")], [10, 20, 30, 40, 50, 60])
 
-    def test_the_first_interval_has_as_many_steps_as_the_second(self):
-        """A job begins at the step of its warm start."""
+    def test_the_first_interval_has_no_share_since_a_job_begins_at_the_step_of_its_warm_start(self):
         history = self.history(report_of(1050, wait_s=0.2))
         self.report(report_of(1100, wait_s=0.0), report_of(1200, wait_s=0.1))
         history.update()
-        self.assertAlmostEqual(history.seconds["wait"], 50 * 0.2 + 100 * 0.1)
-        self.assertAlmostEqual(history.seconds["step"], 200 * 0.1)
+        self.assertAlmostEqual(history.seconds["wait"], 100 * 0.1)
+        self.assertAlmostEqual(history.seconds["step"], 150 * 0.1)
 
     def test_a_rare_metric_is_found_far_from_the_end(self):
         self.report(report_of(1, validation_loss=0.5), *map(report_of, range(2, 60)))
@@ -231,10 +235,10 @@ class Answers(Folder):
         self.assertEqual(ended.answer, "stopped by SIGTERM")
 
     def test_settings_other_than_the_defaults_are_shown_as_flags(self):
-        settings = {"training": {"learning_rate": 0.5, "seed": 0}, "run": {"resume": True}}
-        settings["data"] = {"cache_dataset": True}
-        expected = {"--learning-rate": "0.5", "--cache-dataset": ""}
-        self.assertEqual(run_page.changed_settings(settings), expected)
+        given = {"learning_rate": 0.5, "resume": True, "cache_dataset": True, "model_gpus": (0, 1)}
+        changed = run_page.changed_settings(with_values(Config(), given))
+        expected = {"--learning-rate": "0.5", "--cache-dataset": "", "--model-gpus": "0 1"}
+        self.assertEqual(changed, expected)
 
     def test_rates_and_decibels_of_a_validation_are_named(self):
         metrics = {"step": 3, "loss": 2.0, "validation_loss": 1.0}
@@ -345,7 +349,7 @@ class Page(Folder):
 
     def test_samples_are_compressed_once_and_within_the_time_for_it(self):
         self.sample(20)
-        report = RunPage(self.folder)
+        report = self.run_page()
 
         def sounds():
             return report.write().read_text().count("data:audio")
@@ -410,7 +414,7 @@ class Page(Folder):
 
     def test_syncs_of_local_sgd_are_marked(self):
         self.assertEqual([step for step, _ in overview.sync_marks(30, 70)], [30, 60])
-        (self.folder / "config.yaml").write_text("local_sgd:\n  sync_every: 30\n")
+        self.config = Config(local_sgd=LocalSGDConfig(sync_every=30))
         self.report(*map(report_of, (30, 40)))
         self.assertEqual(self.data()["marks"], [[30, "weights averaged"]])
 
@@ -422,7 +426,8 @@ class Page(Folder):
         self.assertEqual(list(data["workers"]), ["worker 0 (chief)", "worker 1"])
         second = data["workers"]["worker 1"]
         self.assertEqual((second["host"], second["wait_s"]), ("second", 0.3))
-        self.assertEqual(data["spans"], self.data()["spans"])  # without the process
+        spans = json.loads((self.folder / "timeline.json").read_text())
+        self.assertEqual(data["spans"], spans)
 
     def test_a_page_of_a_run_that_has_ended_says_how(self):
         data = self.data(ended="ended by NonFiniteLoss: <x>")
@@ -507,8 +512,8 @@ class SeveralRuns(Folder):
         make_jobs(self.runs / "both")
         names = [run["name"] for run in data_of(self.runs / "index.html")["runs"]]
         self.assertIn("both/gpu1", names)
-        (self.runs / "both" / "gpu0" / "config.yaml").write_text("{}")
-        self.assertTrue(data_of(RunPage(self.runs / "both" / "gpu0").write())["is_job"])
+        job = self.run_page(self.runs / "both" / "gpu0")
+        self.assertTrue(data_of(job.write())["is_job"])
         self.assertFalse((self.runs / "both" / "index.html").exists())
 
     def test_overview_compares_runs_and_jobs(self):
@@ -552,7 +557,7 @@ class Thread(Folder):
 
     def test_an_error_of_the_run_is_on_its_page(self):
         self.report(report_of(20))
-        with self.assertRaises(ZeroDivisionError), PageThread(RunPage(self.folder)):
+        with self.assertRaises(ZeroDivisionError), PageThread(self.run_page()):
             1 / 0  # noqa: B018
         self.assertIn("ended by ZeroDivisionError", (self.folder / "report.html").read_text())
 
@@ -664,7 +669,7 @@ class Browser(Folder):
         self.tables()
         self.worker()
         words = ["a <b>", "<x>", "3.1", "of 50 & more", "evaluation voicing error"]
-        words += ["tts <tiny>", "worker 1", "300 ms"]
+        words += ["tts <tiny>", "worker 1", "0.3"]
         self.assert_texts(self.page(), "td, th, pre, li, dd, p, figcaption > b", *words)
 
     def test_pages_of_jobs_and_of_all_runs_are_drawn(self):

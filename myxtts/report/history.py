@@ -150,14 +150,10 @@ class History:
         seconds["step"] -= seconds["wait"]
         if report.get("step_s") is not None:
             self.series.setdefault("busy_s", Series()).add(report["step"], seconds["step"])
-        steps = report["step"] - self.newest.get("step", 0)
-        # A job may begin at the step of a warm start, so the first interval has as many steps as
-        # the second. Before there is a second, it has all steps.
-        is_second = self.interval_steps and self.interval_steps == self.newest["step"]
-        factor = steps / self.interval_steps if is_second else 1.0
-        for name, total in self.seconds.items():
-            self.seconds[name] = factor * total + steps * seconds[name]
-        self.interval_steps = steps
+        # A job may begin at the step of a warm start, so those of the first interval are unknown.
+        self.interval_steps = report["step"] - self.newest.get("step", report["step"])
+        for name in self.seconds:
+            self.seconds[name] += self.interval_steps * seconds[name]
 
     def points(self, name: str) -> list[Point]:
         return self.series[name].points if name in self.series else []

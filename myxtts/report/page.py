@@ -13,11 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from myxtts.clock import MODEL, Span, Timeline, format_duration
 from myxtts.config.flags import SETTINGS
-from myxtts.config.schema import OF_FOLDER
+from myxtts.config.load import dump
+from myxtts.config.schema import OF_FOLDER, Config
 from myxtts.files import write_whole
 from myxtts.report.history import History, Point
 from myxtts.report.metrics import read_last_report
@@ -49,8 +48,6 @@ COMPRESS_S = 0.1
 FLAT = 0.005
 RECENT = 8
 PATIENCE = 3
-# One page is written at a time, since all have the same temporary name.
-_WRITING = threading.Lock()
 
 log = logging.getLogger(__name__)
 
@@ -114,11 +111,8 @@ def is_starving(history: History) -> Answer:
     recent = history.points("accelerator_utilisation")[-RECENT:]
     busy = sum(point.mean for point in recent) / len(recent)
     step_s, pause_s = max(report["step_s"], 1e-9), report["pause_s"]
-    detail = (
-        f"of a step's time producers worked {100 * report['produce_s'] / step_s:.0f} % and waited"
-        f" for samples {100 * report['read_s'] / step_s:.0f} %; pauses took"
-        f" {100 * pause_s / (step_s + pause_s):.1f} % of the newest interval"
-    )
+    producing = f"producers worked {100 * report['produce_s'] / step_s:.0f} % of a step's time"
+    detail = f"{producing}; pauses took {100 * pause_s / (step_s + pause_s):.1f} %"
     if 1.0 - busy < WAIT_SHARE:
         answer = f"no: the model device is busy {100 * busy:.1f} % ({grade(busy)})"
         return Answer(question, "good", answer, detail)
@@ -148,20 +142,21 @@ def how_long(history: History, facts: Mapping[str, Any], ended: str) -> Answer:
 
 
 class RunPage:
-    """The page of a run, which any thread may write again and again while the run trains.
+    """The page of a run, which is written again and again while the run trains.
 
     It reads what was written since the last time, so its time does not depend on the length of the
-    run. Without a timeline, what the threads did is that of timeline.json.
+    run.
     """
 
-    def __init__(self, folder: Path, timeline: Timeline | None = None):
+    def __init__(self, folder: Path, config: Config, timeline: Timeline):
         self._folder = folder
+        self._config = config
+        # It takes 20 ms.
+        self._settings_text = dump(config)
         self._timeline = timeline
         self._history = History(folder / "metrics.jsonl")
         self._samples = Samples(folder)
         self._overview_s = -OVERVIEW_S
-        self._settings_text = (folder / "config.yaml").read_text(encoding="utf-8")
-        self._settings = yaml.safe_load(self._settings_text) or {}
         # The page of one of several jobs is below that of the launcher.
         self._is_job = (folder.parent / "launcher.json").exists()
 
@@ -171,33 +166,33 @@ class RunPage:
         `ended` says how the run has ended, and is empty while it trains. Raises OSError if the disk
         refuses; the previous page is then intact.
         """
-        with _WRITING:
-            self._history.update()
-            write_whole(self._folder / "report.html", self._page(ended))
-            now_s = time.monotonic()
-            if not self._is_job and (ended or now_s - self._overview_s >= OVERVIEW_S):
-                self._overview_s = now_s
-                with suppress(OSError):
-                    # The folder of all runs may be another user's.
-                    write_overview(self._folder.parent)
+        self._history.update()
+        write_whole(self._folder / "report.html", self._page(ended))
+        now_s = time.monotonic()
+        if not self._is_job and (ended or now_s - self._overview_s >= OVERVIEW_S):
+            self._overview_s = now_s
+            with suppress(OSError):
+                # The folder of all runs may be another user's.
+                write_overview(self._folder.parent)
         return self._folder / "report.html"
 
     def _page(self, ended: str) -> bytes:
         history, folder = self._history, self._folder
         facts = read_facts(folder)
+        if spans := excerpt(self._timeline.newest()):
+            write_whole(folder / TIMELINE, json.dumps(spans).encode())
         answers = (is_learning(history), is_starving(history), how_long(history, facts, ended))
-        sync_every = (self._settings.get("local_sgd") or {}).get("sync_every") or 0
         page = {
             "name": folder.name,
             "is_job": self._is_job,
             "step": history.step,
             "answers": [answer._asdict() for answer in answers],
             "facts": facts,
-            "changed": changed_settings(self._settings),
+            "changed": changed_settings(self._config),
             "series": {name: series.points for name, series in history.series.items()},
-            "marks": sync_marks(sync_every, history.step),
+            "marks": sync_marks(self._config.local_sgd.sync_every, history.step),
             "seconds": history.seconds,
-            "spans": self._spans(),
+            "spans": spans,
             "workers": workers(folder, history.newest, facts),
             "samples": self._samples.read(60.0 if ended else COMPRESS_S),
             "scores": read_scores(folder),
@@ -210,30 +205,15 @@ class RunPage:
         report_s = history.interval_steps * step_s
         return document("run", page, RELOAD_S, max(STALE_S, STALE_REPORTS * report_s))
 
-    def _spans(self) -> list[Span]:
-        """Return the newest spans, and write them to timeline.json."""
-        file = self._folder / TIMELINE
-        if self._timeline is not None:
-            if spans := excerpt(self._timeline.newest()):
-                write_whole(file, json.dumps(spans).encode())
-            return spans
-        try:
-            return [Span(*span) for span in json.loads(file.read_text(encoding="utf-8"))]
-        except (OSError, ValueError, TypeError):
-            return []
 
-
-def changed_settings(sections: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of a config.yaml that are not the defaults, as flag -> value."""
+def changed_settings(config: Config) -> dict[str, str]:
+    """Return the settings that are not the defaults, as flag -> value."""
     changed = {}
-    for section in filter(None, sections.values()):
-        for name, value in section.items():
-            setting = SETTINGS.get(name)
-            if setting is None or OF_FOLDER in setting.marks:
-                continue
-            if value not in (None, [], setting.default):
-                values = value if isinstance(value, list) else [value]
-                changed[setting.flag] = "" if value is True else " ".join(map(str, values))
+    for setting in SETTINGS.values():
+        value = setting.of(config)
+        if value != setting.default and OF_FOLDER not in setting.marks:
+            values = value if isinstance(value, tuple) else (value,)
+            changed[setting.flag] = "" if value is True else " ".join(map(str, values))
     return changed
 
 

@@ -26,14 +26,7 @@ from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, PlacementCo
 from myxtts.distributed.processes import REPEAT_S
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.local_sgd import launcher
-from myxtts.local_sgd.shards import CorpusShards
-from myxtts.local_sgd.status import (
-    ImmutableSettings,
-    LauncherState,
-    launcher_lock,
-    read_progress,
-    read_state,
-)
+from myxtts.local_sgd.status import LauncherState, launcher_lock, read_progress, read_state
 from myxtts.training.checkpoint_files import latest, read_record, write_checkpoint
 from myxtts.training.runs import RunFolder, with_inherited_settings
 from tests.feeds import wait_until
@@ -222,9 +215,7 @@ class Case(unittest.TestCase):
     def write_state(self, *gpus: int) -> None:
         """Write the state of a launcher that has not begun."""
         self.run_folder.mkdir(parents=True)
-        immutable = ImmutableSettings(
-            gpus=list(gpus) or [0, 1], warmstart_steps=2, sync_every=0, corpus={}
-        )
+        immutable = {"gpus": gpus or (0, 1), "warmstart_steps": 2, "sync_every": 0, "corpus": {}}
         state = LauncherState(host=socket.gethostname(), total_steps=6, immutable=immutable)
         state.write(self.run_folder)
 
@@ -479,12 +470,15 @@ class SettingsTest(Case):
         path.write_text("training: {warmup_steps: 3}\n")
         gpu_config = self.folder / "own_gpu1.yaml"
         gpu_config.write_text("defaults: [own]\ndata: {num_workers: 7}\n")
-        code, out, err = self.launch("--config", str(path))
+        code, out, err = self.launch("--config", str(path), "--intra-op-threads", "1")
         self.assertEqual((code, err), (0, ""))
         self.assertIn(f"gpu1           has its own settings: {gpu_config}", out)
         configs = [load(self.run_folder / f"gpu{gpu}.yaml") for gpu in (0, 1)]
         self.assertEqual([config.data.num_workers for config in configs], [2, 7])
         self.assertEqual([config.training.warmup_steps for config in configs], [3, 3])
+        # A job on a simulated GPU keeps the settings of its threads alone.
+        placements = [config.placement for config in configs]
+        self.assertEqual(placements, [PlacementConfig(intra_op_threads=1)] * 2)
         for section, setting, value in (
             ("local_sgd", "sync_every", "7"),
             ("model", "model_size", "big"),
@@ -580,15 +574,6 @@ class SettingsTest(Case):
             steps = range(warmstart + 1, total + 1)
             syncs = [step for step in steps if step % every == 0 or step == total]
             self.assertLessEqual(len(syncs), num_syncs)
-
-    def test_a_job_on_the_cpu_keeps_the_settings_of_its_threads(self):
-        shards = CorpusShards(Path("train"), (Path("0"), Path("1")), None, Path(), "")
-        placement = PlacementConfig(
-            simulate_gpus=2, observer=0, enable_memory_isolation=True, intra_op_threads=1
-        )
-        config = Config(placement=placement)
-        job = launcher.run_config(config, Path("run"), shards, "gpu1", 1, {"jobs": 2})
-        self.assertEqual(job.placement, PlacementConfig(intra_op_threads=1))
 
     def test_each_job_sees_only_its_gpu(self):
         with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,7,9"):

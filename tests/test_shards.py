@@ -67,29 +67,35 @@ class Split(FolderCase):
         return Config(data=DataConfig(**{"text_frontend": "characters"} | given | data))
 
     def split(self, name: str = "shards", count: int = 2, **data) -> CorpusShards:
-        return split_corpus(self.config(**data), self.folder / name, count)
+        """Split the corpus; `shards`, `train` and `held_out` are then the rows of the files."""
+        split = split_corpus(self.config(**data), self.folder / name, count)
+        self.shards = [self.rows(path) for path in sorted((self.folder / name).glob("shard-*"))]
+        self.train = self.rows(self.folder / name / "train.csv")
+        held_out = self.folder / name / "held_out.csv"
+        self.held_out = self.rows(held_out) if held_out.exists() else None
+        return split
 
     def rows(self, path: Path) -> list[tuple[str, ...]]:
         with open(path, encoding="utf-8", newline="") as file:
             return [tuple(row.values()) for row in csv.DictReader(file)]
 
     def test_shards_are_disjoint_and_cover_all_but_the_held_out_rows(self):
-        config = self.config(validation_fraction=0.2)
-        corpus_shards = split_corpus(config, self.folder / "shards", 3)
-        rows = [row for path in corpus_shards.shards for row in self.rows(path)]
+        self.split(count=3, validation_fraction=0.2)
+        rows = [row for shard in self.shards for row in shard]
         self.assertEqual(len(rows), 18)
-        self.assertEqual(sorted(rows), sorted(self.rows(corpus_shards.train)))
-        held_out = self.rows(corpus_shards.held_out)
-        self.assertEqual(len({row[0] for row in (*rows, *held_out)}), 23)
+        self.assertEqual(sorted(rows), sorted(self.train))
+        self.assertEqual(len({row[0] for row in (*rows, *self.held_out)}), 23)
+        config = self.config(validation_fraction=0.2)
         corpora = load_corpora(config, self.folder / "run", LengthRule())[:2]
         names = [{Path(path).name for path in part.manifest.paths} for part in corpora]
-        self.assertEqual([{row[0] for row in part} for part in (rows, held_out)], names)
+        self.assertEqual([{row[0] for row in part} for part in (rows, self.held_out)], names)
 
     def test_texts_of_a_teacher_are_not_read(self):
         teacher = TeacherConfig(teacher="runs/voice", texts="missing.txt")
         config = self.config().model_copy(update={"teacher": teacher})
-        taught = split_corpus(config, self.folder / "taught", 2)
-        self.assertEqual(self.rows(taught.train), self.rows(self.split("plain").train))
+        split_corpus(config, self.folder / "taught", 2)
+        self.split("plain")
+        self.assertEqual(self.rows(self.folder / "taught/train.csv"), self.train)
 
     def test_files_that_are_no_shards_are_never_replaced(self):
         corpus = self.folder / "corpus" / "corpus.csv"
@@ -103,9 +109,10 @@ class Split(FolderCase):
         self.assertEqual((table.read_bytes(), held_out.read_text()), (content, "of somebody else"))
 
     def test_a_second_split_leaves_no_held_out_rows_and_no_shards_of_the_first(self):
-        self.assertIsNotNone(self.split(validation_fraction=0.2).held_out)
-        self.assertIsNone(self.split(validation_fraction=0.0).held_out)
-        self.assertFalse((self.folder / "shards" / "held_out.csv").exists())
+        self.split(validation_fraction=0.2)
+        self.assertIsNotNone(self.held_out)
+        self.split(validation_fraction=0.0)
+        self.assertIsNone(self.held_out)
         self.split("three", 3)
         with self.assertRaisesRegex(DataError, "shard-2.csv there is not of the same split"):
             self.split("three", 2)
@@ -119,17 +126,18 @@ class Split(FolderCase):
         self.assertEqual(*written)
 
     def test_a_run_reads_a_shard_from_any_folder(self):
-        corpus_shards = self.split("elsewhere")
-        root = {"audio_root": str(corpus_shards.audio_root)}
-        held_out_path = corpus_shards.held_out
-        for path in corpus_shards.shards:
-            config = self.config(train_data=str(path), val_data=str(held_out_path), **root)
-            shard, held_out, _ = load_corpora(config, self.folder / "run", LengthRule())
-            self.assertEqual(len(shard.manifest), len(self.rows(path)))
-            self.assertEqual(len(held_out.manifest), len(self.rows(held_out_path)))
-        train = corpus_shards.train
-        again = self.split("again", train_data=str(train), validation_fraction=0.0, **root)
-        self.assertEqual(self.rows(again.train), self.rows(train))
+        root = {"audio_root": str(self.split("elsewhere").audio_root)}
+        elsewhere = self.folder / "elsewhere"
+        for number, rows in enumerate(self.shards):
+            data = {"train_data": str(elsewhere / f"shard-{number}.csv")}
+            config = self.config(val_data=str(elsewhere / "held_out.csv"), **data, **root)
+            corpus, held_out, _ = load_corpora(config, self.folder / "run", LengthRule())
+            found = (len(corpus.manifest), len(held_out.manifest))
+            self.assertEqual(found, (len(rows), len(self.held_out)))
+        train = self.train
+        data = {"train_data": str(elsewhere / "train.csv"), "validation_fraction": 0.0}
+        self.split("again", **data, **root)
+        self.assertEqual(self.train, train)
 
     def test_separators_quotes_and_other_scripts_are_preserved(self):
         corpus = self.folder / "odd"
@@ -141,10 +149,10 @@ class Split(FolderCase):
         with open(corpus / "list.csv", "w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("path", "text", "speaker"), *rows])
         train = str(corpus / "list.csv")
-        corpus_shards = self.split("odd/p", train_data=train, validation_fraction=0.0)
-        written = sorted(row for path in corpus_shards.shards for row in self.rows(path))
+        self.split("odd/p", train_data=train, validation_fraction=0.0)
+        written = sorted(row for shard in self.shards for row in shard)
         self.assertEqual(written, [(*row, "en") for row in rows])
-        self.assertIsNone(corpus_shards.held_out)
+        self.assertIsNone(self.held_out)
 
     def test_shard_of_a_language_with_a_space_is_described(self):
         rows = "path,text,language\na.wav,abc,old english\nb.wav,abd,old english\n"
@@ -162,8 +170,8 @@ class Split(FolderCase):
         for name in "ab":
             write_sound(corpus / f"wavs/{name}.wav", sine(300, 1.0))
         (corpus / "metadata.csv").write_text("a|abc\nb|abd\n")
-        corpus_shards = self.split(train_data=str(corpus), validation_fraction=0.0)
-        actual = [self.rows(path)[0][:2] for path in corpus_shards.shards]
+        self.split(train_data=str(corpus), validation_fraction=0.0)
+        actual = [shard[0][:2] for shard in self.shards]
         self.assertEqual(actual, [("wavs/a.wav", "abc"), ("wavs/b.wav", "abd")])
 
     def test_a_common_voice_corpus_is_split_by_the_program(self):

@@ -10,7 +10,7 @@ from myxtts.commands import parser as parsers
 from myxtts.config.flags import SETTINGS, command_line, marked, turned_off, with_values
 from myxtts.config.schema import IN_SHARDS, OFF_IN_TRIAL, Config, Needs
 from myxtts.files import make_folder
-from myxtts.local_sgd.shards import split_corpus
+from myxtts.local_sgd.shards import HELD_OUT, shard_file, split_corpus
 
 NAME = "shard"
 HELP = "Split a corpus into disjoint shards of about equal duration, balanced over speakers."
@@ -41,9 +41,10 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config = with_values(turned_off(config, OFF_IN_TRIAL), data)
     shards = split_corpus(config, options.out, options.shards)
     print(shards.table)
-    flags = ["--train-data", str(shards.shards[0]), "--audio-root", str(shards.audio_root)]
-    if shards.held_out:
-        flags += ["--val-data", str(shards.held_out)]
+    first, held_out = options.out / shard_file(0), options.out / HELD_OUT
+    flags = ["--train-data", str(first), "--audio-root", str(shards.audio_root)]
+    if held_out.exists():
+        flags += ["--val-data", str(held_out)]
     else:
         flags += ["--validate-every", "0", "--sample-every", "0"]
     for name in ("min_seconds", "max_seconds"):

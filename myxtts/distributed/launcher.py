@@ -9,16 +9,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from myxtts.distributed import processes
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.processes import (
-    ChildProcess,
-    ProgramSpec,
-    StopSignals,
-    Supervisor,
-    SupervisorEvents,
-    gpu_environ,
-    visible_gpus,
-)
+from myxtts.distributed.processes import ChildProcess, ProgramSpec, StopSignals
 from myxtts.errors import PlacementError
 from myxtts.files import make_folder
 from myxtts.machine import usable_cores
@@ -63,21 +56,21 @@ def launch(
             was stopped.
     """
     cores = _divide(usable_cores(), len(local), cores_per_worker, "cores")
-    existing_gpus = visible_gpus() if gpus_per_worker else []
+    existing_gpus = processes.visible_gpus() if gpus_per_worker else []
     gpus = _divide(existing_gpus, len(local), gpus_per_worker or 0, "gpus")
     programs = []
     for place, index in enumerate(local):
         cluster = Cluster(workers, index)
         environ = {"TF_CONFIG": cluster.tf_config()}
         if gpus_per_worker is not None:
-            environ |= gpu_environ(gpus[place])
+            environ |= processes.gpu_environ(gpus[place])
         command = (sys.executable, "-u", *program)
         log = logs / f"worker-{index}.log"
         pinned = frozenset(cores[place]) or None
         programs.append(ProgramSpec(cluster.name(), command, log, environ, pinned))
     make_folder(logs, "--logs")
     with StopSignals() as stop:
-        ended = Supervisor(stop, _PrefixedOutput(), end_together=True).run(programs)
+        ended = processes.Supervisor(stop, _PrefixedOutput(), end_together=True).run(programs)
     failures = [process for process in ended if process.outcome in ("failed", "rejected")]
     if not failures:
         return stop.exit_code
@@ -110,7 +103,7 @@ def _divide(items: Sequence, count: int, size: int, kind: str) -> list[Sequence]
     return [items[i * size : (i + 1) * size] for i in range(count)]
 
 
-class _PrefixedOutput(SupervisorEvents):
+class _PrefixedOutput(processes.SupervisorEvents):
     """Prints each line with the name of its worker, and an error that all report only once."""
 
     def __init__(self) -> None:

@@ -32,40 +32,21 @@ from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import marked, with_values
 from myxtts.config.load import dump, format_value, load
 from myxtts.config.schema import IN_ALL_JOBS, IN_SHARDS, Config, PlacementConfig
-from myxtts.distributed.processes import (
-    ChildProcess,
-    ProgramSpec,
-    StopSignals,
-    Supervisor,
-    SupervisorEvents,
-    gpu_environ,
-    visible_gpus,
-)
+from myxtts.distributed import processes
+from myxtts.distributed.processes import ChildProcess, ProgramSpec, StopSignals
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import locked_file, make_folder, write_whole
-from myxtts.local_sgd.merge import ancestor_of, newest_average
-from myxtts.local_sgd.shards import CorpusShards, split_corpus
-from myxtts.local_sgd.status import (
-    WARMSTART,
-    ImmutableSettings,
-    LauncherState,
-    MergeResult,
-    ProcessState,
-    launcher_lock,
-    progress_table,
-    read_progress,
-    read_state,
-)
+from myxtts.local_sgd import status
+from myxtts.local_sgd.merge import ancestor_of, fresh_record, newest_average
+from myxtts.local_sgd.shards import HELD_OUT, TRAIN, shard_file, split_corpus
+from myxtts.local_sgd.status import WARMSTART, LauncherState, MergeResult, ProcessState
 from myxtts.machine import usable_cores
 from myxtts.placement.routes import flags_of_gpus
 from myxtts.report.overview import JobsPage
 from myxtts.terminal import detach_stdout
 from myxtts.training import checkpoint_files
-from myxtts.training.checkpoint_files import Checkpoint, Record, latest, read_record, step_of
+from myxtts.training.checkpoint_files import Checkpoint, latest, read_record, step_of
 from myxtts.training.runs import LOCK, RunFolder
-
-# Name of the folder of the split corpus.
-SHARDS = "shards"
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +84,10 @@ class JobsSpec:
     table_every_s: float
     trainer: tuple[str, ...]
     merger: tuple[str, ...]
+
+    @property
+    def shards(self) -> Path:
+        return self.folder / "shards"
 
     @property
     def sync_dir(self) -> Path:
@@ -164,12 +149,10 @@ def sync_interval(total_steps: int, warmstart_steps: int, num_syncs: int) -> int
     Jobs synchronize at each multiple of the interval and at the last step. So the interval is a
     little longer than the steps divided by the syncs if the warm start ends between two multiples.
     """
-    shortest = -(-(total_steps - warmstart_steps) // num_syncs)
-    return next(
-        every
-        for every in count(shortest)
-        if -(-total_steps // every) - warmstart_steps // every <= num_syncs
-    )
+    every = -(-(total_steps - warmstart_steps) // num_syncs)
+    while -(-total_steps // every) - warmstart_steps // every > num_syncs:
+        every += 1
+    return every
 
 
 def job_devices(gpus: Sequence[int], simulated: int) -> tuple[JobDevice, ...]:
@@ -179,9 +162,8 @@ def job_devices(gpus: Sequence[int], simulated: int) -> tuple[JobDevice, ...]:
         gpus: indices among the GPUs that this process sees.
         simulated: number of simulated GPUs, each an equal share of the cores if there are enough; 0
             uses real GPUs.
-
     """
-    existing = [str(gpu) for gpu in range(simulated)] if simulated else visible_gpus()
+    existing = [str(gpu) for gpu in range(simulated)] if simulated else processes.visible_gpus()
     if len(set(gpus)) < max(2, len(gpus)) or max(gpus) >= len(existing):
         raise PlacementError(
             f"jobs on the GPUs {' '.join(map(str, gpus))} were requested, but each of two jobs or"
@@ -202,7 +184,7 @@ def previous_state(folder: Path, resume: bool) -> LauncherState | None:
 
     Raises ConfigError if the folder holds a run that is not resumed, or cannot be.
     """
-    state = read_state(folder)
+    state = status.read_state(folder)
     if state is None:
         paths = (folder / name for name in ("config.yaml", "checkpoints", WARMSTART))
         is_used = any(path.exists() for path in paths)
@@ -239,21 +221,25 @@ def train_jobs(spec: JobsSpec) -> int:
             checkpoints.
     """
     make_folder(spec.folder / "logs", "--runs-dir")
-    with RunFolder(spec.folder).locked(), launcher_lock(spec.folder):
+    with RunFolder(spec.folder).locked(), status.launcher_lock(spec.folder):
         state = _restore_state(spec)
         if state.shards is None:
             # Those of another number of jobs may be there.
-            shutil.rmtree(spec.folder / SHARDS, ignore_errors=True)
-            state.shards = split_corpus(spec.config, spec.folder / SHARDS, len(spec.gpus))
+            shutil.rmtree(spec.shards, ignore_errors=True)
+            state.shards = split_corpus(spec.config, spec.shards, len(spec.gpus))
         say(state.shards.table)
-        _write_configs(spec, state.shards)
+        corpora = {"train_data": str(spec.shards / TRAIN)}
+        corpora["audio_root"] = str(state.shards.audio_root)
+        if (spec.shards / HELD_OUT).exists():
+            corpora["val_data"] = str(spec.shards / HELD_OUT)
+        _write_configs(spec, corpora)
         state.processes = {
             name: ProcessState(state="pending" if spec.has_work(name) else "done")
             for name in (WARMSTART, *spec.job_configs)
         }
         state.write(spec.folder)
         with StopSignals() as stop:
-            code = _Launcher(spec, state, state.shards, stop).run()
+            code = _Launcher(spec, state, corpora, stop).run()
         state.write(spec.folder)
         say(f"report: {JobsPage(spec.folder).write()}")
         if not stop.count:
@@ -271,21 +257,19 @@ def _restore_state(spec: JobsSpec) -> LauncherState:
     values: dict[str, Any] = {}
     for section in spec.config.model_dump(mode="json").values():
         values |= section
-    immutable = ImmutableSettings(
-        gpus=list(spec.gpus),
-        warmstart_steps=spec.warmstart_steps,
-        sync_every=spec.sync_every,
-        corpus={setting.name: values[setting.name] for setting in marked(IN_SHARDS)},
-    )
+    immutable: dict[str, Any] = {
+        "gpus": list(spec.gpus),
+        "warmstart_steps": spec.warmstart_steps,
+        "sync_every": spec.sync_every,
+        "corpus": {setting.name: values[setting.name] for setting in marked(IN_SHARDS)},
+    }
     total_steps = spec.config.training.max_steps
     state = LauncherState(host=socket.gethostname(), immutable=immutable, total_steps=total_steps)
     if previous is not None and previous.immutable == immutable:
         state.merge = previous.merge
-        # The run may have been moved.
-        if previous.shards is not None:
-            state.shards = previous.shards.in_folder(spec.folder / SHARDS)
+        state.shards = previous.shards
     elif previous is not None and spec.newest_checkpoint(WARMSTART) is not None:
-        old, new = ({**s.model_dump(), **s.corpus} for s in (previous.immutable, immutable))
+        old, new = ({**each, **each["corpus"]} for each in (previous.immutable, immutable))
         name = next(name for name in new if name != "corpus" and old.get(name) != new[name])
         raise ConfigError(
             f"{name} is {format_value(new[name])}, but the jobs in {spec.folder} were started with"
@@ -296,58 +280,40 @@ def _restore_state(spec: JobsSpec) -> LauncherState:
     return state
 
 
-def _write_configs(spec: JobsSpec, shards: CorpusShards) -> None:
-    """Write the settings of each run to a file."""
+def _write_configs(spec: JobsSpec, corpora: dict[str, str]) -> None:
+    """Write the settings of each run to a file: of the warm start, and of each job on its shard."""
+    common: dict[str, Any] = {"val_data": None, "runs_dir": str(spec.folder), "resume": False}
+    common |= corpora
     own: dict[str, Any] = {"stop_at_step": spec.warmstart_steps, "sync_every": 0}
-    configs = {WARMSTART: run_config(spec.config, spec.folder, shards, WARMSTART, None, own)}
+    configs = {WARMSTART: with_values(spec.config, common | own)}
     for job, (name, config) in enumerate(spec.job_configs.items()):
-        own = {"jobs": len(spec.gpus), "job": job, "seed": config.training.seed + job}
-        own |= {"sync_every": spec.sync_every, "sync_dir": str(spec.sync_dir)}
-        configs[name] = run_config(config, spec.folder, shards, name, job, own)
+        own = {"seed": config.training.seed + job, "train_data": str(spec.shards / shard_file(job))}
+        own |= {"jobs": len(spec.gpus), "job": job, "sync_every": spec.sync_every}
+        own |= {"sync_dir": str(spec.sync_dir)}
+        configs[name] = with_values(config, common | own)
     for name, config in configs.items():
-        write_whole(spec.config_file(name), dump(reset_inactive(config)).encode())
+        if config.placement.simulate_gpus:
+            # A job on a simulated GPU sees its cores as the whole CPU.
+            placement = PlacementConfig(
+                intra_op_threads=config.placement.intra_op_threads,
+                inter_op_threads=config.placement.inter_op_threads,
+            )
+            config = config.model_copy(update={"placement": placement})
+        config = reset_inactive(with_values(config, {"run": name}))
+        write_whole(spec.config_file(name), dump(config).encode())
         # This rejects invalid settings before any run starts.
         load(spec.config_file(name))
 
 
-def run_config(
-    config: Config,
-    folder: Path,
-    shards: CorpusShards,
-    name: str,
-    job: int | None,
-    own: dict[str, Any],
-) -> Config:
-    """Return the settings of the warm start or a job, which trains on its shard.
-
-    Args:
-        folder: of all runs.
-        job: number of the job; None trains on the whole corpus.
-        own: further settings of this run alone.
-    """
-    train = shards.train if job is None else shards.shards[job]
-    held_out = None if shards.held_out is None else str(shards.held_out)
-    data = {"train_data": str(train), "val_data": held_out, "audio_root": str(shards.audio_root)}
-    run = {"run": name, "runs_dir": str(folder), "resume": False}
-    if config.placement.simulate_gpus:
-        # A job on a simulated GPU sees its cores as the whole CPU.
-        placement = PlacementConfig(
-            intra_op_threads=config.placement.intra_op_threads,
-            inter_op_threads=config.placement.inter_op_threads,
-        )
-        config = config.model_copy(update={"placement": placement})
-    return with_values(config, data | run | own)
-
-
-class _Launcher(SupervisorEvents):
+class _Launcher(processes.SupervisorEvents):
     """Runs warm start, jobs and merge; writes the state of each program, and shows it."""
 
     def __init__(
-        self, spec: JobsSpec, state: LauncherState, shards: CorpusShards, stop: StopSignals
+        self, spec: JobsSpec, state: LauncherState, corpora: dict[str, str], stop: StopSignals
     ):
         self._spec = spec
         self._state = state
-        self._shards = shards
+        self._corpora = corpora
         self._stop = stop
         self._page = JobsPage(spec.folder)
         self._next_table_s = time.monotonic() + spec.table_every_s
@@ -403,14 +369,14 @@ class _Launcher(SupervisorEvents):
         return self._spec.devices[0]._replace(cores=None)
 
     def _supervise(self, programs: Sequence[ProgramSpec]) -> list[ChildProcess]:
-        return Supervisor(self._stop, self, end_together=False).run(programs)
+        return processes.Supervisor(self._stop, self, end_together=False).run(programs)
 
     def _training(self, name: str, device: JobDevice) -> ProgramSpec:
         spec = self._spec
         command = (*spec.trainer, "--config", str(spec.config_file(name)), "--resume")
         log = spec.folder / "logs" / f"{name}_training.log"
         say(f"{name:<14} its log is {log}")
-        environ = gpu_environ(device.gpus)
+        environ = processes.gpu_environ(device.gpus)
         return ProgramSpec(name, command, log, environ, device.cores, spec.max_restarts)
 
     def _report_missing(self, done: Sequence[str]) -> bool:
@@ -421,7 +387,7 @@ class _Launcher(SupervisorEvents):
             if name not in done:
                 say_error(
                     f"the merge lacks {name}, which failed at step"
-                    f" {read_progress(spec.folder / name)['step']} of"
+                    f" {status.read_progress(spec.folder / name)['step']} of"
                     f" {spec.config.training.max_steps}, and with it shard {shard} of the corpus."
                     " Resume it with the same command and --resume."
                 )
@@ -447,12 +413,10 @@ class _Launcher(SupervisorEvents):
         state.merge = None
         _rename_previous(merged)
         command = [*spec.merger, "--checkpoints", *map(str, checkpoints), "--output", str(merged)]
-        command += ["--train-data", str(self._shards.train)]
-        command += ["--audio-root", str(self._shards.audio_root)]
-        if self._shards.held_out:
-            command += ["--val-data", str(self._shards.held_out)]
+        for name, path in self._corpora.items():
+            command += [f"--{name.replace('_', '-')}", path]
         log = spec.folder / "logs" / "merge.log"
-        environ = gpu_environ(self._alone.gpus)
+        environ = processes.gpu_environ(self._alone.gpus)
         ended = self._supervise([ProgramSpec("merge", tuple(command), log, environ)])
         code = ended[0].code if ended else 1
         if code in (0, 1) and merged.exists():
@@ -499,7 +463,7 @@ class _Launcher(SupervisorEvents):
 
     def _show_table(self) -> None:
         self._next_table_s = time.monotonic() + self._spec.table_every_s
-        for line in progress_table(self._spec.folder, self._state):
+        for line in status.progress_table(self._spec.folder, self._state):
             say(line)
 
     def _set_process(self, name: str, state: ProcessState) -> None:
@@ -530,13 +494,8 @@ def _rename_previous(merged: Path) -> None:
 def fork(start: Path, run: Path, config: Config) -> None:
     """Start a run from a checkpoint's weights, optimizer and step, at the start of its own corpus.
 
-    Does nothing if the run already has a checkpoint. Raises CheckpointError if `start` is damaged.
-
-    Args:
-        start: a checkpoint whose vocabulary has all symbols, languages and speakers of the run's
-            corpus.
-        run: folder of the new run, which `--resume` then trains.
-        config: of the new run.
+    Does nothing if the run already has a checkpoint. `start` has all symbols, languages and
+    speakers of the new run's corpus. `--resume` then trains the new run.
     """
     checkpoints = run / "checkpoints"
     checkpoint_files.recover_interrupted_replace(checkpoints)
@@ -545,14 +504,7 @@ def fork(start: Path, run: Path, config: Config) -> None:
     source = Checkpoint.read(start)
     record = source.record
     ancestor = ancestor_of(record, start.parents[1], record.digests[checkpoint_files.MODEL])
-    # What the run has not done itself is not inherited: its corpus, progress and observations, and
-    # what its start was merged from.
-    cleared = (
-        "corpus position audio_s audio_s_since_sync best pending_observations provisional"
-        " merge_inputs kept_input"
-    )
-    update = {name: Record.model_fields[name].default for name in cleared.split()}
-    record = record.model_copy(update=update | {"settings": config, "ancestor": ancestor})
+    record = fresh_record(record, settings=config, ancestor=ancestor)
     groups = ((group, source.arrays(group).items()) for group in source.groups)
     target = checkpoint_files.checkpoint_of(checkpoints, record.step)
     checkpoint_files.write_checkpoint(target, groups, record)

@@ -323,14 +323,13 @@ def check_output(output: Path) -> None:
     """Raise ConfigError if the output exists or its name cannot be the name of a run."""
     try:
         RunConfig(run=output.name)
-    except ValidationError as error:
+        is_free = not os.path.lexists(output)
+    except ValidationError:
+        is_free = False
+    if not is_free:
         raise ConfigError(
-            f"--output {output} was given, but the name of a run has only letters, digits and . _"
-            " -, and starts with a letter or digit. Give another name."
-        ) from error
-    if os.path.lexists(output):
-        raise ConfigError(
-            f"--output {output} was given, but it exists already. Give another name, or remove it."
+            f"--output {output} was given, but it exists already, or cannot be the name of a run."
+            " Give another name: letters, digits and . _ -, the first one a letter or digit."
         )
 
 
@@ -420,15 +419,11 @@ def write_mean(
         )
         for source, coefficient in zip(inputs, normalised(weights), strict=True)
     ]
-    record = Record(
+    record = fresh_record(
+        first,
         settings=config,
-        symbols=first.symbols,
-        languages=first.languages,
         speakers=tuple(speakers),
-        audio_format=first.audio_format,
         start="",
-        teacher=first.teacher,
-        texts=first.texts,
         step=step,
         audio_s=math.fsum(source.record.audio_s for source, _ in used),
         merge_inputs=tuple(merged_inputs),
@@ -441,6 +436,16 @@ def write_mean(
     start = starts.pop() if len(starts) == 1 else digest
     checkpoint.update(ancestor=ancestor_of(record, run, digest), start=start)
     return target
+
+
+def fresh_record(source: Record, **changes: Any) -> Record:
+    """Return the record of a run that starts from a checkpoint.
+
+    What the new run has not done itself is not inherited: the corpus, progress and observations,
+    and what the checkpoint was merged from.
+    """
+    kept = "symbols languages speakers audio_format start teacher texts step".split()
+    return Record(**{name: getattr(source, name) for name in kept} | changes)
 
 
 def ancestor_of(record: Record, run: Path, digest: str) -> Ancestor:

@@ -4,7 +4,7 @@ import csv
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,62 +21,51 @@ from myxtts.tasks.registry import length_rule_of
 COLUMNS = ("path", "text", "speaker", "language")
 
 
+TRAIN = "train.csv"
+HELD_OUT = "held_out.csv"
+
+
 @dataclass(frozen=True)
 class CorpusShards:
-    """CSV files of a split corpus.
+    """A split corpus.
 
     Attributes:
-        train: all rows to train on.
-        shards: the same rows, each row in one shard.
-        held_out: rows to validate on, if there are any.
-        audio_root: folder that the paths in these files start from.
+        audio_root: folder that the paths in its files start from.
         table: what each shard holds, for the console.
     """
 
-    train: Path
-    shards: tuple[Path, ...]
-    held_out: Path | None
     audio_root: Path
     table: str
 
-    def in_folder(self, folder: Path) -> "CorpusShards":
-        """Return these shards with their files in a folder, to which they were moved."""
-        return replace(
-            self,
-            train=folder / self.train.name,
-            shards=tuple(folder / shard.name for shard in self.shards),
-            held_out=self.held_out and folder / self.held_out.name,
-        )
+
+def shard_file(shard: int) -> str:
+    return f"shard-{shard}.csv"
 
 
 def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
     """Write `count` shards of a run's corpus as CSV files; the same arguments give the same files.
 
+    Raises DataError if the corpus cannot be used or has fewer utterances than shards, or the folder
+    has shards of another split or other files of these names.
+
     Args:
         config: of the run: corpus, length limits, text front end, validation fraction.
-        folder: gets shard-0.csv, shard-1.csv, …, train.csv, held_out.csv, and rejected.csv with
-            unusable rows.
-
-    Raises:
-        DataError: the corpus cannot be used or has fewer utterances than shards, or the folder has
-            shards of another split or other files of these names.
+        folder: gets shard-0.csv, shard-1.csv, …; TRAIN, all rows to train on; HELD_OUT, the rows to
+            validate on, if there are any; and rejected.csv with unusable rows.
     """
-    shard_files = [folder / f"shard-{shard}.csv" for shard in range(count)]
-    train, held_out_file = folder / "train.csv", folder / "held_out.csv"
+    names = [*map(shard_file, range(count))]
     # Shards must be disjoint, and a corpus named train.csv may be there.
-    others = set(folder.glob("shard-*.csv")).difference(shard_files)
-    if (
-        not shard_files[0].exists()
-        or train.resolve() == Path(config.data.train_data or "").resolve()
-    ):
-        others.update(path for path in (*shard_files, train, held_out_file) if path.exists())
+    others = {path.name for path in folder.glob("shard-*.csv")}.difference(names)
+    is_corpus = (folder / TRAIN).resolve() == Path(config.data.train_data or "").resolve()
+    if is_corpus or not (folder / names[0]).exists():
+        others.update(name for name in (*names, TRAIN, HELD_OUT) if (folder / name).exists())
     if others:
         raise DataError(
-            f"{count} shards cannot be written to {folder}: {min(others).name} there is not of the"
-            " same split. Give another folder, or remove this one."
+            f"{count} shards cannot be written to {folder}: {min(others)} there is not of the same"
+            " split. Give another folder, or remove this one."
         )
     # One of a previous split may be there, and this one may hold none out.
-    held_out_file.unlink(missing_ok=True)
+    (folder / HELD_OUT).unlink(missing_ok=True)
     # The texts of a teacher are in symbols and languages of its own.
     config = with_values(config, {"teacher_fraction": 0.0})
     corpus, held_out, vocabulary = load_corpora(config, folder, length_rule_of(config))
@@ -92,19 +81,14 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
     current_root = audio_root_of(config.data) or corpus_folder(config.data.train_data)
     audio_root = Path(os.path.commonpath([os.path.abspath(current_root), *folders]))
     shard_of = assign_shards(manifest.samples, manifest.speaker, manifest.language, count)
-    for shard, path in enumerate(shard_files):
-        _write_rows(path, manifest, np.flatnonzero(shard_of == shard), vocabulary, audio_root)
-    _write_rows(train, manifest, range(len(manifest)), vocabulary, audio_root)
+    for shard, name in enumerate(names):
+        rows = np.flatnonzero(shard_of == shard)
+        _write_rows(folder / name, manifest, rows, vocabulary, audio_root)
+    _write_rows(folder / TRAIN, manifest, range(len(manifest)), vocabulary, audio_root)
     if held_out:
-        rows = range(len(held_out.manifest))
-        _write_rows(held_out_file, held_out.manifest, rows, vocabulary, audio_root)
-    return CorpusShards(
-        train=train,
-        shards=tuple(shard_files),
-        held_out=held_out_file if held_out else None,
-        audio_root=audio_root,
-        table=_shard_table(manifest, shard_of, vocabulary, count),
-    )
+        every_row = range(len(held_out.manifest))
+        _write_rows(folder / HELD_OUT, held_out.manifest, every_row, vocabulary, audio_root)
+    return CorpusShards(audio_root, _shard_table(manifest, shard_of, vocabulary, count))
 
 
 def assign_shards(

@@ -1,7 +1,4 @@
-"""What other terminals read of a launcher of independent jobs: its state, PID and progress table.
-
-No TensorFlow.
-"""
+"""The state, PID and progress of a launcher of independent jobs. No TensorFlow."""
 
 import fcntl
 import os
@@ -25,7 +22,6 @@ from myxtts.training.checkpoint_files import latest, step_of
 WARMSTART = "warmstart"
 STATE_FILE = "launcher.json"
 PID_FILE = "launcher.pid"
-HEADINGS = ("job", "state", "step", "loss", "steps/s", "ETA", "restarts")
 
 
 class ProcessState(BaseModel):
@@ -43,30 +39,9 @@ class ProcessState(BaseModel):
     restarts: int = 0
 
 
-class ImmutableSettings(BaseModel):
-    """Settings that cannot change after the warm start.
-
-    Attributes:
-        gpus: GPU index of each job.
-        sync_every: steps between two syncs; 0 only merges at the end.
-        corpus: settings that the shards depend on.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    gpus: list[int]
-    warmstart_steps: int
-    sync_every: int
-    corpus: dict[str, Any]
-
-
 class MergeResult(BaseModel):
-    """A finished merge.
-
-    Attributes:
-        job_steps: step of each job in the merge.
-        exit_code: of the merging program; 1 means that the merged weights are worse than the best
-            job.
+    """A finished merge: the step of each job, and the exit code of the merging program, which is 1
+    if the merged weights are worse than the best job.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -87,6 +62,8 @@ class LauncherState(BaseModel):
 
     Attributes:
         stage: current or last stage.
+        immutable: settings that cannot change after the warm start: `gpus` (index of each job's),
+            `warmstart_steps`, `sync_every`, and `corpus`, those that the shards depend on.
         total_steps: of each job.
         shards: None until the corpus is split.
         processes: warm start, jobs and merge by name.
@@ -96,7 +73,7 @@ class LauncherState(BaseModel):
 
     host: str
     stage: Literal["shards", "warmstart", "jobs", "merge", "done"] = "shards"
-    immutable: ImmutableSettings
+    immutable: dict[str, Any]
     total_steps: int
     shards: CorpusShards | None = None
     processes: dict[str, ProcessState] = {}
@@ -213,12 +190,12 @@ def read_progress(run: Path) -> dict[str, Any]:
 
 def progress_table(folder: Path, state: LauncherState) -> list[str]:
     """Return the lines of a table with the progress of warm start and jobs."""
-    rows: list[tuple[str, ...]] = [HEADINGS]
+    rows = [("job", "state", "step", "loss", "steps/s", "ETA", "restarts")]
     for name, process in state.processes.items():
         if name == "merge":
             continue
         progress = read_progress(folder / name)
-        total = state.immutable.warmstart_steps if name == WARMSTART else state.total_steps
+        total = state.immutable["warmstart_steps"] if name == WARMSTART else state.total_steps
         eta = "-"
         if process.state == "running" and progress.get("remaining_s") is not None:
             eta = format_duration(progress["remaining_s"])

@@ -138,7 +138,7 @@ class CompletePreflight(unittest.TestCase):
     def test_heaviest_step_uses_the_longest_bucket(self):
         name = self.check("Model", "heaviest step")["name"]
         # The longest has 0.76 s, in hops of 12 ms.
-        self.assertIn("1 x 4 utterances of up to 0.8 s", name)
+        self.assertIn(" with a batch of 4 utterances of up to 0.8 s", name)
 
     @unittest.skipUnless(
         has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up"

@@ -42,7 +42,7 @@ SINGLE: dict = {}
 
 
 def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, settings=DUAL, **fields):
-    """Return four batches of 10 s of speech, padded to 12.5 s, in buckets of two."""
+    """Return four batches of 10 s of speech, padded to 12.5 s."""
     stages_s = read, produce, transfer, step
     defaults = {
         "work": np.full(4, 10.0),
@@ -50,7 +50,6 @@ def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, settings=DUAL, **fi
         "isolated": StageTimes(*(np.full(4, seconds) for seconds in stages_s)),
         "untraced_s": (2.0, 2.5),
         "traced": (TRACED_RUN, TRACED_RUN._replace(total=replace(TRACED_RUN.total, busy_s=2.0))),
-        "step_bucket": np.array([0, 0, 1, 1]),
         "placement": plan_routes(PlacementConfig(**settings), 3),
         "devices": 2,
     }
@@ -133,7 +132,7 @@ class AnalysisTest(unittest.TestCase):
 
     def test_assessment_has_the_times_of_a_step_and_the_utilisation_of_both_devices(self):
         run = PRODUCED._replace(step_s=np.array([1.25, 1.25]))
-        measurement = measured(traced=(run,), step_bucket=np.zeros(2, int))
+        measurement = measured(traced=(run,))
         assessment = analysis.assess_profile(measurement)
         self.assertAlmostEqual(assessment.model_busy, 2.25 / 2.5)
         self.assertAlmostEqual(assessment.data_busy, 4 * 0.25 / 2.5)

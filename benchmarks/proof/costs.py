@@ -13,6 +13,7 @@ import tensorflow as tf
 from benchmarks._mel import log_mel_float32, mel_by_librosa
 from benchmarks.proof import configs
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from benchmarks.proof.stages import most_frequent_bucket
 from fakes.toy_models import toy_models
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
@@ -95,7 +96,7 @@ def make_bench(scope: Scope, profiled: ProfiledRun) -> Bench:
     pipeline = profiled.setup.training_pipeline(synchronize=True)
     window = measurement_window(pipeline, SMALL_STEPS)
     _, samples = measure_isolated(profiled, pipeline, window)  # traces the step
-    batch = samples[window.most_frequent_bucket][0]
+    batch = samples[most_frequent_bucket(window)][0]
     rows, samples_count = batch["mel"].shape[0], batch["mel"].shape[1] * HOP_SAMPLES
     tone = np.sin(2.0 * np.pi * TONE_HZ / SAMPLE_RATE_HZ * np.arange(samples_count)).astype(
         np.float32

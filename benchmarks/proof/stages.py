@@ -157,7 +157,7 @@ def measure(scope: Scope, task: str, size: str, rates: Rates) -> StageFigures:
             task,
             size,
             parameters=parameter_count(run.setup.state.model),
-            rows=int(samples[window.most_frequent_bucket][0]["frames"].shape[0]),
+            rows=int(samples[most_frequent_bucket(window)][0]["frames"].shape[0]),
             produce_s=float(np.median(times.produce_s)),
             transfer_s=float(np.median(times.transfer_s)),
             step_s=float(np.median(times.step_s)),
@@ -185,12 +185,16 @@ class PeakMemory:
         return (tf.config.experimental.get_memory_info(self._name)["peak"] - self._before) / 2**20
 
 
+def most_frequent_bucket(window: MeasurementWindow) -> int:
+    return int(np.bincount(window.measured_buckets).argmax())
+
+
 def inspect_step(
     run: ProfiledRun, window: MeasurementWindow, samples: SampleBatches, rates: Rates
 ) -> dict[str, Any]:
     """Return what the step does on the batches of the most frequent bucket."""
     setup, step = run.setup, run.step
-    bucket = window.most_frequent_bucket
+    bucket = most_frequent_bucket(window)
     batch = samples[bucket][0]
     fields = setup.state.model.BATCH_FIELDS
     with tf.device(run.route.data):

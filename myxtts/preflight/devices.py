@@ -1,6 +1,4 @@
-"""Sections 2 and 4: the devices, configured as in a run and read back from TensorFlow; the copies
-between them.
-"""
+"""Sections 2 and 4: the devices, configured as in a run and read back; the copies between them."""
 
 import time
 from collections.abc import Generator, Iterator, Sequence

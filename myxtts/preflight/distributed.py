@@ -114,7 +114,8 @@ def _train_both_ways(strategy: tf.distribute.Strategy) -> tuple[float, float]:
         single = _network()
         single.set_weights(distributed.get_weights())
         initial = single.get_weights()
-        _train(single, None)
+        # The default strategy has one replica.
+        _train(single, tf.distribute.get_strategy())
     _train(distributed, strategy)
     trained, alone, before = (
         np.concatenate([weight.ravel() for weight in weights])
@@ -132,8 +133,8 @@ def _network() -> keras.Model:
     return network
 
 
-def _train(network: keras.Model, strategy: tf.distribute.Strategy | None) -> None:
-    """Train on a global batch, with a share of its rows on each replica, or alone on all rows.
+def _train(network: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Train on a global batch, with a share of its rows on each replica.
 
     The loss of a replica is the sum over its rows divided by the number of all rows, so the sum of
     the gradients is the gradient of the global batch.
@@ -143,17 +144,15 @@ def _train(network: keras.Model, strategy: tf.distribute.Strategy | None) -> Non
     targets = tf.constant(random.normal(size=(ROWS, 1)), tf.float32)
 
     def step():
-        first, stride = 0, 1
-        if strategy is not None:
-            first = tf.distribute.get_replica_context().replica_id_in_sync_group
-            stride = strategy.num_replicas_in_sync
+        first = tf.distribute.get_replica_context().replica_id_in_sync_group
+        rows = slice(first, None, strategy.num_replicas_in_sync)
         with tf.GradientTape() as tape:
-            errors = network(inputs[first::stride]) - targets[first::stride]
+            errors = network(inputs[rows]) - targets[rows]
             loss = tf.reduce_sum(tf.square(errors)) / ROWS
         gradients = tape.gradient(loss, network.trainable_variables)
         network.optimizer.apply(gradients, network.trainable_variables)
 
-    traced = tf.function(step if strategy is None else lambda: strategy.run(step), autograph=False)
+    traced = tf.function(lambda: strategy.run(step), autograph=False)
     for _ in range(STEPS):
         traced()
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import Batch, empty_batch
 from myxtts.clock import Clock, Span, Timeline
 from myxtts.config.schema import Config
@@ -30,7 +29,7 @@ from myxtts.preflight.prerequisites import existing_parent
 from myxtts.tf_internals import device_memory_mib
 from myxtts.throughput.measure import SynchronousStep, step_spans, train_steps
 from myxtts.training import loop
-from myxtts.training.description import describe_batch, out_of_memory, segments_of
+from myxtts.training.description import describe_batch, out_of_memory
 from myxtts.training.memory import MemoryForecast
 from myxtts.training.schedule import ConstantRates, Schedule
 from myxtts.training.setup import OpenRun, RunCorpora, TrainingSetup
@@ -91,19 +90,13 @@ def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Tri
             tf.config.experimental.reset_memory_stats(device.name[1:])
     for bucket in heaviest_buckets(plan):
         batches = full_step(bucket, plan, pipeline, step, config.training.gradient_accumulation)
+        batch = describe_batch(plan, state.step + 1, bucket)
         try:
             magnitudes = magnitudes_of(state)
             metrics, seconds, first = take_steps(state, step, batches, setup.schedule)
         except tf.errors.ResourceExhaustedError as error:
-            batch = describe_batch(plan, state.step + 1, bucket)
             raise out_of_memory(error, placement, batch) from error
-        rows, samples, tokens = plan.shape(bucket)
-        texts = f" and {tokens} tokens" if tokens else ""
-        shape = (
-            f"{len(batches.microbatches)} x {rows} utterances of up to"
-            f" {samples / SAMPLE_RATE_HZ:.1f} s{texts}{segments_of(config)}"
-        )
-        yield check_update(state, metrics, seconds, magnitudes, shape)
+        yield check_update(state, metrics, seconds, magnitudes, batch)
     if placement.on_gpu:
         yield from check_gpu_memory(placement, setup.memory)
     else:
@@ -171,35 +164,30 @@ def full_step(
     utterances = np.where(epoch.step_bucket == bucket, np.diff(epoch.step_start), -1)
     with pipeline.open_feed(Pass(Position(0, int(utterances.argmax())))) as feed:
         batches = loop.LookAhead(feed, step, Clock()).take(running=None, is_last=True)
-    microbatches = batches.microbatches
-    return batches._replace(
-        microbatches=[microbatches[number % len(microbatches)] for number in range(accumulation)]
-    )
+    return batches._replace(microbatches=(batches.microbatches * accumulation)[:accumulation])
 
 
 def take_steps(
     state: TrainingState, step: Step, batches: loop.StepBatches, schedule: Schedule
 ) -> tuple[dict[str, float], list[float], list[Batch]]:
-    """Take two steps, or more until a loss scale no longer overflows. The first step may trace.
+    """Take two steps, or more until a loss scale no longer overflows; the first one may trace.
 
-    Returns:
-        Losses and norm of the last step, the seconds of each step, and the first microbatch on the
-        model devices.
+    Return losses and norm of the last step, the seconds of each step, and the first microbatch on
+    the model devices.
     """
     rates = ConstantRates(schedule.learning_rate(0), schedule.ema_decay(0))
     first = step.hand_over(batches.features[0])
     optimizers = [group.optimizer for group in state.groups]
     seconds = []
     for _ in range(MAX_SCALED_STEPS if is_scaled(state.optimizer) else 2):
-        updates = [int(optimizer.iterations) for optimizer in optimizers]
+        before = sum(int(optimizer.iterations) for optimizer in optimizers)
         started_s = time.perf_counter()
         outcome, first = step(first, batches.features[1:], state.step + 1, rates)
         state.advance(batches.microbatches[0][0].planned.step)
         metrics = step.read(outcome)
         seconds.append(time.perf_counter() - started_s)
-        updated = [int(optimizer.iterations) for optimizer in optimizers]
-        is_updated = all(new > old for new, old in zip(updated, updates, strict=True))
-        if len(seconds) > 1 and is_updated:
+        updates = sum(int(optimizer.iterations) for optimizer in optimizers) - before
+        if len(seconds) > 1 and updates == len(optimizers):
             break
     return metrics, seconds, first
 
@@ -221,14 +209,14 @@ def check_update(
     metrics: Mapping[str, float],
     seconds: Sequence[float],
     magnitudes_before: np.ndarray,
-    shape: str,
+    batch: str,
 ) -> Check:
     magnitudes = magnitudes_of(state)
     changed = int((magnitudes != magnitudes_before).sum())
     losses = ", ".join(f"{name} {value:.3g}" for name, value in metrics.items())
     return required(
         changed > 0 and all(map(math.isfinite, [*metrics.values(), *magnitudes])),
-        f"heaviest step, {shape}",
+        f"heaviest step{batch}",
         "losses, gradient and weights are finite, and the update changes weights",
         f"{losses}; {changed} of {len(magnitudes)} variables changed; "
         f"first step {seconds[0]:.1f} s, last step {seconds[-1]:.2f} s",
@@ -293,14 +281,11 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
     )
     device = trial.pipeline.producers[0].device
     yield check_overlap(timeline.newest(), device, interval.bottleneck, setup.between_devices)
-    slowest = "batches are made fast enough"
-    if interval.bottleneck != "step":
-        slowest = f"the slowest stage is {interval.bottleneck}"
     yield recommended(
         interval.wait_share <= MAX_WAIT_SHARE,
         "wait for batches",
         f"the model device waits at most {100 * MAX_WAIT_SHARE:.0f} % of the time",
-        f"{100 * interval.wait_share:.1f} %; {slowest}",
+        f"{100 * interval.wait_share:.1f} %; the slowest stage is {interval.bottleneck}",
         "`myxtts profile` measures each stage and recommends changes.",
     )
     producers = [producer.produce for producer in trial.pipeline.producers]

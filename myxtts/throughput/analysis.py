@@ -49,7 +49,6 @@ class Measurement:
         isolated: times of each stage in isolation; `read_s` is the time between two batches from
             all workers together.
         untraced_s: duration of each untraced run.
-        step_bucket: int [steps], the bucket of each step.
         devices: GPUs, real or simulated, that a placement may use.
         can_replicate: see `Assessment`.
         all_reduce_s: of a step's gradients between two replicas; None where it was not measured.
@@ -62,7 +61,6 @@ class Measurement:
     isolated: StageTimes
     untraced_s: Sequence[float]
     traced: Sequence[TracedRun]
-    step_bucket: np.ndarray
     placement: Placement
     devices: int
     can_replicate: bool = True
@@ -236,7 +234,7 @@ def assess_profile(measurement: Measurement) -> assess.Assessment:
     """Compare the placement with others; its times are those of a step, of the batches that the
     step accumulates.
     """
-    steps = len(measurement.step_bucket)
+    steps = len(measurement.traced[0].step_s)
     data_busy = None
     if measurement.route.is_between_devices:
         produce_s = 0.0

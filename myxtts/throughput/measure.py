@@ -122,16 +122,6 @@ class MeasurementWindow:
         """int [measured batches], the bucket of each."""
         return self.bucket[self.measured]
 
-    @property
-    def step_buckets(self) -> np.ndarray:
-        """int [measured steps], the bucket of each."""
-        last_of_step = np.append(np.diff(self.step) > 0, True)
-        return self.bucket[self.measured & last_of_step]
-
-    @property
-    def most_frequent_bucket(self) -> int:
-        return int(np.bincount(self.measured_buckets).argmax())
-
 
 def measurement_window(pipeline: Pipeline, steps: int) -> MeasurementWindow:
     """Return the window of WARM_UP and `steps` steps; a short corpus is read for several epochs."""

@@ -18,12 +18,8 @@ RUNS = 2
 
 
 def profile(config: Config, steps: int) -> tuple[list[Row], Sequence[Span]]:
-    """Measure `steps` steps of a run with these settings, which leaves no files.
-
-    Raises UserError as `open_run`.
-
-    Returns:
-        The report, and the spans of the last traced run.
+    """Measure `steps` steps of a run with these settings, which leaves no files; return the report,
+    and the spans of the last traced run. Raises UserError as `open_run`.
     """
     with measure.open_run(config) as run:
         measurement, device_rows = measure_run(run, steps)
@@ -65,7 +61,6 @@ def measure_run(run: measure.ProfiledRun, steps: int) -> tuple[Measurement, list
         isolated=isolated,
         untraced_s=untraced_s,
         traced=traced,
-        step_bucket=window.step_buckets,
         placement=run.placement,
         devices=setup.gpu_count,
         can_replicate=setup.config.training.compile != "xla",

@@ -3,15 +3,12 @@
 An emulated GPU behaves as TensorFlow drives a real one (in tensorflow/core:
 common_runtime/gpu/gpu_util.cc and gpu_device.cc, nccl/nccl_manager.cc):
 
-- A launch returns at once. One compute stream does the work of a device in the order of the
-launches.
+- A launch returns at once. One compute stream does the work of a device in the order of launches.
 - A copy to another device waits for all that is queued, when it is issued, on the compute streams
-  of *both* devices (`GPUUtil::DeviceToDeviceCopy`); a copy from the host for all that is queued on
-  the receiver (`CopyCPUTensorToGPU`).
+  of *both* devices (`GPUUtil::DeviceToDeviceCopy`).
 - The copies that a device sends to others share one stream (`num_dev_to_dev_copy_streams` is 1).
-- An eager copy blocks its caller until it is done. A compiled function returns when its kernels are
-  launched and its copies are done. It launches what follows an all-reduce by NCCL when that is done
-  (`NcclManager::LoopKernelLaunches`).
+- A compiled function returns when its kernels are launched and its copies are done. It launches
+  what follows an all-reduce by NCCL when that is done (`NcclManager::LoopKernelLaunches`).
 
 The emulation assumes that a function issues its copies before its kernels: an executor starts with
 the nodes that have no inputs, and receiving a tensor is one.

@@ -7,7 +7,7 @@ import ast
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
@@ -60,30 +60,25 @@ def long_lines(paths: list[Path]) -> Iterator[Place]:
 
 def functions(paths: list[Path]) -> Iterator[tuple[int, Place]]:
     """Yield the length in lines of each function, without its decorators, and its place."""
-    for path in paths:
-        for node in ast.walk(_tree(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or 0) - node.lineno + 1
-                yield length, Place(_name(path), node.lineno, node.name)
+    for path, node in _nodes(paths, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield (node.end_lineno or 0) - node.lineno + 1, Place(_name(path), node.lineno, node.name)
 
 
 def multiplied_booleans(paths: list[Path]) -> Iterator[Place]:
     """Yield strings, lists and tuples that are multiplied by a boolean."""
-    for path in paths:
-        for node in ast.walk(_tree(path)):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-                for left, right in ((node.left, node.right), (node.right, node.left)):
-                    if _is_sequence(left) and _is_boolean(right):
-                        yield Place(_name(path), node.lineno, ast.unparse(node))
+    for path, node in _nodes(paths, ast.BinOp):
+        pairs = ((node.left, node.right), (node.right, node.left))
+        found = any(_is_sequence(left) and _is_boolean(right) for left, right in pairs)
+        if isinstance(node.op, ast.Mult) and found:
+            yield _place(path, node)
 
 
 def nested_comprehensions(paths: list[Path]) -> Iterator[Place]:
     """Yield comprehensions with two or more loops, and comprehensions within others' elements."""
-    comprehensions = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-    for path in paths:
-        for node in ast.walk(_tree(path)):
-            if isinstance(node, comprehensions) and len(node.generators) > 1:
-                yield Place(_name(path), node.lineno, ast.unparse(node))
+    kinds = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+    for path, node in _nodes(paths, kinds):
+        if len(node.generators) > 1:
+            yield _place(path, node)
 
 
 def inner_conditions(paths: list[Path]) -> Iterator[Place]:
@@ -93,21 +88,28 @@ def inner_conditions(paths: list[Path]) -> Iterator[Place]:
     """
     whole = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return | ast.Call | ast.keyword
     whole |= ast.arguments | ast.Expr | ast.Yield | ast.Lambda | ast.withitem
-    for path in paths:
-        tree = _tree(path)
-        for parent in ast.walk(tree):
-            for child in ast.iter_child_nodes(parent):
-                if isinstance(child, ast.IfExp) and not isinstance(parent, whole):
-                    yield Place(_name(path), child.lineno, ast.unparse(child))
+    for path, parent in _nodes(paths, ast.AST):
+        for child in ast.iter_child_nodes(parent):
+            if isinstance(child, ast.IfExp) and not isinstance(parent, whole):
+                yield _place(path, child)
 
 
 def tuple_assignments(paths: list[Path]) -> Iterator[Place]:
     """Yield assignments of several values to as many names."""
+    for path, node in _nodes(paths, ast.Assign):
+        if isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
+            yield _place(path, node)
+
+
+def _nodes(paths: list[Path], kind: Any) -> Iterator[tuple[Path, Any]]:
     for path in paths:
-        for node in ast.walk(_tree(path)):
-            is_tuple = isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
-            if is_tuple and isinstance(node.targets[0], ast.Tuple):
-                yield Place(_name(path), node.lineno, ast.unparse(node))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, kind):
+                yield path, node
+
+
+def _place(path: Path, node: ast.expr | ast.stmt) -> Place:
+    return Place(_name(path), node.lineno, ast.unparse(node))
 
 
 def _is_sequence(node: ast.expr) -> bool:
@@ -138,10 +140,6 @@ BOOLEANS = "skips rises wide several exact small clips average open limits".spli
 
 def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def main() -> None:

@@ -17,13 +17,8 @@ import numpy as np
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import Config
-from myxtts.training.checkpoint_files import (
-    Checkpoint,
-    Record,
-    archive_of,
-    write_arrays,
-    write_state_json,
-)
+from myxtts.training import checkpoint_files
+from myxtts.training.checkpoint_files import Checkpoint, Record
 
 DEADLINE_S = 120.0  # of what takes a second on an idle machine
 SINGLE, DUAL, REVERSED = (
@@ -76,11 +71,8 @@ def working_in(folder: Path) -> Iterator[None]:
 
 def files_below(folder: Path) -> dict[str, bytes]:
     """Return the files of a folder and of the folders in it, by their relative paths."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = filter(Path.is_file, folder.rglob("*"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def make_record(**values) -> Record:
@@ -92,7 +84,8 @@ def make_record(**values) -> Record:
 def replace_arrays(checkpoint: Path, group: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Write other arrays to a checkpoint, which records them as its own."""
     read = Checkpoint.read(checkpoint)
-    digest = write_arrays(archive_of(checkpoint, group), arrays)
+    archive = checkpoint_files.archive_of(checkpoint, group)
+    digest = checkpoint_files.write_arrays(archive, arrays)
     read.update(digests=read.record.digests | {group: digest})
 
 
@@ -100,7 +93,9 @@ def rewrite_state(checkpoint: Path, change: Callable[[dict], object]) -> None:
     """Change the state.json of a checkpoint as `change` does, also to what no run writes."""
     values = json.loads((checkpoint / "state.json").read_bytes())
     change(values)
-    write_state_json(checkpoint, {k: v for k, v in values.items() if k not in ("format", "sha256")})
+    for added in ("format", "sha256"):
+        values.pop(added, None)
+    checkpoint_files.write_state_json(checkpoint, values)
 
 
 class ManualTime:

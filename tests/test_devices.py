@@ -125,11 +125,8 @@ class ThreadsTest(unittest.TestCase):
                 machine = {"core_count": lambda n=cores: n, "is_pinned": lambda p=pinned: p}
                 fake = FakeConfig(gpus)
                 configure(fake, settings, machine, **options)
-                pools = fake.threading
-                setters = (
-                    pools.set_intra_op_parallelism_threads,
-                    pools.set_inter_op_parallelism_threads,
-                )
+                names = [f"set_{pool}_parallelism_threads" for pool in ("intra_op", "inter_op")]
+                setters = [getattr(fake.threading, name) for name in names]
                 self.assertEqual([setter.call_args.args[0] for setter in setters], expected)
 
     def test_auto_leaves_a_started_tensorflow_as_it_is_and_a_given_size_is_an_error(self):
@@ -299,11 +296,8 @@ class DevicesOfTestsTest(unittest.TestCase):
 
     def test_modules_on_gpus_have_a_process_of_their_own_where_there_are_gpus(self):
         modules = sorted(path.stem for path in (ROOT / "tests").glob("test_*.py"))
-        on_gpus = [
-            "test_devices",
-            "test_dual_gpu_device_placement",
-            "test_intelligent_gpu_pipeline",
-        ]
+        on_gpus = ["test_devices", "test_dual_gpu_device_placement"]
+        on_gpus.append("test_intelligent_gpu_pipeline")
         for environ, expected in (
             ({"CUDA_VISIBLE_DEVICES": "0", "TEST_GPUS": "1"}, on_gpus),
             ({"CUDA_VISIBLE_DEVICES": "0", "TEST_GPUS": "0"}, []),

@@ -8,14 +8,7 @@ from unittest import mock
 from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement import gpu_memory
-from myxtts.placement.gpu_memory import (
-    DriverUnavailable,
-    GpuMemory,
-    ask_driver,
-    check_limits,
-    limits_of,
-    read_memory,
-)
+from myxtts.placement.gpu_memory import DriverUnavailable, GpuMemory, limits_of, read_memory
 from myxtts.placement.routes import plan_routes
 from myxtts.throughput.profiler import gpu_usage
 
@@ -88,7 +81,7 @@ def with_driver(order: list[str], function, *gpus: int):
 
 
 def indices_in_driver(gpus: tuple[int, ...]) -> list[int]:
-    return ask_driver(gpus, lambda nvml, handle: nvml.nvmlDeviceGetIndex(handle))
+    return gpu_memory.ask_driver(gpus, lambda nvml, handle: nvml.nvmlDeviceGetIndex(handle))
 
 
 class ReadMemoryTest(unittest.TestCase):
@@ -107,14 +100,10 @@ class ReadMemoryTest(unittest.TestCase):
             self.assertEqual(read(["a"], 0)[0].processes, (8,))
 
     def test_without_a_driver_or_its_package_there_is_a_reason(self):
-        for module, reason in (
-            (None, "pip install nvidia-ml-py"),
-            (FakeNvml(), "Driver Not Loaded"),
-        ):
-            with (
-                mock.patch.dict(sys.modules, pynvml=module),
-                self.assertRaisesRegex(DriverUnavailable, reason),
-            ):
+        reasons = ((None, "pip install nvidia-ml-py"), (FakeNvml(), "Driver Not Loaded"))
+        for module, reason in reasons:
+            failure = self.assertRaisesRegex(DriverUnavailable, reason)
+            with mock.patch.dict(sys.modules, pynvml=module), failure:
                 read_memory([0])
         with self.assertRaisesRegex(DriverUnavailable, "not GPU 1"):
             read(["a"], 0, 1)
@@ -142,7 +131,7 @@ class UsageTest(unittest.TestCase):
 class LimitsTest(unittest.TestCase):
     def check(self, memory: GpuMemory, gpus: int = 1, **settings) -> None:
         limits = limits_of(plan_routes(PlacementConfig(**settings), gpus))
-        check_limits(limits, dict.fromkeys(limits, memory))
+        gpu_memory.check_limits(limits, dict.fromkeys(limits, memory))
 
     def message(self, memory: GpuMemory, **settings) -> str:
         with self.assertRaises(PlacementError) as caught:
@@ -184,14 +173,9 @@ class LimitsTest(unittest.TestCase):
         self.assertIn("3,000 MiB are free; processes that hold memory: 7, 8. Lower", message)
 
     def test_the_reserve_is_that_of_tensorflow(self):
-        for capability, total_mib, expected in (
-            (8, 2_000, 225),
-            (6, 8_000, 500),
-            (7, 16_000, 1050),
-            (8, 24_000, 1536),
-            (9, 80_000, 1800),
-            (12, 32_000, 1800),
-        ):
+        newest = ((9, 80_000, 1800), (12, 32_000, 1800))
+        older = ((8, 2_000, 225), (6, 8_000, 500), (7, 16_000, 1050), (8, 24_000, 1536))
+        for capability, total_mib, expected in (*older, *newest):
             actual = GpuMemory("", total_mib, total_mib, capability).reserve_mib(1)
             self.assertEqual(actual, expected)
 

@@ -20,16 +20,9 @@ from myxtts.report.metrics import read_metrics
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
+from tests import tiny
 from tests.long import long
-from tests.tiny import (
-    SYMBOLS,
-    Workspace,
-    arrays_of,
-    build_toy_for_run,
-    features,
-    small_models,
-    take_step,
-)
+from tests.tiny import SYMBOLS, Workspace, arrays_of, features, take_step
 from tests.two_devices import FOUR
 
 FULL = [(5, 30), (6, 38), (4, 20)]  # tokens and frames
@@ -52,11 +45,11 @@ def built(build, replicas: Replicas, precision="float32", accumulation=1):
 
 
 def toy(precision: str) -> keras.Model:
-    return build_toy_for_run("tiny", SYMBOLS, 1, precision=precision)
+    return tiny.build_toy_for_run("tiny", SYMBOLS, 1, precision=precision)
 
 
 def voice(precision: str) -> keras.Model:
-    with small_models():
+    with tiny.small_models():
         return build_xtts("tiny", SYMBOLS, 2, precision=precision, dropout=0.1)
 
 

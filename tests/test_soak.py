@@ -14,20 +14,10 @@ from myxtts.commands.train import parse
 from myxtts.errors import TrainingError
 from tests.feeds import wait_until
 from tests.long import long
+from tests.robustness import soak
 from tests.robustness.heap import bytes_in_use
 from tests.robustness.slope import fit, t_quantile
-from tests.robustness.soak import (
-    SETTINGS,
-    Sample,
-    describe,
-    last_report,
-    means_of_last_lines,
-    size_of,
-    table,
-    train,
-    verdict,
-    wait_for_end,
-)
+from tests.robustness.soak import Sample, last_report, means_of_last_lines, table, train, verdict
 
 ROOT = Path(__file__).parents[1]
 TRAINER = """
@@ -44,6 +34,7 @@ time.sleep(600)
 # 250,000 strings are more than a table that was not grown has room for.
 MEMORY = """
 import os, sys
+from tests.robustness import soak
 from tests.robustness.heap import ENVIRON, bytes_in_use, bytes_occupied, grow_interned
 os.environ.update(ENVIRON)
 import tensorflow as tf
@@ -111,7 +102,7 @@ class SoakTest(unittest.TestCase):
             verdicts = {by_name[name]["verdict"] for name in ("threads", "file descriptors")}
             self.assertEqual(verdicts, {"met"})
             self.assertEqual(len(memory["means"]), 2)
-        self.assertIn("+20 ± ", "\n".join(describe(self.samples(growth), rows)))
+        self.assertIn("+20 ± ", "\n".join(soak.describe(self.samples(growth), rows)))
 
     def test_a_checkpoint_in_the_making_is_no_growth(self):
         for an_hour in (0.0, 60.0):
@@ -133,6 +124,8 @@ class SoakTest(unittest.TestCase):
         self.assertEqual(actual, ("not measured", "–"))
 
     def test_a_run_is_sampled_until_it_is_stopped(self):
+        wait_for_end = soak.wait_for_end
+
         def wait_for_report(child, end_s):
             metrics = Path(name, "runs", "soak", "metrics.jsonl")
             wait_until(lambda: child.has_ended() or last_report(metrics)[0])
@@ -165,7 +158,7 @@ class SoakTest(unittest.TestCase):
                 train(Path(name), process=0, seconds=seconds, every_s=0.1, seed=0)
 
     def test_the_settings_are_those_of_a_run(self):
-        config, _ = parse(SETTINGS)
+        config, _ = parse(soak.SETTINGS)
         self.assertEqual((config.model.model_size, config.run.keep_checkpoints), ("tiny", 2))
 
     def test_the_last_report_and_the_size_of_a_folder_are_read_while_a_run_writes(self):
@@ -176,7 +169,7 @@ class SoakTest(unittest.TestCase):
                 '{"step": 5, "step_s": 0.5}\n{"step": 6, "validation_loss": 1}\n{"step": 7, "st'
             )
             self.assertEqual(last_report(path), (5, 0.5))
-            self.assertEqual(size_of(Path(folder)), path.stat().st_size)
+            self.assertEqual(soak.size_of(Path(folder)), path.stat().st_size)
 
     def test_the_memory_in_use_is_written_and_read(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -86,7 +86,7 @@ def _fixable(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno in _FIXABLE:
         # A rename names its target second.
         file = error.filename2 or error.filename or "a file"
-        remedy = "Check the free space, the permissions and the limits of the disk"
+        remedy = "Check the free space, the permissions and the limits of the disk, or move it away"
         return f"{os.fsdecode(file)}: {error.strerror}. {remedy}."
     tensorflow = sys.modules.get("tensorflow")
     lacks_memory = isinstance(error, MemoryError) or (

@@ -1,20 +1,18 @@
 """Damage the real program at random, again and again, and look at what it does.
 
     python tests/robustness/chaos.py --minutes 60 --seed 0
-    python tests/robustness/chaos.py --minutes 5 --seed 1 --scenarios interrupts full-disk
     python tests/robustness/chaos.py --seed 0 --repeat 17    # one case, with its outputs in --out
     python tests/robustness/chaos.py --list
 
-Each case is a function of the seed and its number alone: which scenario, which faults, which
-settings, and at which moments: at a named point such as the second rename of a file, at a line of
-the log, or after a random time. The programs are forks of this process, which has imported
-TensorFlow and started no device. They run train_main.py with its smallest settings, and train a toy
-in place of the network.
+Each case is a function of the seed and its number alone: which scenario, faults and settings, and
+at which moments: at a named point such as the second rename of a file, at a line of the log, or
+after a random time. The programs are forks of this process, which has imported TensorFlow and
+started no device. They run train_main.py with its smallest settings, and train a toy.
 
 After each program: its exit code is 0, 2 with one message on what to do, 130 or 143, or that of the
-signal sent; no output has a traceback; it ends within a time limit and leaves no process behind,
-and so no port. No checkpoint that was complete is lost; and where a run goes on to its end, its
-losses and weights are those of an undisturbed run, bit for bit. Linux only.
+signal sent; no output has a traceback; it ends within a time limit and leaves no process behind.
+No checkpoint that was complete is lost; and where a run goes on to its end, its losses and weights
+are those of an undisturbed run, bit for bit. Linux only.
 """
 
 import argparse

@@ -1,22 +1,18 @@
 """train_main.py, which also writes how much memory it has in use and occupies.
 
-Growth is hard to see in what a process usually occupies, since two allocators keep what they were
-given back. The C library returns it to the system at times: in a run of the soak test 90 MiB
-come and go. Here malloc_trim(3) returns all of it before each measurement. TensorFlow keeps the
-memory of its tensors on a CPU for good, in regions that double: one of 128 MiB was taken in the
-second hour, when a tensor found no gap in the others. Here, by TF_ONEDNN_USE_SYSTEM_ALLOCATOR,
-tensors have memory of the C library instead. What is left is memory in use, what Python keeps, and
-gaps between pieces in use.
-
-One growth is taken ahead, since it happens once and then never again. pathlib interns each part of
-a path. Python's table of interned strings (some 100,000 with TensorFlow) has places for 174,762,
-and a string that is gone keeps its place, so after some 12,000 steps the table is full and Python
-makes a larger one: 3.7 MiB more, with room for good.
-
     python tests/robustness/heap.py heap.txt --simulate-gpus 2 --model-gpu 1 --max-steps 20
 
 adds a line `IN_USE OCCUPIED` to heap.txt four times a second: bytes that malloc has handed out, and
 bytes of anonymous memory. It needs Linux and the GNU C library from version 2.33.
+
+Growth is hard to see in what a process usually occupies, since two allocators keep what they were
+given back. malloc_trim(3) returns that of the C library before each measurement. TensorFlow keeps
+the memory of its tensors on a CPU for good, in regions that double; by
+TF_ONEDNN_USE_SYSTEM_ALLOCATOR tensors have memory of the C library instead.
+
+One growth is taken ahead, since it happens once: pathlib interns each part of a path, and Python's
+table of interned strings (some 100,000 with TensorFlow) has places for 174,762, of which a string
+that is gone keeps its place. After some 12,000 steps it would become larger, by 3.7 MiB.
 """
 
 import ctypes

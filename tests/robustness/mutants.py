@@ -5,11 +5,10 @@ fails.
     python tests/robustness/mutants.py --show data/feed.py       # prints mutants, runs nothing
     python tests/robustness/mutants.py --only data/feed.py:42:compare:0
 
-A mutant is a copy of the checkout in a temporary folder, in which one expression or statement of
-one module is replaced, so that processes which tests start have the defect, too. The tests of that
-module run in a fork of this process. It has imported TensorFlow, whose import takes seconds, but
-has started no device. The tests end at the first failure, which must not occur without the defect.
-A mutant is killed if a test fails or if the tests exceed their time limit; otherwise it survives.
+A mutant is a copy of the checkout in which one expression or statement of one module is replaced,
+so that processes which tests start have the defect, too. The tests of that module run in a fork of
+this process, which has imported TensorFlow, but started no device. A mutant is killed if a test
+fails that passes without the defect, or if the tests exceed their time limit.
 """
 
 import argparse

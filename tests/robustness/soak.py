@@ -2,24 +2,20 @@
 of a step grow.
 
     python tests/robustness/soak.py --minutes 120 --json soak.json
-    python tests/robustness/soak.py --minutes 5
 
 One run trains the network `tiny` on a demo corpus, on two simulated GPUs, with validation and
 samples beside the training, and checkpoints. Nine tenths of the time belong to its first process,
-since a slope needs a long one. Then it is stopped by SIGTERM and resumed, three times by default,
-so that what a process has at its start can be compared, too.
+since a slope needs a long one. Then it is stopped by SIGTERM and resumed, three times by default.
 
 Every few seconds the process is sampled: the memory that it has in use and its anonymous memory,
-which no other process changes; it writes both itself, and keeps no memory in reserve (see
-`heap.py`). Further resident memory (RSS), threads, file descriptors, the size of the run folder and
-of its checkpoints, and the time of a step since its last report. A checkpoint in the making comes
-and goes, so of the checkpoints' sizes the least of each minute counts.
+which it writes itself (see `heap.py`), resident memory (RSS), threads, file descriptors, the size
+of the run folder and of its checkpoints, and the time of a step since its last report. A checkpoint
+in the making comes and goes, so of the checkpoints' sizes the least of each minute counts.
 
 The slopes are those of the first process after a warm-up of a quarter of its time and 60 steps, by
-ordinary least squares, with 95 % intervals (`slope.py` has the formulas). A limit is
-met if the whole interval is below it, not met if the whole interval is above it, and otherwise not
-shown. Less than 30 minutes after the warm-up are too short for a verdict, since memory still
-settles. Linux only.
+ordinary least squares, with 95 % intervals (`slope.py`). A limit is met if the whole interval is
+below it, not met if it is above, and otherwise not shown. Less than 30 minutes after the warm-up
+are too short for a verdict, since memory still settles. Linux only.
 """
 
 import argparse

@@ -95,7 +95,7 @@ def damaged_run(trial: Trial) -> None:
 def _follow_advice(trial: Trial, message: str) -> list[str]:
     """Remove the files that a message tells to remove or to move away; return their names."""
     named = message.rpartition("emove ")[2].rstrip(".")
-    if "Move it away" in message:
+    if "ove it away" in message:
         named = message.partition(": ")[0]
     paths = [path for path in map(Path, re.findall(r"[^\s,]+", named)) if path.is_absolute()]
     inside = [path for path in paths if trial.run_dir in path.parents and path.exists()]

@@ -57,13 +57,8 @@ class PipelineCase(unittest.TestCase):
 
     @classmethod
     def planned(cls, epochs: int = 1, reference_samples: int = 11_008) -> Iterator[PlannedBatch]:
-        return planned_batches(
-            cls.corpus.plan,
-            cls.manifest,
-            Pass(epochs=epochs),
-            seed=cls.SEED,
-            reference_samples=reference_samples,
-        )
+        numbers = {"seed": cls.SEED, "reference_samples": reference_samples}
+        return planned_batches(cls.corpus.plan, cls.manifest, Pass(epochs=epochs), **numbers)
 
     def reader(self, read_rows: ReadRows, **settings) -> LocalReader:
         data = self.SETTINGS.model_copy(update=settings)
@@ -82,16 +77,12 @@ class PipelineCase(unittest.TestCase):
     def assert_same(self, received: list[ProducedBatch], expected: list[ProducedBatch]):
         self.assertEqual(len(received), len(expected))
         for produced_batch, expected_batch in zip(received, expected, strict=True):
-            step, expected_step = produced_batch.planned.step, expected_batch.planned.step
-            self.assertEqual(
-                (step.position, step.next_position),
-                (expected_step.position, expected_step.next_position),
-            )
-            self.assertEqual(produced_batch.planned.last, expected_batch.planned.last)
+            planned, expected_plan = produced_batch.planned, expected_batch.planned
+            self.assertEqual(planned.step[:2], expected_plan.step[:2])
+            self.assertEqual(planned.last, expected_plan.last)
+            expected_arrays = host(expected_batch)
             for name, array in host(produced_batch).items():
-                np.testing.assert_array_equal(
-                    array, host(expected_batch)[name], err_msg=name, strict=True
-                )
+                np.testing.assert_array_equal(array, expected_arrays[name], name, strict=True)
 
 
 def silence(rows, starts, samples, padded):

@@ -1,5 +1,6 @@
 """Files damaged after the manifest was made, and unusual corpora, through the data path."""
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ import soundfile
 from fakes.toy import shared_traces
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.config.schema import DataConfig
-from myxtts.data.batch_plan import Pass, planned_batches
+from myxtts.data.batch_plan import Pass, PlannedBatch
 from myxtts.data.pipeline import Pipeline, ProducedBatch
 from myxtts.errors import DataError
 from myxtts.placement.routes import Route
@@ -25,40 +26,29 @@ from tests.pipeline_case import PLAIN, ROUTE, THREE_PRODUCERS, TWO_PRODUCERS, Pi
 from tests.sine_corpus import planned_corpus, write_corpus
 
 
+def rows_of(planned: PlannedBatch) -> set[int]:
+    """Return the utterances and references of a batch."""
+    real = len(planned.rows)
+    return {*planned.rows.tolist(), *planned.arrays["reference_row"][:real].tolist()}
+
+
 class DamagedCorpusTest(PipelineCase):
     """A file that changes after the manifest was made is named in an error at its batch."""
 
     def assert_named_at_its_batch(
-        self,
-        change: Callable[[Path], None],
-        reason: str,
-        row: int = 7,
-        route: Route = ROUTE,
-        **settings,
+        self, change: Callable[[Path], object], reason: str, route: Route = ROUTE, **settings
     ):
+        row = self.latest
         path = Path(self.manifest.paths[row])
         pipeline = self.pipeline(route, **settings)
-        planned = list(
-            planned_batches(
-                self.corpus.plan,
-                self.manifest,
-                Pass(epochs=1),
-                seed=self.SEED,
-                reference_samples=11_008,
-            )
-        )
-        users = [
-            row in plan.rows or row in plan.arrays["reference_row"][: len(plan.rows)]
-            for plan in planned
-        ]
+        planned = list(self.planned())
+        users = [row in rows for rows in map(rows_of, planned)]
         content = path.read_bytes()
         change(path)
         delivered = []
+        named = self.assertRaisesRegex(DataError, reason)
         try:
-            with (
-                pipeline.open_feed(Pass(epochs=1)) as feed,
-                self.assertRaisesRegex(DataError, reason) as raised,
-            ):
+            with pipeline.open_feed(Pass(epochs=1)) as feed, named as raised:
                 delivered.extend(feed)
         finally:
             path.write_bytes(content)
@@ -69,70 +59,40 @@ class DamagedCorpusTest(PipelineCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        rows = planned_batches(
-            cls.corpus.plan, cls.manifest, Pass(epochs=1), seed=cls.SEED, reference_samples=11_008
-        )
-        seen = []
-        for plan in rows:
-            seen.append(
-                {*plan.rows.tolist(), *plan.arrays["reference_row"][: len(plan.rows)].tolist()}
-            )
+        seen = list(map(rows_of, cls.planned()))
         cls.latest = max(range(13), key=lambda row: [row in batch for batch in seen].index(True))
 
-    def test_a_missing_file_is_named_at_its_batch(self):
-        self.assert_named_at_its_batch(os.remove, "No such file", self.latest)
+    def test_a_missing_file_is_named_whoever_makes_its_batch(self):
+        for route in (ROUTE, TWO_PRODUCERS, THREE_PRODUCERS):
+            self.assert_named_at_its_batch(os.remove, "No such file", route)
 
-    def test_a_missing_file_is_named_at_its_batch_whoever_makes_it(self):
-        for route in (TWO_PRODUCERS, THREE_PRODUCERS):
-            self.assert_named_at_its_batch(os.remove, "No such file", self.latest, route)
+    def test_a_missing_file_is_named_by_soundfile(self):
+        self.assert_named_at_its_batch(os.remove, "No such file", use_tf_native_loading=False)
 
-    def test_a_missing_file_is_named_at_its_batch_by_soundfile(self):
-        self.assert_named_at_its_batch(
-            os.remove, "No such file", self.latest, use_tf_native_loading=False
-        )
+    def test_a_truncated_file_is_named(self):
+        message = "had [0-9]+ when the manifest was made"
+        self.assert_named_at_its_batch(lambda path: os.truncate(path, 5_000), message)
 
-    def test_a_truncated_file_is_named_at_its_batch(self):
-        def cut(path):
-            with open(path, "r+b") as file:
-                file.truncate(5_000)
-
-        self.assert_named_at_its_batch(cut, "had [0-9]+ when the manifest was made", self.latest)
-
-    def test_a_shorter_file_is_named_at_its_batch(self):
-        for native in (True, False):
+    def test_a_file_of_another_length_is_named(self):
+        for native, samples in itertools.product((True, False), (7_000, 70_000)):
             self.assert_named_at_its_batch(
-                lambda path: soundfile.write(path, np.zeros(7_000), SAMPLE_RATE_HZ),
-                "has 7000 samples at 22050 Hz, but had",
-                self.latest,
+                lambda path, n=samples: soundfile.write(path, np.zeros(n), SAMPLE_RATE_HZ),
+                f"has {samples} samples at 22050 Hz, but had",
                 use_tf_native_loading=native,
             )
 
-    def test_a_longer_file_is_named_at_its_batch(self):
-        for native in (True, False):
-            self.assert_named_at_its_batch(
-                lambda path: soundfile.write(path, np.zeros(70_000), SAMPLE_RATE_HZ),
-                "has 70000 samples",
-                self.latest,
-                use_tf_native_loading=native,
-            )
+    def test_a_file_of_another_format_is_named(self):
+        for channels, rate_hz, subtype, reason in (
+            (2, SAMPLE_RATE_HZ, "PCM_16", "was 16-bit mono"),
+            (1, 44_100, "PCM_16", "samples at 22050 Hz, but had"),
+            (1, SAMPLE_RATE_HZ, "PCM_24", "was 16-bit mono"),
+        ):
 
-    def test_a_file_of_another_format_is_named_at_its_batch(self):
-        def replace_with(channels, rate_hz, subtype):
-            def change(path):
-                samples = soundfile.info(path).frames
-                soundfile.write(path, np.zeros((samples, channels)), rate_hz, subtype=subtype)
+            def change(path, channels=channels, rate_hz=rate_hz, subtype=subtype):
+                silence = np.zeros((soundfile.info(path).frames, channels))
+                soundfile.write(path, silence, rate_hz, subtype=subtype)
 
-            return change
-
-        self.assert_named_at_its_batch(
-            replace_with(2, SAMPLE_RATE_HZ, "PCM_16"), "was 16-bit mono", self.latest
-        )
-        self.assert_named_at_its_batch(
-            replace_with(1, 44_100, "PCM_16"), "samples at 22050 Hz, but had", self.latest
-        )
-        self.assert_named_at_its_batch(
-            replace_with(1, SAMPLE_RATE_HZ, "PCM_24"), "was 16-bit mono", self.latest
-        )
+            self.assert_named_at_its_batch(change, reason)
 
 
 class UnusualCorpusTest(unittest.TestCase):
@@ -153,9 +113,8 @@ class UnusualCorpusTest(unittest.TestCase):
         self.assertEqual(sorted(rows.tolist()), list(range(len(seconds))))
         for planned, batch, _ in delivered:
             mel = batch["mel"].numpy()
-            for row, frames, spectrogram in zip(
-                planned.rows, batch["frames"].numpy(), mel, strict=False
-            ):
+            columns = planned.rows, batch["frames"].numpy(), mel
+            for row, frames, spectrogram in zip(*columns, strict=False):
                 self.assertEqual(frames, round(seconds[row] * SAMPLE_RATE_HZ) // HOP_SAMPLES)
                 # The tone is audible in every frame.
                 self.assertGreater(spectrogram[:frames].max(axis=1).min(), -3.0)
@@ -178,9 +137,8 @@ class UnusualCorpusTest(unittest.TestCase):
         self.assertEqual(actual, 1722)
 
     def test_paths_with_spaces_and_letters_of_any_script_are_read(self):
-        self.delivered(
-            [0.3, 0.4], suffixes=("  ა سلام ü %s.wav", " {0}'\".wav"), name="der Körper\t日本"
-        )
+        suffixes = "  ა سلام ü %s.wav", " {0}'\".wav"
+        self.delivered([0.3, 0.4], suffixes, name="der Körper\t日本")
 
     def test_a_path_that_is_not_utf_8_is_read(self):
         self.delivered([0.3], name=os.fsdecode(b"caf\xe9"))

@@ -85,7 +85,7 @@ def synthesis_speed(
 ) -> dict[str, float]:
     """Return the seconds of computation per second of speech, after one warm-up pass."""
     network = trained.load_network(route.model, "tts")
-    loaded = load_utterances(network, measured, route, trained.path, utterances).utterances
+    loaded, _ = load_utterances(network, measured, route, trained.path, utterances)
     options = synthesis_options(measured.config.model)
 
     def synthesize_batch(batch: Sequence[Utterance]) -> float:

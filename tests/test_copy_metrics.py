@@ -19,21 +19,20 @@ from myxtts.evaluation.metrics import (
     PACKAGES,
     AcousticFeatures,
     CopyMetrics,
-    Waves,
     log_mel_error_db,
     mean_copy_metrics,
     measure_copies,
     pesq_wb,
     stoi,
 )
-from myxtts.evaluation.speech import waves_in_16_bits
+from myxtts.evaluation.speech import features_in_16_bits
 
 ROOT = Path(__file__).parents[1]
 
 
 def measure(recordings, copies) -> list[CopyMetrics]:
-    waves = (waves_in_16_bits(of, MODEL) for of in (recordings, copies))
-    return measure_copies(*waves, perceptual=True)
+    features = (features_in_16_bits(of, MODEL) for of in (recordings, copies))
+    return measure_copies(*features, perceptual=True)
 
 
 class CopyMetricsTest(unittest.TestCase):
@@ -84,7 +83,7 @@ class CopyMetricsTest(unittest.TestCase):
         ripple = 0.5 * np.cos(np.pi * 3 * (np.arange(80) + 0.5) / 80)
         voiced = np.zeros(2, bool)
         recording, copy = (
-            Waves([np.zeros(2)], [AcousticFeatures(mel, np.zeros(2), voiced)])
+            [AcousticFeatures(np.zeros(2), mel, np.zeros(2), voiced)]
             for mel in (recorded, recorded + [[0], [1]] * ripple)
         )
         (metrics,) = measure_copies(recording, copy, perceptual=False)
@@ -93,8 +92,8 @@ class CopyMetricsTest(unittest.TestCase):
 
     def test_copies_are_compared_as_16_bit_samples(self):
         wave = np.resize(np.float32([-2, 0.1 / 32768, 1]), 390)
-        (rounded,) = waves_in_16_bits([wave], MODEL).waves
-        np.testing.assert_array_equal(rounded[:3], np.float32([-1, 0, 32767 / 32768]))
+        (rounded,) = features_in_16_bits([wave], MODEL)
+        np.testing.assert_array_equal(rounded.wave[:3], np.float32([-1, 0, 32767 / 32768]))
 
     def test_pesq_and_stoi_of_short_long_and_silent_recordings_are_not_defined(self):
         silence, short = np.zeros_like(self.wave), self.wave[:3000]

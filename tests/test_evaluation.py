@@ -63,7 +63,7 @@ def features(*waves: np.ndarray) -> list[AcousticFeatures]:
 
 
 def unvoiced(mel: np.ndarray) -> AcousticFeatures:
-    return AcousticFeatures(mel, np.zeros(len(mel)), np.zeros(len(mel), bool))
+    return AcousticFeatures(np.zeros(0), mel, np.zeros(len(mel)), np.zeros(len(mel), bool))
 
 
 def metrics_of(recorded: AcousticFeatures, synthesized: AcousticFeatures) -> Means:
@@ -143,7 +143,7 @@ class PitchErrorTest(unittest.TestCase):
     def test_voicing_error_is_the_fraction_of_pairs_that_differ(self):
         mel = np.random.default_rng(0).normal(-5, 2, (4, 80)).astype(np.float32)
         voiced = np.array([[True, True, False, False], [True, False, True, False]])
-        pair = [AcousticFeatures(mel, np.where(of, 100.0, 0.0), of) for of in voiced]
+        pair = [replace(unvoiced(mel), f0_hz=np.where(of, 100.0, 0.0), voiced=of) for of in voiced]
         self.assertEqual(metrics_of(*pair)["voicing_error"], 0.5)
         self.assertEqual(len(utterance_metrics(*pair).log_f0_errors), 1)
 
@@ -229,7 +229,7 @@ class DeletionInsertionTest(unittest.TestCase):
             "x": [Phoneme("", 0.0, 0.5)],
             "y": [Phoneme("", 0.0, 0.1), Phoneme("a", 0.1, 0.3)],
         }
-        measured = utterances, features(wave, wave), [wave] * 2
+        measured = utterances, *[features(wave, wave)] * 2
         note = planted_errors_note(*measured, alignments, MODEL)
         self.assertIn("of 1 copies with a word deleted", note)
         note = planted_errors_note(*measured, alignments | {"y": []}, MODEL)
@@ -263,7 +263,7 @@ class ColumnMetricsTest(unittest.TestCase):
         recorded = features(glide(seconds=0.5), glide(seconds=0.4))
         compared = [utterance_metrics(of, of) for of in recorded]
         cls.columns = {
-            name: tts.Column([], recorded, compared, texts)
+            name: tts.Column(recorded, compared, texts)
             for name, texts in {
                 "synthesized": ["ab", "abcx"],
                 "copy_synthesis": ["ab", "abcd"],

@@ -159,10 +159,10 @@ class SummaryTest(unittest.TestCase):
 
     def test_an_utterance_without_a_score_in_one_column_has_it_in_none(self):
         columns = {
-            "neural": [copy_with(0.0, 2.0, 0.9), copy_with(0.0, None, 0.8)],
-            "griffin_lim": [copy_with(0.0, 3.0, 0.9), copy_with(0.0, 4.0, 0.7)],
+            "neural": [[copy_with(0.0, 2.0, 0.9), copy_with(0.0, None, 0.8)]],
+            "griffin_lim": [[copy_with(0.0, 3.0, 0.9), copy_with(0.0, 4.0, 0.7)]],
         }
-        common = with_common_scores(columns)["griffin_lim"]
+        (common,) = with_common_scores(columns)["griffin_lim"]
         expected = [{"pesq_wb": 3.0, "stoi": 0.9}, {"pesq_wb": None, "stoi": 0.7}]
         self.assertEqual([copy.scores for copy in common], expected)
         (note,) = score_notes(common)

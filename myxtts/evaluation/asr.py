@@ -5,10 +5,9 @@ The noises and rooms are fixed, and of other kinds than those of training.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -30,6 +29,14 @@ MODULATION_HZ = 4.0
 EARLY_S = (0.003, 0.05)
 REFLECTIONS = 12
 
+RATES = ("character_error_rate", "word_error_rate")
+
+ErrorRates = dict[str, float]
+"""RATES, and the number of utterances."""
+
+Transcript = dict[str, str]
+"""id, speaker, language, reference and hypothesis of an utterance."""
+
 Distortion = Callable[[np.ndarray, int], np.ndarray]
 """(wave, index of the utterance) -> distorted wave of the same length; float32 [samples]."""
 
@@ -41,7 +48,6 @@ def distortions(snrs_db: Sequence[float], rt60s_s: Sequence[float]) -> dict[str,
 
 
 def in_room(rt60_s: float, wave: np.ndarray, index: int) -> np.ndarray:
-    """Return a wave in the room of an utterance, cut to its length."""
     return convolve(wave, room_response(rt60_s, index))
 
 
@@ -106,75 +112,35 @@ def convolve(wave: np.ndarray, response: np.ndarray) -> np.ndarray:
     return np.fft.irfft(spectrum, length)[: len(wave)].astype(np.float32)
 
 
-@dataclass(frozen=True)
-class Transcript:
-    """The true text of an utterance and the recogniser's, both as the run's front end writes it."""
+class ASRScore(NamedTuple):
+    """The metrics of a recogniser's checkpoint, as the JSON has them: rates are fractions."""
 
-    id: str
-    speaker: str
-    language: str
-    reference: str
-    hypothesis: str
-
-
-@dataclass(frozen=True)
-class ErrorRates:
-    """Edits over the length of the references, in characters and in words."""
-
-    utterances: int
-    character_error_rate: float
-    word_error_rate: float
-
-
-@dataclass(frozen=True)
-class ASRScore:
-    """The metrics of a recogniser's checkpoint.
-
-    Attributes:
-        languages, speakers: error rates of each, if there are several.
-        distorted: error rates in noise and in rooms, by what they are.
-        real_time_factor: None if the time was not measured.
-        notes: the conditions of the measurement.
-    """
-
-    run: str
-    checkpoint: str
-    overall: ErrorRates
-    languages: dict[str, ErrorRates]
-    speakers: dict[str, ErrorRates]
-    distorted: dict[str, ErrorRates]
-    real_time_factor: float | None
-    notes: tuple[str, ...]
-    transcripts: tuple[Transcript, ...]
+    document: dict[str, Any]
 
     def table(self) -> str:
         """Return a Markdown table."""
-        rows = {"all": self.overall}
-        rows |= {f"language {name}": rates for name, rates in self.languages.items()}
-        rows |= {f"speaker {name}": rates for name, rates in self.speakers.items()}
+        rows = {"all": self.document["overall"]}
+        for kind in ("language", "speaker"):
+            groups = self.document[f"{kind}s"]
+            rows |= {f"{kind} {name}": rates for name, rates in groups.items()}
         lines = ["| | utterances | character error rate, % | word error rate, % |"]
         lines.append("|---|---|---|---|")
-        lines += [
-            f"| {name} | {rates.utterances} | {100 * rates.character_error_rate:.2f} | "
-            f"{100 * rates.word_error_rate:.2f} |"
-            for name, rates in (rows | self.distorted).items()
-        ]
-        return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)])
+        for name, rates in (rows | self.document["distorted"]).items():
+            percentages = " | ".join(f"{100 * rates[rate]:.2f}" for rate in RATES)
+            lines.append(f"| {name} | {rates['utterances']} | {percentages} |")
+        return "\n".join([*lines, "", *(f"- {note}" for note in self.document["notes"])])
 
     def figures(self) -> dict[str, float]:
         """Return the error rates over all utterances by name."""
-        rates = asdict(self.overall)
-        return {name: rates[name] for name in ("character_error_rate", "word_error_rate")}
+        return {rate: self.document["overall"][rate] for rate in RATES}
 
     def console_line(self) -> str:
         """Return `character error rate 3.1 % | word error rate 9.0 %`."""
-        return " | ".join(
-            f"{name.replace('_', ' ')} {100 * rate:.1f} %" for name, rate in self.figures().items()
-        )
+        figures = self.figures().items()
+        return " | ".join(f"{name.replace('_', ' ')} {100 * rate:.1f} %" for name, rate in figures)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same and all transcripts, with rates as fractions."""
-        return asdict(self)
+        return self.document
 
 
 def score_run(run: TrainedRun, evaluation: Evaluation, folder: Path) -> ASRScore:
@@ -189,9 +155,7 @@ def score_in_run(evaluation: Evaluation, network: keras.Model, load: LoadVocoder
     """Return what measures a network during its run."""
     run, record, *_, route = evaluation
     transcriber = NetworkTranscriber(run, record, network, route.model)
-    return lambda checkpoint, throttle: measure_error_rates(
-        evaluation, transcriber, checkpoint, throttle, timed=False
-    )
+    return partial(measure_error_rates, evaluation, transcriber, timed=False)
 
 
 def measure_error_rates(
@@ -207,9 +171,9 @@ def measure_error_rates(
         timed: also measure the real-time factor.
     """
     corpus, options = evaluation.corpus, evaluation.options
-    manifest, speakers = corpus.manifest, corpus.vocabulary.speakers
-    count = options.utterances or len(manifest)
+    manifest, vocabulary = corpus.manifest, corpus.vocabulary
     # A corpus may be sorted by speaker or language, and its first rows would be of one of them.
+    count = options.utterances or len(manifest)
     rows = evenly_spaced(np.arange(len(manifest)), count).tolist()
     started_s = time.perf_counter()
     hypotheses = list(transcriber.transcribe((read_row(manifest, row) for row in rows), throttle))
@@ -218,44 +182,46 @@ def measure_error_rates(
     transcripts = []
     for row, hypothesis in zip(rows, hypotheses, strict=True):
         language = transcriber.vocabulary.languages[manifest.language[row]]
+        speaker = vocabulary.speakers[manifest.speaker[row]]
+        transcript = {"id": manifest.ids[row], "speaker": speaker, "language": language}
+        # As the run's front end writes it, like the hypothesis.
         reference = transcriber.normalise_reference(manifest.texts[row], language)
-        speaker = speakers[manifest.speaker[row]]
-        transcripts.append(Transcript(manifest.ids[row], speaker, language, reference, hypothesis))
-
-    def distorted_rates(distort: Distortion) -> ErrorRates:
+        transcripts.append(transcript | {"reference": reference, "hypothesis": hypothesis})
+    distorted = {}
+    for name, distort in distortions(options.noise_snr_db or (), options.rt60 or ()).items():
         waves = (distort(read_row(manifest, row), index) for index, row in enumerate(rows))
-        results = zip(transcripts, transcriber.transcribe(waves, throttle), strict=True)
-        return error_rates_of([replace(of, hypothesis=text) for of, text in results])
-
+        texts = zip(transcripts, transcriber.transcribe(waves, throttle), strict=True)
+        distorted[name] = error_rates_of([of | {"hypothesis": text} for of, text in texts])
     notes = [f"{len(rows)} {corpus.source}, {audio_s:.1f} s of speech, {transcriber.decoding}"]
+    real_time_factor = elapsed_s / audio_s if timed else None
     if timed:
         notes.append(
             f"{elapsed_s:.2f} s from file to text on {transcriber.device}, after a warm-up: "
-            f"real-time factor {elapsed_s / audio_s:.4f}"
+            f"real-time factor {real_time_factor:.4f}"
         )
-    distorted = distortions(options.noise_snr_db or (), options.rt60 or ())
-    return ASRScore(
-        run=str(transcriber.run),
-        checkpoint=checkpoint,
-        overall=error_rates_of(transcripts),
-        languages=error_rates_by("language", transcripts),
-        speakers=error_rates_by("speaker", transcripts),
-        distorted={name: distorted_rates(distort) for name, distort in distorted.items()},
-        real_time_factor=elapsed_s / audio_s if timed else None,
-        notes=tuple(notes),
-        transcripts=tuple(transcripts),
-    )
+    document = {
+        "run": str(transcriber.run),
+        "checkpoint": checkpoint,
+        "overall": error_rates_of(transcripts),
+        "languages": error_rates_by("language", transcripts),
+        "speakers": error_rates_by("speaker", transcripts),
+        "distorted": distorted,
+        "real_time_factor": real_time_factor,
+        "notes": notes,
+        "transcripts": transcripts,
+    }
+    return ASRScore(document)
 
 
 def error_rates_by(field: str, transcripts: Sequence[Transcript]) -> dict[str, ErrorRates]:
     """Return the error rates of each `language` or `speaker` by name; empty for a single one."""
     return metrics_by_group(
-        [getattr(transcript, field) for transcript in transcripts],
+        [transcript[field] for transcript in transcripts],
         lambda rows: error_rates_of([transcripts[row] for row in rows]),
     )
 
 
 def error_rates_of(transcripts: Sequence[Transcript]) -> ErrorRates:
-    references = [transcript.reference for transcript in transcripts]
-    hypotheses = [transcript.hypothesis for transcript in transcripts]
-    return ErrorRates(len(transcripts), **error_rates(references, hypotheses))
+    references = [transcript["reference"] for transcript in transcripts]
+    hypotheses = [transcript["hypothesis"] for transcript in transcripts]
+    return {"utterances": len(transcripts), **error_rates(references, hypotheses)}

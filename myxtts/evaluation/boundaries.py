@@ -264,7 +264,7 @@ def random_word(number: int, spans: Sequence[tuple[float, float]]) -> tuple[floa
 def planted_errors_note(
     utterances: Sequence[Utterance],
     recorded: Sequence[AcousticFeatures],
-    copies: Sequence[np.ndarray],
+    copies: Sequence[AcousticFeatures],
     alignments: Alignments,
     device: str,
 ) -> str:
@@ -274,15 +274,16 @@ def planted_errors_note(
     for row, copy in enumerate(copies):
         lengths_s = [end_s - start_s for start_s, end_s in word_spans(phonemes[row])]
         # Without its longest word, a wave still needs a frame.
-        if lengths_s and len(copy) - SAMPLE_RATE_HZ * max(lengths_s) > FFT_SAMPLES:
+        if lengths_s and len(copy.wave) - SAMPLE_RATE_HZ * max(lengths_s) > FFT_SAMPLES:
             rows.append(row)
     if not rows:
         return (
             "the detection of deletions and insertions is not tested: no alignments.jsonl has the"
             " times of words, or nothing is left without one word"
         )
-    planted = plant_errors([copies[row] for row in rows], [phonemes[row] for row in rows])
-    planted_features = (acoustic_features(waves, device) for waves in planted)
+    waves = [copies[row].wave for row in rows]
+    planted = plant_errors(waves, [phonemes[row] for row in rows])
+    planted_features = (acoustic_features(of, device) for of in planted)
     deletions = insertions = 0
     for row, deleted, inserted in zip(rows, *planted_features, strict=True):
         deletions += utterance_metrics(recorded[row], deleted).has_deletion

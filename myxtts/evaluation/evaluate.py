@@ -7,15 +7,8 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from myxtts.evaluation import asr, tts, vocoder
-from myxtts.evaluation.held_out import (
-    Evaluation,
-    EvaluationOptions,
-    check_options,
-    corpus_of_run,
-    load_measured,
-    output_folder,
-)
+from myxtts.evaluation import asr, held_out, tts, vocoder
+from myxtts.evaluation.held_out import Evaluation, EvaluationOptions
 from myxtts.evaluation.table import ColumnScore, ScoreWeights
 from myxtts.files import check_writable, make_folder, tolerate_full_disk, write_json, write_whole
 from myxtts.models.loss_groups import network_variables
@@ -53,12 +46,12 @@ def evaluate_run(
     if task is not None:
         trained.check_task(task)
     # A measurement takes minutes, so whatever can be wrong with its outputs is found before it.
-    check_options(run, trained.task, options)
+    held_out.check_options(run, trained.task, options)
     check_writable("--json", options.json_file)
-    folder = output_folder(run, trained.checkpoint.path, options)
+    folder = held_out.output_folder(run, trained.checkpoint.path, options)
     make_folder(folder, "--out")
     route = devices.configure_default().routes[0]
-    corpus = load_measured(trained, options, folder)
+    corpus = held_out.load_measured(trained, options, folder)
     log.info("evaluation     %s", trained.checkpoint.path)
     evaluation = Evaluation(run, trained.record, corpus, options, route)
     score: Score = EVALUATORS[trained.task].score_run(trained, evaluation, folder)
@@ -102,17 +95,16 @@ def open_evaluator(
         seeds=(0,),
         perceptual=run.evaluate_pesq,
     )
-    corpus, route = corpus_of_run(setup), Route(device, device)
+    corpus, route = held_out.corpus_of_run(setup), Route(device, device)
     evaluation = Evaluation(folder.path, setup.record, corpus, options, route)
-    score_weights: ScoreWeights
-    score_weights = EVALUATORS[task.name].score_in_run(evaluation, network, load)
+    measure: ScoreWeights = EVALUATORS[task.name].score_in_run(evaluation, network, load)
     log.info("evaluation     prepared for %s in %.1f s", device, time.perf_counter() - started_s)
 
     def evaluate(step: int, throttle: Throttle | None) -> dict[str, float]:
         if snapshot is not None:
             snapshot.take()
         checkpoint = checkpoint_of(folder.checkpoints, step).name
-        score = score_weights(checkpoint, throttle or no_throttle)
+        score = measure(checkpoint, throttle or no_throttle)
         # A full disk must not end a run that may have trained for days, only for a table.
         with tolerate_full_disk(f"the scores of step {step}"):
             scores = folder.path / EVALUATION_FOLDER / checkpoint

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER
 from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.training.checkpoint_files import Record
-from myxtts.training.observation import Throttle, no_throttle
+from myxtts.training.observation import Throttle
 from myxtts.training.runs import TrainedRun, check_same_corpus
 from myxtts.training.setup import TrainingSetup
 
@@ -88,13 +89,8 @@ class Utterance:
     path: np.ndarray  # int [frames], token of each frame; empty before `align_utterances`
 
 
-class HeldOut(NamedTuple):
-    """Utterances to measure, and their batches on the device of the network with the number of
-    utterances of each; the last ones may be beyond those to measure.
-    """
-
-    utterances: list[Utterance]
-    batches: list[tuple[dict[str, tf.Tensor], int]]
+UtteranceBatch = tuple[dict[str, tf.Tensor], int]
+"""Features on the device of a network, and the number of utterances."""
 
 
 class MeasuredCorpus(NamedTuple):
@@ -228,8 +224,10 @@ def for_evaluation(config: Config) -> Config:
 
 def load_utterances(
     network: XTTS, corpus: MeasuredCorpus, route: Route, folder: Path, count: int
-) -> HeldOut:
-    """Return at most `count` utterances, selected by the run's seed."""
+) -> tuple[list[Utterance], list[UtteranceBatch]]:
+    """Return at most `count` utterances, selected by the run's seed, and their batches; the last
+    rows may be beyond these utterances.
+    """
     manifest, config = corpus.manifest, corpus.config
     extractor = task_of(config).extractor(config, training=False)
     bucket = dataset.single_bucket_corpus(manifest, config)
@@ -258,19 +256,23 @@ def load_utterances(
                 utterances.append(utterance)
             if len(utterances) >= count:
                 break
-    return HeldOut(utterances[:count], batches)
+    return utterances[:count], batches
 
 
 def align_utterances(
-    network: XTTS, held_out: HeldOut, device: str, throttle: Throttle = no_throttle
+    network: XTTS,
+    utterances: Sequence[Utterance],
+    batches: Sequence[UtteranceBatch],
+    device: str,
+    throttle: Throttle,
 ) -> list[Utterance]:
-    """Return the utterances with the alignments of the network, which is on the device."""
+    """Return the utterances of batches with the alignments of the network on the device."""
     paths: list[np.ndarray] = []
     with tf.device(device):
-        for batch, count in held_out.batches:
+        for batch, count in batches:
             throttle()
             paths += list(network.compiled_align(batch).numpy()[:count])
-    rows = zip(held_out.utterances, paths, strict=False)
+    rows = zip(utterances, paths, strict=False)
     return [replace(utterance, path=path[: len(utterance.mel)]) for utterance, path in rows]
 
 

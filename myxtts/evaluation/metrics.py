@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import NamedTuple, TypeVar
+from itertools import chain
 
 import librosa
 import numpy as np
@@ -38,8 +38,6 @@ DURATION_BOUNDS = (0.95, 1.05)
 UNRELATED_DB = 6.0
 # docs/experiments/evaluation_metrics.md lists what this threshold finds and misses.
 MIN_UNMATCHED_S = 0.05
-
-Key = TypeVar("Key")
 
 
 def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:
@@ -87,13 +85,12 @@ SCORES = {"pesq_wb": pesq_wb, "stoi": stoi}
 
 @dataclass(frozen=True, eq=False)
 class AcousticFeatures:
-    """Features of a wave of T mel frames: log-mel, float32 [T, 80]; F0, float32 [T], 0 where
-    unvoiced; voicing, bool [T].
-    """
+    """A wave, float32 [samples], and its T mel frames."""
 
-    mel: np.ndarray
-    f0_hz: np.ndarray
-    voiced: np.ndarray
+    wave: np.ndarray
+    mel: np.ndarray  # float32 [T, 80], log-mel
+    f0_hz: np.ndarray  # float32 [T], 0 where unvoiced
+    voiced: np.ndarray  # bool [T]
 
     @property
     def voiced_f0_hz(self) -> np.ndarray:
@@ -101,43 +98,22 @@ class AcousticFeatures:
         return np.where(self.voiced, self.f0_hz, np.nan)
 
 
-class Waves(NamedTuple):
-    """Waves, float32 [samples] each, and their features."""
-
-    waves: Sequence[np.ndarray]
-    features: Sequence[AcousticFeatures]
-
-
 @dataclass(frozen=True, eq=False)
 class FrameErrors:
-    """Errors of P pairs of frames, of a recording and of other speech.
+    """Errors of P pairs of frames, of a recording and of other speech."""
 
-    Attributes:
-        mcd_db: mean mel-cepstral distortion of the pairs.
-        log_f0_errors: float [pairs voiced in both], natural logarithm of the other F0 over recorded
-            F0.
-        voicing_errors: bool [P], whether one frame of the pair is voiced and the other one is not.
-    """
-
-    mcd_db: float
-    log_f0_errors: np.ndarray
-    voicing_errors: np.ndarray
+    mcd_db: float  # mean mel-cepstral distortion of the pairs
+    log_f0_errors: np.ndarray  # [pairs voiced in both], ln of the other F0 over recorded F0
+    voicing_errors: np.ndarray  # bool [P]: one frame of the pair is voiced, the other is not
 
 
 @dataclass(frozen=True, eq=False)
 class UtteranceMetrics(FrameErrors):
-    """Metrics of one synthesized utterance, along a warping path.
+    """Metrics of one synthesized utterance, along a warping path; see `longest_unmatched_s`."""
 
-    Attributes:
-        duration_ratio: synthesized frames over recorded frames.
-        deleted_s: longest stretch of the recording that the synthesized speech lacks; see
-            `longest_unmatched_s`.
-        inserted_s: longest stretch of the synthesized speech that the recording lacks.
-    """
-
-    duration_ratio: float
-    deleted_s: float
-    inserted_s: float
+    duration_ratio: float  # synthesized frames over recorded frames
+    deleted_s: float  # longest stretch of the recording that the synthesized speech lacks
+    inserted_s: float  # longest stretch of the synthesized speech that the recording lacks
 
     @property
     def has_deletion(self) -> bool:
@@ -150,15 +126,10 @@ class UtteranceMetrics(FrameErrors):
 
 @dataclass(frozen=True, eq=False)
 class CopyMetrics(FrameErrors):
-    """Metrics of a copy of a recording, of the frames of the same times; nothing is warped.
+    """Metrics of a copy of a recording, of the frames of the same times; nothing is warped."""
 
-    Attributes:
-        mel_error_db: see `log_mel_error_db`.
-        scores: those that were asked for, by the keys of SCORES; None where one is not measured.
-    """
-
-    mel_error_db: float
-    scores: Mapping[str, float | None]
+    mel_error_db: float  # see `log_mel_error_db`
+    scores: Mapping[str, float | None]  # those that were asked for; None where one is not measured
 
 
 def mel_cepstrum(log_mel: np.ndarray, first: int = 1, last: int = CEPSTRA) -> np.ndarray:
@@ -284,7 +255,10 @@ def log_mel_error_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> float:
 
 
 def measure_copies(
-    recordings: Waves, copies: Waves, perceptual: bool, throttle: Throttle = no_throttle
+    recordings: Sequence[AcousticFeatures],
+    copies: Sequence[AcousticFeatures],
+    perceptual: bool,
+    throttle: Throttle = no_throttle,
 ) -> list[CopyMetrics]:
     """Compare the copy of each recording with it. Copies have as many frames as the recordings.
 
@@ -293,23 +267,17 @@ def measure_copies(
         throttle: called before each copy.
     """
     metrics = []
-    waves = zip(recordings.waves, copies.waves, strict=True)
-    features = zip(recordings.features, copies.features, strict=True)
-    for (recording, copy), (recorded, copied) in zip(waves, features, strict=True):
+    for recorded, copied in zip(recordings, copies, strict=True):
         throttle()
         frames = np.arange(len(recorded.mel))
         scores = {}
         if perceptual:
-            scores = {name: score(recording[: len(copy)], copy) for name, score in SCORES.items()}
+            waves = recorded.wave[: len(copied.wave)], copied.wave
+            scores = {name: score(*waves) for name, score in SCORES.items()}
         frame_db = distortion_db(mel_cepstrum(recorded.mel), mel_cepstrum(copied.mel))
-        metrics.append(
-            CopyMetrics(
-                float(frame_db.mean()),
-                *pitch_errors(recorded, copied, frames, frames),
-                log_mel_error_db(recorded.mel, copied.mel),
-                scores,
-            )
-        )
+        pitch = pitch_errors(recorded, copied, frames, frames)
+        mel_error_db = log_mel_error_db(recorded.mel, copied.mel)
+        metrics.append(CopyMetrics(float(frame_db.mean()), *pitch, mel_error_db, scores))
     return metrics
 
 
@@ -324,21 +292,21 @@ def mean_copy_metrics(utterances: Sequence[CopyMetrics]) -> Means:
 
 
 def with_common_scores(
-    columns: Mapping[Key, Sequence[CopyMetrics]],
-) -> dict[Key, list[CopyMetrics]]:
-    """Return the metrics of the same utterances, with scores only where all columns have them."""
+    columns: Mapping[str, Sequence[Sequence[CopyMetrics]]],
+) -> dict[str, list[list[CopyMetrics]]]:
+    """Return the metrics by column, seed and utterance, with scores only where all have them."""
+    # A mean over other utterances in each column would compare sentences instead of vocoders.
     lacking: list[dict[str, None]] = []
-    for copies in zip(*columns.values(), strict=True):
+    for copies in zip(*chain.from_iterable(columns.values()), strict=True):
         names = copies[0].scores
-        unmeasured = [name for name in names if any(c.scores[name] is None for c in copies)]
+        unmeasured = [name for name in names if any(of.scores[name] is None for of in copies)]
         lacking.append(dict.fromkeys(unmeasured))
-    return {
-        column: [
-            replace(copy, scores={**copy.scores, **unmeasured})
-            for copy, unmeasured in zip(copies, lacking, strict=True)
-        ]
-        for column, copies in columns.items()
-    }
+
+    def common(copies: Sequence[CopyMetrics]) -> list[CopyMetrics]:
+        pairs = zip(copies, lacking, strict=True)
+        return [replace(copy, scores={**copy.scores, **unmeasured}) for copy, unmeasured in pairs]
+
+    return {name: [common(copies) for copies in seeds] for name, seeds in columns.items()}
 
 
 def score_notes(utterances: Sequence[CopyMetrics]) -> list[str]:

@@ -11,8 +11,8 @@ from myxtts.audio.pitch import f0
 from myxtts.audio.vocoder import VocoderProtocol, vocode
 from myxtts.data.audio_file import to_pcm
 from myxtts.data.manifest import Manifest
-from myxtts.evaluation.held_out import Utterance, evenly_spaced, read_row
-from myxtts.evaluation.metrics import AcousticFeatures, Waves, mel_cepstrum
+from myxtts.evaluation.held_out import MeasuredCorpus, Utterance, evenly_spaced, read_row
+from myxtts.evaluation.metrics import AcousticFeatures, mel_cepstrum
 from myxtts.evaluation.table import Metrics
 from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.portable_ops import function_per_device_type
@@ -85,28 +85,25 @@ def vocode_mels(
 def acoustic_features(
     waves: Sequence[np.ndarray], device: str, throttle: Throttle = no_throttle
 ) -> list[AcousticFeatures]:
-    """Return log-mel and F0 of each wave."""
+    """Return log-mel and F0 of each wave, float32 [samples] at 22,050 Hz, of at least 385."""
     features: list[AcousticFeatures] = []
     for rows in _batches(len(waves)):
         throttle()
         batch, samples = _pad(waves[rows], 0.0)
         with tf.device(device):
             values = [value.numpy() for value in (_log_mel(batch, samples), *_f0(batch, samples))]
-        for row, frames in enumerate(samples.numpy() // HOP_SAMPLES):
-            features.append(AcousticFeatures(*(value[row, :frames] for value in values)))
+        for row, wave in enumerate(waves[rows]):
+            frames = len(wave) // HOP_SAMPLES
+            features.append(AcousticFeatures(wave, *(value[row, :frames] for value in values)))
     return features
 
 
-def waves_in_16_bits(
+def features_in_16_bits(
     waves: Sequence[np.ndarray], device: str, throttle: Throttle = no_throttle
-) -> Waves:
-    """Round waves as a WAV file keeps them, and compute their features on a device.
-
-    Args:
-        waves: float32 [samples] in [-1, 1] at 22,050 Hz; at least 385 samples.
-    """
+) -> list[AcousticFeatures]:
+    """Return the features of waves, rounded as a WAV file keeps them."""
     rounded = [to_pcm(wave).astype(np.float32) / 32768.0 for wave in waves]
-    return Waves(rounded, acoustic_features(rounded, device, throttle))
+    return acoustic_features(rounded, device, throttle)
 
 
 def _batches(count: int) -> Iterator[slice]:
@@ -149,8 +146,7 @@ def nearest_speakers(
 
 
 def speaker_accuracy(
-    training: Manifest,
-    measured: Manifest,
+    corpus: MeasuredCorpus,
     utterances: Sequence[Utterance],
     features: Mapping[str, Sequence[AcousticFeatures]],
     device: str,
@@ -158,10 +154,10 @@ def speaker_accuracy(
     """Return the fraction of utterances that are classified as their speaker, and a note.
 
     Args:
-        training: has the recordings of the speakers seen in training.
-        measured: has the recordings of the other speakers; those of `utterances` are left out.
-        features: of `utterances` by column, with the column "recorded".
+        features: of the utterances by column, with the column "recorded".
     """
+    assert corpus.training is not None
+    training, measured = corpus.training.manifest, corpus.manifest
     is_unseen = ~np.isin(measured.speaker, training.speaker)
     # An utterance must not be in the centroid that it is compared with.
     is_unseen &= ~np.isin(measured.ids, [utterance.id for utterance in utterances])

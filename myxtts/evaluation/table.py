@@ -22,17 +22,6 @@ ScoreWeights = Callable[[str, Callable[[], None]], Any]
 
 Measurement = TypeVar("Measurement")
 
-# Titles in the table.
-COLUMNS = {
-    "synthesized": "synthesized",
-    "copy_synthesis": "copy synthesis",
-    "shuffled_texts": "shuffled texts",
-    "synthesized_griffin_lim": "synthesized, Griffin-Lim",
-    "copy_synthesis_griffin_lim": "copy synthesis, Griffin-Lim",
-    "neural": "neural",
-    "griffin_lim": "Griffin-Lim",
-    "recordings": "recordings",
-}
 # What the table writes before a metric of a group.
 GROUPS = {"languages": "{}: ", "speakers": "{} speakers: "}
 
@@ -96,7 +85,7 @@ class ColumnScore:
     """The metrics of a checkpoint, in columns that are measured in the same way.
 
     Attributes:
-        columns: keys of COLUMNS in the order of the table.
+        columns: in the order of the table.
         metrics: without those that do not apply to this corpus.
         groups: the metrics of each group by name, by the keys of GROUPS.
         notes: the conditions of the measurement, and what was left out.
@@ -114,7 +103,7 @@ class ColumnScore:
 
     def table(self) -> str:
         """Return a Markdown table."""
-        titles = " | ".join(COLUMNS[column] for column in self.columns)
+        titles = " | ".join(map(title, self.columns))
         lines = [f"| metric | {titles} | unit |", "|---" * (len(self.columns) + 2) + "|"]
         lines += self._rows("", self.metrics)
         for kind, groups in self.groups.items():
@@ -162,6 +151,12 @@ class ColumnScore:
         return figures
 
 
+def title(column: str) -> str:
+    """Return the title of a column: copy_synthesis_griffin_lim → copy synthesis, Griffin-Lim."""
+    words = column.replace("_griffin_lim", ", Griffin-Lim").replace("griffin_lim", "Griffin-Lim")
+    return words.replace("_", " ")
+
+
 def by_metric(columns: Mapping[str, Means]) -> Metrics:
     """Return the values of columns by metric, None where a column lacks the metric."""
     metrics: Metrics = {}
@@ -174,11 +169,10 @@ def by_metric(columns: Mapping[str, Means]) -> Metrics:
 def metrics_by_group(
     names: Sequence[str], measure: Callable[[Sequence[int]], Measurement]
 ) -> dict[str, Measurement]:
-    """Return what is measured of each group of utterances by name; empty if there is only one.
+    """Return what is measured of each group of utterances, of given rows; empty if there is one.
 
     Args:
         names: the group of each utterance.
-        measure: measures the utterances with these indices.
     """
     rows = defaultdict(list)
     for row, name in enumerate(names):

@@ -52,17 +52,12 @@ def score_run(run: TrainedRun, evaluation: Evaluation, folder: Path) -> ColumnSc
     utterances, recorded, columns = evaluator.utterances, evaluator.recorded, evaluator.columns
     features = {"recorded": recorded} | {name: of.features for name, of in columns.items()}
     write_plots(folder, utterances, recorded, features["synthesized"])
-    assert evaluation.corpus.training is not None
     speakers, speaker_note = speech.speaker_accuracy(
-        evaluation.corpus.training.manifest,
-        evaluation.corpus.manifest,
-        utterances,
-        features,
-        device,
+        evaluation.corpus, utterances, features, device
     )
     # A detector of errors is worth as much as it finds of planted ones.
     planted_note = boundaries.planted_errors_note(
-        utterances, recorded, columns["copy_synthesis"].waves, evaluator.alignments, device
+        utterances, recorded, features["copy_synthesis"], evaluator.alignments, device
     )
     timing_note = (
         f"the real-time factor is from text to wave on {device}, with mels in batches of"
@@ -89,7 +84,6 @@ def score_in_run(evaluation: Evaluation, network: XTTS, load: LoadVocoder) -> Sc
 class Column(NamedTuple):
     """What a column of the table measures: an item for each utterance."""
 
-    waves: list[np.ndarray]
     features: list[AcousticFeatures]
     compared: list[UtteranceMetrics]  # with the recordings
     texts: list[str]  # of the recogniser; empty without one
@@ -127,10 +121,9 @@ class TTSEvaluator:
         self._transcriber = Transcriber(options.asr, device) if options.asr else None
         self._synthesis = override(synthesis_options(corpus.config.model), options)
         count = options.utterances or MAX_UTTERANCES
-        self._held_out = held_out.load_utterances(
+        self.utterances, self._batches = held_out.load_utterances(
             network, corpus, evaluation.route, evaluation.run, count
         )
-        self.utterances = self._held_out.utterances
         names = evaluation.record.languages
         self._languages = [names[utterance.language] for utterance in self.utterances]
         self._references: list[str] = []
@@ -145,16 +138,16 @@ class TTSEvaluator:
         waves = [utterance.wave for utterance in self.utterances]
         mels = [utterance.mel for utterance in self.utterances]
         self.recorded = speech.acoustic_features(waves, device)
-        recordings = metrics.Waves(waves, self.recorded)
         self._fixed = {}
         copies = {}
         for suffix, vocoder in vocoders.items():
             name = f"copy_synthesis{suffix}"
             column = self._column(speech.vocode_mels(vocoder, mels, device), no_throttle)
             self._fixed[name] = column
-            copied = metrics.Waves(column.waves, column.features)
-            copies[name] = metrics.measure_copies(recordings, copied, options.perceptual)
-        self._copies = metrics.with_common_scores(copies)
+            measured = metrics.measure_copies(self.recorded, column.features, options.perceptual)
+            copies[name] = [measured]
+        common = metrics.with_common_scores(copies)
+        self._copies = {name: measured for name, (measured,) in common.items()}
         self._notes = self._condition_notes()
 
     def score(self, checkpoint: str, throttle: Throttle = no_throttle) -> ColumnScore:
@@ -162,7 +155,7 @@ class TTSEvaluator:
         # In a run, an alignment is needed for boundaries alone, since there are no plots.
         if not self._in_run or self.alignments:
             self.utterances = held_out.align_utterances(
-                self._network, self._held_out, self._device, throttle
+                self._network, self.utterances, self._batches, self._device, throttle
             )
         waves, self.real_time_factors = self._synthesize(throttle)
         columns = {name: self._column(of_column, throttle) for name, of_column in waves.items()}
@@ -226,7 +219,7 @@ class TTSEvaluator:
             throttle()
             compared.append(metrics.utterance_metrics(recorded, measured))
         texts = list(self._transcriber.transcribe(waves, throttle)) if self._transcriber else []
-        return Column(waves, features, compared, texts)
+        return Column(features, compared, texts)
 
     def _condition_notes(self) -> list[str]:
         """Return notes on what is measured, and how."""

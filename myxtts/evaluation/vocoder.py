@@ -18,7 +18,7 @@ from myxtts.data.metadata_file import DEFAULT_SPEAKER
 from myxtts.evaluation import held_out, metrics, speech, table
 from myxtts.evaluation.held_out import Evaluation, MeasuredCorpus
 from myxtts.evaluation.metrics import CopyMetrics
-from myxtts.evaluation.table import COLUMNS, ColumnScore, Means, Metric, Metrics, ScoreWeights
+from myxtts.evaluation.table import ColumnScore, Means, Metric, Metrics, ScoreWeights
 from myxtts.files import numbered_name
 from myxtts.machine import core_count
 from myxtts.report.plots import png_bytes, spectra
@@ -106,7 +106,7 @@ class VocoderEvaluator:
         self._familiarity = [seen.get(of.speaker, "unseen") for of in self.recordings]
         waves = [recording.wave for recording in self.recordings]
         self._mels = [features.mel for features in speech.acoustic_features(waves, device)]
-        self._rounded = speech.waves_in_16_bits(waves, device)
+        self._rounded = speech.features_in_16_bits(waves, device)
         griffin_lim = GriffinLim()
         # The first call traces, which takes seconds, and would count in the real-time factor.
         for traced in (griffin_lim, vocoder):
@@ -120,7 +120,8 @@ class VocoderEvaluator:
     def score(self, checkpoint: str, throttle: Throttle = no_throttle) -> ColumnScore:
         """Measure the weights that the vocoder has, which are those of a checkpoint."""
         self.columns = {"neural": self._copies_by(self._vocoder, throttle)} | self._fixed
-        common = common_metrics(self.columns)
+        columns = {name: copies.metrics for name, copies in self.columns.items()}
+        common = metrics.with_common_scores(columns)
 
         def measure(rows: Sequence[int]) -> Metrics:
             return metrics_of_rows(common, rows)
@@ -162,7 +163,7 @@ class VocoderEvaluator:
                 copies += speech.vocode_mels(vocoder, [mel], device, (seed, 0))
                 elapsed_s = time.perf_counter() - started_s
                 factors.append(elapsed_s * audio.SAMPLE_RATE_HZ / len(copies[-1]))
-            copied = speech.waves_in_16_bits(copies, device, throttle)
+            copied = speech.features_in_16_bits(copies, device, throttle)
             measured.append(metrics.measure_copies(self._rounded, copied, perceptual, throttle))
             first = first or copies
         return Copies(first, measured, factors)
@@ -203,18 +204,6 @@ def recordings_of(corpus: MeasuredCorpus, count: int) -> list[Recording]:
         language = vocabulary.languages[manifest.language[row]]
         recordings.append(Recording(manifest.ids[row], whole_frames, speaker, language))
     return recordings
-
-
-def common_metrics(copies: Mapping[str, Copies]) -> dict[str, list[list[CopyMetrics]]]:
-    """Return the metrics of each column and seed, with scores only where all of these have them."""
-    columns: dict[tuple[str, int], list[CopyMetrics]] = {}
-    for name, of in copies.items():
-        # A mean over other utterances in each column would compare sentences instead of vocoders.
-        columns |= {(name, seed): measured for seed, measured in enumerate(of.metrics)}
-    common: dict[str, list[list[CopyMetrics]]] = {name: [] for name in copies}
-    for (name, _), measured in metrics.with_common_scores(columns).items():
-        common[name].append(measured)
-    return common
 
 
 def metrics_of_rows(
@@ -262,7 +251,7 @@ def write_example(folder: Path, name: str, waves: Mapping[str, np.ndarray]) -> N
     """Write NAME.COLUMN.wav for each column, and their spectra as one picture."""
     for column, wave in waves.items():
         write_wav(folder / f"{name}.{column}.wav", wave)
-    levels = {COLUMNS[column]: level_db(waves[column]) for column in PICTURED}
+    levels = {table.title(column): level_db(waves[column]) for column in PICTURED}
     (folder / f"{name}.png").write_bytes(png_bytes(spectra(levels, name)))
 
 

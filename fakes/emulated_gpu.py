@@ -19,7 +19,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -46,29 +46,18 @@ LOG_EVERY = 50
 
 @dataclass(frozen=True)
 class Workload:
-    """What is emulated. Times in seconds.
+    """What is emulated. Times in seconds."""
 
-    Attributes:
-        produce_s, step_s, transfer_s: P, C and T of a batch.
-        launch_s, produce_launch_s: the host launches the kernels of a step, and of a batch.
-        dispatch_s: the host calls a step, until its copies are issued; what the producer does then
-            is on its way.
-        replicas: each on a device of its own, besides the data devices.
-        producers: data devices, which take turns.
-        is_single: the data device trains, as the only one.
-        depth: of the feed.
-    """
-
-    produce_s: float
+    produce_s: float  # P, C and T of a batch
     step_s: float
     transfer_s: float = 0.0
-    launch_s: float = 0.0
-    produce_launch_s: float = 0.0
-    dispatch_s: float = 0.0
-    replicas: int = 1
-    producers: int = 1
-    is_single: bool = False
-    depth: int = 3
+    launch_s: float = 0.0  # the host launches the kernels of a step
+    produce_launch_s: float = 0.0  # and of a batch
+    dispatch_s: float = 0.0  # the host calls a step, until its copies are issued
+    replicas: int = 1  # each on a device of its own, besides the data devices
+    producers: int = 1  # data devices, which take turns
+    is_single: bool = False  # the data device trains, as the only one
+    depth: int = 3  # of the feed
 
     @classmethod
     def of_ms(cls, produce_ms: float, step_ms: float, transfer_ms: float, **counts) -> "Workload":
@@ -87,43 +76,25 @@ class Workload:
 
 
 class HeldOut(NamedTuple):
-    """Validations of an emulated run. Times in seconds.
+    """Validations of an emulated run. Times in seconds."""
 
-    Attributes:
-        every: steps between two validations.
-        batches: of a validation.
-        batch_s: to make a batch and to compute its losses; launching takes 20 % of it.
-        copy_s: of the snapshot, from the model device.
-        place: of the observer: "data" or "other" device; "model" pauses the training.
-    """
-
-    every: int
-    batches: int
-    batch_s: float
-    copy_s: float
-    place: str
+    every: int  # steps between two validations
+    batches: int  # of a validation
+    batch_s: float  # to make a batch and to compute its losses; launching takes 20 % of it
+    copy_s: float  # of the snapshot, from the model device
+    place: str  # of the observer: "data" or "other" device; "model" pauses training
 
 
 class Outcome(NamedTuple):
-    """Figures of a run without its first step.
+    """Figures of a run without its first step."""
 
-    Attributes:
-        step_s: mean seconds of a step of all replicas, without pauses.
-        wait_share: as the run reports it.
-        idle_share: fraction of the time in which the model devices compute nothing.
-        bottleneck: of the whole run.
-        lines: of the console.
-        advice: warnings.
-        pause_share: of the time from the first to the last step.
-    """
-
-    step_s: float
-    wait_share: float
-    idle_share: float
+    step_s: float  # mean of a step of all replicas, without pauses
+    wait_share: float  # as the run reports it
+    idle_share: float  # fraction of the time in which the model devices compute nothing
     bottleneck: str
-    lines: list[str]
-    advice: list[str]
-    pause_share: float
+    lines: list[str]  # of the console
+    advice: list[str]  # warnings
+    pause_share: float  # of the time from the first to the last step
 
 
 class VirtualTime:
@@ -402,7 +373,7 @@ def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None)
     """Train with the project's loop."""
     has_thread = held_out is not None and held_out.place != "model"
     machine = Machine.of(workload, further_threads=int(has_thread))
-    clock, reports, advice = Clock(machine.time.now, workload.producers), [], Advice()
+    clock, reports, advice = Clock(machine.time.now, workload.producers), [], []
     reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, metrics)))
     warning = InputBoundWarning(0, DataConfig(), workload.is_single, devices=2)
     hooks = [Report(reporter.write, warning)]
@@ -417,7 +388,7 @@ def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None)
         feed = open_feed(stack, machine, [machine.produced(data) for data in machine.data])
         if held_out is not None and held_out.place == "data":
             observer.watch(feed)
-        stack.enter_context(advice)
+        stack.enter_context(collected_advice(advice))
         loop.train(state, step, feed, schedule, hooks, save_nothing, clock, StopRequest(), observer)
         total = clock.total()
         idle_share = machine.idle_share(total.busy_s)
@@ -426,7 +397,7 @@ def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None)
     pause_share = pause_s / (pause_s + sum(metrics["step_s"] for _, metrics in reports))
     shares = total.wait_share, idle_share, total.bottleneck
     step_s = total.busy_s / total.steps
-    return Outcome(step_s, *shares, lines, advice.messages, pause_share)
+    return Outcome(step_s, *shares, lines, advice, pause_share)
 
 
 def open_feed(
@@ -443,22 +414,11 @@ def open_feed(
     return replica_feed
 
 
-class Advice(logging.Handler):
-    """Collects the warnings of a run; a context manager."""
-
-    def __init__(self):
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
-        self._logger = logging.getLogger("myxtts.throughput.assess")
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-    def __enter__(self) -> "Advice":
-        self._logger.addHandler(self)
-        self._logger.propagate = False
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._logger.removeHandler(self)
-        self._logger.propagate = True
+@contextmanager
+def collected_advice(messages: list[str]) -> Iterator[None]:
+    """Collect the warnings of a run, which are not printed."""
+    handler = logging.Handler(logging.WARNING)
+    logger = logging.getLogger("myxtts.throughput.assess")
+    handler.emit = lambda record: messages.append(record.getMessage())
+    with mock.patch.multiple(logger, handlers=[handler], propagate=False):
+        yield

@@ -33,19 +33,16 @@ class Times(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What a thread did for a while, in seconds of `time.perf_counter`.
-
-    Attributes:
-        lane: `MODEL`, a data device, or another thread such as `observer`.
-        kind: `step`, `wait` or the kind of a pause; of a data device `read` (its producer waited
-            for samples), `produce`, and `feed` (the batch lay ready until the main thread took it).
-        number: of the batch among those of this process, from 1; of a step, that of its last batch.
+    """What a thread did for a while, in seconds of `time.perf_counter`: `step`, `wait`, or a pause;
+    on a data device `read` (its producer waited for samples), `produce`, and `feed` (the batch lay
+    ready until the main thread took it).
     """
 
-    lane: str
+    lane: str  # `MODEL`, a data device, or another thread such as `observer`
     kind: str
     start_s: float
     end_s: float
+    # Of the batch among those of this process, from 1; of a step, of its last batch.
     number: int = 0
 
 
@@ -67,29 +64,19 @@ class Timeline:
 
 @dataclass
 class Interval:
-    """The time between two reports.
-
-    With several producers, `read_s`, `produce_s` and `blocked_s` are means over the producers.
-
-    Attributes:
-        busy_s: of steps, with the waits for their batches and without pauses.
-        wait_s: the model device was idle, waiting for a batch.
-        audio_s, padded_s: seconds of speech of the batches, without and with padding.
-        read_s, produce_s: the producer's time for the batches of these steps. Reading runs ahead of
-            the producer, so `read_s` is only the time that the producer waited for samples.
-        blocked_s: the producer was blocked on a full queue.
-        pause_s: the model device waited for validation, samples, checkpoints or a sync.
+    """The time between two reports. Of several producers, `read_s`, `produce_s` and `blocked_s` are
+    the means.
     """
 
     steps: int = 0
-    busy_s: float = 0.0
-    wait_s: float = 0.0
-    audio_s: float = 0.0
-    padded_s: float = 0.0
-    read_s: float = 0.0
+    busy_s: float = 0.0  # of steps, with the waits for their batches and without pauses
+    wait_s: float = 0.0  # the model device was idle, waiting for a batch
+    audio_s: float = 0.0  # seconds of speech of the batches, without padding
+    padded_s: float = 0.0  # and with it
+    read_s: float = 0.0  # the producer waited for samples, which are read ahead of it
     produce_s: float = 0.0
-    blocked_s: float = 0.0
-    pause_s: float = 0.0
+    blocked_s: float = 0.0  # the producer was blocked on a full queue
+    pause_s: float = 0.0  # the model device waited for validation, samples, checkpoints or a sync
 
     def __add__(self, other: "Interval") -> "Interval":
         return Interval(*map(sum, zip(astuple(self), astuple(other), strict=True)))

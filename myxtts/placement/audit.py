@@ -237,25 +237,15 @@ def _values(value) -> list:
 
 
 class Copy(NamedTuple):
-    """A tensor that is copied between host and GPU, once for all its consumers there.
+    """A tensor that is copied between host and GPU, once for all its consumers there."""
 
-    Attributes:
-        to_host: from the GPU to the host, which waits for the GPU; else from the host to the GPU.
-        tensor: node that makes it and its output, such as `xtts/Maximum:0`.
-        type: operation of this node.
-        consumer: operation of the first node that needs the copy; `output` for a result of the
-            function.
-        in_loop: whether it is copied once in each iteration of a loop.
-        source: Python line that made it, such as `models/xtts.py:252`; empty if it is unknown.
-    """
-
-    to_host: bool
-    tensor: str
-    type: str
+    to_host: bool  # which waits for the GPU; else to the GPU
+    tensor: str  # node that makes it and its output, such as `xtts/Maximum:0`
+    type: str  # operation of this node
     dtype: str
-    consumer: str
-    in_loop: bool
-    source: str
+    consumer: str  # operation of the first that needs the copy; `output` for a result
+    in_loop: bool  # whether it is copied once in each iteration of a loop
+    source: str  # Python line that made it, such as `models/xtts.py:252`, or empty
 
 
 def find_copies(function) -> list[Copy]:

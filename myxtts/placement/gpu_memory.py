@@ -28,18 +28,13 @@ class DriverUnavailable(Exception):
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Memory of a physical GPU.
-
-    Attributes:
-        capability: major compute capability.
-        processes: IDs of all other processes that compute on the GPU.
-    """
+    """Memory of a physical GPU."""
 
     name: str
     total_mib: int
     free_mib: int
-    capability: int
-    processes: tuple[int, ...] = ()
+    capability: int  # major compute capability
+    processes: tuple[int, ...] = ()  # IDs of all others that compute on the GPU
 
     def reserve_mib(self, logical_devices: int) -> int:
         """Return what CUDA and its libraries need in addition to tensors."""

@@ -19,18 +19,13 @@ from myxtts.placement.routes import Placement, Route
 class Replicas:
     """One replica for each route of a placement. `devices` has the model device of each, `count` is
     the number of replicas in all processes, and `process` the index of this one.
-
-    Attributes:
-        strategy: for one device, several devices (mirrored) or several processes.
-        routes: of this process, with device names that are unique among all processes.
-        first: index of this process's first replica among those of all processes.
-        observer: as in `Placement`.
     """
 
     strategy: tf.distribute.Strategy
+    # Of this process, with device names that are unique among all processes.
     routes: tuple[Route, ...]
-    first: int = 0
-    observer: str = ""
+    first: int = 0  # index of this process's first replica among those of all processes
+    observer: str = ""  # as in `Placement`
 
     @property
     def devices(self) -> tuple[str, ...]:

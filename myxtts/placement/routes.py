@@ -48,19 +48,13 @@ class LogicalDevice:
 
 @dataclass(frozen=True)
 class Placement:
-    """Devices and thread pools to configure before TensorFlow starts, and the routes.
+    """Devices and thread pools to configure before TensorFlow starts, and the routes."""
 
-    Attributes:
-        name: such as `single`, `dual`, `dual, 2 producers, 3 replicas` or `replicated`.
-        observer: device that validates and writes samples during training; empty if the first model
-            device does, while training pauses.
-    """
-
-    name: str
+    name: str  # such as `single`, `dual, 2 producers, 3 replicas` or `replicated`
     routes: tuple[Route, ...]
     devices: tuple[LogicalDevice, ...]
     simulated: bool
-    observer: str = ""
+    observer: str = ""  # it validates and writes samples; empty if the first model device does
     intra_op_threads: ThreadCount = "auto"
     inter_op_threads: ThreadCount = "auto"
 

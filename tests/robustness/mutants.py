@@ -94,19 +94,13 @@ MESSAGES = ("log.", "logging.", "print(", "raise ", "assert ", "warnings.")
 
 
 class Mutant(NamedTuple):
-    """One replacement in the text of one module.
+    """One replacement in the text of one module."""
 
-    Attributes:
-        module: path under myxtts/.
-        number: among those of this operator in this line.
-        begin, end: offsets of the replaced text in UTF-8.
-    """
-
-    module: str
+    module: str  # path under myxtts/
     line: int
     operator: str
-    number: int
-    begin: int
+    number: int  # among those of this operator in this line
+    begin: int  # offset of the replaced text in UTF-8
     end: int
     replacement: str
 

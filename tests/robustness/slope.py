@@ -11,18 +11,12 @@ LEAST_EFFECTIVE = 6.0
 
 
 class Slope(NamedTuple):
-    """A slope by ordinary least squares, in units of y per unit of t.
+    """A slope by ordinary least squares, in units of y per unit of t."""
 
-    Attributes:
-        value: sum (t - mean t) (y - mean y) / sum (t - mean t)^2.
-        half_width: of the confidence interval; see `fit`.
-        correlation: of a residual with the one before it.
-    """
-
-    value: float
-    half_width: float
+    value: float  # sum (t - mean t) (y - mean y) / sum (t - mean t)^2
+    half_width: float  # of the confidence interval; see `fit`
     samples: int
-    correlation: float
+    correlation: float  # of a residual with the one before it
 
     @property
     def low(self) -> float:

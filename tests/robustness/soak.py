@@ -71,44 +71,29 @@ SETTINGS = (
 
 
 class Sample(NamedTuple):
-    """What a process has at a time.
+    """What a process has at a time."""
 
-    Attributes:
-        process: 0 for the first one of the run, 1 for the one that resumed it.
-        seconds: since the start of the process.
-        in_use_mib, anonymous_mib: memory, means since the last sample; 0 before the first line.
-        run_mib, checkpoints_mib: sizes of files.
-        step_s: of the last report; 0 before it.
-    """
-
-    process: int
-    seconds: float
-    in_use_mib: float
-    anonymous_mib: float
+    process: int  # 0 for the first one of the run, 1 for the one that resumed it
+    seconds: float  # since the start of the process
+    in_use_mib: float  # mean since the last sample; 0 before the first line
+    anonymous_mib: float  # as above
     rss_mib: float
     threads: int
     descriptors: int
-    run_mib: float
-    checkpoints_mib: float
+    run_mib: float  # of files
+    checkpoints_mib: float  # of files
     step: int
-    step_s: float
+    step_s: float  # of the last report; 0 before it
 
 
 class Quantity(NamedTuple):
-    """A figure of the table.
+    """A figure of the table."""
 
-    Attributes:
-        name: of the attribute of Sample.
-        limit: of its slope an hour; None without one.
-        relative: the slope is divided by the mean.
-        least: the least of each minute counts.
-    """
-
-    name: str
+    name: str  # of the attribute of Sample
     label: str
-    limit: float | None = None
-    relative: bool = False
-    least: bool = False
+    limit: float | None = None  # of its slope an hour; None without one
+    relative: bool = False  # the slope is divided by the mean
+    least: bool = False  # the least of each minute counts
 
 
 QUANTITIES = (

@@ -15,17 +15,12 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A kind of case, which `module.function` of this package runs.
-
-    Attributes:
-        weight: how often it is drawn.
-        needs_shim: it cannot run without a C compiler.
-    """
+    """A kind of case, which `module.function` of this package runs."""
 
     name: str
-    weight: int
+    weight: int  # how often it is drawn
     function: str
-    needs_shim: bool = False
+    needs_shim: bool = False  # it cannot run without a C compiler
 
     @cached_property
     def run(self) -> Any:
@@ -53,22 +48,15 @@ SCENARIOS = (
 
 
 class Settings(NamedTuple):
-    """The settings of a test.
-
-    Attributes:
-        minutes: after the undisturbed runs, no case begins later.
-        cases: number of cases; 0 is no limit.
-        repeat: the number of the only case, if there is one.
-        jobs: cases at a time.
-    """
+    """The settings of a test."""
 
     seed: int
     folder: Path
     scenarios: Sequence[str]
-    minutes: float
-    cases: int
-    repeat: int | None
-    jobs: int
+    minutes: float  # after the undisturbed runs, no case begins later
+    cases: int  # number of cases; 0 is no limit
+    repeat: int | None  # the number of the only case, if there is one
+    jobs: int  # cases at a time
 
 
 def draw(seed: int, number: int) -> tuple[Scenario, random.Random]:

@@ -33,25 +33,15 @@ PRELOADED = "MYXTTS_CHAOS_SHIM"
 
 @dataclass(frozen=True)
 class Injection:
-    """What happens at a named point: the nth call of one of some kinds on a file.
+    """What happens at a named point: the nth call of one of some kinds on a file."""
 
-    Attributes:
-        calls: keys of CALLS.
-        file: part of the path.
-        nth: from 1.
-        error: errno that the call fails with, or 0.
-        signal: that the process gets before the call, if there is no error.
-        lasting: the later calls fail, too.
-        root: folder of the files, if it is another one than that of the runs.
-    """
-
-    calls: tuple[str, ...]
-    file: str
-    nth: int
-    error: int = 0
-    signal: int = 0
-    lasting: bool = False
-    root: Path | None = None
+    calls: tuple[str, ...]  # keys of CALLS
+    file: str  # part of the path
+    nth: int  # from 1
+    error: int = 0  # errno that the call fails with, or 0
+    signal: int = 0  # that the process gets before the call, if there is no error
+    lasting: bool = False  # the later calls fail, too
+    root: Path | None = None  # of the files, if it is another one than that of the runs
 
     def __str__(self) -> str:
         what = errno.errorcode[self.error] if self.error else signal.Signals(self.signal).name

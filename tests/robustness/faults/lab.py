@@ -44,20 +44,14 @@ def write_corpus(folder: Path) -> Path:
 
 @dataclass
 class Lab:
-    """The folder of all runs of a chaos test.
-
-    Attributes:
-        launcher: the module `children`, or what takes its place.
-        losses: step -> the undisturbed line of metrics.jsonl without its times.
-        weights: step -> archive -> SHA-256, of the undisturbed checkpoints.
-        seconds, cpu_s: of the undisturbed run.
-    """
+    """The folder of all runs of a chaos test."""
 
     folder: Path
-    launcher: Any
+    launcher: Any  # the module `children`, or what takes its place
+    # Step -> line of metrics.jsonl without its times.
     losses: dict[int, dict[str, Any]] = field(default_factory=dict)
-    weights: dict[int, dict[str, str]] = field(default_factory=dict)
-    seconds: float = 0.0
+    weights: dict[int, dict[str, str]] = field(default_factory=dict)  # step -> archive -> SHA-256
+    seconds: float = 0.0  # of the undisturbed run
     cpu_s: float = 0.0
 
     @property

@@ -15,18 +15,13 @@ CHUNK = 1 << 16
 
 
 class Disturbance(NamedTuple):
-    """What happens to the network.
-
-    Attributes:
-        kind: `drop` closes each connection, also later ones; `delay` holds all bytes once; `garble`
-            changes one byte of each chunk.
-        after_bytes: passed on, of all connections together, before it begins.
-        seconds: of a delay.
+    """What happens to the network: it drops all connections, delays them once, or garbles a byte of
+    each chunk.
     """
 
-    kind: Literal["drop", "delay", "garble"]
-    after_bytes: int
-    seconds: float = 0.0
+    kind: Literal["drop", "delay", "garble"]  # of all connections; `delay` holds all bytes once
+    after_bytes: int  # of all connections together, before it begins
+    seconds: float = 0.0  # of a delay
 
     def __str__(self) -> str:
         for_s = f" for {self.seconds:.1f} s" if self.kind == "delay" else ""

@@ -48,18 +48,12 @@ class Failure(NamedTuple):
 
 
 class Interrupt(NamedTuple):
-    """A signal from outside.
-
-    Attributes:
-        line: sent when the output has this text; or
-        fraction: sent after this fraction of the time of an undisturbed run.
-        pause_s: from SIGSTOP to SIGCONT.
-    """
+    """A signal from outside."""
 
     number: int
-    line: str = ""
-    fraction: float = 0.0
-    pause_s: float = 1.0
+    line: str = ""  # sent when the output has this text; or
+    fraction: float = 0.0  # sent after this fraction of the time of an undisturbed run
+    pause_s: float = 1.0  # from SIGSTOP to SIGCONT
 
     def __str__(self) -> str:
         when = f"at '{self.line}'" if self.line else f"after {self.fraction:.2f} of a run"
@@ -89,21 +83,16 @@ class Finished(NamedTuple):
 
 @dataclass
 class Trial:
-    """A case while it runs: `random`, of `case.draw`, chooses all that it does.
-
-    Attributes:
-        folder: of this case alone.
-        steps: what was done, for the report.
-        helpers: process IDs of this test's own, such as a proxy, which are no orphans.
-    """
+    """A case while it runs: `random`, of `case.draw`, chooses all that it does."""
 
     lab: Lab
-    folder: Path
+    folder: Path  # of this case alone
     random: random.Random
     limit_s: float = LIMIT_S
-    steps: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)  # what was done, for the report
     failures: list[Failure] = field(default_factory=list)
     children: list[Child] = field(default_factory=list)
+    # Process IDs of this test, such as a proxy, which are no orphans.
     helpers: list[int] = field(default_factory=list)
     faults: int = 0
 

@@ -394,4 +394,4 @@ class Runs(unittest.TestCase):
             refused = self.workspace.train("refused", *flags)
             self.assertEqual(refused.code, 2)
             self.assertIn("only with --task tts and with --teacher", refused.err)
-            self.assertIn("--teacher is not given. Leave it out", refused.err)
+            self.assertIn("--teacher is null. Leave it out", refused.err)

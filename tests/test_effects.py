@@ -118,8 +118,8 @@ class EffectsTest(unittest.TestCase):
 
     def test_the_flags_of_other_tasks_and_of_other_ways_are_rejected(self):
         for flags, found in (
-            ({"task": "asr", "vtlp": 0.1}, "only with --task tts, and --task is asr"),
-            ({"encoder": "lmu"}, "only with --task asr, and --task is tts"),
+            ({"task": "asr", "vtlp": 0.1}, "only with --task tts, and --task is 'asr'"),
+            ({"encoder": "lmu"}, "only with --task asr, and --task is 'tts'"),
             (
                 {"job": 1, "jobs": 2},
                 "--jobs is 2, but it has an effect only with --sync-every, and",
@@ -131,7 +131,7 @@ class EffectsTest(unittest.TestCase):
                 "without --val-data, and --val-data is",
             ),
             ({"task": "vocoder", "segment_seconds": 1.0}, "only with --task tts"),
-            ({"teacher_fraction": 0.3}, "and --teacher is not given. Leave it out, or change what"),
+            ({"teacher_fraction": 0.3}, "and --teacher is null. Leave it out, or change what"),
             (
                 {"observer": "data", "validate_every": 0, "sample_every": 0},
                 "with --validate-every, or with --sample-every",

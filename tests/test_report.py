@@ -668,8 +668,8 @@ class Browser(Folder):
         self.report(report_of(20, evaluation_voicing_error=0.1))
         self.tables()
         self.worker()
-        words = ["a <b>", "<x>", "3.1", "of 50 & more", "evaluation voicing error"]
-        words += ["tts <tiny>", "worker 1", "0.3"]
+        scores = "| metric | <x> |\n|---|---|\n| PESQ | 3.1 |\n\n- of 50 & more\n"
+        words = ["a <b>", scores, "evaluation voicing error", "tts <tiny>", "worker 1", "0.3"]
         self.assert_texts(self.page(), "td, th, pre, li, dd, p, figcaption > b", *words)
 
     def test_pages_of_jobs_and_of_all_runs_are_drawn(self):

@@ -38,9 +38,7 @@ class CommandParser(argparse.ArgumentParser):
         if ", but must be " in message:
             raise ConfigError(message.replace(": is ", " is ", 1))
         message = re.sub(": expected (at least )?one argument", " needs a value", message)
-        is_missing = message.startswith("the following arguments are required")
-        kind = _MissingFlagError if is_missing else ConfigError
-        raise kind(f"{message}. --help lists the flags.")
+        raise ConfigError(f"{message}. --help lists the flags.")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments without the program's name; raises ConfigError."""
@@ -49,8 +47,10 @@ class CommandParser(argparse.ArgumentParser):
         words = [*map(_hyphenated, argv[:end])]
         try:
             options, unknown = self.parse_known_args([*words, *argv[end:]])
-        except _MissingFlagError:
+        except ConfigError as error:
             # A misspelt flag explains why a required one is missing.
+            if not str(error).startswith("the following arguments are required"):
+                raise
             flags = filter(_FLAG.fullmatch, words)
             unknown = [flag for flag in flags if flag.partition("=")[0] not in self.flags]
             if not unknown:
@@ -68,10 +68,6 @@ class CommandParser(argparse.ArgumentParser):
     @property
     def flags(self) -> list[str]:
         return [flag for flag in self._option_string_actions if flag.startswith("--")]
-
-
-class _MissingFlagError(ConfigError):
-    """A required flag is missing."""
 
 
 def bounded(

@@ -94,6 +94,9 @@ class _Given(NamedTuple):
     where: str
 
 
+_Source = dict[str, _Given]
+
+
 def load(
     path: Path | None = None, overrides: Mapping[str, Any] | None = None, own: Collection[str] = ()
 ) -> Config:
@@ -166,22 +169,18 @@ def config_of_run(run: str, runs_dir: str, may_be_new: bool) -> Path | None:
     )
 
 
-def _without_replaced_gpus(
-    in_file: Mapping[str, _Given], by_flag: Mapping[str, _Given]
-) -> dict[str, _Given]:
+def _without_replaced_gpus(in_file: _Source, by_flag: _Source) -> _Source:
     """Return the settings of a run without its GPUs if a flag names others."""
     gpus = {"placement", *(setting.name for setting in flags.marked(NAMES_GPUS))}
     if not gpus.intersection(by_flag):
-        return dict(in_file)
+        return in_file
     # The memory limit of the data GPU goes with it, unless there is another data GPU.
     if not any(by_flag[name].value not in (None, ()) for name in by_flag if "data_gpu" in name):
         gpus.add("data_gpu_memory")
     return {name: given for name, given in in_file.items() if name not in gpus}
 
 
-def _without_default_length(
-    in_file: Mapping[str, _Given], by_flag: Mapping[str, _Given]
-) -> dict[str, _Given]:
+def _without_default_length(in_file: _Source, by_flag: _Source) -> _Source:
     """Return `max_steps` 0 if `epochs` is set and `max_steps` is not: a default ends no run."""
     epochs = by_flag.get("epochs") or in_file.get("epochs")
     steps = in_file.get("max_steps")
@@ -194,14 +193,11 @@ def _without_default_length(
 
 
 def _inactive(
-    config: Config,
-    in_file: Mapping[str, _Given],
-    by_flag: Mapping[str, _Given],
-    own: Collection[str],
-    is_of_run: bool,
+    config: Config, in_file: _Source, by_flag: _Source, own: Collection[str], is_of_run: bool
 ) -> Iterator[str]:
-    """Yield the settings of files that have no effect: which a flag has replaced, or which an old
-    run has recorded. Raises ConfigError if the user gave a setting that has no effect.
+    """Yield the settings of files that have no effect since a flag or an old run made it so.
+
+    Raises ConfigError if the user gave a setting that has no effect.
     """
     values = flags.values_of(config)
     of_files = {name: setting.default for name, setting in SETTINGS.items()}
@@ -220,19 +216,13 @@ def _inactive(
         if is_mistake:
             given = by_flag.get(name) or in_file[name]
             unmet = setting.needs.unmet(values)
-            found = " and ".join(f"{flag_of(need)} is {_shown(values[need])}" for need in unmet)
+            found = " and ".join(f"{flag_of(n)} is {format_value(values[n])}" for n in unmet)
             raise ConfigError(
                 f"{given.where} is {format_value(value)}, but it has an effect only"
                 f" {setting.needs.text}, and {found}. Leave it out, or change what it needs."
             )
         if name in in_file and name not in by_flag:
             yield name
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "not given" if value in (None, ()) else value
 
 
 def _check_text(given: _Given) -> None:
@@ -251,11 +241,11 @@ def _check_text(given: _Given) -> None:
         check_storable(text, given.where)
 
 
-def _read(path: Path, through: tuple[Path, ...] = ()) -> dict[str, _Given]:
+def _read(path: Path, through: tuple[Path, ...] = ()) -> _Source:
     """Return what a file and the files that it lists set, by name; later files replace earlier."""
     content = _content(path)
     through = (*through, path)
-    given: dict[str, _Given] = {}
+    given: _Source = {}
     where = f"{path}, line {content.lines.get(DEFAULTS)}: {DEFAULTS}"
     bases = content.pop(DEFAULTS, None) or []
     if not isinstance(bases, list):
@@ -306,11 +296,9 @@ def _content(path: Path) -> _Mapping:
 
 
 def _lines(content: Any, where: str) -> _Mapping:
-    if content is None:
-        return _Mapping()
-    if not isinstance(content, _Mapping):
+    if content is not None and not isinstance(content, _Mapping):
         raise ConfigError(f"{where} must hold lines of the form 'name: value'.")
-    return content
+    return content or _Mapping()
 
 
 def _unknown(name: str, section: str | None) -> str:
@@ -333,7 +321,7 @@ def _unknown(name: str, section: str | None) -> str:
     return f"{format_value(name)} is unknown. Did you mean {near!r}{under}?"
 
 
-def _validated(given: Mapping[str, _Given]) -> Config:
+def _validated(given: _Source) -> Config:
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, setting in given.items():
         sections[SETTINGS[name].section][name] = setting.value

@@ -133,7 +133,7 @@ class UnknownPeerTest(unittest.TestCase):
             self.start(1).result(DEADLINE_S)
             self.assertIsNone(chief.result(DEADLINE_S))
         (line,) = [record.getMessage() for record in logs.records]
-        dropped = rf"a connection from 127.0.0.1 was dropped \({re.escape(reason)}\)\. .* port \d+:"
+        dropped = rf"from 127.0.0.1 was dropped \({re.escape(reason)}\)\. .* port of worker 0 "
         self.assertRegex(line, dropped)
 
     def test_one_byte_now_and_then_does_not_hold_the_chief(self):

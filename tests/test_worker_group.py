@@ -18,7 +18,6 @@ from myxtts.distributed.worker_group import (
     END_TIMEOUT_S,
     WorkerLost,
     _in_one_line,
-    _report,
     diagnose_lost_worker,
     left_unchanged,
     worker_group,
@@ -89,10 +88,13 @@ class DiagnosisTest(unittest.TestCase):
     def lost(self, text: str, kind=tf.errors.UnavailableError) -> str | None:
         return diagnose_lost_worker(kind(None, None, text), THREE)
 
-    def group(self, **patched):
+    def setUp(self):
+        self.report = mock.patch("myxtts.tf_internals.report_error_to_cluster")
+
+    def group(self):
         """Enter the group of THREE without the other workers."""
         names = ("rendezvous", "worker_strategy", "_restrict_to_machine")
-        patched |= dict.fromkeys(names, mock.DEFAULT)
+        patched = dict.fromkeys(names, mock.DEFAULT)
         entered(self.addCleanup, mock.patch.multiple("myxtts.distributed.worker_group", **patched))
         return worker_group(THREE, 0)
 
@@ -104,8 +106,8 @@ class DiagnosisTest(unittest.TestCase):
         for kind in (tf.errors.UnknownError, tf.errors.ResourceExhaustedError):
             text = "Collective ops is aborted by: Stream removed\n" + BROKEN.format(1)
             self.assertRegex(self.lost(text, kind), IS_GONE)
-            group = self.group(_report=mock.DEFAULT)
-            with self.assertRaises(WorkerLost), group:
+            group = self.group()
+            with self.report, self.assertRaises(WorkerLost), group:
                 raise kind(None, None, text)
 
     def test_a_stop_while_waiting_for_the_others_at_the_end_loses_no_worker(self):
@@ -179,14 +181,16 @@ class DiagnosisTest(unittest.TestCase):
         self.assertFalse(unchanged("OOM when allocating", tf.errors.ResourceExhaustedError))
 
     def test_a_worker_that_gives_up_reports_its_reason_or_that_of_the_worker_it_lost(self):
-        lost = "worker 1 (b:2) gave up: no such file"
+        lost = "<<worker 1 (b:2) gave up: no such file>>"
         for text, error in (
             ("<<worker 2 (c:3) gave up: no such file>>", DataError("no such file")),
             ("<<worker 2 (c:3) gave up: ValueError: 17>>", ValueError("17")),
-            (f"<<{lost}>>", WorkerLost(lost)),
+            (lost, tf.errors.AbortedError(None, None, f"Collective ops is aborted by: {lost}")),
         ):
-            with mock.patch("myxtts.tf_internals.report_error_to_cluster") as reported:
-                _report(THREE, error)
+            kind = WorkerLost if text == lost else type(error)
+            group = self.group()
+            with self.report as reported, self.assertRaises(kind), group:
+                raise error
             reported.assert_called_once_with(text)
 
     def test_error_is_shortened_to_one_line(self):

@@ -63,15 +63,13 @@ _Message = TypeVar("_Message", _Introduction, _Answer)
 def rendezvous(cluster: Cluster, settings: Mapping[str, str]) -> None:
     """Wait until all workers have started, and verify that all workers have the same settings.
 
-    The worker's port is free again on return, for TensorFlow's server.
+    The worker's port is free again on return, for TensorFlow's server. Raises PlacementError if a
+    worker did not arrive in time, has started twice or has other addresses or settings than the
+    chief, or if the port is in use.
 
     Args:
         settings: values that must be the same on all workers, by their names in messages, such as
             `GPUs`.
-
-    Raises:
-        PlacementError: a worker did not arrive in time, has started twice or has other settings
-            than the chief; the chief has other addresses; or the port is in use.
     """
     with _bind_port(cluster) as listener:
         if cluster.is_chief:
@@ -216,12 +214,11 @@ class _Chief:
             # None if the connection has already ended.
             address, _ = writer.get_extra_info("peername") or ("an unknown address", 0)
             log.warning(
-                "rendezvous     a connection from %s was dropped (%s). Only the workers of this job"
-                " should reach port %d: close it to others. If this was a worker, give all workers"
-                " the same addresses and version of MyXTTS.",
+                "rendezvous     a connection from %s was dropped (%s). Let only the workers of this"
+                " job, of one version of MyXTTS, reach the port of %s.",
                 address,
                 reason,
-                split_address(self._cluster.address)[1],
+                self._cluster.name(),
             )
         self._drop_reasons.add(reason)
 
@@ -248,9 +245,7 @@ async def _join_chief(cluster: Cluster, settings: dict[str, str]) -> None:
         # The chief has left, and may be restarted; or another program listens there.
         except UnknownPeer as reason:
             if str(reason) not in reasons:
-                log.warning(
-                    "rendezvous     %s has ended a connection (%s)", cluster.name(0), reason
-                )
+                log.warning("rendezvous     the chief has ended a connection (%s)", reason)
             reasons.add(str(reason))
         # It does not listen yet, or its name does not resolve yet.
         except (OSError, asyncio.TimeoutError):

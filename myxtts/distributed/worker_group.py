@@ -29,8 +29,8 @@ END_TIMEOUT_S = 86_400
 
 log = logging.getLogger(__name__)
 
-# What TensorFlow's errors say of a lost worker. This is the text of `_report`, whichever workers
-# passed it on.
+# What TensorFlow's errors say of a lost worker. This one was reported by `worker_group`,
+# whichever workers passed it on.
 _REPORTED = re.compile(r"<<(worker \d+ .*?)>>")
 _TASKS = r"((?:/job:worker/replica:0/task:\d+\s*)+)"
 _NO_HEARTBEAT = f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s"
@@ -41,11 +41,8 @@ _SIGNS = {
     for pattern, what in (
         (rf"stopped sending heartbeats\):\s*{_TASKS}", _NO_HEARTBEAT),
         (rf"Task {_TASKS}heartbeat timeout", _NO_HEARTBEAT),
-        (
-            rf"Barrier timed out\. Id: {END_BARRIER}::{_LATE}",
-            f"did not finish within {END_TIMEOUT_S} s",
-        ),
-        (rf"Barrier timed out\. Id: {_LATE}", f"did not start within {REGISTER_TIMEOUT_S} s"),
+        (rf"timed out\. Id: {END_BARRIER}::{_LATE}", f"did not finish within {END_TIMEOUT_S} s"),
+        (rf"timed out\. Id: {_LATE}", f"did not start within {REGISTER_TIMEOUT_S} s"),
         # The first one is the innermost; the later ones only passed it on.
         (rf"remote target {_TASKS}", "is gone: its connection was lost"),
         (r"RPC: /tensorflow\.CoordinationService/", _NO_HEARTBEAT),
@@ -83,12 +80,14 @@ def worker_group(
             tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
     except BaseException as error:
         diagnosis = diagnose_lost_worker(error, cluster)
+        # A worker that was in no collective would otherwise blame this worker for the loss of
+        # another. It is an error where no worker is left, or the service has not started.
+        with suppress(tf.errors.OpError, ValueError):
+            reason = diagnosis or f"{cluster.name()} gave up: {_in_one_line(error)}"
+            tf_internals.report_error_to_cluster(f"<<{reason}>>")
         if diagnosis is None:
-            _report(cluster, error)
             raise
-        lost = WorkerLost(diagnosis)
-        _report(cluster, lost)
-        raise lost from error
+        raise WorkerLost(diagnosis) from error
 
 
 def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMirroredStrategy:
@@ -164,17 +163,6 @@ def left_unchanged(error: tf.errors.OpError) -> bool:
     all workers, and an all-reduce that fails leaves them as they were.
     """
     return any(sign.search(error.message) for sign in (_REPORTED, *_SIGNS))
-
-
-def _report(cluster: Cluster, error: BaseException) -> None:
-    """Report to the other workers why this worker ends, so that they end now with this reason."""
-    # A worker that was in no collective would otherwise blame this worker for the loss of another.
-    reason = f"{cluster.name()} gave up: {_in_one_line(error)}"
-    if isinstance(error, WorkerLost):
-        reason = str(error)
-    # The error is raised where no worker is left, or the service has not started.
-    with suppress(tf.errors.OpError, ValueError):
-        tf_internals.report_error_to_cluster(f"<<{reason}>>")
 
 
 def _in_one_line(error: BaseException) -> str:

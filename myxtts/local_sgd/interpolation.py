@@ -41,8 +41,8 @@ MAX_SYNTHESIZED = 16
 # the best by chance.
 TOLERANCE = 0.01
 
-# Of each input in a mean; they add up to 1.
 Coefficients = tuple[float, ...]
+"""Of each input in a mean; they add up to 1."""
 
 
 class Criterion(NamedTuple):
@@ -77,14 +77,9 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True)
 class InterpolationLine:
-    """Measurements of the inputs, of their mean and of points on a line.
+    """Measurements of the inputs, of their mean and of points on a line between two of these.
 
-    Attributes:
-        names: of the inputs.
-        mean: coefficients of the mean.
-        ends: coefficients of both ends of the line.
-        measurements: by coefficients.
-        note: what they were measured on.
+    `names` are those of the inputs; `note` says what the weights were measured on.
     """
 
     names: Sequence[str]
@@ -199,10 +194,8 @@ def make_evaluator(
     names = (CRITERIA[task.name].key, "loss")
 
     def evaluate(coefficients: Coefficients) -> Measurement:
-        pairs = zip(inputs, coefficients, strict=True)
-        used = [
-            (weights_group(source), coefficient) for source, coefficient in pairs if coefficient
-        ]
+        pairs = zip(map(weights_group, inputs), coefficients, strict=True)
+        used = [(group, coefficient) for group, coefficient in pairs if coefficient]
         mean = dict(weighted_mean(*zip(*used, strict=True)))
         load_variables(inputs[0].checkpoint, {MODEL: variables}, {MODEL: mean})
         results = validation.evaluate()
@@ -239,12 +232,9 @@ class MelDistortion:
             *(features[name] for name in TEXT_INPUTS), self._options
         )
         columns = (features["mel"], features["frames"], mels, frames)
-        for recorded, length, synthesized, synthesized_length in zip(
-            *(column.numpy() for column in columns), strict=True
-        ):
-            self._distortions_db.append(
-                distortion_db(recorded[:length], synthesized[:synthesized_length])
-            )
+        rows_of_columns = zip(*(column.numpy() for column in columns), strict=True)
+        for recorded, length, mel, mel_length in rows_of_columns:
+            self._distortions_db.append(distortion_db(recorded[:length], mel[:mel_length]))
 
     def result(self) -> dict[str, float]:
         return {"mel_cepstral_distortion": float(np.mean(self._distortions_db))}

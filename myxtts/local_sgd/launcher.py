@@ -485,8 +485,7 @@ def _rename_previous(merged: Path) -> None:
             merged.rename(target)
     except BlockingIOError as error:
         raise ConfigError(
-            f"{merged} cannot be renamed: another process is training it. Stop it, then use"
-            " --resume."
+            f"{merged} cannot be renamed: another process is training it. Stop it first."
         ) from error
     say(f"renamed {merged} of an earlier merge to {target}")
 

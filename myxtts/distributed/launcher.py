@@ -70,7 +70,7 @@ def launch(
         programs.append(ProgramSpec(cluster.name(), command, log, environ, pinned))
     make_folder(logs, "--logs")
     with StopSignals() as stop:
-        ended = processes.Supervisor(stop, _PrefixedOutput(), end_together=True).run(programs)
+        ended = _PrefixedOutput(stop).run(programs)
     failures = [process for process in ended if process.outcome in ("failed", "rejected")]
     if not failures:
         return stop.exit_code
@@ -103,10 +103,11 @@ def _divide(items: Sequence, count: int, size: int, kind: str) -> list[Sequence]
     return [items[i * size : (i + 1) * size] for i in range(count)]
 
 
-class _PrefixedOutput(processes.SupervisorEvents):
+class _PrefixedOutput(processes.Supervisor):
     """Prints each line with the name of its worker, and an error that all report only once."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop: StopSignals) -> None:
+        super().__init__(stop, end_together=True)
         self._errors: set[str] = set()
 
     def on_line(self, process: ChildProcess, line: str) -> None:

@@ -1,7 +1,6 @@
 """Child processes: start, log, restart and end them; signals to stop; and GPUs. No TensorFlow.
 
-The launcher of workers and the launcher of independent jobs share the supervisor. They differ in
-their `SupervisorEvents`.
+The launcher of workers and the launcher of independent jobs are supervisors.
 """
 
 import ctypes
@@ -240,30 +239,8 @@ def child_setup(parent: int, cores: frozenset[int] | None = None) -> Callable[[]
     return setup
 
 
-class SupervisorEvents:
-    """Callbacks of a supervisor; each does nothing by default."""
-
-    def on_start(self, process: ChildProcess, restarts: int) -> None:
-        """A program was started, for the first time if `restarts` is 0."""
-
-    def on_line(self, process: ChildProcess, line: str) -> None:
-        """A program has printed a line."""
-
-    def on_restart(self, process: ChildProcess, restarts: int) -> None:
-        """A program has failed and is about to be restarted."""
-
-    def on_exit(self, process: ChildProcess) -> None:
-        """A program has ended and is not restarted."""
-
-    def on_stop(self, stop: StopSignals) -> None:
-        """A request to stop has arrived. The second one kills all programs."""
-
-    def on_poll(self) -> None:
-        """About POLL_S seconds have passed."""
-
-
 class Supervisor:
-    """Runs programs side by side.
+    """Runs programs side by side. Subclasses override the callbacks, which do nothing.
 
     Args:
         stop: requests to stop. At the first the programs get SIGTERM, so that they can save; the
@@ -271,9 +248,8 @@ class Supervisor:
         end_together: whether all programs end once one has failed or was rejected.
     """
 
-    def __init__(self, stop: StopSignals, events: SupervisorEvents, end_together: bool):
+    def __init__(self, stop: StopSignals, end_together: bool):
         self._stop = stop
-        self._events = events
         self._end_together = end_together
         self._running: dict[ChildProcess, int] = {}
         self._handled_requests = 0
@@ -294,22 +270,40 @@ class Supervisor:
                 for process in list(self._running):
                     has_ended = process.has_ended()
                     for line in process.read_lines():
-                        self._events.on_line(process, line)
+                        self.on_line(process, line)
                     if has_ended and not self._restart(process):
-                        self._events.on_exit(process)
+                        self.on_exit(process)
                         ended.append(process)
                 self._forward_stop()
                 self._end_after_failure()
-                self._events.on_poll()
+                self.on_poll()
                 time.sleep(POLL_S)
         finally:
             self._kill_all()
         return ended
 
+    def on_start(self, process: ChildProcess, restarts: int) -> None:
+        """A program was started, for the first time if `restarts` is 0."""
+
+    def on_line(self, process: ChildProcess, line: str) -> None:
+        """A program has printed a line."""
+
+    def on_restart(self, process: ChildProcess, restarts: int) -> None:
+        """A program has failed and is about to be restarted."""
+
+    def on_exit(self, process: ChildProcess) -> None:
+        """A program has ended and is not restarted."""
+
+    def on_stop(self, stop: StopSignals) -> None:
+        """A request to stop has arrived. The second one kills all programs."""
+
+    def on_poll(self) -> None:
+        """About POLL_S seconds have passed."""
+
     def _start(self, program: ProgramSpec, restarts: int) -> None:
         process = ChildProcess(program)
         self._running[process] = restarts
-        self._events.on_start(process, restarts)
+        self.on_start(process, restarts)
 
     def _restart(self, process: ChildProcess) -> bool:
         """Set the outcome of a process that has ended; return whether its program was restarted."""
@@ -323,7 +317,7 @@ class Supervisor:
         elif process.code == 2:
             process.outcome = "rejected"
         if process.outcome == "failed" and restarts <= process.program.max_restarts and not stops:
-            self._events.on_restart(process, restarts)
+            self.on_restart(process, restarts)
             self._start(process.program, restarts)
             return True
         if process.outcome in ("failed", "rejected"):
@@ -334,7 +328,7 @@ class Supervisor:
         if self._stop.count == self._handled_requests:
             return
         self._handled_requests = self._stop.count
-        self._events.on_stop(self._stop)
+        self.on_stop(self._stop)
         if self._stop.count > 1:
             self._kill_all()
         else:

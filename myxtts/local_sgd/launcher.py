@@ -239,7 +239,7 @@ def train_jobs(spec: JobsSpec) -> int:
         }
         state.write(spec.folder)
         with StopSignals() as stop:
-            code = _Launcher(spec, state, corpora, stop).run()
+            code = _Launcher(spec, state, corpora, stop).run_stages()
         state.write(spec.folder)
         say(f"report: {JobsPage(spec.folder).write()}")
         if not stop.count:
@@ -305,26 +305,26 @@ def _write_configs(spec: JobsSpec, corpora: dict[str, str]) -> None:
         load(spec.config_file(name))
 
 
-class _Launcher(processes.SupervisorEvents):
+class _Launcher(processes.Supervisor):
     """Runs warm start, jobs and merge; writes the state of each program, and shows it."""
 
     def __init__(
         self, spec: JobsSpec, state: LauncherState, corpora: dict[str, str], stop: StopSignals
     ):
+        super().__init__(stop, end_together=False)
         self._spec = spec
         self._state = state
         self._corpora = corpora
-        self._stop = stop
         self._page = JobsPage(spec.folder)
         self._next_table_s = time.monotonic() + spec.table_every_s
 
-    def run(self) -> int:
+    def run_stages(self) -> int:
         """Return the exit code; meaningless after a request to stop."""
         spec = self._spec
         names = list(spec.job_configs)
         self._state.stage = "warmstart"
         if spec.has_work(WARMSTART):
-            self._supervise([self._training(WARMSTART, self._alone)])
+            self.run([self._training(WARMSTART, self._alone)])
         warm_start = spec.newest_checkpoint(WARMSTART)
         if warm_start is None or not spec.is_done(WARMSTART):
             return self._code_without_merge()
@@ -360,16 +360,13 @@ class _Launcher(processes.SupervisorEvents):
         for name in jobs:
             fork(warm_start, spec.folder / name, load(spec.config_file(name)))
         pending = [name for name in jobs if spec.has_work(name)]
-        self._supervise([self._training(name, jobs[name]) for name in pending])
+        self.run([self._training(name, jobs[name]) for name in pending])
         self._show_table()
 
     @property
     def _alone(self) -> JobDevice:
         """Device of programs that run alone: the first GPU, or the whole CPU if simulated."""
         return self._spec.devices[0]._replace(cores=None)
-
-    def _supervise(self, programs: Sequence[ProgramSpec]) -> list[ChildProcess]:
-        return processes.Supervisor(self._stop, self, end_together=False).run(programs)
 
     def _training(self, name: str, device: JobDevice) -> ProgramSpec:
         spec = self._spec
@@ -417,7 +414,7 @@ class _Launcher(processes.SupervisorEvents):
             command += [f"--{name.replace('_', '-')}", path]
         log = spec.folder / "logs" / "merge.log"
         environ = processes.gpu_environ(self._alone.gpus)
-        ended = self._supervise([ProgramSpec("merge", tuple(command), log, environ)])
+        ended = self.run([ProgramSpec("merge", tuple(command), log, environ)])
         code = ended[0].code if ended else 1
         if code in (0, 1) and merged.exists():
             state.merge = MergeResult(job_steps=job_steps, exit_code=code)

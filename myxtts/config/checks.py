@@ -1,8 +1,7 @@
 """Rules that involve several settings; the schema bounds each alone, and says what each needs.
 
-A setting without what it needs is inactive. To give it is an error, with two exceptions: a flag may
-replace what makes a setting of a file active, and the config.yaml of a run may have been written by
-a version that did not know what a setting needs. Both are reset to their defaults.
+A setting without what it needs is inactive. To give it is an error, unless a flag replaced what a
+setting of a file needs, or an earlier version wrote the config.yaml: then it gets its default.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -14,11 +13,7 @@ from myxtts.errors import ConfigError, PlacementError
 
 
 def check_settings(config: Config, own: Collection[str] = ()) -> None:
-    """Raise ConfigError if settings contradict each other; each Config that is loaded has passed.
-
-    Args:
-        own: settings that the caller sets later.
-    """
+    """Raise ConfigError for contradictions, but for those of settings set later (`own`)."""
     for contradiction in _contradictions(config, own):
         raise ConfigError(contradiction)
 
@@ -68,10 +63,7 @@ def check_worker_count(config: Config, workers: int) -> None:
 
 
 def check_xla(config: Config, replicas: int, placement: str, supports_xla: bool) -> None:
-    """Check whether XLA can compile the training step.
-
-    Raises PlacementError for several replicas, and ConfigError if the task does not support XLA.
-    """
+    """Raise ConfigError or PlacementError if XLA cannot compile the training step."""
     if config.training.compile != "xla":
         return
     if not supports_xla:

@@ -37,12 +37,7 @@ SCRIPTS = {name: f"{path}.py" for name, path in (pair.split("=") for pair in _SC
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of the schema.
-
-    Attributes:
-        kind: type of the value, or of each item where `many` values make a list.
-        allowed: the allowed values in words, to follow "must be".
-    """
+    """One setting; `kind` is that of an item where `many` make a list, `allowed` is in words."""
 
     section: str
     name: str
@@ -70,7 +65,6 @@ class Setting:
 
     @property
     def meaning(self) -> str:
-        """The description, with what the setting needs to have an effect."""
         if not self.needs.names:
             return self.description
         return f"{self.description} Only {self.needs.text}."
@@ -146,7 +140,6 @@ def in_section(section: str) -> list[Setting]:
 
 
 def marked(mark: Mark) -> list[Setting]:
-    """Return the settings with a mark, in the order of the schema."""
     return [setting for setting in SETTINGS.values() if mark in setting.marks]
 
 
@@ -170,7 +163,7 @@ def turned_off(config: Config, mark: Mark) -> Config:
 
 
 def command_line(command: str) -> str:
-    """Return what a user types to run a command: its script in a checkout, else `myxtts NAME`."""
+    """Return what a user types: the script of a checkout, else `myxtts NAME`."""
     script = SCRIPTS[command]
     has_script = (Path(__file__).parents[2] / script).is_file()
     return f"python {script}" if has_script else f"myxtts {command}"

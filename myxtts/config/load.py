@@ -1,8 +1,7 @@
 """YAML and flags → Config, and Config → YAML.
 
-A file is composed into nodes, which have line numbers, and never constructed into objects. Its only
-valid form is a mapping of sections, of settings, of plain values or flat lists. Values are
-validated once, after flags have replaced values of the file.
+A file is composed into nodes, which have line numbers, and never constructed into objects. Values
+are validated once, after flags have replaced values of the file.
 """
 
 import json

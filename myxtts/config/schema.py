@@ -170,7 +170,6 @@ class PlacementConfig(Section):
     """Which devices make batches and which train on them."""
 
     all_marks: ClassVar[tuple[Mark, ...]] = (PER_MACHINE,)
-
     placement: Literal["manual", "auto"] = "manual"
     """`auto` measures some steps and uses the placement with the highest predicted throughput."""
     data_gpu: Annotated[GpuIndex | None, NAMES_GPUS] = None
@@ -260,7 +259,6 @@ class AugmentationConfig(Section):
     """Random distortions of waves in training: utterances of `asr`, references of `tts`."""
 
     all_need: ClassVar[Needs] = needs(task=("tts", "asr"))
-
     reverb_probability: Probability = 0.0
     """Fraction of the utterances that get the reverberation of a random synthetic room."""
     reverb_max_rt60: Annotated[float, Field(ge=0.1, le=3.0), needs(reverb_probability=SET)] = 0.6
@@ -313,7 +311,6 @@ class ASRConfig(Section):
     """Settings of the task `asr`."""
 
     all_need: ClassVar[Needs] = needs(task="asr")
-
     encoder: Annotated[Literal["lmu", "gru"], FIXED, INHERITED, IN_ALL_JOBS, IN_MERGE] = "lmu"
     """Encoder blocks: Legendre memory units or gated recurrent units, of about equal size."""
     subsampling: Annotated[Literal[1, 2, 4], FIXED, INHERITED, IN_ALL_JOBS, IN_MERGE] = 2
@@ -332,7 +329,6 @@ class VocoderConfig(Section):
     """Settings of the task `vocoder`."""
 
     all_need: ClassVar[Needs] = needs(task="vocoder")
-
     vocoder_segment_seconds: Annotated[float, Field(ge=0.15, le=10.0)] = 0.65
     """Train on a random segment of this duration from each utterance."""
     discriminators: Annotated[bool, FIXED, IN_ALL_JOBS, IN_MERGE] = False
@@ -351,7 +347,6 @@ class TeacherConfig(Section):
     """A frozen voice that makes part of the features, on the data device."""
 
     all_need: ClassVar[Needs] = needs(task=("tts", "vocoder"))
-
     teacher: Annotated[str | None, PER_MACHINE, IN_ALL_JOBS] = None
     """Run of a `tts`. A `vocoder` learns from mels that this voice makes of the recordings, with
     their durations, pitch and energy; a `tts` from what it speaks, and recordings it aligned."""
@@ -453,7 +448,6 @@ class LocalSGDConfig(Section):
     """Local SGD: independent jobs that average their weights through a shared folder."""
 
     all_marks: ClassVar[tuple[Mark, ...]] = (IN_ALL_JOBS,)
-
     sync_every: Annotated[Period, FIXED, IN_SYNC] = 0
     """Steps between two syncs with the other jobs; 0 is off."""
     sync_dir: Annotated[str | None, SYNCING] = None

@@ -40,7 +40,7 @@ def document(kind: str, page: Mapping[str, Any], reload_s: float, stale_s: float
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return run.json of a run or a worker; empty if there is none that can be read."""
+    """Return run.json of a run or a worker; empty if it cannot be read."""
     try:
         facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -18,14 +18,12 @@ from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.clock import FIRST_STEP, Interval, format_duration
-from myxtts.files import FULL, tolerate_full_disk
+from myxtts.files import tolerate_full_disk
 from myxtts.report.metrics import MetricsFile, validation_scores
 
 PACKAGE = logging.getLogger("myxtts")
 # A shorter pause is left out of the summary.
 MIN_SHOWN_PAUSE_S = 0.05
-# What a disk refuses besides being full.
-REFUSALS = (errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +121,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        for number in (*FULL, *REFUSALS):
+        for number in errno.errorcode:
             if os.strerror(number) in (error.message or ""):
                 raise OSError(number, os.strerror(number), str(folder)) from error
         raise

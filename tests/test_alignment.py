@@ -216,7 +216,3 @@ class Frames(unittest.TestCase):
             self.assertEqual(frame[2].tolist(), [-1] * 8)
         self.assertEqual(starts, set(range(17)))
         self.assertEqual(random_segment(frames, 5, 8, tf.constant([0, 0])).shape, (3, 5))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -169,7 +169,3 @@ class Program(unittest.TestCase):
         finished = self.workspace.train("host", *flags)
         self.assertEqual(finished.code, 2)
         self.assertIn("alignment_search is 'host'", finished.err)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -302,7 +302,3 @@ class Sizes(unittest.TestCase):
             block(x, mask, frames)
             counts.append(sum(v.value.shape.num_elements() for v in block.trainable_variables))
         np.testing.assert_allclose(counts, counts[0], rtol=0.02)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -173,7 +173,3 @@ class RunTest(unittest.TestCase):
         assessed = run(placement(models, gpus=3), replicas=2)
         self.assertEqual((assessed.data_busy, assessed.gains), (0.4, {}))
         self.assertIn("`python utilities/plan_placement.py` compare", assessed.line)
-
-
-if __name__ == "__main__":
-    unittest.main()

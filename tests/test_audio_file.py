@@ -3,7 +3,6 @@
 import io
 import os
 import struct
-import unittest
 from pathlib import Path
 from unittest import mock
 
@@ -147,7 +146,3 @@ class BrokenFiles(FolderCase):
         soundfile.write(path, wave, 22_050, subtype="FLOAT")
         with self.assertRaisesRegex(DataError, "not finite"):
             read_pcm(path)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -185,7 +185,3 @@ class PlantedOperationTest(unittest.TestCase):
         ):
             self.assertEqual(missing_kernels(function, WHOLE, xla=xla), expected)
         self.assertEqual(missing_kernels(length, TEXTS, xla=True), [("StringLength", "XLA kernel")])
-
-
-if __name__ == "__main__":
-    unittest.main()

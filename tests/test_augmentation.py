@@ -323,7 +323,3 @@ class TaskTest(unittest.TestCase):
             self.assertEqual(audit(function).host_only, ())
             self.assertEqual([copy for copy in copies if copy.to_host], [])
             self.assertLessEqual(len(copies), to_gpu)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -245,7 +245,3 @@ def measure_toy_run(argv: list[str]) -> StageProfile:
     )
     with toy_models(), sampler, evaluator:
         return measure_stage_times(parse(argv)[0], steps=4)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -173,7 +173,3 @@ class VTLPTest(unittest.TestCase):
         others = [tts_features(w, self.VTLP) for w in (tones(3, padded=20_480), fewer)]
         for features in (*others, traced):
             np.testing.assert_allclose(factors(features), expected, rtol=1e-5)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -228,7 +228,3 @@ class References(unittest.TestCase):
         others = pairs[~np.eye(5, dtype=bool)]
         # 100 expected, standard deviation 9.
         self.assertTrue(np.all((others > 60) & (others < 140)), pairs)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -120,7 +120,3 @@ class BoundaryTest(unittest.TestCase):
         self.assertIn("2 phoneme boundaries (1 offset, 1 onset), without 1 whose", note)
         self.assertIn("2 recordings whose text and phonemes differ", note)
         self.assertEqual(alignment_metrics(utterances, {}, symbols)[0], {})
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import unittest
 from pathlib import Path
 from unittest import mock
 
@@ -250,7 +249,3 @@ class ChaosTest(FolderCase):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
         self.assertEqual(len(json.loads(out.read_text())["cases"]), 20)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -149,7 +149,3 @@ class MistakeTest(unittest.TestCase):
                 self.assertRaisesRegex(ConfigError, message),
             ):
                 check_distributed.main(flags)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -470,7 +470,3 @@ class Damaged(Case):
             self.assertTrue(self.restore_error().startswith(f"{path}: {message}. Use the settings"))
         self.saved = self.save(training_state(build_model()))
         self.assertIn("is nothing, but the model has", self.restore_error())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -318,7 +318,3 @@ class Damaged(Case):
             self.assertIn(f"{archive_of(self.checkpoint, 'optimizer')} cannot be read", message)
             self.assertIn("If a run removed it meanwhile, start the command again.", message)
             self.assertTrue(message.endswith(f"remove {self.checkpoint}."), message)
-
-
-if __name__ == "__main__":
-    unittest.main()

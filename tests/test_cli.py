@@ -404,7 +404,3 @@ Warning: Xing stream size off by more than 1%, fuzzy seeking may be even more fu
         code += "os.write(2, sys.argv[1].encode()); os.abort()"
         done = run_python("-c", code, noise + real + last)
         self.assertEqual((done.returncode, done.stderr), (-signal.SIGABRT, real + last))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -267,7 +267,3 @@ class InputBoundWarningTest(unittest.TestCase):
             self.assertEqual(list(map(flags_of, further)), flags)
         (message,) = self.warnings_for([(200, 0.5)], bottleneck="produce")
         self.assertIn("Try, one at a time: a faster device", message)
-
-
-if __name__ == "__main__":
-    unittest.main()

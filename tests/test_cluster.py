@@ -152,7 +152,3 @@ class JobTokenTest(unittest.TestCase):
             reason = "--job-token' is not a flag: it was removed.* Let only the workers reach"
             with self.assertRaisesRegex(ConfigError, reason):
                 command.parse(["--job-token", "secret"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -403,7 +403,3 @@ def _section_fields(tree: ast.AST) -> set[tuple[str, str]]:
             if owner in (*SECTIONS, "settings"):
                 fields.add((owner, node.attr))
     return fields
-
-
-if __name__ == "__main__":
-    unittest.main()

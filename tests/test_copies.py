@@ -103,7 +103,3 @@ class CopiesTest(unittest.TestCase):
             copies = find_copies(traced_once(DATA, extractor))
             self.assertEqual([copy for copy in copies if copy.to_host], [])
             self.assertLessEqual(len(copies), to_gpu)
-
-
-if __name__ == "__main__":
-    unittest.main()

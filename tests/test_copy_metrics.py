@@ -122,7 +122,3 @@ class CopyMetricsTest(unittest.TestCase):
         required = [line.split("#")[0].strip() for line in lines if not line.startswith("#")]
         self.assertEqual(re.findall(r'"(.+?)"', extra[1]), required)
         self.assertEqual([item.split(">=")[0] for item in required], list(PACKAGES.values()))
-
-
-if __name__ == "__main__":
-    unittest.main()

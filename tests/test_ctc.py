@@ -228,7 +228,3 @@ class Texts(unittest.TestCase):
             tf.constant([4, 2, 0]),
         )
         self.assertEqual(decoded_texts(ids, counts, TABLE), ["ab", "cc", ""])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -142,7 +142,3 @@ class UnusualCorpusTest(unittest.TestCase):
 
     def test_a_path_that_is_not_utf_8_is_read(self):
         self.delivered([0.3], name=os.fsdecode(b"caf\xe9"))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -98,7 +98,3 @@ class DamagedMetricsTest(unittest.TestCase):
         self.path.write_bytes(written(json.dumps(WHOLE[0]).encode(), *DAMAGED.values()))
         self.assertEqual(read_last_report(self.path), WHOLE[0])
         self.assertEqual(read_progress(self.path.parent)["step"], 1)
-
-
-if __name__ == "__main__":
-    unittest.main()

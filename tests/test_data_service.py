@@ -403,7 +403,3 @@ class AddressTest(unittest.TestCase):
             message = "data_service is .* must be grpc://HOST:PORT"
             with self.subTest(text), self.assertRaisesRegex(ConfigError, message):
                 service_address(text)
-
-
-if __name__ == "__main__":
-    unittest.main()

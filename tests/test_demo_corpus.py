@@ -214,7 +214,3 @@ class Grammars(unittest.TestCase):
 def utility(flags: str, folder) -> subprocess.CompletedProcess:
     command = [sys.executable, REPOSITORY / "utilities" / "make_demo_corpus.py", *flags.split()]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -349,7 +349,3 @@ class HardwareTest(unittest.TestCase):
             for limits in ({}, {"data_gpu_memory": 1024, "model_gpu_memory": 2048}):
                 with self.subTest(data=data, model=model, **limits):
                     self.assert_configured(data_gpu=data, model_gpu=model, **limits)
-
-
-if __name__ == "__main__":
-    unittest.main()

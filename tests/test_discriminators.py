@@ -246,7 +246,3 @@ class SecondStageRun(unittest.TestCase):
             finished = self.workspace.main(*flags.split(), "--no-discriminators")
         self.assertEqual(finished.code, 2, finished)
         self.assertIn("vocoder.discriminators is False", finished.err)
-
-
-if __name__ == "__main__":
-    unittest.main()

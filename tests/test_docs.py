@@ -297,7 +297,3 @@ class ForeignFlagTest(unittest.TestCase):
         ours = SETTING_FLAGS | FOREIGN_FLAGS | set().union(*map(flags_of, COMMANDS))
         known = {name.replace("_", "-") for name in foreign_names()}
         self.assertEqual({flag for flag in flags - known if f"--{flag}" not in ours}, set())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -52,7 +52,3 @@ class ErrorRate(unittest.TestCase):
         for pairs in ([], [("", "abc")]):
             with self.assertRaises(ValueError):
                 error_rate(pairs)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -253,7 +253,3 @@ class ResumeTest(unittest.TestCase):
 
     def test_a_run_that_does_not_exist_starts_with_the_settings_that_are_given(self):
         self.assertEqual(self.resumed("--run", "new", "--max-steps", "7").training.max_steps, 7)
-
-
-if __name__ == "__main__":
-    unittest.main()

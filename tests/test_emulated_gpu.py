@@ -155,7 +155,3 @@ class GpuTest(unittest.TestCase):
     def test_threads_that_wait_for_each_other_are_an_error(self):
         with self.assertRaisesRegex(RuntimeError, "wait for each other"):
             self.time.wait(lambda: False)
-
-
-if __name__ == "__main__":
-    unittest.main()

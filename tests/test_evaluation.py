@@ -585,7 +585,3 @@ class ShuffledTextsTest(unittest.TestCase):
                 self.assertTrue(all(utterance is not source for utterance, source in pairs))
                 equal = sum(utterance.language == source.language for utterance, source in pairs)
                 self.assertEqual(equal, of_same_language)
-
-
-if __name__ == "__main__":
-    unittest.main()

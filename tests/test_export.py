@@ -273,7 +273,3 @@ class Exported(unittest.TestCase):
             self.assertEqual(self.program("--out", str(self.folder / "full"))[0], 2)
         self.assertIn("saved_model.pb", {path.name for path in written})
         self.assertEqual(sorted(self.folder.iterdir()), before)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -205,7 +205,3 @@ class FeedTest(unittest.TestCase):
             self.assertLess(feed.wait_until_full(TIMEOUT_S, lambda: True), TIMEOUT_S)
             self.assertEqual(next(feed), 0)
             may_end.set()
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -55,7 +55,3 @@ class Json(unittest.TestCase):
             content = file.read_text(encoding="utf-8")
             self.assertEqual(json.loads(content), document)
             self.assertIn("სალამი", content)
-
-
-if __name__ == "__main__":
-    unittest.main()

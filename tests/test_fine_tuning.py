@@ -460,7 +460,3 @@ class Network(unittest.TestCase):
             self.assertEqual(same, variable.path in frozen_paths, variable.path)
         self.assertEqual(len(state.averages), len(before) - len(frozen_paths))
         self.assertEqual(set(state.variables()["averages"]), set(before))
-
-
-if __name__ == "__main__":
-    unittest.main()

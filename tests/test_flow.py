@@ -103,7 +103,3 @@ class Flow(unittest.TestCase):
             for length in (9, 23)
         )
         np.testing.assert_array_equal(short, long[:9])
-
-
-if __name__ == "__main__":
-    unittest.main()

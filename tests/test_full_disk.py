@@ -5,7 +5,6 @@ import errno
 import io
 import logging
 import os
-import unittest
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -110,7 +109,3 @@ class FullDiskTest(FolderCase):
             run_log.open(FULL)
             logging.getLogger("myxtts.tests").error("step")
         self.assertNotIn("Traceback", errors.getvalue())
-
-
-if __name__ == "__main__":
-    unittest.main()

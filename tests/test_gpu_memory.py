@@ -178,7 +178,3 @@ class LimitsTest(unittest.TestCase):
         for capability, total_mib, expected in (*older, *newest):
             actual = GpuMemory("", total_mib, total_mib, capability).reserve_mib(1)
             self.assertEqual(actual, expected)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -490,7 +490,3 @@ class TypesTest(unittest.TestCase):
             scope.record(SectionResult("title", ["line"]))
             recorded = json.loads((Path(folder) / "result.json").read_text())
         self.assertEqual((recorded["title"], recorded["complete"]), ("title", False))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -107,7 +107,3 @@ class GpuSoftware(unittest.TestCase):
             with mock.patch.object(prerequisites, "driver_version", return_value=version):
                 actual = (check_driver(1).status, check_driver(0).status)
                 self.assertEqual(actual, (status, "passed"))
-
-
-if __name__ == "__main__":
-    unittest.main()

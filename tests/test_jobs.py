@@ -622,7 +622,3 @@ class RealTrainingTest(Case):
         argv = ["--config", config, "--resume", "--simulate-gpus", str(SIMULATED)]
         with toy_models(), contextlib.redirect_stdout(io.StringIO()):
             self.assertEqual(train.main([*argv, *flags]), 0)
-
-
-if __name__ == "__main__":
-    unittest.main()

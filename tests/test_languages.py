@@ -115,7 +115,3 @@ class ChosenLanguage(unittest.TestCase):
         self.assertEqual(choose_language("en-us", ["en_US"]), "en_US")  # of an earlier version
         with self.assertRaisesRegex(DataError, "'english'"):
             choose_language("english", ["en"])
-
-
-if __name__ == "__main__":
-    unittest.main()

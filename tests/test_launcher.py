@@ -274,7 +274,3 @@ def run(command: list[str], **environ: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE_S
     )
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -208,7 +208,3 @@ def _imports(tree: ast.AST, parents: tuple[str, ...]) -> Iterator[tuple[int, str
                 yield node.lineno, _entry(rest)
             elif (ROOT / top).is_dir() or (ROOT / f"{top}.py").is_file():
                 yield node.lineno, top
-
-
-if __name__ == "__main__":
-    unittest.main()

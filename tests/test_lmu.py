@@ -184,7 +184,3 @@ class DelayLine(unittest.TestCase):
             target = np.concatenate([np.zeros(delay), signal[: frames - delay]])[200:]
             error = memory[200:] @ delay_decoder(order, window, delay) - target
             self.assertLess(np.sqrt(np.mean(error**2) / np.mean(target**2)), 0.1, delay)
-
-
-if __name__ == "__main__":
-    unittest.main()

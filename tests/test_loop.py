@@ -474,7 +474,3 @@ class LoopTest(unittest.TestCase):
         )
         # The first step is not counted.
         self.assertEqual((clock.total().wait_s, clock.total().busy_s), (2.0, 7.0))
-
-
-if __name__ == "__main__":
-    unittest.main()

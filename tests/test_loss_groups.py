@@ -285,7 +285,3 @@ class Checkpoints(unittest.TestCase):
         job = self.synced("outer", outer_learning_rate=0.5, outer_momentum=0.5)
         # See the same test in test_sync.py.
         np.testing.assert_allclose(job.weights, [A + 1.5, B + 1.5])
-
-
-if __name__ == "__main__":
-    unittest.main()

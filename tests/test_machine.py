@@ -121,7 +121,3 @@ class AvailableMemory(FolderCase):
         self.write("proc/self/cgroup", "3:memory:/docker/of-the-host\n")
         self.group("sys/fs/cgroup/memory", 512, 12, 0, version=1)
         self.assertEqual(available_memory_mib(self.folder), 500)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -468,7 +468,3 @@ class Native(unittest.TestCase):
                 self.assertGreaterEqual(self.header(bytes(content)).samples, 0)
             except UnusableAudio as error:
                 self.assertIn(error.reason, ("unreadable", "truncated"))
-
-
-if __name__ == "__main__":
-    unittest.main()

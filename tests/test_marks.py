@@ -76,7 +76,3 @@ class MarksTest(unittest.TestCase):
     def test_a_setting_is_read_from_its_section(self):
         config = Config(model=ModelConfig(task="asr"))
         self.assertEqual(SETTINGS["task"].of(config), "asr")
-
-
-if __name__ == "__main__":
-    unittest.main()

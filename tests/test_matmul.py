@@ -126,7 +126,3 @@ class CPU(unittest.TestCase):
                 products.append(product(row, column))
             products.append(product(row, column))
         np.testing.assert_array_equal(np.ravel(products), [0.0, 2.0**-12, 0.0])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -285,7 +285,3 @@ def invert(wave: np.ndarray, iterations: int = 30, seed: int = 0) -> np.ndarray:
 
 def rms(wave: np.ndarray) -> float:
     return float(np.sqrt(np.mean(wave**2)))
-
-
-if __name__ == "__main__":
-    unittest.main()

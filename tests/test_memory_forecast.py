@@ -211,7 +211,3 @@ class TooMuch(unittest.TestCase):
             self.assertRaises(ConfigError),
         ):
             check_memory(MemoryForecast({"for the step": 100.0}, 1, 1.0))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -543,7 +543,3 @@ class ASRRuns(unittest.TestCase):
             self.assertEqual(code, 2)
             self.assertIn(expected, output)
             self.assertNotIn("Traceback", output)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -530,7 +530,3 @@ class HoldOut(unittest.TestCase):
         train, validation = hold_out(self.rows("aabbccdd"), 0.5, seed=0)
         self.assertEqual((len(train.rows), len(validation.rows)), (4, 4))
         self.assertFalse(self.ids(train) & self.ids(validation))
-
-
-if __name__ == "__main__":
-    unittest.main()

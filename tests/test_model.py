@@ -546,7 +546,3 @@ class Sizes(unittest.TestCase):
             ("big", 72e6, 88e6),
         ):
             self.assert_size(size, smallest, largest)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -31,7 +31,3 @@ class Copy(unittest.TestCase):
         packages = {name for name in imported if (ROOT / name).is_dir()}
         self.assertIn("myxtts", packages)
         self.assertLessEqual(packages, set(COPIED))
-
-
-if __name__ == "__main__":
-    unittest.main()

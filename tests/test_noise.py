@@ -84,7 +84,3 @@ class OptionTest(unittest.TestCase):
             ConfigError, "--noise-snr-db, --rt60 was given, but run is a voice"
         ):
             check_options("run", "tts", options)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -463,7 +463,3 @@ class Workers(unittest.TestCase):
         self.assertEqual(
             [step for step, _, validation in observed if validation is not None], [2, 4, 6, 8]
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -195,7 +195,3 @@ class PlacementTest(unittest.TestCase):
             PlacementError, "--observer cpu was given with --simulate-gpus"
         ):
             plan(0, simulate_gpus=2, observer="cpu")
-
-
-if __name__ == "__main__":
-    unittest.main()

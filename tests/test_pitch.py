@@ -163,7 +163,3 @@ class BatchTest(unittest.TestCase):
         with tf.device(MODEL):
             hz, voiced = f0(tf.zeros([1, 4_096]), tf.constant([4_096]))
         self.assertTrue(hz.device.endswith(MODEL[1:]) and voiced.device.endswith(MODEL[1:]))
-
-
-if __name__ == "__main__":
-    unittest.main()

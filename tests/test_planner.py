@@ -471,7 +471,3 @@ class PlanCommandTest(FolderCase):
                 code, output = self.run_plan(flags)
                 self.assertEqual(code, 2)
                 self.assertIn(message, output)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -44,7 +44,3 @@ class Pictures(unittest.TestCase):
     def test_png_contains_the_image(self):
         image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(png_bytes(image)))), image)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -532,7 +532,3 @@ class Corpora(FolderCase):
         manifest.__dict__["texts"] = ("one ^ two, “three”", "a ^ b − 7 \ue000")
         self.assertEqual(ignored_characters([manifest], ("en",), "phonemes"), {"^": 2, "\ue000": 1})
         self.assertEqual(ignored_characters([manifest], ("en",), "characters"), {})
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -309,7 +309,3 @@ class ProfileTest(unittest.TestCase):
     def test_report_notes_shared_cores_and_the_run_folder_is_untouched(self):
         self.assertIn("share the cores of one CPU", self.out)
         self.assertFalse(self.run_folder.exists())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -219,7 +219,3 @@ class ContractionTest(unittest.TestCase):
 
         with self.assertRaisesRegex(ValueError, "cannot be counted"):
             contraction_flops(in_loop, tf.zeros([2, 3, 3]))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -91,7 +91,3 @@ class CorruptedBatchTest(unittest.TestCase):
         self.assertEqual((figure.here, figure.verdict), ("3 of 12 checksums differ", "not met"))
         actual = result.data["checks"][0]["different"]
         self.assertEqual(actual, [f"batch {CORRUPTED}, {place}: mel" for place in threads.PLACES])
-
-
-if __name__ == "__main__":
-    unittest.main()

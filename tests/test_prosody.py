@@ -90,7 +90,3 @@ class FrameEnds(unittest.TestCase):
         np.testing.assert_array_equal(
             token_ends_within(log_duration, mask, 64.0), token_ends(log_duration, mask, 1.0)
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

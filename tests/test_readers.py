@@ -587,7 +587,3 @@ class LoadCorporaTest(FolderCase):
         with self.assertRaisesRegex(DataError, "does not exist"):
             self.load(train_data=str(self.folder / "nowhere"))
         self.assertEqual(list(self.folder.iterdir()), [])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -205,7 +205,3 @@ class UnknownPeerTest(unittest.TestCase):
                     time.sleep(0.02)
             with self.assertRaisesRegex(PlacementError, "did not arrive within 0.5 s"):
                 worker.result(DEADLINE_S)
-
-
-if __name__ == "__main__":
-    unittest.main()

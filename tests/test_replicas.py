@@ -281,7 +281,3 @@ class RunTest(unittest.TestCase):
         self.assertEqual(scaled.code, 0)
         first = read_metrics(self.workspace.run_dir("scaled") / "metrics.jsonl")[0]
         self.assertAlmostEqual(first["learning_rate"], 2 * TrainingConfig().learning_rate)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -269,7 +269,3 @@ class ToyRuns(Case):
         self.assertGreater(len(names), 15)  # most kills left a part of a checkpoint
         self.assertEqual(self.workspace.train("worn", *flags, "--resume").code, 0)
         self.assert_same_run(self.workspace, "worn", "written")
-
-
-if __name__ == "__main__":
-    unittest.main()

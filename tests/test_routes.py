@@ -168,7 +168,3 @@ class ErrorTest(unittest.TestCase):
         for settings in (ISOLATED, {"model_gpu_memory": 1000}):
             message = "a memory limit was set, but TensorFlow sees no GPU, .*make a GPU visible"
             self.assert_rejected(message, **settings)
-
-
-if __name__ == "__main__":
-    unittest.main()

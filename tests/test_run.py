@@ -616,7 +616,3 @@ class Metrics(unittest.TestCase):
             MetricsFile(path, 20).close()  # a resumed run
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             self.assertEqual(lines, expected[:3])
-
-
-if __name__ == "__main__":
-    unittest.main()

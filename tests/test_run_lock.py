@@ -122,7 +122,3 @@ class UniqueNamesTest(FolderCase):
         progress = lambda: others.pop()() if others else None  # noqa: E731
         self.assertFalse(make_demo_corpus(self.folder / "demo", **arguments, progress=progress))
         self.assertEqual(len(list((self.folder / "demo" / "wavs").iterdir())), 1)
-
-
-if __name__ == "__main__":
-    unittest.main()

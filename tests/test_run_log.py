@@ -100,7 +100,3 @@ class Printable(FolderCase):
             logging.getLogger("myxtts").error("file %s", os.fsdecode(b"\xff"))
         self.assertEqual(errors.getvalue(), "")
         self.assertIn("file \\udcff", (self.folder / "log.txt").read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -63,7 +63,3 @@ class TotalSteps(unittest.TestCase):
             (1, 1, 1),
         ):
             self.assertEqual(run_length(max_steps, epoch_steps), expected)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -96,7 +96,3 @@ class SelectVocoder(unittest.TestCase):
         self.assert_refused(
             CheckpointError, "sample_rate_hz None instead of 22050", requested=("runs/other",)
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

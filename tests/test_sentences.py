@@ -137,7 +137,3 @@ class Import(unittest.TestCase):
         code = "import sys; import myxtts.text.sentences, myxtts.synthesis.speech_file;"
         code += " assert 'tensorflow' not in sys.modules"
         subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
-
-
-if __name__ == "__main__":
-    unittest.main()

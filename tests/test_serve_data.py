@@ -53,7 +53,3 @@ class ServeDataTest(unittest.TestCase):
                 program.stdout.readline()
                 program.send_signal(number)
                 self.assertEqual(program.wait(DEADLINE_S), -number)
-
-
-if __name__ == "__main__":
-    unittest.main()

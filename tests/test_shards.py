@@ -203,7 +203,3 @@ class Split(FolderCase):
     def test_a_missing_audio_root_is_named(self):
         with self.assertRaisesRegex(DataError, "--audio-root nowhere does not exist"):
             load_corpora(self.config(audio_root="nowhere"), self.folder / "run", LengthRule())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -130,7 +130,3 @@ class Lengths(Case):
         for beyond in ({"min_seconds": low_s - 0.01}, {"max_seconds": high_s + 0.01}):
             with self.assertRaises(ValidationError):
                 DataConfig(**beyond)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -194,7 +194,3 @@ class SoakTest(unittest.TestCase):
             self.assertGreater(held[i] - before[i], 79 << 20)
             # The last tensor lies behind the freed ones.
             self.assertLess(after[i] - before[i], 8 << 20)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -35,7 +35,3 @@ class SourceCommitTest(unittest.TestCase):
         self.assertEqual(source_commit(self.root), f"{commit}-dirty")
         with mock.patch.object(description.subprocess, "run", side_effect=FileNotFoundError):
             self.assertEqual(source_commit(self.root), "")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -107,7 +107,3 @@ class TaskTest(unittest.TestCase):
                 check_batch(waves, extractor.inputs, "reading")
                 check_batch(produced, extractor.features, "producing")
                 self.assertEqual((produced["mel"].numpy() != plain).any(), changed)
-
-
-if __name__ == "__main__":
-    unittest.main()

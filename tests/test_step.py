@@ -594,7 +594,3 @@ class Network(unittest.TestCase):
         self.assertLess(outcomes[-1]["loss"], 0.8 * outcomes[0]["loss"])
         self.assertTrue(np.isfinite(outcomes[-1]["gradient_norm"]))
         require_finite(state)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -54,7 +54,3 @@ class StopOnSignals(unittest.TestCase):
         with stop_on_signals(StopRequest()) as request:
             self.send(signal.SIGHUP)
         self.assertFalse(request.requested)
-
-
-if __name__ == "__main__":
-    unittest.main()

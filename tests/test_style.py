@@ -49,7 +49,3 @@ class StyleTest(unittest.TestCase):
                 code_size.inner_conditions,
             ):
                 self.assertEqual(len(list(counter([path]))), 1, counter.__name__)
-
-
-if __name__ == "__main__":
-    unittest.main()

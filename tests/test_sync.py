@@ -441,7 +441,3 @@ class Run(unittest.TestCase):
             self.assertEqual(self.final(name), self.final("whole"))
             starts = [read_record(self.newest(run)).start for run in (name, "whole")]
             self.assertEqual(*starts)
-
-
-if __name__ == "__main__":
-    unittest.main()

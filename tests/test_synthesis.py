@@ -680,7 +680,3 @@ class Program(unittest.TestCase):
         ):
             arguments = synthesize.parse(self.argv("--text", "a", *flags.split()))
             self.assertEqual(arguments.references, references)
-
-
-if __name__ == "__main__":
-    unittest.main()

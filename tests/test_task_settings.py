@@ -119,7 +119,3 @@ class Training(unittest.TestCase):
             ):
                 setup.configure_devices(config)
             self.assertEqual(enable.called, asked)
-
-
-if __name__ == "__main__":
-    unittest.main()

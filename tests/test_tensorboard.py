@@ -36,7 +36,3 @@ class Memory(unittest.TestCase):
                     kept.append((bytes_in_use() - before) / CALLS)
                 # Bytes of each call; a tensor of its step takes 600.
                 self.assertLess(kept[1], 200.0)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -215,7 +215,3 @@ def _first_peak_hz(samples: np.ndarray) -> float:
     correlation = np.fft.irfft(np.abs(np.fft.rfft(middle, 16384)) ** 2)
     shortest, longest = espeak.SAMPLE_RATE_HZ // 400, espeak.SAMPLE_RATE_HZ // 60
     return espeak.SAMPLE_RATE_HZ / (shortest + np.argmax(correlation[shortest:longest]))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -297,7 +297,3 @@ class RateTest(unittest.TestCase):
             "s1": {"utterances": 1, "character_error_rate": 0.0, "word_error_rate": 0.0},
         }
         self.assertEqual(error_rates_by("speaker", transcripts), expected)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -467,7 +467,3 @@ class Placement(unittest.TestCase):
             with self.subTest(name):
                 self.assertEqual(audit(function).host_only, ())
                 self.assertEqual([copy for copy in find_copies(function) if copy.to_host], [])
-
-
-if __name__ == "__main__":
-    unittest.main()

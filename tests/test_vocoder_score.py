@@ -173,7 +173,3 @@ class SummaryTest(unittest.TestCase):
         expected = "to measure PESQ-WB and STOI, install: pip install pesq pystoi"
         with mock.patch("myxtts.evaluation.metrics.find_spec", return_value=None):
             self.assertEqual(score_notes([]), [expected])
-
-
-if __name__ == "__main__":
-    unittest.main()

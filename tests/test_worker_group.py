@@ -220,7 +220,3 @@ class KilledWorkerTest(unittest.TestCase):
         self.assertRegex(done.stdout, r"\[worker 0\] error: worker 1 \(127\.0\.0\.1:\d+\) is gone")
         self.assertRegex(done.stderr, r"error: worker 1 \S+ was killed by SIGTERM")
         self.assertEqual(done.returncode, 128 + signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -21,8 +21,7 @@ from myxtts.config.flags import with_values
 from myxtts.config.schema import Config, LocalSGDConfig
 from myxtts.report import overview, samples
 from myxtts.report import page as run_page
-from myxtts.report.history import POINTS, History, Series
-from myxtts.report.metrics import read_last_report, validation_scores
+from myxtts.report.metrics import POINTS, History, Series, read_last_report, validation_scores
 from myxtts.report.page import PageThread, RunPage, excerpt
 from myxtts.training.observation import Observer, ObserverFailed
 from myxtts.training.schedule import Observation

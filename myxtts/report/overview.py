@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from myxtts.files import write_whole
-from myxtts.report.history import History
-from myxtts.report.metrics import read_last_report, validation_scores
+from myxtts.report.metrics import History, read_last_report, validation_scores
 
 TEMPLATE = Path(__file__).with_name("page.html")
 OVERVIEW_RELOAD_S = 60.0

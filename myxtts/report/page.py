@@ -18,8 +18,7 @@ from myxtts.config.flags import SETTINGS
 from myxtts.config.load import dump
 from myxtts.config.schema import OF_FOLDER, Config
 from myxtts.files import write_whole
-from myxtts.report.history import History, Point
-from myxtts.report.metrics import read_last_report
+from myxtts.report.metrics import History, Point, read_last_report
 from myxtts.report.overview import document, number, read_facts, sync_marks, write_overview
 from myxtts.report.samples import Samples, read_scores
 from myxtts.throughput.assess import WAIT_SHARE, grade

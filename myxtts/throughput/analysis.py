@@ -183,12 +183,15 @@ def _rate_rows(measurement: Measurement, assessment: assess.Assessment) -> Itera
 def _step_rows(measurement: Measurement) -> Iterator[Row]:
     """Yield the times of steps, waits and tracing in the traced runs."""
     step_s = measurement.step_s
-    seconds = (float(step_s.mean()), *np.percentile(step_s, [50, 95]).tolist())
-    milliseconds = "{:.1f} ms, p50 {:.1f}, p95 {:.1f}".format(*(1e3 * each for each in seconds))
+    mean_s = float(step_s.mean())
+    p50_s, p95_s = map(float, np.percentile(step_s, [50, 95]))
+    text = f"{1e3 * mean_s:.1f} ms, p50 {1e3 * p50_s:.1f}, p95 {1e3 * p95_s:.1f}"
     yield Row(
         "step",
-        f"{milliseconds}, variation {{step_variation:.1%}}",
-        **dict(zip(("step_mean_s", "step_p50_s", "step_p95_s"), seconds, strict=True)),
+        f"{text}, variation {{step_variation:.1%}}",
+        step_mean_s=mean_s,
+        step_p50_s=p50_s,
+        step_p95_s=p95_s,
         step_variation=coefficient_of_variation(step_s),
     )
     yield Row(

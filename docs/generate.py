@@ -95,8 +95,6 @@ The texts of the program: errors, log lines, results of the preflight and `--hel
 function. Texts with HTML are left out. `{name}` stands for a value.
 """
 
-CALLS = {"print", "info", "warning", "error", "exception", "write", "add_parser"}
-KEYWORDS = {"help", "description", "epilog", "title", "expected", "advice"}
 NAMES = {"prog", "metavar"}
 WORD = re.compile(r"(?<![%{\w])[^\W\d_]{2,}(?![^{}]*\})")  # outside of {…}
 HTML = re.compile(r"</?[a-z]|\{--")
@@ -136,17 +134,11 @@ def messages() -> str:
     return "\n".join(parts)
 
 
-def _sentences(
-    node: ast.AST, function: str = "module", shown: bool = False
-) -> Iterator[tuple[str, str]]:
-    """Yield (function, text) of each sentence, and of each text that is raised, logged or a help.
-
-    Args:
-        shown: whether the node is raised, logged or a help, so that a single word counts.
-    """
+def _sentences(node: ast.AST, function: str = "module") -> Iterator[tuple[str, str]]:
+    """Yield (function, text) of each text of several words, but for docstrings and patterns."""
     text = _text(node)
     if text is not None:
-        if WORD.search(text) and (shown or " " in text.strip()) and not HTML.search(text):
+        if WORD.search(text) and " " in text.strip() and not HTML.search(text):
             yield function, text
         return
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "re.compile":
@@ -157,11 +149,11 @@ def _sentences(
         is_docstring = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
         is_name = isinstance(child, ast.keyword) and child.arg in NAMES
         if not is_docstring and not is_name:
-            yield from _sentences(child, function, _is_shown(node, child))
+            yield from _sentences(child, function)
 
 
 def _text(node: ast.AST | None) -> str | None:
-    """Return a string, an f-string or a sum of them with {expression} for each value, or None."""
+    """Return a string, or an f-string with {expression} for each value; None for another node."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
@@ -169,26 +161,7 @@ def _text(node: ast.AST | None) -> str | None:
     if isinstance(node, ast.FormattedValue):
         form = "" if node.format_spec is None else f":{_text(node.format_spec)}"
         return f"{{{ast.unparse(node.value)}{form}}}"
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left = _text(node.left)
-        right = _text(node.right)
-        if left is None and right is None:
-            return None
-        if left is None:
-            left = f"{{{ast.unparse(node.left)}}}"
-        if right is None:
-            right = f"{{{ast.unparse(node.right)}}}"
-        return left + right
     return None
-
-
-def _is_shown(node: ast.AST, child: ast.AST) -> bool:
-    if isinstance(node, ast.keyword):
-        return node.arg in KEYWORDS
-    if not isinstance(node, ast.Call) or child is node.func:
-        return False
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return name in CALLS or name.endswith("Error")
 
 
 PAGES = {FOLDER / "configuration.md": configuration, FOLDER / "messages.md": messages}

@@ -198,11 +198,11 @@ class GeneratedPagesTest(unittest.TestCase):
         tree = ast.parse(
             "def check(name):\n"
             '    """Check a name."""\n'
-            "    log.info('checked')\n"
+            "    log.info('it is checked')\n"
             "    kind, key = 'word', 'two words'\n"
-            "    raise ConfigError('no file ' + name + f' in {folder:.1f}')\n"
+            "    raise ConfigError(f'no file {name} in {folder:.1f}')\n"
         )
-        sentences = ["checked", "two words", "no file {name} in {folder:.1f}"]
+        sentences = ["it is checked", "two words", "no file {name} in {folder:.1f}"]
         self.assertEqual(list(generate._sentences(tree)), [("check", text) for text in sentences])
         page = generate.messages()
         for text in ("max_steps and epochs are both 0", "iterations of Griffin-Lim (default 30)"):

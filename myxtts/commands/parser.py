@@ -56,7 +56,8 @@ class CommandParser(argparse.ArgumentParser):
             if not unknown:
                 raise
         lines = []
-        for flag in dict.fromkeys(w.partition("=")[0] for w in unknown if _FLAG.fullmatch(w)):
+        names = [word.partition("=")[0] for word in unknown if _FLAG.fullmatch(word)]
+        for flag in dict.fromkeys(names):
             lines.append(f"{format_value(flag)} is not a flag{advice_on_flag(flag, self.flags)}")
         if unknown and not lines:
             word = format_value(unknown[0])

@@ -112,7 +112,7 @@ def load(
     # A run has recorded all settings, not only those that the user gave: GPUs that a flag replaces,
     # and settings that an earlier version did not know to be inactive.
     traces = [path.with_name(name) for name in (".lock", "checkpoints")] if path else []
-    is_of_run = path is not None and path.name == RUN_CONFIG and any(p.exists() for p in traces)
+    is_of_run = path is not None and path.name == RUN_CONFIG and any(map(Path.exists, traces))
     if is_of_run:
         in_file = _without_replaced_gpus(in_file, by_flag)
     merged = in_file | by_flag | _without_default_length(in_file, by_flag)
@@ -214,8 +214,8 @@ def _inactive(
             is_mistake = value != setting.default and not is_of_run and is_wrong_alone
         if is_mistake:
             given = by_flag.get(name) or in_file[name]
-            unmet = setting.needs.unmet(values)
-            found = " and ".join(f"{flag_of(n)} is {format_value(values[n])}" for n in unmet)
+            shown = {need: format_value(values[need]) for need in setting.needs.unmet(values)}
+            found = " and ".join(f"{flag_of(need)} is {state}" for need, state in shown.items())
             raise ConfigError(
                 f"{given.where} is {format_value(value)}, but it has an effect only"
                 f" {setting.needs.text}, and {found}. Leave it out, or change what it needs."

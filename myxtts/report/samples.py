@@ -80,10 +80,12 @@ class Samples:
         url_of = self._embed if is_newest else self._link
         samples = []
         for picture in pictures:
-            sounds = {picture.with_name(sound_file(picture.stem, kind)): kind for kind in LABELS}
+            named = {kind: picture.with_name(sound_file(picture.stem, kind)) for kind in LABELS}
             sample = {
                 "name": picture.stem,
-                "sounds": [[LABELS[kind], url_of(f)] for f, kind in sounds.items() if f in files],
+                "sounds": [
+                    [LABELS[kind], url_of(named[kind])] for kind in LABELS if named[kind] in files
+                ],
                 "image": url_of(picture),
                 "size": _size(picture),
             }

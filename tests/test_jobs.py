@@ -168,11 +168,20 @@ class Case(unittest.TestCase):
         """Launch in this process; return exit code, stdout and stderr."""
         return self.launch_with(self.argv(*flags))
 
-    def rejected(self, *flags: str) -> str:
-        """Launch with a mistake; return the message."""
+    def done(self, *flags: str) -> str:
+        """Launch without a fault; return stdout."""
+        code, out, err = self.launch(*flags)
+        self.assertEqual((code, err), (0, ""), out)
+        return out
+
+    def failed(self, expected: int, *flags: str) -> str:
+        """Launch with this exit code; return stderr."""
         code, _, err = self.launch(*flags)
-        self.assertEqual(code, 2)
+        self.assertEqual(code, expected, err)
         return err
+
+    def rejected(self, *flags: str) -> str:
+        return self.failed(2, *flags)
 
     def launch_with(
         self, argv: list[str], commands: Sequence[Sequence[str]] = ()
@@ -226,8 +235,7 @@ class Case(unittest.TestCase):
 
 class JobsTest(Case):
     def test_jobs_train_on_their_shards_from_the_warm_start_and_are_merged(self):
-        code, out, err = self.launch()
-        self.assertEqual((code, err), (0, ""))
+        out = self.done()
         names = ("warmstart", "gpu0", "gpu1")
         self.assertEqual(self.steps(*names), [2, 6, 6])
         runs = {name: load(self.run_folder / f"{name}.yaml") for name in names}
@@ -263,8 +271,7 @@ class JobsTest(Case):
         self.assertEqual(logs[:2], ["gpu0_training", "gpu1_training"])
 
         before = (self.run_folder / "merged/arguments.json").stat().st_mtime_ns
-        code, out, _ = self.launch("--resume")
-        self.assertEqual(code, 0)
+        out = self.done("--resume")
         self.assertIn("nothing to do", out)
         self.assertEqual((self.run_folder / "merged/arguments.json").stat().st_mtime_ns, before)
 
@@ -282,8 +289,7 @@ class JobsTest(Case):
 
     def test_killed_job_restarts_from_its_checkpoint(self):
         self.fault("gpu1", "kill", at=5, once=True)
-        code, out, err = self.launch()
-        self.assertEqual((code, err), (0, ""))
+        out = self.done()
         self.assertIn("gpu1 was killed by SIGKILL", out)
         self.assertEqual(self.states()["gpu1"], ("done", 1))
         self.assertEqual(self.reported("gpu1"), [3, 4, 5, 5, 6])
@@ -291,8 +297,7 @@ class JobsTest(Case):
     def test_failed_job_is_left_out_of_the_merge_until_it_is_resumed_even_in_another_folder(self):
         self.fault("gpu1", "kill", at=5)
         flags = ("--gpus", "0", "1", "2")
-        code, _, err = self.launch(*flags)
-        self.assertEqual(code, 1)
+        err = self.failed(1, *flags)
         states = [self.states()[name] for name in ("gpu0", "gpu1", "gpu2")]
         self.assertEqual(states, [("done", 0), ("failed", 1), ("done", 0)])
         self.assertIn("error: gpu1 was killed by SIGKILL; its last lines", err)
@@ -303,8 +308,7 @@ class JobsTest(Case):
         self.heal("gpu1")
         self.run_folder.parent.rename(self.folder / "moved")
         self.run_folder = self.folder / "moved" / "own"
-        code, out, err = self.launch(*flags, "--resume", "--runs-dir", str(self.folder / "moved"))
-        self.assertEqual((code, err), (0, ""))
+        out = self.done(*flags, "--resume", "--runs-dir", str(self.folder / "moved"))
         data = load(self.run_folder / "gpu1.yaml").data
         shards = [self.run_folder / "shards" / name for name in ("shard-1.csv", "held_out.csv")]
         self.assertEqual([Path(data.train_data), Path(data.val_data)], shards)
@@ -313,8 +317,7 @@ class JobsTest(Case):
 
     def test_job_that_rejects_its_settings_is_not_restarted(self):
         self.fault("gpu1", "refuse", at=4)
-        code, _, err = self.launch()
-        self.assertEqual(code, 1)
+        err = self.failed(1)
         self.assertEqual(self.states()["gpu1"], ("rejected", 0))
         self.assertRegex(err, "error: gpu1 ended with code 2; (.*\n)*.*requested,\n.* two")
         self.assertIn("error: there is nothing to merge; gpu0 has finished", err)
@@ -326,10 +329,7 @@ class JobsTest(Case):
         self.assertEqual((code, err.count("the fault was requested")), (2, 1))
         self.assertFalse((self.run_folder / "gpu0").exists())
         self.heal("warmstart")
-        code, _, err = self.launch(
-            "--resume", "--validation-fraction", "0.4", "--warmstart-steps", "3"
-        )
-        self.assertEqual((code, err), (0, ""))
+        self.done("--resume", "--validation-fraction", "0.4", "--warmstart-steps", "3")
         self.assertEqual(self.steps("warmstart"), [3])
         held_out = (self.run_folder / "shards/held_out.csv").read_text().splitlines()
         self.assertEqual(len(held_out), 1 + round(0.4 * 13))
@@ -356,9 +356,8 @@ class JobsTest(Case):
         self.heal("gpu1")
         merged = self.run_folder / "merged"
         with RunFolder(merged).locked():
-            code, _, err = self.launch("--resume", *flags)
-        self.assertEqual((code, merged.exists()), (2, True), err)
-        self.assertIn("another process is training it", err)
+            self.assertIn("another process is training it", self.rejected("--resume", *flags))
+        self.assertTrue(merged.exists())
 
     def test_merge_worse_than_a_job_returns_1(self):
         (self.folder / "code").write_text("1")
@@ -391,8 +390,7 @@ class StopTest(Case):
         process = self.started()
         wait_until(lambda: self.steps("gpu0", "gpu1") == [3, 3])
         self.assertIn("another process is training it", self.rejected("--resume"))
-        code, out, _ = self.launch("--status")
-        self.assertEqual(code, 0)
+        out = self.done("--status")
         self.assertIn(f"launcher       running (process {process.pid})", out)
         self.assertRegex(out, r"gpu0\s+running  3 of 6  0\.333\s+2\.00  1\.5 s")
         stop_command = self.started("--stop")
@@ -434,8 +432,7 @@ class StopTest(Case):
         process.kill()
         process.wait()
         self.assertTrue(ends(pid))
-        code, out, _ = self.launch("--status")
-        self.assertEqual(code, 0)
+        out = self.done("--status")
         self.assertIn("launcher       not running; resume with --resume", out)
         self.assertRegex(out, r"gpu1\s+dead")
         self.assertEqual(self.launch("--resume")[0], 0)
@@ -470,8 +467,7 @@ class SettingsTest(Case):
         path.write_text("training: {warmup_steps: 3}\n")
         gpu_config = self.folder / "own_gpu1.yaml"
         gpu_config.write_text("defaults: [own]\ndata: {num_workers: 7}\n")
-        code, out, err = self.launch("--config", str(path), "--intra-op-threads", "1")
-        self.assertEqual((code, err), (0, ""))
+        out = self.done("--config", str(path), "--intra-op-threads", "1")
         self.assertIn(f"gpu1           has its own settings: {gpu_config}", out)
         configs = [load(self.run_folder / f"gpu{gpu}.yaml") for gpu in (0, 1)]
         self.assertEqual([config.data.num_workers for config in configs], [2, 7])

@@ -373,10 +373,9 @@ def output_of(command: Sequence[str], timeout_s: float) -> str | None:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
+        output, _ = process.communicate(timeout=timeout_s)
     except OSError:
         return None
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
     # One that hangs in a driver cannot be killed, so nobody waits for its end.
     except subprocess.TimeoutExpired:
         process.kill()

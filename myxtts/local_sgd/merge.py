@@ -158,8 +158,8 @@ def read_inputs(paths: Sequence[Path]) -> list[TrainedRun]:
     resolved = {source.checkpoint.path.resolve() for source in inputs}
     if len(resolved) < max(2, len(inputs)):
         raise ConfigError(
-            f"a merge needs different checkpoints, at least two, but --checkpoints names"
-            f" {len(inputs)}, {len(resolved)} of them different. Name each one once."
+            f"--checkpoints names {len(inputs)}, but a merge needs two different checkpoints or"
+            " more. Name each one once."
         )
     return inputs
 
@@ -248,12 +248,9 @@ def layer_table(layers: Mapping[str, tuple[float, float]]) -> str:
     lines = ["| layer | cosine, lowest | distance, largest |", "|---|---|---|"]
     for layer, (cosine, distance) in layers.items():
         lines.append(f"| {layer} | {cosine:.4f} | {distance:.4f} |")
-    if low := [layer for layer, (cosine, _) in layers.items() if cosine < LOW_COSINE]:
-        lines.append("")
-        lines.append(
-            f"- the inputs have little in common (cosine below {LOW_COSINE}) in {', '.join(low)}:"
-            " try --val-data"
-        )
+    if low := ", ".join(layer for layer, (cosine, _) in layers.items() if cosine < LOW_COSINE):
+        found = f"- the inputs have little in common (cosine below {LOW_COSINE}) in {low}"
+        lines += ["", f"{found}: try --val-data"]
     return "\n".join([*lines, ""])
 
 
@@ -266,6 +263,10 @@ def merge(
 ) -> bool:
     """Write a run with the mean weights of some checkpoints; with validation data, measure it.
 
+    Returns whether the run has the mean weights. If the best input was measured to be better, the
+    run has its weights. Raises UserError if an input, a corpus or the output cannot be used;
+    nothing is written then.
+
     Args:
         checkpoints: folders of runs, which stand for their best or newest checkpoint, or of
             checkpoints; 2 or more.
@@ -273,13 +274,6 @@ def merge(
             of its first input. With `val_data`, all inputs and their mean are measured on it.
         weights: of each input, 0 or more; by default the audio that it was trained on.
         force: also merge inputs with different speakers or initial weights.
-
-    Returns:
-        whether the run has the mean weights. If the best input was measured to be better, the run
-        has its weights.
-
-    Raises:
-        UserError: an input, a corpus or the output cannot be used; nothing is written then.
     """
     for checkpoint in checkpoints:
         check_storable(str(checkpoint), "--checkpoints")

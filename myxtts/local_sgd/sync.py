@@ -139,13 +139,12 @@ class WeightSync:
             self._clock_s() - began_s,
         )
         if self._settings.job not in participants:
-            log.warning("this job was late: its updates since the last sync were discarded")
-        if newest > step:
             log.warning(
-                "training continues at step %d, as in the other jobs; this job was at step %d",
+                "this job was late: it continues at step %d, and its updates since the last sync"
+                " were discarded",
                 newest,
-                step,
             )
+        if newest > step:
             state.step = newest
             state.session_start = (newest, state.position)
         state.audio_s_since_sync = 0.0

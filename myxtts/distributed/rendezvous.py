@@ -34,6 +34,7 @@ RETRY_S = 0.2
 # How long the other end may be silent. A worker introduces itself at once, in a few hundred bytes,
 # and the chief sends a message every RETRY_S.
 SILENCE_S = 10.0
+CLOSE_S = 5.0
 LINE_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ class _Chief:
     def __init__(self, cluster: Cluster, settings: dict[str, str]):
         self._cluster = cluster
         self._settings = settings
-        self._connections: set[asyncio.StreamWriter] = set()
+        self._connections: dict[asyncio.Task, asyncio.StreamWriter] = {}
         self._joined: dict[int, asyncio.StreamWriter] = {}
         self._drop_reasons: set[str] = set()
         # Why the job cannot start.
@@ -149,11 +150,11 @@ class _Chief:
             raise
         finally:
             server.close()
-            # The connections are closed by the event loop, which ends with this coroutine.
-            while self._connections:
-                for writer in self._connections:
-                    writer.close()
-                await asyncio.sleep(0)
+            for writer in self._connections.values():
+                writer.close()
+            # The event loop closes the connections; it ends with this coroutine.
+            if self._connections:
+                await asyncio.wait(self._connections, timeout=CLOSE_S)
 
     def _missing(self) -> str:
         absent = (index for index in range(1, self._cluster.count) if index not in self._joined)
@@ -167,7 +168,9 @@ class _Chief:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Serve a connection from its introduction to its end."""
-        self._connections.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
         try:
             introduction = await _next_message(reader, _Introduction)
             if error := self._find_mismatch(introduction, writer):
@@ -182,7 +185,7 @@ class _Chief:
             self._warn_of_drop(writer, str(reason))
         finally:
             writer.close()
-            self._connections.remove(writer)
+            del self._connections[task]
 
     def _find_mismatch(self, introduction: _Introduction, writer: asyncio.StreamWriter) -> str:
         """Return why a worker cannot take part; empty if it can. One of this job ends the job."""

@@ -30,7 +30,7 @@ from myxtts.data.reading import LocalReader, rows_from_files
 from myxtts.data.service import ServiceReader, _Job, dispatcher, service_address, worker
 from myxtts.distributed.cluster import is_loopback, listening_sockets
 from myxtts.errors import ConfigError, DataError
-from tests.fixtures import temporary_folder
+from tests.fixtures import entered, temporary_folder
 from tests.long import long
 from tests.sine_corpus import planned_corpus, write_corpus
 
@@ -84,10 +84,8 @@ class ServiceCase(unittest.TestCase):
         cls.corpus = Corpus(temporary_folder(cls.addClassCleanup, "with space "))
 
     def setUp(self):
-        for name, value in (("JOB_BATCHES", 8), ("TRIAL_BATCHES", 2)):
-            patched = mock.patch.object(service, name, value)
-            patched.start()
-            self.addCleanup(patched.stop)
+        sizes = mock.patch.multiple(service, JOB_BATCHES=8, TRIAL_BATCHES=2)
+        entered(self.addCleanup, sizes)
         self.addCleanup(self.assert_no_thread)
 
     def assert_no_thread(self):

@@ -33,11 +33,9 @@ class AudioFolder:
     def find(self, name: str) -> str | None:
         r"""Return the path of a file, relative unless `name` is absolute; None if it is missing.
 
-        None also if .. or an absolute name leads out of the folder. Links may.
-
-        These are tried: the name as it is; the name with / instead of \; the file of the same stem,
-        compared in the Unicode form NFC, with a suffix of AUDIO_SUFFIXES in upper or lower case. Of
-        several, the first in that order.
+        None also if .. or an absolute name leads out of the folder. These are tried: the name as it
+        is; the name with / instead of \; the file of the same stem, in the Unicode form NFC, with
+        the first suffix of AUDIO_SUFFIXES that there is, in upper or lower case.
         """
         for prefix in self._prefixes:
             if name.startswith(prefix):

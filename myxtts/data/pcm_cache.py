@@ -7,7 +7,7 @@ import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 import tensorflow as tf
@@ -27,37 +27,41 @@ CHECKSUM = np.dtype("<u4")
 log = logging.getLogger(__name__)
 
 
-class DecodedCorpus(NamedTuple):
-    """A file with a decoded corpus: int16 [all samples], read-only; uint32 [utterances], CRC-32."""
+def open_cache(manifest: Manifest, folder: Path, workers: int) -> Path:
+    """Return the decoded corpus; decode it first if it is missing or one of its files has changed.
 
-    path: Path
-    pcm: np.ndarray
-    checksums: np.ndarray
-
-
-def open_cache(manifest: Manifest, folder: Path, workers: int) -> DecodedCorpus:
-    """Map the decoded corpus; decode it first if it is missing or a file has changed.
-
-    The name of the file contains a digest of the corpus and of its paths, so each corpus has its
-    own file, and so has a corpus of equal lengths in another folder. It ends with a digest of the
-    sizes and times of the files that it was decoded from, and before that a checksum of each
-    utterance. It is written under a temporary name and then renamed; a second process waits, and
-    takes it. Raises DataError if an utterance cannot be read, or files change again and again.
+    Its name contains a digest of the corpus and of its paths, so each corpus has its own file, and
+    so has a corpus of equal lengths in another folder. The samples of all utterances, int16, are
+    followed by a checksum of each, and a digest of the sizes and times of the files that they were
+    decoded from. Another process that needs the file waits, and takes it. Raises DataError if an
+    utterance cannot be read, or changes meanwhile.
     """
     path = folder / f"pcm-{_digest(manifest.fingerprint, manifest.paths).hex()[:16]}.int16"
-    if not _is_current(path, manifest):
-        folder.mkdir(parents=True, exist_ok=True)
-        _make(path, manifest, workers)
-    samples = _sample_count(manifest)
-    pcm = np.memmap(path, np.int16, mode="r", shape=(samples,))
-    return DecodedCorpus(path, pcm, np.fromfile(path, CHECKSUM, len(manifest), offset=pcm.nbytes))
+    if _is_current(path, manifest):
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".partial")
+    with locked_file(temporary) as file:
+        if _is_current(path, manifest):
+            # Another process has just made it.
+            temporary.unlink()
+            return path
+        try:
+            _write(manifest, file, workers)
+        except BaseException:
+            temporary.unlink()
+            raise
+        os.replace(temporary, path)
+    return path
 
 
-def rows_from_cache(manifest: Manifest, corpus: DecodedCorpus) -> ReadRows:
+def rows_from_cache(manifest: Manifest, path: Path) -> ReadRows:
     """Return what reads rows of batches from the decoded corpus, or a damaged one from its file.
 
     Checksums are compared at the first reading, which takes some 50 µs for 5 s.
     """
+    pcm = np.memmap(path, np.int16, mode="r", shape=(_sample_count(manifest),))
+    checksums = np.fromfile(path, CHECKSUM, len(manifest), offset=pcm.nbytes)
     offsets = np.concatenate([[0], np.cumsum(manifest.samples, dtype=np.int64)])
     # Utterances whose checksum was compared, and those that replace damaged ones.
     is_intact = np.zeros(len(manifest), bool)
@@ -66,11 +70,11 @@ def rows_from_cache(manifest: Manifest, corpus: DecodedCorpus) -> ReadRows:
     def wave(row: int) -> np.ndarray:
         if row in decoded:
             return decoded[row]
-        found = corpus.pcm[offsets[row] : offsets[row + 1]]
+        found = pcm[offsets[row] : offsets[row + 1]]
         if not is_intact[row]:
-            if zlib.crc32(found.data) != corpus.checksums[row]:
+            if zlib.crc32(found.data) != checksums[row]:
                 text = "%s is damaged where it has %s, which is read instead"
-                log.warning(text, corpus.path, manifest.paths[row])
+                log.warning(text, path, manifest.paths[row])
                 found = decoded[row] = _read(manifest.paths[row], len(found))
             is_intact[row] = True
         return found
@@ -112,22 +116,6 @@ def _is_current(path: Path, manifest: Manifest) -> bool:
     with open(path, "rb") as file:
         file.seek(-DIGEST_BYTES, os.SEEK_END)
         return file.read() == _digest(_stamps(manifest))
-
-
-def _make(path: Path, manifest: Manifest, workers: int) -> None:
-    """Write the cache and rename it, or wait for another process that does."""
-    temporary = path.with_suffix(".partial")
-    with locked_file(temporary) as file:
-        if _is_current(path, manifest):
-            # Another process has just made it.
-            temporary.unlink()
-            return
-        try:
-            _write(manifest, file, workers)
-        except BaseException:
-            temporary.unlink()
-            raise
-        os.replace(temporary, path)
 
 
 def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import count, repeat
 from threading import Lock
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -114,10 +114,6 @@ def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> D
     return DataError(f"a batch could not be read ({where}): {error}. Its utterances are {names}.")
 
 
-# A size that tf.reshape rejects.
-NO_SIZE = -2
-
-
 def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
     """Return what reads rows of batches from files: 16-bit mono WAV without Python, if native."""
     paths = tf.constant([os.fsencode(path) for path in manifest.paths])
@@ -129,8 +125,8 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
         wave, rate_hz = tf.audio.decode_wav(tf.io.read_file(paths[row]))
         unchanged = tf.reduce_all(tf.shape(wave) == [lengths[row], 1]) & (rate_hz == SAMPLE_RATE_HZ)
         # tf.debugging.Assert is stateful and would make reading serial under enable_op_determinism;
-        # tf.reshape is not.
-        wave = tf.reshape(wave, [tf.where(unchanged, lengths[row], NO_SIZE)])
+        # tf.reshape is not, and rejects a size of -2.
+        wave = tf.reshape(wave, [tf.where(unchanged, lengths[row], -2)])
         # decode_wav divides by 32768: exact.
         return tf.cast(wave * 32768.0, tf.int16)
 
@@ -163,9 +159,6 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
     return read_rows
 
 
-Element = dict[str, Any]
-
-
 class Source:
     """A dataset without end of elements that Python makes.
 
@@ -181,15 +174,15 @@ class Source:
 
     def __init__(self, signature: dict[str, tf.TensorSpec]):
         self._signature = signature
-        self._iterator: Iterator[Element] = iter(())
+        self._iterator: Iterator[dict] = iter(())
         # Numbers are asked for in any order, by the threads of tf.data: `_waiting` has the elements
         # below `_next` that were not asked for yet.
         self._lock = Lock()
         self._next = 0
-        self._waiting: dict[int, Element] = {}
+        self._waiting: dict[int, dict] = {}
         self.dataset = tf.data.Dataset.range(tf.int64.max).map(self._element)
 
-    def begin(self, elements: Iterator[Element]) -> None:
+    def begin(self, elements: Iterator[dict]) -> None:
         """Begin a pass, whose elements endless others follow: tf.data reads ahead."""
         with self._lock:
             self._iterator = elements

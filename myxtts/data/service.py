@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -198,9 +198,8 @@ class ServiceReader:
 def _select_rows(manifest: Manifest, rows: np.ndarray) -> Manifest:
     """A manifest with some rows, in which only the columns that reading uses are selected."""
     paths = tuple(manifest.paths[row] for row in rows)
-    return replace(
-        manifest, paths=paths, samples=manifest.samples[rows], native=manifest.native[rows]
-    )
+    columns = {"samples": manifest.samples[rows], "native": manifest.native[rows]}
+    return replace(manifest, paths=paths, **columns)
 
 
 class _OrderedBatches:
@@ -229,8 +228,11 @@ class _OrderedBatches:
                     return
                 if waves is None:
                     job.read_here += 1
-                    self._explain(job)
-                    waves = self._read_here(batch)
+                    self._explain(job, place)
+                    try:
+                        waves = self._reader.read_here(batch)
+                    except READ_ERRORS as error:
+                        raise reading.unreadable(self._reader.manifest, batch, error) from error
                 yield batch, waves
             self._jobs.remove(job)
             job.close()
@@ -253,15 +255,14 @@ class _OrderedBatches:
             if self._closed:
                 job.close()
 
-    def _read_here(self, batch: PlannedBatch) -> Batch:
-        try:
-            return self._reader.read_here(batch)
-        except tf.errors.ResourceExhaustedError:
-            raise
-        except READ_ERRORS as error:
-            raise reading.unreadable(self._reader.manifest, batch, error) from error
+    def _can_read(self, batches: Iterable[PlannedBatch]) -> bool:
+        with suppress(tf.errors.OpError):
+            for batch in batches:
+                self._reader.read_here(batch)
+            return True
+        return False
 
-    def _explain(self, job: "_Job") -> None:
+    def _explain(self, job: "_Job", place: int) -> None:
         """Log why this process reads a batch; raise DataError if the service is set up wrongly."""
         reader = self._reader
         error = job.error
@@ -278,7 +279,8 @@ class _OrderedBatches:
             if job.read_here == 1:
                 text = "data service %s: %s. This machine reads the missing batches"
                 log.warning(text, reader.address, reason)
-        else:
+        # Else the error of the file at fault follows.
+        elif error is None or isinstance(error, OSError) or self._can_read(job.batches[place:]):
             raise DataError(
                 f"the data service {reader.address} gives no batches: {reason}. Start `myxtts"
                 " serve-data dispatcher` there, and workers that this machine can reach and that"

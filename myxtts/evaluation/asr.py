@@ -165,13 +165,9 @@ def measure_error_rates(
     throttle: Throttle = no_throttle,
     timed: bool = True,
 ) -> ASRScore:
-    """Measure the weights of a transcriber, which are those of a checkpoint.
-
-    Args:
-        timed: also measure the real-time factor.
-    """
+    """Measure the weights of a transcriber, which are those of a checkpoint."""
     corpus, options = evaluation.corpus, evaluation.options
-    manifest, vocabulary = corpus.manifest, corpus.vocabulary
+    manifest = corpus.manifest
     # A corpus may be sorted by speaker or language, and its first rows would be of one of them.
     count = options.utterances or len(manifest)
     rows = evenly_spaced(np.arange(len(manifest)), count).tolist()
@@ -181,12 +177,10 @@ def measure_error_rates(
     audio_s = float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ
     transcripts = []
     for row, hypothesis in zip(rows, hypotheses, strict=True):
-        language = transcriber.vocabulary.languages[manifest.language[row]]
-        speaker = vocabulary.speakers[manifest.speaker[row]]
-        transcript = {"id": manifest.ids[row], "speaker": speaker, "language": language}
+        names = corpus.names_of(row)
         # As the run's front end writes it, like the hypothesis.
-        reference = transcriber.normalise_reference(manifest.texts[row], language)
-        transcripts.append(transcript | {"reference": reference, "hypothesis": hypothesis})
+        reference = transcriber.normalise_reference(manifest.texts[row], names["language"])
+        transcripts.append(names | {"reference": reference, "hypothesis": hypothesis})
     distorted = {}
     for name, distort in distortions(options.noise_snr_db or (), options.rt60 or ()).items():
         waves = (distort(read_row(manifest, row), index) for index, row in enumerate(rows))

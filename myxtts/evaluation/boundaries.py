@@ -129,11 +129,7 @@ def boundaries(token_symbols: Sequence[str], phonemes: Sequence[Phoneme]) -> lis
     """Return the boundaries that the text also has; None if it does not spell these phonemes.
 
     Left out are phonemes of 0 s, which the synthesizer merges with a neighbour, and gaps of 0 s
-    between words, whose token lasts at least one frame.
-
-    Args:
-        token_symbols: the symbol of each token, "" for the begin and end tokens.
-        phonemes: of the recording.
+    between words, whose token lasts at least one frame. Begin and end tokens have the symbol "".
     """
     sounds = [phoneme for phoneme in phonemes if phoneme.symbol.strip()]
     tokens = _token_spans(token_symbols, [phoneme.symbol for phoneme in sounds])
@@ -209,7 +205,8 @@ def alignment_metrics(
     different = 0
     for utterance in utterances:
         inner = [symbols.symbols[token - FIRST_SYMBOL_ID] for token in utterance.tokens[1:-1]]
-        true_boundaries = boundaries(["", *inner, ""], phonemes_of(utterance, alignments))
+        phonemes = alignments.get(Path(utterance.id).stem, ())
+        true_boundaries = boundaries(["", *inner, ""], phonemes)
         different += true_boundaries is None
         for boundary in true_boundaries or ():
             if not boundary.is_reliable:
@@ -232,18 +229,12 @@ def alignment_metrics(
     )
 
 
-def phonemes_of(utterance: Utterance, alignments: Alignments) -> Sequence[Phoneme]:
-    return alignments.get(Path(utterance.id).stem, ())
-
-
 def plant_errors(
     waves: Sequence[np.ndarray], alignments: Sequence[Sequence[Phoneme]]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return each wave without one random word, and each wave with that word said twice.
 
-    Args:
-        waves: float32 [samples] each.
-        alignments: the phonemes of each wave, with at least one word.
+    The phonemes of each wave have at least one word.
     """
     deleted = []
     inserted = []
@@ -269,7 +260,7 @@ def planted_errors_note(
     device: str,
 ) -> str:
     """Return a note on how many planted deletions and insertions of words are detected."""
-    phonemes = [phonemes_of(utterance, alignments) for utterance in utterances]
+    phonemes = [alignments.get(Path(utterance.id).stem, ()) for utterance in utterances]
     rows = []
     for row, copy in enumerate(copies):
         lengths_s = [end_s - start_s for start_s, end_s in word_spans(phonemes[row])]

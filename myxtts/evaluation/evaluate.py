@@ -58,7 +58,8 @@ def evaluate_run(
     print(score.table())
     if options.json_file is not None:
         write_json(options.json_file, score.to_json())
-    _write_table(score, folder)
+    # For report.html of the run.
+    write_whole(folder / SCORES, (score.table() + "\n").encode())
 
 
 def open_evaluator(
@@ -109,13 +110,8 @@ def open_evaluator(
         with tolerate_full_disk(f"the scores of step {step}"):
             scores = folder.path / EVALUATION_FOLDER / checkpoint
             scores.mkdir(parents=True, exist_ok=True)
-            _write_table(score, scores)
+            write_whole(scores / SCORES, (score.table() + "\n").encode())
         log.info("step %6d | %s", step, score.console_line())
         return {f"evaluation_{name}": value for name, value in score.figures().items()}
 
     return evaluate
-
-
-def _write_table(score: Score, folder: Path) -> None:
-    """Write the table for report.html of the run."""
-    write_whole(folder / SCORES, (score.table() + "\n").encode())

@@ -103,6 +103,13 @@ class MeasuredCorpus(NamedTuple):
     trained_speakers: set[str]
     source: str = "held-out utterances"
 
+    def names_of(self, row: int) -> dict[str, str]:
+        """Return id, speaker and language of an utterance."""
+        manifest, vocabulary = self.manifest, self.vocabulary
+        speaker = vocabulary.speakers[manifest.speaker[row]]
+        language = vocabulary.languages[manifest.language[row]]
+        return {"id": manifest.ids[row], "speaker": speaker, "language": language}
+
 
 class Evaluation(NamedTuple):
     """What is measured of the weights of a run: the folder of the run, the record of one of its
@@ -117,13 +124,10 @@ class Evaluation(NamedTuple):
 
 
 def load_measured(run: TrainedRun, options: EvaluationOptions, folder: Path) -> MeasuredCorpus:
-    """Load the held-out utterances of a checkpoint, or those of --data.
+    """Load the held-out utterances of a checkpoint, or those of --data; `folder` gets rejected.csv.
 
     Raises DataError if a corpus is missing or cannot be used, or nothing was held out, and
     CheckpointError if the corpus or the held-out utterances have changed since.
-
-    Args:
-        folder: gets rejected.csv.
     """
     if options.data is None:
         return load_held_out(run, folder)
@@ -134,12 +138,9 @@ def load_measured(run: TrainedRun, options: EvaluationOptions, folder: Path) -> 
     if run.task == "tts":
         training, _, known = _load_training(run, config, folder)
     length_rule = length_rule_of(config)
+    language, needs_text = config.data.language, length_rule is not None
     rows = read_corpus(
-        options.data,
-        config.data.language,
-        options.audio_root,
-        needs_text=length_rule is not None,
-        columns=options.columns,
+        options.data, language, options.audio_root, needs_text, columns=options.columns
     )
     log.info("%-14s %s", "corpus form", rows.form)
     manifest, vocabulary, rejected = build_manifest(rows, config.data, length_rule, known)
@@ -155,8 +156,7 @@ def load_measured(run: TrainedRun, options: EvaluationOptions, folder: Path) -> 
 def load_held_out(run: TrainedRun, listing: Path) -> MeasuredCorpus:
     """Return the held-out utterances of a checkpoint; raises as `load_measured`.
 
-    Args:
-        listing: folder for files, if that of the run cannot be written to.
+    Files that the folder of the run cannot get go to `listing`.
     """
     config = for_evaluation(run.record.settings)
     training, held_out, vocabulary = _load_training(run, config, listing)
@@ -185,8 +185,8 @@ def _load_training(
     data = config.data
     # Without --train-data, training makes the demo corpus. An evaluation of a new one would say
     # nothing of the run.
-    paths = (data.train_data or str(dataset.DEMO_FOLDER), data.val_data, data.audio_root)
-    for path in filter(None, paths):
+    trained_on = data.train_data or str(dataset.DEMO_FOLDER)
+    for path in filter(None, (trained_on, data.val_data, data.audio_root)):
         if not Path(path).exists():
             raise DataError(
                 f"{run.path} was trained on {path}, which does not exist under {Path.cwd()}."

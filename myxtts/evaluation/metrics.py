@@ -92,11 +92,6 @@ class AcousticFeatures:
     f0_hz: np.ndarray  # float32 [T], 0 where unvoiced
     voiced: np.ndarray  # bool [T]
 
-    @property
-    def voiced_f0_hz(self) -> np.ndarray:
-        """float32 [T], NaN where unvoiced."""
-        return np.where(self.voiced, self.f0_hz, np.nan)
-
 
 @dataclass(frozen=True, eq=False)
 class FrameErrors:
@@ -182,11 +177,7 @@ def utterance_metrics(
 def pitch_errors(
     recorded: AcousticFeatures, synthesized: AcousticFeatures, row: np.ndarray, column: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return log-F0 errors and voicing errors of P pairs of frames; see `FrameErrors`.
-
-    Args:
-        row, column: int [P], the frames of the recording and of the synthesized speech.
-    """
+    """Return log-F0 errors and voicing errors of pairs of frames, int [P]; see `FrameErrors`."""
     both_voiced = recorded.voiced[row] & synthesized.voiced[column]
     log_f0_errors = np.log(
         synthesized.f0_hz[column][both_voiced] / recorded.f0_hz[row][both_voiced]
@@ -212,8 +203,7 @@ def longest_unmatched_s(path: np.ndarray, pair_db: np.ndarray, loud: np.ndarray)
     is subtracted. The result is the largest sum over a stretch (Kadane's algorithm).
 
     Args:
-        path: int [P, 2], pairs (first, second).
-        pair_db: distortion of each pair.
+        path: int [P, 2], pairs (first, second), with the distortion of each.
         loud: bool, of each frame of the first utterance.
     """
     step = np.diff(path, axis=0, prepend=path[:1] - 1)
@@ -260,11 +250,9 @@ def measure_copies(
     perceptual: bool,
     throttle: Throttle = no_throttle,
 ) -> list[CopyMetrics]:
-    """Compare the copy of each recording with it. Copies have as many frames as the recordings.
+    """Compare the copy of each recording with it, also by SCORES if `perceptual`.
 
-    Args:
-        perceptual: also measure SCORES.
-        throttle: called before each copy.
+    Copies have as many frames as the recordings. `throttle` is called before each copy.
     """
     metrics = []
     for recorded, copied in zip(recordings, copies, strict=True):

@@ -38,11 +38,9 @@ def predict_mels(
     device: str,
     throttle: Throttle = no_throttle,
 ) -> list[np.ndarray]:
-    """Synthesize log-mels, float32 [frames, 80] each: front end and network.
+    """Synthesize the texts of some utterances with the references of others: front end and network.
 
-    Args:
-        record: of the network's checkpoint, for its front end and vocabulary.
-        texts, voices: utterances whose text is spoken, and whose reference is imitated.
+    Returns log-mels, float32 [frames, 80] each.
     """
     vocabulary = record.vocabulary
     frontend = record.settings.data.text_frontend
@@ -131,12 +129,7 @@ def speaker_embeddings(mels: Iterable[np.ndarray]) -> np.ndarray:
 def nearest_speakers(
     embeddings: np.ndarray, speakers: np.ndarray, classified: np.ndarray
 ) -> np.ndarray:
-    """Return the speaker with the nearest centroid of each classified embedding, int [C].
-
-    Args:
-        embeddings: [U, 38], of recordings of the speakers, int [U].
-        classified: [C, 38].
-    """
+    """Return the speaker of the nearest centroid, [U, 38] and int [U]; [C, 38] -> int [C]."""
     # Cepstra of low order vary more than those of high order, and would decide alone.
     scale = np.maximum(embeddings.std(axis=0), 1e-6)
     names = np.unique(speakers)
@@ -153,8 +146,7 @@ def speaker_accuracy(
 ) -> tuple[Metrics, str]:
     """Return the fraction of utterances that are classified as their speaker, and a note.
 
-    Args:
-        features: of the utterances by column, with the column "recorded".
+    The features of the utterances by column have a column "recorded".
     """
     assert corpus.training is not None
     training, measured = corpus.training.manifest, corpus.manifest

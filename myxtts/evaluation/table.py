@@ -16,7 +16,6 @@ Means = dict[str, float | None]
 
 ScoreWeights = Callable[[str, Callable[[], None]], Any]
 """(checkpoint, throttle) -> the score of the weights of a network, which are those of a checkpoint.
-
 `throttle` is called before each batch; nothing is queued on the device then.
 """
 
@@ -82,24 +81,16 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class ColumnScore:
-    """The metrics of a checkpoint, in columns that are measured in the same way.
-
-    Attributes:
-        columns: in the order of the table.
-        metrics: without those that do not apply to this corpus.
-        groups: the metrics of each group by name, by the keys of GROUPS.
-        notes: the conditions of the measurement, and what was left out.
-        details: more figures for the JSON.
-    """
+    """The metrics of a checkpoint, in columns that are measured in the same way."""
 
     run: str
     checkpoint: str
     utterances: int
-    columns: tuple[str, ...]
-    metrics: Metrics
-    groups: dict[str, dict[str, Metrics]]
-    notes: tuple[str, ...]
-    details: dict[str, Any] = field(default_factory=dict)
+    columns: tuple[str, ...]  # in the order of the table
+    metrics: Metrics  # without those that do not apply to this corpus
+    groups: dict[str, dict[str, Metrics]]  # of each group by name, by the keys of GROUPS
+    notes: tuple[str, ...]  # the conditions of the measurement, and what was left out
+    details: dict[str, Any] = field(default_factory=dict)  # more figures for the JSON
 
     def table(self) -> str:
         """Return a Markdown table."""
@@ -126,12 +117,8 @@ class ColumnScore:
 
     def console_line(self) -> str:
         """Return `mel-cepstral distortion 7.31 dB | voicing error 8.1 %` of the first column."""
-        figures = self.figures()
-        return " | ".join(
-            f"{METRICS[key].label} {METRICS[key].show(figures[key])} {METRICS[key].unit}"
-            for key in SHOWN
-            if key in figures
-        )
+        shown = [(METRICS[key], value) for key, value in self.figures().items() if key in SHOWN]
+        return " | ".join(f"{of.label} {of.show(value)} {of.unit}" for of, value in shown)
 
     def to_json(self) -> dict[str, Any]:
         """Return the same with the unit of each metric; percentages are fractions."""
@@ -169,11 +156,7 @@ def by_metric(columns: Mapping[str, Means]) -> Metrics:
 def metrics_by_group(
     names: Sequence[str], measure: Callable[[Sequence[int]], Measurement]
 ) -> dict[str, Measurement]:
-    """Return what is measured of each group of utterances, of given rows; empty if there is one.
-
-    Args:
-        names: the group of each utterance.
-    """
+    """Return what is measured of the rows of each group; `names` has the group of each row."""
     rows = defaultdict(list)
     for row, name in enumerate(names):
         rows[name].append(row)

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,9 +50,10 @@ def score_run(run: TrainedRun, evaluation: Evaluation, folder: Path) -> ColumnSc
         vocoders[GRIFFIN_LIM_SUFFIX] = GriffinLim()
     evaluator = TTSEvaluator(evaluation, network, vocoders)
     score = evaluator.score(run.checkpoint.path.name)
-    utterances, recorded, columns = evaluator.utterances, evaluator.recorded, evaluator.columns
-    features = {"recorded": recorded} | {name: of.features for name, of in columns.items()}
-    write_plots(folder, utterances, recorded, features["synthesized"])
+    write_plots(folder, evaluator)
+    utterances, recorded = evaluator.utterances, evaluator.recorded
+    features = {name: of.features for name, of in evaluator.columns.items()}
+    features["recorded"] = recorded
     speakers, speaker_note = speech.speaker_accuracy(
         evaluation.corpus, utterances, features, device
     )
@@ -226,15 +228,12 @@ class TTSEvaluator:
         utterances, options = self.utterances, self._evaluation.options
         audio_s = sum(len(utterance.wave) for utterance in utterances) / SAMPLE_RATE_HZ
         vocoders = [vocoder.description for vocoder in self._vocoders.values()]
-        compared = "log-mel error compares"
-        if options.perceptual:
-            compared = "PESQ-WB, STOI and log-mel error compare"
         notes = [
             f"{len(utterances)} {self._evaluation.corpus.source}, {audio_s:.1f} s of speech;"
             f" {self._synthesis.ode_steps} ODE steps, guidance {self._synthesis.guidance:g}",
             f"the waves are by {', and in columns of their own by '.join(vocoders)}",
-            f"{compared} the same times of two waves, which only copy synthesis has in common with"
-            " the recording",
+            "PESQ-WB, STOI and log-mel error are of copy synthesis, since they compare waves at the"
+            " same times",
         ]
         if len(utterances) == 1 and not self._in_run:
             notes.append("shuffled texts are left out: a single utterance has no other text")
@@ -307,19 +306,16 @@ def column_metrics(
     return table.by_metric(by_column)
 
 
-def write_plots(
-    folder: Path,
-    utterances: Sequence[Utterance],
-    recorded: Sequence[AcousticFeatures],
-    synthesized: Sequence[AcousticFeatures],
-) -> None:
+def write_plots(folder: Path, evaluator: TTSEvaluator) -> None:
     """Write `<number>-<id>-mel.png` and `<number>-<id>-f0.png` for the first utterances."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = list(zip(utterances, recorded, synthesized, strict=True))[:PLOTTED_UTTERANCES]
-    for number, (utterance, recording, synthesis) in enumerate(rows, 1):
-        name = numbered_name(number, utterance.id)
-        picture = mel_and_alignment(recording.mel, synthesis.mel, utterance.path, utterance.text)
-        (folder / f"{name}-mel.png").write_bytes(png_bytes(picture))
-        curves = {"recorded": recording.voiced_f0_hz, "synthesized": synthesis.voiced_f0_hz}
-        (folder / f"{name}-f0.png").write_bytes(png_bytes(f0_curves(curves, utterance.text)))
+    rows = zip(evaluator.recorded, evaluator.columns["synthesized"].features, strict=True)
+    for number, (recorded, synthesized) in enumerate(islice(rows, PLOTTED_UTTERANCES)):
+        utterance = evaluator.utterances[number]
+        sounds = {"recorded": recorded, "synthesized": synthesized}
+        f0_hz = {name: np.where(of.voiced, of.f0_hz, np.nan) for name, of in sounds.items()}
+        mels = mel_and_alignment(recorded.mel, synthesized.mel, utterance.path, utterance.text)
+        name = numbered_name(number + 1, utterance.id)
+        (folder / f"{name}-mel.png").write_bytes(png_bytes(mels))
+        (folder / f"{name}-f0.png").write_bytes(png_bytes(f0_curves(f0_hz, utterance.text)))
     log.info("plots          %s", folder)

@@ -11,12 +11,18 @@ from typing import Any, NamedTuple
 import librosa
 import numpy as np
 
-from myxtts.audio import format as audio
+from myxtts.audio.format import (
+    DECIBELS_PER_NEPER,
+    FFT_SAMPLES,
+    HOP_SAMPLES,
+    SAMPLE_RATE_HZ,
+    frame_count,
+)
 from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
 from myxtts.data.audio_file import write_wav
 from myxtts.data.metadata_file import DEFAULT_SPEAKER
 from myxtts.evaluation import held_out, metrics, speech, table
-from myxtts.evaluation.held_out import Evaluation, MeasuredCorpus
+from myxtts.evaluation.held_out import Evaluation
 from myxtts.evaluation.metrics import CopyMetrics
 from myxtts.evaluation.table import ColumnScore, Means, Metric, Metrics, ScoreWeights
 from myxtts.files import numbered_name
@@ -31,21 +37,8 @@ PLOTTED_UTTERANCES = 4
 # Noise changes each figure a little. The median of three is not moved by one draw.
 SEEDS = (0, 1, 2)
 QUARTILES = (25, 50, 75)
-# The picture has the recording at the top, so that the copies lie below it.
-PICTURED = ("recordings", "neural", "griffin_lim")
 
 log = logging.getLogger(__name__)
-
-
-class Recording(NamedTuple):
-    """An utterance in whole frames, float32 [samples] at 22,050 Hz, with names of its speaker and
-    language.
-    """
-
-    id: str
-    wave: np.ndarray
-    speaker: str
-    language: str
 
 
 class Copies(NamedTuple):
@@ -61,10 +54,18 @@ def score_run(run: TrainedRun, evaluation: Evaluation, folder: Path) -> ColumnSc
     device = evaluation.route.model
     evaluator = VocoderEvaluator(evaluation, run.load_vocoder(device))
     score = evaluator.score(run.checkpoint.path.name)
-    for row, recording in enumerate(evaluator.recordings[:PLOTTED_UTTERANCES]):
-        name = numbered_name(row + 1, recording.id)
-        waves = {column: of.waves[row] for column, of in evaluator.columns.items()}
-        write_example(folder, name, waves)
+    for row, utterance in enumerate(evaluator.utterances[:PLOTTED_UTTERANCES]):
+        name = numbered_name(row + 1, utterance["id"])
+        levels_db = {}
+        for column, of_column in evaluator.columns.items():
+            wave = of_column.waves[row]
+            write_wav(folder / f"{name}.{column}.wav", wave)
+            magnitude = np.abs(librosa.stft(wave, n_fft=FFT_SAMPLES, hop_length=HOP_SAMPLES))
+            level_db = DECIBELS_PER_NEPER * np.log(np.maximum(magnitude.T, 1e-10))
+            levels_db[table.title(column)] = level_db
+        # With the recording at the top, so that the copies lie below it.
+        levels_db = {"recordings": levels_db.pop("recordings"), **levels_db}
+        (folder / f"{name}.png").write_bytes(png_bytes(spectra(levels_db, name)))
     log.info("pictures       %s", folder)
     cores = core_count()
     times = {name: of.real_time_factors for name, of in evaluator.columns.items()}
@@ -94,6 +95,7 @@ class VocoderEvaluator:
     Griffin-Lim's are measured once.
 
     Attributes:
+        utterances: id, speaker and language of each.
         columns: of the last `score`.
     """
 
@@ -101,10 +103,15 @@ class VocoderEvaluator:
         self._evaluation, self._vocoder = evaluation, vocoder
         corpus, options, device = evaluation.corpus, evaluation.options, evaluation.route.model
         self._seeds = options.seeds or SEEDS
-        self.recordings = recordings_of(corpus, options.utterances or MAX_UTTERANCES)
+        count = options.utterances or MAX_UTTERANCES
+        self.utterances: list[dict[str, str]] = []
+        waves = []
+        for row in held_out.evenly_spaced(np.arange(len(corpus.manifest)), count).tolist():
+            wave = held_out.read_row(corpus.manifest, row)
+            waves.append(wave[: frame_count(len(wave)) * HOP_SAMPLES])
+            self.utterances.append(corpus.names_of(row))
         seen = dict.fromkeys(corpus.trained_speakers, "seen")
-        self._familiarity = [seen.get(of.speaker, "unseen") for of in self.recordings]
-        waves = [recording.wave for recording in self.recordings]
+        self._familiarity = [seen.get(of["speaker"], "unseen") for of in self.utterances]
         self._mels = [features.mel for features in speech.acoustic_features(waves, device)]
         self._rounded = speech.features_in_16_bits(waves, device)
         griffin_lim = GriffinLim()
@@ -133,20 +140,20 @@ class VocoderEvaluator:
             name: [metrics.mean_copy_metrics(of_seed) for of_seed in seeds]
             for name, seeds in common.items()
         }
-        languages = [recording.language for recording in self.recordings]
+        languages = [utterance["language"] for utterance in self.utterances]
         details = {"seeds": list(self._seeds), "by_seed": by_seed}
         return ColumnScore(
             run=str(self._evaluation.run),
             checkpoint=checkpoint,
-            utterances=len(self.recordings),
+            utterances=len(self.utterances),
             columns=tuple(self.columns),
-            metrics=measure(range(len(self.recordings))),
+            metrics=measure(range(len(self.utterances))),
             groups={
                 "languages": table.metrics_by_group(languages, measure),
                 "speakers": table.metrics_by_group(self._familiarity, measure),
             },
             notes=tuple(notes),
-            details=details | utterance_details(self.recordings, common),
+            details=details | utterance_details(self.utterances, common),
         )
 
     def _copies_by(self, vocoder: VocoderProtocol, throttle: Throttle) -> Copies:
@@ -162,7 +169,7 @@ class VocoderEvaluator:
                 started_s = time.perf_counter()
                 copies += speech.vocode_mels(vocoder, [mel], device, (seed, 0))
                 elapsed_s = time.perf_counter() - started_s
-                factors.append(elapsed_s * audio.SAMPLE_RATE_HZ / len(copies[-1]))
+                factors.append(elapsed_s * SAMPLE_RATE_HZ / len(copies[-1]))
             copied = speech.features_in_16_bits(copies, device, throttle)
             measured.append(metrics.measure_copies(self._rounded, copied, perceptual, throttle))
             first = first or copies
@@ -170,40 +177,26 @@ class VocoderEvaluator:
 
     def _notes(self) -> list[str]:
         """Return notes on what was measured, how, and of which speakers."""
-        recordings = self.recordings
-        speech_s = sum(len(recording.wave) for recording in recordings) / audio.SAMPLE_RATE_HZ
+        count = len(self.utterances)
+        speech_s = sum(map(len, self._fixed["recordings"].waves)) / SAMPLE_RATE_HZ
         seeds = ", ".join(map(str, self._seeds))
         seen = self._familiarity.count("seen")
         speakers = (
-            f"{seen} utterances are of speakers seen in training, {len(recordings) - seen} of"
-            " other speakers"
+            f"{seen} utterances are of speakers seen in training, {count - seen} of other speakers"
         )
         # A corpus without speakers has one of the default name, which says nothing of who it is.
-        if not seen and any(recording.speaker == DEFAULT_SPEAKER for recording in recordings):
+        if not seen and any(of["speaker"] == DEFAULT_SPEAKER for of in self.utterances):
             speakers = (
                 "the corpus does not name its speakers, so speakers seen in training are not"
                 " distinguished"
             )
         return [
-            f"{len(recordings)} {self._evaluation.corpus.source}, {speech_s:.1f} s of speech; each"
+            f"{count} {self._evaluation.corpus.source}, {speech_s:.1f} s of speech; each"
             f" figure is the median over the seeds {seeds} of the mean over utterances",
             "the vocoders copy the recordings from their log-mels; the column recordings is their"
             " own 16-bit samples",
             speakers,
         ]
-
-
-def recordings_of(corpus: MeasuredCorpus, count: int) -> list[Recording]:
-    """Read at most `count` utterances, evenly spaced in their corpus."""
-    manifest, vocabulary = corpus.manifest, corpus.vocabulary
-    recordings = []
-    for row in held_out.evenly_spaced(np.arange(len(manifest)), count).tolist():
-        wave = held_out.read_row(manifest, row)
-        whole_frames = wave[: audio.frame_count(len(wave)) * audio.HOP_SAMPLES]
-        speaker = vocabulary.speakers[manifest.speaker[row]]
-        language = vocabulary.languages[manifest.language[row]]
-        recordings.append(Recording(manifest.ids[row], whole_frames, speaker, language))
-    return recordings
 
 
 def metrics_of_rows(
@@ -231,13 +224,10 @@ def quartiles(values: list[float]) -> list[float]:
 
 
 def utterance_details(
-    recordings: Sequence[Recording], columns: Mapping[str, Sequence[Sequence[CopyMetrics]]]
+    named: Sequence[dict[str, str]], columns: Mapping[str, Sequence[Sequence[CopyMetrics]]]
 ) -> dict[str, Any]:
     """Return the medians over seeds of every utterance by column, and their quartiles."""
-    utterances: list[dict[str, Any]] = [
-        {"id": recording.id, "speaker": recording.speaker, "language": recording.language}
-        for recording in recordings
-    ]
+    utterances: list[dict[str, Any]] = [dict(names) for names in named]
     of_columns = {}
     for column, seeds in columns.items():
         for row, utterance in enumerate(utterances):
@@ -245,17 +235,3 @@ def utterance_details(
             utterance[column] = summary(means, median)
         of_columns[column] = summary([utterance[column] for utterance in utterances], quartiles)
     return {"quartiles": of_columns, "utterance_metrics": utterances}
-
-
-def write_example(folder: Path, name: str, waves: Mapping[str, np.ndarray]) -> None:
-    """Write NAME.COLUMN.wav for each column, and their spectra as one picture."""
-    for column, wave in waves.items():
-        write_wav(folder / f"{name}.{column}.wav", wave)
-    levels = {table.title(column): level_db(waves[column]) for column in PICTURED}
-    (folder / f"{name}.png").write_bytes(png_bytes(spectra(levels, name)))
-
-
-def level_db(wave: np.ndarray) -> np.ndarray:
-    """Return the level of each bin of the STFT, float32 [frames, 513], at least -200 dB."""
-    magnitude = np.abs(librosa.stft(wave, n_fft=audio.FFT_SAMPLES, hop_length=audio.HOP_SAMPLES))
-    return audio.DECIBELS_PER_NEPER * np.log(np.maximum(magnitude.T, 1e-10))

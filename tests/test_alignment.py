@@ -7,17 +7,8 @@ from functools import cache
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.alignment import (
-    DISTANCE_SCALE,
-    durations_of_path,
-    frame_token_scores,
-    gather_rows,
-    path_from_ends,
-    position_in_token,
-    random_segment,
-    search_by_blocks,
-    search_by_frames,
-)
+from myxtts.models import alignment
+from myxtts.models.alignment import gather_rows, search_by_blocks, search_by_frames
 from tests.tiny import alignment_rows
 from tests.two_devices import DATA, MODEL
 
@@ -68,27 +59,24 @@ class Path(unittest.TestCase):
         for seed, shape in enumerate((*SHAPES, (8, 3), (9, 3), (10, 3), (90, 40))):
             with self.subTest(shape=shape):
                 rows = alignment_rows(seed, *shape, ties=seed % 2 == 0)
-                np.testing.assert_array_equal(
-                    search(*rows, function=search_by_blocks), search(*rows)
-                )
+                path = search(*rows, function=search_by_blocks)
+                np.testing.assert_array_equal(path, search(*rows))
 
     def test_searches_that_xla_compiles_find_the_same_path_bit_for_bit(self):
         for ties in (False, True):
             rows = alignment_rows(7, 150, 4, ties)
             for function in (search_by_frames, search_by_blocks):
                 with self.subTest(function=function.__name__, ties=ties):
-                    np.testing.assert_array_equal(
-                        search(*rows, function=compiled(function)), search(*rows)
-                    )
+                    path = search(*rows, function=compiled(function))
+                    np.testing.assert_array_equal(path, search(*rows))
 
     def test_xla_knows_how_often_each_loop_runs(self):
         """Otherwise each iteration waits for the host. XLA tries up to 128 of any loop."""
         for function, loops in ((search_by_frames, [149, 150]), (search_by_blocks, [8, 19])):
             with self.subTest(function=function.__name__):
                 arguments = [tf.constant(rows) for rows in alignment_rows(0, 150, 4)]
-                program = compiled(function).experimental_get_compiler_ir(*arguments)(
-                    stage="optimized_hlo"
-                )
+                intermediate = compiled(function).experimental_get_compiler_ir(*arguments)
+                program = intermediate(stage="optimized_hlo")
                 self.assertEqual(len(re.findall(r" while\(", program)), 2)
                 counts = re.findall(r'"known_trip_count":{"n":"(\d+)"', program)
                 self.assertEqual(sorted(map(int, counts)), loops)
@@ -103,33 +91,20 @@ class Path(unittest.TestCase):
         score = np.zeros((1, 5, 3), np.float32)
         score[0, :, 1] = -1e6
         durations = np.bincount(search(score, [3], [5])[0])
-        self.assertEqual(durations[1], 1)
-        self.assertEqual(durations.sum(), 5)
+        self.assertEqual((durations[1], durations.sum()), (1, 5))
 
-    def test_padding_does_not_change_the_path(self):
-        random = np.random.default_rng(0)
-        score = random.normal(size=(2, 10, 6)).astype(np.float32)
-        changed = score.copy()
-        changed[0, 7:], changed[0, :, 4:], changed[1, 10:], changed[1, :, 3:] = 1e4, 1e4, 1e4, 1e4
-        np.testing.assert_array_equal(
-            search(score, [4, 3], [7, 10]), search(changed, [4, 3], [7, 10])
-        )
-
-    def test_the_path_is_the_same_on_both_devices(self):
-        score = np.random.default_rng(1).normal(size=(2, 10, 6)).astype(np.float32)
-        np.testing.assert_array_equal(
-            search(score, [6, 2], [10, 9], DATA), search(score, [6, 2], [10, 9], MODEL)
-        )
-
-
-def real(index):
-    return tf.cast(index >= 0, tf.float32)[:, :, None]
+    def test_neither_padding_nor_the_device_changes_the_path(self):
+        score = np.random.default_rng(0).normal(size=(2, 10, 6)).astype(np.float32)
+        changed, counts = score.copy(), ([4, 3], [7, 10])
+        changed[0, 7:] = changed[0, :, 4:] = changed[1, 10:] = changed[1, :, 3:] = 1e4
+        np.testing.assert_array_equal(search(score, *counts), search(changed, *counts))
+        np.testing.assert_array_equal(search(score, *counts), search(score, *counts, DATA))
 
 
 class Durations(unittest.TestCase):
     def test_durations_count_the_frames_of_each_token(self):
         path = tf.constant([[0, 0, 1, 2, 2, 2], [0, 1, -1, -1, -1, -1], [-1, -1, -1, -1, -1, -1]])
-        actual = durations_of_path(path, 4).numpy().tolist()
+        actual = alignment.durations_of_path(path, 4).numpy().tolist()
         self.assertEqual(actual, [[2, 1, 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
 
 
@@ -137,38 +112,29 @@ class Score(unittest.TestCase):
     def test_score_falls_with_the_logarithm_of_the_squared_distance(self):
         mel, mean = tf.constant([[[0.0, 0.0], [3.0, 4.0]]]), tf.constant([[[0.0, 0.0], [0.0, 4.0]]])
         with tf.device(MODEL):
-            score = frame_token_scores(mel, mean).numpy()[0]
-        expected = -np.log1p(np.array([[0.0, 16.0], [25.0, 9.0]]) / DISTANCE_SCALE)
+            score = alignment.frame_token_scores(mel, mean).numpy()[0]
+        expected = -np.log1p(np.array([[0.0, 16.0], [25.0, 9.0]]) / 16.0)
         np.testing.assert_allclose(score, expected, atol=1e-6)
 
     def test_a_pause_that_fits_no_token_does_not_displace_words(self):
         """Tokens: space, p, vowel, comma, n. The comma was aligned with speech; p has a closure."""
-        frames = {
-            "space": (-0.5, 2),
-            "p": (-2.4, 2),
-            "vowel": (1.0, 10),
-            "comma": (-2.9, 6),
-            "n": (0.3, 4),
-        }
-        means = {"space": -0.5, "p": -2.8, "vowel": 1.0, "comma": 0.2, "n": 0.3}
-        mel = np.repeat(
-            [level for level, _ in frames.values()], [count for _, count in frames.values()]
-        )
-        mel, mean = (
-            np.repeat(np.array(x, np.float32)[None, :, None], 80, axis=2)
-            for x in (mel, [*means.values()])
-        )
-        expected = np.repeat(np.arange(5), [count for _, count in frames.values()]).tolist()
-        self.assertEqual(search(frame_token_scores(mel, mean), [5], [24])[0].tolist(), expected)
+        counts, levels = [2, 2, 10, 6, 4], [-0.5, -2.4, 1.0, -2.9, 0.3]
+        by_frame = np.repeat(levels, counts), [-0.5, -2.8, 1.0, 0.2, 0.3]
+        mel, mean = (np.tile(np.float32(x)[None, :, None], 80) for x in by_frame)
+        expected = np.repeat(np.arange(5), counts).tolist()
+        score = alignment.frame_token_scores(mel, mean)
+        self.assertEqual(search(score, [5], [24])[0].tolist(), expected)
         normal = -np.square(mel[:, :, None] - mean[:, None]).sum(axis=3)
         self.assertNotEqual(search(normal, [5], [24])[0].tolist(), expected)
 
 
 class Frames(unittest.TestCase):
     def test_path_from_ends_inverts_durations(self):
-        path = path_from_ends(tf.constant([[2, 3, 3], [1, 2, 5]]), tf.constant([2, 3]), 6).numpy()
+        path = alignment.path_from_ends(
+            tf.constant([[2, 3, 3], [1, 2, 5]]), tf.constant([2, 3]), 6
+        ).numpy()
         self.assertEqual(path.tolist(), [[0, 0, 1, -1, -1, -1], [0, 1, 2, 2, 2, -1]])
-        actual = durations_of_path(path, 3).numpy().tolist()
+        actual = alignment.durations_of_path(path, 3).numpy().tolist()
         self.assertEqual(actual, [[2.0, 1.0, 0.0], [1.0, 1.0, 3.0]])
 
     def test_gathered_rows_are_zero_at_index_minus_1(self):
@@ -180,11 +146,13 @@ class Frames(unittest.TestCase):
         values = tf.constant(random.normal(size=(3, 5, 7)), tf.float32)
         index = tf.constant(random.integers(-1, 5, (3, 40)))
         weights = tf.constant(random.normal(size=(3, 40, 7)), tf.float32)
+
+        def reference(x, i):
+            real = tf.cast(i >= 0, tf.float32)[:, :, None]
+            return tf.gather(x, tf.maximum(i, 0), batch_dims=1) * real
+
         gradients = []
-        for gather in (
-            gather_rows,
-            lambda x, i: tf.gather(x, tf.maximum(i, 0), batch_dims=1) * real(i),
-        ):
+        for gather in (gather_rows, reference):
             with tf.GradientTape() as tape:
                 tape.watch(values)
                 result = gather(values, index) * weights
@@ -193,26 +161,21 @@ class Frames(unittest.TestCase):
             np.testing.assert_array_equal(ours, expected)
 
     def test_positions_in_a_segment_equal_positions_in_the_whole_utterance(self):
-        path = np.array([[0, 0, 1, 1, 1, 1, 2, -1]], np.int32)
-        durations = durations_of_path(tf.constant(path), 3)
-        frame = np.arange(8, dtype=np.int32)[None]
-        whole = position_in_token(tf.constant(path), tf.constant(frame), durations).numpy()
-        np.testing.assert_allclose(
-            whole[0, :, 0], [0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 0.5, 0.0]
-        )
+        path, frame = tf.constant([[0, 0, 1, 1, 1, 1, 2, -1]]), tf.range(8)[None]
+        durations = alignment.durations_of_path(path, 3)
+        whole = alignment.position_in_token(path, frame, durations).numpy()
+        elapsed = [0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 0.5, 0.0]
+        np.testing.assert_allclose(whole[0, :, 0], elapsed)
         np.testing.assert_allclose(whole[0, :, 1], np.log([2, 2, 4, 4, 4, 4, 1, 1]), rtol=1e-6)
-        segment = position_in_token(
-            tf.constant(path[:, 3:6]), tf.constant(frame[:, 3:6]), durations
-        ).numpy()
+        segment = alignment.position_in_token(path[:, 3:6], frame[:, 3:6], durations)
         np.testing.assert_array_equal(segment, whole[:, 3:6])
 
     def test_a_random_segment_has_real_frames_and_any_start(self):
         frames, starts = tf.constant([24, 6, 0]), set()
         for seed in range(200):
-            frame = random_segment(frames, 24, 8, tf.constant([seed, 0])).numpy()
+            frame = alignment.random_segment(frames, 24, 8, tf.constant([seed, 0])).numpy()
             starts.add(int(frame[0, 0]))
             self.assertEqual((frame[0] - frame[0, 0]).tolist(), list(range(8)))
-            self.assertEqual(frame[1].tolist(), [0, 1, 2, 3, 4, 5, -1, -1])
-            self.assertEqual(frame[2].tolist(), [-1] * 8)
+            self.assertEqual(frame[1:].tolist(), [[0, 1, 2, 3, 4, 5, -1, -1], [-1] * 8])
         self.assertEqual(starts, set(range(17)))
-        self.assertEqual(random_segment(frames, 5, 8, tf.constant([0, 0])).shape, (3, 5))
+        self.assertEqual(alignment.random_segment(frames, 5, 8, tf.constant([0, 0])).shape, (3, 5))

@@ -20,13 +20,9 @@ from tests.two_devices import MODEL
 GPU = "/GPU:0"
 SIZES = {"batch": 2, "frames": 9, "tokens": 4}
 # What XLA raises on a GPU without ptxas.
-NO_PTXAS = (
-    "No PTX compilation provider is available. Neither ptxas/nvlink nor nvjtlink is available."
-)
-REASON = (
-    "UnavailableError: No PTX compilation provider is available. Neither ptxas/nvlink nor nvjtlink"
-    " is available"
-)
+NO_PTXAS = "No PTX compilation provider is available. Neither ptxas/nvlink nor nvjtlink"
+NO_PTXAS += " is available"
+REASON = f"UnavailableError: {NO_PTXAS}"
 
 
 @contextlib.contextmanager
@@ -34,9 +30,8 @@ def without_xla():
     """Let XLA fail on every device with the error that TensorFlow raises on a GPU without ptxas."""
 
     def fail(x):
-        raise tf.errors.UnavailableError(
-            None, None, f"{NO_PTXAS}\nAs a fallback you can enable JIT compilation"
-        )
+        message = f"{NO_PTXAS}.\nAs a fallback you can enable JIT compilation"
+        raise tf.errors.UnavailableError(None, None, message)
 
     devices.xla_failure.cache_clear()
     with mock.patch.object(devices, "_loop", fail):
@@ -78,10 +73,8 @@ class Choice(unittest.TestCase):
         with failing_on(GPU, HOST):
             search, line = choose_alignment_search("auto", False, GPU, SIZES)
         self.assertIs(search, search_by_frames)
-        expected = (
-            f"loop: XLA does not work on {GPU} ({REASON}); XLA does not work on {HOST} ({REASON})"
-        )
-        self.assertEqual(line, expected)
+        fails = "XLA does not work on"
+        self.assertEqual(line, f"loop: {fails} {GPU} ({REASON}); {fails} {HOST} ({REASON})")
 
     def test_a_step_that_xla_compiles_contains_the_search(self):
         with failing_on():
@@ -91,9 +84,8 @@ class Choice(unittest.TestCase):
         with failing_on(GPU):
             self.assertEqual(self.line(GPU, "loop"), "loop")
             self.assertEqual(self.line(GPU, "host"), "host")
-            with self.assertRaisesRegex(
-                ConfigError, re.escape(f"XLA does not work on {GPU} ({REASON})")
-            ):
+            reason = re.escape(f"XLA does not work on {GPU} ({REASON})")
+            with self.assertRaisesRegex(ConfigError, reason):
                 self.line(GPU, "xla")
 
     def test_measured_searches_find_the_same_path(self):
@@ -106,15 +98,10 @@ class Choice(unittest.TestCase):
         actual = alignment_choice._milliseconds(alignment_choice.search_of("loop", MODEL), rows)
         self.assertGreater(actual, 0.0)
 
-    @unittest.skipUnless(
-        has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up"
-    )
+    @unittest.skipUnless(has_gpu_kernels(), "this TensorFlow holds no GPU kernels")
     def test_each_search_has_gpu_kernels(self):
-        specs = (
-            tf.TensorSpec([None] * 3),
-            tf.TensorSpec([None], tf.int32),
-            tf.TensorSpec([None], tf.int32),
-        )
+        counts = tf.TensorSpec([None], tf.int32)
+        specs = tf.TensorSpec([None] * 3), counts, counts
         for name in ("xla", "host", "loop"):
             with self.subTest(name=name):
                 function = tf.function(alignment_choice.search_of(name, GPU), autograph=False)
@@ -131,11 +118,13 @@ class Probe(unittest.TestCase):
 
     def test_an_operation_that_xla_cannot_compile_is_a_failure(self):
         devices.xla_failure.cache_clear()
-        with mock.patch.object(
-            devices, "_loop", lambda x: tf.py_function(lambda x: x, [x], tf.float32)
-        ):
+
+        def unsupported(x):
+            return tf.py_function(lambda x: x, [x], tf.float32)
+
+        with mock.patch.object(devices, "_loop", unsupported):
             message = devices.xla_failure(MODEL)
-            self.assertIn("InvalidArgumentError: Detected unsupported operations", message)
+        self.assertIn("InvalidArgumentError: Detected unsupported operations", message)
         devices.xla_failure.cache_clear()
 
 
@@ -148,20 +137,16 @@ class Program(unittest.TestCase):
         with without_xla():
             finished = self.workspace.train("loop", "--stop-at-step=0")
         self.assertEqual(finished.code, 0, finished.err)
-        self.assertRegex(
-            finished.out,
-            rf"alignment      loop: XLA does not work on /\w+:\d \({re.escape(REASON)}\)",
-        )
+        reason = rf"XLA does not work on /\w+:\d \({re.escape(REASON)}\)"
+        self.assertRegex(finished.out, f"alignment      loop: {reason}")
 
     def test_requiring_xla_without_xla_is_an_error_with_the_reason(self):
         for flags in (["--alignment-search=xla"], ["--compile=xla", "--enable-static-shapes"]):
             with self.subTest(flags=flags), without_xla():
                 finished = self.workspace.train("xla", *flags)
                 self.assertEqual(finished.code, 2)
-                self.assertIn(
-                    f"{flags[0].replace('=', ' ')} was given, but XLA does not work on",
-                    finished.err,
-                )
+                flag = flags[0].replace("=", " ")
+                self.assertIn(f"{flag} was given, but XLA does not work on", finished.err)
                 self.assertIn(REASON, finished.err)
 
     def test_a_compiled_step_cannot_search_on_the_host(self):

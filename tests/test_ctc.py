@@ -43,14 +43,8 @@ def loss_of(labels, frames):
 
 class Feasibility(unittest.TestCase):
     def test_frames_needed_are_one_per_label_plus_one_between_equal_labels(self):
-        for labels, frames in (
-            ([], 0),
-            ([3], 1),
-            ([3, 4], 2),
-            ([3, 3], 3),
-            ([3, 3, 3, 4, 4], 8),
-            ([3, 4, 3], 3),
-        ):
+        cases = {(): 0, (3,): 1, (3, 4): 2, (3, 3): 3, (3, 3, 3, 4, 4): 8, (3, 4, 3): 3}
+        for labels, frames in cases.items():
             self.assertEqual(frames_needed(np.array(labels, np.int32)), frames, labels)
 
     def test_the_loss_is_finite_with_at_least_the_frames_needed(self):
@@ -61,13 +55,10 @@ class Feasibility(unittest.TestCase):
 
     def test_subsampled_length_is_rounded_up(self):
         self.assertEqual([subsampled_length(frames, 2) for frames in (0, 1, 2, 3)], [0, 1, 1, 2])
-        np.testing.assert_array_equal(
-            subsampled_length(np.arange(9), 4), [0, 1, 1, 1, 1, 2, 2, 2, 2]
-        )
-        np.testing.assert_array_equal(
-            subsampled_length(subsampled_length(tf.range(20), 2), 2),
-            subsampled_length(tf.range(20), 4),
-        )
+        by_4 = subsampled_length(tf.range(20), 4)
+        np.testing.assert_array_equal(by_4[:9], [0, 1, 1, 1, 1, 2, 2, 2, 2])
+        by_2 = subsampled_length(tf.range(20), 2)
+        np.testing.assert_array_equal(subsampled_length(by_2, 2), by_4)
         self.assertEqual(subsampled_length(7, 1), 7)
 
 
@@ -103,21 +94,18 @@ class Loss(unittest.TestCase):
         np.testing.assert_allclose(again_gradient, gradient, atol=1e-3)
         self.assertTrue(np.all(again_gradient[0, 40:] == 0.0))
 
-    def test_recursion_sums_over_all_paths(self):
+    def test_losses_sum_over_all_paths(self):
         """Two frames, 4 equal symbols: `a` has the paths a-, -a, aa: 3/16; `ab` has ab: 1/16."""
-        labels, count = tf.constant([[3, 0], [3, 2]]), tf.constant([1, 2])
-        losses = ctc.ctc_losses_by_recursion(
-            tf.zeros([2, 2, 4]), tf.constant([2, 2]), labels, count
-        )
-        np.testing.assert_allclose(losses, -np.log([3 / 16, 1 / 16]), rtol=1e-6)
+        rows = tf.constant([2, 2]), tf.constant([[3, 0], [3, 2]]), tf.constant([1, 2])
+        for function in (ctc.ctc_losses, ctc.ctc_losses_by_recursion):
+            losses = function(tf.zeros([2, 2, 4]), *rows)
+            np.testing.assert_allclose(losses, -np.log([3 / 16, 1 / 16]), rtol=1e-6)
 
     def test_rows_with_more_labels_than_cudnn_takes_are_computed_on_a_gpu(self):
         rows = long_rows(256, 0, 255, 260)
         losses, gradient = losses_and_gradient(ctc.ctc_losses, *rows)
-        with (
-            self.assertRaisesRegex(tf.errors.InvalidArgumentError, "cuDNN CTCLoss launch failure"),
-            cudnn_ctc_loss(),
-        ):
+        fails = self.assertRaisesRegex(tf.errors.InvalidArgumentError, "CTCLoss launch failure")
+        with fails, cudnn_ctc_loss():
             losses_and_gradient(ctc.ctc_losses, *rows)
         with on_emulated_gpu(), cudnn_ctc_loss():
             on_gpu, on_gpu_gradient = losses_and_gradient(ctc.ctc_losses, *rows)
@@ -134,11 +122,8 @@ class Loss(unittest.TestCase):
             again, again_gradient = losses_and_gradient(ctc.ctc_losses, *rows)
         np.testing.assert_array_equal(again, losses)
         np.testing.assert_array_equal(again_gradient, gradient)
-        self.assertTrue(
-            np.isfinite(gradient).all()
-            and np.all(gradient[0, 40:] == 0.0)
-            and np.all(gradient[1] == 0.0)
-        )
+        self.assertTrue(np.isfinite(gradient).all())
+        self.assertFalse(gradient[0, 40:].any() or gradient[1].any())
 
     def test_on_a_gpu_all_operations_have_kernels_and_the_host_waits_once(self):
         if not has_gpu_kernels():
@@ -150,14 +135,9 @@ class Loss(unittest.TestCase):
                 losses = ctc.ctc_losses(*rows)
             return losses, tf.convert_to_tensor(tape.gradient(losses, rows[0]))
 
-        integers = tf.TensorSpec([None], tf.int32)
-        specs = (
-            tf.TensorSpec([None, None, 20]),
-            integers,
-            tf.TensorSpec([None, None], tf.int32),
-            integers,
-        )
-        function = tf.function(gradient).get_concrete_function(*specs)
+        counts, labels = (tf.TensorSpec([None] * rank, tf.int32) for rank in (1, 2))
+        logits = tf.TensorSpec([None, None, 20])
+        function = tf.function(gradient).get_concrete_function(logits, counts, labels, counts)
         self.assertEqual(audit(function).host_only, ())
         to_host = [copy for copy in find_copies(function) if copy.to_host]
         # TensorFlow's own.
@@ -179,10 +159,8 @@ class Greedy(unittest.TestCase):
         paths = random.integers(0, 6, (20, 30))
         logits, _ = logits_of(*paths.tolist())
         frames = random.integers(0, 31, 20).astype(np.int32)
-        expected = [
-            [symbol for symbol, _ in groupby(path[:n]) if symbol != BLANK]
-            for path, n in zip(paths.tolist(), frames, strict=True)
-        ]
+        merged = [groupby(path[:n]) for path, n in zip(paths.tolist(), frames, strict=True)]
+        expected = [[symbol for symbol, _ in row if symbol != BLANK] for row in merged]
         self.assertEqual(decoded(greedy_decode, logits, tf.constant(frames)), expected)
 
     def test_no_rows_and_no_frames_have_no_symbols(self):
@@ -191,10 +169,8 @@ class Greedy(unittest.TestCase):
         self.assertEqual(actual, [[], []])
 
     def test_is_traced_once_for_all_lengths(self):
-        function = tf.function(
-            greedy_decode,
-            input_signature=[tf.TensorSpec([None, None, 6]), tf.TensorSpec([None], tf.int32)],
-        )
+        specs = tf.TensorSpec([None, None, 6]), tf.TensorSpec([None], tf.int32)
+        function = tf.function(greedy_decode, input_signature=specs)
         for paths in (([3, 4],), ([3, 0, 3], [4, 4, 4])):
             actual = decoded(function, *logits_of(*paths))
             self.assertEqual(actual, decoded(greedy_decode, *logits_of(*paths)))
@@ -223,8 +199,5 @@ class Beam(unittest.TestCase):
 
 class Texts(unittest.TestCase):
     def test_begin_end_and_padding_are_left_out(self):
-        ids, counts = (
-            tf.constant([[1, 3, 4, 2], [5, 5, 0, 3], [0, 0, 0, 0]]),
-            tf.constant([4, 2, 0]),
-        )
-        self.assertEqual(decoded_texts(ids, counts, TABLE), ["ab", "cc", ""])
+        ids = tf.constant([[1, 3, 4, 2], [5, 5, 0, 3], [0, 0, 0, 0]])
+        self.assertEqual(decoded_texts(ids, tf.constant([4, 2, 0]), TABLE), ["ab", "cc", ""])

@@ -5,13 +5,7 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.flow import (
-    MIN_NOISE,
-    euler_solve,
-    interpolate_path,
-    sample_times,
-    wiener_estimate,
-)
+from myxtts.models.flow import euler_solve, interpolate_path, sample_times, wiener_estimate
 from tests.two_devices import MODEL
 
 
@@ -35,7 +29,7 @@ class Flow(unittest.TestCase):
         np.testing.assert_allclose(estimate[0], prior_mean[0], atol=1e-6)
         np.testing.assert_allclose(innovation[0], x[0], atol=1e-6)
         np.testing.assert_allclose(estimate[1], x[1], atol=1e-3)
-        np.testing.assert_allclose(tf.reshape(unit, [2]), [0.5, MIN_NOISE], rtol=1e-4)
+        np.testing.assert_allclose(tf.reshape(unit, [2]), [0.5, 1e-3], rtol=1e-4)
 
     def test_the_estimate_is_optimal_for_normal_data_and_its_error_is_the_unit(self):
         random, mean, std = np.random.default_rng(0), 2.0, 0.3
@@ -48,21 +42,20 @@ class Flow(unittest.TestCase):
                 estimate, unit, innovation = wiener_estimate(
                     x, times, tf.fill([1, 1, 1], mean), tf.constant([std])
                 )
-                error = (estimate - data).numpy().ravel()
-                self.assertAlmostEqual(float(np.std(error) / np.squeeze(unit)), 1.0, delta=0.01)
-                self.assertAlmostEqual(float(np.std(innovation)), 1.0, delta=0.01)
-                self.assertAlmostEqual(
-                    float(np.corrcoef(error, np.ravel(innovation))[0, 1]), 0.0, delta=0.01
-                )
+                error = (estimate - data).numpy().ravel() / np.squeeze(unit)
+                innovation = np.ravel(innovation)
+                np.testing.assert_allclose(np.std([error, innovation], axis=1), 1.0, atol=0.01)
+                self.assertAlmostEqual(np.corrcoef(error, innovation)[0, 1], 0.0, delta=0.01)
 
     def test_integrating_the_closed_form_estimate_gives_normal_data(self):
         noise = tf.random.stateless_normal([1, 20_000, 1], tf.constant([3, 3]))
         mean, std = tf.fill([1, 20_000, 1], 2.0), tf.constant([0.3])
-        data = euler_solve(
-            lambda x, time: wiener_estimate(x, time, mean, std)[0], noise, tf.constant(200)
-        ).numpy()
-        self.assertAlmostEqual(float(data.mean()), 2.0, delta=0.01)
-        self.assertAlmostEqual(float(data.std()), 0.3, delta=0.01)
+
+        def estimate(x, time):
+            return wiener_estimate(x, time, mean, std)[0]
+
+        data = euler_solve(estimate, noise, tf.constant(200)).numpy()
+        np.testing.assert_allclose([data.mean(), data.std()], [2.0, 0.3], atol=0.01)
 
     def test_times_are_evenly_spaced_over_the_rows(self):
         for seed in range(5):
@@ -96,10 +89,3 @@ class Flow(unittest.TestCase):
         self.assertLess(np.mean(np.minimum(abs(result - 3), abs(result + 1))), 0.05)
         one_step = euler_solve(estimate, noise, tf.constant(1)).numpy()
         np.testing.assert_allclose(one_step, 2.0, atol=1e-4)  # the mean of the data
-
-    def test_noise_of_a_short_utterance_is_a_prefix_of_that_of_a_longer_one(self):
-        short, long = (
-            tf.random.stateless_normal([length, 80], tf.constant([5, 6])).numpy()
-            for length in (9, 23)
-        )
-        np.testing.assert_array_equal(short, long[:9])

@@ -29,9 +29,8 @@ class LogMelTest(unittest.TestCase):
         for name, signal in signals().items():
             for kind, wave in (("float", signal.astype(np.float32)), ("pcm", pcm(signal))):
                 with self.subTest(name, kind=kind):
-                    np.testing.assert_allclose(
-                        log_mel(wave[None])[0], librosa_log_mel(wave), rtol=0, atol=1e-5
-                    )
+                    mel = log_mel(wave[None])[0]
+                    np.testing.assert_allclose(mel, librosa_log_mel(wave), rtol=0, atol=1e-5)
 
     def test_digital_silence_is_at_the_floor(self):
         self.assertAlmostEqual(SILENCE, np.log(1e-5))
@@ -51,10 +50,9 @@ class LogMelTest(unittest.TestCase):
         # Under a Hann window, a tone of level a on bin k has |X[k]| = a * 1024 / 4, and half of it
         # in both neighbours.
         tone = sine(100 * SAMPLE_RATE_HZ / 1024, 0.3).astype(np.float32)
-        expected = 0.5 * 256 * (mel_filters()[99:102] * np.array([[0.5], [1.0], [0.5]])).sum(axis=0)
-        np.testing.assert_allclose(
-            np.exp(log_mel(tone[None])[0, 12]), np.maximum(expected, 1e-5), rtol=1e-4, atol=1e-6
-        )
+        expected = np.maximum(128 * np.array([0.5, 1.0, 0.5]) @ mel_filters()[99:102], 1e-5)
+        magnitude = np.exp(log_mel(tone[None])[0, 12])
+        np.testing.assert_allclose(magnitude, expected, rtol=1e-4, atol=1e-6)
 
     def test_a_wave_has_one_frame_per_256_samples(self):
         for samples in (385, 511, 512, 513, 1_023, 1_024, 1_025, 6_615, 7_000):
@@ -82,13 +80,10 @@ class LogMelTest(unittest.TestCase):
             np.testing.assert_array_equal(mel[0], np.full((20, 80), SILENCE, np.float32))
 
     def test_eager_and_traced_with_unknown_dimensions_agree(self):
-        wave, samples = (
-            np.random.default_rng(0).uniform(-1, 1, (2, 5_000)).astype(np.float32),
-            tf.constant([5_000, 4_000]),
-        )
-        traced = tf.function(
-            log_mel, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)]
-        )
+        wave = np.random.default_rng(0).uniform(-1, 1, (2, 5_000)).astype(np.float32)
+        samples = tf.constant([5_000, 4_000])
+        specs = tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)
+        traced = tf.function(log_mel, input_signature=specs)
         np.testing.assert_allclose(traced(wave, samples), log_mel(wave, samples), atol=1e-6)
 
 
@@ -104,25 +99,22 @@ class WarpedMelFiltersTest(unittest.TestCase):
 
     FACTORS = (np.exp(-0.3), 0.87, 1.0, 1.15, np.exp(0.3))  # the bounds of the setting
 
+    def frames(self, wave: np.ndarray, factor: float | None = None) -> np.ndarray:
+        filters = None if factor is None else warped_mel_filters(tf.constant([factor], tf.float32))
+        return log_mel(wave[None].astype(np.float32), None, filters)[0].numpy()
+
     def mel(self, wave: np.ndarray, factor: float | None = None) -> np.ndarray:
         """Return the middle frame, float32 [80]."""
-        filters = None if factor is None else warped_mel_filters(tf.constant([factor], tf.float32))
-        mel = log_mel(wave[None].astype(np.float32), None, filters)[0].numpy()
+        mel = self.frames(wave, factor)
         return mel[len(mel) // 2]
 
     def test_factor_1_returns_the_fixed_filters(self):
-        np.testing.assert_allclose(
-            warped_mel_filters(tf.ones([1]))[0], mel_filters(), rtol=0, atol=1e-6
-        )
-        for name, signal in signals().items():
+        filters = warped_mel_filters(tf.ones([1]))[0]
+        np.testing.assert_allclose(filters, mel_filters(), rtol=0, atol=1e-6)
+        for name, wave in signals().items():
             with self.subTest(name):
-                wave = signal[None].astype(np.float32)
-                np.testing.assert_allclose(
-                    log_mel(wave, None, warped_mel_filters(tf.ones([1]))),
-                    log_mel(wave),
-                    rtol=0,
-                    atol=1e-4,
-                )
+                mels = self.frames(wave, 1.0), self.frames(wave)
+                np.testing.assert_allclose(*mels, rtol=0, atol=1e-4)
 
     def test_a_tone_moves_to_the_factor_times_its_frequency(self):
         for factor in self.FACTORS:
@@ -135,15 +127,13 @@ class WarpedMelFiltersTest(unittest.TestCase):
 
     def test_harmonics_and_formants_of_a_voice_move_together(self):
         formants = (500.0, 1_500.0, 2_500.0)
+        high_hz = librosa.mel_frequencies(MEL_BANDS + 2, fmin=0.0, fmax=8_000.0)[2:]
+        plain = self.mel(voice(120.0, formants))
         for factor in self.FACTORS:
             warped = self.mel(voice(120.0, formants), factor)
-            plain = self.mel(voice(120.0, formants))
-            expected = self.mel(
-                voice(120.0 * factor, tuple(factor * centre for centre in formants))
-            )
-            covered = librosa.mel_frequencies(MEL_BANDS + 2, fmin=0.0, fmax=8_000.0)[
-                2:
-            ] < 7_900.0 * min(factor, 1.0)
+            moved = voice(120.0 * factor, tuple(factor * centre for centre in formants))
+            expected = self.mel(moved)
+            covered = high_hz < 7_900.0 * min(factor, 1.0)
             with self.subTest(factor=factor):
                 self.assertLess(np.abs(warped - expected)[covered].mean(), 0.3)
                 if factor != 1.0:
@@ -151,42 +141,32 @@ class WarpedMelFiltersTest(unittest.TestCase):
 
     def test_the_highest_band_is_complete_at_the_lowest_factor(self):
         noise = np.random.default_rng(0).uniform(-0.5, 0.5, 2 * SAMPLE_RATE_HZ)
-        lowest = warped_mel_filters(tf.constant([np.exp(-0.3)], tf.float32))
-        warped = log_mel(noise[None].astype(np.float32), None, lowest)[0].numpy()
-        plain = log_mel(noise[None].astype(np.float32))[0].numpy()
+        warped, plain = self.frames(noise, np.exp(-0.3)), self.frames(noise)
         level = np.exp(warped).mean(axis=0) / np.exp(plain).mean(axis=0)
         # Wider filters, at the same gain.
         np.testing.assert_allclose(level[-5:], np.exp(0.3), rtol=0.1)
 
     def test_timing_does_not_change_and_silence_stays_silent(self):
-        wave = np.stack([signals()["a tone in digital silence"], np.ones(11_025)]).astype(
-            np.float32
-        )
-        mel = log_mel(
-            wave, tf.constant([11_025, 0]), warped_mel_filters(tf.constant([1.3, 0.8]))
-        ).numpy()
-        plain = log_mel(wave, tf.constant([11_025, 0])).numpy()
+        wave = np.stack([signals()["a tone in digital silence"], np.ones(11_025)])
+        rows = wave.astype(np.float32), tf.constant([11_025, 0])
+        mel, plain = log_mel(*rows, warped_mel_filters(tf.constant([1.3, 0.8]))), log_mel(*rows)
         np.testing.assert_array_equal(mel[1], plain[1])
-        np.testing.assert_array_equal(mel[0].max(axis=1) > -2.0, plain[0].max(axis=1) > -2.0)
+        loud, plain_loud = (np.max(mels[0], axis=1) > -2.0 for mels in (mel, plain))
+        np.testing.assert_array_equal(loud, plain_loud)
 
     def test_each_row_has_its_own_factor(self):
-        wave = np.stack([sine(1_000.0, 0.3)] * 3).astype(np.float32)
-        mel = log_mel(wave, None, warped_mel_filters(tf.constant([0.8, 1.0, 1.25]))).numpy()
-        for row, factor in zip(mel, (0.8, 1.0, 1.25), strict=True):
-            np.testing.assert_allclose(
-                row,
-                log_mel(wave[:1], None, warped_mel_filters(tf.constant([factor])))[0],
-                atol=1e-5,
-            )
+        tone, factors = sine(1_000.0, 0.3), (0.8, 1.0, 1.25)
+        waves = np.stack([tone] * 3).astype(np.float32)
+        mel = log_mel(waves, None, warped_mel_filters(tf.constant(factors))).numpy()
+        for row, factor in zip(mel, factors, strict=True):
+            np.testing.assert_allclose(row, self.frames(tone, factor), atol=1e-5)
         self.assertEqual(len({int(row[12].argmax()) for row in mel}), 3)
 
 
 class InversionTest(unittest.TestCase):
     def test_magnitudes_are_positive_and_their_mel_is_the_input(self):
-        waves = np.stack(
-            [sine(440, 0.5), np.random.default_rng(0).uniform(-0.3, 0.3, 11_025)]
-        ).astype(np.float32)
-        mel = log_mel(waves)
+        noise = np.random.default_rng(0).uniform(-0.3, 0.3, 11_025)
+        mel = log_mel(np.stack([sine(440, 0.5), noise]).astype(np.float32))
         magnitude = inverse_mel_scale(mel).numpy()
         self.assertEqual(magnitude.shape, (2, 43, 513))
         self.assertTrue(np.all(magnitude >= 0) and np.isfinite(magnitude).all())
@@ -196,10 +176,8 @@ class InversionTest(unittest.TestCase):
         self.assertLess(np.abs(again - mel)[audible].mean(), 0.02)
 
     def test_mels_of_many_lengths_are_inverted_by_products_of_few_shapes(self):
-        mel, shapes = (
-            np.random.default_rng(2).normal(-5.0, 1.0, (1, 130, 80)).astype(np.float32),
-            set(),
-        )
+        mel = np.random.default_rng(2).normal(-5.0, 1.0, (1, 130, 80)).astype(np.float32)
+        shapes = set()
         whole = inverse_mel_scale(mel).numpy()
 
         def product(a, b, **keywords):
@@ -207,10 +185,8 @@ class InversionTest(unittest.TestCase):
             return float32_matmul(a, b, **keywords)
 
         with mock.patch("myxtts.audio.vocoder.float32_matmul", product):
-            for frames in (1, 17, 64, 65, 127, 128):
-                np.testing.assert_allclose(
-                    inverse_mel_scale(mel[:, :frames]), whole[:, :frames], rtol=1e-3
-                )
+            for n in (1, 17, 64, 65, 127, 128):
+                np.testing.assert_allclose(inverse_mel_scale(mel[:, :n]), whole[:, :n], rtol=1e-3)
         self.assertEqual({shape[1] for shape in shapes}, {64, 128})
 
     def test_transforms_have_few_lengths_and_the_wave_does_not_depend_on_them(self):
@@ -219,14 +195,9 @@ class InversionTest(unittest.TestCase):
             return _istft(spectrum)
 
         def waves():
-            return [
-                griffin_lim.__wrapped__(mel[:, :frames], 2, [0, 0]).numpy()
-                for frames in (1, 65, 100)
-            ]
+            return [griffin_lim.__wrapped__(mel[:, :n], 2, [0, 0]).numpy() for n in (1, 65, 100)]
 
-        mel = tf.constant(
-            np.random.default_rng(0).uniform(-8.0, 0.0, (2, 100, MEL_BANDS)), tf.float32
-        )
+        mel = np.random.default_rng(0).uniform(-8.0, 0.0, (2, 100, 80)).astype(np.float32)
         rows: set[int] = set()
         with mock.patch("myxtts.audio.vocoder._istft", inverse):
             padded = waves()
@@ -262,16 +233,16 @@ class InversionTest(unittest.TestCase):
 
     def test_output_depends_on_the_seed(self):
         noise = np.random.default_rng(0).uniform(-0.5, 0.5, 8_192)
-        self.assertEqual(invert(noise, seed=3).tobytes(), invert(noise, seed=3).tobytes())
-        self.assertNotEqual(invert(noise, seed=3).tobytes(), invert(noise, seed=4).tobytes())
+        first, again, other = (invert(noise, seed=seed).tobytes() for seed in (3, 3, 4))
+        self.assertEqual(first, again)
+        self.assertNotEqual(first, other)
 
     def test_more_iterations_reduce_the_error(self):
         noise = np.random.default_rng(0).uniform(-0.5, 0.5, 8_192)
         target = librosa_log_mel(noise)
-        error = {
-            n: np.abs(librosa_log_mel(invert(noise, iterations=n)) - target).mean() for n in (0, 30)
-        }
-        self.assertLess(error[30], 0.5 * error[0])
+        mels = (librosa_log_mel(invert(noise, iterations=n)) for n in (0, 30))
+        first, last = (np.abs(mel - target).mean() for mel in mels)
+        self.assertLess(last, 0.5 * first)
 
     def test_griffin_lim_runs_on_the_current_device(self):
         with tf.device(MODEL):

@@ -20,9 +20,8 @@ def energy(wave: np.ndarray) -> float:
 def slope_db(wave: np.ndarray, low_hz: float, high_hz: float) -> float:
     """Return the change of the level per octave between two frequencies."""
     power, hz = np.abs(np.fft.rfft(wave)) ** 2, np.fft.rfftfreq(len(wave), 1 / SAMPLE_RATE_HZ)
-    low, high = (
-        power[(hz > centre / 1.2) & (hz < centre * 1.2)].mean() for centre in (low_hz, high_hz)
-    )
+    bands = ((hz > centre / 1.2) & (hz < centre * 1.2) for centre in (low_hz, high_hz))
+    low, high = (power[band].mean() for band in bands)
     return 10 * np.log10(high / low) / np.log2(high_hz / low_hz)
 
 
@@ -32,21 +31,16 @@ class NoiseTest(unittest.TestCase):
         for index in range(2 * len(KINDS)):
             noisy = distort(WAVE, index)
             self.assertEqual((noisy.dtype, noisy.shape), (np.float32, WAVE.shape))
-            self.assertAlmostEqual(
-                10 * np.log10(energy(WAVE) / energy(noisy - WAVE)), 5.0, places=2
-            )
+            snr_db = 10 * np.log10(energy(WAVE) / energy(noisy - WAVE))
+            self.assertAlmostEqual(snr_db, 5.0, places=2)
             np.testing.assert_array_equal(noisy, distort(WAVE, index))
         self.assertFalse(np.array_equal(distort(WAVE, 0), distort(WAVE, len(KINDS))))
 
     def test_colours_are_not_those_of_training(self):
         # From 0 to -6 dB an octave in training.
-        samples = 4 * SAMPLE_RATE_HZ
-        self.assertAlmostEqual(
-            slope_db(noise(samples, KINDS.index("blue")), 500.0, 8000.0), 3.0, delta=0.4
-        )
-        self.assertAlmostEqual(
-            slope_db(noise(samples, KINDS.index("speech-shaped")), 1000.0, 8000.0), -9.0, delta=0.4
-        )
+        for kind, low_hz, expected_db in (("blue", 500.0, 3.0), ("speech-shaped", 1000.0, -9.0)):
+            wave = noise(4 * SAMPLE_RATE_HZ, KINDS.index(kind))
+            self.assertAlmostEqual(slope_db(wave, low_hz, 8000.0), expected_db, delta=0.4)
 
     def test_modulated_noise_has_pauses(self):
         pieces = noise(SAMPLE_RATE_HZ, KINDS.index("modulated"))[:22_000].reshape(-1, 220)
@@ -61,9 +55,8 @@ class RoomTest(unittest.TestCase):
         self.assertAlmostEqual(energy(response[1:]), 1.0)
         self.assertTrue((response[1 : int(EARLY_S[0] * SAMPLE_RATE_HZ)] == 0.0).all())
         late, later = (response[int(s * SAMPLE_RATE_HZ) :][:1000] for s in (0.1, 0.2))
-        self.assertAlmostEqual(
-            10 * np.log10(energy(late) / energy(later)), 60.0 * 0.1 / 0.4, delta=1.5
-        )
+        decay_db = 10 * np.log10(energy(late) / energy(later))
+        self.assertAlmostEqual(decay_db, 60.0 * 0.1 / 0.4, delta=1.5)
 
     def test_a_wave_keeps_its_length_and_its_beginning(self):
         (distort,) = distortions([], [0.3]).values()
@@ -71,16 +64,14 @@ class RoomTest(unittest.TestCase):
         self.assertEqual((wave.dtype, wave.shape), (np.float32, WAVE.shape))
         np.testing.assert_allclose(wave[:60], WAVE[:60], atol=1e-6)
         self.assertFalse(np.allclose(wave, WAVE, atol=1e-2))
-        np.testing.assert_allclose(
-            convolve(WAVE, np.array([1.0, 0.0, 0.5]))[2:], WAVE[2:] + 0.5 * WAVE[:-2], atol=1e-6
-        )
+        echo = convolve(WAVE, np.array([1.0, 0.0, 0.5]))
+        np.testing.assert_allclose(echo[2:], WAVE[2:] + 0.5 * WAVE[:-2], atol=1e-6)
 
 
 class OptionTest(unittest.TestCase):
     def test_only_a_recogniser_is_measured_in_noise(self):
         options = EvaluationOptions(noise_snr_db=(5.0,), rt60=(0.3,))
         check_options("run", "asr", options)
-        with self.assertRaisesRegex(
-            ConfigError, "--noise-snr-db, --rt60 was given, but run is a voice"
-        ):
+        message = "--noise-snr-db, --rt60 was given, but run is a voice"
+        with self.assertRaisesRegex(ConfigError, message):
             check_options("run", "tts", options)

@@ -26,9 +26,8 @@ def log_mels():
 
 def augment(mel, seed=(1, 2), frames=FRAMES, **settings):
     with tf.device(DATA):
-        return spec_augment(
-            tf.constant(mel), tf.constant(frames), tf.constant(seed), **NONE | settings
-        ).numpy()
+        arguments = map(tf.constant, (mel, frames, seed))
+        return spec_augment(*arguments, **NONE | settings).numpy()
 
 
 class SpecAugment(unittest.TestCase):
@@ -68,9 +67,7 @@ class SpecAugment(unittest.TestCase):
     def test_a_masked_value_is_the_mean_of_its_band(self):
         mel = augment(self.mel, **SETTINGS)
         for row, frames in enumerate(FRAMES):
-            mean = np.broadcast_to(
-                self.mel[row, :frames].mean(axis=0) if frames else 0.0, (110, 80)
-            )
+            mean = np.broadcast_to(self.mel[row, : max(frames, 1)].mean(axis=0), (110, 80))
             masked = mel[row] != self.mel[row]
             np.testing.assert_allclose(mel[row][masked], mean[masked], rtol=1e-5)
 
@@ -82,9 +79,8 @@ class SpecAugment(unittest.TestCase):
 
     def test_padding_does_not_change_the_masks(self):
         longer = np.pad(self.mel, [(0, 0), (0, 13), (0, 0)], constant_values=SILENCE)
-        np.testing.assert_array_equal(
-            augment(longer, **SETTINGS)[:, :110], augment(self.mel, **SETTINGS)
-        )
+        masked = augment(longer, **SETTINGS)[:, :110]
+        np.testing.assert_array_equal(masked, augment(self.mel, **SETTINGS))
 
     def test_no_masks_leave_the_mel_unchanged(self):
         self.assertFalse(self.masked().any())
@@ -97,11 +93,8 @@ class TaskTest(unittest.TestCase):
         with tf.device(DATA):
             waves = empty_batch(TEXT) | {"pcm": tf.constant(pcm), "samples": tf.constant(samples)}
             plain = log_mel(tf.cast(waves["pcm"], tf.float32) / 32768.0, waves["samples"]).numpy()
-            for asr, training, changed in (
-                ({}, True, True),
-                ({}, False, False),
-                (OFF, True, False),
-            ):
+            cases = ({}, True, True), ({}, False, False), (OFF, True, False)
+            for asr, training, changed in cases:
                 extractor = ASRTask().extractor(Config(asr=ASRConfig(**asr)), training)
                 produced = extractor.produce(waves)
                 check_batch(waves, extractor.inputs, "reading")

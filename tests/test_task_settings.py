@@ -7,15 +7,8 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 
 # isort: split
 
-from myxtts.config.schema import (
-    ASRConfig,
-    Config,
-    DataConfig,
-    ModelConfig,
-    TeacherConfig,
-    TrainingConfig,
-    VocoderConfig,
-)
+from myxtts.config import schema
+from myxtts.config.schema import ASRConfig, Config, ModelConfig, TrainingConfig
 from myxtts.data.manifest import Vocabulary
 from myxtts.models.discriminators import AdversarialSettings
 from myxtts.tasks.asr import ASRTask
@@ -30,52 +23,34 @@ MIXED = TrainingConfig(precision="mixed_bfloat16")
 
 class Networks(unittest.TestCase):
     def test_of_a_voice(self):
-        given = {
-            "dropout": 0.125,
-            "reference_dropout": 0.25,
-            "cfg_dropout": 0.375,
-            "gradient_checkpointing": True,
-        }
-        config = Config(
-            model=ModelConfig(model_size="tiny", segment_seconds=0.5, **given), training=MIXED
-        )
+        given = {"dropout": 0.125, "reference_dropout": 0.25, "cfg_dropout": 0.375}
+        given["gradient_checkpointing"] = True
+        model = ModelConfig(model_size="tiny", segment_seconds=0.5, **given)
+        config = Config(model=model, training=MIXED)
+        taught = config.model_copy(update={"teacher": schema.TeacherConfig(teacher="runs/big")})
         expected = given | {"precision": "mixed_bfloat16", "segment_frames": 43, "taught": False}
         with mock.patch("myxtts.tasks.tts.build_xtts") as build:
             TTSTask().build(config, VOCABULARY)
             build.assert_called_once_with("tiny", 5, 1, **expected)
-            TTSTask().build(
-                config.model_copy(update={"teacher": TeacherConfig(teacher="runs/big")}), VOCABULARY
-            )
+            TTSTask().build(taught, VOCABULARY)
             build.assert_called_with("tiny", 5, 1, **expected | {"taught": True})
             TTSTask().build(config, VOCABULARY, "mixed_float16")
             build.assert_called_with("tiny", 5, 1, precision="mixed_float16")
 
     def test_of_a_recogniser(self):
-        config = Config(
-            model=ModelConfig(task="asr", model_size="small", dropout=0.125),
-            asr=ASRConfig(encoder="lmu", subsampling=2),
-            training=MIXED,
-        )
+        model = ModelConfig(task="asr", model_size="small", dropout=0.125)
+        config = Config(model=model, asr=ASRConfig(encoder="lmu", subsampling=2), training=MIXED)
         with mock.patch("myxtts.tasks.asr.build_asr") as build:
             ASRTask().build(config, VOCABULARY)
         settings = {"precision": "mixed_bfloat16", "dropout": 0.125}
         build.assert_called_once_with("small", 5, "lmu", 2, **settings)
 
     def test_of_a_vocoder_and_its_discriminators(self):
-        vocoder = VocoderConfig(
-            discriminators=True,
-            adversarial_weight=0.2,
-            feature_matching_weight=0.3,
-            adversarial_warmup_steps=7,
-            discriminator_lr_ratio=0.5,
-        )
+        weights = {"adversarial_weight": 0.2, "feature_matching_weight": 0.3}
+        pace = {"adversarial_warmup_steps": 7, "discriminator_lr_ratio": 0.5}
+        vocoder = schema.VocoderConfig(discriminators=True, **weights, **pace)
         model = ModelConfig(task="vocoder", model_size="small", gradient_checkpointing=True)
-        expected = AdversarialSettings(
-            adversarial_weight=0.2,
-            feature_matching_weight=0.3,
-            warmup_steps=7,
-            learning_rate_ratio=0.5,
-        )
+        expected = AdversarialSettings(**weights, warmup_steps=7, learning_rate_ratio=0.5)
         with mock.patch("myxtts.tasks.vocoder.build_vocoder") as build:
             VocoderTask().build(Config(model=model, vocoder=vocoder, training=MIXED), VOCABULARY)
         settings = {"refine_mel": False, "gradient_checkpointing": True, "adversarial": expected}
@@ -84,28 +59,19 @@ class Networks(unittest.TestCase):
 
 class Features(unittest.TestCase):
     def test_of_spec_augment(self):
-        asr = ASRConfig(
-            time_masks=3, time_mask_fraction=0.25, frequency_masks=4, frequency_mask_bands=7
-        )
+        counts = {"time_masks": 3, "frequency_masks": 4}
+        asr = ASRConfig(**counts, time_mask_fraction=0.25, frequency_mask_bands=7)
         with mock.patch("myxtts.tasks.asr.spec_augment") as spec_augment:
-            ASRTask().extractor(Config(asr=asr), training=True).produce.keywords["mask"](
-                "mel", "frames", "seed"
-            )
-        expected = {
-            "time_masks": 3,
-            "time_fraction": 0.25,
-            "frequency_masks": 4,
-            "frequency_bands": 7,
-        }
+            extractor = ASRTask().extractor(Config(asr=asr), training=True)
+            extractor.produce.keywords["mask"]("mel", "frames", "seed")
+        expected = counts | {"time_fraction": 0.25, "frequency_bands": 7}
         spec_augment.assert_called_once_with("mel", "frames", "seed", **expected)
 
 
 class Training(unittest.TestCase):
     def test_of_a_step(self):
-        config = Config(
-            data=DataConfig(enable_static_shapes=True),
-            training=TrainingConfig(gradient_clip=2.5, gradient_accumulation=3, compile="xla"),
-        )
+        training = TrainingConfig(gradient_clip=2.5, gradient_accumulation=3, compile="xla")
+        config = Config(data=schema.DataConfig(enable_static_shapes=True), training=training)
         with mock.patch.object(setup, "Step") as step:
             setup.make_step(config, mock.sentinel.state)
         step.assert_called_once_with(mock.sentinel.state, 2.5, 3, True, compile_xla=True)
@@ -113,9 +79,7 @@ class Training(unittest.TestCase):
     def test_kernels_are_deterministic_only_if_asked_for(self):
         for asked in (False, True):
             config = Config(training=TrainingConfig(deterministic=asked))
-            with (
-                mock.patch.object(setup.devices, "configure"),
-                mock.patch("tensorflow.config.experimental.enable_op_determinism") as enable,
-            ):
+            determinism = mock.patch("tensorflow.config.experimental.enable_op_determinism")
+            with mock.patch.object(setup.devices, "configure"), determinism as enable:
                 setup.configure_devices(config)
             self.assertEqual(enable.called, asked)

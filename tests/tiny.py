@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import shutil
 import sys
+import unittest
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -38,9 +39,7 @@ from tests.kill_points import KillPoints
 from tests.sine_corpus import write_corpus
 from tests.two_devices import MODEL, SIMULATED
 
-ONE_BLOCK = replace(
-    SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, latents=2
-)
+ONE_BLOCK = XTTSSize(16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, heads=2, latents=2)
 # Still has every kind of layer, in the flow.
 SMALLEST = replace(ONE_BLOCK, encoder_blocks=0, decoder_blocks=0)
 SYMBOLS = 13
@@ -53,11 +52,7 @@ def small_models(size: XTTSSize = SMALLEST) -> contextlib.AbstractContextManager
 
 
 def build_model(
-    precision: str = "float32",
-    device: str = MODEL,
-    seed: int = 0,
-    size: XTTSSize = SMALLEST,
-    **settings,
+    precision: str = "float32", device: str = MODEL, seed: int = 0, size=SMALLEST, **settings
 ) -> XTTS:
     keras.utils.set_random_seed(seed)
     with small_models(size), replicas_on(device).scope():
@@ -98,10 +93,8 @@ def features(
 ) -> dict[str, np.ndarray]:
     """Return TTS_FEATURES of random content that does not depend on the padding.
 
-    Args:
-        rows: tokens and frames of each utterance.
-        padded: padded tokens and frames.
-        reference: real and padded frames of each reference.
+    `rows` are tokens and frames of each utterance, `padded` of all, and `reference` real and padded
+    frames of each reference.
     """
     random = np.random.default_rng(seed)
     batch = {
@@ -125,6 +118,23 @@ def features(
     return batch
 
 
+def check_components(case: unittest.TestCase, model: keras.Model) -> None:
+    """Check that each layer with trainable variables is in one component."""
+    layers = [layer for part in model.component_layers().values() for layer in part]
+    paths = sorted(v.path for layer in layers for v in layer.trainable_variables)
+    case.assertEqual(paths, sorted(v.path for v in model.trainable_variables))
+
+
+def dropout_names(model: keras.Model) -> list[str]:
+    """Return the names from which the layers of dropout fold their seeds."""
+    layers = model._flatten_layers()
+    return [layer.seed_name for layer in layers if hasattr(layer, "seed_name")]
+
+
+def numpy_of(tree):
+    return tf.nest.map_structure(lambda tensor: tensor.numpy(), tree)
+
+
 def rows_of(batch: dict, rows: slice) -> dict:
     """Return some rows of TTS_FEATURES, as a microbatch of the same step."""
     whole = ("seed", "step_frames", "step_tokens")
@@ -145,10 +155,8 @@ def take_step(
 ) -> tf.Tensor:
     """Take a step on microbatches with a batch for each replica; return its outcome."""
     first = step.hand_over(microbatches[0])
-    outcome, _ = step(
-        first, [*microbatches[1:], microbatches[0]], number, ConstantRates(learning_rate, ema_decay)
-    )
-    return outcome
+    rates = ConstantRates(learning_rate, ema_decay)
+    return step(first, [*microbatches[1:], microbatches[0]], number, rates)[0]
 
 
 class Finished(NamedTuple):
@@ -160,9 +168,7 @@ class Finished(NamedTuple):
 class Workspace:
     """A folder with a corpus and runs, which are started through the command line in this process.
 
-    Args:
-        size: of the model size `tiny` of voices.
-        flags: of all runs.
+    The flags are of all runs.
     """
 
     def __init__(self, folder: Path, flags: Sequence[str] = ()):
@@ -178,22 +184,19 @@ class Workspace:
     @classmethod
     def with_toy_models(cls, add_cleanup: Callable) -> "Workspace":
         """Create a temporary workspace whose runs train the toy, with references of 0.5 s."""
-        resources = contextlib.ExitStack()
-        resources.enter_context(toy_models())
-        add_cleanup(resources.close)
+        models = toy_models()
+        models.__enter__()
+        add_cleanup(models.__exit__, None, None, None)
         return cls.temporary(add_cleanup, flags=("--reference-seconds", "0.5"))
 
     def argv(self, name: str, *flags: str) -> list[str]:
         """Return flags for 8 steps in epochs of 3 without observations; `flags` override them."""
         fixed = f"--run {name} --runs-dir {self.folder / 'runs'} --train-data {self.corpus}"
-        fixed += f" --simulate-gpus {SIMULATED}"
-        size = "--model-size tiny --batch-size 4 --buckets 2 --validation-fraction 0.07"
+        fixed += f" --simulate-gpus {SIMULATED} --model-size tiny --batch-size 4 --buckets 2"
+        fixed += " --validation-fraction 0.07 --validate-every=0 --sample-every=0 --log-every 1"
+        fixed += " --max-steps 8 --warmup-steps 2 --checkpoint-every 3 --keep-checkpoints 9"
         if "vocoder" not in flags or "--teacher" in flags:  # a vocoder alone reads no texts
-            size += " --text-frontend characters"
-        length = (
-            "--max-steps 8 --warmup-steps 2 --log-every 1 --checkpoint-every 3 --keep-checkpoints 9"
-        )
-        fixed += f" {size} {length} --validate-every=0 --sample-every=0"
+            fixed += " --text-frontend characters"
         return [*fixed.split(), *self._flags, *flags]
 
     def train(self, name: str, *flags: str) -> Finished:
@@ -201,12 +204,8 @@ class Workspace:
 
     def main(self, *argv: str) -> Finished:
         out, err = io.StringIO(), io.StringIO()
-        with (
-            small_models(),
-            shared_traces(),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
+        redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+        with small_models(), shared_traces(), redirected[0], redirected[1]:
             code = report_errors(lambda: train.main(argv))
         return Finished(code, out.getvalue(), err.getvalue())
 

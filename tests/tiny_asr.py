@@ -39,18 +39,16 @@ def asr_run() -> ASRRun:
     """Create the run once for all tests of a process; 3 of 13 utterances are held out."""
     workspace = Workspace(temporary_folder(atexit.register))
     run = workspace.run_dir("asr")
-    data = DataConfig(
-        train_data=str(workspace.corpus), text_frontend="characters", validation_fraction=0.25
-    )
+    corpus, form = str(workspace.corpus), "characters"
+    data = DataConfig(train_data=corpus, text_frontend=form, validation_fraction=0.25)
     config = Config(data=data, model=ModelConfig(task="asr", model_size="tiny"))
     corpus, _, vocabulary = load_corpora(config, run, length_rule_of(config))
     keras.utils.set_random_seed(3)
     with small_asr_models(), replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)
     network.out.kernel.assign(20.0 * network.out.kernel)  # confident predictions of several symbols
-    record = run_record(
-        config, corpus, vocabulary, None, digest_of({v.path: v.numpy() for v in network.variables})
-    )
+    digest = digest_of({v.path: v.numpy() for v in network.variables})
+    record = run_record(config, corpus, vocabulary, None, digest)
     save_checkpoint(run, record, training_state(network))
     return ASRRun(workspace, run)
 
@@ -69,12 +67,11 @@ def _loaded(run: Path, beam_width: int) -> Transcriber:
 @contextlib.contextmanager
 def cached_transcribers(*modules: str) -> Iterator[None]:
     """Return a context in which these modules create transcribers by `cached_transcriber`."""
+
+    def load(run, device, checkpoint=None, width=0):
+        return cached_transcriber(run, width)
+
     with contextlib.ExitStack() as patched:
         for module in modules:
-            patched.enter_context(
-                mock.patch(
-                    f"{module}.Transcriber",
-                    lambda run, device, checkpoint=None, width=0: cached_transcriber(run, width),
-                )
-            )
+            patched.enter_context(mock.patch(f"{module}.Transcriber", load))
         yield

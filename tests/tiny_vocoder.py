@@ -49,15 +49,11 @@ def vocoder_features(utterance_frames: Sequence[int], seed: int = 0) -> dict[str
     samples = random.normal(0.0, 0.1, (len(frames), SEGMENT_FRAMES * HOP_SAMPLES))
     f0_hz = np.where(real, random.choice([0.0, 120.0, 180.0], shape), 0.0).astype(np.float32)
     angle = random.uniform(0.0, 2.0 * np.pi, shape)
-    phasor = np.where(
-        (f0_hz > 0.0)[:, :, None], np.stack([np.cos(angle), np.sin(angle)], axis=2), 0.0
-    )
+    direction = np.stack([np.cos(angle), np.sin(angle)], axis=2)
+    phasor = np.where((f0_hz > 0.0)[:, :, None], direction, 0.0)
+    mel = np.where(real[:, :, None], random.normal(-5.5, 2.1, (*shape, 80)), SILENCE)
     return {
-        "mel": (
-            np.where(real[:, :, None], random.normal(-5.5, 2.1, (*shape, 80)), SILENCE).astype(
-                np.float32
-            )
-        ),
+        "mel": mel.astype(np.float32),
         "f0_hz": f0_hz,
         "pulse_phasor": phasor.astype(np.float32),
         "wave": np.where(real, samples, 0.0).astype(np.float32),
@@ -76,17 +72,14 @@ def vocoder_run() -> WholeRun:
     validation and samples after 4, and 3 of 13 utterances held out.
     """
     workspace = Workspace(temporary_folder(atexit.register))
-    audio = shutil.copytree(
-        workspace.corpus.parent, workspace.folder / "audio", ignore=shutil.ignore_patterns("*.csv")
-    )
-    flags = (
-        "--task vocoder --validation-fraction 0.25 --data-gpu 0 --model-gpu 1"
-        " --vocoder-segment-seconds 0.2"
-    )
-    flags += f" --train-data {audio} --max-steps 4"
+    audio, ignored = workspace.folder / "audio", shutil.ignore_patterns("*.csv")
+    shutil.copytree(workspace.corpus.parent, audio, ignore=ignored)
+    flags = "--task vocoder --validation-fraction 0.25 --data-gpu 0 --model-gpu 1 --max-steps 4"
+    flags += f" --vocoder-segment-seconds 0.2 --train-data {audio}"
     flags += " --validate-every 4 --sample-every 4 --checkpoint-every 2"
+    flags = tuple(flags.split())
     with small_vocoders():
-        return WholeRun(workspace, tuple(flags.split()), workspace.train("whole", *flags.split()))
+        return WholeRun(workspace, flags, workspace.train("whole", *flags))
 
 
 def vocoder_inputs(frames=FRAMES, padded=44, seed=0):

@@ -33,6 +33,12 @@ MARGIN_SAMPLES = 2048
 # Positions between two samples; the rounding is 50 dB below the wave.
 PHASES = 512
 
+# Lagrange's weights of four samples between the middle two, float32 [PHASES, 4].
+_X = np.arange(PHASES) / PHASES
+_FIRST, _SECOND = -_X * (_X - 1) * (_X - 2) / 6, (_X + 1) * (_X - 1) * (_X - 2) / 2
+_THIRD, _FOURTH = -(_X + 1) * _X * (_X - 2) / 2, (_X + 1) * _X * (_X - 1) / 6
+_CUBIC_WEIGHTS = np.stack([_FIRST, _SECOND, _THIRD, _FOURTH], axis=1).astype(np.float32)
+
 # Lengths of fast Fourier transforms: products of powers of 2 with 1, 3, 5, 9 and 15.
 _FAST_LENGTHS = np.sort(np.outer(2 ** np.arange(10, 24), (1, 3, 5, 9, 15)).ravel()).astype(np.int32)
 
@@ -72,7 +78,6 @@ class Draws:
         return self.uniform(name) < probability
 
     def normal(self, name: str, *shape):
-        """Return float32 [rows, *shape]."""
         return tf.random.stateless_normal([self._rows, *shape], fold_in(self._seed, name))
 
     def between_rows(self, name: str):
@@ -231,10 +236,7 @@ def noise_gain(hz, slope):
 
 
 def noise_at_snr(speech, noise, snr_db):
-    """Scale noise to an SNR over the whole row: float32 [B, S], [B, S], [B, 1] -> [B, S].
-
-    A silent row gets no noise.
-    """
+    """Scale noise [B, S] to an SNR [B, 1] over the whole row; a silent row gets no noise."""
     ratio = tf.math.divide_no_nan(_energy(speech), _energy(noise))
     return noise * tf.sqrt(ratio * 10.0 ** (-snr_db / 10.0))
 
@@ -263,8 +265,7 @@ def perturb_speed(waves, samples, fewest, seed, limit: float):
             longer now.
         limit: up to 0.2.
 
-    Returns:
-        float32 [B, S / (1 - limit), rounded up], 0 after the end of a row; its samples, int32 [B].
+    Returns float32 [B, S / (1 - limit), rounded up], 0 after the end of a row, and int32 [B].
     """
     padded = tf.shape(waves)[1]
     with on_host():
@@ -291,15 +292,7 @@ def _interpolated(waves, position):
     # A gather of 4 values takes as long.
     neighbours = tf.stack([padded[:, i : i + samples] for i in range(4)], axis=2)
     neighbours = tf.gather(neighbours, index, batch_dims=1)
-    return tf.reduce_sum(neighbours * tf.gather(_cubic_weights(), phase), axis=2)
-
-
-def _cubic_weights() -> np.ndarray:
-    """Return Lagrange's weights of four samples between the middle two, float32 [PHASES, 4]."""
-    x = np.arange(PHASES) / PHASES
-    first, second = -x * (x - 1) * (x - 2) / 6, (x + 1) * (x - 1) * (x - 2) / 2
-    third, fourth = -(x + 1) * x * (x - 2) / 2, (x + 1) * x * (x - 1) / 6
-    return np.stack([first, second, third, fourth], axis=1).astype(np.float32)
+    return tf.reduce_sum(neighbours * tf.gather(_CUBIC_WEIGHTS, phase), axis=2)
 
 
 def _count(length):
@@ -310,7 +303,6 @@ def _count(length):
 
 
 def _energy(wave):
-    """Return the energy of each row, [B, S] -> [B, 1]."""
     return tf.reduce_sum(tf.square(wave), axis=1, keepdims=True)
 
 
@@ -322,11 +314,8 @@ def spec_augment(mel, frames, seed, time_masks, time_fraction, frequency_masks, 
     width in time is proportional to the length of the utterance (adaptive masks, Park et al. 2020).
     Frames after the end of a row are unchanged.
 
-    Args:
-        mel: float32 [B, T, bands].
-        time_masks, frequency_masks: number of masks of each row.
-        time_fraction: largest width of a time mask as a fraction of the frames of the row, up to 1.
-        frequency_bands: largest width of a frequency mask in bands.
+    Mel float32 [B, T, bands], masks of each row in time and their largest width as a fraction of
+    its frames, masks in frequency and their largest width in bands -> float32 [B, T, bands].
     """
     padded, bands = tf.shape(mel)[1], mel.shape[2]
     real = tf.sequence_mask(frames, padded)[:, :, None]

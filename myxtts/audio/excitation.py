@@ -17,14 +17,11 @@ def pulse_train(f0_hz, pulse_phasor):
     centres of frames. The phase is summed in float64: a sum in float32 is wrong by 59 cycles after
     a minute of 120 Hz. The correction towards `pulse_phasor` is also interpolated between frames.
 
-    Args:
-        f0_hz: float32 [batch, frames], positive.
-        pulse_phasor: float32 [batch, frames, 2], real and imaginary part of the direction of the
-            fundamental's phase at the centre of each frame; shorter where it is less certain.
-            With 0 everywhere, the phase is 0 at the start.
+    Positive F0, float32 [batch, frames] -> float32 [batch, frames * 256], of unit power.
 
-    Returns:
-        float32 [batch, frames * 256], of unit power.
+    `pulse_phasor`, float32 [batch, frames, 2], has real and imaginary part of the direction of the
+    fundamental's phase at the centre of each frame; shorter where it is less certain. With 0
+    everywhere, the phase is 0 at the start.
     """
     hz, phase = _integrated(f0_hz)
     correction = _upsampled(_rotated(pulse_phasor, -_at_centres(phase)))
@@ -124,10 +121,9 @@ def _running_maximum(values):
 
 
 def interpolate_unvoiced(f0_hz):
-    """Fill unvoiced frames by linear interpolation between voiced ones, and from the ends outwards.
+    """Fill unvoiced frames of F0 [B, T] by linear interpolation, and from the ends outwards.
 
-    float32 [batch, frames], 0 where unvoiced -> the same; UNVOICED_HZ in a row without voiced
-    frames.
+    They are 0. A row without voiced frames gets UNVOICED_HZ.
     """
     voiced = f0_hz > 0.0
     frame = tf.cast(tf.range(tf.shape(f0_hz)[1]), tf.float32)

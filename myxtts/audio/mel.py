@@ -76,10 +76,7 @@ def log_mel(waveform, samples=None, filters=None):
 
 
 def log_mel_of_frames(waveform, filters=None):
-    """Compute the log-mel of padded waves: float32 [batch, samples] -> [batch, frames, 80].
-
-    Frame i begins at sample 256 * i; see `log_mel`.
-    """
+    """Compute the log-mel of padded waves, whose frame i begins at 256 · i: see `log_mel`."""
     spectrum = stft(tf.cast(waveform, tf.float64))
     magnitude = tf.abs(tf.cast(spectrum, tf.complex64))
     filters = mel_filters() if filters is None else filters

@@ -9,18 +9,10 @@ from dataclasses import dataclass
 
 import keras
 import tensorflow as tf
-from keras import layers
 
 from myxtts.batch import ASR_FEATURES
+from myxtts.models import layers
 from myxtts.models.ctc import ctc_labels, ctc_losses
-from myxtts.models.layers import (
-    CompositeLayer,
-    Dense,
-    SeededDropout,
-    build_network,
-    length_mask,
-    strided_convolution,
-)
 from myxtts.models.lmu import LegendreMemory
 from myxtts.models.xtts import normalised_mel
 from myxtts.text.symbols import subsampled_length
@@ -56,7 +48,6 @@ class ASRModel(keras.Model):
         symbols: number of output classes, including the blank, BLANK_ID.
         encoder: a key of ENCODERS; those of one size have equal numbers of parameters within 5 %.
         subsampling: a key of STRIDES.
-        dropout: fraction of activations dropped in training.
     """
 
     BATCH_FIELDS = ASR_FEATURES
@@ -70,13 +61,13 @@ class ASRModel(keras.Model):
         self.subsampling = subsampling
         options = {"kernel_size": KERNEL_SIZE, "activation": "silu"}
         self.convs = [
-            layers.Conv1D(size.channels, strides=stride, name=f"subsampling_{i}", **options)
+            keras.layers.Conv1D(size.channels, strides=stride, name=f"subsampling_{i}", **options)
             for i, stride in enumerate(STRIDES[subsampling])
         ]
         names = [f"{encoder}_{i}" for i in range(size.blocks)]
         self.blocks = [ENCODERS[encoder](size, dropout, name=name) for name in names]
-        self.out_norm = layers.LayerNormalization(name="out_norm")
-        self.out = Dense(symbols, name="out")
+        self.out_norm = keras.layers.LayerNormalization(name="out_norm")
+        self.out = layers.Dense(symbols, name="out")
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
         """Return the variables with a row for each symbol: path -> (vocabulary, axis)."""
@@ -101,9 +92,8 @@ class ASRModel(keras.Model):
             Losses: `ctc`, float32 scalar, the negative log-likelihood of the labels over all paths.
             Outputs: `logits` float32 [B, T', V]; `frames` int32 [B], their real frames.
         """
-        logits, frames = self.compute_logits(
-            batch["mel"], batch["frames"], batch["seed"] if training else None
-        )
+        seed = batch["seed"] if training else None
+        logits, frames = self.compute_logits(batch["mel"], batch["frames"], seed)
         labels, count = ctc_labels(batch["tokens"], batch["token_count"])
         loss = tf.reduce_sum(ctc_losses(logits, frames, labels, count)) / batch["step_tokens"]
         return {"ctc": loss}, {"logits": logits, "frames": frames}
@@ -115,9 +105,9 @@ class ASRModel(keras.Model):
         """
         x = normalised_mel(mel)
         for conv in self.convs:
-            x = strided_convolution(conv, x, frames)
+            x = layers.strided_convolution(conv, x, frames)
             frames = subsampled_length(frames, conv.strides[0])
-        mask = length_mask(frames, tf.shape(x)[1], x.dtype)
+        mask = layers.length_mask(frames, tf.shape(x)[1], x.dtype)
         for block in self.blocks:
             x = block(x, mask, frames, seed)
         return tf.cast(self.out(self.out_norm(x)), tf.float32), frames
@@ -127,23 +117,23 @@ def build_asr(
     size: str, symbols: int, encoder: str, subsampling: int, precision: str = "float32", **settings
 ) -> ASRModel:
     """Build ASRModel of a key of SIZES; `settings` are its arguments. See `build_network`."""
-    return build_network(
+    return layers.build_network(
         precision, lambda: ASRModel(SIZES[size], symbols, encoder, subsampling, **settings)
     )
 
 
-class LMUBlock(CompositeLayer):
+class LMUBlock(layers.CompositeLayer):
     """Residual bidirectional Legendre memory of a few channels, mixed back into the input."""
 
     def __init__(self, size: ASRSize, dropout: float, **kwargs):
         super().__init__(**kwargs)
-        self.norm = layers.LayerNormalization(name="norm")
-        self.write = Dense(2 * size.memory, use_bias=False, name="write")
+        self.norm = keras.layers.LayerNormalization(name="norm")
+        self.write = layers.Dense(2 * size.memory, use_bias=False, name="write")
         self.past = LegendreMemory(size.order, WINDOW_FRAMES, name="past")
         self.future = LegendreMemory(size.order, WINDOW_FRAMES, backward=True, name="future")
-        self.mix = Dense(size.channels, activation="silu", name="mix")
-        self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
-        self.out = Dense(size.channels, name="out")
+        self.mix = layers.Dense(size.channels, activation="silu", name="mix")
+        self.dropout = layers.SeededDropout(dropout, seed_name=self.name, name="dropout")
+        self.out = layers.Dense(size.channels, name="out")
 
     def call(self, x, mask, frames, seed=None):
         """x [B, T, C], mask [B, T, 1], frames int32 [B] -> [B, T, C]."""
@@ -154,7 +144,7 @@ class LMUBlock(CompositeLayer):
         return x + self.out(self.dropout(hidden, seed))
 
 
-class GRUBlock(layers.Layer):
+class GRUBlock(keras.layers.Layer):
     """Residual bidirectional GRU (Cho et al. 2014), both directions in one loop over time.
 
     Keras' layer is not used: it holds a random generator whose name depends on how many the process
@@ -164,10 +154,10 @@ class GRUBlock(layers.Layer):
     def __init__(self, size: ASRSize, dropout: float, **kwargs):
         super().__init__(**kwargs)
         self.units = gru_units(size)
-        self.norm = layers.LayerNormalization(name="norm")
-        self.write = Dense(6 * self.units, name="write")
-        self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
-        self.out = Dense(size.channels, name="out")
+        self.norm = keras.layers.LayerNormalization(name="norm")
+        self.write = layers.Dense(6 * self.units, name="write")
+        self.dropout = layers.SeededDropout(dropout, seed_name=self.name, name="dropout")
+        self.out = layers.Dense(size.channels, name="out")
 
     def build(self, shape):
         units = self.units
@@ -187,9 +177,8 @@ class GRUBlock(layers.Layer):
 
         def next_state(state, gates):
             update, reset, candidate = tf.split(gates, 3, axis=2)
-            update_state, reset_state, candidate_state = tf.split(
-                tf.matmul(state, recurrent), 3, axis=2
-            )
+            products = tf.split(tf.matmul(state, recurrent), 3, axis=2)
+            update_state, reset_state, candidate_state = products
             update, reset = tf.sigmoid(update + update_state), tf.sigmoid(reset + reset_state)
             candidate = tf.tanh(candidate + reset * (candidate_state + bias))
             return update * state + (1 - update) * candidate

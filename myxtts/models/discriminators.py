@@ -53,11 +53,9 @@ class Discriminators(CompositeLayer):
     def __init__(self, **kwargs):
         # Waves stay float32 in mixed precision; the convolutions cast their own inputs.
         super().__init__(autocast=False, **kwargs)
-        periods = [PeriodDiscriminator(period, name=f"period_{period}") for period in PERIODS]
-        self.judges = [
-            *periods,
-            *(ResolutionDiscriminator(size, name=f"resolution_{size}") for size in RESOLUTIONS),
-        ]
+        self.judges = [PeriodDiscriminator(period, name=f"period_{period}") for period in PERIODS]
+        for size in RESOLUTIONS:
+            self.judges.append(ResolutionDiscriminator(size, name=f"resolution_{size}"))
 
     def call(self, real, generated):
         """Return each row's losses, means over discriminators: float32 [B, S] twice -> [B] each.

@@ -50,9 +50,8 @@ def wiener_estimate(x, time, prior_mean, prior_std):
 def euler_solve(estimate_data, noise, steps):
     """Solve the flow's ODE from noise to data in equal Euler steps.
 
-    Args:
-        estimate_data: function of x_t float32 [B, T, D] and t float32 [B] that estimates the data.
-        steps: at least 1: an int32 scalar, or a number, by which the steps are unrolled.
+    `estimate_data` estimates the data from x_t, float32 [B, T, D], and t, float32 [B]. The steps
+    are an int32 scalar, or a number, by which they are unrolled.
     """
     rows = tf.shape(noise)[0]
 

@@ -202,10 +202,8 @@ class ReferenceEncoder(CompositeLayer):
 
     def __init__(self, channels: int, heads: int, latents: int, **kwargs):
         super().__init__(**kwargs)
-        self.convs = [
-            layers.Conv1D(channels, 3, strides=2, activation="silu", name=f"conv_{i}")
-            for i in range(3)
-        ]
+        conv = {"strides": 2, "activation": "silu"}
+        self.convs = [layers.Conv1D(channels, 3, name=f"conv_{i}", **conv) for i in range(3)]
         self.norms = [layers.LayerNormalization(name=f"norm_{i}") for i in range(3)]
         self.attention = Attention(channels, heads, rotary=True, name="attention")
         self.resampler = Attention(channels, heads, rotary=False, name="resampler")

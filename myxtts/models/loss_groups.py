@@ -29,8 +29,7 @@ class LossGroup(NamedTuple):
 def loss_groups_of(model: keras.Model) -> dict[str, LossGroup]:
     """Return the groups of a model by name: its `loss_groups()`, or one with everything.
 
-    They are a partition of its variables. The first is NETWORK, whose variables inference uses. All
-    other groups are needed in training only.
+    They are a partition of its variables. The first is NETWORK, and the others are for training.
     """
     if not hasattr(model, "loss_groups"):
         return {NETWORK: LossGroup(model.LOSS_NAMES, model.variables)}

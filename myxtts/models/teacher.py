@@ -68,11 +68,7 @@ class TeacherModel:
 
 
 class NullTeacher:
-    """Stands in for a `TeacherModel` and computes nothing, to time producing without a teacher.
-
-    Its features have the shapes of a teacher's. Nothing is aligned, spoken mels are silent, and the
-    others are the recordings' own.
-    """
+    """Returns features of the shapes of a teacher's without work, to time producing without it."""
 
     def align(self, batch):
         return tf.zeros(tf.shape(batch["mel"])[:2], tf.int64)

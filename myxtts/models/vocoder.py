@@ -89,7 +89,6 @@ class Vocoder(keras.Model):
     """The vocoder network.
 
     Args:
-        gradient_checkpointing: recompute the blocks' activations in the backward pass.
         adversarial: also train against discriminators, which add their own losses in training.
         refine_mel: the mels are those of a voice, and the network brings them closer to those of
             recordings first.
@@ -184,9 +183,8 @@ class Vocoder(keras.Model):
         samples = CONTEXT_FRAMES * HOP_SAMPLES
         mel_error = tf.abs(mel_and_spectrum(wave)[0] - target_mel)[:, context:-context]
         estimate, true = wave[:, samples:-samples], target[:, samples:-samples]
-        pitch, voicing, phase = self.pitch_head.losses_of(
-            mel, batch["f0_hz"], batch["pulse_phasor"]
-        )
+        pulses = batch["f0_hz"], batch["pulse_phasor"]
+        pitch, voicing, phase = self.pitch_head.losses_of(mel, *pulses)
         by_row = {
             "spectral": multi_resolution_stft_loss(estimate, true),
             "complex": complex_stft_loss(estimate, true),
@@ -252,11 +250,8 @@ class Vocoder(keras.Model):
         shape = [tf.shape(mel)[0], -1, FILTERS_PER_FRAME * BINS]
         source = tf.reshape(tf.math.log(tf.abs(harmonic) + SOURCE_FLOOR), shape)
         envelope = tf.reshape(envelope, shape)
-        x = (
-            self.mel_in(normalised(mel))
-            + self.magnitude_in(normalised(envelope))
-            + self.source_in(source)
-        )
+        x = self.mel_in(normalised(mel)) + self.magnitude_in(normalised(envelope))
+        x += self.source_in(source)
         for block in self.blocks:
             x = keras.remat(block)(x) if self.gradient_checkpointing else block(x)
         parts = tf.split(tf.cast(self.filters(self.out_norm(x)), tf.float32), 4, axis=2)
@@ -439,9 +434,7 @@ def multi_resolution_stft_loss(wave, target):
     """
 
     def loss(size):
-        estimate, true = (
-            spectral.magnitude(spectrum, POWER_FLOOR) for spectrum in _spectra(wave, target, size)
-        )
+        estimate, true = (spectral.magnitude(x, POWER_FLOOR) for x in _spectra(wave, target, size))
         logs = tf.math.log(estimate + MAGNITUDE_FLOOR) - tf.math.log(true + MAGNITUDE_FLOOR)
         return _ratio(tf.square(estimate - true), tf.square(true)) + mean_of_rows(tf.abs(logs))
 
@@ -460,8 +453,7 @@ def complex_stft_loss(wave, target):
         estimate, true = (_compressed(spectrum) for spectrum in _spectra(wave, target, size))
         return _ratio(_power(estimate - true), _power(true) + COMPRESSED_FLOOR)
 
-    losses = [convergence(size) for size in COMPLEX_STFT_SAMPLES]
-    return tf.add_n(losses) / len(COMPLEX_STFT_SAMPLES)
+    return tf.add_n(list(map(convergence, COMPLEX_STFT_SAMPLES))) / len(COMPLEX_STFT_SAMPLES)
 
 
 def _spectra(wave, target, size):

@@ -13,24 +13,12 @@ from typing import NamedTuple
 
 import keras
 import tensorflow as tf
-from keras import layers
 
 from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS, TOP_DB
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, tensor_specs
-from myxtts.models import alignment, flow, prosody
+from myxtts.models import alignment, flow, layers, prosody
 from myxtts.models.alignment import gather_rows
-from myxtts.models.layers import (
-    AttentionBlock,
-    ConvBlock,
-    Dense,
-    Embedding,
-    ReferenceEncoder,
-    build_network,
-    length_mask,
-    sum_over,
-    time_embedding,
-)
 from myxtts.portable_ops import fold_in, grid_padding
 
 # Mean and standard deviation of log-mel over speech (Matcha-TTS has -5.54 and 2.12 for LJSpeech).
@@ -124,13 +112,11 @@ class XTTS(keras.Model):
 
     Args:
         symbols, languages: rows of the embeddings.
-        dropout: fraction of activations dropped in training.
         reference_dropout: fraction of utterances trained without their reference.
         cfg_dropout: fraction of utterances whose flow is trained without its condition
             (classifier-free guidance).
         segment_frames: length of the random segment of an utterance on which decoder and flow are
             trained; rounded up to a multiple of REDUCTION_FACTOR.
-        gradient_checkpointing: recompute the blocks' activations in the backward pass.
         taught: batches have the path of each row, so that nothing is aligned.
 
     Attributes:
@@ -164,39 +150,38 @@ class XTTS(keras.Model):
         mel_outputs = REDUCTION_FACTOR * MEL_BANDS
 
         def attention(name, **options):
-            return AttentionBlock(channels, heads, dropout, name=name, **options)
+            return layers.AttentionBlock(channels, heads, dropout, name=name, **options)
 
         def convs(part, count, kernel=KERNEL_SIZE):
             names = [f"{part}_conv_{i}" for i in range(count)]
-            return [ConvBlock(channels, kernel, dropout, name=name) for name in names]
+            return [layers.ConvBlock(channels, kernel, dropout, name=name) for name in names]
 
-        self.reference_encoder = ReferenceEncoder(
+        self.reference_encoder = layers.ReferenceEncoder(
             channels, heads, size.latents, name="reference_encoder"
         )
-        self.language_embedding = Embedding(languages, channels, name="language_embedding")
-        self.symbol_embedding = Embedding(symbols, channels, name="symbol_embedding")
+        self.language_embedding = layers.Embedding(languages, channels, name="language_embedding")
+        self.symbol_embedding = layers.Embedding(symbols, channels, name="symbol_embedding")
         # The mean mel depends on its own token only. With neighbours in view it could learn the mel
         # of the next token, and whole alignments were one token off.
-        self.token_conv = ConvBlock(channels, 1, dropout, name="token_conv")
+        self.token_conv = layers.ConvBlock(channels, 1, dropout, name="token_conv")
         # And the weight of the average spectrum.
-        self.mean_mel = Dense(MEL_BANDS + 1, name="mean_mel")
+        self.mean_mel = layers.Dense(MEL_BANDS + 1, name="mean_mel")
         self.voice_attention = attention("voice_attention", rotary=False)
-        self.encoder_attention = [
-            attention(f"encoder_attention_{i}") for i in range(size.encoder_blocks)
-        ]
+        names = [f"encoder_attention_{i}" for i in range(size.encoder_blocks)]
+        self.encoder_attention = [attention(name) for name in names]
         self.encoder_convs = convs("encoder", size.encoder_blocks)
         self.prosody_convs = convs("prosody", 2, kernel=3)
-        self.prosody_out = Dense(4, kernel_initializer="zeros", name="prosody_out")
-        self.prosody_in = Dense(channels, name="prosody_in")
-        self.decoder_in = Dense(channels, name="decoder_in")
+        self.prosody_out = layers.Dense(4, kernel_initializer="zeros", name="prosody_out")
+        self.prosody_in = layers.Dense(channels, name="prosody_in")
+        self.decoder_in = layers.Dense(channels, name="decoder_in")
         self.decoder_convs = convs("decoder", size.decoder_blocks)
-        self.decoder_out = Dense(mel_outputs, kernel_initializer="zeros", name="decoder_out")
-        self.time_in = Dense(channels, activation="silu", name="time_in")
-        self.time_out = Dense(channels, name="time_out")
-        self.no_condition = Embedding(1, channels, name="unconditional_embedding")
-        self.noisy_in = Dense(channels, name="noisy_in")
+        self.decoder_out = layers.Dense(mel_outputs, kernel_initializer="zeros", name="decoder_out")
+        self.time_in = layers.Dense(channels, activation="silu", name="time_in")
+        self.time_out = layers.Dense(channels, name="time_out")
+        self.no_condition = layers.Embedding(1, channels, name="unconditional_embedding")
+        self.noisy_in = layers.Dense(channels, name="noisy_in")
         self.flow_convs = convs("flow", size.flow_blocks)
-        self.flow_out = Dense(mel_outputs, kernel_initializer="zeros", name="flow_out")
+        self.flow_out = layers.Dense(mel_outputs, kernel_initializer="zeros", name="flow_out")
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
         """Return the variables with a row for each entry: path -> (vocabulary, axis)."""
@@ -205,16 +190,15 @@ class XTTS(keras.Model):
             self.language_embedding.embeddings.path: ("languages", 0),
         }
 
-    def component_layers(self) -> dict[str, list[layers.Layer]]:
+    def component_layers(self) -> dict[str, list[keras.layers.Layer]]:
         """Return the layers of each component that --freeze names; each layer is in one."""
         text = [self.language_embedding, self.symbol_embedding, self.token_conv, self.mean_mel]
+        encoder = [self.voice_attention, *self.encoder_attention, *self.encoder_convs]
         decoder = [self.prosody_in, self.decoder_in, *self.decoder_convs, self.decoder_out]
         time = [self.time_in, self.time_out, self.no_condition]
         return {
             "reference_encoder": [self.reference_encoder],
-            "text_encoder": [
-                *(*text, self.voice_attention, *self.encoder_attention, *self.encoder_convs)
-            ],
+            "text_encoder": [*text, *encoder],
             "prosody": [*self.prosody_convs, self.prosody_out],
             "decoder": [*decoder, *time, self.noisy_in, *self.flow_convs, self.flow_out],
         }
@@ -244,11 +228,11 @@ class XTTS(keras.Model):
         path, token_prosody, durations = self.align_texts(batch, mean, speaker)
         frames = batch["frames"]
         row_frames = tf.cast(batch["frames"], tf.float32)
-        real = length_mask(frames, tf.shape(path)[1], tf.float32)
+        real = layers.length_mask(frames, tf.shape(path)[1], tf.float32)
         # Rows of a teacher differ in length; they weigh as much as the utterance they replace.
         if "path" in batch:
             is_real = tf.cast(path >= 0, tf.float32)
-            spoken = sum_over(is_real, 1)
+            spoken = layers.sum_over(is_real, 1)
             frames = tf.cast(spoken, tf.int64)
             real = (is_real * (row_frames / tf.maximum(spoken, 1.0))[:, None])[:, :, None]
         predicted = self.predict_prosody(encoded, speaker.style, mask, seed)
@@ -259,11 +243,10 @@ class XTTS(keras.Model):
             segment_seed = fold_in(seed, "segment")
             frame = alignment.random_segment(frames, padded, self.segment_frames, segment_seed)
         segment_path = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
-        condition = self.decode(
-            encoded, mean, token_prosody, durations, segment_path, frame, speaker.style, seed
-        )
+        segment = segment_path, frame, speaker.style, seed
+        condition = self.decode(encoded, mean, token_prosody, durations, *segment)
         target_segment = gather_rows(target, frame)
-        mel_error = sum_over(tf.abs(condition.mel - target_segment), 2)
+        mel_error = layers.sum_over(tf.abs(condition.mel - target_segment), 2)
         flow_error = self._flow_errors(target_segment, condition, batch["seed"], seed)
 
         # The frames of a segment stand for all frames of their utterance.
@@ -325,9 +308,8 @@ class XTTS(keras.Model):
 
     @cached_property
     def compiled_align(self):
-        return tf.function(
-            self.align, input_signature=[tensor_specs(self.BATCH_FIELDS)], autograph=False
-        )
+        signature = [tensor_specs(self.BATCH_FIELDS)]
+        return tf.function(self.align, input_signature=signature, autograph=False)
 
     def encode_texts(self, batch, seed=None):
         """Encode texts and references; a seed turns on dropout.
@@ -372,11 +354,10 @@ class XTTS(keras.Model):
     def _encode(self, batch, speaker, seed=None):
         style, latents = speaker.style, speaker.latents
         encoded = self.symbol_embedding(batch["tokens"])
-        mask = length_mask(batch["token_count"], tf.shape(batch["tokens"])[1], encoded.dtype)
+        mask = layers.length_mask(batch["token_count"], tf.shape(batch["tokens"])[1], encoded.dtype)
         encoded = self.token_conv(encoded, style, mask, seed)
-        relative_mean, weight = tf.split(
-            tf.cast(self.mean_mel(encoded), tf.float32), [MEL_BANDS, 1], axis=2
-        )
+        mean = tf.cast(self.mean_mel(encoded), tf.float32)
+        relative_mean, weight = tf.split(mean, [MEL_BANDS, 1], axis=2)
         # Silence learns weight 0.
         mean = relative_mean + tf.sigmoid(weight) * speaker.average_spectrum[:, None, :]
         all_latents = tf.ones_like(latents[:, :, :1])
@@ -412,17 +393,14 @@ class XTTS(keras.Model):
         """Decode frames [B, S], given tokens `path` and indices `frame`; return FlowCondition."""
         tokens = encoded + self.prosody_in(token_prosody.features())
         position = alignment.position_in_token(path, frame, durations)
-        frame_input = tf.concat(
-            [gather_rows(tokens, path), tf.cast(position, tokens.dtype)], axis=-1
-        )
-        hidden = self.decoder_in(stack_frames(frame_input))
+        inputs = [gather_rows(tokens, path), tf.cast(position, tokens.dtype)]
+        hidden = self.decoder_in(stack_frames(tf.concat(inputs, axis=-1)))
         mask = tf.cast(path[:, ::REDUCTION_FACTOR, None] >= 0, hidden.dtype)
         for conv in self.decoder_convs:
             hidden = self._checkpointed(conv, hidden, style, mask, seed)
         mel = gather_rows(mean, path) + unstack_frames(self.decoder_out(hidden), tf.shape(path)[1])
-        return FlowCondition(
-            hidden, style, mel, tf.fill(tf.shape(path)[:1], DECODER_STD), path >= 0
-        )
+        mel_std = tf.fill(tf.shape(path)[:1], DECODER_STD)
+        return FlowCondition(hidden, style, mel, mel_std, path >= 0)
 
     def _drop_condition(self, condition, keep):
         """Remove text, prosody and speaker from rows where `keep`, float32 [B], is 0."""
@@ -455,16 +433,16 @@ class XTTS(keras.Model):
         condition = self._drop_condition(condition, keep)
         noisy = flow.interpolate_path(noise, target, time)
         estimate, unit = self._denoise(noisy, time, condition, seed)
-        return sum_over(tf.square((estimate - target) / unit), 2)
+        return layers.sum_over(tf.square((estimate - target) / unit), 2)
 
     def _denoise(self, noisy, time, condition, seed=None):
         """Estimate the mel from `noisy` at `time`: float32 [B, T, 80], and its unit [B, 1, 1]."""
-        estimate, unit, innovation = flow.wiener_estimate(
-            noisy, time, condition.mel, condition.mel_std
-        )
+        prior = condition.mel, condition.mel_std
+        estimate, unit, innovation = flow.wiener_estimate(noisy, time, *prior)
         innovation *= tf.cast(condition.mask, tf.float32)[:, :, None]
         hidden = condition.hidden + self.noisy_in(stack_frames(innovation))
-        style = condition.style + self.time_out(self.time_in(time_embedding(time, TIME_EMBEDDING)))
+        embedding = layers.time_embedding(time, TIME_EMBEDDING)
+        style = condition.style + self.time_out(self.time_in(embedding))
         mask = tf.cast(condition.mask[:, ::REDUCTION_FACTOR, None], hidden.dtype)
         for conv in self.flow_convs:
             hidden = self._checkpointed(conv, hidden, style, mask, seed)
@@ -477,11 +455,10 @@ class XTTS(keras.Model):
         return keras.remat(lambda hidden, style: block(hidden, style, mask, seed))(hidden, style)
 
 
-def build_xtts(
-    size: str, symbols: int, languages: int, precision: str = "float32", **settings
-) -> XTTS:
+def build_xtts(size: str, symbols: int, languages: int, precision="float32", **settings) -> XTTS:
     """Build XTTS of a key of SIZES; `settings` are for training only. See `build_network`."""
-    return build_network(precision, lambda: XTTS(SIZES[size], symbols, languages, **settings))
+    vocabulary = symbols, languages
+    return layers.build_network(precision, lambda: XTTS(SIZES[size], *vocabulary, **settings))
 
 
 def normalised_mel(log_mel):
@@ -496,7 +473,7 @@ def long_term_average_spectrum(mel, frames):
     estimate it. The network predicts mels relative to the reference's spectrum, so that it extends
     to speakers not seen in training.
     """
-    real = length_mask(frames, tf.shape(mel)[1], tf.float32)
+    real = layers.length_mask(frames, tf.shape(mel)[1], tf.float32)
     level = tf.reduce_mean(mel, axis=2, keepdims=True)
     loudest = tf.reduce_max(tf.where(real > 0.0, level, level.dtype.min), axis=1, keepdims=True)
     loud = real * tf.cast(level > loudest - TOP_DB / (DECIBELS_PER_NEPER * MEL_STD), tf.float32)

@@ -24,14 +24,10 @@ def choose_alignment_search(
 ) -> tuple[Search, str]:
     """Choose the fastest search that works on a model device; also return the log's line about it.
 
-    On a CPU this is always XLA's, which is not measured. On a GPU the candidates are measured on
-    random scores. Raises ConfigError if the setting names a search that needs XLA where XLA does
-    not work.
-
-    Args:
-        setting: `alignment_search`.
-        compile_step: XLA compiles the whole step, and the search with it.
-        sizes: dimensions of a batch of the run: batch, frames and tokens.
+    On a CPU, and if XLA compiles the whole step, this is always XLA's, which is not measured. On a
+    GPU the candidates are measured on random scores. The sizes are batch, frames and tokens of a
+    batch of the run. Raises ConfigError if the setting `alignment_search` names a search that needs
+    XLA where XLA does not work.
     """
     # The device for which XLA compiles each candidate; without any, `loop` remains.
     devices = {"xla": device, "host": HOST}

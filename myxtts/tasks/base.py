@@ -25,8 +25,7 @@ KEPT_ARRAYS = 9
 SAMPLED_UTTERANCES = 4
 
 Evaluator = Callable[[int, Callable[[], None] | None], dict[str, float]]
-"""Measures the weights that a network has at a step by the scores of its task: figures by name,
-each with the prefix `evaluation_`.
+"""Measures the weights that a network has at a step; figures have the prefix `evaluation_`.
 
 Before each batch or utterance it calls its second argument, with nothing queued on the device. All
 that a call computes is compiled before, so that any thread may call.
@@ -99,22 +98,14 @@ class Metric(Protocol):
 
 
 class Task(ABC):
-    """What a run trains: batches, network, metric and samples.
+    """What a run trains: batches, network, metric and samples."""
 
-    Attributes:
-        name: value of the setting `task`.
-        sizes: dimensions of the network by the setting `model_size`.
-        components: groups of layers that --freeze names; the network's `component_layers` has the
-            layers.
-        supports_xla: whether XLA compiles the training step.
-        augmentation: flag of an augmentation that takes time on the data device; empty if the task
-            has none.
-    """
-
-    name: str
-    sizes: Mapping[str, Any]
+    name: str  # value of the setting `task`
+    sizes: Mapping[str, Any]  # dimensions of the network by the setting `model_size`
+    # Groups of layers that --freeze names; the network's `component_layers` has the layers.
     components: tuple[str, ...]
-    supports_xla: bool = False
+    supports_xla: bool = False  # whether XLA compiles the training step
+    # Flag of an augmentation that takes time on the data device; empty if the task has none.
     augmentation: str = ""
 
     def has_small_operations(self, config: Config) -> bool:
@@ -147,35 +138,24 @@ class Task(ABC):
     def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
         """Build the network with its initial weights.
 
+        `inference` is the precision of a network without dropout; by default it is one to train.
         Its call returns (losses by name, outputs); `BATCH_FIELDS` is the contract of its input,
         `LOSS_NAMES` the names of the losses.
-
-        Args:
-            inference: precision of a network without dropout; by default it is one to train.
         """
 
     def tune(
         self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
     ) -> dict[str, str]:
-        """Choose among implementations of a network to train, which give the same results.
+        """Choose among implementations, which give the same results; return lines of the log.
 
-        Raises ConfigError if the settings name an implementation that the device cannot run.
-
-        Args:
-            sizes: the named dimensions of the batch contracts, for a typical batch.
-
-        Returns:
-            Lines of the log by name.
+        Raises ConfigError if the settings name an implementation that the device cannot run. The
+        sizes are the named dimensions of a typical batch.
         """
         return {}
 
     @abstractmethod
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
-        """Return a lower estimate of the bytes that a step keeps of a batch for its gradient.
-
-        Args:
-            sizes: the named dimensions of the batch contracts.
-        """
+        """Return a lower estimate of the bytes that a step keeps of a batch for its gradient."""
 
     def describe(self, config: Config) -> str:
         """Return a line of the log, such as "tts, tiny, 144 channels, 3 encoder blocks"."""

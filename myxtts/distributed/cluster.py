@@ -28,12 +28,7 @@ _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers that train together, two or more.
-
-    Attributes:
-        workers: address host:port of each worker, the chief's first.
-        index: index of this process.
-    """
+    """Addresses host:port of the workers that train together, two or more, and this one's index."""
 
     workers: tuple[str, ...]
     index: int
@@ -89,11 +84,9 @@ def is_host(text: str) -> bool:
 
 
 def host_and_port(text: str, name: str, scheme: str = "") -> tuple[str, int]:
-    """Split `HOST:PORT`; the host is a name or an IPv4 address.
+    """Split `HOST:PORT` after a scheme such as grpc://; the host is a name or an IPv4 address.
 
-    Args:
-        name: the flag or setting, for the ConfigError about a text of another form.
-        scheme: prefix before the host, such as grpc://.
+    Raises ConfigError, with the name of the flag or setting, for a text of another form.
     """
     host, _, port = text.removeprefix(scheme).rpartition(":")
     is_port = re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535
@@ -112,10 +105,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_addresses(addresses: Sequence[str], source: str) -> tuple[str, ...]:
-    """Return the addresses of a cluster; raise UserError if they are invalid, repeated or none.
+    """Return the addresses in TF_CONFIG, --nodes or another source.
 
-    Args:
-        source: where the addresses come from, for the message: `TF_CONFIG`, `--nodes`.
+    Raises UserError if one is invalid or repeated, or there is none.
     """
     for address in addresses:
         host_and_port(address, f"a worker in {source}")
@@ -128,10 +120,7 @@ def check_addresses(addresses: Sequence[str], source: str) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is `localhost` or a loopback IPv4 address, also one such as `127.1`.
-
-    No name is resolved.
-    """
+    """Return whether a host is `localhost` or a loopback IPv4 address, also one such as `127.1`."""
     try:
         address = socket.inet_aton(host)
     except OSError:

@@ -1,7 +1,4 @@
-"""Launches the workers of a job on this machine and ends all of them when one fails. No TensorFlow.
-
-TF_CONFIG tells each worker the cluster.
-"""
+"""Launches workers on this machine, and ends all of them when one fails. No TensorFlow."""
 
 import socket
 import sys
@@ -42,13 +39,11 @@ def launch(
     are too few cores or GPUs, or the folder for the logs cannot be made.
 
     Args:
-        program: of each worker: a Python file, or `-m` and a module, with arguments.
+        program: a Python file, or `-m` and a module, with arguments; TF_CONFIG has its cluster.
         workers: addresses of the whole cluster.
         local: indices of the workers to start on this machine.
-        logs: folder for worker-N.log.
         cores_per_worker: pins each worker to this many cores of its own; 0 does not pin.
-        gpus_per_worker: shows each worker this many GPUs of its own; None shows all GPUs to all
-            workers.
+        gpus_per_worker: shows each worker this many GPUs of its own; None shows all to all workers.
 
     Returns:
         the exit code: 0 if all workers succeed; otherwise the code of the first failure, or 128

@@ -103,14 +103,9 @@ def exit_at_sigterm() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """A program to run.
+    """A program to run, pinned to some cores, with its output appended to a log.
 
-    Attributes:
-        name: for messages and the log.
-        log: file that the output is appended to.
-        environ: added to the environment of this process.
-        cores: cores to pin the program to.
-        max_restarts: how often a supervisor restarts the program after a failure.
+    `environ` is added to the environment of this process.
     """
 
     name: str
@@ -129,7 +124,6 @@ class ChildProcess:
             `has_ended` returns true.
         outcome: how it ended for its supervisor: `stopped` on request, `rejected` with exit code 2,
             a user's mistake.
-        last_lines: the last lines of its output.
     """
 
     def __init__(self, program: ProgramSpec):
@@ -242,10 +236,8 @@ def child_setup(parent: int, cores: frozenset[int] | None = None) -> Callable[[]
 class Supervisor:
     """Runs programs side by side. Subclasses override the callbacks, which do nothing.
 
-    Args:
-        stop: requests to stop. At the first the programs get SIGTERM, so that they can save; the
-            second kills them.
-        end_together: whether all programs end once one has failed or was rejected.
+    At the first request to stop the programs get SIGTERM, so that they can save; the second kills
+    them. With `end_together` all programs end once one has failed or was rejected.
     """
 
     def __init__(self, stop: StopSignals, end_together: bool):

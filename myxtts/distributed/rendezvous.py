@@ -66,11 +66,7 @@ def rendezvous(cluster: Cluster, settings: Mapping[str, str]) -> None:
 
     The worker's port is free again on return, for TensorFlow's server. Raises PlacementError if a
     worker did not arrive in time, has started twice or has other addresses or settings than the
-    chief, or if the port is in use.
-
-    Args:
-        settings: values that must be the same on all workers, by their names in messages, such as
-            `GPUs`.
+    chief, or if the port is in use. The settings are named as in messages, such as `GPUs`.
     """
     with _bind_port(cluster) as listener:
         if cluster.is_chief:

@@ -144,7 +144,6 @@ def measure_interpolation(
     mean.
 
     Args:
-        mean: coefficients of the mean.
         held_out: utterances with the vocabulary of the inputs.
         config, folder: of the merged run.
     """

@@ -1,19 +1,7 @@
 """Independent jobs in one command: shard the corpus, warm start, train a run on each GPU, merge.
 
-No TensorFlow.
-
-    runs/NAME/
-        launcher.json                 state of the launcher and its processes
-        launcher.pid                  its PID; locked while it runs
-        shards/                       the corpus, one shard for each job
-        warmstart.yaml  warmstart/    the warm start: a run
-        gpu0.yaml  gpu0/  …           the jobs: runs that continue from its newest checkpoint
-        sync/                         checkpoints that the jobs exchange if they synchronize
-        logs/                         warmstart_training.log, gpu0_training.log, …, merge.log
-        merged/                       the result: a run
-        report.html                   the jobs next to each other
-
-Each stage determines from the files what is done, so that a launcher that was killed can continue.
+Each stage determines from the files, which docs/guides/local_sgd.md shows, what is done, so that a
+launcher that was killed can continue. No TensorFlow.
 """
 
 import logging
@@ -63,14 +51,11 @@ class JobsSpec:
     """All jobs of a run, and the programs that train and merge them.
 
     Attributes:
-        folder: of the whole run.
         config: of all jobs, before the launcher adds its own settings.
         job_configs: the same of each job by its name, such as gpu0.
         gpus: GPU index of each job.
-        warmstart_steps: length of the warm start.
         sync_every: steps between two syncs; 0 only merges at the end.
-        table_every_s: time between two tables of progress.
-        trainer, merger: commands that train and merge, without flags.
+        trainer, merger: commands without flags.
     """
 
     folder: Path
@@ -156,12 +141,10 @@ def sync_interval(total_steps: int, warmstart_steps: int, num_syncs: int) -> int
 
 
 def job_devices(gpus: Sequence[int], simulated: int) -> tuple[JobDevice, ...]:
-    """Return the device of each job. Raises PlacementError unless there is one for each.
+    """Return the device of each job, by the indices of GPUs among those that this process sees.
 
-    Args:
-        gpus: indices among the GPUs that this process sees.
-        simulated: number of simulated GPUs, each an equal share of the cores if there are enough; 0
-            uses real GPUs.
+    A simulated GPU is an equal share of the cores if there are enough. Raises PlacementError unless
+    there is a GPU for each of two jobs or more.
     """
     existing = [str(gpu) for gpu in range(simulated)] if simulated else processes.visible_gpus()
     if len(set(gpus)) < max(2, len(gpus)) or max(gpus) >= len(existing):
@@ -212,13 +195,11 @@ def say_error(message: str) -> None:
 
 
 def train_jobs(spec: JobsSpec) -> int:
-    """Run all stages that are not done yet. Raises UserError if the user can fix it.
+    """Run all stages that are not done yet; return the exit code. Raises UserError.
 
-    Returns:
-        the exit code: 0 if the merge has all jobs and is no worse than the best of them; 1 if it is
-            worse, if a job missed syncs, or if the warm start, a job or the merge failed; 2 if a
-            run rejected its settings and nothing could be merged; 130 or 143 when stopped, after
-            checkpoints.
+    The code is 0 if the merge has all jobs and is no worse than the best of them; 1 if it is worse,
+    if a job missed syncs, or if the warm start, a job or the merge failed; 2 if a run rejected its
+    settings and nothing could be merged; 130 or 143 when stopped, after checkpoints.
     """
     make_folder(spec.folder / "logs", "--runs-dir")
     with RunFolder(spec.folder).locked(), status.launcher_lock(spec.folder):

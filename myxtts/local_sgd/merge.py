@@ -62,10 +62,7 @@ def weighted_mean(
 
     The sum is taken in float64; the mean has the type of the arrays. Only one array and the sum are
     in memory, however many checkpoints there are. Raises CheckpointError if the groups differ, or
-    an array is not finite; names the first such array.
-
-    Args:
-        weights: of each group, 0 or more, in any unit.
+    an array is not finite; names the first such array. The weights are 0 or more, in any unit.
     """
     coefficients = normalised(weights)
     with ExitStack() as opened:
@@ -175,10 +172,7 @@ def read_input(path: Path) -> TrainedRun:
 
 
 def merge_weights(inputs: Sequence[TrainedRun], given: Sequence[float] | None) -> list[float]:
-    """Return the given weights, or else the seconds of audio that each input was trained on.
-
-    Raises ConfigError if they are no weights.
-    """
+    """Return the given weights, or else the seconds of audio that each input was trained on."""
     weights = [source.record.audio_s for source in inputs] if given is None else list(given)
     is_mean = all(0 <= weight < math.inf for weight in weights) and sum(weights) < math.inf
     if not is_mean or len(weights) != len(inputs) or (given is not None and not sum(given)):
@@ -268,11 +262,9 @@ def merge(
     nothing is written then.
 
     Args:
-        checkpoints: folders of runs, which stand for their best or newest checkpoint, or of
-            checkpoints; 2 or more.
+        checkpoints: 2 folders or more, of checkpoints, or of runs at their best or newest one.
         corpora: `train_data`, `val_data` and `audio_root` of the new run, where they are not those
             of its first input. With `val_data`, all inputs and their mean are measured on it.
-        weights: of each input, 0 or more; by default the audio that it was trained on.
         force: also merge inputs with different speakers or initial weights.
     """
     for checkpoint in checkpoints:
@@ -387,12 +379,9 @@ def write_mean(
     run: Path,
     kept: TrainedRun | None = None,
 ) -> Path:
-    """Write the checkpoint of a merged run, and return it.
+    """Write the checkpoint of a merged run to its incomplete folder, and return it.
 
-    Args:
-        folder: of the run while it is incomplete.
-        run: the run's final folder.
-        kept: the input whose weights the checkpoint has, if it does not have the mean.
+    It has the mean, or else the weights of the input that is kept.
     """
     # A fixed order makes rounding independent of the order of the inputs.
     order = sorted(

@@ -27,12 +27,7 @@ HELD_OUT = "held_out.csv"
 
 @dataclass(frozen=True)
 class CorpusShards:
-    """A split corpus.
-
-    Attributes:
-        audio_root: folder that the paths in its files start from.
-        table: what each shard holds, for the console.
-    """
+    """The folder that paths in a split corpus start from, and a table of what its shards hold."""
 
     audio_root: Path
     table: str
@@ -101,11 +96,7 @@ def assign_shards(
     Shards therefore differ by at most one utterance of each speaker and language, and by less audio
     than the longest utterance.
 
-    Args:
-        samples, speaker, language: int32 [utterances].
-
-    Returns:
-        int32 [utterances], from 0 to count - 1.
+    All arrays are int32 [utterances].
     """
     shard_of = np.zeros(len(samples), np.int32)
     audio_samples = np.zeros(count, np.int64)

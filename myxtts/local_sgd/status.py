@@ -27,9 +27,7 @@ PID_FILE = "launcher.pid"
 class ProcessState(BaseModel):
     """A process of the launcher, when the file was written.
 
-    Attributes:
-        state: `rejected` means exit code 2; `dead` is a process that ended together with a launcher
-            that was killed.
+    `rejected` means exit code 2; `dead` is a process that ended with a launcher that was killed.
     """
 
     model_config = ConfigDict(strict=True)
@@ -64,9 +62,7 @@ class LauncherState(BaseModel):
         stage: current or last stage.
         immutable: settings that cannot change after the warm start: `gpus` (index of each job's),
             `warmstart_steps`, `sync_every`, and `corpus`, those that the shards depend on.
-        total_steps: of each job.
         shards: None until the corpus is split.
-        processes: warm start, jobs and merge by name.
     """
 
     model_config = ConfigDict(strict=True)
@@ -84,10 +80,7 @@ class LauncherState(BaseModel):
 
 
 def read_state(folder: Path) -> LauncherState | None:
-    """Read the state of a run's launcher; return None if there is none.
-
-    Raises ConfigError if the file is damaged.
-    """
+    """Read the state of a run's launcher, if there is one. Raises ConfigError if it is damaged."""
     path = folder / STATE_FILE
     try:
         return LauncherState.model_validate_json(path.read_bytes())

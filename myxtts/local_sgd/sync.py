@@ -55,12 +55,9 @@ log = logging.getLogger(__name__)
 
 
 class WeightSync:
-    """The syncs of one job.
+    """The syncs of one job, which the settings in the record of its checkpoints describe.
 
-    Args:
-        record: of the run's checkpoints; its settings say which job of which group this is.
-        total_steps: length of the run; the last step also syncs.
-        clock_s, sleep: time, for tests.
+    The last of all steps also syncs. Tests give a clock.
     """
 
     def __init__(
@@ -83,12 +80,9 @@ class WeightSync:
     def prepare(self, state: TrainingState, new_run: bool, resumes: bool = False) -> None:
         """Check the shared directory, and publish the weights that an outer optimizer starts from.
 
-        Raises ConfigError if another run has used the directory under this job number.
-
-        Args:
-            new_run: whether the run has no checkpoint yet.
-            resumes: it may have been killed in its first sync, before its first checkpoint; then it
-                contributes the same weights again.
+        Raises ConfigError if a new run, without a checkpoint, finds that another one has used the
+        directory under this job number. One that resumes may have been killed in its first sync,
+        before its first checkpoint; then it contributes the same weights again.
         """
         first_step = min(self._settings.sync_every, self._total_steps)
         for trace in self._sync_dir.glob(f"sync-*/*{self._name}"):

@@ -41,7 +41,7 @@ WITHOUT_TENSORFLOW = """
 errors clock machine terminal config distributed.processes distributed.cluster
 distributed.rendezvous distributed.launcher placement.routes placement.gpu_memory report.page
 audio.format text data.manifest data.batch_plan data.dataset tasks.registry
-training.checkpoint_files training.runs throughput.analysis throughput.assess throughput.auto
+training.checkpoint_files training.runs throughput.assess throughput.auto
 throughput.model throughput.planner synthesis.speech_file
 local_sgd.launcher local_sgd.merge local_sgd.status local_sgd.shards commands __main__
 """.split()

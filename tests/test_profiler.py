@@ -20,15 +20,14 @@ from myxtts.commands import profile as profile_command
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import DataConfig, PlacementConfig, TrainingConfig
 from myxtts.placement.routes import plan_routes
-from myxtts.throughput import analysis, measure
 from myxtts.throughput import assess as assess_module
-from myxtts.throughput.analysis import Measurement, TracedRun, analyze
+from myxtts.throughput import measure, profiler
 from myxtts.throughput.model import STAGES, StageTimes
 from myxtts.training.schedule import Schedule
 from tests.tiny import Workspace, small_models, toy_models
 
 DATA = "/CPU:0"  # lane of the data device
-TRACED_RUN = TracedRun(
+TRACED_RUN = measure.TracedRun(
     total=Interval(4, 2.5, 0.25, 40.0, 50.0, 0.0, 0.0, 0.5),
     step_s=np.array([0.5, 0.5, 0.75, 0.75]),
     spans=(),
@@ -53,29 +52,29 @@ def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, settings=DUAL, **fi
         "placement": plan_routes(PlacementConfig(**settings), 3),
         "devices": 2,
     }
-    return Measurement(**defaults | fields)
+    return profiler.Measurement(**defaults | fields)
 
 
-def figures_of(measurement: Measurement, data: DataConfig | None = None) -> dict:
+def figures_of(measurement: profiler.Measurement, data: DataConfig | None = None) -> dict:
     figures = {}
-    for row in analyze(measurement, data or DataConfig()):
+    for row in profiler.analyze(measurement, data or DataConfig()):
         figures |= row.figures
     return figures
 
 
-def report_of(measurement: Measurement) -> str:
-    return "\n".join(row.line for row in analyze(measurement, DataConfig()) if row.text)
+def report_of(measurement: profiler.Measurement) -> str:
+    return "\n".join(row.line for row in profiler.analyze(measurement, DataConfig()) if row.text)
 
 
 class AnalysisTest(unittest.TestCase):
     """Figures of an analysis, each computed by hand."""
 
-    def assert_figures(self, measurement: Measurement, **expected):
+    def assert_figures(self, measurement: profiler.Measurement, **expected):
         figures = figures_of(measurement)
         for name, value in expected.items():
             self.assertAlmostEqual(figures[name], value, msg=name)
 
-    def rates(self, measurement: Measurement) -> list[float]:
+    def rates(self, measurement: profiler.Measurement) -> list[float]:
         stages = figures_of(measurement)["stages"]
         return [stages[stage]["audio_seconds_per_s"] for stage in STAGES]
 
@@ -133,21 +132,21 @@ class AnalysisTest(unittest.TestCase):
     def test_assessment_has_the_times_of_a_step_and_the_utilisation_of_both_devices(self):
         run = PRODUCED._replace(step_s=np.array([1.25, 1.25]))
         measurement = measured(traced=(run,))
-        assessment = analysis.assess_profile(measurement)
+        assessment = profiler.assess_profile(measurement)
         self.assertAlmostEqual(assessment.model_busy, 2.25 / 2.5)
         self.assertAlmostEqual(assessment.data_busy, 4 * 0.25 / 2.5)
         self.assertAlmostEqual(assessment.interval_s, 2.25 / 2)  # of two batches
         longer = 2.25 / (2 * 1.0)  # as measured, than by arithmetic
         self.assertAlmostEqual(assessment.placements_s["single"], longer * 2 * 0.7)
         self.assertAlmostEqual(assessment.placements_s["replicas"], longer * 0.7)
-        self.assertIsNone(analysis.assess_profile(measured(settings=SINGLE)).data_busy)
+        self.assertIsNone(profiler.assess_profile(measured(settings=SINGLE)).data_busy)
 
 
 class RecommendationTest(unittest.TestCase):
     """Recommended flags and their gain in a simulation of the pipeline."""
 
     def gains(self, data=None, untraced_s=(2.0, 2.0), **times) -> dict[str, float]:
-        changes = analysis.recommend(measured(untraced_s=untraced_s, **times), data or DataConfig())
+        changes = profiler.recommend(measured(untraced_s=untraced_s, **times), data or DataConfig())
         return {change.flags: round(change.gain, 2) for change in changes}
 
     def test_second_device_halves_the_time_of_equally_long_stages(self):
@@ -200,12 +199,12 @@ class TimelineTest(unittest.TestCase):
     def test_spans_of_a_row_do_not_overlap(self):
         rows = {
             name: [span.number for span in row]
-            for name, row in analysis.timeline_rows(SPANS).items()
+            for name, row in profiler.timeline_rows(SPANS).items()
         }
         self.assertEqual(rows, {"read 1": [7, 9], "read 2": [8], "produce": [7], "step": [7]})
 
     def test_chrome_trace_has_complete_events_in_microseconds_and_named_rows(self):
-        trace = analysis.chrome_trace(SPANS, "dual")
+        trace = profiler.chrome_trace(SPANS, "dual")
         events = json.loads(json.dumps(trace))["traceEvents"]
         (step,) = [event for event in events if event["name"] == "step 7"]
         actual = (step["ph"], step["ts"], step["dur"], step["args"])

@@ -29,9 +29,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config, options = parse(argv, prog)
     check_writable("--json", options.json_file)
     check_writable("--trace", options.trace)
-    # These import TensorFlow, which takes seconds.
-    from myxtts.throughput.analysis import chrome_trace
-    from myxtts.throughput.profiler import profile
+    # Imports TensorFlow, which takes seconds.
+    from myxtts.throughput.profiler import chrome_trace, profile
 
     rows, spans = profile(config, options.num_steps)
     print("\n".join(row.line for row in rows if row.text))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +26,6 @@ from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route
 from myxtts.report.reporter import TensorBoard
-from myxtts.throughput.analysis import TracedRun
 from myxtts.throughput.model import StageTimes
 from myxtts.throughput.planner import StageProfile
 from myxtts.training import loop
@@ -348,6 +347,20 @@ def time_all_reduce(
             devices.synchronize(copy)
         times_s.append(time.perf_counter() - started_s)
     return float(np.median(times_s[UNTIMED:]))
+
+
+class TracedRun(NamedTuple):
+    """A run of all stages together.
+
+    Attributes:
+        total: the times of its steps, as the clock of the loop counts them.
+        step_s: float [steps], from the end of the previous step to the end of the step.
+        spans: of every stage and batch.
+    """
+
+    total: Interval
+    step_s: np.ndarray
+    spans: Sequence[Span]
 
 
 def run_untraced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> float:

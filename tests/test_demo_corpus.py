@@ -62,8 +62,6 @@ class GeneratedCorpus(unittest.TestCase):
         expected = [(f"{code}-{n}", code, f"speaker-{n}") for code, n in turn * 2]
         columns = [(Path(r["path"]).stem[:5], r["language"], r["speaker"]) for r in self.rows]
         self.assertEqual(columns, expected)
-
-    def test_texts_are_distinct(self):
         self.assertEqual(len({row["text"] for row in self.rows}), len(self.rows))
 
     def test_alignments_have_no_gap_and_end_with_the_wave(self):
@@ -151,21 +149,19 @@ class Rejected(unittest.TestCase):
         distinct = sum(load_grammar("fa").sizes())
         message = f"{distinct + 1} utterances.* {distinct} distinct"
         self.assert_rejected(message, utterances=distinct + 1, languages=["fa"])
-
-    def test_a_huge_number_of_utterances_is_rejected_at_once(self):
         self.assert_rejected("distinct sentences", utterances=10**20)
 
-    def test_folder_with_other_content_is_not_changed(self):
+    def test_other_content_is_not_changed(self):
+        file = self.out / "thesis.txt"
         self.out.mkdir()
-        (self.out / "thesis.txt").write_text("mine")
-        self.assert_rejected("has .*something else")
-        self.assertEqual(files_below(self.out), {"thesis.txt": b"mine"})
-
-    def test_file_at_the_output_path_is_rejected(self):
-        self.out.write_text("mine")
-        self.assert_rejected("has .*something else")
-        self.out = self.out / "below"
-        self.assert_rejected("cannot be written")
+        file.write_text("mine")
+        for place, message in (
+            *((self.out, "has .*something else"), (file, "has .*something else")),
+            (file / "below", "cannot be written"),
+        ):
+            self.out = place
+            self.assert_rejected(message)
+        self.assertEqual(files_below(self.parent), {"demo/thesis.txt": b"mine"})
 
     def test_a_missing_wave_is_detected(self):
         make_demo_corpus(self.out, 2, ["en"], 1, 0)
@@ -186,7 +182,7 @@ class Rejected(unittest.TestCase):
 
 
 class Grammars(unittest.TestCase):
-    def test_every_sentence_is_distinct_and_clean(self):
+    def test_every_sentence_is_distinct_and_clean_and_every_slot_used(self):
         for language in demo_corpus.grammar_languages():
             grammar = load_grammar(language)
             sentences = set()
@@ -198,10 +194,6 @@ class Grammars(unittest.TestCase):
                 self.assertEqual(sentence, " ".join(sentence.split()))
                 self.assertIn(sentence[-1], ".?؟")
                 self.assertNotIn("|", sentence)
-
-    def test_every_slot_is_used_and_holds_texts(self):
-        for language in demo_corpus.grammar_languages():
-            grammar = load_grammar(language)
             for name, choices in grammar.slots.items():
                 self.assertIn(f"{{{name}}}", "".join(grammar.templates))
                 self.assertTrue(all(isinstance(choice, str) for choice in choices), choices)

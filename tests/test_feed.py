@@ -171,19 +171,15 @@ class FeedTest(unittest.TestCase):
             self.assertTrue(source.wait_for(3))
             self.assertEqual([feed.hold(), feed.hold(), next(feed)], [1, 2, 3])
 
-    def test_wait_until_full_returns_when_the_feed_is_full(self):
-        with Feed(ObservedSource(), 3) as feed:
-            self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)
-            self.assertEqual([next(feed) for _ in range(4)], [0, 1, 2, 3])
-            self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)  # the feed was full before
-
-    def test_wait_until_full_returns_when_the_iterable_ends_or_fails(self):
+    def test_wait_until_full_returns_when_the_feed_is_or_was_full_or_its_source_ends_or_fails(self):
         def broken():
             yield 0
             raise ValueError
 
-        for batches in ((), (1, 2), broken()):
-            with Feed(batches, 8) as feed:
+        for batches, taken in ((ObservedSource(), 4), ((), 0), ((1, 2), 2), (broken(), 1)):
+            with Feed(batches, 3) as feed:
+                self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)
+                self.assertEqual(len(list(islice(feed, taken))), taken)
                 self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)
 
     def test_wait_until_full_returns_at_its_timeout(self):

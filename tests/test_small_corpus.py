@@ -90,12 +90,10 @@ class LargeBatches(Case):
         expected = "ask for 4096 utterances in a step, but the corpus has 9: each step is the whole"
         self.assertIn(expected, line)
 
-    def test_replicas_share_the_corpus(self):
+    def test_replicas_and_accumulation_share_the_corpus(self):
         plan, line = self.load_capped(replicas=4, batch_size=8)
         self.assertEqual(plan.shape(0)[0], 3)
         self.assertIn("ask for 32 ", line)
-
-    def test_accumulation_counts(self):
         plan, line = self.load_capped(accumulation=8, batch_size=4)
         self.assertEqual((plan.shape(0)[0], plan.epoch(0).microbatches[0]), (4, 3))
         self.assertIn("ask for 32 ", line)

@@ -84,9 +84,8 @@ def train(config: Config) -> int:
 
         # Hooks, in the order in which the loop calls them between two steps. The check of devices
         # is for the first step alone. Then a sync, since it changes the weights; the report before
-        # the observation, so that a step has its line if its validation fails; the page last, since
-        # it shows all of them. Of several workers the chief writes the run folder, and the others
-        # write only their metrics.
+        # the observation, so that a step has its line if its validation fails. Of several workers
+        # the chief writes the run folder, and the others write only their metrics.
         timeline = Timeline()
         write_json(run.folder.path / "run.json", description.describe_run(setup))
         hooks: list[Hook] = [CheckDevices(started_s)]
@@ -125,7 +124,6 @@ def train(config: Config) -> int:
             else:
                 state.pending_observations = ()
             page = resources.enter_context(PageThread(RunPage(folder.path, config, timeline)))
-            hooks.append(Report(lambda *_: page.request()))
         else:
             hooks.append(resources.enter_context(worker_report(run.folder.metrics, state.step)))
         if not schedule.total_steps:

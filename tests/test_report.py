@@ -544,14 +544,15 @@ class SeveralRuns(Folder):
 
 
 class Thread(Folder):
-    def test_requests_are_answered_by_pages_and_the_last_one_says_how_the_run_ended(self):
+    def test_new_reports_are_followed_by_a_page_and_the_last_one_says_how_the_run_ended(self):
         written = []
-        report = mock.Mock(write=lambda ended="": written.append(ended) or self.folder)
-        with PageThread(report, refresh_s=0.0) as thread:
-            thread.request()
+        news = iter([True])
+        report = mock.Mock(read_news=lambda: next(news, False))
+        report.write = lambda ended="": written.append(ended) or self.folder
+        with PageThread(report, refresh_s=0.001) as thread:
             wait_until(lambda: written)
             self.assertEqual(thread.end("finished"), self.folder)
-        self.assertEqual((written[0], written[-1]), ("", "finished"))
+        self.assertEqual(written, ["", "finished"])
         self.assertNotIn("myxtts-report", [thread.name for thread in threading.enumerate()])
 
     def test_an_error_of_the_run_is_on_its_page(self):

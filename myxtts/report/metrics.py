@@ -254,8 +254,9 @@ class History:
         self.step = 0
         self.seconds = {"step": 0.0, "wait": 0.0, "pause": 0.0}
 
-    def update(self) -> None:
-        """Read the lines since the last call; an incomplete one is left for the next."""
+    def update(self) -> bool:
+        """Read the complete lines since the last call; return whether there are any."""
+        before = self._last, self._offset
         with suppress(FileNotFoundError), open(self._path, "rb") as file:
             file.seek(max(self._offset - len(self._last), 0))
             if file.read(len(self._last)) != self._last:
@@ -268,6 +269,7 @@ class History:
                     self._add(report)
                 self._offset += len(line)
                 self._last = line
+        return (self._last, self._offset) != before
 
     def _add(self, report: Mapping[str, Any]) -> None:
         for name, value in report.items():

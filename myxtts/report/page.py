@@ -159,6 +159,10 @@ class RunPage:
         # The page of one of several jobs is below that of the launcher.
         self._is_job = (folder.parent / "launcher.json").exists()
 
+    def read_news(self) -> bool:
+        """Read what the run has reported; return whether there is anything new."""
+        return self._history.update()
+
     def write(self, ended: str = "") -> Path:
         """Write report.html, and from time to time index.html of all runs; return its path.
 
@@ -256,7 +260,7 @@ def excerpt(spans: Sequence[Span]) -> list[Span]:
 
 
 class PageThread:
-    """Writes the page of a run after each report, at most every `refresh_s`; a context manager.
+    """Writes the page of a run where there is a new report, every `refresh_s`; a context manager.
 
     A page that cannot be written, as on a full disk, is warned of once; the training goes on.
     """
@@ -264,7 +268,6 @@ class PageThread:
     def __init__(self, page: RunPage, refresh_s: float = REFRESH_S):
         self._page = page
         self._refresh_s = refresh_s
-        self._requested = threading.Event()
         self._closing = threading.Event()
         self._has_warned = False
         self._thread = threading.Thread(target=self._run, name="myxtts-report", daemon=True)
@@ -278,10 +281,6 @@ class PageThread:
         if error is not None:
             self._write(f"ended by {type(error).__name__}: {error}")
 
-    def request(self) -> None:
-        """Ask for a page with the newest report; returns at once."""
-        self._requested.set()
-
     def end(self, how: str) -> Path | str:
         """Write the last page, which says how the run ended; return its path, or `not written`."""
         self._close()
@@ -289,14 +288,11 @@ class PageThread:
 
     def _close(self) -> None:
         self._closing.set()
-        self._requested.set()
         self._thread.join()
 
     def _run(self) -> None:
         while not self._closing.wait(self._refresh_s):
-            self._requested.wait()
-            self._requested.clear()
-            if not self._closing.is_set():
+            if self._page.read_news():
                 self._write()
 
     def _write(self, ended: str = "") -> Path | None:

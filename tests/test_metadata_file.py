@@ -8,17 +8,40 @@ from pathlib import Path
 from unittest import mock
 
 from myxtts.data import metadata_file
-from myxtts.data.metadata_file import (
-    COLUMN_NAMES,
-    DEFAULT_SPEAKER,
-    Row,
-    Rows,
-    hold_out,
-    read_corpora,
-    read_corpus,
-)
+from myxtts.data.metadata_file import Row, Rows, hold_out, read_corpora, read_corpus
 from myxtts.errors import DataError
 from tests.fixtures import FolderCase
+
+DEFAULT_SPEAKER = metadata_file.DEFAULT_SPEAKER
+# What a file shows: its name, its content and the texts that are read. The audio is wavs/a.wav.
+TEXTS = {
+    "the normalised text is preferred": (
+        *("metadata.csv", "a|Dr. A|Doctor A\nb|Only this\nc|Kept|\n"),
+        ["Doctor A", "Only this", "Kept"],
+    ),
+    "a column of normalised texts, too, unless it is empty": (
+        *("list.csv", "id|text|normalized_text\na|5|five\nb|six|\n", ["five", "six"]),
+    ),
+    "quotes and line separators of Unicode are text": (
+        *("metadata.csv", 'a|"Hello, he said.\r\nb|one\u2028two\x85three\n'),
+        ['"Hello, he said.', "one\u2028two\x85three"],
+    ),
+    "quotes between tabs are text unless they enclose a field": (
+        *("list.csv", 'id\tsentence\na\t"No," he said.\nb\t"""Yes"" and no"\nc\t"open\n'),
+        ['"No," he said.', '"Yes" and no', '"open'],
+    ),
+    "two fields may have tabs": ("list.csv", "a\tOne, two\nb\tThree\n", ["One, two", "Three"]),
+    "or semicolons": ("list.csv", "a;One, two\nb;Three\n", ["One, two", "Three"]),
+    "or commas": ("list.csv", 'a,"One, two"\nb,Three\n', ["One, two", "Three"]),
+    "the first separator counts": ("list.csv", "a;One, two\n", ["One, two"]),
+    "the first counts again": ("list.csv", "a,One; two\n", ["One; two"]),
+    "but bars come first": ("list.csv", "a|One, two; three\n", ["One, two; three"]),
+    "separators may end a line": ("list.csv", "a|1 a|\nb|Two||\nc|3 c|||\n", ["1 a", "Two", "3 c"]),
+    "commas may end a line": ("list.csv", "a,One,,\nb,Two,,\n", ["One", "Two"]),
+    "line ends of Linux": ("list.csv", "\ufeffa|One\nb|Two\n", ["One", "Two"]),
+    "line ends of Windows": ("list.csv", "\ufeffa|One\r\nb|Two\r\n", ["One", "Two"]),
+    "line ends of old Macintoshes": ("list.csv", "\ufeffa|One\rb|Two\r", ["One", "Two"]),
+}
 
 
 class Case(FolderCase):
@@ -116,20 +139,20 @@ class WithoutText(Case):
 
 
 class LJSpeech(Case):
-    def test_the_normalised_text_is_preferred(self):
-        corpus = self.ljspeech("a|Dr. A|Doctor A\nb|Only this\nc|Kept|\n")
-        self.assert_texts(corpus, "Doctor A", "Only this", "Kept")
-        self.assertEqual(read_corpus(corpus, "en").folder, self.folder / "wavs")
+    def test_the_texts_of_a_file(self):
+        for case, (name, content, texts) in TEXTS.items():
+            with self.subTest(case):
+                path = self.ljspeech(content, name) / name
+                self.assert_texts(path, *texts)
+                rows = read_corpus(path, "en")
+                speakers = {row.speaker for row in rows.rows}
+                self.assertEqual((rows.folder.name, speakers), ("wavs", {DEFAULT_SPEAKER}))
 
     def test_ids_match_files_with_or_without_a_suffix(self):
         content = "LJ001.0001|x\nb.wav|x\nc.FLAC|x\nsub/d|x\n"
         rows = read_corpus(self.ljspeech(content, audio=["b.wav"]), "en").rows
         audios = [row.audio for row in rows]
         self.assertEqual(audios, ["LJ001.0001.wav", "b.wav", "c.FLAC", "sub/d.wav"])
-
-    def test_quotes_and_unicode_line_separators_are_text(self):
-        corpus = self.ljspeech('a|"Hello, he said.\r\nb|one\u2028two\x85three\n')
-        self.assert_texts(corpus, '"Hello, he said.', "one\u2028two\x85three")
 
     def test_malformed_rows_are_rejected_with_their_line(self):
         rows = read_corpus(self.ljspeech("a|fine\n\njust words\n|no id\na|b|c|d\n"), "en")
@@ -226,27 +249,9 @@ class Tables(Case):
 
 
 class WithoutHeader(Case):
-    def forms(self, content, *audio):
-        """Return (text, speaker) of each row."""
-        self.audio(*(f"wavs/{name}" for name in audio or ("a.wav",)))
-        return [(row.text, row.speaker) for row in read_corpus(self.table(content), "en").rows]
-
-    def test_lines_of_two_fields_may_have_any_separator(self):
-        self.audio("wavs/a.wav")
-        for content in (
-            *("a\tOne, two\nb\tThree\n", "a;One, two\nb;Three\n"),
-            'a,"One, two"\nb,Three\n',
-        ):
-            self.assert_texts(self.table(content), "One, two", "Three")
-
     def test_texts_with_unquoted_commas_are_rejected_with_the_separator_that_is_wanted(self):
         path = self.table("a,One\nb,Two, three\n", "wavs/a.wav")
         self.assert_rejected(r"line 2 .* 3 fields between commas. Separate .* by \|", path)
-
-    def test_the_first_separator_counts_but_bars_and_tabs_come_first(self):
-        for content in ("a,One; two\n", "a;One, two\n", "a|One, two; three\n"):
-            with self.subTest(content):
-                self.assertEqual(len(self.forms(content)), 1)
 
     def test_three_columns_need_the_flag_that_names_them(self):
         expected = [(f"Text {n}", f"s{n % 2}") for n in range(4)]
@@ -292,16 +297,6 @@ class WithoutHeader(Case):
             path = self.write(name, "a|anna|en|One\n")
             self.assert_rejected(r"begins with 'a.* --columns path text speaker", path)
 
-    def test_separators_at_the_end_of_lines_are_ignored(self):
-        actual = self.forms("a|One|\nb|Two||\nc|Three|||\n")
-        self.assertEqual(actual, [(text, "default") for text in ("One", "Two", "Three")])
-        self.assertEqual(self.forms("a,One,,\nb,Two,,\n"), [("One", "default"), ("Two", "default")])
-
-    def test_line_ends_may_be_of_any_system(self):
-        for end in ("\n", "\r\n", "\r"):
-            actual = self.forms(f"\ufeffa|One{end}b|Two{end}")
-            self.assertEqual(actual, [("One", "default"), ("Two", "default")])
-
 
 class Headers(Case):
     def test_the_headers_of_other_programs_are_known(self):
@@ -327,15 +322,6 @@ class Headers(Case):
         rows = read_corpus(path, "en")
         self.assertEqual([(row.audio, row.text) for row in rows.rows], [("a.wav", "yes")])
         self.assertIn("columns audio_file, text; 1 rows in", rows.form)
-
-    def test_a_normalised_text_is_preferred_unless_it_is_empty(self):
-        path = self.table("id|text|normalized_text\na|5|five\nb|six|\n", "wavs/a.wav")
-        self.assert_texts(path, "five", "six")
-
-    def test_quotes_between_tabs_are_text_unless_they_enclose_a_field(self):
-        content = 'path\tsentence\na.wav\t"No," he said.\nb.wav\t"""Yes"" and no"\nc.wav\t"open\n'
-        path = self.table(content, "a.wav")
-        self.assert_texts(path, '"No," he said.', '"Yes" and no', '"open')
 
     def test_what_a_spreadsheet_leaves_empty_is_no_row_and_no_field(self):
         rows = read_corpus(self.table("\n\npath,text\na.wav,x\n,\n , \n", "a.wav"), "en")
@@ -438,7 +424,7 @@ class Guide(Case):
     guide = (Path(__file__).parents[1] / "docs" / "guides" / "data.md").read_text(encoding="utf-8")
 
     def test_it_lists_all_column_names_in_their_order(self):
-        for names in COLUMN_NAMES.values():
+        for names in metadata_file.COLUMN_NAMES.values():
             self.assertIn("| " + ", ".join(f"`{name}`" for name in names) + " |", self.guide)
 
     def test_its_program_writes_a_table_of_vctk(self):

@@ -1,11 +1,11 @@
 """The chaos test draws the same cases again, injects them, and notices wrong behaviour."""
 
 import contextlib
-import errno
 import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from tests.robustness.faults import children, several
 from tests.robustness.faults.case import SCENARIOS, Settings, draw
 from tests.robustness.faults.damage import DAMAGES
 from tests.robustness.faults.driver import numbers_of, run_case
-from tests.robustness.faults.injection import CALLS, PRELOADED, Injection, compile_shim
+from tests.robustness.faults.injection import CALLS, compile_shim
 from tests.robustness.faults.lab import STEPS, Lab, losses_of, weights_of, write_corpus
 from tests.robustness.faults.report import describe, failed
 from tests.robustness.faults.trial import Finished, Trial, is_advice
@@ -130,29 +130,12 @@ class ChaosTest(FolderCase):
             self.assertNotEqual(contents[0], b"a" * 100, kind.__name__)
             self.assertEqual(*contents)
 
-    def test_without_a_compiler_an_audit_hook_fails_the_nth_call(self):
-        hook = Injection(("fsync",), "state", 2, error=errno.EIO, lasting=True)._audit_hook("/run")
-        opened = "/run/.state.json.partial", "wb", os.O_WRONLY | os.O_CREAT
-        for event, arguments in (
-            ("open", ("/run/.state.json.partial", "rb", os.O_RDONLY)),
-            ("open", ("/elsewhere/state.json", "wb", os.O_WRONLY)),
-            ("os.rename", ("/run/a", "/run/state.json", -1, -1)),
-            ("open", opened),
-        ):
-            hook(event, arguments)
-        for _ in range(2):
-            with self.assertRaises(OSError) as raised:
-                hook("open", opened)
-            error = raised.exception
-            self.assertEqual((error.errno, error.filename), (errno.EIO, opened[0]))
-
     def test_the_preloaded_library_fails_and_kills_at_the_named_call(self):
-        shim = compile_shim(self.folder)
-        if shim is None:
+        if not shutil.which("cc"):
             self.skipTest("no C compiler")
+        shim = compile_shim(self.folder)
         (self.folder / "root").mkdir()
         environ = {**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": str(ROOT)}
-        environ[PRELOADED] = str(shim)
         command = [sys.executable, "-u", "-c", IN_SHIM, str(self.folder / "root")]
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
         end = done.returncode, done.stdout
@@ -234,7 +217,7 @@ class ChaosTest(FolderCase):
         cases = [run_case(settings, lab, number, limit_s=60.0) for number in numbers_of(settings)]
         self.assertEqual([case["failures"] for case in cases], [[]] * 5)
         self.assertGreater(sum(case["processes"] for case in cases), 5)  # one follows advice
-        result = {"seed": 0, "jobs": 1, "shim": False, "cases": cases}
+        result = {"seed": 0, "jobs": 1, "cases": cases}
         seconds = ("undisturbed_s", "undisturbed_cpu_s", "limit_s", "seconds")
         result |= dict.fromkeys(seconds, 60.0)
         self.assertFalse(failed(result))

@@ -20,7 +20,6 @@ class Scenario:
     name: str
     weight: int  # how often it is drawn
     function: str
-    needs_shim: bool = False  # it cannot run without a C compiler
 
     @cached_property
     def run(self) -> Any:
@@ -41,7 +40,7 @@ SCENARIOS = (
     Scenario("clock", 1, "scenarios.clock_jumps"),
     Scenario("planted-defect", 1, "scenarios.planted_defect"),
     Scenario("two-starts", 2, "scenarios.two_starts"),
-    Scenario("workers", 2, "several.workers", needs_shim=True),
+    Scenario("workers", 2, "several.workers"),
     Scenario("data-service", 1, "several.data_service"),
     Scenario("jobs", 1, "several.jobs"),
 )

@@ -20,7 +20,6 @@ import myxtts.train  # noqa: F401 - imports TensorFlow, for all forks
 from fakes.toy_models import toy_models
 from tests.robustness.faults import children
 from tests.robustness.faults.case import Result, Settings, draw
-from tests.robustness.faults.injection import is_preloaded
 from tests.robustness.faults.lab import Lab
 from tests.robustness.faults.trial import Trial
 
@@ -43,7 +42,7 @@ def run_cases(settings: Settings) -> Result:
         shutil.rmtree(settings.folder)
     return {
         **{"seed": settings.seed, "scenarios": list(settings.scenarios), "jobs": settings.jobs},
-        **{"shim": is_preloaded(), "limit_s": round(limit_s, 1), "cases": cases},
+        **{"limit_s": round(limit_s, 1), "cases": cases},
         "undisturbed_s": round(lab.seconds, 1),
         "undisturbed_cpu_s": round(lab.cpu_s, 1),
         "seconds": round(time.monotonic() - opened_s, 1),
@@ -73,12 +72,9 @@ def numbers_of(settings: Settings) -> Iterator[int]:
     if settings.repeat is not None:
         yield settings.repeat
         return
-    yield from islice(filter(lambda n: _is_wanted(settings, n), count()), settings.cases or None)
-
-
-def _is_wanted(settings: Settings, number: int) -> bool:
-    scenario, _ = draw(settings.seed, number)
-    return scenario.name in settings.scenarios and (is_preloaded() or not scenario.needs_shim)
+    drawn = ((number, draw(settings.seed, number)[0]) for number in count())
+    wanted = (number for number, scenario in drawn if scenario.name in settings.scenarios)
+    yield from islice(wanted, settings.cases or None)
 
 
 def _run_cases(settings: Settings, lab: Lab, limit_s: float, end_s: float) -> list[dict]:

@@ -1,21 +1,15 @@
 """Faults of system calls: an error number or a signal at the nth call on a file. No TensorFlow.
 
-Where there is a C compiler, shim.c is preloaded. It sees the calls of all libraries, except those
-that stdio makes by itself. Without one, an audit hook of Python takes its place: it sees `create`,
-`open`, `rename`, `mkdir` and `unlink` of Python code only, and `write` and `fsync` count as
-`create`, `read` as `open`.
+The preloaded shim.c sees the calls of all libraries, except those that stdio makes by itself.
 """
 
 import ctypes
 import errno
 import os
 import resource
-import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -24,11 +18,7 @@ CALLS = {"create": 1, "open": 2, "read": 4, "write": 8}
 CALLS |= {"fsync": 16, "rename": 32, "mkdir": 64, "unlink": 128}
 CHANGING = ("create", "write", "fsync", "rename", "mkdir", "unlink")
 GROWING = ("create", "write", "fsync", "mkdir")
-SEEN_INSTEAD = {"write": "create", "fsync": "create", "read": "open"}  # by the audit hook
-AUDITED = {"os.rename": "rename", "os.remove": "unlink", "os.rmdir": "unlink", "os.mkdir": "mkdir"}
 SOURCE = Path(__file__).with_name("shim.c")
-# Environment variable: the compiled shim; empty if there is no compiler.
-PRELOADED = "MYXTTS_CHAOS_SHIM"
 
 
 @dataclass(frozen=True)
@@ -50,59 +40,23 @@ class Injection:
 
     def arm(self, root: Path) -> None:
         """Let it happen in this process, on files below `root`."""
-        root = self.root or root
-        if is_preloaded():
-            mask = sum(CALLS[call] for call in self.calls)
-            action, value = (0, self.error) if self.error else (1, self.signal)
-            arguments = mask, self.nth, int(self.lasting), action, value
-            ctypes.CDLL(None).fault_arm(os.fsencode(root), os.fsencode(self.file), *arguments)
-        else:
-            sys.addaudithook(self._audit_hook(str(root)))
-
-    def _audit_hook(self, root: str) -> Callable[[str, tuple], None]:
-        calls, numbers = {SEEN_INSTEAD.get(call, call) for call in self.calls}, count(1)
-        owner = os.getpid()
-
-        def hook(event: str, arguments: tuple) -> None:
-            call = _call_of(event, arguments)
-            if call not in calls or os.getpid() != owner:
-                return
-            path = str(arguments[1] if call == "rename" else arguments[0])
-            if root in path and self.file in path:
-                self._happen(next(numbers), path)
-
-        return hook
-
-    def _happen(self, number: int, path: str) -> None:
-        if number == self.nth or (self.lasting and number > self.nth):
-            if self.error:
-                raise OSError(self.error, os.strerror(self.error), path)
-            os.kill(os.getpid(), self.signal)
+        mask = sum(CALLS[call] for call in self.calls)
+        action, value = (0, self.error) if self.error else (1, self.signal)
+        arguments = mask, self.nth, int(self.lasting), action, value
+        places = os.fsencode(self.root or root), os.fsencode(self.file)
+        ctypes.CDLL(None).fault_arm(*places, *arguments)
 
 
-def _call_of(event: str, arguments: tuple) -> str | None:
-    if event == "open":
-        path, _, flags = arguments
-        changes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        return None if isinstance(path, int) else "create" if changes else "open"
-    return AUDITED.get(event)
-
-
-def is_preloaded() -> bool:
-    return bool(os.environ.get(PRELOADED))
-
-
-def compile_shim(folder: Path) -> Path | None:
-    """Compile shim.c; return None without a compiler."""
-    compiler, shim = shutil.which("cc") or shutil.which("gcc"), folder / "shim.so"
-    if compiler is None:
-        return None
-    command = [compiler, "-shared", "-fPIC", "-O1", str(SOURCE), "-o", str(shim), "-ldl"]
-    return shim if subprocess.run(command, capture_output=True).returncode == 0 else None
+def compile_shim(folder: Path) -> Path:
+    """Compile shim.c; CalledProcessError if it fails, OSError without a compiler."""
+    shim = folder / "shim.so"
+    command = ["cc", "-shared", "-fPIC", "-O1", str(SOURCE), "-o", str(shim), "-ldl"]
+    subprocess.run(command, check=True, capture_output=True)
+    return shim
 
 
 def redirect(from_port: int, to_port: int) -> None:
-    """Let this process connect to another port in place of one of this machine; needs the shim."""
+    """Let this process connect to another port in place of one of this machine."""
     ctypes.CDLL(None).fault_redirect(from_port, to_port)
 
 

@@ -18,13 +18,12 @@ def describe(result: Result) -> str:
     minutes = max(result["seconds"], 1e-9) / 60.0
     faults = sum(case["faults"] for case in cases)
     bad = sum(bool(case["failures"]) for case in cases)
-    means = "a preloaded library" if result["shim"] else "an audit hook, for want of a C compiler"
     lines = [
         f"seed {result['seed']}: {len(cases)} cases with {faults} faults in"
         f" {sum(case['processes'] for case in cases)} programs, {minutes:.1f} minutes,"
         f" {result['jobs']} at a time: {len(cases) / minutes:.1f} cases and"
         f" {faults / minutes:.1f} faults a minute; {bad} cases failed",
-        f"errors come from {means}; a program hangs after {result['limit_s']:.0f} s;"
+        f"a program hangs after {result['limit_s']:.0f} s;"
         f" undisturbed, it takes {result['undisturbed_s']:.1f} s and"
         f" {result['undisturbed_cpu_s']:.1f} s of processor time",
         f"\n{'scenario':<16}{'cases':>7}{'faults':>8}{'programs':>10}"

@@ -14,12 +14,12 @@ LIMIT_S = 30.0
 
 
 def texts(text: str, **options) -> list[str]:
-    return [chunk.text for chunk in split_text(text, **options)]
+    return [chunk for chunk, _ in split_text(text, **options)]
 
 
 def boundaries(text: str, **options) -> str:
     """Return the first letter of the boundary after each chunk."""
-    return "".join(chunk.boundary.value[0] for chunk in split_text(text, **options))
+    return "".join(boundary.value[0] for _, boundary in split_text(text, **options))
 
 
 def letters(text: str) -> str:

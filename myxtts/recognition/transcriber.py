@@ -37,17 +37,9 @@ log = logging.getLogger(__name__)
 
 
 class NetworkTranscriber:
-    """Speech recognition with the weights that a network has.
+    """Speech recognition with the weights that a network has, an `ASR` on the device.
 
-    Args:
-        run: folder of the run of the network.
-        record: of a checkpoint of the run, for its front end and vocabulary.
-        network: an `ASR`, on the device.
-        beam_width: see `Transcriber`.
-
-    Attributes:
-        vocabulary: symbols and languages of the run.
-        decoding: the decoding method in words.
+    The record of a checkpoint of its run has the front end and the vocabulary.
     """
 
     def __init__(
@@ -93,10 +85,7 @@ class NetworkTranscriber:
                 yield " ".join(filter(None, [next(texts).strip() for _ in chunks_of_wave]))
 
     def normalise_reference(self, text: str, language: str) -> str:
-        """Convert a reference text to the notation of the run, in lower case or in phonemes.
-
-        Raises DataError if the run was not trained on the language or on a symbol.
-        """
+        """Convert a reference text to the notation of the run; raise DataError if it has none."""
         if language not in self.vocabulary.languages:
             raise DataError(
                 f"the text has language '{language}', but {self.run} was trained on "
@@ -136,8 +125,7 @@ class Transcriber(NetworkTranscriber):
     Args:
         run: folder of a run with --task asr.
         device: the device to compute on, which must be configured already.
-        checkpoint: name of a checkpoint; by default the best, or the newest. Averaged weights are
-            used if the run has them.
+        checkpoint: its name; by default the best, or the newest. Averaged weights are preferred.
         beam_width: number of prefixes of the beam search, which runs on the host; 0 takes the most
             likely symbol of each frame on the device (greedy decoding).
 

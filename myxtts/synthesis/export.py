@@ -57,12 +57,8 @@ def export_run(
 ) -> None:
     """Write a voice or a vocoder as a SavedModel that names no device.
 
-    Raises UserError if the run, the vocoder or the output is unusable.
-
-    Args:
-        out: folder to make. It appears only when it is complete.
-        checkpoint: name of a checkpoint; by default the best, or the newest if none was validated.
-        vocoder, iterations: of a voice, as in synthesis.
+    Raises UserError if the run, the vocoder or the output is unusable. The folder `out` appears
+    only when it is complete. The other arguments are those of `Synthesizer`.
     """
     if out.exists() or out.is_symlink():
         raise ConfigError(f"--out {out} exists already. Give another folder, or remove this one.")
@@ -155,11 +151,8 @@ def vocoder_module(vocoder: VocoderProtocol) -> tf.Module:
 
 
 def padded_waves(vocoder: VocoderProtocol, mel, frames, seed):
-    """Return `wave`, float32 [batch, samples], silent behind `samples`, int32 [batch].
-
-    Each row is computed alone, without its padding, as in `vocode`, so that padding changes no
-    sample.
-    """
+    """Return `wave`, float32 [batch, samples], silent behind `samples`, int32 [batch]."""
+    # Each row alone, without its padding, as in `vocode`, so that padding changes no sample.
     samples = frames * HOP_SAMPLES
     max_samples = tf.shape(mel)[1] * HOP_SAMPLES
 

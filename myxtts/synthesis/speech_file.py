@@ -1,7 +1,4 @@
-"""Speech into a file or onto stdout.
-
-All that can be is checked before TensorFlow is imported, which takes seconds.
-"""
+"""Speech into a file or onto stdout. Checks all it can before it imports TensorFlow."""
 
 import fcntl
 import io
@@ -54,9 +51,8 @@ def write_speech(
     Args:
         out: a file to make, or a pipe that gets the sound as WAV, each sentence as soon as it is
             synthesized.
-        language: as in `Synthesizer.synthesize_sentences`.
-        vocoder, iterations, checkpoint: as in `Synthesizer`.
         options: fields of SynthesisOptions. Missing fields and None mean the default of the run.
+            The other arguments are as in `Synthesizer` and its `synthesize_sentences`.
     """
     started_s = time.perf_counter()
     if next(split_text(text), None) is None:

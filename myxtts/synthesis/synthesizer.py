@@ -41,7 +41,7 @@ class Synthesizer:
         wave = synthesizer.synthesize("Good morning.", references=[Path("speaker.wav")])
 
     Args:
-        run: folder of the run. Averaged weights are used if it has them.
+        run: its folder. Averaged weights are used if it has them.
         device: the device to compute on, which must be configured already.
         vocoder: folder of a vocoder's run, or "griffin-lim"; by default the vocoder that the run
             names, or else Griffin-Lim.

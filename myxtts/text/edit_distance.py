@@ -6,11 +6,9 @@ import numpy as np
 
 
 def edit_distance(reference: Sequence[Hashable], hypothesis: Sequence[Hashable]) -> int:
-    """Return the edit distance of two sequences (Levenshtein 1966).
-
-    The table is computed row by row. An insertion costs 1 per column, so the best cost by
-    insertions within a row is a running minimum of (cost - column).
-    """
+    """Return the edit distance of two sequences (Levenshtein 1966), row by row of the table."""
+    # An insertion costs 1 per column, so the best cost by insertions within a row is a running
+    # minimum of (cost - column).
     ids: dict[Hashable, int] = {}
     reference_ids, hypothesis_ids = (
         np.array([ids.setdefault(item, len(ids)) for item in items], dtype=int)

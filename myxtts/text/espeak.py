@@ -60,7 +60,7 @@ class PhonemeEvent(NamedTuple):
     symbol: str
 
 
-_INTEGER, _UNSIGNED, _SIZE = ctypes.c_int, ctypes.c_uint, ctypes.c_size_t
+_INTEGER, _UNSIGNED = ctypes.c_int, ctypes.c_uint
 _TEXT, _POINTER = ctypes.c_char_p, ctypes.c_void_p
 
 
@@ -113,9 +113,8 @@ class Espeak:
         self._voices, self._codes_by_name = self._list_voices()
 
     def phonemes(self, text: str, language: str) -> str:
-        """Return the IPA of a text with stress marks and one space between words.
-
-        Raises DataError if the language is unknown.
+        """Return the IPA of a text with one space between words; raise DataError for an unknown
+        language.
         """
         with self._lock:
             self._select(language)
@@ -210,7 +209,13 @@ class Espeak:
         while records[index]:
             record = records[index].contents
             identifier = record.identifier.decode()
-            languages = _languages(record.languages)
+            # (priority, code) of each language; lower priorities are better.
+            languages: list[tuple[int, str]] = []
+            address = record.languages
+            while priority := ctypes.string_at(address, 1)[0]:
+                spelling = ctypes.string_at(address + 1)
+                languages.append((priority, spelling.decode().lower()))
+                address += len(spelling) + 2
             name = record.name.decode().lower().split(" (")[0].strip()
             codes = [codes_by_name.get(name, languages[0][1]), *(code for _, code in languages)]
             codes_by_name[name] = min(codes, key=len)  # English is en, not en-029
@@ -242,10 +247,8 @@ def shared() -> Espeak:
 
 @contextmanager
 def _interrupt_deferred() -> Iterator[None]:
-    """Defer Ctrl-C until the block ends: ctypes drops exceptions within a callback.
-
-    Only the main thread receives signals.
-    """
+    """Defer Ctrl-C until the block ends: ctypes drops exceptions within a callback."""
+    # Only the main thread receives signals.
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):
         yield
@@ -280,20 +283,12 @@ def _load(path: Path) -> ctypes.CDLL:
             " temporary folder is mounted noexec, set TMPDIR to another one."
         ) from error
     voice = ctypes.POINTER(_VoiceRecord)
-    phonemes = (_TEXT, ctypes.POINTER(_POINTER), _INTEGER, _INTEGER)
-    speech = (_TEXT, _SIZE, _UNSIGNED, _INTEGER, _UNSIGNED, _UNSIGNED, _POINTER, _POINTER)
-    for function, result, *arguments in (
-        ("Initialize", _INTEGER, _INTEGER, _INTEGER, _TEXT, _INTEGER),
-        ("SetSynthCallback", None, _Callback),
-        ("SetParameter", _INTEGER, _INTEGER, _INTEGER, _INTEGER),
-        ("SetVoiceByName", _INTEGER, _TEXT),
-        ("GetCurrentVoice", voice),
-        ("ListVoices", ctypes.POINTER(voice), _POINTER),
-        ("TextToPhonemes", *phonemes),
-        ("Synth", _INTEGER, *speech),
-    ):
-        declared = getattr(library, f"espeak_{function}")
-        declared.restype, declared.argtypes = result, arguments
+    library.espeak_GetCurrentVoice.restype = voice
+    library.espeak_ListVoices.restype = ctypes.POINTER(voice)
+    library.espeak_TextToPhonemes.restype = _TEXT
+    # Other arguments are integers of C and pointers, as ctypes passes them by itself.
+    numbers = _UNSIGNED, _INTEGER, _UNSIGNED, _UNSIGNED
+    library.espeak_Synth.argtypes = (_TEXT, ctypes.c_size_t, *numbers, _POINTER, _POINTER)
     return library
 
 
@@ -304,13 +299,3 @@ def _utf8(text: str) -> bytes:
         return number[0].replace(".", " ") if number[0].count(".") > 1 else number[0]
 
     return _LONG_NUMBER.sub(without_dots, text).encode()
-
-
-def _languages(address: int) -> list[tuple[int, str]]:
-    """Return (priority, code) for each language of a voice; lower priorities are better."""
-    languages = []
-    while priority := ctypes.string_at(address, 1)[0]:
-        code = ctypes.string_at(address + 1)
-        languages.append((priority, code.decode().lower()))
-        address += len(code) + 2
-    return languages

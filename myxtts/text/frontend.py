@@ -39,10 +39,8 @@ _CLAUSE_END = re.compile(r"((?:[;!?…]|,(?!\d)|[.:](?!\w))+)")
 
 
 def normalise_text(text: str) -> str:
-    """Normalise a text: NFC, single spaces, one kind of each quote, dash and mark.
-
-    Control characters and invisible format characters are removed, except joiners that change the
-    spelling.
+    """Normalise a text: NFC, single spaces, one kind of each quote, dash and mark, and no control
+    or format characters but for joiners.
     """
     text = unicodedata.normalize("NFC", " ".join(_stream_safe(text).split())).translate(_SPELLINGS)
     text = "".join(
@@ -56,11 +54,8 @@ def normalise_text(text: str) -> str:
 
 
 def _stream_safe(text: str) -> str:
-    """Drop marks behind the 30th of a run of combining marks, which no script needs.
-
-    Unicode's Stream-Safe Text Format (UAX 15, section 13) has this limit, since marks are sorted in
-    NFC: a run of 100,000 takes minutes.
-    """
+    """Drop marks behind the 30th of a run of combining marks, the limit of UAX 15, section 13."""
+    # No script needs more. Marks are sorted in NFC: a run of 100,000 takes minutes.
     if len(text) <= MAX_UNSAFE_CHARACTERS:
         return text
     kept = []

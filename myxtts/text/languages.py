@@ -73,11 +73,8 @@ def choose_language(language: str | None, trained: Sequence[str]) -> str:
 def probable_code(
     language: str, codes: Container[str], codes_by_name: Mapping[str, str]
 ) -> str | None:
-    """Return the code of a language name, ISO 639-3 code or locale; None if uncertain.
-
-    Args:
-        codes: the known codes.
-        codes_by_name: the known codes by English name, in lower case.
+    """Return which of the codes, also by English names in lower case, a language name, ISO 639-3
+    code or locale means; None if uncertain.
     """
     code = canonical_code(language)
     pairs = f"{_NAMES} {_ISO_639_3}".split()

@@ -6,7 +6,6 @@ A missed boundary makes a longer chunk, and a wrong one an extra pause; no chara
 import re
 from collections.abc import Iterator
 from enum import Enum
-from typing import NamedTuple
 
 # The longest clip of LJSpeech has 10.1 s and 187 characters. At 10 characters a second, which is
 # slow, 200 characters take 20 s, the longest utterance of the default settings (`max_seconds`).
@@ -20,13 +19,6 @@ class Boundary(Enum):
     CLAUSE = "clause"
     SENTENCE = "sentence"
     PARAGRAPH = "paragraph"
-
-
-class TextChunk(NamedTuple):
-    """A sentence or a part of one, without line breaks, and the boundary after it."""
-
-    text: str
-    boundary: Boundary
 
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
@@ -60,8 +52,8 @@ _BREAKS = tuple(
 )
 
 
-def split_text(text: str, max_characters: int = MAX_CHARACTERS) -> Iterator[TextChunk]:
-    """Split a text into chunks of at most `max_characters` characters that have something to speak.
+def split_text(text: str, max_characters: int = MAX_CHARACTERS) -> Iterator[tuple[str, Boundary]]:
+    """Yield chunks of a text that have something to speak, and the boundary after each.
 
     Blank lines separate paragraphs, and the other line breaks are spaces (as in a file wrapped at
     72 columns). In a text without blank lines each line is a paragraph.
@@ -73,9 +65,10 @@ def split_text(text: str, max_characters: int = MAX_CHARACTERS) -> Iterator[Text
         sentences = [*filter(_is_spoken, _sentences(" ".join(paragraph.split())))]
         for number, sentence in enumerate(sentences, 1):
             *clauses, last = filter(_is_spoken, _clauses(sentence, max_characters))
-            yield from (TextChunk(clause, Boundary.CLAUSE) for clause in clauses)
+            yield from ((clause, Boundary.CLAUSE) for clause in clauses)
             is_last = number == len(sentences)
-            yield TextChunk(last, Boundary.PARAGRAPH if is_last else Boundary.SENTENCE)
+            boundary = Boundary.PARAGRAPH if is_last else Boundary.SENTENCE
+            yield last, boundary
 
 
 def empty_text_message(text: str) -> str:

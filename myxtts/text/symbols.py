@@ -8,10 +8,7 @@ import numpy as np
 
 from myxtts.errors import DataError
 
-PADDING_ID = 0
-BEGIN_ID = 1
-END_ID = 2
-FIRST_SYMBOL_ID = 3
+PADDING_ID, BEGIN_ID, END_ID, FIRST_SYMBOL_ID = range(4)
 # The padding of a text, which is never a label.
 BLANK_ID = 0
 
@@ -39,10 +36,7 @@ class SymbolTable:
         return FIRST_SYMBOL_ID + len(self.symbols)
 
     def encode(self, symbols: Sequence[str]) -> np.ndarray:
-        """Return the int32 ids of begin, symbols and end, shape [len(symbols) + 2].
-
-        Raises DataError if the table lacks one of the symbols.
-        """
+        """Return the int32 ids of begin, symbols and end; raise DataError for unknown symbols."""
         if unknown := self.unknown(symbols):
             raise DataError(
                 f"the text contains symbols that the model was not trained on:"

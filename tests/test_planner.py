@@ -428,7 +428,7 @@ class PlanCommandTest(FolderCase):
         path = self.profile({"stages": stages})
         code, output = self.run_plan(f"--gpus 2 --profile {path}")
         self.assertEqual(code, 2)
-        self.assertIn("does not say how many workers read. Give their number", output)
+        self.assertIn("needs --num-workers", output)
 
     def test_flags_override_the_profile(self):
         varying = {"mean_s": 0.02, "variation": 0.5}

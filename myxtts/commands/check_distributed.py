@@ -32,10 +32,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     cluster = find_cluster(os.environ)
     if cluster is not None:
         if options.workers or options.nodes:
-            raise ConfigError(
-                "--workers and --nodes are for starting workers, but the environment says"
-                f" that this is {cluster.name()} of {cluster.count}. Leave them out."
-            )
+            this = f"in the environment this is {cluster.name()} of {cluster.count}"
+            raise ConfigError(f"--workers and --nodes start workers, but {this}. Leave them out.")
         return run_worker(cluster, options.gpus_per_worker)
     workers, local = worker_addresses(options)
     if len(workers) < 2:

@@ -102,10 +102,8 @@ def _fixable(error: Exception) -> str | None:
 def sound_on_stdout() -> Iterator[BinaryIO]:
     """Yield stdout for bytes; whatever else the scope prints or logs goes to stderr."""
     if sys.stdout is None or sys.stdout.isatty():  # None: `>&-` in a shell
-        raise ConfigError(
-            "--stream writes sound to stdout, but stdout is a terminal or closed. Add a player,"
-            " such as `| aplay`, or give a file with --out instead."
-        )
+        reason = "stdout is a terminal or closed"
+        raise ConfigError(f"--stream writes sound, but {reason}. Add `| aplay`, or give --out.")
     sound = sys.stdout.buffer
     with redirect_stdout(sys.stderr):
         yield sound

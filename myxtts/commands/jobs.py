@@ -73,9 +73,7 @@ def main(
         print(status_report(folder) if options.status else stop_launcher(folder))
         return 0
     if "TF_CONFIG" in os.environ:
-        raise ConfigError(
-            "TF_CONFIG is set, which makes each run one of several workers. Unset it."
-        )
+        raise ConfigError("TF_CONFIG makes each run one of several workers. Unset it.")
     check_launcher_settings(config)
     previous = previous_state(folder, config.run.resume)
     total_steps = config.training.max_steps
@@ -134,10 +132,8 @@ def choose_warmstart_steps(
     if steps is None:
         steps = 0 if config.training.init_from is not None else total_steps // 10
     if steps >= total_steps:
-        raise ConfigError(
-            f"--warmstart-steps {steps} was given, but the jobs have --max-steps {total_steps},"
-            " which includes the warm start. Give fewer, or more --max-steps."
-        )
+        given = f"--warmstart-steps {steps} was given, but --max-steps is {total_steps}"
+        raise ConfigError(f"{given}, which includes the warm start. Give fewer.")
     return steps
 
 
@@ -147,10 +143,8 @@ def choose_sync_every(options: argparse.Namespace, config: Config, warmstart_ste
     if options.num_syncs is None:
         return sync_every
     if sync_every:
-        raise ConfigError(
-            f"--num-syncs {options.num_syncs} and sync_every {sync_every} were both given. Leave"
-            " out one of them."
-        )
+        given = f"--num-syncs {options.num_syncs} and sync_every {sync_every}"
+        raise ConfigError(f"{given} were both given. Leave out one of them.")
     steps = sync_interval(config.training.max_steps, warmstart_steps, options.num_syncs)
     log.info("syncs          every %d steps", steps)
     return steps

@@ -56,8 +56,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         options.buffer_size,
         options.num_workers or profile.num_workers or DEFAULT_DEPTHS.num_workers,
     )
-    all_reduce_s = options.all_reduce_ms / 1e3
-    observe_s = options.observe_ms / 1e3
+    all_reduce_s, observe_s = options.all_reduce_ms / 1e3, options.observe_ms / 1e3
     times = planner.sample_stage_times(costs, BATCHES)
     candidates = planner.candidate_placements(options.gpus)
     ranked = planner.predict_all(candidates, times, depths, all_reduce_s, observe_s)
@@ -75,42 +74,28 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 
 
 def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageStatistics]:
-    """Return the cost of each stage: from its flag, or else from the profile.
-
-    Raises ConfigError if neither has the time of a stage that matters.
-    """
+    """Return the cost of each stage, from its flag or the profile; raises ConfigError."""
     costs = {stage: profile.stages[stage] for stage in STAGES if stage in profile.stages}
     if profile.single_device and options.gpus > 1 and options.transfer_ms is None:
         raise ConfigError(
             f"--profile {options.profile} is of one device, so the time to transfer a batch to"
             " another is unknown. Give --transfer-ms, or profile with --data-gpu and --model-gpu."
         )
-    if options.read_ms is not None:
-        # With the variation of its arrivals.
-        costs.pop("read", None)
-    if "read" in costs:
+    # Without the variation: arrivals vary more than reading does.
+    read = costs.pop("read", None)
+    if read is not None and options.read_ms is None:
         workers = profile.num_workers or options.num_workers
         if workers is None:
-            raise ConfigError(
-                f"--profile {options.profile} does not say how many workers read. Give their number"
-                " with --num-workers."
-            )
-        # Without the variation: arrivals vary more than reading does.
-        costs["read"] = StageStatistics(workers * costs["read"].mean_s)
+            raise ConfigError(f"--profile {options.profile} needs --num-workers beside it.")
+        costs["read"] = StageStatistics(workers * read.mean_s)
     for name in STAGES:
         time_ms = getattr(options, f"{name}_ms")
         if time_ms is not None:
             costs[name] = replace(costs.get(name, StageStatistics(0.0)), mean_s=time_ms / 1e3)
     if not {"produce", "step"} <= set(costs):
-        raise ConfigError(
-            "the times to produce and to step are not both known. Give --produce-ms and --step-ms,"
-            " or a --profile."
-        )
+        raise ConfigError("no times were given. Give --produce-ms and --step-ms, or a --profile.")
     if not costs["produce"].mean_s + costs["step"].mean_s:
-        raise ConfigError(
-            "--produce-ms and --step-ms are both 0, so there is nothing to compare. Give one of"
-            " them."
-        )
+        raise ConfigError("--produce-ms and --step-ms are both 0, so there is nothing to compare.")
     if options.variation is None:
         return costs
     return {name: replace(cost, variation=options.variation) for name, cost in costs.items()}

@@ -101,11 +101,8 @@ class LauncherTest(FolderCase):
     def test_ctrl_c_sigterm_and_a_closed_session_let_all_workers_save(self):
         saves = SAVES.replace("print('saved')", "time.sleep(0.3); print('saved')")
         # Slurm sends a SIGTERM twice, and of a closed session a shell and the kernel each send one.
-        for number, code, count in (
-            (signal.SIGINT, 130, 1),
-            (signal.SIGTERM, 143, 2),
-            (signal.SIGHUP, 129, 2),
-        ):
+        for name, code, count in (("INT", 130, 1), ("TERM", 143, 2), ("HUP", 129, 2)):
+            number = signal.Signals[f"SIG{name}"]
             with self.subTest(signal=number), self.started(saves) as launcher:
                 for _ in range(count):
                     launcher.send_signal(number)

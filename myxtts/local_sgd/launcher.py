@@ -169,8 +169,8 @@ def previous_state(folder: Path, resume: bool) -> LauncherState | None:
     """
     state = status.read_state(folder)
     if state is None:
-        paths = (folder / name for name in ("config.yaml", "checkpoints", WARMSTART))
-        is_used = any(path.exists() for path in paths)
+        names = ("config.yaml", "checkpoints", WARMSTART)
+        is_used = any((folder / name).exists() for name in names)
     else:
         is_used = state.shards is not None and not resume
     if is_used:
@@ -225,10 +225,7 @@ def train_jobs(spec: JobsSpec) -> int:
         say(f"report: {JobsPage(spec.folder).write()}")
         if not stop.count:
             return code
-        say(
-            f"stopped by {stop.signal_name} in stage {state.stage}; resume with the same command"
-            " and --resume"
-        )
+        say(f"stopped by {stop.signal_name} in stage {state.stage}; resume with --resume")
         return stop.exit_code
 
 
@@ -305,7 +302,8 @@ class _Launcher(processes.Supervisor):
         names = list(spec.job_configs)
         self._state.stage = "warmstart"
         if spec.has_work(WARMSTART):
-            self.run([self._training(WARMSTART, self._alone)])
+            # On the first GPU, or on the whole CPU if GPUs are simulated; the merge as well.
+            self.run([self._training(WARMSTART, spec.devices[0]._replace(cores=None))])
         warm_start = spec.newest_checkpoint(WARMSTART)
         if warm_start is None or not spec.is_done(WARMSTART):
             return self._code_without_merge()
@@ -343,11 +341,6 @@ class _Launcher(processes.Supervisor):
         pending = [name for name in jobs if spec.has_work(name)]
         self.run([self._training(name, jobs[name]) for name in pending])
         self._show_table()
-
-    @property
-    def _alone(self) -> JobDevice:
-        """Device of programs that run alone: the first GPU, or the whole CPU if simulated."""
-        return self._spec.devices[0]._replace(cores=None)
 
     def _training(self, name: str, device: JobDevice) -> ProgramSpec:
         spec = self._spec
@@ -394,7 +387,7 @@ class _Launcher(processes.Supervisor):
         for name, path in self._corpora.items():
             command += [f"--{name.replace('_', '-')}", path]
         log = spec.folder / "logs" / "merge.log"
-        environ = processes.gpu_environ(self._alone.gpus)
+        environ = processes.gpu_environ(spec.devices[0].gpus)
         ended = self.run([ProgramSpec("merge", tuple(command), log, environ)])
         code = ended[0].code if ended else 1
         if code in (0, 1) and merged.exists():
@@ -414,10 +407,8 @@ class _Launcher(processes.Supervisor):
 
     def on_restart(self, process: ChildProcess, restarts: int) -> None:
         program = process.program
-        say(
-            f"{program.name} {process.exit_reason()} ({program.log}); it restarts from its newest"
-            f" checkpoint (restart {restarts} of {program.max_restarts})"
-        )
+        attempt = f"restart {restarts} of {program.max_restarts}"
+        say(f"{program.name} {process.exit_reason()}; {attempt}; its log is {program.log}")
 
     def on_exit(self, process: ChildProcess) -> None:
         name = process.program.name

@@ -333,9 +333,8 @@ def merged_config(config: Config, output: Path, corpora: Mapping[str, str]) -> C
 
 def read_rows(config: Config, corpus: str, preferred: str = "metadata_train.csv") -> Rows:
     """Read a given corpus before any merging. Raises DataError if that is not possible."""
-    data = config.data
+    data, root = config.data, audio_root_of(config.data)
     needs_text = length_rule_of(config) is not None
-    root = audio_root_of(data)
     return read_corpus(Path(corpus), data.language, root, needs_text, preferred, data.columns)
 
 

@@ -24,25 +24,23 @@ STATE_FILE = "launcher.json"
 PID_FILE = "launcher.pid"
 
 
-class ProcessState(BaseModel):
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class ProcessState(_Strict):
     """A process of the launcher, when the file was written.
 
     `rejected` means exit code 2; `dead` is a process that ended with a launcher that was killed.
     """
-
-    model_config = ConfigDict(strict=True)
 
     state: Literal["pending", "running", "done", "stopped", "rejected", "failed", "dead"]
     pid: int | None = None
     restarts: int = 0
 
 
-class MergeResult(BaseModel):
-    """A finished merge: the step of each job, and the exit code of the merging program, which is 1
-    if the merged weights are worse than the best job.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class MergeResult(_Strict):
+    """A finished merge; exit code 1 means that the merged weights are worse than the best job."""
 
     job_steps: dict[str, int]
     exit_code: int
@@ -55,7 +53,7 @@ class MergeResult(BaseModel):
         return f"{merged} is the merge of {names}"
 
 
-class LauncherState(BaseModel):
+class LauncherState(_Strict):
     """Content of launcher.json.
 
     Attributes:
@@ -64,8 +62,6 @@ class LauncherState(BaseModel):
             `warmstart_steps`, `sync_every`, and `corpus`, those that the shards depend on.
         shards: None until the corpus is split.
     """
-
-    model_config = ConfigDict(strict=True)
 
     host: str
     stage: Literal["shards", "warmstart", "jobs", "merge", "done"] = "shards"
@@ -134,10 +130,7 @@ def stop_launcher(folder: Path) -> str:
     """Send SIGTERM to the launcher of a run and wait for its end; return a message."""
     state = _require_state(folder)
     if state.host != socket.gethostname():
-        raise ConfigError(
-            f"the launcher of {folder} cannot be stopped here: it runs on {state.host}. Stop it"
-            " there."
-        )
+        raise ConfigError(f"the launcher of {folder} runs on {state.host}. Stop it there.")
     pid = _running_launcher(folder)
     if pid is None:
         return f"no launcher of {folder} is running; it ended in stage {state.stage}"
@@ -147,10 +140,7 @@ def stop_launcher(folder: Path) -> str:
     # The lock is free once the launcher has ended.
     with open(folder / PID_FILE) as file:
         fcntl.flock(file, fcntl.LOCK_SH)
-    return (
-        f"stopped the launcher of {folder} (process {pid}); resume with the same command and"
-        " --resume"
-    )
+    return f"stopped the launcher of {folder} (process {pid}); resume with --resume"
 
 
 def status_report(folder: Path) -> str:

@@ -247,7 +247,7 @@ class RunTest(unittest.TestCase):
         begun = self.workspace.train("shared", *flags.split())
         self.assertEqual(begun.code, 0, begun.err)
         self.assertIn("replicated", begun.out)
-        self.assertIn("2 replicas with", begun.out)
+        self.assertIn("in 2 replicas", begun.out)
         metadata = self.metadata("shared", 2)
         self.assertEqual((metadata["position"], metadata["replicas"]), ([0, 2, []], 2))
         ended = self.workspace.train("shared", "--batch-size", "2", "--max-steps", "4", "--resume")

@@ -601,7 +601,7 @@ class Program(unittest.TestCase):
             ("--text ...", "no letter and no digit"),
             ("--text ... --stream", "no letter and no digit"),
             ("--vocoder {}/none", "none was given, but"),
-            ("--run {}/vocoder", "give the run of a voice, and this run with --vocoder"),
+            ("--run {}/vocoder", "cannot be used for the task tts"),
             ("--text-file {}/empty.txt", "no letter and no digit"),
             ("--text-file {}/none.txt", "No such file"),
             ("--text-file {}/latin.txt", "not UTF-8 at byte 3"),

@@ -412,21 +412,6 @@ class Damaged(Case):
             path.write_bytes(whole)
         restore(Checkpoint.read(self.saved), self.state)
 
-    def test_flipped_bit_is_rejected_or_harmless(self):
-        path = archive_of(self.saved, "model")
-        whole, random = path.read_bytes(), np.random.default_rng(0)
-        rejected = 0
-        for at in random.integers(0, len(whole), 300):
-            flipped = bytearray(whole)
-            flipped[at] ^= 1 << random.integers(8)
-            path.write_bytes(flipped)
-            try:
-                restore(Checkpoint.read(self.saved), self.state)
-                self.assert_equal_values(values(self.state), self.saved_values)
-            except CheckpointError:
-                rejected += 1
-        self.assertGreater(rejected, 250)
-
     def test_a_damaged_archive_changes_no_variable(self):
         before = randomise(self.state, seed=1)
         path = archive_of(self.saved, "model")

@@ -33,7 +33,7 @@ from myxtts.training.runs import RunFolder
 from myxtts.training.setup import OpenRun, Start
 from tests.fixtures import replace_arrays
 from tests.long import LONG, long
-from tests.tiny import Workspace, arrays_of, build_model, features, on_device, small_models
+from tests.tiny import Workspace, assert_same_arrays, build_model, features, on_device, small_models
 from tests.tiny_teacher import merge_evaluator, produced, spoken_inputs, untrained_teacher
 from tests.two_devices import DATA, MODEL, TWO
 
@@ -292,25 +292,16 @@ class Runs(unittest.TestCase):
     def setUpClass(cls):
         cls.workspace = Workspace.temporary(cls.addClassCleanup)
         cls.voice = cls.workspace.run_dir("voice")
-        assert cls.workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code == 0
+        assert cls.workspace.train("voice", "--stop-at-step 0 --ode-steps 1").code == 0
         cls.texts = cls.workspace.folder / "texts.txt"
         symbols = read_record(cls.voice / "checkpoints/step-000000").symbols
         cls.texts.write_text(
             "".join(f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip())
         )
         cls.flags = [
-            "--teacher",
-            str(cls.voice),
-            "--texts",
-            str(cls.texts),
-            "--max-steps",
-            "4",
-            "--checkpoint-every",
-            "2",
+            f"--teacher {cls.voice} --texts {cls.texts} --max-steps 4 --checkpoint-every 2"
         ]
-        cls.finished = cls.workspace.train(
-            "student", *cls.flags, "--data-gpu", "0", "--model-gpu", "1"
-        )
+        cls.finished = cls.workspace.train("student", *cls.flags, "--data-gpu 0 --model-gpu 1")
         cls.folder = cls.workspace.run_dir("student")
 
     def test_the_log_names_the_teacher_and_the_texts(self):
@@ -325,33 +316,33 @@ class Runs(unittest.TestCase):
     def test_a_resumed_run_repeats_bit_for_bit_with_the_devices_exchanged(self):
         copy = self.workspace.copy_run("student", "student_resumed", self.addCleanup)
         shutil.rmtree(copy / "checkpoints/step-000004")
-        exchanged = ("--data-gpu", "1", "--model-gpu", "0", "--resume")
+        exchanged = ("--data-gpu 1 --model-gpu 0 --resume",)
         finished = self.workspace.train("student_resumed", *self.flags, *exchanged)
         self.assertEqual(finished.code, 0, finished.err)
-        for (name, first), (_, again) in zip(
-            *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(first, again, name)
+        newest = "checkpoints/step-000004"
+        assert_same_arrays(self.folder / newest, copy / newest)
 
     def test_a_merge_measures_held_out_utterances_without_the_teacher(self):
         with mock.patch("myxtts.data.pipeline.Pipeline") as pipeline:
             merge_evaluator(self.folder)
         self.assertEqual(pipeline.call_args.args[2].features, TTS_FEATURES)
         if LONG:
-            self.assertTrue(0.0 < merge_evaluator(self.folder)((0.5, 0.5)).loss < 100.0)
+            # Between two checkpoints that are two steps apart, the loss is nearly linear.
+            evaluate = merge_evaluator(self.folder)
+            first, mean, last = (evaluate(c).loss for c in ((1, 0), (0.5, 0.5), (0, 1)))
+            np.testing.assert_allclose(mean, (first + last) / 2, rtol=0.02)
 
     def test_other_texts_are_rejected(self):
         other = self.workspace.folder / "other.txt"
         other.write_text(self.texts.read_text()[:-8])
         refused = self.workspace.train(
-            "student", *self.flags, "--texts", str(other), "--max-steps", "6", "--resume"
+            "student", *self.flags, f"--texts {other} --max-steps 6 --resume"
         )
         self.assertEqual(refused.code, 2)
         self.assertIn("different texts", refused.err)
 
     def test_missing_texts_are_named(self):
-        refused = self.workspace.train("refused", *self.flags, "--texts", "missing.txt")
+        refused = self.workspace.train("refused", *self.flags, "--texts missing.txt")
         self.assertEqual(refused.code, 2)
         self.assertIn("missing.txt", refused.err)
 
@@ -361,7 +352,7 @@ class Runs(unittest.TestCase):
         arrays = Checkpoint.read(checkpoint).arrays("averages")
         renamed = {f"former_{name}": array for name, array in arrays.items()}
         replace_arrays(checkpoint, "averages", renamed)
-        refused = self.workspace.train("refused", *self.flags, "--teacher", str(other))
+        refused = self.workspace.train("refused", *self.flags, f"--teacher {other}")
         self.assertEqual(refused.code, 2)
         self.assertIn(str(other), refused.err)
         self.assertFalse((self.workspace.run_dir("refused") / "config.yaml").exists())
@@ -371,26 +362,24 @@ class Runs(unittest.TestCase):
         checkpoint = (other / "checkpoints/step-000000").rename(other / "checkpoints/step-000009")
         arrays = Checkpoint.read(checkpoint).arrays("model")
         replace_arrays(checkpoint, "averages", {name: array + 1 for name, array in arrays.items()})
-        refused = self.workspace.train("student", *self.flags, "--teacher", str(other), "--resume")
+        refused = self.workspace.train("student", *self.flags, f"--teacher {other} --resume")
         self.assertEqual(refused.code, 2)
         self.assertRegex(refused.err, r"step-000009 has other weights than .*student.* step 0\.")
-        refused = self.workspace.train(
-            "student", *self.flags, "--teacher", "runs/voise", "--resume"
-        )
+        refused = self.workspace.train("student", *self.flags, "--teacher runs/voise --resume")
         self.assertEqual(refused.code, 2)
         self.assertIn("runs/voise has no checkpoint", refused.err)
 
     @long
     def test_a_profile_has_the_share_of_the_teacher(self):
         out = io.StringIO()
-        flags = [*self.flags, "--data-gpu", "0", "--model-gpu", "1", "--num-steps", "2"]
+        flags = [*self.flags, "--data-gpu 0 --model-gpu 1 --num-steps 2"]
         with small_models(), contextlib.redirect_stdout(out):
             code = report_errors(lambda: profile.main(self.workspace.argv("never", *flags)))
         self.assertEqual(code, 0)
         self.assertRegex(out.getvalue(), r"\nteacher        [1-9]\d?% of producing: ")
 
     def test_settings_of_a_teacher_need_one(self):
-        for flags in (["--texts", str(self.texts)], ["--teacher-fraction", "0.3"]):
+        for flags in ([f"--texts {self.texts}"], ["--teacher-fraction 0.3"]):
             refused = self.workspace.train("refused", *flags)
             self.assertEqual(refused.code, 2)
             self.assertIn("only with --task tts and with --teacher", refused.err)

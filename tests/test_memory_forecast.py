@@ -188,19 +188,13 @@ class TooMuch(unittest.TestCase):
             finished.err,
         )
         for flag in (
-            *[
-                "--batch-size",
-                "--batch-seconds",
-                "--max-seconds",
-                "--buffer-size",
-                "--prefetch-buffer-size",
-            ],
+            *["--batch-size --batch-seconds --max-seconds --buffer-size", "--prefetch-buffer-size"],
         ):
             self.assertIn(flag, finished.err)
         self.assertFalse((workspace.run_dir("large") / "checkpoints").exists())
 
     def test_a_run_logs_its_forecast(self):
-        finished = Workspace.with_toy_models(self.addCleanup).train("small", "--max-steps", "1")
+        finished = Workspace.with_toy_models(self.addCleanup).train("small", "--max-steps 1")
         self.assertRegex(
             finished.out, r"\nhost memory    about [0-9,]+ MiB \([0-9]+ for 13 batches of audio, "
         )

@@ -30,7 +30,7 @@ from myxtts.training.observation import Observer, ObserverFailed, Validation
 from tests.fixtures import DUAL, REVERSED, entered, files_below, temporary_folder
 from tests.kill_points import Killed, KillPoints, RealKillPoints
 from tests.long import long
-from tests.tiny import Workspace, arrays_of, small_models, train_in_fork, whole_run
+from tests.tiny import Workspace, assert_same_arrays, small_models, train_in_fork, whole_run
 
 ROOT = Path(__file__).parents[1]
 LAUNCHER = ROOT / "utilities" / "launch_workers.py"
@@ -249,7 +249,7 @@ class NetworkRun(unittest.TestCase):
     @long
     def test_scores_are_those_of_a_run_that_pauses_and_of_evaluate(self):
         whole = whole_run()
-        flags, evaluations = (*whole.flags, "--evaluate-every", "4", "--keep-checkpoints", "9"), []
+        flags, evaluations = (*whole.flags, "--evaluate-every 4 --keep-checkpoints 9"), []
         for name, observer in (("beside", "data"), ("between", "model")):
             finished = whole.workspace.train(name, *flags, "--observer", observer)
             self.assertEqual((finished.code, finished.err), (0, ""))
@@ -279,7 +279,7 @@ class NetworkRun(unittest.TestCase):
     @long
     def test_losses_and_samples_are_those_of_a_run_that_pauses_for_them(self):
         whole = whole_run()
-        paused = whole.workspace.train("paused", *whole.flags, "--observer", "model")
+        paused = whole.workspace.train("paused", *whole.flags, "--observer model")
         self.assertEqual((paused.code, paused.err), (0, ""))
         beside, between = (
             files_below(folder / "samples")
@@ -301,8 +301,8 @@ class ToyRuns(unittest.TestCase):
     def setUpClass(cls):
         cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
         entered(cls.addClassCleanup, mock.patch("myxtts.evaluation.tts.score_in_run", score_toy))
-        cls.flags = (*DUAL, "--validate-every", "2", "--evaluate-every", "4")
-        cls.blocking = cls.workspace.train("blocking", *cls.flags, "--observer", "model")
+        cls.flags = (*DUAL, "--validate-every 2 --evaluate-every 4")
+        cls.blocking = cls.workspace.train("blocking", *cls.flags, "--observer model")
 
     def assert_same_as_blocking(self, name, blocking="blocking"):
         """Check that losses, scores, checkpoints and the best of them are equal bit for bit."""
@@ -321,9 +321,7 @@ class ToyRuns(unittest.TestCase):
         for path, other in zip(left, right, strict=True):
             self.assertEqual(read_record(path).best, read_record(other).best)
             self.assertEqual(read_record(path).pending_observations, ())
-        arrays, expected_arrays = (dict(arrays_of(paths[-1])) for paths in (left, right))
-        for key, array in arrays.items():
-            self.assertEqual(array.tobytes(), expected_arrays[key].tobytes(), key)
+        assert_same_arrays(left[-1], right[-1])
 
     def test_losses_and_checkpoints_are_those_of_a_blocking_validation(self):
         threads = set()
@@ -389,20 +387,10 @@ class ToyRuns(unittest.TestCase):
 
     @long
     def test_a_run_killed_30_times_inside_observations_equals_a_blocking_run(self):
-        flags = (
-            *DUAL,
-            "--validate-every",
-            "1",
-            "--sample-every",
-            "1",
-            "--checkpoint-every",
-            "1",
-            "--max-steps",
-            "40",
-        )
-        flags += ("--validation-fraction", "0.4")
+        flags = (*DUAL, "--validate-every 1 --sample-every 1 --checkpoint-every 1 --max-steps 40")
+        flags += ("--validation-fraction 0.4",)
         with speaking_toys():
-            self.assertEqual(self.workspace.train("calm", *flags, "--observer", "model").code, 0)
+            self.assertEqual(self.workspace.train("calm", *flags, "--observer model").code, 0)
         # Each in the second observation of a process, and in its repetition, the first one of the
         # next process.
         kills = [
@@ -436,18 +424,16 @@ class Workers(unittest.TestCase):
         program.write_text(LATE_OBSERVER, encoding="utf-8")
         for name in ("model", "data"):
             argv = workspace.argv(
-                name, *REVERSED, "--validate-every", "2", "--observer", name, "--batch-size", "2"
+                name, *REVERSED, "--validate-every 2 --observer", name, "--batch-size 2"
             )
             command = [
                 sys.executable,
                 str(LAUNCHER),
-                "--workers",
-                "2",
-                "--logs",
+                "--workers 2 --logs",
                 str(workspace.folder / "logs"),
             ]
             environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-            command += ["--", str(program), *argv]
+            command += [f"-- {program}", *argv]
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environ
             )

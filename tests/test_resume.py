@@ -14,20 +14,12 @@ from myxtts.training.checkpoint_files import latest, read_record
 from tests.fixtures import DUAL, REVERSED, SINGLE, entered, signal_at
 from tests.kill_points import KillPoints, RealKillPoints
 from tests.long import long
-from tests.tiny import Workspace, arrays_of, train_in_fork, whole_run
+from tests.tiny import Workspace, assert_same_arrays, train_in_fork, whole_run
 
 ROOT = Path(__file__).parents[1]
-TIMES = {  # measured since the last report
-    *(
-        "step_s",
-        "wait_s",
-        "steps_per_s",
-        "audio_seconds_per_s",
-        "padding",
-        "accelerator_utilisation",
-    ),
-    *("read_s", "produce_s", "blocked_s", "bottleneck", "pause_s", "remaining_s"),
-}
+# Measured since the last report.
+TIMES = "step_s wait_s steps_per_s audio_seconds_per_s padding accelerator_utilisation read_s"
+TIMES += " produce_s blocked_s bottleneck pause_s remaining_s"
 CHILD = """
 import signal, sys
 from myxtts.commands.console import filter_stderr, set_environment
@@ -43,43 +35,28 @@ with getattr(tiny, sys.argv[1])(), signal_at(int(sys.argv[2]), signal.SIGKILL):
 
 
 def killed_at(step: int, argv: list[str], models: str = "toy_models") -> subprocess.Popen:
-    """Start a run as the program does, in its own process, which is killed when it reports a step.
-
-    Args:
-        models: name of a context of tests/tiny.py, in which it runs.
+    """Start a run as the program does, in its own process, which is killed when it reports a step;
+    `models` names a context of tests/tiny.py, in which it runs.
     """
     command = [sys.executable, "-c", CHILD, models, str(step), *argv]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=pipe, text=True
-    )
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, env=environ, text=True, **streams)
 
 
 class Case(unittest.TestCase):
     def assert_same_run(self, workspace, name, expected_name):
         """Check that the last checkpoints and metrics of two runs are equal bit for bit."""
-        left, right = (
-            dict(arrays_of(latest(workspace.run_dir(run) / "checkpoints")))
-            for run in (name, expected_name)
-        )
-        self.assertEqual(left.keys(), right.keys())
-        self.assertEqual({key.split("/")[0] for key in left}, {"model", "optimizer", "averages"})
-        for key, array in left.items():
-            self.assertEqual(array.tobytes(), right[key].tobytes(), key)
-        lines, expected = (
-            [of_training(line) for line in read_metrics(workspace.run_dir(run) / "metrics.jsonl")]
-            for run in (name, expected_name)
-        )
-        self.assertEqual(lines, expected)
+        run, expected = workspace.run_dir(name), workspace.run_dir(expected_name)
+        assert_same_arrays(*(latest(folder / "checkpoints") for folder in (run, expected)))
+        self.assertEqual(*(training_metrics(folder) for folder in (run, expected)))
 
 
-def of_training(line: dict) -> dict:
-    return {
-        name: value
-        for name, value in line.items()
-        if name not in TIMES and not name.startswith("validation_")
-    }
+def training_metrics(run: Path) -> list[dict]:
+    """Return the metrics of a run but for times and validation."""
+    lines = read_metrics(run / "metrics.jsonl")
+    left_out = (*TIMES.split(), "validation_")
+    return [{k: v for k, v in line.items() if not k.startswith(left_out)} for line in lines]
 
 
 class NetworkRun(Case):
@@ -91,7 +68,7 @@ class NetworkRun(Case):
         shutil.rmtree(broken / "checkpoints/step-000008")
         newest = latest(broken / "checkpoints")
         self.assertEqual((newest.name, read_record(newest).position), ("step-000005", (1, 2, ())))
-        silent = ("--validate-every", "0", "--sample-every", "0")
+        silent = ("--validate-every 0 --sample-every 0",)
         resumed = workspace.train("broken", "--resume", *whole.flags, *silent, *REVERSED)
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         self.assertIn("  route        batches made on /CPU:1, trained on /CPU:0\n", resumed.out)
@@ -102,22 +79,12 @@ class TaughtRun(Case):
     @long
     def test_fifty_steps_with_a_teacher_are_equal_in_every_placement_and_after_sigkill(self):
         workspace = Workspace.temporary(self.addCleanup)
-        self.assertEqual(
-            workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code, 0
-        )
+        self.assertEqual(workspace.train("voice", "--stop-at-step 0 --ode-steps 1").code, 0)
         texts = workspace.folder / "texts.txt"
         symbols = read_record(workspace.run_dir("voice") / "checkpoints/step-000000").symbols
-        texts.write_text(
-            "".join(f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip())
-        )
-        flags = (
-            "--teacher",
-            str(workspace.run_dir("voice")),
-            "--texts",
-            str(texts),
-            "--max-steps",
-            "50",
-        )
+        lines = [f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip()]
+        texts.write_text("".join(lines))
+        flags = ("--teacher", str(workspace.run_dir("voice")), f"--texts {texts} --max-steps 50")
         argv = workspace.argv("killed", *flags, *DUAL, "--resume")
         with killed_at(27, argv, "small_models") as killed:
             for name, placement in (("single", SINGLE), ("dual", DUAL), ("reversed", REVERSED)):
@@ -145,8 +112,8 @@ class ToyRuns(Case):
         cls.whole = cls.workspace.train("whole", *DUAL)
 
     def test_resuming_reads_the_state_of_each_checkpoint_once_and_of_the_newest_twice(self):
-        flags = ("--checkpoint-every", "2", "--keep-checkpoints", "3", "--validate-every", "0")
-        begun = self.workspace.train("counted", *flags, "--max-steps", "6")
+        flags = ("--checkpoint-every 2 --keep-checkpoints 3 --validate-every 0",)
+        begun = self.workspace.train("counted", *flags, "--max-steps 6")
         self.assertEqual((begun.code, begun.err), (0, ""))
         opened = []
         read_bytes = Path.read_bytes
@@ -157,16 +124,12 @@ class ToyRuns(Case):
             return read_bytes(path)
 
         with mock.patch.object(Path, "read_bytes", counted):
-            resumed = self.workspace.train("counted", *flags, "--resume", "--max-steps", "7")
+            resumed = self.workspace.train("counted", *flags, "--resume --max-steps 7")
         self.assertEqual((resumed.code, resumed.err), (0, ""))
-        self.assertEqual(
-            {name: opened.count(name) for name in opened},
-            {"step-000002": 1, "step-000004": 1, "step-000006": 2},
-        )
+        expected = {"step-000002": 1, "step-000004": 1, "step-000006": 2}
+        self.assertEqual({name: opened.count(name) for name in opened}, expected)
 
-    def test_killed_and_terminated_run_resumed_on_other_placements_equals_an_uninterrupted_run(
-        self,
-    ):
+    def test_killed_and_terminated_run_resumed_on_other_placements_equals_a_whole_run(self):
         self.assertEqual((self.whole.code, self.whole.err), (0, ""))
         checkpoints = self.workspace.run_dir("killed") / "checkpoints"
         _, err = self.killed.communicate()
@@ -179,13 +142,10 @@ class ToyRuns(Case):
         self.assertIn(started, (checkpoints.parent / "log.txt").read_text(encoding="utf-8"))
         with signal_at(7, signal.SIGTERM):
             # Changes nothing.
-            stopped = self.workspace.train("killed", *REVERSED, "--resume", "--validate-every", "4")
+            stopped = self.workspace.train("killed", *REVERSED, "--resume --validate-every 4")
         self.assertEqual(stopped.code, 128 + signal.SIGTERM, stopped.err)
         self.assertIn(f"resumed        {survived}", stopped.out)
-        self.assertIn(
-            "stopped        by SIGTERM at step 7, after a checkpoint; resume with --resume",
-            stopped.out,
-        )
+        self.assertIn("stopped        by SIGTERM at step 7, after a checkpoint;", stopped.out)
         self.assertEqual(latest(checkpoints).name, "step-000007")
         # An epoch has 3 steps.
         self.assertEqual(read_record(latest(checkpoints)).position, (2, 1, ()))
@@ -193,11 +153,8 @@ class ToyRuns(Case):
         finished = self.workspace.train("killed", *SINGLE, "--resume")
         self.assertEqual((finished.code, finished.err), (0, ""))
         self.assert_same_run(self.workspace, "killed", "whole")
-        steps = [
-            line["step"]
-            for line in read_metrics(self.workspace.run_dir("killed") / "metrics.jsonl")
-        ]
-        self.assertEqual(steps, list(range(1, 9)))
+        lines = read_metrics(checkpoints.parent / "metrics.jsonl")
+        self.assertEqual([line["step"] for line in lines], list(range(1, 9)))
 
     def test_metrics_after_the_checkpoint_and_a_truncated_line_are_written_again(self):
         broken = self.workspace.copy_run("whole", "broken", self.addCleanup)
@@ -211,30 +168,18 @@ class ToyRuns(Case):
         self.assert_same_run(self.workspace, "broken", "whole")
 
     def test_run_with_accumulation_and_loss_scaling_resumes_after_ctrl_c_within_an_epoch(self):
-        flags = (
-            "--batch-size",
-            "2",
-            "--gradient-accumulation",
-            "2",
-            "--precision",
-            "mixed_float16",
-            *DUAL,
-        )
+        flags = ("--batch-size 2 --gradient-accumulation 2 --precision mixed_float16", *DUAL)
         self.assertEqual(self.workspace.train("scaled", *flags).code, 0)
         with signal_at(5, signal.SIGINT):
             self.assertEqual(self.workspace.train("stopped", *flags).code, 128 + signal.SIGINT)
         stopped_at = latest(self.workspace.run_dir("stopped") / "checkpoints")
-        self.assertEqual(
-            (stopped_at.name, read_record(stopped_at).position), ("step-000005", (1, 2, ()))
-        )
+        self.assertEqual(stopped_at.name, "step-000005")
+        self.assertEqual(read_record(stopped_at).position, (1, 2, ()))
         self.assertEqual(self.workspace.train("stopped", "--resume", *flags).code, 0)
         self.assert_same_run(self.workspace, "stopped", "scaled")
 
     def test_run_of_two_producers_resumed_with_three_equals_a_run_of_one(self):
-        two, three = (
-            ("--data-gpus", "0", "1", "--model-gpu", "2"),
-            ("--data-gpus", "2", "0", "3", "--model-gpu", "1"),
-        )
+        two, three = (("--data-gpus 0 1 --model-gpu 2",), ("--data-gpus 2 0 3 --model-gpu 1",))
         with signal_at(4, signal.SIGTERM):
             stopped = self.workspace.train("turns", *two)
         self.assertEqual(stopped.code, 128 + signal.SIGTERM, stopped.err)
@@ -250,7 +195,7 @@ class ToyRuns(Case):
 
     @long
     def test_run_killed_30_times_inside_a_checkpoint_equals_an_uninterrupted_run(self):
-        flags = (*DUAL, "--checkpoint-every", "1", "--keep-checkpoints", "2", "--max-steps", "40")
+        flags = (*DUAL, "--checkpoint-every 1 --keep-checkpoints 2 --max-steps 40")
         with KillPoints(thread="background writer").active() as points:
             self.assertEqual(self.workspace.train("written", *flags).code, 0)
         in_one_write, names = len(points.names) // 40, set()
@@ -258,14 +203,10 @@ class ToyRuns(Case):
             # In the second write of the process: the first one counts.
             at = in_one_write + kill * in_one_write // 30
             points = RealKillPoints(at, thread="background writer")
-            self.assertEqual(
-                train_in_fork(points, self.workspace.argv("worn", *flags, "--resume")),
-                -signal.SIGKILL,
-            )
-            names |= {
-                path.name
-                for path in (self.workspace.run_dir("worn") / "checkpoints").glob(".partial-*")
-            }
+            code = train_in_fork(points, self.workspace.argv("worn", *flags, "--resume"))
+            self.assertEqual(code, -signal.SIGKILL)
+            parts = self.workspace.run_dir("worn").glob("checkpoints/.partial-*")
+            names |= {path.name for path in parts}
         self.assertGreater(len(names), 15)  # most kills left a part of a checkpoint
         self.assertEqual(self.workspace.train("worn", *flags, "--resume").code, 0)
         self.assert_same_run(self.workspace, "worn", "written")

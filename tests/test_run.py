@@ -37,7 +37,7 @@ from myxtts.training.checkpoint_files import (
 )
 from myxtts.training.runs import RunFolder, check_same_corpus, check_same_settings
 from tests.fixtures import DUAL, files_below, replace_arrays
-from tests.tiny import Workspace, arrays_of, toy_models, whole_run
+from tests.tiny import Workspace, toy_models, whole_run
 from tests.tiny_asr import small_asr_models
 from tests.tiny_vocoder import small_vocoders
 from tests.two_devices import SIMULATED
@@ -45,15 +45,8 @@ from tests.two_devices import SIMULATED
 ROOT = Path(__file__).parents[1]
 METRICS = {
     *("step", "epoch", *XTTS.LOSS_NAMES, "loss", "gradient_norm", "learning_rate"),
-    *(
-        "step_s",
-        "wait_s",
-        "steps_per_s",
-        "audio_seconds_per_s",
-        "padding",
-        "accelerator_utilisation",
-    ),
-    *("read_s", "produce_s", "blocked_s", "bottleneck", "pause_s", "remaining_s"),
+    *"step_s wait_s steps_per_s audio_seconds_per_s padding accelerator_utilisation".split(),
+    *"read_s produce_s blocked_s bottleneck pause_s remaining_s".split(),
 }
 VALIDATION = {f"validation_{name}" for name in (*XTTS.LOSS_NAMES, "loss")}
 
@@ -69,9 +62,7 @@ class Case(unittest.TestCase):
         """Return the error message of a run that exits with code 2."""
         finished = self.workspace.train(name, *flags)
         self.assertEqual(finished.code, 2, finished)
-        self.assertTrue(
-            finished.err.startswith("error: ") and "Traceback" not in finished.err, finished.err
-        )
+        self.assertRegex(finished.err, "^error: (?!Traceback)")
         return finished.err.removeprefix("error: ").strip()
 
 
@@ -101,30 +92,20 @@ class CompleteRun(Case):
             "traces         1 of the training step",
         ):
             self.assertIn(line + "\n", self.finished.out)
-        model = (
-            r"\nmodel          tts, tiny, 16 channels, 0 enc.* latents.*, [0-9,]+ parameters,"
-            r" float32\n"
-        )
-        self.assertRegex(self.finished.out, model)
+        model = r"tts, tiny, 16 channels, 0 enc.* latents.*, [0-9,]+ parameters, float32"
+        self.assertRegex(self.finished.out, rf"\nmodel          {model}\n")
         self.assertRegex(self.finished.out, r"\nfirst step     \d+\.\d s after the start\n")
         shares = r"wait \d+\.\d % \| pause \d+\.\d % \| [0-9.]+ (s|min) left"
         shares += r" \| (feed keeps up|bottleneck (read|produce), \d+ % of making a batch)"
-        self.assertRegex(
-            self.finished.out,
-            rf"\nstep      5 \| loss \d+\.\d{{3}} \| \d+\.\d steps/s \| {shares}\n",
-        )
+        step = rf"\nstep      5 \| loss \d+\.\d{{3}} \| \d+\.\d steps/s \| {shares}\n"
+        self.assertRegex(self.finished.out, step)
         self.assertRegex(self.finished.out, r"\nstep      8 \| validation loss \d+\.\d{3}\n")
 
     def test_run_ends_with_where_its_time_went(self):
-        parts = (
-            r"start and first step (.*), training (.*), waiting for batches (.*), pauses (.*)"
-            r" \((.*)\)"
-        )
-        found = re.search(rf"\ntime           (.*): {parts}\n", self.finished.out)
-        self.assertEqual(
-            {part.split()[0] for part in found[6].split(", ")},
-            {"observer", "checkpoints", "reports"},
-        )
+        parts = "start and first step .*, training .*, waiting for batches .*, pauses .*"
+        found = re.search(rf"\ntime           .*: {parts} \((.*)\)\n", self.finished.out)
+        kinds = {part.split()[0] for part in found[1].split(", ")}
+        self.assertEqual(kinds, {"observer", "checkpoints", "reports"})
 
     def test_run_ends_with_the_grade_of_its_placement(self):
         busy = r"model device busy \d+ % \(.*\), data device busy \d+ % \(target 40 to 60 %\)"
@@ -141,19 +122,13 @@ class CompleteRun(Case):
         for line in lines:
             self.assertEqual(set(line), METRICS | (VALIDATION if line["step"] in (4, 8) else set()))
             self.assertIn(line["bottleneck"], ("read", "produce", "step"))
-            self.assertTrue(
-                np.isfinite(
-                    [value for value in line.values() if value != line["bottleneck"]]
-                ).all(),
-                line,
-            )
-            self.assertAlmostEqual(
-                line["accelerator_utilisation"], 1 - line["wait_s"] / line["step_s"]
-            )
+            numbers = [value for value in line.values() if value != line["bottleneck"]]
+            self.assertTrue(np.isfinite(numbers).all(), line)
+            used = 1 - line["wait_s"] / line["step_s"]
+            self.assertAlmostEqual(line["accelerator_utilisation"], used)
             self.assertGreater(line["produce_s"], 0)
-            self.assertAlmostEqual(
-                line["loss"] / sum(line[name] for name in XTTS.LOSS_NAMES), 1.0, 5
-            )
+            total = sum(line[name] for name in XTTS.LOSS_NAMES)
+            self.assertAlmostEqual(line["loss"] / total, 1.0, 5)
         self.assertEqual([line["learning_rate"] for line in lines[:3]], [5e-4, 1e-3, 1e-3])
         self.assertAlmostEqual(lines[7]["learning_rate"], 5e-5)
         self.assertTrue(all(0 <= line["wait_s"] <= line["step_s"] for line in lines))
@@ -173,18 +148,13 @@ class CompleteRun(Case):
         self.assertIn("  intra_op_threads: auto\n", saved)  # another machine chooses anew
 
     def test_best_and_newest_checkpoints_are_kept_with_their_vocabulary_and_position(self):
-        losses = {
-            line["step"]: line["validation_loss"]
-            for line in read_metrics(self.folder / "metrics.jsonl")
-            if "validation_loss" in line
-        }
+        lines = read_metrics(self.folder / "metrics.jsonl")
+        lowest = min(lines, key=lambda line: line.get("validation_loss", np.inf))
         checkpoints = list_checkpoints(self.folder / "checkpoints")
         best = read_record(checkpoints[-1]).best
-        self.assertEqual(tuple(best), min(losses.items(), key=lambda item: item[1]))
-        self.assertEqual(
-            {path.name for path in checkpoints},
-            {"step-000005", "step-000008", f"step-{best.step:06d}"},
-        )
+        self.assertEqual(best, (lowest["step"], lowest["validation_loss"]))
+        names = {"step-000005", "step-000008", f"step-{best.step:06d}"}
+        self.assertEqual({path.name for path in checkpoints}, names)
         record = read_record(checkpoints[-1])
         self.assertEqual((record.symbols, record.languages), (tuple("abcdefgh"), ("en",)))
         self.assertEqual((record.step, record.position, record.replicas), (8, (2, 2, ()), 1))
@@ -197,9 +167,8 @@ class CompleteRun(Case):
                 self.assertTrue(picture.read_bytes().startswith(b"\x89PNG"))
                 waves = {}
                 for kind in ("", "recording", "griffin-lim"):
-                    waves[kind], rate_hz = soundfile.read(
-                        picture.with_name(sound_file(picture.stem, kind))
-                    )
+                    sound = picture.with_name(sound_file(picture.stem, kind))
+                    waves[kind], rate_hz = soundfile.read(sound)
                     self.assertEqual(rate_hz, 22_050)
                     self.assertGreater(len(waves[kind]), 0)
                 original = self.workspace.corpus.parent / f"{picture.stem.partition('-')[2]}.wav"
@@ -219,28 +188,19 @@ class CompleteRun(Case):
 
     def test_report_shows_samples_and_settings(self):
         page = (self.folder / "report.html").read_text(encoding="utf-8")
-        self.assertIn("step-000008", page)
-        self.assertIn("samples/step-000004/", page)
-        self.assertIn("finished", page)
-        self.assertIn("max_steps: 8", page)
+        for words in ("step-000008", "samples/step-000004/", "finished", "max_steps: 8"):
+            self.assertIn(words, page)
 
     def test_name_of_an_existing_run_is_rejected(self):
         before = files_below(self.workspace.folder)
-        self.assertEqual(
-            self.rejection("whole"),
-            f"run 'whole' cannot be started: {self.folder} already holds a run. "
-            "Resume it with --resume, or choose another name with --run.",
-        )
+        self.assertIn(f"{self.folder} already holds a run. Resume it", self.rejection("whole"))
         self.assertEqual(files_below(self.workspace.folder), before)
 
     def test_resuming_a_finished_run_changes_only_the_log(self):
         before = files_below(self.folder)
         finished = self.workspace.train("whole", "--resume", *self.flags)
         self.assertEqual((finished.code, finished.err), (0, ""))
-        self.assertIn(
-            "nothing to do  run whole has its 8 steps; train longer with a higher --max-steps",
-            finished.out,
-        )
+        self.assertIn("nothing to do  run whole has its 8 steps; train longer", finished.out)
         after = files_below(self.folder)
         self.assertEqual({name for name in after if after[name] != before.get(name)}, {"log.txt"})
 
@@ -255,15 +215,11 @@ class CompleteRun(Case):
 
     def test_resuming_with_another_fixed_setting_is_rejected(self):
         message = self.rejection(
-            "whole", "--resume", *self.flags, "--seed", "1", "--train-data", "not looked at"
+            "whole", "--resume", *self.flags, "--seed 1 --train-data", "not looked at"
         )
         newest = self.folder / "checkpoints/step-000008"
-        self.assertEqual(
-            message,
-            f"training.seed is 1, but {newest} was written with 0, and it cannot change within a"
-            " run. Set it to 0, or take all settings from the run with --config"
-            f" {self.folder / 'config.yaml'}, or start another run with --run.",
-        )
+        self.assertIn(f"training.seed is 1, but {newest} was written with 0, and", message)
+        self.assertIn(f"--config {self.folder / 'config.yaml'}", message)
 
     def test_every_fixed_setting_and_the_corpus_are_checked_at_resume(self):
         checkpoint = latest(RunFolder(self.folder).checkpoints)
@@ -286,9 +242,7 @@ class CompleteRun(Case):
             ("languages", replace(known, languages=("ka",)), corpus),
             ("corpus", known, "other"),
         ):
-            with self.assertRaisesRegex(
-                CheckpointError, rf"trained on another corpus \(different {name}\)"
-            ):
+            with self.assertRaisesRegex(CheckpointError, rf"another corpus \(different {name}\)"):
                 check_same_corpus(checkpoint, vocabulary, fingerprint, None)
         # Without symbols, as of a vocoder, the languages of texts do not matter.
         silent = replace(known, symbols=SymbolTable(()), languages=("ka",))
@@ -303,38 +257,26 @@ class Stopped(Case):
             return super().run(result)
 
     def test_non_finite_loss_names_step_and_utterances_and_keeps_the_checkpoints(self):
-        self.assertEqual(self.workspace.train("nan", "--max-steps", "3").code, 0)
+        self.assertEqual(self.workspace.train("nan", "--max-steps 3").code, 0)
         saved = self.workspace.run_dir("nan") / "checkpoints/step-000003"
         arrays = Checkpoint.read(saved).arrays("model")
         next(iter(arrays.values()))[:] = np.nan
         replace_arrays(saved, "model", arrays)
-        before = files_below(self.workspace.run_dir("nan") / "checkpoints")
+        before = files_below(saved.parent)
         # Detected at step 6, when a checkpoint is due.
-        message = self.rejection("nan", "--resume", "--log-every", "50")
-        self.assertRegex(
-            message,
-            r"^the loss or its gradient was not finite at step 4 "
-            r"\(epoch 2, utterances 'u\d+(\.wav)?'(, 'u\d+(\.wav)?'){3}\)\. "
-            rf"The checkpoints in {self.workspace.run_dir('nan') / 'checkpoints'} are of earlier"
-            r" steps and intact\.",
-        )
-        self.assertEqual(files_below(self.workspace.run_dir("nan") / "checkpoints"), before)
+        message = self.rejection("nan", "--resume --log-every 50")
+        names = r"'u\d+(\.wav)?'(, 'u\d+(\.wav)?'){3}"
+        self.assertRegex(message, rf"not finite at step 4 \(epoch 2, utterances {names}\)\. ")
+        self.assertIn(f"The checkpoints in {saved.parent} are of earlier steps and", message)
+        self.assertEqual(files_below(saved.parent), before)
 
     def test_out_of_memory_error_names_device_and_flags(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        limits = "--data-gpu-memory 4096 --model-gpu-memory 8192"
         with mock.patch("myxtts.training.step.Step.__call__", side_effect=full):
-            message = self.rejection(
-                "full", *DUAL, "--data-gpu-memory", "4096", "--model-gpu-memory", "8192"
-            )
-        self.assertRegex(
-            message,
-            r"^out of memory at step 1, with a batch of 4 utterances of up to 0\.\d s and \d+"
-            r" tokens",
-        )
-        self.assertRegex(
-            message,
-            r" \(bucket [12] of 2\): OOM when allocating tensor \(the model is on /CPU:1; limits: ",
-        )
+            message = self.rejection("full", *DUAL, limits)
+        batch = r"4 utterances of up to 0\.\d s and \d+ tokens \(bucket [12] of 2\)"
+        self.assertRegex(message, f"^out of memory at step 1, with a batch of {batch}: OOM when")
         # And the devices that no route uses.
         self.assertIn("limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB; ", message)
         self.assertIn("). Raise --model-gpu-memory or --data-gpu-memory, with which a", message)
@@ -343,9 +285,7 @@ class Stopped(Case):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         with mock.patch("myxtts.tasks.tts.build_xtts", side_effect=full):
             message = self.rejection("fuller", *DUAL)
-        self.assertRegex(
-            message, r"^out of memory: OOM when allocating tensor \(the model is on /CPU:1; "
-        )
+        self.assertRegex(message, r"^out of memory: OOM when .* \(the model is on /CPU:1; ")
 
     def test_a_full_disk_ends_only_a_run_whose_last_checkpoint_it_refuses(self):
         def write(target, *args, **kwargs):
@@ -358,19 +298,13 @@ class Stopped(Case):
         folder = self.workspace.run_dir("crammed")
         self.assertEqual(finished.code, 2)
         self.assertIn("the checkpoint of step 3 was not written: ", finished.out)
-        self.assertRegex(
-            finished.err,
-            r"^error: the checkpoint of step 8 was not written: .*/step-000008/model: No space"
-            r" left on device "
-            r"\(\S+ MB are needed, \S+ MB are free\)\. It is the last one of the run\. .* with"
-            r" --resume\.\n$",
+        reason = (
+            r"/step-000008/model: No space left on device \(\S+ MB are needed, \S+ MB are free\)"
         )
-        self.assertEqual(
-            [line["step"] for line in read_metrics(folder / "metrics.jsonl")], list(range(1, 9))
-        )
-        self.assertEqual(
-            [path.name for path in (folder / "checkpoints").iterdir()], ["step-000006"]
-        )
+        self.assertRegex(finished.err, rf"^error: the checkpoint of step 8 .*{reason}\. It is the")
+        steps = [line["step"] for line in read_metrics(folder / "metrics.jsonl")]
+        self.assertEqual(steps, list(range(1, 9)))
+        self.assertEqual([path.name for path in folder.glob("checkpoints/*")], ["step-000006"])
 
     def test_missing_utterance_stops_the_run_after_saving_a_checkpoint(self):
         workspace = Workspace(Path(tempfile.mkdtemp(dir=self.workspace.folder)))
@@ -380,11 +314,9 @@ class Stopped(Case):
             victim.unlink(missing_ok=True)
 
         with toy_models(), mock.patch("myxtts.training.hooks.check_devices", side_effect=vanish):
-            finished = workspace.train("lost", "--max-steps", "60", "--checkpoint-every", "0")
+            finished = workspace.train("lost", "--max-steps 60 --checkpoint-every 0")
         self.assertEqual(finished.code, 2)
-        self.assertRegex(
-            finished.err, rf"^error: utterance '[^']*{victim.stem}.*cannot be read.* --resume"
-        )
+        self.assertRegex(finished.err, rf"^error: .*{victim.stem}.*cannot be read.* --resume")
         self.assertEqual(len(list_checkpoints(workspace.run_dir("lost") / "checkpoints")), 1)
 
 
@@ -396,28 +328,17 @@ class Rejected(Case):
             self.assertIn("another process is training it", self.rejection("busy"))
 
     def test_xla_with_several_replicas_is_rejected(self):
-        self.assertRegex(
-            self.rejection(
-                "two", "--model-gpus", "0", "1", "--enable-static-shapes", "--compile", "xla"
-            ),
-            r"^--compile xla was given with 2 replicas \(replicated.*\), but XLA compiles for one"
-            r" device\. ",
-        )
+        message = self.rejection("two", "--model-gpus 0 1 --enable-static-shapes --compile xla")
+        self.assertIn("but XLA compiles for one device. ", message)
         self.assertFalse(self.workspace.run_dir("two").exists())
 
     def test_validation_without_held_out_utterances_is_rejected(self):
-        message = self.rejection("none", "--validation-fraction", "0", "--validate-every", "1")
-        self.assertIn(
-            "validation, samples or evaluations were requested, but none of the 13 utterances is"
-            " held out",
-            message,
-        )
+        message = self.rejection("none", "--validation-fraction 0 --validate-every 1")
+        self.assertIn("requested, but none of the 13 utterances is held out", message)
 
     def test_a_missing_corpus_creates_no_files(self):
-        self.assertIn(
-            "does not exist",
-            self.rejection("nowhere", "--train-data", str(self.workspace.folder / "x")),
-        )
+        message = self.rejection("nowhere", f"--train-data {self.workspace.folder}/x")
+        self.assertIn("does not exist", message)
         self.assertFalse(self.workspace.run_dir("nowhere").exists())
 
     def test_a_folder_with_checkpoints_but_no_settings_is_a_run(self):
@@ -428,7 +349,7 @@ class Rejected(Case):
 
     def test_too_many_unusable_rows_are_rejected(self):
         corpus = self.broken_corpus()
-        message = self.rejection("rejected", "--train-data", str(corpus), "--max-rejected", "0.1")
+        message = self.rejection("rejected", f"--train-data {corpus} --max-rejected 0.1")
         self.assertIn("2 of 13 utterances cannot be used", message)
         self.assertIn("raise --max-rejected", message)
         listing = (self.workspace.run_dir("rejected") / "rejected.csv").read_text()
@@ -438,8 +359,8 @@ class Rejected(Case):
     def test_a_few_unusable_rows_are_skipped(self):
         corpus = self.broken_corpus()
         with toy_models():
-            flags = ("--max-rejected", "0.2", "--max-steps", "2")
-            finished = self.workspace.train("fewer", "--train-data", str(corpus), *flags)
+            flags = ("--max-rejected 0.2 --max-steps 2",)
+            finished = self.workspace.train("fewer", f"--train-data {corpus}", *flags)
         self.assertEqual((finished.code, finished.err), (0, ""))
         self.assertIn("corpus         10 utterances, 1 held out, ", finished.out)
 
@@ -458,33 +379,17 @@ class MinimalRun(Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        off = (
-            *[
-                "--validate-every",
-                "0",
-                "--sample-every",
-                "0",
-                "--checkpoint-every",
-                "0",
-                "--ema-decay",
-                "0",
-            ],
-        )
-        length = ("--epochs", "2", "--log-every", "5")
-        delay = ("--model-start-delay", "1.25")
+        flags = "--validate-every 0 --sample-every 0 --checkpoint-every 0 --ema-decay 0 --epochs 2"
+        flags += " --log-every 5 --model-start-delay 1.25 --enable-static-shapes --buckets 3"
         wait = mock.patch.object(ReplicaFeed, "wait_until_full", autospec=True, return_value=0.75)
         with toy_models(), wait as cls.waited:
-            cls.finished = cls.workspace.train(
-                "quiet", *off, *length, *delay, "--enable-static-shapes", "--buckets", "3"
-            )
+            cls.finished = cls.workspace.train("quiet", flags)
         cls.folder = cls.workspace.run_dir("quiet")
 
     def test_run_ends_with_its_last_epoch(self):
         self.assertEqual((self.finished.code, self.finished.err), (0, ""))
-        self.assertIn(
-            "length         6 steps of 3 an epoch (2.0 epochs), from step 0 until --epochs 2\n",
-            self.finished.out,
-        )
+        length = "6 steps of 3 an epoch (2.0 epochs), from step 0 until --epochs 2"
+        self.assertIn(f"length         {length}\n", self.finished.out)
 
     def test_the_first_step_waits_for_a_full_feed_at_most_model_start_delay(self):
         self.waited.assert_called_once_with(mock.ANY, 1.25, mock.ANY)
@@ -493,20 +398,15 @@ class MinimalRun(Case):
         checkpoints = self.folder / "checkpoints"
         self.assertFalse((self.folder / "samples").exists())
         self.assertEqual([path.name for path in checkpoints.iterdir()], ["step-000006"])
-        self.assertFalse(
-            any(name.startswith("averages") for name, _ in arrays_of(checkpoints / "step-000006"))
-        )
+        self.assertNotIn("averages", Checkpoint.read(checkpoints / "step-000006").groups)
         lines = read_metrics(self.folder / "metrics.jsonl")
         self.assertEqual([line["step"] for line in lines], [5, 6])
         self.assertFalse(any("validation_loss" in line for line in lines))
 
     def test_static_shapes_trace_once_for_each_bucket(self):
-        out = self.finished.out
-        buckets = (
-            len(next(line for line in out.split("\n") if line.startswith("buckets")).split()) - 2
-        )
-        self.assertGreater(buckets, 1)
-        self.assertIn(f"traces         {buckets} of the training step", out)
+        bounds = re.search(r"\nbuckets +(.*) s\n", self.finished.out)[1].split()
+        self.assertGreater(len(bounds), 1)
+        self.assertIn(f"traces         {len(bounds)} of the training step", self.finished.out)
 
 
 class ShippedConfigurations(Case):
@@ -516,41 +416,26 @@ class ShippedConfigurations(Case):
         self.assertGreaterEqual(len(self.FILES), 6)
         for path in self.FILES:
             with self.subTest(config=path.name):
-                self.assertGreaterEqual(
-                    len(plan_routes(load(path).placement, gpu_count=2).routes), 1
-                )
+                self.assertTrue(plan_routes(load(path).placement, gpu_count=2).routes)
 
     def test_every_setting_in_them_trains(self):
         """Train three steps with all files of a task at once, and with those that replicate."""
         folder = self.workspace.folder / "configs"
         shutil.copytree(ROOT / "configs", folder)
         for name, files in shipped_groups(self.FILES).items():
-            (folder / f"{name}.yaml").write_text(
-                f"defaults: {json.dumps(files)}\n", encoding="utf-8"
-            )
+            content = f"defaults: {json.dumps(files)}\n"
+            (folder / f"{name}.yaml").write_text(content, encoding="utf-8")
             with self.subTest(files=files), toy_models(), small_asr_models(), small_vocoders():
-                flags = [
-                    "--config",
-                    str(folder / f"{name}.yaml"),
-                    "--train-data",
-                    str(self.workspace.corpus),
-                ]
-                flags += ["--simulate-gpus", str(SIMULATED), "--max-steps", "3"]
-                flags += ["--run", name, "--runs-dir", str(self.workspace.folder / "runs")]
+                flags = f"--config {folder}/{name}.yaml --train-data {self.workspace.corpus}"
+                flags += f" --simulate-gpus {SIMULATED} --max-steps 3 --model-size tiny"
+                flags += f" --run {name} --runs-dir {self.workspace.folder}/runs"
                 # The pretrained runs are not in the repository, and discriminators need one.
-                flags += ["--init-from", "null", "--no-discriminators"]
-                flags += [
-                    "--model-size",
-                    "tiny",
-                    *([] if "vocoder" in name else ["--text-frontend", "characters"]),
-                ]
+                flags += " --init-from null --no-discriminators --sample-every 0"
+                if "vocoder" not in name:
+                    flags += " --text-frontend characters"
                 # The validation of a vocoder, which takes 5 s to trace, is in test_vocoder.
-                flags += [
-                    "--sample-every",
-                    "0",
-                    "--validate-every",
-                    "0" if name == "all_vocoder" else "3",
-                ]
+                flags += f" --validate-every {0 if name == 'all_vocoder' else 3}"
+                flags = flags.split()
                 self.assertEqual(self.workspace.main(*flags).code, 0)
                 (line,) = read_metrics(self.workspace.run_dir(name) / "metrics.jsonl")
                 self.assertEqual(line["step"], 3)
@@ -561,10 +446,7 @@ class ShippedConfigurations(Case):
 def shipped_groups(files: list[Path]) -> dict[str, list[str]]:
     """Return names of files that can be one configuration, for each kind of runs."""
     groups: dict[str, list[str]] = {
-        "all_asr": [],
-        "all_vocoder": [],
-        "all_replicas": [],
-        "all_tts": [],
+        name: [] for name in ("all_asr", "all_vocoder", "all_replicas", "all_tts")
     }
     for path in files:
         sections = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
@@ -582,19 +464,12 @@ class Metrics(unittest.TestCase):
     def test_numbers_keep_all_digits_and_non_finite_numbers_are_null(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "metrics.jsonl"
-            values = {
-                "step": 1,
-                "loss": 0.1 + 0.2,
-                "gradient_norm": float("inf"),
-                "mel": float("nan"),
-            }
+            values = {"step": 1, "loss": 0.1 + 0.2, "norm": float("inf"), "mel": float("nan")}
             file = MetricsFile(path, 0)
             file.write(values)
             file.close()
             self.assertNotIn("NaN", path.read_text())
-            self.assertEqual(
-                json.loads(path.read_text()), values | {"gradient_norm": None, "mel": None}
-            )
+            self.assertEqual(json.loads(path.read_text()), values | {"norm": None, "mel": None})
 
     def test_lines_of_a_step_are_one_report_in_the_order_of_the_steps(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -24,7 +24,7 @@ from myxtts.training.runs import TrainedRun, inherit_settings
 from myxtts.training.warm_start import Pretrained, load_pretrained
 from tests.fixtures import entered, make_record, replace_arrays
 from tests.long import long
-from tests.tiny import Workspace, arrays_of, features, on_device
+from tests.tiny import Workspace, assert_same_arrays, features, on_device
 from tests.tiny_teacher import merge_evaluator, produced, spoken_inputs, untrained_teacher
 from tests.tiny_vocoder import FRAMES, SEGMENT, build, small_vocoders, vocoder, vocoder_features
 from tests.two_devices import DATA, MODEL
@@ -165,13 +165,13 @@ class Runs(unittest.TestCase):
         cls.workspace = Workspace.temporary(cls.addClassCleanup)
         entered(cls.addClassCleanup, small_vocoders())
         cls.voice = cls.workspace.run_dir("voice")
-        assert cls.workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code == 0
+        assert cls.workspace.train("voice", "--stop-at-step 0 --ode-steps 1").code == 0
         flags = f"--task vocoder --teacher {cls.voice} --vocoder-segment-seconds 0.2 --max-steps 4"
         flags += (
             " --validation-fraction 0.25 --checkpoint-every 2 --validate-every 4 --sample-every 4"
         )
         cls.flags = flags.split()
-        cls.finished = cls.taught("taught", "--data-gpu", "0", "--model-gpu", "1")
+        cls.finished = cls.taught("taught", "--data-gpu 0 --model-gpu 1")
         cls.folder = cls.workspace.run_dir("taught")
 
     @classmethod
@@ -209,18 +209,15 @@ class Runs(unittest.TestCase):
         copy = self.workspace.copy_run("taught", "taught_resumed", self.addCleanup)
         shutil.rmtree(copy / "checkpoints/step-000004")
         finished = self.taught(
-            "taught_resumed", *placement, "--resume", "--validate-every=0", "--sample-every=0"
+            "taught_resumed", *placement, "--resume --validate-every=0 --sample-every=0"
         )
         self.assertEqual(finished.code, 0, finished.err)
         self.assertEqual(finished.out.count("\nteacher "), teachers)  # one on each data device
-        for (name, first), (_, again) in zip(
-            *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(first, again, name)
+        newest = "checkpoints/step-000004"
+        assert_same_arrays(self.folder / newest, copy / newest)
 
     def test_a_run_resumes_only_with_the_teacher_that_it_has_had(self):
-        no_teacher = [flag for flag in self.flags if flag not in ("--teacher", str(self.voice))]
+        no_teacher = [flag for flag in self.flags if flag not in (f"--teacher {self.voice}",)]
         refused = self.workspace.train("taught", *no_teacher, "--resume")
         self.assertEqual(refused.code, 2)
         self.assertIn("was trained with --teacher", refused.err)
@@ -235,8 +232,8 @@ class Runs(unittest.TestCase):
         self.assertIn("has other weights than the teacher of", refused.err)
 
     def test_the_weights_of_a_tuned_vocoder_need_a_teacher_and_know_no_symbols(self):
-        no_teacher = [flag for flag in self.flags if flag not in ("--teacher", str(self.voice))]
-        refused = self.workspace.train("refused", *no_teacher, "--init-from", str(self.folder))
+        no_teacher = [flag for flag in self.flags if flag not in (f"--teacher {self.voice}",)]
+        refused = self.workspace.train("refused", *no_teacher, f"--init-from {self.folder}")
         self.assertEqual(refused.code, 2)
         self.assertIn("no --teacher was given, but the run starts from", refused.err)
         trained = TrainedRun.open(self.folder, "step-000004")
@@ -255,12 +252,12 @@ class Runs(unittest.TestCase):
         )
         self.addCleanup(shutil.rmtree, audio)
         cases = {
-            "no checkpoint": ("--teacher", str(self.workspace.folder)),
-            "was trained with --task vocoder": ("--teacher", str(self.folder)),
-            "text_frontend phonemes was given": ("--text-frontend", "phonemes"),
-            "no metadata": ("--train-data", str(audio)),
-            "--produce-precision": ("--produce-precision", "float64"),
-            "it has an effect only with --task vocoder": ("--task", "asr"),
+            "no checkpoint": (f"--teacher {self.workspace.folder}",),
+            "was trained with --task vocoder": (f"--teacher {self.folder}",),
+            "text_frontend phonemes was given": ("--text-frontend phonemes",),
+            "no metadata": (f"--train-data {audio}",),
+            "--produce-precision": ("--produce-precision float64",),
+            "it has an effect only with --task vocoder": ("--task asr",),
         }
         for message, flags in cases.items():
             with self.subTest(message):

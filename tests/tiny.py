@@ -190,14 +190,20 @@ class Workspace:
         return cls.temporary(add_cleanup, flags=("--reference-seconds", "0.5"))
 
     def argv(self, name: str, *flags: str) -> list[str]:
-        """Return flags for 8 steps in epochs of 3 without observations; `flags` override them."""
+        """Return flags for 8 steps in epochs of 3 without observations; `flags` override them.
+
+        Several flags with their values may be one text.
+        """
+        words = [*self._flags]
+        for flag in flags:
+            words += flag.split() if flag.startswith("--") else [flag]
         fixed = f"--run {name} --runs-dir {self.folder / 'runs'} --train-data {self.corpus}"
         fixed += f" --simulate-gpus {SIMULATED} --model-size tiny --batch-size 4 --buckets 2"
         fixed += " --validation-fraction 0.07 --validate-every=0 --sample-every=0 --log-every 1"
         fixed += " --max-steps 8 --warmup-steps 2 --checkpoint-every 3 --keep-checkpoints 9"
-        if "vocoder" not in flags or "--teacher" in flags:  # a vocoder alone reads no texts
+        if "vocoder" not in words or "--teacher" in words:  # a vocoder alone reads no texts
             fixed += " --text-frontend characters"
-        return [*fixed.split(), *self._flags, *flags]
+        return [*fixed.split(), *words]
 
     def train(self, name: str, *flags: str) -> Finished:
         return self.main(*self.argv(name, *flags))
@@ -216,6 +222,13 @@ class Workspace:
         """Copy a run for a test that changes it; the cleanup removes the copy."""
         add_cleanup(shutil.rmtree, self.run_dir(name))
         return Path(shutil.copytree(self.run_dir(run), self.run_dir(name)))
+
+
+def assert_same_arrays(left: Path, right: Path) -> None:
+    """Check that two checkpoints have the same arrays bit for bit."""
+    first, second = dict(arrays_of(left)), dict(arrays_of(right))
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name].tobytes() != second[name].tobytes()] == []
 
 
 def train_in_fork(points: KillPoints, argv: Sequence[str]) -> int:

@@ -20,22 +20,8 @@ from safetensors.numpy import load_file
 from myxtts.config.schema import Config, TrainingConfig
 from myxtts.data.batch_plan import Position
 from myxtts.errors import CheckpointError
-from myxtts.training.checkpoint_files import (
-    Ancestor,
-    Best,
-    Checkpoint,
-    MergedInput,
-    Participant,
-    Source,
-    archive_of,
-    checkpoint_of,
-    latest,
-    read_record,
-    recover_interrupted_replace,
-    remove_partial_checkpoints,
-    write_checkpoint,
-    write_record,
-)
+from myxtts.training import checkpoint_files as files
+from myxtts.training.checkpoint_files import Checkpoint, archive_of, checkpoint_of, read_record
 from myxtts.training.schedule import Observation
 from tests.fixtures import make_record, rewrite_state, temporary_folder
 from tests.kill_points import FullDisk, Killed, KillPoints, RealKillPoints
@@ -53,7 +39,9 @@ def write(folder: Path, step: int, value: float) -> None:
     """Write a checkpoint whose weights all have one value, as a run does."""
     arrays = [("w", np.full(3, value, np.float32))]
     groups = [("model", arrays), ("optimizer", arrays)]
-    write_checkpoint(checkpoint_of(folder, step), groups, make_record(step=step), replace=True)
+    files.write_checkpoint(
+        checkpoint_of(folder, step), groups, make_record(step=step), replace=True
+    )
 
 
 def read_arrays(checkpoint: Path, group: str) -> dict[str, np.ndarray]:
@@ -91,9 +79,9 @@ class Case(unittest.TestCase):
 
     def restarted(self):
         """Return the value of each checkpoint by its step, as the next start finds them."""
-        recover_interrupted_replace(self.folder)
-        newest = latest(self.folder)
-        remove_partial_checkpoints(self.folder)
+        files.recover_interrupted_replace(self.folder)
+        newest = files.latest(self.folder)
+        files.remove_partial_checkpoints(self.folder)
         found = {}
         for checkpoint in self.folder.iterdir():
             arrays = [read_arrays(checkpoint, group)["w"] for group in GROUPS]
@@ -116,16 +104,12 @@ class InterruptedWrites(Case):
                     self.assertIn(self.restarted(), (BEFORE, BEFORE | {step: NEW}))
             self.assertEqual(self.restarted(), BEFORE | {step: NEW})
             partial = f".partial-step-0000{step}"
-            expected = {f"{call} {name}" for call in ("write", "fsync") for name in FILES[:2]}
-            expected |= {
-                f"mkdir {partial}",
-                f"fsync {partial}",
-                f"rename {partial}",
-                "replace .state.json.partial",
-            }
-            self.assertLess(
-                expected | ({f"rename step-0000{step}"} if step in BEFORE else set()), seen
-            )
+            expected = {f"{call} {partial}" for call in ("mkdir", "fsync", "rename")}
+            expected |= {f"write {name}" for name in FILES[:2]}
+            expected |= {f"fsync {name}" for name in FILES[:2]} | {"replace .state.json.partial"}
+            if step in BEFORE:
+                expected.add(f"rename step-0000{step}")
+            self.assertLess(expected, seen)
 
     def test_a_full_disk_at_any_write_leaves_the_checkpoints_before_and_no_part_of_a_new_one(self):
         for step in STEPS:
@@ -135,14 +119,11 @@ class InterruptedWrites(Case):
                 if len(points.names) <= at:
                     break
                 with self.subTest(step=step, at=points.names[at]):
-                    names = {path.name for path in self.folder.iterdir()}
+                    paths = set(self.folder.iterdir())
                     found = self.restarted()
-                    self.assertEqual(
-                        names, {checkpoint_of(self.folder, step).name for step in found}
-                    )
-                    is_named = points.names[at].startswith(
-                        ("rename", "fsync checkpoints", "unlink", "rmdir")
-                    )
+                    self.assertEqual(paths, {checkpoint_of(self.folder, step) for step in found})
+                    later = ("rename", "fsync checkpoints", "unlink", "rmdir")
+                    is_named = points.names[at].startswith(later)
                     self.assertEqual(found, BEFORE | {step: NEW} if is_named else BEFORE)
                     self.assertTrue(is_refused)
 
@@ -151,10 +132,8 @@ class InterruptedWrites(Case):
         for step in STEPS:
             for at in itertools.count():
                 self.prepare()
-                call = (
-                    f"from tests.test_checkpoint_files import kill_at; kill_at({at},"
-                    f" {str(self.folder)!r}, {step})"
-                )
+                call = "from tests.test_checkpoint_files import kill_at;"
+                call += f" kill_at({at}, {str(self.folder)!r}, {step})"
                 code = subprocess.run([sys.executable, "-c", call], cwd=ROOT).returncode
                 with self.subTest(step=step, at=at):
                     self.assertIn(self.restarted(), (BEFORE, BEFORE | {step: NEW}))
@@ -184,7 +163,7 @@ class Archives(Case):
         super().setUp()
         self.checkpoint = checkpoint_of(self.folder, 1)
         groups = [("model", self.ARRAYS.items()), ("empty", [])]
-        write_checkpoint(self.checkpoint, groups, make_record())
+        files.write_checkpoint(self.checkpoint, groups, make_record())
 
     def assert_same_arrays(self, arrays):
         self.assertEqual(arrays.keys(), self.ARRAYS.keys())
@@ -208,7 +187,7 @@ class Archives(Case):
         old = os.umask(0o027)
         self.addCleanup(os.umask, old)
         checkpoint = checkpoint_of(self.folder, 2)
-        write_checkpoint(checkpoint, [("model", self.ARRAYS.items())], make_record())
+        files.write_checkpoint(checkpoint, [("model", self.ARRAYS.items())], make_record())
         self.assertEqual(archive_of(checkpoint, "model").stat().st_mode & 0o777, 0o640)
 
     def test_no_flipped_bit_of_an_archive_changes_what_is_read(self):
@@ -228,7 +207,7 @@ class Archives(Case):
 
     def test_an_archive_of_another_checkpoint_is_rejected(self):
         other = checkpoint_of(self.folder, 2)
-        write_checkpoint(other, [("model", {"weights": np.ones(3)}.items())], make_record())
+        files.write_checkpoint(other, [("model", {"weights": np.ones(3)}.items())], make_record())
         shutil.copy(archive_of(other, "model"), archive_of(self.checkpoint, "model"))
         with self.assertRaisesRegex(CheckpointError, "not those that state.json records"):
             read_arrays(self.checkpoint, "model")
@@ -275,17 +254,19 @@ class Damaged(Case):
             settings=Config(training=TrainingConfig(freeze=("decoder",), init_from="x")),
             symbols=("ა", "\u200b", "b"),
             held_out="d",
-            ancestor=Ancestor(run="r", step=1, weights="w", symbols=2, languages=1, speakers=0),
-            teacher=Source(run="t", step=2, weights="v"),
+            ancestor=files.Ancestor(
+                run="r", step=1, weights="w", symbols=2, languages=1, speakers=0
+            ),
+            teacher=files.Source(run="t", step=2, weights="v"),
             position=Position(1, 2, ((2, 3),)),
-            best=Best(5, 0.1),
+            best=files.Best(5, 0.1),
             audio_s=1 / 3,
             pending_observations=(Observation(4, ("validation", "samples")),),
-            participants=(Participant(job=1, audio_s=2.0, coefficient=0.5),),
+            participants=(files.Participant(job=1, audio_s=2.0, coefficient=0.5),),
             missed_syncs={1: 2},
-            merge_inputs=(MergedInput(checkpoint="c", step=3, audio_s=0.0, coefficient=1.0),),
+            merge_inputs=(files.MergedInput(checkpoint="c", step=3, audio_s=0.0, coefficient=1.0),),
         )
-        write_record(self.checkpoint, record)
+        files.write_record(self.checkpoint, record)
         self.assertEqual(read_record(self.checkpoint), record)
 
     def test_no_flipped_bit_of_the_record_changes_what_is_read(self):

@@ -3,6 +3,7 @@
 import shutil
 import unittest
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from unittest import mock
 
@@ -17,32 +18,15 @@ from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.tasks.registry import task_named
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import (
-    Ancestor,
-    Checkpoint,
-    digest_of,
-    latest,
-    list_checkpoints,
-    read_record,
-)
+from myxtts.training.checkpoint_files import Ancestor, Checkpoint, digest_of, latest, read_record
 from myxtts.training.runs import TrainedRun
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 from myxtts.training.warm_start import Pretrained, extend_rows, load_pretrained, read_pretrained
+from tests import tiny
 from tests.fixtures import make_record, replace_arrays
 from tests.sine_corpus import sine, write_sound
-from tests.tiny import (
-    SYMBOLS,
-    Finished,
-    Workspace,
-    arrays_of,
-    assert_same_arrays,
-    build_model,
-    features,
-    on_device,
-    replicas_on,
-    take_step,
-)
+from tests.tiny import SYMBOLS, Finished, Workspace, arrays_of, build_model
 from tests.two_devices import MODEL
 
 ROOT = Path(__file__).parents[1]
@@ -68,17 +52,12 @@ class ComponentModel(keras.Model):
 
     def component_layers(self) -> dict[str, list[keras.layers.Layer]]:
         vocabulary = [self.symbol_embedding, self.language_embedding]
-        return {
-            "text_encoder": vocabulary,
-            "decoder": [self.decoder],
-            "prosody": [],
-            "reference_encoder": [],
-        }
+        named = {"text_encoder": vocabulary, "decoder": [self.decoder]}
+        return {**named, "prosody": [], "reference_encoder": []}
 
     def call(self, batch, training=False):
-        real = tf.sequence_mask(batch["token_count"], tf.shape(batch["tokens"])[1], tf.float32)[
-            :, :, None
-        ]
+        longest = tf.shape(batch["tokens"])[1]
+        real = tf.sequence_mask(batch["token_count"], longest, tf.float32)[:, :, None]
         text = tf.reduce_sum(self.symbol_embedding(batch["tokens"]) * real, axis=1)
         frame = self.decoder(text + self.language_embedding(batch["language"]))[:, None, :]
         return {"mel": tf.reduce_sum(tf.square(frame - batch["mel"])) / batch["step_frames"]}, {}
@@ -119,23 +98,16 @@ def setUpModule():
 
 
 def tune(name: str, *flags: str, base: Path | None = None) -> Finished:
-    fixed = (
-        "--train-data",
-        str(workspace.folder / "georgian/corpus.csv"),
-        "--init-from",
-        str(base or workspace.run_dir("base")),
-    )
-    return workspace.train(name, *fixed, "--max-steps 6 --checkpoint-every 2", *flags)
+    base = base or workspace.run_dir("base")
+    fixed = f"--train-data {workspace.folder}/georgian/corpus.csv --init-from {base}"
+    return workspace.train(name, fixed, "--max-steps 6 --checkpoint-every 2", *flags)
 
 
 class Runs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.workspace, cls.base, cls.corpus = (
-            workspace,
-            workspace.run_dir("base"),
-            workspace.folder / "georgian/corpus.csv",
-        )
+        cls.workspace, cls.base = workspace, workspace.run_dir("base")
+        cls.corpus = workspace.folder / "georgian/corpus.csv"
 
     def rejection(self, name: str, *flags: str, base: Path | None = None) -> str:
         finished = tune(name, *flags, base=base)
@@ -148,26 +120,16 @@ class Started(Runs):
     def test_keeps_pretrained_rows_and_appends_new_ones(self):
         self.assertEqual((tuned.code, tuned.err), (0, ""))
         base = read_pretrained(self.base, self.workspace.folder)
-        self.assertIn(
-            f"start          {self.base} step {base.run.record.step}: symbols 8 kept, 2 new (ა, ბ),"
-            " languages 1 kept, 1 new (ka)\n",
-            tuned.out,
-        )
+        kept = "symbols 8 kept, 2 new (ა, ბ), languages 1 kept, 1 new (ka)"
+        step = base.run.record.step
+        self.assertIn(f"start          {self.base} step {step}: {kept}\n", tuned.out)
         # 10 symbols and 3 special ids.
         self.assertIn("2 speakers, 13 symbols, languages en ka\n", tuned.out)
         record = read_record(latest(self.workspace.run_dir("tuned") / "checkpoints"))
-        self.assertEqual(
-            (record.symbols, record.languages), ((*"abcdefgh", "ა", "ბ"), ("en", "ka"))
-        )
-        self.assertEqual(record.speakers, ("s0", "s1"))
-        ancestor = Ancestor(
-            run=str(self.base),
-            step=base.run.record.step,
-            weights=digest_of(base.groups["model"]),
-            symbols=8,
-            languages=1,
-            speakers=0,
-        )
+        names = (record.symbols, record.languages, record.speakers)
+        self.assertEqual(names, ((*"abcdefgh", "ა", "ბ"), ("en", "ka"), ("s0", "s1")))
+        source = {"run": str(self.base), "step": step, "weights": digest_of(base.groups["model"])}
+        ancestor = Ancestor(**source, symbols=8, languages=1, speakers=0)
         self.assertEqual(record.ancestor, ancestor)
         self.assertEqual(record.inherited_vocabulary, vocabulary("abcdefgh", ["en"]))
         self.assertIsNone(base.run.record.inherited_vocabulary)
@@ -178,22 +140,20 @@ class Started(Runs):
         expected = Checkpoint.read(self.base / f"checkpoints/step-{best:06d}").arrays("averages")
         still = ("--learning-rate 1e-30 --weight-decay 0 --max-steps 1",)
         self.assertEqual(tune("still", *still).code, 0)
-        weights = Checkpoint.read(
-            self.workspace.run_dir("still") / "checkpoints/step-000001"
-        ).arrays("model")
+        still = self.workspace.run_dir("still") / "checkpoints/step-000001"
+        weights = Checkpoint.read(still).arrays("model")
         self.assertEqual(weights.keys(), expected.keys())
         for name, array in expected.items():
             np.testing.assert_array_equal(weights[name][: len(array)], array, err_msg=name)
 
     def test_inherits_model_size_and_text_front_end_by_default(self):
-        named = ("--text-frontend characters --model-size tiny",)
+        named = "--text-frontend characters --model-size tiny".split()
         argv = [word for word in self.workspace.argv("plain") if word not in named]
-        argv += [f"--train-data {self.corpus} --init-from {self.base} --max-steps 2"]
+        argv += f"--train-data {self.corpus} --init-from {self.base} --max-steps 2".split()
         self.assertEqual(self.workspace.main(*argv).code, 0)
         settings = load(self.workspace.run_dir("plain") / "config.yaml")
-        self.assertEqual(
-            (settings.model.model_size, settings.data.text_frontend), ("tiny", "characters")
-        )
+        inherited = (settings.model.model_size, settings.data.text_frontend)
+        self.assertEqual(inherited, ("tiny", "characters"))
         again = self.workspace.main(*argv, "--resume")
         self.assertIn("nothing to do", again.out)
 
@@ -208,7 +168,7 @@ class Started(Runs):
         newest = [
             latest(self.workspace.run_dir(run) / "checkpoints") for run in ("tuned", "broken")
         ]
-        assert_same_arrays(*newest)
+        tiny.assert_same_arrays(*newest)
         self.assertEqual(*(read_record(checkpoint).ancestor for checkpoint in newest))
 
     def test_a_fine_tuned_run_can_be_fine_tuned_again(self):
@@ -226,10 +186,8 @@ class Frozen(Runs):
             for group in ("model", "averages"):
                 weights = arrays[f"{group}/{name}"][: len(array)]
                 # The new corpus has no English, and embeddings do not decay.
-                unused = "language" in name
-                self.assertEqual(
-                    (weights == array).all(), "decoder" in name or unused, f"{group} {name}"
-                )
+                is_kept = "decoder" in name or "language" in name
+                self.assertEqual((weights == array).all(), is_kept, f"{group} {name}")
         moments = [name for name in arrays if name.startswith("optimizer/") and "momentum" in name]
         self.assertEqual(len(moments), 2)  # of the two embeddings
         self.assertFalse(any("decoder" in name for name in moments))
@@ -243,14 +201,11 @@ class Frozen(Runs):
 
     def test_freezing_needs_a_pretrained_run_and_a_trainable_component(self):
         self.assertIn("would stay random", self.workspace.train("none", "--freeze decoder").err)
-        self.assertIn(
-            "nothing would be left to train",
-            self.rejection("all", "--freeze", *task_named("tts").components),
-        )
-        self.assertIn(
-            "reference_encoder, text_encoder, prosody, decoder",
-            self.rejection("other", "--freeze output"),
-        )
+        components = " ".join(task_named("tts").components)
+        message = self.rejection("all", f"--freeze {components}")
+        self.assertIn("nothing would be left to train", message)
+        message = self.rejection("other", "--freeze output")
+        self.assertIn("reference_encoder, text_encoder, prosody, decoder", message)
         self.assertIn("decoder", self.rejection("typing", "--freeze decodr"))
 
     def test_a_frozen_text_encoder_rejects_new_symbols(self):
@@ -261,17 +216,13 @@ class Frozen(Runs):
 
 class Rejected(Runs):
     def test_a_missing_run_or_one_without_a_checkpoint_is_rejected(self):
-        self.assertIn(
-            "has no checkpoint", self.rejection("a", base=self.workspace.folder / "nowhere")
-        )
-        self.assertIn("has no checkpoint", self.rejection("a", base=self.corpus))
+        for base in (self.workspace.folder / "nowhere", self.corpus):
+            self.assertIn("has no checkpoint", self.rejection("a", base=base))
         self.assertFalse(self.workspace.run_dir("a").exists())
 
     def test_fine_tuning_from_the_run_itself_is_rejected(self):
-        self.assertIn(
-            "cannot start from its own weights",
-            self.rejection("self", base=self.workspace.run_dir("self") / ".." / "self"),
-        )
+        message = self.rejection("self", base=self.workspace.run_dir("self") / ".." / "self")
+        self.assertIn("cannot start from its own weights", message)
 
     def test_a_damaged_checkpoint_is_rejected(self):
         broken = self.workspace.folder / "runs" / "damaged"
@@ -286,24 +237,20 @@ class Rejected(Runs):
     def test_another_architecture_is_rejected(self):
         changed = self.workspace.folder / "runs" / "other"
         shutil.copytree(self.base, changed)
-        for checkpoint in list_checkpoints(changed / "checkpoints"):
+        for checkpoint in changed.glob("checkpoints/step-*"):
             arrays = Checkpoint.read(checkpoint).arrays("averages")
             arrays["tiny/decoder/kernel"] = np.zeros([80, 81], np.float32)
             replace_arrays(checkpoint, "averages", arrays)
-        self.assertIn(
-            "'tiny/decoder/kernel' is float32 (80, 81), but the model has float32 (80, 80)",
-            self.rejection("c", base=changed),
-        )
+        difference = "'tiny/decoder/kernel' is float32 (80, 81), but the model has float32 (80, 80)"
+        self.assertIn(difference, self.rejection("c", base=changed))
 
     def test_another_model_size_or_front_end_is_rejected(self):
         for flags, expected in (
             (("--model-size small",), "model_size small was given"),
             (("--text-frontend phonemes",), "text_frontend phonemes was given"),
         ):
-            message = self.rejection("d", *flags)
-            self.assertIn(expected, message)
-            self.assertIn("the run starts from", message)
-            self.assertIn("or give another --init-from, or start another run", message)
+            expected += ", but the run starts from .* another --init"
+            self.assertRegex(self.rejection("d", *flags), expected)
 
     def test_another_model_size_at_resume_is_rejected(self):
         message = self.rejection("tuned", "--resume --model-size small")
@@ -311,10 +258,8 @@ class Rejected(Runs):
         self.assertIn("Leave model_size out, or ", message)
 
     def test_another_pretrained_run_at_resume_is_rejected(self):
-        self.assertIn(
-            "training.init_from is ",
-            self.rejection("tuned", "--resume", base=self.workspace.folder),
-        )
+        message = self.rejection("tuned", "--resume", base=self.workspace.folder)
+        self.assertIn("training.init_from is ", message)
 
 
 class Rows(unittest.TestCase):
@@ -381,51 +326,35 @@ class Network(unittest.TestCase):
         fewer = dict(list(good.groups["model"].items())[:-1])
         symbols = model.symbol_embedding.embeddings.path
         wider = good.groups["model"] | {symbols: np.zeros((SYMBOLS, 99), np.float32)}
-        for pretrained, known, freeze, error, expected in (
-            (
-                Pretrained(good.run, {"model": fewer}),
-                LETTERS,
-                (),
-                CheckpointError,
-                "is nothing, but the model has",
-            ),
-            (Pretrained(good.run, {"model": wider}), LETTERS, (), CheckpointError, r"\(13, 99\)"),
-            (good, (*LETTERS[1:], "z"), ("text_encoder",), ConfigError, r"does not have \(z\)"),
-        ):
-            with self.assertRaisesRegex(error, expected):
-                load_pretrained(pretrained, model, vocabulary(known, ["en", "ka"]), freeze)
+        known, new = (vocabulary(names, ["en", "ka"]) for names in (LETTERS, (*LETTERS[1:], "z")))
+        for weights, expected in ((fewer, "is nothing, but the model has"), (wider, r"\(13, 99\)")):
+            with self.assertRaisesRegex(CheckpointError, expected):
+                load_pretrained(Pretrained(good.run, {"model": weights}), model, known)
+        with self.assertRaisesRegex(ConfigError, r"does not have \(z\)"):
+            load_pretrained(good, model, new, ("text_encoder",))
         for left, variable in zip(before, model.trainable_variables, strict=True):
             np.testing.assert_array_equal(left, variable.numpy())
 
     def test_unfrozen_components_train_even_with_gradient_checkpointing(self):
         frozen = ("reference_encoder", "text_encoder")
         model = build_model(gradient_checkpointing=True, cfg_dropout=0.9)
-        replicas = replicas_on(MODEL)
+        replicas = tiny.replicas_on(MODEL)
         with replicas.scope():
             # Without weight decay, which moves weights that have no gradient.
-            state = TrainingState(
-                model, make_optimizers(model, 0.0, "float32"), True, replicas, frozen
-            )
-        frozen_paths = {
-            v.path
-            for name in frozen
-            for layer in model.component_layers()[name]
-            for v in layer.variables
-        }
+            optimizers = make_optimizers(model, 0.0, "float32")
+            state = TrainingState(model, optimizers, True, replicas, frozen)
+        frozen_paths = set()
+        for layer in chain(*(model.component_layers()[name] for name in frozen)):
+            frozen_paths |= {v.path for v in layer.variables}
         random = np.random.default_rng(0)
         for variable in model.trainable_variables:  # zero-initialised layers block the gradient
             variable.assign_add(random.normal(0.0, 0.05, variable.shape))
         before = {v.path: v.numpy() for v in model.trainable_variables}
         step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False)
+        batch = tiny.on_device(tiny.features([(5, 13), (8, 24), (6, 20), (4, 9)]))
         with mock.patch("keras.remat", wraps=keras.remat) as recomputed:
             for number in (1, 2):
-                take_step(
-                    step,
-                    [[on_device(features([(5, 13), (8, 24), (6, 20), (4, 9)]))]],
-                    number,
-                    1e-2,
-                    0.9,
-                )
+                tiny.take_step(step, [[batch]], number, 1e-2, 0.9)
         self.assertTrue(recomputed.called)
         for variable in model.trainable_variables:
             same = (variable.numpy() == before[variable.path]).all()

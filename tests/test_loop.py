@@ -20,20 +20,17 @@ from myxtts.training.stop_request import StopRequest
 from tests.fixtures import ManualTime
 
 
+class HostValue(np.ndarray):
+    def numpy(self):
+        return self
+
+
 class CountingState:
     """The part of a TrainingState that the loop uses."""
 
-    def __init__(self):
+    def __init__(self, bad_step=0):
         self.step, self.pending_observations = 0, ()
-        self.bad_step = np.int64(0)
-
-    @property
-    def bad_step(self):
-        return SimpleNamespace(numpy=lambda: self._bad_step)
-
-    @bad_step.setter
-    def bad_step(self, step):
-        self._bad_step = step
+        self.bad_step = np.array(bad_step).view(HostValue)
 
     def advance(self, planned):
         self.step += 1
@@ -66,13 +63,7 @@ class CountingFeed:
 
     error: Exception = DataError("utterance 'a' cannot be read")
 
-    def __init__(
-        self,
-        fail_after: int | None = None,
-        microbatches: int = 1,
-        late: Collection[int] = (),
-        producers: int = 1,
-    ):
+    def __init__(self, fail_after=None, microbatches=1, late: Collection[int] = (), producers=1):
         self.taken, self._producers = 0, producers
         self._fail_after, self._microbatches, self._late = fail_after, microbatches, late
 
@@ -84,9 +75,8 @@ class CountingFeed:
         if self.taken == self._fail_after:
             raise self.error
         self.taken += 1
-        step = SimpleNamespace(
-            audio_s=1.0, padded_s=2.0, bucket=0, position=SimpleNamespace(epoch=0)
-        )
+        position = SimpleNamespace(epoch=0)
+        step = SimpleNamespace(audio_s=1.0, padded_s=2.0, bucket=0, position=position)
         planned = SimpleNamespace(step=step, last=self.taken % self._microbatches == 0)
         times = Times(0.0, 0.0, 0.0, f"/GPU:{self.taken % self._producers}")
         return (SimpleNamespace(planned=planned, features=self.taken, times=times),)
@@ -150,37 +140,24 @@ class LoopTest(unittest.TestCase):
     def setUp(self):
         self.state, self.step, self.calls, self.saved = CountingState(), CountingStep(), [], []
 
-    def train(
-        self,
-        hooks,
-        steps=4,
-        log_every=100,
-        checkpoint_every=0,
-        feed=None,
-        clock=None,
-        observer=None,
-        stop=None,
-    ):
+    def train(self, hooks, steps=4, log_every=100, checkpoint_every=0, **options):
         schedule = Schedule(steps, log_every, checkpoint_every, lambda step: 1.0, lambda step: 0.9)
 
         def save(state):
             self.calls.append(("save", state.step))
             self.saved.append(state.step)
 
-        clock = clock or NoTimes()
-        feed = feed or CountingFeed()
-        loop.train(
-            self.state,
-            self.step,
-            feed,
-            schedule,
-            hooks,
-            save,
-            clock,
-            stop or StopRequest(),
-            observer,
-        )
+        clock, feed = options.get("clock") or NoTimes(), options.get("feed") or CountingFeed()
+        stop, observer = options.get("stop") or StopRequest(), options.get("observer")
+        loop.train(self.state, self.step, feed, schedule, hooks, save, clock, stop, observer)
         return clock
+
+    def observe(self, observer, periods, steps, **options):
+        """Train with an observer; return the steps of its provisional checkpoints."""
+        provisional = []
+        hook = Observe(periods, observer, observer, provisional.append)
+        self.train([hook], steps=steps, observer=observer, **options)
+        return provisional
 
     def recorder(self, every, name, error=None):
         return Recorder(every, name, self.calls, error)
@@ -226,23 +203,12 @@ class LoopTest(unittest.TestCase):
             self.assertEqual(reports, [step for step in (2, 4, 5) if step <= state.step])
         return provisional
 
-    def test_an_observation_between_two_steps_has_a_checkpoint_and_a_result_as_one_in_a_thread(
-        self,
-    ):
-        provisional = self.observe_between_steps(
-            lambda observation, throttle: {"loss": 2.0}, {VALIDATION: 4}
-        )
-        self.assertEqual(
-            self.calls,
-            [
-                ("snapshot", 4),
-                ("save", 4),
-                ("result of 4", 4, {"loss": 2.0}),
-                ("snapshot", 5),
-                ("save", 5),
-                ("result of 5", 5, {"loss": 2.0}),
-            ],
-        )
+    def test_an_observation_between_two_steps_has_a_checkpoint_and_a_result_as_in_a_thread(self):
+        loss = {"loss": 2.0}
+        provisional = self.observe_between_steps(lambda *_: loss, {VALIDATION: 4})
+        first = [("snapshot", 4), ("save", 4), ("result of 4", 4, loss)]
+        second = [("snapshot", 5), ("save", 5), ("result of 5", 5, loss)]
+        self.assertEqual(self.calls, [*first, *second])
         self.assertEqual((provisional, self.state.pending_observations), ([4], ()))
 
     def test_a_failed_observation_is_repeated_and_leaves_no_step_without_a_report(self):
@@ -260,25 +226,17 @@ class LoopTest(unittest.TestCase):
                 end.metrics["size"] = 7.0
 
         reports = []
-        reporter = SimpleNamespace(
-            write=lambda step, metrics: reports.append((step, dict(metrics)))
-        )
-        report = Report(reporter.write)
+        report = Report(lambda step, metrics: reports.append((step, dict(metrics))))
         self.train([Measure(2, "size", []), report], steps=3, log_every=3)
         self.assertEqual([step for step, _ in reports], [2, 3])
         self.assertEqual(reports[0][1], {"size": 7.0})
         self.assertEqual((reports[1][1]["loss"], reports[1][1]["size"]), (3.0, 7.0))
 
     def test_a_report_counts_the_updates_that_were_skipped_since_the_one_before(self):
-        reports = []
-        self.step.read = lambda outcome: {
-            "loss": 1.0,
-            "skipped_updates": {2: 1.0, 4: 1.0, 6: 4.0}[outcome],
-        }
-        reporter = SimpleNamespace(
-            write=lambda step, metrics: reports.append(metrics["skipped_updates"])
-        )
-        self.train([Report(reporter.write)], steps=6, log_every=2)
+        reports, skipped = [], {2: 1.0, 4: 1.0, 6: 4.0}
+        self.step.read = lambda outcome: {"loss": 1.0, "skipped_updates": skipped[outcome]}
+        report = Report(lambda step, metrics: reports.append(metrics["skipped_updates"]))
+        self.train([report], steps=6, log_every=2)
         self.assertEqual(reports, [1.0, 0.0, 3.0])
 
     def test_time_after_a_report_is_a_pause_of_the_next_one(self):
@@ -287,8 +245,7 @@ class LoopTest(unittest.TestCase):
                 time.s += 10.0
 
         time, reports = ManualTime(), []
-        reporter = SimpleNamespace(write=lambda step, metrics: reports.append(metrics))
-        report = Report(reporter.write)
+        report = Report(lambda step, metrics: reports.append(metrics))
         self.train([report, Pausing(3, "pausing", [])], steps=5, log_every=1, clock=NoTimes(time))
         self.assertEqual([metrics["pause_s"] for metrics in reports], [0.0, 0.0, 0.0, 10.0, 0.0])
         # The first step counts in no mean.
@@ -296,12 +253,8 @@ class LoopTest(unittest.TestCase):
         self.assertEqual(remaining_s, [0.0, 0.0, 0.0, 10.0 / 3.0, 0.0])
 
     def test_an_observation_has_a_checkpoint_and_its_result_belongs_to_its_step(self):
-        observer, provisional = DelayedObserver(self.state, 3, self.calls), []
-        self.train(
-            [Observe({VALIDATION: 4}, observer, observer, provisional.append)],
-            steps=9,
-            observer=observer,
-        )
+        observer = DelayedObserver(self.state, 3, self.calls)
+        provisional = self.observe(observer, {VALIDATION: 4}, steps=9)
         first = [("snapshot", 4), ("save", 4), ("result of 4", 7)]
         second = [("snapshot", 8), ("save", 8), ("result of 8", 9)]  # for which the third one waits
         calls = self.calls
@@ -313,33 +266,26 @@ class LoopTest(unittest.TestCase):
             self.setUp()
             observer = DelayedObserver(self.state, 2, self.calls, error)
             with self.assertRaises(type(error)):
-                self.train(
-                    [Observe({VALIDATION: 3}, observer, observer, lambda step: None)],
-                    steps=9,
-                    observer=observer,
-                )
+                self.observe(observer, {VALIDATION: 3}, steps=9)
             self.assertEqual(self.calls, [("snapshot", 3), ("save", 3), ("save", 5)])
             self.assertEqual(self.state.pending_observations, (Observation(3, (VALIDATION,)),))
 
     def test_workers_look_for_a_stop_after_the_same_steps_whatever_the_chief_observes(self):
         class AskingObserver(DelayedObserver):
             def wait(self, is_stopped, due_step=None):
-                return not any(is_stopped() for _ in range(5)) and super().wait(
-                    is_stopped, due_step
-                )
+                is_asked = any(is_stopped() for _ in range(5))
+                return not is_asked and super().wait(is_stopped, due_step)
 
         reads = {}
         for is_chief in (True, False):
             self.setUp()
             steps = reads[is_chief] = []
-            observer = AskingObserver(self.state, 3, self.calls) if is_chief else None
-            hooks = (
-                [Observe({VALIDATION: 2}, observer, observer, lambda step: None)]
-                if observer
-                else []
-            )
             stop = StopRequest(lambda outcome, steps=steps: steps.append(self.state.step))
-            self.train(hooks, steps=9, observer=observer, stop=stop)
+            if is_chief:
+                observer = AskingObserver(self.state, 3, self.calls)
+                self.observe(observer, {VALIDATION: 2}, steps=9, stop=stop)
+            else:
+                self.train([], steps=9, stop=stop)
         self.assertEqual(reads, {True: [4, 8], False: [4, 8]})
 
     def test_a_request_that_ends_the_last_observation_stops_the_run_of_several_workers(self):
@@ -358,11 +304,7 @@ class LoopTest(unittest.TestCase):
 
     def test_validation_and_samples_of_a_step_are_one_observation(self):
         observer = DelayedObserver(self.state, 9, self.calls)
-        self.train(
-            [Observe({VALIDATION: 2, SAMPLES: 4}, observer, observer, lambda step: None)],
-            steps=5,
-            observer=observer,
-        )
+        self.observe(observer, {VALIDATION: 2, SAMPLES: 4}, steps=5)
         both = VALIDATION, SAMPLES
         expected = [Observation(2, (VALIDATION,)), Observation(4, both), Observation(5, both)]
         self.assertEqual(observer.begun, expected)
@@ -404,7 +346,7 @@ class LoopTest(unittest.TestCase):
             self.assertEqual((self.saved, step.left_unchanged.call_args.args), (saved, (error,)))
 
     def test_a_non_finite_loss_or_a_misplaced_variable_saves_nothing(self):
-        self.state.bad_step = np.int64(2)
+        self.state = CountingState(bad_step=2)
         with self.assertRaises(loop.NonFiniteLoss) as raised:
             self.train([self.recorder(2, "validation")])
         self.assertEqual((raised.exception.step, self.calls), (2, []))
@@ -460,17 +402,8 @@ class LoopTest(unittest.TestCase):
 
         time, self.step = ManualTime(), SlowStep()
         clock = self.train([], steps=5, feed=LateFeed(late=(1, 4)), clock=NoTimes(time))
-        self.assertEqual(
-            self.step.calls,
-            [
-                ("hand over", 1),
-                (1, 1, 2),
-                (2, 2, 3),
-                ("synchronize", 2),
-                (3, 3, 4),
-                (4, 4, 5),
-                (5, 5, 5),
-            ],
-        )
+        first = [("hand over", 1), (1, 1, 2), (2, 2, 3)]
+        expected = [*first, ("synchronize", 2), (3, 3, 4), (4, 4, 5), (5, 5, 5)]
+        self.assertEqual(self.step.calls, expected)
         # The first step is not counted.
         self.assertEqual((clock.total().wait_s, clock.total().busy_s), (2.0, 7.0))

@@ -48,12 +48,9 @@ class Pair(keras.Model):
         self.built = True
 
     def loss_groups(self):
-        return {
-            "model": LossGroup(
-                ("fit", "fool"), [self.network], rising=("fool",), rise_steps=self.rise_steps
-            ),
-            "critic": LossGroup(("judge",), [self.critic], learning_rate_ratio=RATIO, beta_1=0.8),
-        }
+        network = LossGroup(("fit", "fool"), [self.network], ("fool",), self.rise_steps)
+        critic = LossGroup(("judge",), [self.critic], learning_rate_ratio=RATIO, beta_1=0.8)
+        return {"model": network, "critic": critic}
 
     def call(self, batch, training=False):
         weight = tf.reduce_sum(tf.cast(batch["frames"], tf.float32)) / batch["step_frames"]
@@ -77,20 +74,17 @@ def built(clip=0.0, accumulation=1, rise_steps=0, precision="float32", replicas=
 
 
 def run(step, *batches, number=1, learning_rate=1e-3):
-    return step.read(
-        take_step(step, [[on_device(batch)] for batch in batches], number, learning_rate, 0.9)
-    )
+    microbatches = [[on_device(batch)] for batch in batches]
+    return step.read(take_step(step, microbatches, number, learning_rate, 0.9))
 
 
 def gradients_of(state) -> list[float]:
     """Return what each optimizer received in its first step, from Adam's first moment."""
-    moments = (
-        next(v for v in group.optimizer.variables if "momentum" in v.path) for group in state.groups
-    )
-    return [
-        float(v.numpy()) / (1 - group.spec.beta_1)
-        for v, group in zip(moments, state.groups, strict=True)
-    ]
+    return [float(moment_of(group).numpy()) / (1 - group.spec.beta_1) for group in state.groups]
+
+
+def moment_of(group):
+    return next(v for v in group.optimizer.variables if "momentum" in v.path)
 
 
 class Gradients(unittest.TestCase):
@@ -98,23 +92,12 @@ class Gradients(unittest.TestCase):
         state, step = built()
         outcome = run(step, features(ROWS))
         np.testing.assert_allclose(gradients_of(state), [FIT + FOOL, JUDGE], rtol=1e-5)
-        self.assertEqual(
-            list(outcome),
-            [
-                "fit",
-                "fool",
-                "judge",
-                "loss",
-                "gradient_norm",
-                "loss_critic",
-                "gradient_norm_critic",
-            ],
-        )
+        names = "fit fool judge loss gradient_norm loss_critic gradient_norm_critic"
+        self.assertEqual(list(outcome), names.split())
         score = B * A * X
         expected = [(A * X) ** 2, score, (score - 1) ** 2, (A * X) ** 2 + score, abs(FIT + FOOL)]
-        np.testing.assert_allclose(
-            [*outcome.values()], [*expected, (score - 1) ** 2, abs(JUDGE)], rtol=1e-5
-        )
+        expected += [(score - 1) ** 2, abs(JUDGE)]
+        np.testing.assert_allclose([*outcome.values()], expected, rtol=1e-5)
 
     def test_both_groups_are_updated_from_the_same_forward_pass_at_their_own_rates(self):
         state, step = built()
@@ -122,9 +105,8 @@ class Gradients(unittest.TestCase):
         # Adam's first step is the rate against the sign of the gradient: both judged the weights
         # before the step.
         change = [float(state.model.network) - A, float(state.model.critic) - B]
-        np.testing.assert_allclose(
-            change, [-1e-3 * np.sign(FIT + FOOL), -RATIO * 1e-3 * np.sign(JUDGE)], rtol=1e-3
-        )
+        expected = [-1e-3 * np.sign(FIT + FOOL), -RATIO * 1e-3 * np.sign(JUDGE)]
+        np.testing.assert_allclose(change, expected, rtol=1e-3)
 
     def test_each_group_is_clipped_by_its_own_norm(self):
         state, step = built(clip=2.5)
@@ -132,29 +114,20 @@ class Gradients(unittest.TestCase):
         np.testing.assert_allclose(gradients_of(state), [2.5, max(JUDGE, -2.5)], rtol=1e-5)
 
     def test_accumulated_microbatches_and_replicas_match_one_batch(self):
-        batch, second = (
-            features(ROWS),
-            make_replicas((Route("/CPU:0", "/CPU:0"), Route("/CPU:1", "/CPU:1"))),
-        )
+        batch = features(ROWS)
+        second = make_replicas((Route("/CPU:0", "/CPU:0"), Route("/CPU:1", "/CPU:1")))
         halves = [rows_of(batch, slice(0, 1)), rows_of(batch, slice(1, 4))]
         for rise_steps in (0, RISE_STEPS):
-            results = []
-            whole, step = built(rise_steps=rise_steps)
-            results.append((run(step, batch, number=3), gradients_of(whole)))
-            parts, step = built(accumulation=2, rise_steps=rise_steps)
-            results.append((run(step, *halves, number=3), gradients_of(parts)))
-            replicated, step = built(rise_steps=rise_steps, replicas=second)
-            pair = [
-                on_device(half, device) for half, device in zip(halves, second.devices, strict=True)
-            ]
-            results.append(
-                (step.read(take_step(step, [pair], 3, 1e-3, 0.9)), gradients_of(replicated))
-            )
-            for outcome, gradients in results[1:]:
-                np.testing.assert_allclose(
-                    [*outcome.values()], [*results[0][0].values()], rtol=1e-5
-                )
-                np.testing.assert_allclose(gradients, results[0][1], rtol=1e-5)
+            state, step = built(rise_steps=rise_steps)
+            expected = [*run(step, batch, number=3).values(), *gradients_of(state)]
+            state, step = built(accumulation=2, rise_steps=rise_steps)
+            parts = [*run(step, *halves, number=3).values(), *gradients_of(state)]
+            np.testing.assert_allclose(parts, expected, rtol=1e-5)
+            state, step = built(rise_steps=rise_steps, replicas=second)
+            pair = [*map(on_device, halves, second.devices)]
+            outcome = step.read(take_step(step, [pair], 3, 1e-3, 0.9))
+            replicated = [*outcome.values(), *gradients_of(state)]
+            np.testing.assert_allclose(replicated, expected, rtol=1e-5)
 
     def test_rising_losses_count_in_proportion_to_the_steps_done(self):
         for number, weight in ((1, 0.0), (3, 0.5), (5, 1.0), (100, 1.0)):
@@ -172,9 +145,8 @@ class LossScales(unittest.TestCase):
         critic.optimizer.dynamic_scale.assign(3e38)
         outcome = run(step, features(ROWS))
         self.assertEqual(state.bad_step.numpy(), 0)
-        self.assertEqual(
-            (int(network.optimizer.iterations), int(critic.optimizer.iterations)), (1, 0)
-        )
+        updates = [int(group.optimizer.iterations) for group in state.groups]
+        self.assertEqual(updates, [1, 0])
         self.assertAlmostEqual(outcome["gradient_norm"], abs(FIT + FOOL), 3)
         self.assertFalse(np.isfinite(outcome["gradient_norm_critic"]))
         self.assertEqual(float(network.optimizer.dynamic_scale), 2.0**15)
@@ -199,16 +171,11 @@ class State(unittest.TestCase):
 
     def test_groups_that_are_no_partition_are_an_error(self):
         model = Pair()
+        network = {"model": LossGroup(("fit",), [model.network])}
         for groups in (
-            {"model": LossGroup(("fit",), [model.network])},
-            {
-                "critic": LossGroup(("judge",), [model.critic]),
-                "model": LossGroup(("fit",), [model.network]),
-            },
-            {
-                "model": LossGroup(("fit",), [model.network]),
-                "critic": LossGroup(("judge",), model.variables),
-            },
+            network,
+            {"critic": LossGroup(("judge",), [model.critic]), **network},
+            {**network, "critic": LossGroup(("judge",), model.variables)},
         ):
             model.loss_groups = lambda groups=groups: groups
             with self.assertRaisesRegex(AssertionError, "not a partition"):
@@ -239,21 +206,13 @@ class Checkpoints(unittest.TestCase):
 
     def test_a_merge_averages_every_group(self):
         states = [self.written(name, rate)[0] for name, rate in (("first", 1e-3), ("second", 3e-3))]
-        inputs = [
-            TrainedRun(self.folder, Checkpoint.read(self.folder / name))
-            for name in ("first", "second")
-        ]
+        checkpoints = [Checkpoint.read(self.folder / name) for name in ("first", "second")]
+        inputs = [(TrainedRun(self.folder, checkpoint), 1.0) for checkpoint in checkpoints]
         config = SimpleNamespace(training=SimpleNamespace(ema_decay=0.9))
-        groups = {
-            name: dict(arrays)
-            for name, arrays in averaged_groups([(each, 1.0) for each in inputs], config)
-        }
+        groups = {name: dict(arrays) for name, arrays in averaged_groups(inputs, config)}
         self.assertEqual(set(groups), {"model", "critic", "averages", "optimizer"})
-        for group, name in (
-            ("model", "pair/network"),
-            ("critic", "pair/critic"),
-            ("averages", "pair/network"),
-        ):
+        for group in ("model", "critic", "averages"):
+            name = "pair/critic" if group == "critic" else "pair/network"
             mean = np.mean([dict(state.arrays(group))[name] for state in states])
             self.assertAlmostEqual(float(groups[group][name]), mean, 6)
 
@@ -278,8 +237,7 @@ class Checkpoints(unittest.TestCase):
             job = self.synced(optimizer, sync_optimizer=optimizer)
             np.testing.assert_allclose(job.weights, [A + 2.0, B + 2.0])
             for group in job.state.groups:
-                moment = next(v for v in group.optimizer.variables if "momentum" in v.path)
-                self.assertEqual(float(moment), expected)
+                self.assertEqual(float(moment_of(group).numpy()), expected)
 
     def test_the_outer_optimizer_moves_every_group(self):
         job = self.synced("outer", outer_learning_rate=0.5, outer_momentum=0.5)

@@ -6,14 +6,8 @@ from unittest import mock
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import (
-    AugmentationConfig,
-    Config,
-    DataConfig,
-    ModelConfig,
-    RunConfig,
-    TrainingConfig,
-)
+from myxtts.config import schema
+from myxtts.config.schema import Config, DataConfig, ModelConfig, RunConfig, TrainingConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Route
@@ -39,14 +33,8 @@ CPUS = (Route("/CPU:0", "/CPU:1"), Route("/CPU:0", "/CPU:2"))
 def forecast(
     routes, parameters=1000, teacher_parameters=0, load_teacher=None, observer="", **sections
 ):
-    plan = Plan(
-        np.full(8, SAMPLES, np.int32),
-        np.full(8, TOKENS),
-        np.zeros(8, int),
-        bounds=[SAMPLES],
-        batch_size=ROWS,
-        seed=0,
-    )
+    utterances = np.full(8, SAMPLES, np.int32), np.full(8, TOKENS), np.zeros(8, int)
+    plan = Plan(*utterances, bounds=[SAMPLES], batch_size=ROWS, seed=0)
     config = Config(**sections)
     extractor = task_of(config).extractor(config, True, load_teacher)
     return forecast_memory(
@@ -56,11 +44,9 @@ def forecast(
 
 class Parts(unittest.TestCase):
     def test_on_gpus_the_host_holds_the_batches_that_are_read_and_a_checkpoint(self):
-        self.assertEqual(
-            forecast(GPUS, parameters=2**20).parts_mib,
-            # With moments and averages.
-            {"for 10 batches of audio": 10 * WAVES / 2**20, "to write a checkpoint": 16.0},
-        )
+        # With moments and averages.
+        expected = {"for 10 batches of audio": 10 * WAVES / 2**20, "to write a checkpoint": 16.0}
+        self.assertEqual(forecast(GPUS, parameters=2**20).parts_mib, expected)
 
     def test_each_data_device_has_buffers_of_its_own(self):
         data = DataConfig(num_workers=1, buffer_size=3)
@@ -136,15 +122,10 @@ class Parts(unittest.TestCase):
         self.assertAlmostEqual(growth(1), 4.0)
         self.assertAlmostEqual(growth(2), 8.0)
 
-    def test_activations_grow_with_model_and_segment_and_shrink_with_precision_and_checkpointing(
-        self,
-    ):
+    def test_activations_grow_with_the_model_and_shrink_with_precision_and_checkpointing(self):
         def step(precision="float32", **model):
-            config = {
-                "model": ModelConfig(**model),
-                "training": TrainingConfig(precision=precision),
-            }
-            return forecast(CPUS[:1], 0, **config).parts_mib["for the step"]
+            training, model = TrainingConfig(precision=precision), ModelConfig(**model)
+            return forecast(CPUS[:1], 0, model=model, training=training).parts_mib["for the step"]
 
         for task in ("tts", "asr"):
             actual = step(task=task, model_size="big")
@@ -155,10 +136,8 @@ class Parts(unittest.TestCase):
 
     def test_a_lower_speed_needs_memory_for_more_frames(self):
         def features(speed):
-            model, augmentation = (
-                ModelConfig(task="asr"),
-                AugmentationConfig(speed_perturbation=speed),
-            )
+            model = ModelConfig(task="asr")
+            augmentation = schema.AugmentationConfig(speed_perturbation=speed)
             parts = forecast(CPUS[:1], model=model, augmentation=augmentation).parts_mib
             return parts["for 6 batches of features"] * 2**20 / 6 - (TEXT + ROWS * 4)
 
@@ -179,29 +158,20 @@ class TooMuch(unittest.TestCase):
         with mock.patch("myxtts.training.memory.available_memory_mib", lambda: 2.0):
             finished = workspace.train("large")
         self.assertEqual(finished.code, 2, finished)
-        self.assertRegex(
-            finished.err,
-            r"^error: the run needs about [0-9,]+ MiB \([0-9]+ for 13 batches of audio, ",
-        )
-        self.assertIn(
-            "of host memory, but 2 MiB are available. Its largest batch has 4 rows of up to 0.8 s",
-            finished.err,
-        )
-        for flag in (
-            *["--batch-size --batch-seconds --max-seconds --buffer-size", "--prefetch-buffer-size"],
-        ):
+        parts = r"[0-9,]+ MiB \([0-9]+ for 13 batches of audio, "
+        self.assertRegex(finished.err, f"^error: the run needs about {parts}")
+        largest = "of host memory, but 2 MiB are available. Its largest batch has 4 rows of up to"
+        self.assertIn(f"{largest} 0.8 s", finished.err)
+        flags = "--batch-size --batch-seconds --max-seconds --buffer-size --prefetch-buffer-size"
+        for flag in flags.split():
             self.assertIn(flag, finished.err)
         self.assertFalse((workspace.run_dir("large") / "checkpoints").exists())
 
     def test_a_run_logs_its_forecast(self):
         finished = Workspace.with_toy_models(self.addCleanup).train("small", "--max-steps 1")
-        self.assertRegex(
-            finished.out, r"\nhost memory    about [0-9,]+ MiB \([0-9]+ for 13 batches of audio, "
-        )
+        self.assertRegex(finished.out, r"\nhost memory    about [0-9,]+ MiB \(\d+ for 13 batches")
 
     def test_the_check_raises_config_error(self):
-        with (
-            mock.patch("myxtts.training.memory.available_memory_mib", lambda: 1.0),
-            self.assertRaises(ConfigError),
-        ):
+        available = mock.patch("myxtts.training.memory.available_memory_mib", lambda: 1.0)
+        with available, self.assertRaises(ConfigError):
             check_memory(MemoryForecast({"for the step": 100.0}, 1, 1.0))

@@ -157,12 +157,8 @@ class ObservationPoints(KillPoints):
 
     @contextlib.contextmanager
     def active(self):
-        throttle, record, begin_record = (
-            Observer._throttle,
-            Checkpoints._write_result,
-            Checkpoints.record,
-        )
-        write_line, write_bytes = MetricsFile.write, Path.write_bytes
+        throttle, write_line, write_bytes = Observer._throttle, MetricsFile.write, Path.write_bytes
+        record, begin_record = Checkpoints._write_result, Checkpoints.record
 
         def reach_batch(observer):
             throttle(observer)
@@ -220,17 +216,22 @@ def score_toy(evaluation, network, load):
         for variable in network.variables:
             throttle()
             total += float(np.abs(variable.numpy()).sum(dtype=np.float64))
-        return ColumnScore(
-            "toy",
-            checkpoint,
-            1,
-            ("synthesized",),
-            {"voicing_error": {"synthesized": total}},
-            {},
-            (),
-        )
+        figures = {"voicing_error": {"synthesized": total}}
+        return ColumnScore("toy", checkpoint, 1, ("synthesized",), figures, {}, ())
 
     return score
+
+
+def assert_same_files(left, right):
+    first, second = files_below(left), files_below(right)
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+def results_of(folder):
+    """Return the steps and the results of the lines of a run."""
+    lines = read_metrics(folder / "metrics.jsonl")
+    return [(line["step"], {k: v for k, v in line.items() if is_result(k)}) for line in lines]
 
 
 def is_result(name):
@@ -239,10 +240,8 @@ def is_result(name):
 
 def scores_of(folder):
     """Return the tables of a run by checkpoint."""
-    return {
-        path.parent.name: path.read_text()
-        for path in sorted((folder / "evaluation").glob("*/scores.md"))
-    }
+    tables = sorted(folder.glob("evaluation/*/scores.md"))
+    return {path.parent.name: path.read_text() for path in tables}
 
 
 class NetworkRun(unittest.TestCase):
@@ -254,14 +253,13 @@ class NetworkRun(unittest.TestCase):
             finished = whole.workspace.train(name, *flags, "--observer", observer)
             self.assertEqual((finished.code, finished.err), (0, ""))
             folder = whole.workspace.run_dir(name)
-            lines = read_metrics(folder / "metrics.jsonl")
-            scores = [
-                {key: line[key] for key in line if key.startswith("evaluation_")} for line in lines
-            ]
+            scores = {}
+            for line in read_metrics(folder / "metrics.jsonl"):
+                figures = {key: line[key] for key in line if key.startswith("evaluation_")}
+                scores |= {line["step"]: figures} if figures else {}
             evaluations.append((scores, scores_of(folder)))
         self.assertEqual(*evaluations)
-        scores = dict(enumerate(evaluations[0][0], 1))
-        self.assertEqual([step for step in scores if scores[step]], [4, 8])
+        self.assertEqual(list(scores), [4, 8])
         file = whole.workspace.folder / "scores.json"
         with (
             small_models(),
@@ -269,9 +267,8 @@ class NetworkRun(unittest.TestCase):
             mock.patch("myxtts.placement.devices.configure"),
             contextlib.redirect_stdout(io.StringIO()),
         ):
-            evaluate_run(
-                folder, "step-000004", EvaluationOptions(json_file=file, out=file.with_name("out"))
-            )
+            options = EvaluationOptions(json_file=file, out=file.with_name("out"))
+            evaluate_run(folder, "step-000004", options)
         metrics = json.loads(file.read_text(encoding="utf-8"))["metrics"]
         for name, value in scores[4].items():
             self.assertEqual(value, metrics[name.removeprefix("evaluation_")]["synthesized"], name)
@@ -281,17 +278,10 @@ class NetworkRun(unittest.TestCase):
         whole = whole_run()
         paused = whole.workspace.train("paused", *whole.flags, "--observer model")
         self.assertEqual((paused.code, paused.err), (0, ""))
-        beside, between = (
-            files_below(folder / "samples")
-            for folder in (whole.folder, whole.workspace.run_dir("paused"))
-        )
-        self.assertEqual(set(beside), set(between))
-        self.assertEqual([name for name in beside if beside[name] != between[name]], [])
-        losses = [
-            [line.get("validation_loss") for line in read_metrics(folder / "metrics.jsonl")]
-            for folder in (whole.folder, whole.workspace.run_dir("paused"))
-        ]
-        self.assertEqual(*losses)
+        folders = (whole.folder, whole.workspace.run_dir("paused"))
+        assert_same_files(*(folder / "samples" for folder in folders))
+        lines = [read_metrics(folder / "metrics.jsonl") for folder in folders]
+        self.assertEqual(*([line.get("validation_loss") for line in each] for each in lines))
 
 
 class ToyRuns(unittest.TestCase):
@@ -307,14 +297,7 @@ class ToyRuns(unittest.TestCase):
     def assert_same_as_blocking(self, name, blocking="blocking"):
         """Check that losses, scores, checkpoints and the best of them are equal bit for bit."""
         expected, run = (self.workspace.run_dir(run) for run in (blocking, name))
-        lines, expected_lines = (
-            [
-                (line["step"], {name: value for name, value in line.items() if is_result(name)})
-                for line in read_metrics(folder / "metrics.jsonl")
-            ]
-            for folder in (run, expected)
-        )
-        self.assertEqual(lines, expected_lines)
+        self.assertEqual(results_of(run), results_of(expected))
         self.assertEqual(scores_of(run), scores_of(expected))
         left, right = (list_checkpoints(folder / "checkpoints") for folder in (run, expected))
         self.assertEqual([path.name for path in left], [path.name for path in right])
@@ -335,17 +318,13 @@ class ToyRuns(unittest.TestCase):
             observed = self.workspace.train("observed", *self.flags)
         # Keras layers are called and traced by no other.
         self.assertEqual(threads, {threading.main_thread()})
-        self.assertEqual(
-            (self.blocking.code, self.blocking.err, observed.code, observed.err), (0, "", 0, "")
-        )
-        self.assertIn(
-            "  observer     validation, samples and evaluation on /CPU:0, during training",
-            observed.out,
-        )
+        for finished in (self.blocking, observed):
+            self.assertEqual((finished.code, finished.err), (0, ""))
+        place = "validation, samples and evaluation on /CPU:0, during training"
+        self.assertIn(f"  observer     {place}", observed.out)
         self.assert_same_as_blocking("observed")
-        self.assertEqual(
-            list(scores_of(self.workspace.run_dir("observed"))), ["step-000004", "step-000008"]
-        )
+        scores = scores_of(self.workspace.run_dir("observed"))
+        self.assertEqual(list(scores), ["step-000004", "step-000008"])
         self.assertIn("step      4 | voicing error ", observed.out)
 
     def test_an_observation_that_failed_is_repeated_once_when_the_run_is_resumed(self):
@@ -369,16 +348,9 @@ class ToyRuns(unittest.TestCase):
 
     def test_an_observation_that_is_killed_is_repeated_once(self):
         resume = []
-        for name in (
-            "make batch",
-            "append metrics.jsonl",
-            "replace .state.json.",
-            "replace .scores.md.",
-        ):
-            with (
-                self.assertRaises((Killed, ObserverFailed)),
-                ObservationPoints(name=name).active() as points,
-            ):
+        for name in ("make batch", "append metrics", "replace .state.json", "replace .scores.md"):
+            observations = ObservationPoints(name=name)
+            with self.assertRaises((Killed, ObserverFailed)), observations.active() as points:
                 self.workspace.train("cut", *self.flags, *resume)
             self.assertTrue(points.names[-1].startswith(name), points.names)
             resume = ["--resume"]
@@ -391,11 +363,12 @@ class ToyRuns(unittest.TestCase):
         flags += ("--validation-fraction 0.4",)
         with speaking_toys():
             self.assertEqual(self.workspace.train("calm", *flags, "--observer model").code, 0)
-        # Each in the second observation of a process, and in its repetition, the first one of the
-        # next process.
-        kills = [
-            (call, at + n * of) for call, of in CALLS.items() for at in range(of) for n in (1, 0)
-        ]
+        kills = []
+        for call, count in CALLS.items():
+            # Each in the second observation of a process, and in its repetition, the first one of
+            # the next process.
+            for at in range(count):
+                kills += [(call, at + count), (call, at)]
         notes = self.workspace.folder / "kills.txt"
         for call, skip in kills:
             points = RealObservationPoints(call, skip, notes)
@@ -408,12 +381,9 @@ class ToyRuns(unittest.TestCase):
         with speaking_toys():
             self.assertEqual(self.workspace.train("worn", *flags, "--resume").code, 0)
         self.assert_same_as_blocking("worn", "calm")
-        worn, calm = (
-            files_below(self.workspace.run_dir(name) / "samples") for name in ("worn", "calm")
-        )
-        self.assertEqual(sum(name.endswith(".wav") for name in calm), 3 * 40)
-        self.assertEqual(worn.keys(), calm.keys())
-        self.assertEqual([name for name, content in worn.items() if content != calm[name]], [])
+        worn, calm = (self.workspace.run_dir(name) / "samples" for name in ("worn", "calm"))
+        self.assertEqual(len(list(calm.rglob("*.wav"))), 3 * 40)
+        assert_same_files(worn, calm)
 
 
 class Workers(unittest.TestCase):
@@ -426,26 +396,16 @@ class Workers(unittest.TestCase):
             argv = workspace.argv(
                 name, *REVERSED, "--validate-every 2 --observer", name, "--batch-size 2"
             )
-            command = [
-                sys.executable,
-                str(LAUNCHER),
-                "--workers 2 --logs",
-                str(workspace.folder / "logs"),
-            ]
-            environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-            command += [f"-- {program}", *argv]
+            command = f"{sys.executable} {LAUNCHER} --workers 2 --logs {workspace.folder}/logs --"
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environ
+                [*command.split(), str(program), *argv],
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        blocking, observed = (
-            [
-                (line["step"], line["loss"], line.get("validation_loss"))
-                for line in read_metrics(workspace.run_dir(name) / "metrics.jsonl")
-            ]
-            for name in ("model", "data")
-        )
+        blocking, observed = (results_of(workspace.run_dir(name)) for name in ("model", "data"))
         self.assertEqual(observed, blocking)
-        self.assertEqual(
-            [step for step, _, validation in observed if validation is not None], [2, 4, 6, 8]
-        )
+        validated = [step for step, results in observed if "validation_loss" in results]
+        self.assertEqual(validated, [2, 4, 6, 8])

@@ -131,11 +131,9 @@ class ObservationTest(unittest.TestCase):
         pending = (Observation(4, (VALIDATION,)), Observation(6, (VALIDATION, SAMPLES)))
         self.assertEqual(without(pending, 4), pending[1:])
         parts = (VALIDATION, SAMPLES, EVALUATION)
-        texts = [str(Observation(6, parts[:count])) for count in (1, 2, 3)]
-        both = "validation and samples of step 6"
-        self.assertEqual(
-            texts, ["validation of step 6", both, "validation, samples and evaluation of step 6"]
-        )
+        texts = ["validation", "validation and samples", "validation, samples and evaluation"]
+        for count, text in enumerate(texts, 1):
+            self.assertEqual(str(Observation(6, parts[:count])), f"{text} of step 6")
 
 
 class PlacementTest(unittest.TestCase):
@@ -145,27 +143,15 @@ class PlacementTest(unittest.TestCase):
     def test_by_default_a_data_gpu_that_does_not_train_observes(self):
         self.assertEqual(self.observer(data_gpu=1, model_gpu=0), "/GPU:1")
         self.assertEqual(self.observer(data_gpus=(2, 1), model_gpus=(0, 3)), "/GPU:2")
-        for settings in (
-            {},
-            {"model_gpus": (0, 1)},
-            {"data_gpu": 0, "model_gpus": (1, 0)},
-            {"simulate_gpus": 2},
-        ):
+        replicas = {"data_gpu": 0, "model_gpus": (1, 0)}
+        for settings in ({}, {"model_gpus": (0, 1)}, replicas, {"simulate_gpus": 2}):
             self.assertEqual(self.observer(**settings), "", settings)
         self.assertEqual(self.observer(0), "")
 
     def test_a_device_is_named_by_its_role_or_its_physical_index(self):
         dual = {"data_gpu": 0, "model_gpu": 2}
-        named = {
-            "data": "/GPU:0",
-            "model": "",
-            "cpu": "/CPU:0",
-            0: "/GPU:0",
-            2: "",
-            3: "/GPU:2",
-            1: "/GPU:1",
-        }
-        for observer, device in named.items():
+        roles = {"data": "/GPU:0", "model": "", "cpu": "/CPU:0"}
+        for observer, device in {**roles, 0: "/GPU:0", 2: "", 3: "/GPU:2", 1: "/GPU:1"}.items():
             self.assertEqual(self.observer(**dual, observer=observer), device, observer)
         placement = plan(4, **dual, observer=1)
         self.assertEqual([device.physical for device in placement.devices], [0, 1, 2])
@@ -177,21 +163,18 @@ class PlacementTest(unittest.TestCase):
         split = {"data_gpu": 0, "model_gpu": 0, "data_gpu_memory": 2048, "model_gpu_memory": 4096}
         self.assertEqual(self.observer(1, **split), "/GPU:0")
         self.assertEqual(self.observer(1, **split, observer=0), "/GPU:0")
-        limits = {
-            device.physical: device.memory_mib for device in plan(3, **split, observer=2).devices
-        }
-        self.assertEqual(limits[2], 4096)
+        devices = plan(3, **split, observer=2).devices
+        self.assertEqual({d.physical: d.memory_mib for d in devices}[2], 4096)
 
     def test_a_gpu_that_does_not_exist_and_the_cpu_of_simulated_gpus_are_rejected(self):
-        with self.assertRaisesRegex(
-            PlacementError, "observer GPU 5 was requested, but TensorFlow sees 4 "
+        for gpus, settings, message in (
+            (4, {"observer": 5}, "observer GPU 5 was requested, but TensorFlow sees 4 "),
+            (0, {"observer": 0}, "observer GPU 0 was requested, but TensorFlow sees no GPU"),
+            (
+                0,
+                {"simulate_gpus": 2, "observer": "cpu"},
+                "--observer cpu was given with --simulate",
+            ),
         ):
-            plan(4, observer=5)
-        with self.assertRaisesRegex(
-            PlacementError, "observer GPU 0 was requested, but TensorFlow sees no GPU"
-        ):
-            plan(0, observer=0)
-        with self.assertRaisesRegex(
-            PlacementError, "--observer cpu was given with --simulate-gpus"
-        ):
-            plan(0, simulate_gpus=2, observer="cpu")
+            with self.assertRaisesRegex(PlacementError, message):
+                plan(gpus, **settings)

@@ -184,10 +184,8 @@ class ToyRuns(Case):
             stopped = self.workspace.train("turns", *two)
         self.assertEqual(stopped.code, 128 + signal.SIGTERM, stopped.err)
         self.assertIn("placement      dual, 2 producers", stopped.out)
-        self.assertIn(
-            "  route        batches made on /CPU:0 and /CPU:1 in turn, trained on /CPU:2\n",
-            stopped.out,
-        )
+        route = "batches made on /CPU:0 and /CPU:1 in turn, trained on /CPU:2"
+        self.assertIn(f"  route        {route}\n", stopped.out)
         newest = latest(self.workspace.run_dir("turns") / "checkpoints")
         self.assertEqual((newest.name, read_record(newest).position), ("step-000004", (1, 1, ())))
         self.assertEqual(self.workspace.train("turns", *three, "--resume").code, 0)

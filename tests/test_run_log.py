@@ -26,10 +26,8 @@ class RunLogTest(unittest.TestCase):
         package.propagate = False
 
     def lines(self) -> list[str]:
-        return [
-            line[len("2026-01-31 12:00:00 ") :]
-            for line in self.path.read_text(encoding="utf-8").splitlines()
-        ]
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        return [line[len("2026-01-31 12:00:00 ") :] for line in lines]
 
     def test_lines_from_before_the_file_is_open_come_first(self):
         with RunLog() as run_log:
@@ -73,22 +71,17 @@ class Printable(FolderCase):
     def test_names_that_are_not_utf8_are_logged_and_reported(self):
         name = os.fsdecode(b"\xff\x1b.wav")
         package = logging.getLogger("myxtts")
-        before = package.handlers, package.level, package.propagate
-        self.addCleanup(
-            lambda: (
-                setattr(package, "handlers", before[0]),
-                setattr(package, "propagate", before[2]),
-            )
-        )
-        self.addCleanup(package.setLevel, before[1])
+        for name_of_value in ("handlers", "propagate"):
+            value = getattr(package, name_of_value)
+            self.addCleanup(setattr, package, name_of_value, value)
+        self.addCleanup(package.setLevel, package.level)
 
         def program() -> int:
             package.warning("file %s", name)
             raise DataError(f"{name} cannot be read.")
 
-        out, errors = (
-            io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)
-        )
+        streams = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+        out, errors = streams
         with redirect_stdout(out), redirect_stderr(errors):
             self.assertEqual(report_errors(program), 2)
         self.assertEqual(out.buffer.getvalue(), b"file \\udcff\\x1b.wav\n")

@@ -55,11 +55,6 @@ class EmaDecay(unittest.TestCase):
 
 class TotalSteps(unittest.TestCase):
     def test_run_length_is_the_smaller_limit_and_0_means_no_limit(self):
-        for max_steps, epoch_steps, expected in (
-            (100, 0, 100),
-            (0, 21, 21),
-            (100, 21, 21),
-            (20, 21, 20),
-            (1, 1, 1),
-        ):
-            self.assertEqual(run_length(max_steps, epoch_steps), expected)
+        cases = {(100, 0): 100, (0, 21): 21, (100, 21): 21, (20, 21): 20, (1, 1): 1}
+        for limits, expected in cases.items():
+            self.assertEqual(run_length(*limits), expected)

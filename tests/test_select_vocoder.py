@@ -27,72 +27,47 @@ class SelectVocoder(unittest.TestCase):
         write_record(checkpoint, make_record(settings=settings, step=7, audio_format=audio_format))
         return Path(run)
 
-    def select(self, *requested, voice: str = "runs/voice"):
-        return TrainedRun.open(Path(voice)).select_vocoder(*requested)
+    def select(self, *requested):
+        return TrainedRun.open(Path("runs/voice")).select_vocoder(*requested)
 
-    def assert_refused(
-        self, error: type[UserError], *expected: str, requested=(), voice: str = "runs/voice"
-    ):
-        with self.assertRaises(error) as caught:
-            self.select(*requested, voice=voice)
-        for words in expected:
-            self.assertIn(words, str(caught.exception))
+    def assert_refused(self, error: type[UserError], expected: str, *requested):
+        with self.assertRaisesRegex(error, expected):
+            self.select(*requested)
 
     def test_the_requested_vocoder_goes_before_the_named_one_and_griffin_lim_is_last(self):
         self.assertEqual(self.select(), (None, None, " (no --vocoder was given)"))
         self.assertEqual(self.select("griffin-lim", 60), (None, 60, ""))
         self.assertEqual(self.select("runs/other").trained.path, Path("runs/other"))
         self.write("runs/voice", vocoder="runs/vocoder")
-        self.assertEqual(self.select().trained.path, Path("runs/vocoder"))
-        self.assertEqual(
-            self.select().trained.checkpoint.path, Path("runs/vocoder/checkpoints/step-000007")
-        )
+        checkpoint = self.select().trained.checkpoint.path
+        self.assertEqual(checkpoint, Path("runs/vocoder/checkpoints/step-000007"))
         self.assertEqual(self.select(Path("runs/other")).trained.path, Path("runs/other"))
         self.assertEqual(self.select("griffin-lim"), (None, None, ""))
 
     def test_iterations_are_for_griffin_lim_only(self):
         self.assertEqual(self.select(None, 5).iterations, 5)
-        self.assert_refused(
-            ConfigError,
-            "--iterations 5 was given",
-            "--vocoder runs/vocoder was given",
-            requested=("runs/vocoder", 5),
-        )
+        message = "--iterations 5 was given, .* --vocoder runs/vocoder was given"
+        self.assert_refused(ConfigError, message, "runs/vocoder", 5)
         self.write("runs/voice", vocoder="runs/vocoder")
-        self.assert_refused(
-            ConfigError, "runs/voice has the setting vocoder runs/vocoder", requested=(None, 5)
-        )
+        message = "runs/voice has the setting vocoder runs/vocoder"
+        self.assert_refused(ConfigError, message, None, 5)
 
     def test_a_missing_run_is_an_error_and_never_griffin_lim(self):
-        self.assert_refused(
-            CheckpointError,
-            "--vocoder runs/vocodr was given, but runs/vocodr has no checkpoint",
-            requested=("runs/vocodr",),
-        )
+        message = "--vocoder runs/vocodr was given, but runs/vocodr has no checkpoint"
+        self.assert_refused(CheckpointError, message, "runs/vocodr")
         self.write("runs/voice", vocoder="runs/gone")
-        self.assert_refused(
-            CheckpointError, "runs/voice has the setting vocoder runs/gone", "--vocoder griffin-lim"
-        )
+        message = "runs/voice has the setting vocoder runs/gone.* --vocoder griffin-lim"
+        self.assert_refused(CheckpointError, message)
 
     def test_a_run_of_another_task_is_refused_by_its_task(self):
         for task in ("tts", "asr"):
             self.write("runs/other", task=task)
-            self.assert_refused(
-                CheckpointError, f"trained with --task {task}", requested=("runs/other",)
-            )
+            self.assert_refused(CheckpointError, f"trained with --task {task}", "runs/other")
 
     def test_another_audio_format_is_refused_by_names_and_values(self):
-        self.write(
-            "runs/other",
-            task="vocoder",
-            audio_format=AUDIO_FORMAT | {"hop_samples": 300, "high_hz": 11_025.0},
-        )
-        self.assert_refused(
-            CheckpointError,
-            "hop_samples 300 instead of 256, high_hz 11025.0 instead of 8000.0",
-            requested=("runs/other",),
-        )
+        audio_format = AUDIO_FORMAT | {"hop_samples": 300, "high_hz": 11_025.0}
+        self.write("runs/other", task="vocoder", audio_format=audio_format)
+        message = "hop_samples 300 instead of 256, high_hz 11025.0 instead of 8000.0"
+        self.assert_refused(CheckpointError, message, "runs/other")
         self.write("runs/other", task="vocoder", audio_format={})
-        self.assert_refused(
-            CheckpointError, "sample_rate_hz None instead of 22050", requested=("runs/other",)
-        )
+        self.assert_refused(CheckpointError, "sample_rate_hz None instead of 22050", "runs/other")

@@ -16,41 +16,29 @@ from myxtts.training.loop import NonFiniteLoss, require_finite
 from myxtts.training.observation import Snapshot, Validation
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.step import TABLE_STEPS, Controls, Step
+from tests import tiny
 from tests.long import long
-from tests.tiny import (
-    Toy,
-    build_model,
-    build_toy,
-    features,
-    on_device,
-    replicas_on,
-    rows_of,
-    take_step,
-    training_state,
-)
+from tests.tiny import Toy, build_model, build_toy, features, on_device, rows_of, take_step
 from tests.two_devices import DATA, MODEL
 
 ROWS = [(5, 13), (8, 24), (3, 3), (4, 9)]  # tokens and frames
 
 
-def make_step(
-    model=None,
-    clip=0.0,
-    accumulation=1,
-    static=False,
-    precision="float32",
-    averaged=True,
-    xla=False,
-):
+def make_step(model=None, clip=0.0, accumulation=1, static=False, xla=False, **options):
     """Return (state, step) of a model, by default the toy."""
-    state = training_state(model or build_toy(precision), precision, averaged)
+    precision = options.get("precision", "float32")
+    state = tiny.training_state(model or build_toy(precision), **options)
     return state, Step(state, clip, accumulation, static, xla)
 
 
 def run_step(step, *batches, number=1, learning_rate=1e-2, ema_decay=0.9):
-    return step.read(
-        take_step(step, [[on_device(batch)] for batch in batches], number, learning_rate, ema_decay)
-    )
+    microbatches = [[on_device(batch)] for batch in batches]
+    return step.read(take_step(step, microbatches, number, learning_rate, ema_decay))
+
+
+def assert_close(left, right, **tolerances):
+    for first, second in zip(left, right, strict=True):
+        np.testing.assert_allclose(first, second, **{"rtol": 0.0, "atol": 0.0, **tolerances})
 
 
 def snapshot_of(state):
@@ -73,10 +61,8 @@ class LostWorker(unittest.TestCase):
 
         def all_reduce(_, tensors):
             first, *others = tensors
-            return [
-                tf.ensure_shape(tf.numpy_function(lose, [first], tf.float32), first.shape),
-                *others,
-            ]
+            lost = tf.numpy_function(lose, [first], tf.float32)
+            return [tf.ensure_shape(lost, first.shape), *others]
 
         distributed = mock.patch.multiple(
             "myxtts.placement.replicas.Replicas", is_distributed=True, all_reduce_sum=all_reduce
@@ -85,34 +71,25 @@ class LostWorker(unittest.TestCase):
         with distributed:
             state, step = make_step(model, clip=0.0)
             variables = [*model.variables, *state.averages]
-            variables += [
-                v
-                for group in state.groups
-                for v in group.optimizer.variables
-                if v.name != "learning_rate"
-            ]
+            variables += [v for v in state.optimizer.variables if v.name != "learning_rate"]
             before = [variable.numpy() for variable in variables]
             with self.assertRaisesRegex(tf.errors.OpError, "another worker is lost"):
                 run_step(step, features(ROWS))
-        for variable, value in zip(variables, before, strict=True):
-            np.testing.assert_array_equal(variable.numpy(), value, err_msg=variable.name)
+        assert_close([variable.numpy() for variable in variables], before)
 
 
 class Accumulation(unittest.TestCase):
     def test_accumulated_microbatches_match_one_large_batch(self):
         batch = features(ROWS)
-        (state, whole), (accumulated, parts) = (
-            make_step(clip=1.0),
-            make_step(clip=1.0, accumulation=3),
-        )
+        state, whole = make_step(clip=1.0)
+        accumulated, parts = make_step(clip=1.0, accumulation=3)
         cuts = [slice(0, 1), slice(1, 3), slice(3, 4)]
         for number in (1, 2, 3):
             expected = run_step(whole, batch, number=number)
             result = run_step(parts, *(rows_of(batch, cut) for cut in cuts), number=number)
             for name, value in expected.items():
                 np.testing.assert_allclose(result[name], value, rtol=1e-5, err_msg=name)
-        for left, right in zip(weights(state), weights(accumulated), strict=True):
-            np.testing.assert_allclose(left, right, atol=1e-5)
+        assert_close(weights(state), weights(accumulated), atol=1e-5)
 
     def test_incomplete_step_uses_only_its_own_batches(self):
         state, step = make_step(accumulation=3)
@@ -153,7 +130,7 @@ class Gradient(unittest.TestCase):
             self.assertAlmostEqual(used / norm, 1.0, 4)
 
     def test_weight_decay_applies_to_kernels_only(self):
-        state = training_state(build_model())
+        state = tiny.training_state(build_model())
         state.optimizer.learning_rate = 1.0
         for variable in state.model.trainable_variables:
             variable.assign(tf.ones_like(variable.value))
@@ -180,12 +157,9 @@ class StepArguments(unittest.TestCase):
         expected = weights(state)
         for number, decay in enumerate((0.1, 0.9), 1):
             run_step(step, features(ROWS), number=number, ema_decay=decay)
-            expected = [
-                decay * mean + (1 - decay) * w
-                for mean, w in zip(expected, weights(state), strict=True)
-            ]
-            for mean, average in zip(expected, state.averages, strict=True):
-                np.testing.assert_allclose(average.numpy(), mean, atol=1e-6)
+            pairs = zip(expected, weights(state), strict=True)
+            expected = [decay * mean + (1 - decay) * weight for mean, weight in pairs]
+            assert_close([average.numpy() for average in state.averages], expected, atol=1e-6)
 
     def test_a_snapshot_has_the_averaged_weights_or_the_weights_and_changes_none(self):
         for averaged in (True, False):
@@ -195,12 +169,8 @@ class StepArguments(unittest.TestCase):
             expected = [average.numpy() for average in state.averages] or before
             snapshot = snapshot_of(state)
             snapshot.take()
-            for variable, weight in zip(
-                snapshot.network.trainable_variables, expected, strict=True
-            ):
-                np.testing.assert_array_equal(variable.numpy(), weight)
-            for left, right in zip(before, weights(state), strict=True):
-                np.testing.assert_array_equal(left, right)
+            assert_close([v.numpy() for v in snapshot.network.trainable_variables], expected)
+            assert_close(before, weights(state))
             self.assertEqual(len(state.averages), len(before) if averaged else 0)
 
 
@@ -215,20 +185,15 @@ class HandOverTest(unittest.TestCase):
         for number in range(steps):
             microbatches = 1 if number == 1 else accumulation
             padded = (8 + number // 2, 24 + number // 2)
-            made.append(
-                [
-                    [on_device(features(ROWS, padded, seed=9 * number + i), DATA)]
-                    for i in range(microbatches)
-                ]
-            )
+            batches = [features(ROWS, padded, seed=9 * number + i) for i in range(microbatches)]
+            made.append([[on_device(batch, DATA)] for batch in batches])
         return made
 
     def chained(self, step, steps):
         """Take the steps as the loop does; return their outcomes."""
         handed, outcomes = step.hand_over(steps[0][0]), []
-        for number, (microbatches, later) in enumerate(
-            zip(steps, [*steps[1:], steps[-1]], strict=True), 1
-        ):
+        following = [*steps[1:], steps[-1]]
+        for number, (microbatches, later) in enumerate(zip(steps, following, strict=True), 1):
             outcome, handed = step(handed, [*microbatches[1:], later[0]], number, self.RATES)
             require_device(MODEL, [*handed[0].items(), ("outcome", outcome)])
             outcomes.append(outcome.numpy())
@@ -268,21 +233,11 @@ class HandOverTest(unittest.TestCase):
             step._traced[key] = lambda *arguments, function=function: (
                 passed.append(arguments) or function(*arguments)
             )
-        later, constants = (
-            step._controls,
-            {id(step._controls._stop[0]), id(step._controls._stop[1])},
-        )
-        with mock.patch(
-            "myxtts.training.step.tf.constant", side_effect=AssertionError("a tensor was made")
-        ):
+        later, made = step._controls, AssertionError("a tensor was made")
+        with mock.patch("myxtts.training.step.tf.constant", side_effect=made):
             for number, stop in ((2, False), (3, True), (4, False)):
-                known = {
-                    *map(id, later._table.values()),
-                    *map(id, step._no_losses),
-                    id(later._steps_done_on_device),
-                    *constants,
-                }
-                known |= {id(tensor) for tensor in tf.nest.flatten([handed, batch])}
+                kept = [later._table, later._stop, later._steps_done_on_device, step._no_losses]
+                known = {id(tensor) for tensor in tf.nest.flatten([kept, handed, batch])}
                 outcome, handed = step(handed, [batch, batch], number, self.RATES, stop)
                 accumulated, finished = passed[-2:]
                 self.assertLessEqual(set(map(id, tf.nest.flatten(accumulated))), known)
@@ -301,33 +256,16 @@ class RatesTest(unittest.TestCase):
         )
         batch = [on_device(features(ROWS), DATA)]
         handed = step.hand_over(batch)
-        numbers = [
-            1,
-            2,
-            3,
-            TABLE_STEPS - 1,
-            TABLE_STEPS,
-            TABLE_STEPS + 1,
-            TABLE_STEPS + 2,
-            5,
-            2 * TABLE_STEPS,
-            7,
-        ]
-        for (
-            number
-        ) in numbers:  # a resumed run starts anywhere, and a sync may move a run to a later step
-            before, weight_before = state.averages[0].numpy(), None
+        around = range(TABLE_STEPS - 1, TABLE_STEPS + 3)
+        # A resumed run starts anywhere, and a sync may move a run to a later step.
+        for number in (1, 2, 3, *around, 5, 2 * TABLE_STEPS, 7):
+            before = state.averages[0].numpy()
             _, handed = step(handed, [batch], number, falling)
             rate = state.optimizer.learning_rate.numpy()
             self.assertEqual(rate, np.float32(falling.learning_rate(number - 1)), number)
             decay = np.float32(falling.ema_decay(number - 1))
-            weight_before = state.trained[0].numpy()
-            np.testing.assert_allclose(
-                state.averages[0].numpy(),
-                before - (1 - decay) * (before - weight_before),
-                rtol=1e-5,
-                atol=1e-7,
-            )
+            expected = before - (1 - decay) * (before - state.trained[0].numpy())
+            assert_close([state.averages[0].numpy()], [expected], rtol=1e-5, atol=1e-7)
 
     def test_changed_rates_are_used_from_the_next_step_on(self):
         state, step = make_step()
@@ -356,9 +294,7 @@ class TrainedDifferently(Toy):
     def __init__(self, symbols: int):
         super().__init__(symbols)
         self.calls = 0
-        self.batches = self.add_weight(
-            shape=(), initializer="zeros", trainable=False, name="batches"
-        )
+        self.batches = self.add_weight((), "zeros", trainable=False, name="batches")
 
     def call(self, batch, training=False):
         self.calls += 1
@@ -375,9 +311,8 @@ class ValidationTest(unittest.TestCase):
             state, step = make_step()
             snapshot = snapshot_of(state)
         run_step(step, features(ROWS))
-        held_out = [
-            on_device(rows_of(features(ROWS, seed=3), rows)) for rows in (slice(0, 2), slice(2, 4))
-        ]
+        batch, halves = features(ROWS, seed=3), (slice(0, 2), slice(2, 4))
+        held_out = [on_device(rows_of(batch, rows)) for rows in halves]
         held_out.append(on_device(features([(2, 30)], padded=(2, 30))))  # of another shape
         feed = contextlib.nullcontext([(SimpleNamespace(features=batch),) for batch in held_out])
         before = {group: dict(state.arrays(group)) for group in state.variables()}
@@ -393,10 +328,7 @@ class ValidationTest(unittest.TestCase):
             self.assertAlmostEqual(actual, 1.0, 5)
         self.assertEqual(losses["loss"], losses["mel"] + losses["duration"])
         for group, arrays in before.items():
-            for name, array in state.arrays(group):
-                np.testing.assert_array_equal(
-                    array, arrays[name], err_msg=f"{group}/{name}", strict=True
-                )
+            assert_close(dict(state.arrays(group)).values(), arrays.values())
 
     def test_a_metric_gets_each_batch_with_the_outputs_and_starts_anew_in_each_pass(self):
         class FrameError:
@@ -454,7 +386,7 @@ class NonFinite(unittest.TestCase):
         self.assertEqual(caught.exception.step, 2)
 
     def test_non_finite_gradient_of_a_finite_loss_is_found(self):
-        with replicas_on(MODEL).scope():
+        with tiny.replicas_on(MODEL).scope():
             root = Root()
         state, step = make_step(root)
         outcome = run_step(step, features(ROWS), number=4)
@@ -473,8 +405,7 @@ class LossScale(unittest.TestCase):
         before = weights(self.state)
         self.optimizer.dynamic_scale.assign(3e38)
         outcome = run_step(self.step, features(ROWS), number=1)
-        for left, right in zip(before, weights(self.state), strict=True):
-            np.testing.assert_array_equal(left, right)
+        assert_close(before, weights(self.state))
         self.assertTrue(np.isfinite(outcome["loss"]))
         self.assertFalse(np.isfinite(outcome["gradient_norm"]))
         self.assertEqual(self.state.bad_step.numpy(), 0)
@@ -509,12 +440,9 @@ class LossScale(unittest.TestCase):
     def test_norm_is_correct_in_the_step_that_changes_the_scale(self):
         self.optimizer.dynamic_scale.assign(8.0)
         self.optimizer.step_counter.assign(self.optimizer.dynamic_growth_steps - 1)
-        norms = [
-            run_step(self.step, features(ROWS), learning_rate=0.0)["gradient_norm"]
-            for _ in range(2)
-        ]
+        first, second = (run_step(self.step, features(ROWS), learning_rate=0.0) for _ in range(2))
         self.assertEqual(self.optimizer.dynamic_scale.numpy(), 16.0)
-        np.testing.assert_allclose(norms[0], norms[1], rtol=1e-3)
+        np.testing.assert_allclose(first["gradient_norm"], second["gradient_norm"], rtol=1e-3)
 
 
 class Traces(unittest.TestCase):
@@ -537,32 +465,25 @@ class CompiledByXla(unittest.TestCase):
     """The whole step of the toy, and the network's gradients, whose step takes 10 s more."""
 
     def test_compiled_step_matches_the_plain_step(self):
-        (state, step), (compiled_state, compiled) = (
-            make_step(clip=0.5),
-            make_step(clip=0.5, static=True, xla=True),
-        )
+        state, step = make_step(clip=0.5)
+        compiled_state, compiled = make_step(clip=0.5, static=True, xla=True)
         for number in (1, 2):
-            expected, result = (
-                run_step(each, features(ROWS), number=number) for each in (step, compiled)
-            )
+            expected = run_step(step, features(ROWS), number=number)
+            result = run_step(compiled, features(ROWS), number=number)
             for name, value in expected.items():
                 np.testing.assert_allclose(result[name], value, rtol=1e-5, err_msg=name)
-        for left, right in zip(weights(state), weights(compiled_state), strict=True):
-            np.testing.assert_allclose(left, right, atol=1e-5)
-        for left, right in zip(state.averages, compiled_state.averages, strict=True):
-            np.testing.assert_allclose(left.numpy(), right.numpy(), atol=1e-5)
+        assert_close(weights(state), weights(compiled_state), atol=1e-5)
+        averages = ([v.numpy() for v in each.averages] for each in (state, compiled_state))
+        assert_close(*averages, atol=1e-5)
 
     @long
     def test_compiled_network_has_the_same_losses_and_finite_gradients(self):
         """The flow loss differs, since XLA draws other random numbers from a seed."""
-        state, step = make_step(
-            build_model(segment_frames=24, gradient_checkpointing=True), averaged=False
-        )
+        model = build_model(segment_frames=24, gradient_checkpointing=True)
+        state, step = make_step(model, averaged=False)
         batch = on_device(features(ROWS))
         with tf.device(MODEL):
-            plain = {
-                name: loss.numpy() for name, loss in state.model(batch, training=True)[0].items()
-            }
+            plain = tf.nest.map_structure(lambda loss: loss.numpy(), model(batch, training=True)[0])
             losses, gradients = tf.function(step._gradients, jit_compile=True)(batch)
         compiled = dict(zip(state.model.LOSS_NAMES, losses.numpy(), strict=True))
         for name in ("mel", "prior", "duration", "pitch", "energy"):
@@ -574,10 +495,8 @@ class CompiledByXla(unittest.TestCase):
 class Network(unittest.TestCase):
     def test_network_learns_a_batch_with_one_trace(self):
         state, step = make_step(build_model(), clip=1.0, averaged=False)
-        losses = [
-            run_step(step, features(ROWS, (8 + i % 3, 24 + i % 3)), number=i + 1)["loss"]
-            for i in range(12)
-        ]
+        batches = [features(ROWS, (8 + i % 3, 24 + i % 3)) for i in range(12)]
+        losses = [run_step(step, batch, number=i)["loss"] for i, batch in enumerate(batches, 1)]
         self.assertTrue(np.isfinite(losses).all())
         self.assertLess(losses[-1], 0.8 * losses[0])
         self.assertEqual(step.traces, 1)
@@ -587,9 +506,8 @@ class Network(unittest.TestCase):
 
     @long
     def test_network_learns_in_float16(self):
-        state, step = make_step(
-            build_model("mixed_float16"), clip=1.0, precision="mixed_float16", averaged=False
-        )
+        model = build_model("mixed_float16")
+        state, step = make_step(model, clip=1.0, precision="mixed_float16", averaged=False)
         outcomes = [run_step(step, features(ROWS), number=i + 1) for i in range(12)]
         self.assertLess(outcomes[-1]["loss"], 0.8 * outcomes[0]["loss"])
         self.assertTrue(np.isfinite(outcomes[-1]["gradient_norm"]))

@@ -56,10 +56,8 @@ def _contradictions(config: Config, own: Collection[str]) -> Iterator[str]:
 def check_worker_count(config: Config, workers: int) -> None:
     """Raise ConfigError for settings of a single worker in a run that is one of several workers."""
     if config.local_sgd.sync_every:
-        raise ConfigError(
-            f"--sync-every was given to {workers} workers, which synchronize their gradients at"
-            " each step. Leave out one of the two."
-        )
+        reason = "which synchronize their gradients at each step. Leave it out"
+        raise ConfigError(f"--sync-every was given to {workers} workers, {reason}.")
 
 
 def check_xla(config: Config, replicas: int, placement: str, supports_xla: bool) -> None:
@@ -67,10 +65,8 @@ def check_xla(config: Config, replicas: int, placement: str, supports_xla: bool)
     if config.training.compile != "xla":
         return
     if not supports_xla:
-        raise ConfigError(
-            f"--compile xla was given, but the task {config.model.task} cannot be compiled by XLA."
-            " Leave out --compile."
-        )
+        task = f"the task {config.model.task} cannot be compiled by XLA"
+        raise ConfigError(f"--compile xla was given, but {task}. Leave out --compile.")
     if replicas > 1:
         raise PlacementError(
             f"--compile xla was given with {replicas} replicas ({placement}), but XLA compiles for"

@@ -20,8 +20,7 @@ from myxtts.config.flags import SECTIONS, SETTINGS, Setting, nearest
 from myxtts.config.schema import NAMES_GPUS, Config, flag_of
 from myxtts.errors import ConfigError
 
-# Length of a value in a message.
-SHOWN_CHARACTERS = 60
+SHOWN_CHARACTERS = 60  # of a value in a message
 # The file in which a run records its settings.
 RUN_CONFIG = "config.yaml"
 # A key besides the sections: the files that a file builds on.

@@ -228,7 +228,7 @@ class Exported(unittest.TestCase):
         os.truncate(averages, 1_000)
         vocoder = f"--run {self.vocoder_folder}"
         for flags, expected in (
-            (f"--vocoder {self.run_folder}", "trained with --task tts, and is no vocoder"),
+            (f"--vocoder {self.run_folder}", "it was trained with --task tts"),
             (f"--vocoder {self.vocoder_folder} --iterations 9", "--iterations 9 was given"),
             (f"{vocoder} --vocoder griffin-lim", "is a vocoder itself, not a voice"),
             (f"{vocoder} --iterations 9", "Leave out --vocoder and --iterations"),

@@ -6,7 +6,7 @@ import random
 import unicodedata
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,14 +114,11 @@ def phoneme_class(symbol: str) -> str:
 
 def word_spans(phonemes: Sequence[Phoneme]) -> list[tuple[float, float]]:
     """Return the start and the end of each word in seconds."""
-    spans: list[tuple[float, float]] = []
-    in_word = False
-    for symbol, start_s, end_s in phonemes:
-        if in_word and symbol.strip():
-            spans[-1] = spans[-1][0], end_s
-        elif symbol.strip():
-            spans.append((start_s, end_s))
-        in_word = bool(symbol.strip())
+    spans = []
+    for is_word, of_word in groupby(phonemes, lambda phoneme: bool(phoneme.symbol.strip())):
+        sounds = list(of_word)
+        if is_word:
+            spans.append((sounds[0].start_s, sounds[-1].end_s))
     return spans
 
 

@@ -112,12 +112,10 @@ class MeasuredCorpus(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What is measured of the weights of a run: the folder of the run, the record of one of its
-    checkpoints, the utterances, how, and on which devices.
-    """
+    """What is measured of the weights of a run, how, and on which devices."""
 
     run: Path
-    record: Record
+    record: Record  # of one of its checkpoints
     corpus: MeasuredCorpus
     options: EvaluationOptions
     route: Route
@@ -179,9 +177,7 @@ def load_held_out(run: TrainedRun, listing: Path) -> MeasuredCorpus:
 def _load_training(
     run: TrainedRun, config: Config, listing: Path
 ) -> tuple[dataset.Corpus, dataset.Corpus | None, Vocabulary]:
-    """Load what a checkpoint was trained and validated on, and the vocabulary of both: speakers who
-    are only held out may be missing in that of the checkpoint.
-    """
+    """Load what a checkpoint was trained and validated on, and the vocabulary of both."""
     data = config.data
     # Without --train-data, training makes the demo corpus. An evaluation of a new one would say
     # nothing of the run.
@@ -225,9 +221,7 @@ def for_evaluation(config: Config) -> Config:
 def load_utterances(
     network: XTTS, corpus: MeasuredCorpus, route: Route, folder: Path, count: int
 ) -> tuple[list[Utterance], list[UtteranceBatch]]:
-    """Return at most `count` utterances, selected by the run's seed, and their batches; the last
-    rows may be beyond these utterances.
-    """
+    """Return at most `count` utterances, selected by the run's seed, and batches of these first."""
     manifest, config = corpus.manifest, corpus.config
     extractor = task_of(config).extractor(config, training=False)
     bucket = dataset.single_bucket_corpus(manifest, config)

@@ -214,7 +214,7 @@ def longest_unmatched_s(path: np.ndarray, pair_db: np.ndarray, loud: np.ndarray)
 
 
 def mean_frame_errors(utterances: Sequence[FrameErrors]) -> Means:
-    """Return means over utterances, of F0 and voicing over pairs; None where none is measured."""
+    """Return means over utterances, of F0 and voicing over pairs."""
     f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
     voicing_errors = np.concatenate([metrics.voicing_errors for metrics in utterances])
     # Two utterances may have no frame that is voiced in both, as an untrained voice shows.

@@ -38,10 +38,7 @@ def predict_mels(
     device: str,
     throttle: Throttle = no_throttle,
 ) -> list[np.ndarray]:
-    """Synthesize the texts of some utterances with the references of others: front end and network.
-
-    Returns log-mels, float32 [frames, 80] each.
-    """
+    """Return log-mels of the texts of utterances with the references of others, [frames, 80]."""
     vocabulary = record.vocabulary
     frontend = record.settings.data.text_frontend
     tokens = []

@@ -92,22 +92,16 @@ class Column(NamedTuple):
 
 
 class TTSEvaluator:
-    """Measures the weights that a network has, any number of times.
-
-    What does not depend on them is measured once, when the object is made.
+    """Measures the weights that a network has, any number of times, and what does not depend on
+    them once. Raises UserError if the recogniser cannot be used, or does not know a language.
 
     Args:
-        network: for inference, on the device.
         vocoders: by the suffix of their columns. That of "" also makes shuffled texts.
         in_run: leave out shuffled texts, which take as long as the synthesis itself.
 
     Attributes:
         recorded: features of the recordings.
-        alignments: phonemes by the name of a recording, from the corpus; empty if it has none.
         utterances, columns, real_time_factors: of the last `score`, with its alignments.
-
-    Raises:
-        UserError: the recogniser cannot be used, or does not know a language or symbol.
     """
 
     def __init__(

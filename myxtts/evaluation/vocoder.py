@@ -90,13 +90,8 @@ def score_in_run(
 
 
 class VocoderEvaluator:
-    """Measures the copies of recordings that a vocoder makes, any number of times.
-
-    Griffin-Lim's are measured once.
-
-    Attributes:
-        utterances: id, speaker and language of each.
-        columns: of the last `score`.
+    """Measures the copies of recordings that a vocoder makes, any number of times, and
+    Griffin-Lim's once. `columns` are of the last `score`.
     """
 
     def __init__(self, evaluation: Evaluation, vocoder: VocoderProtocol):

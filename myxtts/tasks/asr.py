@@ -131,7 +131,7 @@ class ASRSampler(Sampler):
         lines = []
         for row, name in enumerate(self._names):
             transcript = transcripts[row]
-            lines += [self._examples.ids[row], f"  reference   {references[row]}"]
+            lines += [self._ids[row], f"  reference   {references[row]}"]
             lines += [f"  transcript  {transcript}", ""]
             likeliest = self._likeliest(posteriors[row, : positions[row]])
             picture = mel_and_posteriors(mels[row, : frames[row]], likeliest, transcript)

@@ -48,7 +48,7 @@ class Sampler(ABC):
     compiled by `trace`, on the main thread, so that any thread may call.
 
     The folder gets `step-000500/` with a picture of each utterance, such as `1-NAME.png`, and what
-    else the task writes. FIELDS is the contract of the examples.
+    else the task writes. FIELDS is the contract of the examples, of which only the first stay.
     """
 
     FIELDS: dict[str, Field]
@@ -57,9 +57,9 @@ class Sampler(ABC):
         count = min(SAMPLED_UTTERANCES, len(examples.ids))
         self._network = network
         self._batch = first_rows(examples.batch, self.FIELDS, count)
-        self._examples = examples
+        self._ids, self._texts, self._files = (column[:count] for column in examples[1:])
         # Files of several folders may have the same stem.
-        self._names = [numbered_name(i, name) for i, name in enumerate(examples.ids[:count], 1)]
+        self._names = [numbered_name(i, name) for i, name in enumerate(self._ids, 1)]
         self._folder = folder
         self._tensorboard = tensorboard
 

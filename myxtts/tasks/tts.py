@@ -113,8 +113,7 @@ class TTSSampler(Sampler):
             copied_by["vocoder"] = vocoder
             self._synthesized_by["synthesized-griffin-lim"] = griffin_lim
         mel, frames = self._batch["mel"], self._batch["frames"]
-        files = self._examples.files[: len(self._names)]
-        self._fixed = {"recording": [read_wave(file) for file in files]}
+        self._fixed = {"recording": [read_wave(file) for file in self._files]}
         self._fixed |= {kind: vocode(copier, mel, frames) for kind, copier in copied_by.items()}
 
     def trace(self) -> None:
@@ -135,8 +134,8 @@ class TTSSampler(Sampler):
         for row, name in enumerate(self._names):
             recorded = recorded_mels[row, : recorded_frames[row]]
             path = paths[row, : recorded_frames[row]]
-            text = self._examples.texts[row]
-            picture = mel_and_alignment(recorded, mels[row, : frames[row]], path, text)
+            synthesized, text = mels[row, : frames[row]], self._texts[row]
+            picture = mel_and_alignment(recorded, synthesized, path, text)
             for kind, waves in sounds.items():
                 write_wav(folder / sound_file(name, kind), waves[row])
             self.write_picture(step, folder / f"{name}.png", f"mel_and_alignment/{name}", picture)

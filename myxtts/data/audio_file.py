@@ -20,9 +20,9 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import DataError
 from myxtts.files import attach_path_to_errors
 
-# body of the format chunk: PCM, mono, rate, bytes per second, bytes per frame, bits per sample
+# Needs no conversion: PCM, mono, rate, bytes per second, bytes per frame, bits per sample.
 NATIVE_FORMAT = struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)
-# Data length in a WAV file that was written to a pipe.
+# A program that writes to a pipe does not know the data length, and writes this instead.
 STREAMED_BYTES = 0xFFFFFFFF
 # Real files have fewer than ten; limits the reads of a damaged one.
 MAX_CHUNKS = 64
@@ -33,8 +33,8 @@ BLOCK_SAMPLES = 65_536
 MAX_RECORDING_S = 4 * 3600.0
 # More than the resampling filter sees, so that a cut does not change the samples before it.
 FILTER_S = 1.0
-# Role, shortest length in seconds, and advice: see `check_recording`.
 RECORDING = "recording", 0.1, "Give audio files, each with at least 0.1 s of speech."
+"""Role, shortest length in seconds, and advice, for `check_recording`."""
 REFERENCE = (
     *("reference", 0.5),
     "Give audio files of the speaker with --reference, each with at least 0.5 s of speech.",
@@ -104,7 +104,6 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
     start = file.read(12)
     if start[:4] != b"RIFF" or start[8:] != b"WAVE":
         return None
-    # Name, promised length, bytes to the end of the file, first 16 bytes of the body.
     chunks = []
     begin = 12
     for _ in range(MAX_CHUNKS):

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from myxtts.errors import DataError
 
-# In the order in which files of one stem are taken.
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
-# LJSpeech, Piper, others, Common Voice.
+# So named by LJSpeech, Piper, others and Common Voice.
 AUDIO_SUBFOLDERS = ("wavs", "wav", "audio", "clips")
 
 

@@ -21,7 +21,7 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.data.manifest import Manifest
 from myxtts.data.texts import TeacherRows
 
-# Lengths among which the bounds are chosen.
+# So the costs in `bucket_bounds`, a square table of float64, take at most 512 KiB.
 CANDIDATES = 256
 
 EpochHistory = tuple[tuple[int, int], ...]
@@ -40,17 +40,14 @@ def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -
     longest utterance.
     """
     hops = np.sort(-(-np.asarray(samples, np.int64) // HOP_SAMPLES))
-    # Utterances up to each candidate.
     counts = np.append(np.arange(step_utterances, len(hops), step_utterances), len(hops))
     intervals = (hops[counts - 1] - hops[0]) * CANDIDATES // (hops[-1] - hops[0] + 1)
-    # The last of each interval.
     counts = counts[np.append(intervals[1:] != intervals[:-1], True)]
     edges = hops[counts - 1]
     before = np.concatenate([[0], counts[:-1]])
-    # cost[i, j]: padded length of a bucket from candidate i to candidate j, both included
     cost = np.where(np.tri(len(counts), dtype=bool).T, (counts - before[:, None]) * edges, np.inf)
-    # least[j] is the total up to candidate j. Each entry of firsts says where the last bucket then
-    # begins.
+    # least[j] is the total up to candidate j. Its last bucket is kept too, since the bounds are
+    # found from the longest to the shortest.
     least = cost[0]
     firsts = []
     for _ in range(buckets - 1):
@@ -155,16 +152,15 @@ class Plan:
         self._seed = seed
         self._speakers = speakers
         self._replica_step_sizes = asked * accumulation
-        # By length.
-        self._ranked = np.argsort(samples, kind="stable").astype(np.int32)
-        up_to_bound = np.searchsorted(samples[self._ranked], bounds, side="right")
-        longest_text = np.maximum.accumulate(token_counts[self._ranked])
+        self._by_length = np.argsort(samples, kind="stable").astype(np.int32)
+        up_to_bound = np.searchsorted(samples[self._by_length], bounds, side="right")
+        longest_text = np.maximum.accumulate(token_counts[self._by_length])
         self._padded_tokens = np.concatenate([[0], longest_text])[up_to_bound]
 
     @cached_property
     def steps_per_epoch(self) -> int:
         """The same in every epoch, since it depends only on the lengths."""
-        return len(self._layout(self._ranked, self.replicas)[1])
+        return len(self._layout(self._by_length, self.replicas)[1])
 
     def shape(self, bucket: int) -> tuple[int, int, int]:
         """Return (utterances, samples, tokens) of the batches in a bucket, padding included."""
@@ -174,7 +170,7 @@ class Plan:
 
     def epoch(self, epoch: int, history: EpochHistory = ()) -> EpochPlan:
         """Plan an epoch, counted from 0, or what the steps of `history` have left of it."""
-        left = self._ranked
+        left = self._by_length
         for number, (replicas, steps) in enumerate(history):
             begun = self._shuffle(left, replicas, [epoch, *np.ravel(history[:number])])
             left = left[np.isin(left, begun.order[begun.step_start[steps] :])]

@@ -255,9 +255,7 @@ def _spans(samples: np.ndarray, events: list[tuple[int, str]]) -> list[tuple[str
     without silence is left out.
     """
     sounding = np.flatnonzero(samples)
-    # At i: the end of the first i non-zero samples.
     silent_from = np.concatenate([[0], sounding + 1])
-    # In reverse order.
     starts: list[tuple[int, str]] = []
     next_start = next_phoneme = len(samples)
     for start, symbol in reversed(events):

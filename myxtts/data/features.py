@@ -19,7 +19,6 @@ from myxtts.config.schema import AugmentationConfig
 from myxtts.data.texts import teacher_row_count
 from myxtts.portable_ops import float32_matmul, fold_in, on_host
 
-# Spectral gain curve over the mel bands, the constant included.
 VTLP_COSINES = 9
 NO_AUGMENTATION = AugmentationConfig()
 # A teacher may need a fourth more frames than the longest utterance of the bucket.
@@ -28,9 +27,9 @@ TEACHER_STRETCH = 1.0 + 1.0 / TEACHER_SLACK
 # on each side of a segment's samples: more than its first and last mel and F0 look at (1.5, 2.7)
 MARGIN_HOPS = 3
 
-# Returns a frozen network on a device, always the same one. A traced function does not keep its
-# variables alive.
+# Always the same network for a device: a traced function does not keep its variables alive.
 LoadFrozen = Callable[[str], Any]
+"""Returns a frozen network on a device."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,6 @@ def _cut_stretch(waves: dict, segment_frames: int | None, at_random: bool) -> _S
         first = tf.zeros_like(frames)
         length = frame_count(tf.shape(waves["pcm"])[1])
     else:
-        # An utterance that is shorter is at the start of its segment.
         spare = tf.cast(tf.maximum(frames - segment_frames, 0), tf.float32)
         place = 0.5 * spare
         if at_random:
@@ -243,7 +241,7 @@ def fewest_samples(tokens, token_count, subsampling: int):
     int32 [batch] of int32 [batch, tokens] and [batch], all in host memory.
     """
     with on_host():
-        # Without begin and end, as CTC sees them.
+        # CTC does not see begin and end.
         labels = tokens[:, 1:-1]
         count = tf.maximum(token_count - 2, 0)
         equal = tf.cast(labels[:, 1:] == labels[:, :-1], tf.int32)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-# Between two looks at a stop request.
 STOP_POLL_S = 0.1
 
 Item = TypeVar("Item")
@@ -126,7 +125,7 @@ class Feed(Generic[Item]):
                 if hasattr(iterator, "close"):
                     iterator.close()
         except BaseException as raised:
-            # The consumer raises it at this batch.
+            # Not lost with this thread: the consumer raises it at this batch.
             error = raised
         self._full.set()
         self._ready.put((None, error))

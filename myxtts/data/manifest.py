@@ -28,12 +28,11 @@ from myxtts.text.frontend import Frontend, symbols_of
 from myxtts.text.languages import canonical_code
 from myxtts.text.symbols import SymbolTable, frames_needed
 
-# To be increased when the columns or the checks change.
+# Increase it with the columns or the checks: a manifest of earlier ones must not be taken.
 CACHE_FORMAT = 4
 DIGEST_BYTES = 32
 # More than cores, since they mostly wait for the disk.
 HEADER_THREADS = 8
-# Rows that a thread takes at a time.
 CHUNK_ROWS = 256
 # Twice the frames of the longest utterance, which is more than its symbols.
 MAX_TEXT_CHARACTERS = 20_000
@@ -42,8 +41,8 @@ STRING_COLUMNS = ("ids", "paths", "texts")
 UNKNOWN_LANGUAGE = "language unknown to the training corpus"
 UNKNOWN_SYMBOL = "symbol unknown to the training corpus"
 
-# (row, reason, detail): notes that a row is unusable.
 Reject = Callable[[Row, str, str], None]
+"""(row, reason, detail): notes that a row is unusable."""
 
 Result = TypeVar("Result")
 
@@ -266,7 +265,7 @@ def _examine(row: Row, folder: str, data: DataConfig) -> _Audio | UnusableAudio:
         if samples > data.max_seconds * SAMPLE_RATE_HZ:
             limit = f"at most {data.max_seconds} s (--max-seconds)"
             raise UnusableAudio("too long", f"{math.ceil(ms) / 1000:.3f} s, {limit}")
-        # All samples are read.
+        # Of floats alone, since it reads all samples.
         if header.floating:
             check_finite(path)
     except UnusableAudio as error:

@@ -25,9 +25,8 @@ DEFAULT_SPEAKER = "default"
 # libsndfile has no decoder for these.
 UNREADABLE = (".m4a", ".aac", ".mp4", ".webm", ".wma", ".amr")
 METADATA_NAMES = ("metadata.csv", "metadata.tsv", "metadata.txt")
-# Of a metadata file: ten million rows.
+# Ten million rows of 200 bytes.
 MAX_BYTES = 1 << 31
-# Of a path or another text of the file in a message.
 SHOWN_CHARACTERS = 500
 
 SEPARATORS = {"|": "|", "\t": "tabs", ";": "semicolons", ",": "commas"}
@@ -35,7 +34,6 @@ SEPARATORS = {"|": "|", "\t": "tabs", ";": "semicolons", ",": "commas"}
 # the quotes around a whole field of a table.
 LITERAL = "|\t"
 
-# Of the names of a meaning, the first that a header has is used.
 NAMES_BY_MEANING = {
     "path": (
         "path audio_file audio_path audio_filepath audio_filename audio file file_path filepath"
@@ -191,9 +189,6 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
         rows._replace(rows=tuple(row for row in rows.rows if row.id not in held_out)),
         rows._replace(rows=tuple(row for row in rows.rows if row.id in held_out), rejected=()),
     )
-
-
-# The forms of a metadata file
 
 
 class _File(NamedTuple):

@@ -19,7 +19,7 @@ from myxtts.data.reading import ReadRows
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, locked_file
 
-# Decoded at a time; limits the memory if the disk is slow.
+# Limits the memory if the disk is slower than the decoding.
 CHUNK_UTTERANCES = 256
 
 CHECKSUM = np.dtype("<u4")
@@ -63,7 +63,6 @@ def rows_from_cache(manifest: Manifest, path: Path) -> ReadRows:
     pcm = np.memmap(path, np.int16, mode="r", shape=(_sample_count(manifest),))
     checksums = np.fromfile(path, CHECKSUM, len(manifest), offset=pcm.nbytes)
     offsets = np.concatenate([[0], np.cumsum(manifest.samples, dtype=np.int64)])
-    # Utterances whose checksum was compared, and those that replace damaged ones.
     is_intact = np.zeros(len(manifest), bool)
     decoded: dict[int, np.ndarray] = {}
 
@@ -83,7 +82,7 @@ def rows_from_cache(manifest: Manifest, path: Path) -> ReadRows:
         batch = np.zeros((len(rows), padded), np.int16)
         # One copy per row; an index array would take 8 times the memory of the data.
         for i, (row, start, count) in enumerate(zip(rows.tolist(), starts, samples, strict=True)):
-            # An empty row stays silent.
+            # A row of no samples names no utterance whose checksum could be compared.
             if count:
                 batch[i, :count] = wave(row)[start : start + count]
         return batch

@@ -32,10 +32,10 @@ from myxtts.data.service import ServiceReader
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
 
-# Batch -> features on the data device, and one element of a computed feature, float32 [1]. Reading
-# the element waits for the data device, without the operations that taking it from the features
-# would need.
+# Reading the element waits for the data device, without the operations that taking it from the
+# features would need.
 ProduceFunction = Callable[[Batch], tuple[Batch, tf.Tensor]]
+"""Batch -> features on the data device, and one element of a computed feature, float32 [1]."""
 
 
 class ProducedBatch(NamedTuple):
@@ -46,8 +46,8 @@ class ProducedBatch(NamedTuple):
     times: Times
 
 
-# One batch of each replica of a producer or of a process.
 ReplicaBatches = tuple[ProducedBatch, ...]
+"""One batch of each replica of a producer or of a process."""
 
 
 @dataclass(eq=False)
@@ -172,7 +172,7 @@ class Pipeline:
             teacher_rows=corpus.teacher_rows,
         )
         self._depth = data.prefetch_buffer_size
-        # Routes with the same data devices share their producers, which take turns.
+        # A data device has one producer, which its routes share; those of a route take turns.
         routes_of: dict[tuple[str, ...], list[int]] = {}
         for index, route in enumerate(routes):
             routes_of.setdefault(route.data_devices, []).append(index)

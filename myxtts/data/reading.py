@@ -23,14 +23,14 @@ from myxtts.data.batch_plan import PlannedBatch
 from myxtts.data.manifest import Manifest
 from myxtts.errors import DataError
 
-# What TensorFlow raises for an unreadable file: the second one where its message quotes bytes that
-# are not UTF-8.
+# For an unreadable file TensorFlow raises the second one where its message quotes bytes that are
+# not UTF-8.
 READ_ERRORS = (tf.errors.OpError, UnicodeDecodeError)
 
 ReadBatches = Generator[tuple[PlannedBatch, Batch], None, None]
 
-# (rows, starts, samples, padded) -> int16 [batch, padded]; a row of 0 samples is silence.
 ReadRows = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | int], tf.Tensor]
+"""(rows, starts, samples, padded) -> int16 [batch, padded]; a row of 0 samples is silence."""
 
 
 class Reader(Protocol):
@@ -217,12 +217,11 @@ ELEMENT_SPEC = PLANNED_SPEC | {
     # for no device.
     "batch_number": tf.TensorSpec([], tf.string)
 }
-# One row of no samples.
+# tf.data reads ahead after the end of a pass, where it gets a row of no samples.
 SILENCE = {
     name: np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype)
     for name, spec in PLANNED_SPEC.items()
 }
-# In place of the number of a batch.
 END = b"end"
 
 

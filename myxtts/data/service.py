@@ -41,18 +41,18 @@ from myxtts.tf_internals import dispatcher_config, worker_server_port
 
 # Making a job's graph takes 0.14 s, so that shorter jobs cost more for each batch.
 JOB_BATCHES = 256
-# In the first jobs of a run, which show whether the service works.
+# Enough in the first jobs of a run, which show whether the service works.
 TRIAL_BATCHES = 8
-# times buffer_size: batches that may wait for an earlier one before this process reads that one
+# Bounds the memory: when WINDOW * buffer_size batches wait for one, this process reads that one.
 WINDOW = 4
 CONNECT_S = 5.0
 CLOSE_S = 2.0
 
-# Interval at which a worker learns which jobs have ended.
+# Only by a heartbeat does a worker learn which jobs have ended.
 HEARTBEAT_S = 2
-# The dispatcher ends jobs that no client has read for this time.
+# A trainer that is killed does not sign off: the dispatcher ends jobs that nobody has read for
+# this time, and forgets trainers without a heartbeat for the other.
 CLEAN_UP_S = 10
-# The dispatcher forgets trainers without a heartbeat for this time.
 TRAINER_TIMEOUT_S = 60
 DISPATCHER_WAIT_S = 60
 
@@ -211,7 +211,7 @@ class _OrderedBatches:
     def __init__(self, reader: ServiceReader, planned: Iterable[PlannedBatch]):
         self._reader = reader
         self._planned = iter(planned)
-        # The current one and the next.
+        # The next one begins before the current one ends, since its graph takes time.
         self._jobs: list[_Job] = []
         self._closed = False
 
@@ -270,7 +270,7 @@ class _OrderedBatches:
             raise error
         reason = f"a batch did not arrive within {reader.patience_s:g} s"
         if isinstance(error, tf.errors.OpError):
-            # Without the places in TensorFlow's graph.
+            # {{…}} are places in TensorFlow's graph, which tell a user nothing.
             message = re.sub(r"\{\{.*?\}\}", "", error.message.partition("\n")[0])
             reason = " ".join(message.split())[:500]
         elif error is not None:
@@ -312,9 +312,9 @@ class _Job:
         self._depth = depth
         self._window = window
         self._ready: dict[int, Batch] = {}
-        # All earlier places were taken or given up.
+        # Batches of earlier places come too late: they were taken or given up.
         self._wanted = 0
-        # None while no request is open.
+        # None while no request is open, when the service is not to blame for the wait.
         self._waiting_since_s: float | None = time.monotonic()
         self._over = False
         self._changed = threading.Condition()
@@ -359,7 +359,7 @@ class _Job:
             # Its frames would keep the job alive on the workers.
             self.error = error.with_traceback(None)
         except BaseException as error:
-            # Raised by the consumer: an unexpected exception.
+            # Unexpected, so the consumer raises it.
             self.error = error
         with self._changed:
             self._over = True
@@ -368,7 +368,7 @@ class _Job:
     def _pull(self, source: Iterator[dict]) -> None:
         while self._wait_for_room():
             waves = next(source, None)
-            # The service has no more batches, even if some are missing.
+            # The service has no more, even if a worker's death left some missing.
             if waves is None:
                 return
             place = int(waves.pop("place"))
@@ -396,9 +396,6 @@ class _Job:
             self._changed.wait_for(lambda: is_complete() or has_room())
             self._waiting_since_s = time.monotonic()
             return not is_complete()
-
-
-# The servers
 
 
 def dispatcher(host: str, port: int) -> AbstractContextManager[int]:

@@ -15,7 +15,6 @@ from myxtts.files import decode_text, read_file
 from myxtts.text.frontend import Frontend, symbols_of
 
 MAX_BYTES = 200_000_000
-# Largest ratio of the tokens of a text and of the utterance whose place it takes.
 MAX_LENGTH_RATIO = 1.25
 
 log = logging.getLogger(__name__)

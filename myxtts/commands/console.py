@@ -54,7 +54,7 @@ def report_errors(program: Callable[[], int]) -> int:
     defect and keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
-        # In a locale without UTF-8, letters that it lacks are escaped.
+        # Letters that a locale without UTF-8 lacks would end the command with an error.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     log_to_console()
@@ -75,7 +75,7 @@ def report_errors(program: Callable[[], int]) -> int:
         if message is None:
             raise
         print(printable(f"error: {message}"), file=sys.stderr)
-        # It may be an error of stdout.
+        # An error without a file may be one of stdout, and would come again when Python flushes it.
         if isinstance(error, OSError) and error.filename is None:
             discard_stdout()
         return 2
@@ -84,7 +84,7 @@ def report_errors(program: Callable[[], int]) -> int:
 def _fixable(error: Exception) -> str | None:
     """Return the message of a disk, the host or a device that is full; None for a defect."""
     if isinstance(error, OSError) and error.errno in _FIXABLE:
-        # A rename names its target second.
+        # A rename names second what it could not write.
         file = error.filename2 or error.filename or "a file"
         remedy = "Check the free space, the permissions and the limits of the disk, or move it away"
         return f"{os.fsdecode(file)}: {error.strerror}. {remedy}."
@@ -126,7 +126,7 @@ class _Console(logging.Handler):
             tqdm.write(printable(self.format(record)), file=sys.stdout)
             sys.stdout.flush()
         except OSError as error:
-            # Such as the end of a reader; EIO is that of a lost terminal.
+            # A reader that ends, such as `head`, ends the program; EIO is a lost terminal.
             if error.errno not in (*FULL, errno.EIO):
                 raise
             detach_stdout(error, "The program goes on")

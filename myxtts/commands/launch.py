@@ -32,7 +32,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     program = "program of each worker, with its arguments"
     add_flag(parser, "program", program, metavar="-- PROGRAM", nargs=argparse.REMAINDER)
     options = parser.parse(argv)
-    # As typed: with _ in its flags.
+    # The parser writes - for _ in flags, and another program may not know that spelling.
     options.program = list(argv[len(argv) - len(options.program) :])
     return options
 

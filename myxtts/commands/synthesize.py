@@ -14,7 +14,7 @@ from myxtts.files import decode_text, read_bounded, read_file
 
 NAME = "synthesize"
 HELP = "Synthesize speech from a text with a trained run."
-# A long novel.
+# A long novel; an endless stdin was read until the memory was full.
 MAX_TEXT_BYTES = 5_000_000
 
 

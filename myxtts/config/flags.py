@@ -20,7 +20,6 @@ _KINDS = {"integer": int, "number": float, "boolean": bool, "string": str}
 _NOUNS = {"integer": "whole number", "number": "number"}
 _LOWER = {"minimum": "of at least", "exclusiveMinimum": "above"}
 _UPPER = {"maximum": "at most", "exclusiveMaximum": "below"}
-# A flag in a text; it has no uppercase letter.
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
 _SCRIPTS = """
@@ -77,7 +76,6 @@ class Setting:
 def _allowed(form: dict[str, Any]) -> str:
     """Describe the values that a JSON schema allows."""
     if "anyOf" in form:
-        # The form of the value comes first, then words that stand for one: null, auto.
         return ", or ".join(map(_allowed, form["anyOf"]))
     if "const" in form:
         return form["const"]
@@ -124,7 +122,6 @@ def _setting(section: str, name: str, form: dict[str, Any], schema: type[Section
     )
 
 
-# The descriptions of the sections, and the settings in the order of the schema, by their names.
 SECTIONS: dict[str, str] = {}
 SETTINGS: dict[str, Setting] = {}
 

@@ -21,15 +21,12 @@ from myxtts.config.schema import NAMES_GPUS, Config, flag_of
 from myxtts.errors import ConfigError
 
 SHOWN_CHARACTERS = 60  # of a value in a message
-# The file in which a run records its settings.
 RUN_CONFIG = "config.yaml"
-# A key besides the sections: the files that a file builds on.
-DEFAULTS = "defaults"
+DEFAULTS = "defaults"  # key of the files that a file builds on
 _TAG = "tag:yaml.org,2002:"
 _DIGITS = "[0-9](?:_?[0-9])*"
 _EXPONENT = "(?:[eE][-+]?[0-9]+)?"
-# Plain scalars of each type.
-_PATTERNS = {
+_PLAIN_SCALARS = {
     "null": "~|null|Null|NULL|",
     "bool": "true|True|TRUE|false|False|FALSE",
     "int": f"[-+]?{_DIGITS}",
@@ -80,7 +77,7 @@ _Loader.add_constructor(_TAG + "int", lambda _, node: int(node.value))
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 # None: the pattern is tried on each scalar, whatever its first character.
-for _name, _pattern in _PATTERNS.items():
+for _name, _pattern in _PLAIN_SCALARS.items():
     _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), None)
     _Dumper.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), None)
 

@@ -20,9 +20,8 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-# A tuple has the values of which one is needed. SET and UNSET are for settings whose value does not
-# matter; null, false, 0 and () are unset.
 Condition = bool | tuple[Any, ...]
+"""A tuple has the values of which one is needed; null, false, 0 and () are unset."""
 SET = True
 UNSET = False
 

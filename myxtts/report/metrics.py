@@ -25,8 +25,7 @@ MAX_STEP = 2**53
 TAIL_BYTES = 1 << 16
 # A curve has 240 to 480 points: more than a phone has pixels.
 POINTS = 240
-# All other metrics are numbers.
-TEXTS = ("bottleneck",)
+TEXT_METRICS = ("bottleneck",)
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +33,8 @@ log = logging.getLogger(__name__)
 def parse_report(line: bytes) -> dict[str, Any] | None:
     """Return the report in a line; None for a damaged line.
 
-    A report is a JSON object: `step` is a whole number of at least 0, the metrics in TEXTS are
-    text, and all others are finite numbers, or null for numbers that were not finite.
+    A report is a JSON object: `step` is a whole number of at least 0, TEXT_METRICS are text, and
+    all others are finite numbers, or null for numbers that were not finite.
     """
     try:
         report = json.loads(line, parse_constant=_reject)
@@ -52,7 +51,7 @@ def _reject(constant: str) -> NoReturn:
 
 
 def _is_value(name: str, value: Any) -> bool:
-    if value is None or name in TEXTS:
+    if value is None or name in TEXT_METRICS:
         return value is None or isinstance(value, str)
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 

@@ -40,7 +40,7 @@ STALE_S = 120.0
 # all runs every 60 s.
 REFRESH_S = 5.0
 OVERVIEW_S = 60.0
-# Processor time of a refresh for new sounds and pictures; the others follow with the next ones.
+# Of processor time in a refresh for new sounds and pictures: 2 % of a core at REFRESH_S.
 COMPRESS_S = 0.1
 # A change of the mean loss by less than 0.5 % is none. The mean of 8 points is compared with that
 # of the previous 8. After 3 validations without a better loss a run does not learn.

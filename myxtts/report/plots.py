@@ -15,7 +15,7 @@ from PIL import Image
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 
 FRAME_S = HOP_SAMPLES / SAMPLE_RATE_HZ
-# Silence has the darkest colour, and loud speech the lightest.
+# Silence, log(1e-5), has the darkest colour, and loud speech the lightest.
 MEL_LIMITS = (-11.5, 1.0)
 
 
@@ -59,7 +59,6 @@ def mel_and_posteriors(
     """Draw a log-mel above the probabilities of symbols, float [steps], by their names."""
     figure, axes = _figure(2, 7)
     _draw_rows(axes[0], mel, "mel")
-    # The first symbol is at the top.
     extent = (0, len(mel) * FRAME_S, len(posteriors) - 0.5, -0.5)
     rows = np.array(list(posteriors.values()))
     axes[1].imshow(rows, aspect="auto", extent=extent, vmin=0.0, vmax=1.0)

@@ -22,7 +22,7 @@ from myxtts.files import tolerate_full_disk
 from myxtts.report.metrics import MetricsFile, validation_scores
 
 PACKAGE = logging.getLogger("myxtts")
-# A shorter pause is left out of the summary.
+# A shorter pause would be shown as 0.0 s.
 MIN_SHOWN_PAUSE_S = 0.05
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,6 @@ def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) 
 
     What is in no step but the first and in no pause is the start.
     """
-    # The first step is a part of the start.
     pauses = {kind: pause_s for kind, pause_s in pauses_s.items() if kind != FIRST_STEP}
     start_s = elapsed_s - total.busy_s - sum(pauses.values())
     shown = {kind: pause_s for kind, pause_s in pauses.items() if pause_s >= MIN_SHOWN_PAUSE_S}
@@ -179,7 +178,6 @@ class RunLog(MemoryHandler):
     """
 
     def __init__(self) -> None:
-        # Each line is passed on at once, if there is a file.
         super().__init__(capacity=1, flushLevel=logging.NOTSET)
 
     def __enter__(self) -> "RunLog":

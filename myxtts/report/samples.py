@@ -16,7 +16,6 @@ from zlib import crc32
 import soundfile
 from PIL import Image
 
-# What sounds are, by the part of their name between NAME and .wav, in the order of the page.
 LABELS = {
     "recording": "recording",
     "griffin-lim": "copy synthesis, Griffin-Lim",
@@ -68,7 +67,7 @@ class Samples:
         newest_first = sorted(folders, key=step_of, reverse=True)
         steps: list[dict[str, Any]] = []
         with suppress(FileNotFoundError):
-            # A repeated step replaces its samples.
+            # A folder is missing for a moment while a repeated step replaces its samples.
             for folder in newest_first[:SHOWN_STEPS]:
                 steps.append(self._step(folder, is_newest=not steps))
         return {"steps": steps, "older": max(len(newest_first) - SHOWN_STEPS, 0)}

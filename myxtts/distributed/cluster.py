@@ -246,7 +246,7 @@ def expand_hosts(text: str) -> list[str]:
         raise _slurm_error(f"'{text}' is no list of nodes")
     hosts: list[str] = []
     for pattern in patterns:
-        # A pattern is text and ranges by turns, such as r[1-2]n[08-09]-ib.
+        # Text and ranges by turns, since a pattern may have several: r[1-2]n[08-09]-ib.
         pieces = re.split(r"\[(.*?)\]", pattern)
         choices = [[piece] for piece in pieces]
         choices[1::2] = map(_expand_ranges, pieces[1::2])

@@ -69,7 +69,7 @@ def launch(
     failures = [process for process in ended if process.outcome in ("failed", "rejected")]
     if not failures:
         return stop.exit_code
-    # In the order of their severity, then of their numbers.
+    # The most severe one is the cause of the others.
     first = min(failures, key=lambda process: (_severity(process), programs.index(process.program)))
     report = first.failure_report()
     if first.code == 2:
@@ -107,7 +107,7 @@ class _PrefixedOutput(processes.Supervisor):
 
     def on_line(self, process: ChildProcess, line: str) -> None:
         if line not in self._errors:
-            # Without the worker's address.
+            # The address in the name would only make each line longer.
             name = process.program.name.partition(" (")[0]
             try:
                 print(f"[{name}] {line}", flush=True)

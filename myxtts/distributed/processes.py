@@ -32,7 +32,7 @@ POLL_S = 0.05
 # at the latest (20 s). Then they get SIGTERM, and time to save. So all end within a minute.
 NOTICE_S = 22.0
 SAVE_S = 14.0
-# Exit codes of a program that SIGTERM has ended, with or without saving.
+# After a stop these are no failure: SIGTERM ended the program, with or without saving.
 STOPPED_CODES = (130, 143, -signal.SIGTERM)
 # nvidia-smi never returns when the driver hangs.
 NVIDIA_SMI_S = 20.0

@@ -126,7 +126,6 @@ class _Chief:
         self._connections: dict[asyncio.Task, asyncio.StreamWriter] = {}
         self._joined: dict[int, asyncio.StreamWriter] = {}
         self._drop_reasons: set[str] = set()
-        # Why the job cannot start.
         self._mismatch = ""
 
     async def release_all(self, listener: socket.socket) -> None:

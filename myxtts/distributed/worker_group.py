@@ -19,7 +19,6 @@ from myxtts.distributed.processes import StopSignals
 from myxtts.distributed.rendezvous import rendezvous
 from myxtts.errors import PlacementError, TrainingError, UserError
 
-# A worker without a heartbeat for this long is lost.
 HEARTBEAT_TIMEOUT_S = 20
 # For CUDA and TensorFlow's server to start, after the rendezvous.
 REGISTER_TIMEOUT_S = 60
@@ -29,8 +28,8 @@ END_TIMEOUT_S = 86_400
 
 log = logging.getLogger(__name__)
 
-# What TensorFlow's errors say of a lost worker. This one was reported by `worker_group`,
-# whichever workers passed it on.
+# TensorFlow names a lost worker in messages alone. Between these marks is what `worker_group`
+# reported, whichever workers passed it on.
 _REPORTED = re.compile(r"<<(worker \d+ .*?)>>")
 _TASKS = r"((?:/job:worker/replica:0/task:\d+\s*)+)"
 _NO_HEARTBEAT = f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s"

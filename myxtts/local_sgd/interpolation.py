@@ -33,7 +33,6 @@ from myxtts.training.observation import Validation
 from myxtts.training.runs import TrainedRun, open_teacher, teacher_loader
 from myxtts.training.setup import typical_sizes
 
-# On the line from one set of weights to another.
 POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MAX_SYNTHESIZED = 16
 # A mean counts as equal to an input if it is worse by less than this fraction: three merges of TTS
@@ -53,7 +52,6 @@ class Criterion(NamedTuple):
     note: str = ""
 
 
-# By task.
 CRITERIA = {
     "tts": Criterion(
         "mel_cepstral_distortion",

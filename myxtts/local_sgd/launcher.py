@@ -302,7 +302,7 @@ class _Launcher(processes.Supervisor):
         names = list(spec.job_configs)
         self._state.stage = "warmstart"
         if spec.has_work(WARMSTART):
-            # On the first GPU, or on the whole CPU if GPUs are simulated; the merge as well.
+            # It runs alone, so on a simulated GPU it has the whole CPU; the merge as well.
             self.run([self._training(WARMSTART, spec.devices[0]._replace(cores=None))])
         warm_start = spec.newest_checkpoint(WARMSTART)
         if warm_start is None or not spec.is_done(WARMSTART):
@@ -401,7 +401,7 @@ class _Launcher(processes.Supervisor):
         self._set_process(process.program.name, state)
 
     def on_line(self, process: ChildProcess, line: str) -> None:
-        # Of a merge the output is shown, of trainings a table of their progress.
+        # Of trainings a table of their progress is shown instead.
         if process.program.name == "merge":
             say(line)
 

@@ -38,7 +38,6 @@ from myxtts.training.runs import TrainedRun
 
 # No weights depend on these, so --force allows inputs to differ in them.
 FORCEABLE = ("speakers", "initial weights")
-# Below this cosine, layers have little in common.
 LOW_COSINE = 0.5
 
 Group = tuple[Checkpoint, str]
@@ -211,7 +210,6 @@ def layer_distances(groups: Sequence[Group]) -> dict[str, tuple[float, float]]:
     as equal. All groups have the same names, shapes and types.
     """
     pairs = list(combinations(range(len(groups)), 2))
-    # Of each pair: the inner product, both squared norms and that of the difference.
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((4, len(pairs))))
     with ExitStack() as opened:
         contents = [opened.enter_context(checkpoint.opened(group)) for checkpoint, group in groups]

@@ -18,7 +18,6 @@ from myxtts.local_sgd.shards import CorpusShards, align_columns
 from myxtts.report.metrics import read_last_report
 from myxtts.training.checkpoint_files import latest, step_of
 
-# Name of the run of the warm start.
 WARMSTART = "warmstart"
 STATE_FILE = "launcher.json"
 PID_FILE = "launcher.pid"

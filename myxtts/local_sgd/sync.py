@@ -43,7 +43,7 @@ from myxtts.training.state import TrainingState
 from myxtts.training.step import unscaled
 
 POLL_S = 0.2
-# How long each job leaves the averaging to the jobs before it.
+# So long a job leaves the averaging to each job before it, which may have died.
 TAKEOVER_S = 10.0
 KEPT_SYNCS = 3
 
@@ -156,7 +156,7 @@ class WeightSync:
             jobs = range(self._settings.jobs)
             present = [job for job in jobs if (self._folder(step) / f"job-{job:03d}").exists()]
             now_s = self._clock_s()
-            # One job averages: the first that is present, or the next one 10 s later if that died.
+            # One job averages: the first that is present, or the next one if that died.
             is_late = now_s - began_s >= self._settings.sync_timeout
             if is_late or self._expected_jobs().issubset(present):
                 ready_s = min(ready_s, now_s)
@@ -226,7 +226,7 @@ class WeightSync:
                 momentum |= group_momentum
         for group in (*trained, "averages"):
             if group in contributions[0].groups:
-                # The averages of trained variables move as far as the variables.
+                # The averages move with the trained variables, which they would lag behind.
                 yield (
                     group,
                     ((name, _moved(array, change.get(name))) for name, array in mean(group)),

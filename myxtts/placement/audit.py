@@ -268,7 +268,6 @@ def find_copies(function) -> list[Copy]:
     inputs, outputs = {}, {}
     for name, node in nodes.items():
         inputs[name], outputs[name] = _endpoints(node, is_argument=name in arguments)
-    # Operation of the consumer, output that it consumes, whether it needs it in host memory.
     edges: list[tuple[str, Output, bool]] = []
     for name, node in nodes.items():
         tensors = (_output(tensor) for tensor in node.input if not tensor.startswith("^"))
@@ -325,7 +324,7 @@ def _source(node, function) -> str:
             graph = tf_internals.called_graph(graph, origin.original_func_names[0])
         traceback = graph.get_operation_by_name(name).traceback
     except (KeyError, AttributeError):
-        # Made by the optimizer.
+        # An operation that TensorFlow's optimizer made has no line.
         return ""
     lines = [frame for frame in traceback if frame.filename.startswith(PACKAGE)]
     return f"{lines[-1].filename.removeprefix(PACKAGE)[1:]}:{lines[-1].lineno}" if lines else ""

@@ -56,7 +56,6 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
         if placement.on_gpu:
             _configure_gpus(placement)
         else:
-            # One part of the CPU for each simulated GPU.
             tf.config.set_visible_devices([], "GPU")
             parts = [tf.config.LogicalDeviceConfiguration() for _ in placement.devices]
             cpu = tf.config.list_physical_devices("CPU")[0]

@@ -22,8 +22,7 @@ class Replicas:
     """
 
     strategy: tf.distribute.Strategy
-    # Of this process, with device names that are unique among all processes.
-    routes: tuple[Route, ...]
+    routes: tuple[Route, ...]  # of this process, with device names that no other process has
     first: int = 0  # index of this process's first replica among those of all processes
     observer: str = ""  # as in `Placement`
 

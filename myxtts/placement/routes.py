@@ -40,10 +40,8 @@ class LogicalDevice:
     """A TensorFlow device, and the hardware behind it."""
 
     name: str  # /GPU:0, /CPU:1
-    # Index of the physical or simulated GPU; None is the CPU.
-    physical: int | None
-    # Fixed limit; None grows as needed.
-    memory_mib: int | None = None
+    physical: int | None  # index of the physical or simulated GPU; None is the CPU
+    memory_mib: int | None = None  # fixed limit; None grows as needed
 
 
 @dataclass(frozen=True)

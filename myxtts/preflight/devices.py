@@ -15,7 +15,6 @@ from myxtts.placement.routes import LogicalDevice, Placement, Route, named_data_
 from myxtts.preflight.checks import Check, failed_by, recommended, required
 from myxtts.training.setup import OpenRun, Start, open_run
 
-# Copies that are timed together, and how often.
 COPIES = 8
 REPETITIONS = 5
 

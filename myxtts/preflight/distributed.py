@@ -18,11 +18,10 @@ from myxtts.throughput.measure import time_all_reduce
 TOLERANCE = 1e-5
 STEPS = 20
 
-# Of the global batch.
-ROWS = 32
+GLOBAL_ROWS = 32
 WIDTH = 16
 
-# All-reduces by bytes.
+# By bytes; fewer of the larger ones, which take longer.
 REPETITIONS = {4: 50, 1 << 12: 50, 1 << 16: 50, 1 << 20: 30, 1 << 24: 10, 1 << 26: 5}
 
 
@@ -140,15 +139,15 @@ def _train(network: keras.Model, strategy: tf.distribute.Strategy) -> None:
     the gradients is the gradient of the global batch.
     """
     random = np.random.default_rng(1)
-    inputs = tf.constant(random.normal(size=(ROWS, WIDTH)), tf.float32)
-    targets = tf.constant(random.normal(size=(ROWS, 1)), tf.float32)
+    inputs = tf.constant(random.normal(size=(GLOBAL_ROWS, WIDTH)), tf.float32)
+    targets = tf.constant(random.normal(size=(GLOBAL_ROWS, 1)), tf.float32)
 
     def step():
         first = tf.distribute.get_replica_context().replica_id_in_sync_group
         rows = slice(first, None, strategy.num_replicas_in_sync)
         with tf.GradientTape() as tape:
             errors = network(inputs[rows]) - targets[rows]
-            loss = tf.reduce_sum(tf.square(errors)) / ROWS
+            loss = tf.reduce_sum(tf.square(errors)) / GLOBAL_ROWS
         gradients = tape.gradient(loss, network.trainable_variables)
         network.optimizer.apply(gradients, network.trainable_variables)
 

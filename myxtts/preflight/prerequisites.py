@@ -17,7 +17,7 @@ from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, named_gpus, plan_routes
 from myxtts.preflight.checks import Check, recommended, required
 
-# In a checkout.
+# A checkout that is not installed has no metadata of a package.
 REQUIREMENTS_FILE = Path(__file__).parents[2] / "requirements.txt"
 
 NO_GPU_NEEDED = "none is needed: the settings name no real GPU"
@@ -40,7 +40,6 @@ CUDNN_REQUIREMENT = ">=9.24,<10"
 
 def check_prerequisites(config: Config) -> Iterator[Check]:
     """Check driver, GPUs, TensorFlow, packages and disk without starting a device."""
-    # Physical GPUs up to the highest index.
     needed = max(named_gpus(config.placement), default=-1) + 1
     if config.placement.simulate_gpus:
         needed = 0

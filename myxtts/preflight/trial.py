@@ -46,11 +46,10 @@ MIN_FREE_MIB = 1024
 HEADROOM = 0.05
 LESS_MEMORY = "Lower --batch-size or --max-seconds, or add --gradient-checkpointing."
 
-# Through the pipeline, of so many steps as take MAX_S if all are as long as the heaviest.
+# MAX_S is for steps as long as the heaviest, so that most trials take less.
 MIN_STEPS = 4
 MAX_S = 60.0
 
-# Of the shorter of producing and training, in dual placement.
 MIN_OVERLAP = 0.5
 MAX_WAIT_SHARE = 0.1
 

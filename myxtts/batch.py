@@ -47,9 +47,8 @@ TEXT = {
     "token_count": Field("int32", ("batch",)),  # without padding
     "language": Field("int32", ("batch",)),  # row of the vocabulary's languages
     "seed": Field("int32", (2,)),  # of this batch, for stateless random operations
-    # Mel frames and tokens without padding in the whole step, over all batches and replicas.
-    "step_frames": Field("float32", ()),
-    "step_tokens": Field("float32", ()),
+    "step_frames": Field("float32", ()),  # mel frames of all batches and replicas, without padding
+    "step_tokens": Field("float32", ()),  # likewise
 }
 
 ASR_INPUTS = TEXT | {
@@ -60,8 +59,7 @@ ASR_INPUTS = TEXT | {
 VOCODER_INPUTS = {name: ASR_INPUTS[name] for name in ("seed", "step_frames", "pcm", "samples")}
 
 TTS_INPUTS = ASR_INPUTS | {
-    # Another utterance of the speaker.
-    "reference_pcm": Field("int16", ("batch", "reference_samples")),
+    "reference_pcm": Field("int16", ("batch", "reference_samples")),  # another utterance
     "reference_samples": Field("int32", ("batch",)),
 }
 
@@ -78,18 +76,15 @@ TTS_FEATURES = ASR_FEATURES | {
 
 VOCODER_FEATURES = {
     **{name: TEXT[name] for name in ("seed", "step_frames")},
-    # Of a segment; silence outside. A teacher may make it.
-    "mel": Field("float32", ("batch", "segment_frames", MEL_BANDS)),
+    "mel": Field("float32", ("batch", "segment_frames", MEL_BANDS)),  # silence outside
     "f0_hz": Field("float32", ("batch", "segment_frames")),  # 0 where unvoiced or outside
-    # Phase of the fundamental; 0 where unvoiced.
-    "pulse_phasor": Field("float32", ("batch", "segment_frames", 2)),
+    "pulse_phasor": Field("float32", ("batch", "segment_frames", 2)),  # 0 where unvoiced
     "wave": Field("float32", ("batch", "segment_samples")),  # in [-1, 1]; 0 outside
     "frames": Field("int32", ("batch",)),  # of the whole utterance that the segment stands for
 }
 
 TAUGHT_TTS_INPUTS = TTS_INPUTS | {
-    # Of the utterance whose place the row has, also where a teacher speaks another text.
-    "frames": Field("int32", ("batch",)),
+    "frames": Field("int32", ("batch",)),  # of the utterance, whatever text a teacher speaks
     "utterance_tokens": Field("int32", ("batch",)),
 }
 

@@ -42,8 +42,7 @@ class Span(NamedTuple):
     kind: str
     start_s: float
     end_s: float
-    # Of the batch among those of this process, from 1; of a step, of its last batch.
-    number: int = 0
+    number: int = 0  # of the batch in this process, from 1; of a step, of its last batch
 
 
 class Timeline:
@@ -143,11 +142,9 @@ class Clock:
         self._start_s = self._busy_since_s = now()
         self._interval = Interval()
         self._reported = Interval()
-        # Number and time of batches that no step has yet.
-        self._takes: deque[tuple[int, float]] = deque()
+        self._takes: deque[tuple[int, float]] = deque()  # number and time, until a step has them
         self._taken = self._trained = 0
-        # When each producer finished its newest batch.
-        self._last_s: dict[str, float] = {}
+        self._last_s: dict[str, float] = {}  # when each producer finished its newest batch
         # Usually more than a feed runs ahead.
         self._pauses: deque[tuple[float, float]] = deque(maxlen=64)
         self.pauses_s: defaultdict[str, float] = defaultdict(float)
@@ -263,7 +260,6 @@ def format_duration(seconds: float) -> str:
     """Return seconds in the unit that suits them: `9.9 s`, `12 min`, `1.7 h`, `3.0 days`."""
     unit = "s"
     count = seconds
-    # The larger unit from 90 s, 90 min and 2 days on.
     units = (("min", 60, 90), ("h", 3600, 5400), ("days", 86400, 172800))
     for larger, size_s, shown_from_s in units:
         if seconds >= shown_from_s:

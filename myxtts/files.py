@@ -16,11 +16,9 @@ from typing import Any, BinaryIO
 
 from myxtts.errors import ConfigError, DataError
 
-# The names that `partial_file_of` returns.
-PARTIAL_FILES = ".*.partial"
+PARTIAL_FILES = ".*.partial"  # names that `partial_file_of` returns
 STEM_BYTES = 180
-# The disk, the quota of the user, or the limit of a file (ulimit -f).
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota of a user, ulimit -f
 
 # Size, time of modification and time of change. A program that copies files may set the former
 # time, but not the latter.
@@ -125,7 +123,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
             os.replace(partial, path)
     except BaseException:
-        # Also a stop.
+        # A stop is no Exception.
         partial.unlink(missing_ok=True)
         raise
 

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 FEW_CORES = 2
 
-# Files of a control group, by its version: limit, usage, and the part of the usage in memory.stat
-# that the kernel frees on demand.
+# The kernel frees the last, a part of the usage in memory.stat, on demand.
 MEMORY_FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),

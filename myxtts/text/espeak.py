@@ -23,7 +23,6 @@ from myxtts.text.languages import canonical_code, probable_code
 
 # The sample rate of every formant voice.
 SAMPLE_RATE_HZ = 22_050
-# Event symbols: silence begins; another word begins.
 PAUSE, WORD_GAP = "", " "
 
 # espeak_Synth returns after the last callback and opens no audio device.
@@ -73,7 +72,7 @@ class _Event(ctypes.Structure):
 
 
 class _VoiceRecord(ctypes.Structure):
-    # The languages are (priority byte, code, NUL)… NUL. More fields follow.
+    # `languages` is no string: (priority byte, code, NUL)… NUL. More fields follow.
     _fields_ = (("name", _TEXT), ("languages", _POINTER), ("identifier", _TEXT))
 
 
@@ -209,7 +208,6 @@ class Espeak:
         while records[index]:
             record = records[index].contents
             identifier = record.identifier.decode()
-            # (priority, code) of each language; lower priorities are better.
             languages: list[tuple[int, str]] = []
             address = record.languages
             while priority := ctypes.string_at(address, 1)[0]:

@@ -10,17 +10,17 @@ from fontTools.unicodedata import script_name
 
 from myxtts.errors import DataError
 
-# Common to several scripts, inherited from the letter before, unassigned.
+# These tell no language: common to several scripts, inherited from the letter before, unassigned.
 _SHARED = ("Zyyy", "Zinh", "Zzzz")
 
-# Other names and spellings than the English names of espeak-ng.
+# espeak-ng has English names only, and none of these spellings.
 _NAMES = """
     deutsch:de español:es espanol:es français:fr francais:fr italiano:it português:pt portugues:pt
     русский:ru українська:uk türkçe:tr polski:pl nederlands:nl flemish:nl svenska:sv norwegian:nb
     norsk:nb dansk:da farsi:fa فارسی:fa العربية:ar ქართული:ka हिन्दी:hi 中文:zh 日本語:ja 한국어:ko
     mandarin:cmn cantonese:yue castilian:es bangla:bn burmese:my
 """
-# ISO 639-2 and 639-3 codes of the languages of espeak-ng that have a two-letter code.
+# espeak-ng has the two-letter codes of these, and corpora may have ISO 639-2 and 639-3.
 _ISO_639_3 = """
     afr:af amh:am ara:ar arb:ar arg:an asm:as aze:az azj:az bak:ba bel:be ben:bn bos:bs bul:bg
     cat:ca ces:cs cze:cs chi:zh zho:zh chv:cv cym:cy wel:cy dan:da deu:de ger:de ell:el gre:el

@@ -25,7 +25,7 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _OPENING = r"\"'“„‘‚«‹(\[{¿¡—–-"
 _CLOSING = r"\"'”“’»›)\]}」』）"
 _STOPS = ".!?…؟۔؞։።।॥჻"
-# Chinese and Japanese, without a space after them.
+# Chinese and Japanese have no space after them.
 _WIDE_STOPS = "。！？"
 # The look-behind prevents a match attempt at each position of a long run of stops.
 _STOP = re.compile(
@@ -33,7 +33,7 @@ _STOP = re.compile(
 )
 _NEXT_WORD = re.compile(rf"\s*[{_OPENING}]*(\w)?")
 _LAST_WORD = re.compile(rf"[^\s{_OPENING}]*$")
-# In characters; longer words are not looked up as abbreviations.
+# No abbreviation is longer, and the search for one takes the same time in any text.
 _LONGEST_WORD = 40
 _DOTTED = re.compile(r"\w(\.\w)+")  # e.g, z.B, U.S, a.m, ე.ი
 # Abbreviations before a name or within a sentence. Those that often end a sentence (etc., Jr.,

@@ -21,8 +21,8 @@ from myxtts.throughput.model import analytic_bound, ring_all_reduce_s
 
 log = logging.getLogger(__name__)
 
-# Grade, least utilisation of the model device, and the limit of the variation of the step's time.
 TARGETS = (("excellent", 0.90, 0.20), ("good", 0.85, 0.30), ("minimum", 0.80, 0.40))
+"""Grade, least utilisation of the model device, limit of the variation of the step's time."""
 
 # Of the data device: below, it gains little; above, long batches make the model wait.
 DATA_BUSY = (0.40, 0.60)
@@ -40,7 +40,6 @@ TIE = 0.99
 SHARED = "these devices share one CPU or GPU, so two GPUs may gain more or less"
 PROFILER = command_line("profile")
 
-# A run that waits for longer than this fraction of the time, for so many steps, is warned about.
 WAIT_SHARE = 0.10
 WAIT_STEPS = 200
 

@@ -23,13 +23,13 @@ from myxtts.throughput.model import LETTERS, QueueDepths
 from myxtts.throughput.planner import Prediction, StageProfile
 from myxtts.training.runs import RunFolder, TrainedRun
 
-# Some seconds with a large model.
+# They take some seconds with a large model.
 MEASURED_STEPS = 40
 
 # Filling the queues is at most 1 % of them.
 SIMULATED_STEPS = 1000
 
-# From the SIGTERM of the measuring process to its SIGKILL.
+# After SIGTERM the measuring process has so long to remove its temporary folder.
 END_S = 10.0
 
 # Of a training step; the gradient takes about twice as long as the losses.

@@ -234,7 +234,7 @@ class _Maker:
         number = len(self._made_s)
         delivered = len(self._delivered_s) - self._workers
         if delivered == number:
-            # By the worker whose turn it is, in order, into a place that is free.
+            # A worker reads on once its batch is delivered: in order, into a place that is free.
             end_s = self._delivered_s[number] + self._read_s[number]
             self._delivered_s.append(max(end_s, self._delivered_s[-1], self._received_s[number]))
         idle_s = 0.0

@@ -22,7 +22,6 @@ from myxtts.throughput.planner import coefficient_of_variation
 
 log = logging.getLogger(__name__)
 
-# Runs of each kind, in turn.
 RUNS = 2
 
 # A smaller gain is not worth a restart, however quiet the machine is.

@@ -15,7 +15,6 @@ NO_WAIT = 0.05
 # Of the producer's time. To get a batch that is ready costs up to a tenth of it on small batches.
 READ_BOUND_SHARE = 0.2
 MODEL = "model"  # lane of the spans of the main thread
-# Shorter waits, and what the main thread does between steps, are not recorded.
 SHORTEST_SPAN_S = 1e-4
 KEPT_SPANS = 2048  # some hundred steps
 

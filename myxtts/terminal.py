@@ -6,7 +6,7 @@ import unicodedata
 from contextlib import suppress
 from io import UnsupportedOperation
 
-# Unicode's classes of characters that reverse the order of the text around them.
+# Characters of these classes of Unicode reverse the order of the text around them.
 _BIDIRECTIONAL_CONTROLS = ["LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"]
 
 

@@ -37,8 +37,7 @@ from myxtts.text.espeak import PAUSE, WORD_GAP, Espeak, EspeakVoice, isolated_co
 from myxtts.text.frontend import normalise_text
 
 ARGUMENTS_FILE = "demo_corpus.json"
-# 50 ms of silence at both ends.
-EDGE_SAMPLES = 1102
+EDGE_SAMPLES = 1102  # 50 ms of silence at both ends
 
 _GRAMMARS = Path(__file__).parent / "grammars"
 # Variants with `breath` (f2, f3, f5, …) read uninitialised memory: six processes made six different

@@ -117,7 +117,7 @@ def vocoder_features(
     each side of a segment.
     """
     stretch = _cut_stretch(waves, segment_frames, at_random)
-    # Outside of an utterance, its mel sees its reflection, and F0 zeros.
+    # As in a whole utterance, its mel sees its reflection outside, and F0 zeros.
     reflected = MARGIN_HOPS * HOP_SAMPLES - PAD_SAMPLES
     mel = log_mel_of_frames(stretch.wave[:, reflected:-reflected])
     rows, samples = tf.unstack(tf.shape(stretch.wave))

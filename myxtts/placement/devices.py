@@ -50,7 +50,7 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
         with suppress(DriverUnavailable):
             check_limits(limits, read_memory(tuple(limits)))
     cores = core_count() if is_pinned() else max(1, core_count() // processes)
-    # ValueError: memory growth after limits. RuntimeError: all others.
+    # TensorFlow raises ValueError for memory growth after limits, else RuntimeError.
     try:
         _configure_threads(placement, automatic_pools(placement.on_gpu, cores, small_operations))
         if placement.on_gpu:

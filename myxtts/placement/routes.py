@@ -118,7 +118,7 @@ def _observer(setting: str, routes: Sequence[Route]) -> str:
     """Return the device of the observer that is not named by its index; empty for the model's."""
     data = routes[0].data
     devices = {"auto": data, "data": data, "model": "", "cpu": "/CPU:0"}
-    # By default nothing observes on a device that trains.
+    # By default nothing observes on a device that trains, which would wait for it.
     if any(data == route.model for route in routes):
         devices["auto"] = ""
     return devices[setting]

@@ -34,7 +34,7 @@ _SPELLINGS = str.maketrans(
         "჻": ". ",
     }
 )
-# A mark ends a clause unless it is inside a number, a time or an abbreviation.
+# A mark inside a number, a time or an abbreviation ends no clause.
 _CLAUSE_END = re.compile(r"((?:[;!?…]|,(?!\d)|[.:](?!\w))+)")
 
 

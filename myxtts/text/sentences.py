@@ -58,7 +58,7 @@ def split_text(text: str, max_characters: int = MAX_CHARACTERS) -> Iterator[tupl
     Blank lines separate paragraphs, and the other line breaks are spaces (as in a file wrapped at
     72 columns). In a text without blank lines each line is a paragraph.
     """
-    # All ten line breaks of Unicode become \n.
+    # splitlines() knows all ten line breaks of Unicode.
     text = "\n".join(text.splitlines()).strip()
     line_break = _BLANK_LINE if _BLANK_LINE.search(text) else re.compile("\n")
     for paragraph in line_break.split(text):

@@ -9,7 +9,7 @@ import numpy as np
 from myxtts.errors import DataError
 
 PADDING_ID, BEGIN_ID, END_ID, FIRST_SYMBOL_ID = range(4)
-# The padding of a text, which is never a label.
+# As CTC's blank, padding can serve: it is never a label.
 BLANK_ID = 0
 
 

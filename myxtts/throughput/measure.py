@@ -332,7 +332,7 @@ def time_all_reduce(
     sums can be read.
     """
     with strategy.scope():
-        # On the device of each replica.
+        # A variable of the strategy is on the device of each replica.
         tensors = [tf.Variable(tf.ones(shape)) for shape in shapes]
 
     @tf.function(autograph=False)

@@ -93,7 +93,7 @@ def candidate_placements(gpus: int, observer: ObserverPlace = "auto") -> list[Ca
     share the roles.
     """
     numbers = tuple(range(gpus))
-    # Without GPUs that make batches, each replica makes its own.
+    # None need to make batches, since each replica can make its own.
     roles: list[tuple[tuple[int, ...], tuple[int, ...]]]
     roles = [((), numbers[:replicas]) for replicas in range(1, gpus + 1)]
     for producers in range(1, gpus):

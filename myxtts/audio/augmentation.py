@@ -16,8 +16,7 @@ from myxtts.portable_ops import float32_matmul, fold_in, on_host
 
 MIN_RT60_S = 0.1
 DIRECT_TO_REVERBERANT_DB = (-3.0, 12.0)
-# Amplitude is proportional to f^-slope: white, pink at 0.5, brown at 1.
-NOISE_SLOPES = (0.0, 1.0)
+NOISE_SLOPES = (0.0, 1.0)  # amplitude is proportional to f^-slope: white, pink at 0.5, brown at 1
 # Below, the spectrum of coloured noise is flat: most of brown noise would be inaudible.
 NOISE_FLOOR_HZ = 50.0
 PEAKS = 3  # of an equaliser
@@ -28,18 +27,17 @@ HIGH_PASS_HZ, LOW_PASS_HZ = (60.0, 600.0), (2500.0, 7500.0)
 TELEPHONE_HZ = (300.0, 3400.0)
 MU = 255.0
 MU_LAW_BITS = (4, 8)
-# Of silence behind the waves, into which a response without a room may ring.
+# 93 ms of silence behind the waves, into which a response without a room may ring.
 MARGIN_SAMPLES = 2048
 # Positions between two samples; the rounding is 50 dB below the wave.
 PHASES = 512
 
-# Lagrange's weights of four samples between the middle two, float32 [PHASES, 4].
-_X = np.arange(PHASES) / PHASES
+_X = np.arange(PHASES) / PHASES  # from the second to the third of four samples
 _FIRST, _SECOND = -_X * (_X - 1) * (_X - 2) / 6, (_X + 1) * (_X - 1) * (_X - 2) / 2
 _THIRD, _FOURTH = -(_X + 1) * _X * (_X - 2) / 2, (_X + 1) * _X * (_X - 1) / 6
-_CUBIC_WEIGHTS = np.stack([_FIRST, _SECOND, _THIRD, _FOURTH], axis=1).astype(np.float32)
+_LAGRANGE_WEIGHTS = np.stack([_FIRST, _SECOND, _THIRD, _FOURTH], axis=1).astype(np.float32)
 
-# Lengths of fast Fourier transforms: products of powers of 2 with 1, 3, 5, 9 and 15.
+# A Fourier transform is fast if its length has small factors: 2^n times 1, 3, 5, 9 or 15.
 _FAST_LENGTHS = np.sort(np.outer(2 ** np.arange(10, 24), (1, 3, 5, 9, 15)).ravel()).astype(np.int32)
 
 # Width of each array of uniform numbers of a row. A new one comes last, so that the others keep
@@ -184,7 +182,7 @@ def _noise(speech, real, draws: Draws, grid: tuple, channel, settings: Augmentat
         others = draws.between_rows("babble levels") ** 4  # few are loud
         others = tf.linalg.set_diag(others, tf.zeros_like(others[:, 0]))
         babble = tf.where(real, float32_matmul(others, speech), 0.0)
-        # A row may be alone.
+        # A row may be alone, without others that babble.
         is_babble = draws.chosen("babble", settings.babble_fraction) & (_energy(babble) > 0.0)
         noise = tf.where(is_babble, babble, noise)
     snr_db = draws.uniform("snr", settings.noise_min_snr_db, settings.noise_max_snr_db)
@@ -292,7 +290,7 @@ def _interpolated(waves, position):
     # A gather of 4 values takes as long.
     neighbours = tf.stack([padded[:, i : i + samples] for i in range(4)], axis=2)
     neighbours = tf.gather(neighbours, index, batch_dims=1)
-    return tf.reduce_sum(neighbours * tf.gather(_CUBIC_WEIGHTS, phase), axis=2)
+    return tf.reduce_sum(neighbours * tf.gather(_LAGRANGE_WEIGHTS, phase), axis=2)
 
 
 def _count(length):

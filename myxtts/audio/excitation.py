@@ -63,7 +63,6 @@ def pulse_phasor(wave, f0_hz):
     rows = tf.shape(wave)[0]
     moved = tf.stack([wave * tf.cos(angle), -wave * tf.sin(angle)], axis=1)  # [B, 2, samples]
     window = np.hanning(3 * HOP_SAMPLES + 1)[:-1].reshape(3, HOP_SAMPLES).T.astype(np.float32)
-    # Of each hop by its place in a window.
     sums = float32_matmul(tf.reshape(moved, [rows, 2, -1, HOP_SAMPLES]), window)
     before, at, after = tf.unstack(tf.pad(sums, [[0, 0], [0, 0], [1, 1], [0, 0]]), axis=3)
     still = tf.transpose(before[:, :, :-2] + at[:, :, 1:-1] + after[:, :, 2:], [0, 2, 1])
@@ -95,7 +94,6 @@ def _upsampled(frames):
     """Interpolate between the centres of frames: [B, T, N] -> [B, T * 256, N]."""
     ends = tf.concat([frames[:, :1], frames, frames[:, -1:]], axis=1)
     before, at, after = ends[:, :-2, None], frames[:, :, None], ends[:, 2:, None]
-    # From the centre.
     distance = ((np.arange(HOP_SAMPLES) + 0.5) / HOP_SAMPLES - 0.5).astype(np.float32)[:, None]
     values = at + tf.where(distance < 0.0, at - before, after - at) * distance
     return tf.reshape(values, [tf.shape(frames)[0], -1, frames.shape[2]])
@@ -128,7 +126,7 @@ def interpolate_unvoiced(f0_hz):
     voiced = f0_hz > 0.0
     frame = tf.cast(tf.range(tf.shape(f0_hz)[1]), tf.float32)
     last = tf.cast(tf.shape(f0_hz)[1] - 1, tf.float32)
-    # The nearest voiced frame before, and after, counted from 1; 0 if there is none.
+    # Counted from 1, so that 0 says that there is no voiced frame before, or after.
     before = _running_maximum(tf.where(voiced, frame + 1.0, 0.0))
     after = _running_maximum(tf.where(voiced, last - frame + 1.0, 0.0)[:, ::-1])[:, ::-1]
     has_before, has_after = before > 0.0, after > 0.0

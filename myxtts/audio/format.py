@@ -14,12 +14,11 @@ HOP_SAMPLES = 256  # 11.6 ms
 MEL_BANDS = 80
 LOW_HZ = 0.0
 HIGH_HZ = 8_000.0
-# 384 reflected on each side: frames = samples // 256.
+# 384 reflected on each side, so that frames = samples // 256.
 PAD_SAMPLES = (FFT_SAMPLES - HOP_SAMPLES) // 2
 # A log-mel is the natural logarithm of a magnitude.
 DECIBELS_PER_NEPER = 20.0 / log(10.0)
-# Frames more than 48 dB below the loudest one are silence.
-TOP_DB = 48.0
+TOP_DB = 48.0  # frames further below the loudest one are silence
 LOG_FLOOR = 1e-5  # log(1e-5) = -11.5 is silence
 
 AUDIO_FORMAT = {

@@ -36,7 +36,7 @@ VOICING_THRESHOLD = 0.35
 NOISE_FLOOR = 1e-3
 
 _LAG = np.arange(NUM_LAGS)
-# The possible periods, and one neighbour on each side.
+# The parabola of a period needs its neighbour on each side.
 _CANDIDATE_LAGS = _LAG[MIN_LAG - 1 :]
 _IS_SUMMED = (_LAG[:, None] > 0) & (_LAG[:, None] <= _CANDIDATE_LAGS)
 _CUMULATIVE_MEAN = _IS_SUMMED / _CANDIDATE_LAGS.astype(np.float32)

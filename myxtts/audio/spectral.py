@@ -8,8 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 OVERLAP = 4  # hops in a frame
-# Sum of the squared Hann windows at each sample.
-WINDOW_POWER = 1.5
+WINDOW_POWER = 1.5  # sum of the squared Hann windows at each sample: 4 · 3 / 8
 
 
 def short_time_spectrum(wave, fft_samples: int):

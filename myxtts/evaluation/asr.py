@@ -178,7 +178,7 @@ def measure_error_rates(
     transcripts = []
     for row, hypothesis in zip(rows, hypotheses, strict=True):
         names = corpus.names_of(row)
-        # As the run's front end writes it, like the hypothesis.
+        # Written by the run's front end, as the hypothesis is, so that a spelling is no error.
         reference = transcriber.normalise_reference(manifest.texts[row], names["language"])
         transcripts.append(names | {"reference": reference, "hypothesis": hypothesis})
     distorted = {}

@@ -27,9 +27,10 @@ Score = ColumnScore | asr.ASRScore
 log = logging.getLogger(__name__)
 
 
-# Each module has `score_run`, which measures a checkpoint and writes plots and sounds, and
-# `score_in_run`, which returns what measures a network during its run.
 EVALUATORS = {"tts": tts, "asr": asr, "vocoder": vocoder}
+"""Each module has `score_run`, which measures a checkpoint and writes plots and sounds, and
+`score_in_run`, which returns what measures a network during its run.
+"""
 
 
 def evaluate_run(
@@ -58,7 +59,7 @@ def evaluate_run(
     print(score.table())
     if options.json_file is not None:
         write_json(options.json_file, score.to_json())
-    # For report.html of the run.
+    # report.html of the run shows it.
     write_whole(folder / SCORES, (score.table() + "\n").encode())
 
 

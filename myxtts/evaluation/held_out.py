@@ -28,7 +28,6 @@ from myxtts.training.observation import Throttle
 from myxtts.training.runs import TrainedRun, check_same_corpus
 from myxtts.training.setup import TrainingSetup
 
-# Options that only the evaluation of a task has.
 TASK_OPTIONS = {
     "tts": ("ode_steps", "guidance", "vocoder", "asr"),
     "asr": ("noise_snr_db", "rt60"),
@@ -43,8 +42,7 @@ log = logging.getLogger(__name__)
 class EvaluationOptions:
     """What to measure, how, and where to write the result; None is the default of the flag."""
 
-    # Another corpus than the held-out utterances, as training takes it.
-    data: Path | None = None
+    data: Path | None = None  # another corpus than the held-out utterances, as training takes it
     audio_root: Path | None = None
     columns: tuple[str, ...] = ()
     utterances: int | None = None  # at most

@@ -31,8 +31,7 @@ NEEDS = {
 }
 # 13 coefficients without c0 are usual for the mel-cepstral distortion.
 CEPSTRA = 13
-# It turns the distance of two mel cepstra into decibels.
-MCD_FACTOR = 10.0 * np.sqrt(2.0) / np.log(10.0)
+MCD_FACTOR = 10.0 * np.sqrt(2.0) / np.log(10.0)  # distance of two mel cepstra -> dB
 DURATION_BOUNDS = (0.95, 1.05)
 # A frame this far from its counterpart on the warping path has nothing in common with it.
 UNRELATED_DB = 6.0
@@ -186,8 +185,7 @@ def pitch_errors(
 
 
 def loud_frames(log_mel: np.ndarray) -> np.ndarray:
-    """Return which frames are not silence, bool [T]."""
-    # By the mean of their bands, relative to the loudest frame.
+    """Return which frames are not silence, by their level under the loudest one, bool [T]."""
     level_db = DECIBELS_PER_NEPER * log_mel.mean(axis=1)
     return level_db > level_db.max() - TOP_DB
 

@@ -21,8 +21,7 @@ from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Throttle, no_throttle
 
 BATCH_UTTERANCES = 8
-# The centroid of a speaker is the mean of 20 recordings at most.
-RECORDINGS_PER_SPEAKER = 20
+RECORDINGS_PER_SPEAKER = 20  # at most; their mean is the speaker's centroid
 COEFFICIENTS = 19
 
 _of_waves = function_per_device_type(tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32))

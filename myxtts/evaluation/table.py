@@ -21,8 +21,7 @@ ScoreWeights = Callable[[str, Callable[[], None]], Any]
 
 Measurement = TypeVar("Measurement")
 
-# What the table writes before a metric of a group.
-GROUPS = {"languages": "{}: ", "speakers": "{} speakers: "}
+GROUPS = {"languages": "{}: ", "speakers": "{} speakers: "}  # written before a metric of a group
 
 
 class MetricFormat(NamedTuple):
@@ -39,7 +38,6 @@ class MetricFormat(NamedTuple):
         return f"{factor * value:.{self.decimals}f}"
 
 
-# In the order of the table.
 METRICS = {
     "pesq_wb": MetricFormat("PESQ-WB", "MOS-LQO", 2),
     "stoi": MetricFormat("STOI", "0 to 1", 4),

@@ -31,8 +31,7 @@ from myxtts.training.runs import TrainedRun
 MAX_UTTERANCES = 50
 PLOTTED_UTTERANCES = 4
 COLUMNS = ("synthesized", "copy_synthesis", "shuffled_texts")
-# A trained vocoder is compared with Griffin-Lim in columns of this suffix.
-GRIFFIN_LIM_SUFFIX = "_griffin_lim"
+GRIFFIN_LIM_SUFFIX = "_griffin_lim"  # of columns that a trained vocoder is compared with
 # Only copy synthesis has the same times as the recording.
 COPY_METRICS = ("pesq_wb", "stoi", "log_mel_error")
 

@@ -100,17 +100,16 @@ def _totals_by_blocks(score, first):
     score = tf.pad(score[1:], padding, constant_values=IMPOSSIBLE_SCORE)
     score = tf.reshape(score, [blocks, BLOCK_FRAMES, batch, tokens + BLOCK_FRAMES])
 
-    # Of the token `shift` places before.
-    def shifted(values, shift):
+    def from_token_before(values, shift):
         return tf.slice(values, [0, BLOCK_FRAMES - shift], [batch, tokens])
 
     def forward(block, best, totals):
         padded = tf.pad(best, [[0, 0], [BLOCK_FRAMES, 0]], constant_values=IMPOSSIBLE_SCORE)
-        window = [shifted(padded, shift) for shift in range(BLOCK_FRAMES + 1)]
+        window = [from_token_before(padded, shift) for shift in range(BLOCK_FRAMES + 1)]
         of_frames = []
         for frame_score in tf.unstack(score[block], BLOCK_FRAMES):
             window = [
-                tf.maximum(*pair) + shifted(frame_score, shift)
+                tf.maximum(*pair) + from_token_before(frame_score, shift)
                 for shift, pair in enumerate(pairwise(window))
             ]
             of_frames.append(window[0])

@@ -89,7 +89,7 @@ def ctc_losses_by_recursion(logits, frames, labels, count):
     labels on any device. `tf.nn.ctc_loss` with dense labels also does so, but multiplies by a
     matrix of all pairs of states at each frame: 97 times as long for 310 labels.
     """
-    # The states of a row are its labels with a blank before, between and behind them.
+    # A path may emit a blank before, between and behind the labels, so each of these is a state.
     states = tf.stack([tf.fill(tf.shape(labels), BLANK_ID), labels], axis=2)
     states = tf.reshape(states, [tf.shape(labels)[0], -1])
     states = tf.pad(states, [[0, 0], [0, 1]], constant_values=BLANK_ID)

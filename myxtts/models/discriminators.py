@@ -47,8 +47,7 @@ class Discriminators(CompositeLayer):
     """All discriminators, and the losses of both sides."""
 
     LOSS_NAMES = ("discriminator_real", "discriminator_generated")
-    # Of the network that generates.
-    NETWORK_LOSSES = ("adversarial", "feature_matching")
+    NETWORK_LOSSES = ("adversarial", "feature_matching")  # of the network that generates
 
     def __init__(self, **kwargs):
         # Waves stay float32 in mixed precision; the convolutions cast their own inputs.

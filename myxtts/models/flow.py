@@ -40,8 +40,7 @@ def wiener_estimate(x, time, prior_mean, prior_std):
     """
     time, prior_std = time[:, None, None], prior_std[:, None, None]
     noise_left = tf.maximum(1.0 - time, MIN_NOISE)
-    # Of x_t - t · prior_mean.
-    deviation = tf.sqrt(tf.square(time * prior_std) + tf.square(noise_left))
+    deviation = tf.sqrt(tf.square(time * prior_std) + tf.square(noise_left))  # of x - t · mean
     innovation = (x - time * prior_mean) / deviation
     estimate = prior_mean + (time * prior_std**2 / deviation) * innovation
     return estimate, prior_std * noise_left / deviation, innovation

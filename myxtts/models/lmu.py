@@ -115,8 +115,7 @@ class LegendreMemory(layers.Layer):
         # [inputs, blocks, B, M]
         windows = tf.gather(padded, inputs[:, None] + block * tf.range(blocks)[None, :])
         lag = past + outputs[None, :] - inputs[:, None]
-        # Also the index of a row of zeros appended to the response.
-        length = len(self.response)
+        length = len(self.response)  # also the index of a row of zeros behind it
         valid_lag = tf.where((lag >= 0) & (lag < length), lag, length)
         toeplitz = tf.gather(np.pad(self.response, [(0, 1), (0, 0)]), valid_lag)
         windows, toeplitz = (tf.reshape(x, [past + block, -1]) for x in (windows, toeplitz))

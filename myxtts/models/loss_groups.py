@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import keras
 
-# The first group of every model: the network that inference uses.
-NETWORK = "model"
+NETWORK = "model"  # the first group of every model: what inference uses
 
 
 class LossGroup(NamedTuple):

@@ -35,24 +35,19 @@ from myxtts.portable_ops import fold_in
 FILTER_SAMPLES = 512
 FILTERS_PER_FRAME = spectral.OVERLAP * HOP_SAMPLES // FILTER_SAMPLES
 BINS = FILTER_SAMPLES // 2 + 1
-# Before the first and after the last hop.
-EDGE_SAMPLES = (spectral.OVERLAP - 1) * FILTER_SAMPLES // (2 * spectral.OVERLAP)
-# Of the spectrum of noise of unit variance.
-WINDOW_NORM = float(np.sqrt(np.square(np.hanning(FILTER_SAMPLES)).sum()))
+EDGE_SAMPLES = (spectral.OVERLAP - 1) * FILTER_SAMPLES // (2 * spectral.OVERLAP)  # at each end
+WINDOW_NORM = float(np.sqrt(np.square(np.hanning(FILTER_SAMPLES)).sum()))  # of noise of power 1
 # Rough: the network corrects it.
 ENVELOPE_OFFSET = 0.5 * float(np.log(FILTER_SAMPLES / FFT_SAMPLES)) - float(np.log(2.0))
 SOURCE_FLOOR = 1e-2
-# Of the noise filter before training, in nepers.
-NOISE_LEVEL = -1.0
+NOISE_LEVEL = -1.0  # of the noise filter before training, in nepers
 MIN_LOG_GAIN, MAX_LOG_GAIN = -14.0, 6.0
-# Nepers by which a projection changes a band.
-MAX_PROJECTION = 3.0
+MAX_PROJECTION = 3.0  # nepers by which a projection changes a band
 KERNEL_SIZE = 5
 MEL_BLOCKS = 4
 PITCH_BINS = 96
 MAX_FLUCTUATION = 3.0
-# Bins on each side of the likeliest, over which F0 is averaged.
-PITCH_NEIGHBOURS = 3
+PITCH_NEIGHBOURS = 3  # on each side of the likeliest bin, over which F0 is averaged
 # Of Adam against discriminators (HiFi-GAN, Kong et al. 2020).
 ADVERSARIAL_BETA_1 = 0.8
 # 0.29 s, in which an error of F0 of 0.3 % turns the phase of a low voice by 0.1 cycles.

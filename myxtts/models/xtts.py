@@ -93,8 +93,7 @@ class SpeakerCondition(NamedTuple):
 
     style: tf.Tensor  # [B, C], speaker embedding plus language embedding
     latents: tf.Tensor  # [B, K, C], of the reference
-    # float32 [B, 80], see `long_term_average_spectrum`; 0 without a reference.
-    average_spectrum: tf.Tensor
+    average_spectrum: tf.Tensor  # [B, 80], see `long_term_average_spectrum`; 0 without a reference
 
 
 class FlowCondition(NamedTuple):
@@ -164,7 +163,7 @@ class XTTS(keras.Model):
         # The mean mel depends on its own token only. With neighbours in view it could learn the mel
         # of the next token, and whole alignments were one token off.
         self.token_conv = layers.ConvBlock(channels, 1, dropout, name="token_conv")
-        # And the weight of the average spectrum.
+        # One output more is the weight of the average spectrum, which silence learns to be 0.
         self.mean_mel = layers.Dense(MEL_BANDS + 1, name="mean_mel")
         self.voice_attention = attention("voice_attention", rotary=False)
         names = [f"encoder_attention_{i}" for i in range(size.encoder_blocks)]

@@ -24,14 +24,11 @@ from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Throttle, no_throttle
 from myxtts.training.runs import TrainedRun
 
-# Waves that are in memory at the same time; more for a longer wave.
-GROUP_S = 600.0
+GROUP_S = 600.0  # of waves in memory at the same time; more for a longer wave
 MAX_CHUNK_S = 20.0
-# Chunks are padded to one of these lengths.
-BUCKETS_S = (2.5, 5.0, 10.0, MAX_CHUNK_S)
+BUCKETS_S = (2.5, 5.0, 10.0, MAX_CHUNK_S)  # lengths to which chunks are padded
 BATCH_S = 80.0  # padded seconds of a batch
-# Length over which the power of a pause is averaged.
-PAUSE_S = 0.2
+PAUSE_S = 0.2  # over which the power of a pause is averaged
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +103,7 @@ class NetworkTranscriber:
             samples = [max(len(chunks[index]), PAD_SAMPLES + 1) for index in indices]
             with tf.device(self.device):
                 ids, counts = self._recognise(tf.constant(wave), tf.constant(samples, tf.int32))
-                # They are logits and their frames.
+                # Then they are logits and frames, since the best symbols alone make no beam.
                 if self._beam_width:
                     ids, counts = beam_search_decode(ids, counts, self._beam_width)
             decoded = decoded_texts(ids, counts, self.vocabulary.symbols)

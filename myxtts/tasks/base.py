@@ -102,11 +102,9 @@ class Task(ABC):
 
     name: str  # value of the setting `task`
     sizes: Mapping[str, Any]  # dimensions of the network by the setting `model_size`
-    # Groups of layers that --freeze names; the network's `component_layers` has the layers.
-    components: tuple[str, ...]
+    components: tuple[str, ...]  # of layers, by their names in `component_layers`
     supports_xla: bool = False  # whether XLA compiles the training step
-    # Flag of an augmentation that takes time on the data device; empty if the task has none.
-    augmentation: str = ""
+    augmentation: str = ""  # flag of one that takes time on the data device; empty if none
 
     def has_small_operations(self, config: Config) -> bool:
         """Return whether training on 2 cores is faster with one thread for each operation.

@@ -23,9 +23,8 @@ from myxtts.report import plots
 from myxtts.report.samples import sound_file
 from myxtts.tasks.base import KEPT_ARRAYS, Metric, Sampler, Task, kept_bytes
 
-# float32 arrays of the size of a spectrum that filters, projection and losses keep.
-KEPT_SPECTRA = 60
-# Samples of all steps have the same noise and the same phases of Griffin-Lim.
+KEPT_SPECTRA = 60  # float32, by filters, projection and losses
+# Equal noise and phases of Griffin-Lim at all steps, so that samples differ by the weights alone.
 SEED = (0, 0)
 
 

@@ -38,7 +38,6 @@ from myxtts.training.schedule import Observation
 
 FORMAT = 7
 
-# Names of groups of arrays.
 MODEL = "model"
 AVERAGES = "averages"
 OPTIMIZER = "optimizer"

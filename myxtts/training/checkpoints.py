@@ -65,8 +65,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._defect: BaseException | None = None
         self._failure: CheckpointError | None = None
-        # Checkpoints that could not be removed.
-        self._protected: set[Path] = set()
+        self._protected: set[Path] = set()  # could not be removed
         self._provisional: set[int] = set()
         self.best: Best | None = None
         checkpoint_files.remove_partial_checkpoints(folder)
@@ -182,7 +181,7 @@ class Checkpoints:
         best_loss = self.best.loss if self.best else math.inf
         if validation_loss is not None and is_saved and validation_loss < best_loss:
             self.best = Best(step, validation_loss)
-            # As if the validation had asked for it.
+            # The best one stays, as if the validation had asked for it.
             self._provisional.discard(step)
         provisional = set(self._provisional)
         needed = self._needed_steps(state)

@@ -27,8 +27,7 @@ from myxtts.training.state import TrainingState
 from myxtts.training.step import SKIPPED, Step
 from myxtts.training.stop_request import StopRequest
 
-# The kind of the pauses for checkpoints.
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS = "checkpoints"  # kind of the pauses for them
 
 Save = Callable[[TrainingState], object]
 """(state): writes a checkpoint."""
@@ -184,7 +183,6 @@ class Intervals:
         planned = batches.planned
         times = [batch.times for batch in chain.from_iterable(batches.microbatches)]
         self._clock.finish_step(planned.audio_s, planned.padded_s, times)
-        # The data devices of the microbatch that the step hands over.
         senders = {batch.times.producer for batch in batches.next_first}
         self.counts = self._senders >= senders
         self._senders |= senders

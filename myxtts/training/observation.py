@@ -37,15 +37,12 @@ from myxtts.training.runs import RunFolder, select_vocoder
 from myxtts.training.schedule import EVALUATION, SAMPLES, VALIDATION, Observation, join_and
 from myxtts.training.setup import TrainingSetup, typical_sizes
 
-# The kind of the pauses for the observer, and the lane of its spans.
-OBSERVER = "observer"
+OBSERVER = "observer"  # kind of the pauses for it, and lane of its spans
 
-# The observer looks at the feed so often, and the waiting main thread at the request to stop.
-POLL_S = 0.002
-STOP_POLL_S = 0.1
+POLL_S = 0.002  # of the observer for the feed
+STOP_POLL_S = 0.1  # of the waiting main thread for the request to stop
 
-# Training may wait for this fraction of the time between two observations without a warning.
-TOLERATED_WAIT = 0.005
+TOLERATED_WAIT = 0.005  # fraction of the time between two observations that needs no warning
 
 
 Throttle = Callable[[], None]

@@ -52,8 +52,7 @@ if TYPE_CHECKING:
     from myxtts.audio.vocoder import NetworkVocoder, VocoderProtocol
     from myxtts.models.teacher import TeacherModel
 
-# Instead of the folder of a vocoder's run.
-GRIFFIN_LIM = "griffin-lim"
+GRIFFIN_LIM = "griffin-lim"  # instead of the folder of a vocoder's run
 LOCK = ".lock"
 
 log = logging.getLogger(__name__)

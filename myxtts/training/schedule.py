@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from myxtts.config.schema import RunConfig
 
-# The parts of an observation, in the order in which they are done.
 VALIDATION = "validation"
 SAMPLES = "samples"
 EVALUATION = "evaluation"

@@ -15,8 +15,7 @@ from myxtts.placement.replicas import Replicas
 from myxtts.tf_internals import AdamWOnReducedGradients
 from myxtts.training.schedule import Observation
 
-# Names of variables, without those of their layers.
-UNDECAYED = ["bias", "gamma", "beta", "embeddings"]
+UNDECAYED = ["bias", "gamma", "beta", "embeddings"]  # without the names of their layers
 
 
 @dataclass(frozen=True)

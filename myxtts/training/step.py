@@ -21,11 +21,10 @@ from myxtts.placement.audit import require_device
 from myxtts.training.schedule import Rates
 from myxtts.training.state import TrainedGroup, TrainingState
 
-# The rates of so many steps are on the model device.
+# The rates of 1,024 steps are on the model device, so that a step makes no tensor there.
 TABLE_STEPS = 1024
 
-# The metric that counts updates which a loss scale has skipped.
-SKIPPED = "skipped_updates"
+SKIPPED = "skipped_updates"  # metric: updates that a loss scale has skipped
 
 CONTROLS_SPEC = {
     "steps_done": tf.TensorSpec([], tf.int64),
@@ -103,8 +102,7 @@ class Step:
         self.hand_over = compile_hand_over(state.model.BATCH_FIELDS, replicas.devices)
         self._accumulate = self._with_hand_over(self._add_microbatch, compile_xla)
         self._finish = self._with_hand_over(self._take_last_microbatch, compile_xla)
-        # Concrete functions by function and shapes of a microbatch.
-        self._traced: dict[tuple, Any] = {}
+        self._traced: dict[tuple, Any] = {}  # by function and shapes of a microbatch
 
     def _with_hand_over(self, function, compile_xla):
         """Return a compiled function that also copies what follows, its second argument."""

@@ -201,7 +201,7 @@ def read_settings(
     if path is None and overrides.get("resume") and "train_data" not in overrides:
         place = {name: overrides.get(name, SETTINGS[name].default) for name in ("run", "runs_dir")}
         path = config_of_run(**place, may_be_new=bool(overrides.keys() - {*place, "resume"}))
-        # An early stop is that of one start.
+        # A recorded early stop has ended the previous start, and would end this one at once.
         overrides = {"stop_at_step": None} | overrides | place
     return load(path, overrides, own), options
 

@@ -14,7 +14,7 @@ from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ,
 from myxtts.evaluation.table import METRICS, Means
 from myxtts.training.observation import Throttle, no_throttle
 
-# The score and the package that measures it, each under a licence of its own.
+# Both packages are optional: pesq has C code of ITU-T P.862, whose rights are reserved.
 PACKAGES = {"pesq_wb": "pesq", "stoi": "pystoi"}
 PESQ_RATE_HZ = 16_000
 MIN_PESQ_S = 0.25

@@ -259,7 +259,7 @@ def shuffle_texts(utterances: Sequence[Utterance]) -> list[Utterance]:
     by_language: dict[int, list[int]] = defaultdict(list)
     for index, utterance in enumerate(utterances):
         by_language[utterance.language].append(index)
-    # Utterances that are alone in their language also take turns.
+    # Utterances that are alone in their language take turns rather than keep their texts.
     alone = [indices[0] for indices in by_language.values() if len(indices) == 1]
     shuffled = list(utterances)
     for indices in (*by_language.values(), alone):

@@ -112,7 +112,6 @@ class LegendreMemory(layers.Layer):
         outputs = tf.range(block)
         padding = [[past, blocks * block - frames], [0, 0], [0, 0]]
         padded = tf.pad(tf.transpose(u, [1, 0, 2]), padding)
-        # [inputs, blocks, B, M]
         windows = tf.gather(padded, inputs[:, None] + block * tf.range(blocks)[None, :])
         lag = past + outputs[None, :] - inputs[:, None]
         length = len(self.response)  # also the index of a row of zeros behind it

@@ -34,7 +34,7 @@ NVIDIA_CONTAINER = "NVIDIA's container of TensorFlow (nvcr.io/nvidia/tensorflow)
 # (github.com/aws/deep-learning-containers/pull/6418). 9.6 to 9.23 were not tried there.
 CUDNN_FIXED = "9.6"
 
-# As in requirements-gpu.txt.
+# As in requirements-gpu.txt, with which a test compares it.
 CUDNN_REQUIREMENT = ">=9.24,<10"
 
 

@@ -203,7 +203,7 @@ class RunPage:
         }
         if ended:
             return document("run", page, ENDED_RELOAD_S)
-        # Seconds between the two newest reports, as their steps take them.
+        # Slow steps make reports rare, so their page counts as stale later.
         step_s = history.newest.get("step_s", 0.0) + history.newest.get("pause_s", 0.0)
         report_s = history.interval_steps * step_s
         return document("run", page, RELOAD_S, max(STALE_S, STALE_REPORTS * report_s))

@@ -157,7 +157,7 @@ class WavStream:
     def end(self) -> None:
         """Write the length into the header, if the sound is in a file that allows it."""
         pipe = self._pipe
-        # Neither a pipe nor a file after `>>` does.
+        # What is in a pipe, or in a file after `>>`, cannot be written again.
         if not self._written or not pipe.seekable():
             return
         if not fcntl.fcntl(pipe.fileno(), fcntl.F_GETFL) & os.O_APPEND:
@@ -180,7 +180,7 @@ def wav_header(data_bytes: int = UNKNOWN) -> bytes:
     pcm, channels = 1, 1
     rates = SAMPLE_RATE_HZ, SAMPLE_RATE_HZ * BYTES
     form = struct.pack("<HHIIHH", pcm, channels, *rates, BYTES, 8 * BYTES)
-    # Beyond 4 GiB there is no length.
+    # The fields have 32 bits: beyond 4 GiB there is no length.
     data_bytes = min(data_bytes, UNKNOWN)
     riff_bytes = min(data_bytes + HEADER_BYTES - 8, UNKNOWN)
     fields = (b"RIFF", riff_bytes, b"WAVE", b"fmt ", len(form), form, b"data", data_bytes)

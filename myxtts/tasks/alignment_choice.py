@@ -29,7 +29,7 @@ def choose_alignment_search(
     batch of the run. Raises ConfigError if the setting `alignment_search` names a search that needs
     XLA where XLA does not work.
     """
-    # The device for which XLA compiles each candidate; without any, `loop` remains.
+    # XLA compiles each for its device. `loop` needs no XLA, so it remains where neither works.
     devices = {"xla": device, "host": HOST}
     if setting != "auto":
         devices = {name: device for name, device in devices.items() if name == setting}

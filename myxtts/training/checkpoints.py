@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 def copy_arrays(state: TrainingState) -> Groups:
     """Copy a state to host memory, where no later step changes it; wait for the device."""
-    # A variable of two groups is read once.
+    # A variable that is its own average is in two groups, and is read once.
     arrays: dict[int, np.ndarray] = {}
     groups: Groups = {}
     for group, variables in state.variables().items():

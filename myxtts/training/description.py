@@ -203,8 +203,7 @@ def source_commit(root: Path = SOURCE_TREE) -> str:
 def translate_training_errors(setup: TrainingSetup) -> Iterator[None]:
     """Raise what ends the loop as a TrainingError that says at which utterances, and what to do."""
     corpus = setup.corpora.training
-    # A step before the one at fault and its position, from which the plan is followed without a
-    # jump.
+    # The plan is followed from a step of a known position to the one at fault, without a jump.
     began_step, began = setup.state.session_start
     try:
         yield

@@ -103,7 +103,7 @@ def forecast_memory(
         "for the observer": ("CPU:" in observer) * observing,
         "for the snapshot": takes_turns * observing,
         "for the evaluation": takes_turns * evaluating,
-        # Weights, the two moments of AdamW, and averages.
+        # The copy that is written has weights, the two moments of AdamW, and averages.
         "to write a checkpoint": 4 * parameters * (3 + bool(config.training.ema_decay)),
     }
     parts_mib = {name: size / 2**20 for name, size in parts.items() if size}

@@ -9,7 +9,7 @@ from myxtts.portable_ops import float32_matmul
 IMPOSSIBLE_SCORE = -1e9
 # With 16, XLA splits a block into several kernels.
 BLOCK_FRAMES = 8
-# Squared distance of a frame from its token's mean mel in a half-trained model.
+# A half-trained model has this squared distance of a frame from its token's mean mel.
 DISTANCE_SCALE = 16.0
 
 

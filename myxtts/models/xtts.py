@@ -48,7 +48,7 @@ REDUCTION_FACTOR = 2
 TIME_EMBEDDING = 64
 # scale of synthesis' initial noise; with 1, the error of a half-trained flow is audible as noise
 TEMPERATURE = 0.5
-# Error of the decoder's mel after some hundred steps, in normalised units.
+# The decoder's mel has this error after some hundred steps, in normalised units.
 DECODER_STD = 0.3
 
 
@@ -482,7 +482,7 @@ def long_term_average_spectrum(mel, frames):
 def _token_weights(batch, mask):
     """Return the weight of each token in the prosody losses: mask [B, N, 1] -> float32 [B, N]."""
     weights = tf.cast(mask, tf.float32)[:, :, 0]
-    # A teacher's text counts as many tokens as the utterance that it replaces.
+    # A teacher's text, however long, weighs as much as the utterance that it replaces.
     if "path" in batch:
         token_count = tf.maximum(tf.cast(batch["token_count"], tf.float32), 1.0)
         weights *= (tf.cast(batch["utterance_tokens"], tf.float32) / token_count)[:, None]

@@ -59,7 +59,7 @@ class NetworkTranscriber:
 
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
         self._recognise = tf.function(recognise, input_signature=signature, autograph=False)
-        # Traces now, not at the first wave.
+        # Traces now, so that the first wave does not wait for it.
         self._transcribe_chunks([np.zeros(SAMPLE_RATE_HZ, np.float32)], no_throttle)
 
     def transcribe(

@@ -78,7 +78,7 @@ class VocoderTask(Task):
         judged = 0
         if config.vocoder.discriminators:
             samples = (sizes["segment_frames"] - 2 * CONTEXT_FRAMES) * HOP_SAMPLES
-            # Of recording and generated wave, and their difference.
+            # Kept of recording and generated wave, and of their difference in float32.
             judged = sizes["batch"] * hidden_values(samples) * (2 * kept_bytes(config) + 4)
         return positions * (blocks + KEPT_SPECTRA * (FFT_SAMPLES // 2 + 1) * 4) + judged
 

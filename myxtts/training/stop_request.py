@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from myxtts.distributed.processes import REPEAT_S, stop_signals
 
-# Steps between two reads of the request; each waits until a GPU has done all that is queued on it.
+# Each read waits until a GPU has done all that is queued on it, so only every fourth step reads.
 READ_EVERY = 4
 
 

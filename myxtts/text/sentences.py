@@ -36,8 +36,8 @@ _LAST_WORD = re.compile(rf"[^\s{_OPENING}]*$")
 # No abbreviation is longer, and the search for one takes the same time in any text.
 _LONGEST_WORD = 40
 _DOTTED = re.compile(r"\w(\.\w)+")  # e.g, z.B, U.S, a.m, ე.ი
-# Abbreviations before a name or within a sentence. Those that often end a sentence (etc., Jr.,
-# Inc.) are left out.
+# A name or the rest of the sentence follows these. Those that often end one (etc., Jr., Inc.) are
+# left out.
 _BEFORE_A_WORD = re.compile(
     "mr|mrs|ms|mx|messrs|dr|prof|st|rev|hon|gen|col|capt|lt|sgt|cpl|adm|sen|rep|gov|pres|supt|"
     "mt|ft|vs|cf|viz|hr|fr|bzw|ca|evtl|ggf|vgl|dipl|ing|mme|mlle|mgr|sr|sra|იხ|მაგ",

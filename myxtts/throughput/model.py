@@ -136,7 +136,7 @@ def simulate(
     step_s = times.step_s[batches]
     free_s = dict.fromkeys((*makers, *models), 0.0)
     host_s = ended_s = 0.0
-    # The host takes the batches of a step, and then the previous step begins.
+    # One turn more than steps, since a step begins once the host has the batches of the next.
     for step in range(steps + 1):
         senders = [maker for maker in makers.values() if step < steps and maker.makes(step)]
         for maker in senders:

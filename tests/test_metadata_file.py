@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 from myxtts.data import metadata_file
-from myxtts.data.metadata_file import Row, Rows, hold_out, read_corpora, read_corpus
+from myxtts.data.metadata_file import Row, Rows, hold_out, read_corpus, read_rows
 from myxtts.errors import DataError
 from tests.fixtures import FolderCase
 
@@ -168,12 +168,12 @@ class LJSpeech(Case):
     def test_a_folder_with_train_and_eval_metadata_provides_both_corpora(self):
         self.ljspeech("a|x\nb|x\nbad\n", "metadata_train.csv")
         self.ljspeech("c|x\n|bad\n", "metadata_eval.csv", audio=["c.wav"])
-        train, validation, rejected = read_corpora(self.folder, None, "en", 0.5, seed=0)
+        train, validation, rejected = read_rows(self.folder, None, "en", 0.5, seed=0)
         actual = [[row.id for row in part.rows] for part in (train, validation)]
         self.assertEqual(actual, [["a.wav", "b.wav"], ["c.wav"]])
         names = [Path(row.metadata).name for row in rejected]
         self.assertEqual(names, ["metadata_train.csv", "metadata_eval.csv"])
-        by_file = read_corpora(self.folder / "metadata_train.csv", None, "en", 0.5, seed=0)
+        by_file = read_rows(self.folder / "metadata_train.csv", None, "en", 0.5, seed=0)
         self.assertEqual(by_file, (train, validation, rejected))
 
     def test_validation_on_the_training_corpus_by_another_name_is_an_error(self):
@@ -182,11 +182,11 @@ class LJSpeech(Case):
         linked.symlink_to(table)
         for train, other in ((corpus, corpus / "metadata.csv"), (table, linked)):
             with self.subTest(other), self.assertRaisesRegex(DataError, "are both .*trained on"):
-                read_corpora(train, other, "en", 0.5, seed=0)
+                read_rows(train, other, "en", 0.5, seed=0)
 
     def test_without_validation_data_rows_are_held_out_and_malformed_rows_listed_once(self):
         corpus = self.ljspeech("a|x\nb|x\nc|x\nd|x\nbad\n|bad\n")
-        train, validation, rejected = read_corpora(corpus, None, "en", 0.25, 0)
+        train, validation, rejected = read_rows(corpus, None, "en", 0.25, 0)
         self.assertEqual((len(train.rows), len(validation.rows), len(rejected)), (3, 1, 2))
         self.assertEqual(len(train.rejected) + len(validation.rejected), 2)
 
@@ -194,7 +194,7 @@ class LJSpeech(Case):
         self.ljspeech("a|x\n", "metadata_train.csv")
         self.ljspeech("c|x\n", "metadata_eval.csv")
         table = self.table("path,text\nd.wav,x\n", "d.wav")
-        _, validation, _ = read_corpora(self.folder, table, "en", 0.5, seed=0)
+        _, validation, _ = read_rows(self.folder, table, "en", 0.5, seed=0)
         self.assertEqual([row.id for row in validation.rows], ["d.wav"])
 
 
@@ -410,12 +410,12 @@ class Form(Case):
     def test_the_log_names_the_form_of_each_metadata_file_once(self):
         self.ljspeech("a|x\nb|x\nc|x\n", audio=["a.flac", "b.flac", "c.mp3"])
         with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
-            read_corpora(self.folder, None, "en", 0.5, seed=0)
+            read_rows(self.folder, None, "en", 0.5, seed=0)
         place = f"{self.folder}/metadata.csv; audio in {self.folder}/wavs: 2 .flac, 1 .mp3"
         expected = [f"corpus form    lines with |, columns path, text; 3 rows in {place}"]
         self.assertEqual([record.getMessage() for record in logs.records], expected)
         with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
-            read_corpora(self.folder, self.table("audio_file;text\na.flac;x\n"), "en", 0.5, seed=0)
+            read_rows(self.folder, self.table("audio_file;text\na.flac;x\n"), "en", 0.5, seed=0)
         message = logs.records[1].getMessage()
         self.assertIn("table with semicolons, columns audio_file, text; 1 rows in", message)
 

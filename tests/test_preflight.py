@@ -35,7 +35,7 @@ from myxtts.preflight import prerequisites, trial, validate
 from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
 from myxtts.throughput.measure import SynchronousStep
 from myxtts.training.runs import RunFolder
-from myxtts.training.setup import Start, read_corpora
+from myxtts.training.setup import Start, load_run_corpora
 from tests.feeds import TIMEOUT_S, wait_until
 from tests.fixtures import FolderCase, entered
 from tests.sine_corpus import manifest_of, write_corpus
@@ -473,7 +473,7 @@ class Corpora(FolderCase):
         settings = {"text_frontend": "characters", "max_rejected": 0.5, "validation_fraction": 0.2}
         config = load_config(None, {"train_data": str(metadata), "batch_size": 4, **settings})
         with self.assertLogs("myxtts.data", "WARNING"):
-            corpora = read_corpora(Start(config, RunFolder(self.folder)), self.folder, 1)
+            corpora = load_run_corpora(Start(config, RunFolder(self.folder)), self.folder, 1)
         checks = {check.name: check for check in validate.check_corpus(config.data, corpora)}
         rejected = checks["rejected utterances"]
         self.assertEqual((rejected.status, rejected.found[:3]), ("warning", "1 ("))
@@ -488,7 +488,7 @@ class Corpora(FolderCase):
         metadata = self.write("corpus.csv", f"path,text\n{rows}")
         start = Start(load_config(None, {"train_data": str(metadata)}), RunFolder(self.folder))
         with self.assertRaises(DataError) as unusable:
-            read_corpora(start, self.folder, 1)
+            load_run_corpora(start, self.folder, 1)
         corpus, rejected = validate.unusable_corpus(unusable.exception, start)
         self.assertEqual((corpus.name, rejected.name), ("corpus", "rejected utterances"))
         self.assertNotIn(str(self.folder / "rejected.csv"), corpus.found)

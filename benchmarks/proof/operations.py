@@ -44,7 +44,7 @@ from myxtts.tasks.tts import synthesis_options
 from myxtts.text.symbols import BLANK_ID
 from myxtts.training.runs import RunFolder
 from myxtts.training.schedule import ConstantRates
-from myxtts.training.setup import RunCorpora, Start, build_state, make_step, read_corpora, tune
+from myxtts.training.setup import RunCorpora, Start, build_state, load_run_corpora, make_step, tune
 from myxtts.training.step import SKIPPED
 
 TITLE = "Every operation"
@@ -364,7 +364,7 @@ def inputs_of(scope: Scope, task: str) -> Inputs:
     changes: dict[str, Any] = {"data": {"vtlp": 0.1}} if task == "tts" else {}
     config = configs.config_of(scope, task, **changes)
     route = Route(CPU, CPU)
-    corpora = read_corpora(Start(config, RunFolder(scope.out)), scope.out, replicas=1)
+    corpora = load_run_corpora(Start(config, RunFolder(scope.out)), scope.out, replicas=1)
     extractor = task_of(config).extractor(config, training=True)
     pipeline = Pipeline(
         corpora.training, [route], extractor, config.data, seed=0, cache_folder=scope.out

@@ -20,7 +20,7 @@ from myxtts.data.manifest import (
     build_manifest,
     report_rejected,
 )
-from myxtts.data.metadata_file import RejectedRow, Row, read_corpora
+from myxtts.data.metadata_file import RejectedRow, Row, read_rows
 from myxtts.data.texts import TeacherRows, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder
@@ -63,7 +63,7 @@ def load_corpora(
     ConfigError if a corpus, the folder or the teacher's share cannot be used.
     """
     data = config.data
-    train_rows, validation_rows, malformed = read_corpora(
+    train_rows, validation_rows, malformed = read_rows(
         Path(data.train_data) if data.train_data is not None else ensure_demo_corpus(),
         Path(data.val_data) if data.val_data is not None else None,
         data.language,

@@ -94,7 +94,7 @@ class Rows(NamedTuple):
     form: str = ""
 
 
-def read_corpora(
+def read_rows(
     train: Path,
     validation: Path | None,
     language: str,

@@ -24,7 +24,7 @@ from myxtts.preflight.prerequisites import check_prerequisites
 from myxtts.preflight.trial import Trial, check_model, check_pipeline
 from myxtts.text.frontend import Frontend, normalise_text, symbols_of
 from myxtts.training.runs import RunFolder
-from myxtts.training.setup import OpenRun, RunCorpora, Start, read_corpora, resolve_start
+from myxtts.training.setup import OpenRun, RunCorpora, Start, load_run_corpora, resolve_start
 
 DEFAULT_ROUTES = (
     " Where no GPU is named, the preflight tries GPUs 0 and 1; on one GPU give --data-gpu 0"
@@ -69,7 +69,8 @@ def validate(config: Config, steps: int) -> Report:
         corpus_checks: Iterator[Check] = iter(())
         if has_corpus or run is not None:
             try:
-                corpora = read_corpora(start, start.folder.path, run.replicas.count if run else 1)
+                replicas = run.replicas.count if run else 1
+                corpora = load_run_corpora(start, start.folder.path, replicas)
                 corpus_checks = check_corpus(start.config.data, corpora)
             except UserError as error:
                 corpus_checks = unusable_corpus(error, start)

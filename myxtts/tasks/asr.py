@@ -32,7 +32,6 @@ class ASRTask(Task):
     components: tuple[str, ...] = ("subsampling", "encoder", "output")
     # TensorFlow's CTC loss on sparse labels has no XLA kernel.
     supports_xla = False
-    augmentation = "--noise-probability 0.5"
 
     def extractor(
         self, config: Config, training: bool, load_teacher: LoadFrozen | None = None

@@ -104,7 +104,6 @@ class Task(ABC):
     sizes: Mapping[str, Any]  # dimensions of the network by the setting `model_size`
     components: tuple[str, ...]  # of layers, by their names in `component_layers`
     supports_xla: bool = False  # whether XLA compiles the training step
-    augmentation: str = ""  # flag of one that takes time on the data device; empty if none
 
     def has_small_operations(self, config: Config) -> bool:
         """Return whether training on 2 cores is faster with one thread for each operation.

@@ -31,7 +31,6 @@ class TTSTask(Task):
     sizes = xtts.SIZES
     components: tuple[str, ...] = ("reference_encoder", "text_encoder", "prosody", "decoder")
     supports_xla = True
-    augmentation = "--vtlp 0.1"
 
     def has_small_operations(self, config: Config) -> bool:
         return config.model.model_size == "tiny"

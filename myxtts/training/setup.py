@@ -136,7 +136,7 @@ class OpenRun:
 
     def read_corpora(self) -> RunCorpora:
         """Read the corpora; raise DataError, also if the workers do not have the same."""
-        corpora = read_corpora(self.start, self.folder.path, self.replicas.count)
+        corpora = load_run_corpora(self.start, self.folder.path, self.replicas.count)
         texts = corpora.training.teacher_rows
         digests = {"corpus": corpora.training.manifest.fingerprint}
         digests["--texts"] = texts.fingerprint if texts else NO_TEXTS
@@ -252,7 +252,7 @@ def shared_settings(start: Start) -> dict[str, str]:
     return shared
 
 
-def read_corpora(start: Start, folder: Path, replicas: int) -> RunCorpora:
+def load_run_corpora(start: Start, folder: Path, replicas: int) -> RunCorpora:
     """Read the corpora of a run on one machine, without its devices.
 
     Raises DataError if a corpus cannot be used, and ConfigError if nothing is held out for what is

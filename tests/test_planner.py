@@ -459,12 +459,30 @@ class PlanCommandTest(FolderCase):
         with self.assertRaisesRegex(ConfigError, "cannot be read"):
             planner.read_profile(self.folder)
 
+    def test_placements_that_lack_memory_are_left_out_and_roles_follow_the_memory(self):
+        times = "--produce-ms 5 --step-ms 20 --produce-memory-mib 3000 --replica-memory-mib 22000"
+        file = self.folder / "fitting.json"
+        code, output = self.run_plan(f"--gpus 2 {times} --memory-mib 4000 24000 --json {file}")
+        self.assertEqual(code, 0)
+        self.assertIn("best: dual, 49.99 batches/s (flags: --data-gpu 0 --model-gpu 1)", output)
+        self.assertIn("GPU 1 has 24000 MiB and needs 25000", output)
+        figures = json.loads(file.read_text())
+        names = [[each["name"] for each in figures[key]] for key in ("placements", "left_out")]
+        others = ["single", "replicated", "dual, 2 replicas, data GPU trains too"]
+        self.assertEqual(names, [["dual"], others])
+        _, swapped = self.run_plan(f"--gpus 2 {times} --memory-mib 24000 4000")
+        self.assertIn("--data-gpu 1 --model-gpu 0", swapped)
+        _, enough = self.run_plan(f"--gpus 2 {times} --memory-mib 25000")
+        self.assertNotIn("left out", enough)
+
     def test_user_errors_exit_with_code_2(self):
         times = "--produce-ms 20 --step-ms 20"
         for message, flags in (
             ("Give --produce-ms and --step-ms", "--gpus 2"),
             ("nothing to compare", "--gpus 2 --produce-ms 0 --step-ms 0"),
-            ("The planner predicts the throughput alone", f"--gpus 2 {times} --memory-mib 1"),
+            ("no placement fits", f"--gpus 2 {times} --memory-mib 1 --produce-memory-mib 2"),
+            ("--memory-mib is missing", f"--gpus 2 {times} --produce-memory-mib 2"),
+            ("3 numbers for 2 GPUs", f"--gpus 2 {times} --memory-mib 1 2 3"),
             ("there is no folder", f"--gpus 1 {times} --json {self.folder}/none/x.json"),
         ):
             with self.subTest(message=message):

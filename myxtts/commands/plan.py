@@ -1,6 +1,7 @@
 """`myxtts plan`: predict throughput from mean stage times, with all GPUs equally fast."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,6 +43,11 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--buffer-size", "the setting of `train`", count, default=host)
     readers = f"readers of each data GPU (default: the --profile's, or {workers})"
     add_flag(parser, "--num-workers", readers, count)
+    mib = bounded(float, 0.0, 1e7)
+    each = "memory of each GPU, or one number for all: what does not fit is left out"
+    add_flag(parser, "--memory-mib", each, mib, nargs="+")
+    add_flag(parser, "--produce-memory-mib", "memory to make batches", mib, default=0.0)
+    add_flag(parser, "--replica-memory-mib", "memory to train a replica", mib, default=0.0)
     add_json_flag(parser)
     return parser.parse(argv)
 
@@ -58,9 +64,21 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     )
     all_reduce_s, observe_s = options.all_reduce_ms / 1e3, options.observe_ms / 1e3
     times = planner.sample_stage_times(costs, BATCHES)
-    candidates = planner.candidate_placements(options.gpus)
-    ranked = planner.predict_all(candidates, times, depths, all_reduce_s, observe_s)
+    memory = memory_of(options)
+    candidates = planner.candidate_placements(options.gpus, memory=memory)
+    shortages = {candidate: memory.shortage(candidate) for candidate in candidates}
+    left_out = {candidate: reason for candidate, reason in shortages.items() if reason}
+    fitting = [candidate for candidate in candidates if candidate not in left_out]
+    if not fitting:
+        raise ConfigError(
+            f"no placement fits the memory: {next(iter(left_out.values()))}. Lower --batch-size of"
+            " the run, or give more GPUs."
+        )
+    ranked = planner.predict_all(fitting, times, depths, all_reduce_s, observe_s)
     print("\n".join(planner.format_table(ranked)))
+    for reason in dict.fromkeys(left_out.values()):
+        names = dict.fromkeys(c.name for c, given in left_out.items() if given == reason)
+        print(f"left out: {'; '.join(names)}: {reason}")
     if options.json_file:
         figures = {
             "stages": {name: asdict(cost) for name, cost in costs.items()},
@@ -68,9 +86,24 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
             "observe_s": observe_s,
             "depths": depths._asdict(),
             "placements": [figures_of(prediction) for prediction in ranked],
+            "left_out": [{"name": c.name, "reason": reason} for c, reason in left_out.items()],
         }
         write_json(options.json_file, figures)
     return 0
+
+
+def memory_of(options: argparse.Namespace) -> planner.Memory:
+    """Return the memory that --memory-mib and its companions give; without limits if none does."""
+    needs = options.produce_memory_mib, options.replica_memory_mib
+    limits = options.memory_mib or [math.inf]
+    if options.memory_mib is None and any(needs):
+        raise ConfigError("--memory-mib is missing beside the memory needed. Add it.")
+    if len(limits) not in (1, options.gpus):
+        raise ConfigError(
+            f"--memory-mib has {len(limits)} numbers for {options.gpus} GPUs. Give one for each,"
+            " or one for all."
+        )
+    return planner.Memory(tuple(limits * (options.gpus // len(limits))), *needs)
 
 
 def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageStatistics]:

@@ -63,6 +63,25 @@ class Candidate:
         return "none" if self.placement.name == "single" else " ".join(words)
 
 
+class Memory(NamedTuple):
+    """MiB that each GPU has, that making batches needs, and that a replica needs."""
+
+    limits: tuple[float, ...]
+    produce: float = 0.0
+    replica: float = 0.0
+
+    def shortage(self, candidate: Candidate) -> str:
+        """Return which GPU lacks memory; empty if the placement fits."""
+        data, models = named_data_gpus(candidate.settings), candidate.settings.model_gpus
+        for gpu in dict.fromkeys((*data, *models)):
+            # Without data GPUs each replica makes its own batches.
+            need = self.produce if gpu in (data or models) else 0.0
+            need += self.replica if gpu in models else 0.0
+            if need > self.limits[gpu]:
+                return f"GPU {gpu} has {self.limits[gpu]:g} MiB and needs {need:g}"
+        return ""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Predicted throughput of a placement.
@@ -88,20 +107,27 @@ class Prediction:
         return self.batches_per_s * self.bound_s
 
 
-def candidate_placements(gpus: int, observer: ObserverPlace = "auto") -> list[Candidate]:
+def candidate_placements(
+    gpus: int, observer: ObserverPlace = "auto", memory: Memory | None = None
+) -> list[Candidate]:
     """Return every placement that flags can select on a number of equal GPUs, one for each way to
-    share the roles.
+    share the roles; roles that need more memory go to GPUs that have more.
     """
-    numbers = tuple(range(gpus))
+    limits = memory.limits if memory else (0.0,) * gpus
+    smallest_first = sorted(range(gpus), key=lambda gpu: limits[gpu])
+    largest_first = sorted(range(gpus), key=lambda gpu: -limits[gpu])
+    produces_more = memory is not None and memory.produce > memory.replica
+    order = largest_first if produces_more else smallest_first
     # None need to make batches, since each replica can make its own.
-    roles: list[tuple[tuple[int, ...], tuple[int, ...]]]
-    roles = [((), numbers[:replicas]) for replicas in range(1, gpus + 1)]
+    roles: list[tuple[Sequence[int], Sequence[int]]]
+    roles = [((), largest_first[:replicas]) for replicas in range(1, gpus + 1)]
     for producers in range(1, gpus):
-        for end in range(producers + 1, gpus + 1):
-            roles.append((numbers[:producers], numbers[producers:end]))
-    roles += [((0,), numbers[:replicas]) for replicas in range(2, gpus + 1)]
+        others = [gpu for gpu in largest_first if gpu not in order[:producers]]
+        for replicas in range(1, len(others) + 1):
+            roles.append((order[:producers], others[:replicas]))
+    roles += [(largest_first[:1], largest_first[:replicas]) for replicas in range(2, gpus + 1)]
     settings = [
-        PlacementConfig(data_gpus=data, model_gpus=models, observer=observer)
+        PlacementConfig(data_gpus=tuple(data), model_gpus=tuple(models), observer=observer)
         for data, models in roles
     ]
     return [Candidate(each, plan_routes(each, gpus)) for each in settings]

@@ -567,6 +567,12 @@ class Thread(Folder):
             self.assertEqual([thread.end(""), thread.end("")], ["not written"] * 2)
         self.assertEqual(len(logged.output), 1)
 
+    def test_an_unreadable_file_is_warned_of_and_the_page_goes_on(self):
+        news = mock.Mock(side_effect=[OSError(5, "Input/output error"), True, *[False] * 1000])
+        report = mock.Mock(read_news=news)
+        with self.assertLogs("myxtts", "WARNING"), PageThread(report, refresh_s=0.001):
+            wait_until(lambda: report.write.called)
+
 
 @unittest.skipUnless(BROWSER, "no Chromium is installed (apt-get install chromium)")
 class Browser(Folder):

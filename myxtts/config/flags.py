@@ -171,10 +171,10 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word.lower(), words, n=1)), None)
 
 
-def join_names(names: Sequence[str], limit: int = 16) -> str:
-    """Return the first names for a message, with a mark if there are more."""
-    ellipsis = ["…"] if len(names) > limit else []
-    return ", ".join([*names[:limit], *ellipsis])
+def join_names(names: Sequence[str]) -> str:
+    """Return the first 16 names for a message, with a mark if there are more."""
+    ellipsis = ["…"] if len(names) > 16 else []
+    return ", ".join([*names[:16], *ellipsis])
 
 
 @cache

@@ -263,8 +263,11 @@ class ReplicaFeed:
         self._order = sorted(range(len(by_group)), key=by_group.__getitem__)
 
     def __enter__(self) -> "ReplicaFeed":
-        for feed in self._feeds:
-            feed.__enter__()
+        # Without a thread for a later feed, the earlier ones are closed again.
+        with ExitStack() as opened:
+            for feed in self._feeds:
+                opened.enter_context(feed)
+            opened.pop_all()
         return self
 
     def __exit__(self, *raised) -> None:

@@ -97,9 +97,7 @@ def check_device(
     return required(is_correct, name, expected, found, "Test the GPU with NVIDIA's tools.")
 
 
-def check_copies(
-    route: Route, batch: Batch, step_s: float, placement: Placement
-) -> Iterator[Check]:
+def check_copies(route: Route, batch: Batch, step_s: float) -> Iterator[Check]:
     """Check the copies of a route with one data device.
 
     Args:

@@ -102,7 +102,7 @@ def check_transfer(trial: Trial) -> Iterator[Check]:
     placement = trial.setup.run.placement
     for route, batch in zip(placement.routes, trial.batches, strict=True):
         for data in route.data_devices:
-            yield from check_copies(Route(data, route.model), batch, trial.step_s, placement)
+            yield from check_copies(Route(data, route.model), batch, trial.step_s)
 
 
 def unusable_corpus(error: UserError, start: Start) -> Iterator[Check]:

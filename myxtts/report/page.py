@@ -292,11 +292,12 @@ class PageThread:
 
     def _run(self) -> None:
         while not self._closing.wait(self._refresh_s):
-            if self._page.read_news():
-                self._write()
+            self._write(only_news=True)
 
-    def _write(self, ended: str = "") -> Path | None:
+    def _write(self, ended: str = "", only_news: bool = False) -> Path | None:
         try:
+            if only_news and not self._page.read_news():
+                return None
             return self._page.write(ended)
         except OSError as error:
             if not self._has_warned:

@@ -42,7 +42,8 @@ def make_parser(prog: str = f"myxtts {NAME}") -> CommandParser:
     parser = settings_parser(
         prog,
         f"{HELP} A file FILE_gpu0.yaml next to --config FILE.yaml holds the settings of the job on"
-        " GPU 0; it may list FILE under `defaults`. --resume needs the other flags again.",
+        " GPU 0; it may list FILE under `defaults`.",
+        resuming="--resume needs the other flags again, except --gpus.",
     )
     count = bounded(int, 0)
     add_flag(parser, "--gpus", "GPUs, one for each job", count, "N", nargs="+")

@@ -20,6 +20,10 @@ from myxtts.errors import ConfigError
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NOUNS = {int: "whole number", float: "number"}
 _FLAG = re.compile(r"--?[A-Za-z].*", re.DOTALL)
+RESUMING = (
+    "`--resume --run NAME` without --config and --train-data takes the settings of the run from its"
+    " config.yaml."
+)
 _SETTING_NAMES = re.compile(rf"\b({'|'.join(name for name in SETTINGS if '_' in name)})\b")
 
 
@@ -106,14 +110,13 @@ def add_switch(parser: argparse._ActionsContainer, name: str, meaning: str) -> N
     parser.add_argument(name, help=meaning, action="store_true")
 
 
-def settings_parser(prog: str, description: str) -> CommandParser:
-    """Return a parser of --config and of a flag for each setting."""
+def settings_parser(prog: str, description: str, resuming: str = RESUMING) -> CommandParser:
+    """Return a parser of --config and of a flag for each setting; the help ends with `resuming`."""
     usage = f"{prog} [--config FILE] [--FLAG VALUE ...]"
     epilog = (
         "Flags replace the values of --config, and these replace the defaults. Every flag may be"
         " spelled with _ for -. The value `null` unsets a flag whose default is not set."
-        " `--resume --run NAME` without --config and --train-data takes the settings of the run"
-        " from its config.yaml."
+        f" {resuming}"
     )
     parser = CommandParser(prog, description, usage=usage, epilog=epilog)
     add_flag(parser, "--config", "YAML file of settings", Path, "FILE")
@@ -189,7 +192,7 @@ def read_settings(
     --config and --train-data takes its own config.yaml, if it has one. Raises ConfigError.
 
     Args:
-        own: settings that the command sets later.
+        own: settings that the command sets later; its run needs no config.yaml.
     """
     options = parser.parse(argv)
     overrides: dict[str, Any] = {}
@@ -200,7 +203,7 @@ def read_settings(
     # A command that names the corpus has all settings, as at the start of the run.
     if path is None and overrides.get("resume") and "train_data" not in overrides:
         place = {name: overrides.get(name, SETTINGS[name].default) for name in ("run", "runs_dir")}
-        path = config_of_run(**place, may_be_new=bool(overrides.keys() - {*place, "resume"}))
+        path = config_of_run(**place, may_be_new=bool(own or overrides.keys() - {*place, "resume"}))
         # A recorded early stop has ended the previous start, and would end this one at once.
         overrides = {"stop_at_step": None} | overrides | place
     return load(path, overrides, own), options

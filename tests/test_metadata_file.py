@@ -456,19 +456,22 @@ class Rejected(Case):
         self.audio("a.wav")
         for content in (
             *("path,words,minutes\na.wav,x,y\n", "path,path,text\na.wav,b,x\n", "path\na.wav\n"),
-            *('{"audio_filepath": "a.wav"}\n', "RIFF\0\0\0\0WAVE"),
+            *("a.wav\n", "RIFF WAVE"),
         ):
             self.assert_rejected("not recognised. It begins with", self.write("list.csv", content))
 
     def test_a_file_without_utterances_is_rejected(self):
         for content in ("path,text\n\n", "path|text\n", "path,text\n,\n"):
             self.assert_rejected("no utterances", self.write("list.csv", content))
-        for content in ("", " \n\n"):
-            self.assert_rejected("not recognised", self.write("list.csv", content))
+        for content in ("", " \n\n", "\t\t\n\t\n", ",,\n", ";", '"",""\n'):
+            for name in ("list.csv", "metadata.csv"):
+                self.assert_rejected("is empty, or has nothing but", self.write(name, content))
 
     def test_a_file_that_is_not_utf_8_text_is_rejected(self):
         for content in ("path,text\na.wav,x\n".encode("utf-16"), "a,\xe9\n".encode("latin-1")):
             self.assert_rejected("not UTF-8", self.write("list.csv", content))
+        for content in ("path,text\na\0.wav,x\n", "RIFF\0\0WAVE", "a|x\n".encode("utf-16-le")):
+            self.assert_rejected("binary or UTF-16", self.write("list.csv", content))
 
     def test_a_sparse_file_of_a_terabyte_is_not_read(self):
         os.truncate(self.write("metadata.csv", "path,text\n"), 1 << 40)

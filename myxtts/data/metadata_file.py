@@ -10,6 +10,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import compress
@@ -222,6 +223,12 @@ class _Table(NamedTuple):
 
 def _read_table(path: Path, needs_text: bool, columns: Sequence[str]) -> _Table:
     text = decode_text(lambda: read_file(path, MAX_BYTES), str(path))
+    # UTF-16 without a byte order mark can pass as UTF-8, and no name of a file can have a NUL.
+    if "\0" in text:
+        fault = "it is binary or UTF-16. Save it as UTF-8."
+        raise DataError(f"{path} should be UTF-8 text, but {fault} {FORMATS}")
+    if not re.search(r'[^\s,;"]', text):
+        raise DataError(f"{path} is empty, or has nothing but separators. {FORMATS}")
     if "\n" not in text:
         # The line end of Excel's "CSV (Macintosh)".
         text = text.replace("\r", "\n")
@@ -265,7 +272,7 @@ def _with_named_columns(file: _File) -> _Table | None:
     columns = _meanings(names, file.needs_text)
     separator = _separator_of(file.first) or "\n"
     records = _records(file.text, separator)
-    fields = records[0][1] if records else []
+    fields = records[0][1]
     if columns is None or not _width(fields) <= len(fields) <= len(names) <= _width(fields) + 1:
         raise DataError(
             f"--columns {' '.join(names)} should name path and text once, and the other columns of"

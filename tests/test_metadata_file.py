@@ -460,6 +460,12 @@ class Rejected(Case):
         ):
             self.assert_rejected("not recognised. It begins with", self.write("list.csv", content))
 
+    def test_json_is_rejected_with_the_header_that_is_wanted(self):
+        entry = '{"audio_filepath": "a.wav", "text": "x"}'
+        for content in (f"{entry}\n", f"{entry}\n{entry}\n", f"[{entry}]", f"[\n{entry}\n]\n"):
+            for name in ("list.jsonl", "metadata.csv"):
+                self.assert_rejected("JSON.*CSV header path,text", self.write(name, content))
+
     def test_a_file_without_utterances_is_rejected(self):
         for content in ("path,text\n\n", "path|text\n", "path,text\n,\n"):
             self.assert_rejected("no utterances", self.write("list.csv", content))

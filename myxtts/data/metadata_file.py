@@ -233,6 +233,10 @@ def _read_table(path: Path, needs_text: bool, columns: Sequence[str]) -> _Table:
         # The line end of Excel's "CSV (Macintosh)".
         text = text.replace("\r", "\n")
     first = text.lstrip("\r\n").partition("\n")[0].rstrip("\r")
+    # The commas of an object would make it a path and a text.
+    if not columns and first.lstrip().startswith(("{", "[")):
+        advice = "Write its entries under the CSV header path,text."
+        raise DataError(f"{path} is JSON, which is not read. {advice} {FORMATS}")
     file = _File(path, text, first, needs_text, columns)
     try:
         table = next((table for reader in READERS if (table := reader(file))), None)

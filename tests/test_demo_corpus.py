@@ -12,9 +12,10 @@ from unittest import mock
 import numpy as np
 import soundfile
 
+from myxtts.commands import corpus
 from myxtts.data import demo_corpus
 from myxtts.data.demo_corpus import EDGE_SAMPLES, MAX_SPEAKERS, load_grammar, make_demo_corpus
-from myxtts.errors import DataError
+from myxtts.errors import ConfigError, DataError
 from myxtts.text.espeak import PAUSE, EspeakVoice, shared
 from tests.fixtures import files_below, temporary_folder
 
@@ -137,13 +138,21 @@ class Rejected(unittest.TestCase):
 
     def test_arguments_out_of_range_are_rejected(self):
         range_of_speakers = f"numbers 0 to {MAX_SPEAKERS - 1}"
-        self.assert_rejected("at least 1 utterance", utterances=0)
         self.assert_rejected(range_of_speakers, speakers=MAX_SPEAKERS + 1)
         self.assert_rejected(range_of_speakers, speakers=2, first_speaker=MAX_SPEAKERS - 1)
-        self.assert_rejected(range_of_speakers, first_speaker=-1)
-        for languages in (["en", "de"], ["en", "en"], []):
-            self.assert_rejected("at least one of en, fa, ka, each of .* once", languages=languages)
+        for languages in (["en", "de"], ["en", "en"]):
+            message = f"languages {', '.join(languages)} was .* are en, fa, ka, each at most once"
+            self.assert_rejected(message, languages=languages)
         self.assertEqual(list(self.parent.iterdir()), [])
+        for flag, value, bounds in (
+            ("--utterances", "0", "of at least 1"),
+            ("--utterances", "-1", "of at least 1"),
+            ("--speakers", "0", f"from 1 to {MAX_SPEAKERS}"),
+            ("--first-speaker", "-1", f"from 0 to {MAX_SPEAKERS - 1}"),
+        ):
+            message = f"{flag} is '{value}', but must be a whole number {bounds}"
+            with self.subTest(message), self.assertRaisesRegex(ConfigError, message):
+                corpus.main([flag, value])
 
     def test_error_for_too_many_utterances_names_the_number_of_sentences(self):
         distinct = sum(load_grammar("fa").sizes())

@@ -125,7 +125,7 @@ def make_demo_corpus(
     # Left out if 0, since corpora of older versions do not have it.
     if first_speaker:
         arguments["first_speaker"] = first_speaker
-    _check(utterances, languages, speakers, first_speaker)
+    _check(languages, first_speaker, first_speaker + speakers - 1)
     planned = _plan(utterances, languages, speakers, seed, first_speaker)
     if _is_complete(out, arguments):
         return False
@@ -147,18 +147,18 @@ def make_demo_corpus(
     return True
 
 
-def _check(utterances: int, languages: list[str], speakers: int, first_speaker: int) -> None:
+def _check(languages: list[str], first_speaker: int, last_speaker: int) -> None:
     known = grammar_languages()
-    if utterances < 1 or speakers < 1 or not 0 <= first_speaker <= MAX_SPEAKERS - speakers:
+    if last_speaker >= MAX_SPEAKERS:
         raise DataError(
-            f"a demo corpus of {utterances} utterances by {speakers} speakers from number"
-            f" {first_speaker} on was requested, but it needs at least 1 utterance and 1 speaker,"
-            f" and speakers have the numbers 0 to {MAX_SPEAKERS - 1}. Request fewer."
+            f"a demo corpus by the speakers {first_speaker} to {last_speaker} was requested, but"
+            f" speakers have the numbers 0 to {MAX_SPEAKERS - 1}. Request fewer speakers, or give a"
+            " lower --first-speaker."
         )
-    if not languages or len(set(languages)) < len(languages) or not set(languages) <= set(known):
+    if len(set(languages)) < len(languages) or not set(languages) <= set(known):
         raise DataError(
-            f"a demo corpus in the languages {languages} was requested, but it needs at least one"
-            f" of {', '.join(known)}, each of them once. Choose from these."
+            f"a demo corpus in the languages {', '.join(languages)} was requested, but there are"
+            f" {', '.join(known)}, each at most once. Choose from these."
         )
 
 

@@ -138,7 +138,7 @@ class YamlTest(YamlCase):
     def test_file_that_is_not_a_mapping_of_sections_is_rejected(self):
         twice = "was already given in line"
         self.assert_errors(
-            ("data:\n  buckets: 3\n  buckets: 3\n", f"line 3: broken YAML: 'buckets' {twice} 2"),
+            ("data:\n  buckets: 3\n  buckets: 3\n", f"line 3: broken YAML: 'buckets' {twice} 2."),
             ("data: {}\ndata: {}\n", f"line 2: broken YAML: 'data' {twice} 1"),
             ("- data\n", "line 1: the file must hold"),
             ("hello\n", "line 1: the file must hold"),
@@ -148,13 +148,14 @@ class YamlTest(YamlCase):
         )
 
     def test_broken_yaml_is_rejected(self):
+        self.assertNotIn("UTF-8", self.error_of("data: {}\ndata: {}\n"))
         self.assert_errors(
-            ("data:\n\tbuckets: 3\n", "c.yaml, line 2: broken YAML"),
+            ("data:\n\tbuckets: 3\n", "c.yaml, line 2: broken YAML: while scanning for the next "),
             ("data:\n  language: 'en\n", "c.yaml, line 3: broken YAML"),
-            ("data: *nowhere\n", "c.yaml, line 1: broken YAML"),
-            ("data: {}\n---\nmodel: {}\n", "c.yaml, line 2: broken YAML"),
+            ("data: *nowhere\n", "c.yaml, line 1: broken YAML: found undefined alias"),
+            ("data: {}\n---\nmodel: {}\n", "line 2: broken YAML: expected a single document in"),
             (b"data:\n  train_data: caf\xe9\n", "Save it as UTF-8."),
-            (b"data:\n  train_data: a\x00\n", "broken YAML"),
+            (b"data:\n  train_data: a\x00\n", "special characters are not allowed"),
             ('run: {run: "\\U00110000"}\n', "broken YAML"),
             ('run: {run: "\\UFFFFFFFF"}\n', "broken YAML"),
         )

@@ -285,8 +285,10 @@ def _content(path: Path) -> _Mapping:
         # ValueError: bytes that are not UTF-8, an escape of no character, !!int on a text.
         mark = getattr(error, "problem_mark", None)
         place = f"{path}, line {mark.line + 1}" if mark else f"{path}"
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise ConfigError(f"{place}: broken YAML: {problem}. Save it as UTF-8.") from None
+        parts = getattr(error, "context", None), getattr(error, "problem", None)
+        problem = ", ".join(filter(None, parts)) or " ".join(str(error).split())
+        advice = "Save it as UTF-8." if isinstance(error, UnicodeError) else "Correct it."
+        raise ConfigError(f"{place}: broken YAML: {problem}. {advice}") from None
     return _lines(content, f"{path}, line 1: the file")
 
 

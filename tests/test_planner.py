@@ -479,7 +479,7 @@ class PlanCommandTest(FolderCase):
         times = "--produce-ms 20 --step-ms 20"
         for message, flags in (
             ("Give --produce-ms and --step-ms", "--gpus 2"),
-            ("nothing to compare", "--gpus 2 --produce-ms 0 --step-ms 0"),
+            ("nothing can be compared. Give one", "--gpus 2 --produce-ms 0 --step-ms 0"),
             ("no placement fits", f"--gpus 2 {times} --memory-mib 1 --produce-memory-mib 2"),
             ("--memory-mib is missing", f"--gpus 2 {times} --produce-memory-mib 2"),
             ("3 numbers for 2 GPUs", f"--gpus 2 {times} --memory-mib 1 2 3"),

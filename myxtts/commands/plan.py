@@ -128,7 +128,9 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
     if not {"produce", "step"} <= set(costs):
         raise ConfigError("no times were given. Give --produce-ms and --step-ms, or a --profile.")
     if not costs["produce"].mean_s + costs["step"].mean_s:
-        raise ConfigError("--produce-ms and --step-ms are both 0, so there is nothing to compare.")
+        raise ConfigError(
+            "--produce-ms and --step-ms are both 0, so nothing can be compared. Give one above 0."
+        )
     if options.variation is None:
         return costs
     return {name: replace(cost, variation=options.variation) for name, cost in costs.items()}

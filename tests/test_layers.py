@@ -1,6 +1,7 @@
 """Modules import only from lower layers, and fast ones do not import TensorFlow."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -96,6 +97,11 @@ class LayersTest(unittest.TestCase):
                 if room != "tests" or not PROOF_TEST.fullmatch(path.name):
                     with self.subTest(file=str(path.relative_to(ROOT))):
                         self.assertEqual(statement.findall(path.read_text("utf-8")), [])
+
+    def test_recorded_times_are_of_modules_that_exist(self):
+        recorded = json.loads((ROOT / "tests/times.json").read_text())
+        modules = {path.stem for path in (ROOT / "tests").glob("test_*.py")}
+        self.assertEqual(set(recorded) - modules, set())
 
     def test_init_files_are_empty(self):
         for path in PACKAGE.rglob("__init__.py"):

@@ -298,4 +298,4 @@ class Damaged(Case):
             message = self.message(read_arrays, self.checkpoint, "optimizer")
             self.assertIn(f"{archive_of(self.checkpoint, 'optimizer')} cannot be read", message)
             self.assertIn("If a run removed it meanwhile, start the command again.", message)
-            self.assertTrue(message.endswith(f"remove {self.checkpoint}."), message)
+            self.assertTrue(message.endswith(f"without it, remove {self.checkpoint}."), message)

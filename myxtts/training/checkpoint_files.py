@@ -330,7 +330,7 @@ def _explain_unreadable(path: Path) -> Iterator[None]:
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(
             f"{path} cannot be read: {error}. If a run removed it meanwhile, start the command"
-            f" again. Otherwise, to use the checkpoint before it, remove {path.parent}."
+            f" again. Otherwise, to go on without it, remove {path.parent}."
         ) from error
 
 

@@ -319,8 +319,9 @@ class Runs(unittest.TestCase):
         self.assertEqual(refused.code, 2)
         self.assertIn("different texts", refused.err)
 
-    def test_missing_texts_are_named(self):
-        refused = self.workspace.train("refused", *self.flags, "--texts missing.txt")
+    def test_missing_texts_are_named_before_the_corpus_is_read(self):
+        with mock.patch("myxtts.data.dataset.read_rows", side_effect=AssertionError):
+            refused = self.workspace.train("refused", *self.flags, "--texts missing.txt")
         self.assertEqual(refused.code, 2)
         self.assertIn("missing.txt", refused.err)
 

@@ -21,7 +21,7 @@ from myxtts.data.manifest import (
     report_rejected,
 )
 from myxtts.data.metadata_file import RejectedRow, Row, read_rows
-from myxtts.data.texts import TeacherRows, read_texts, teacher_row_count
+from myxtts.data.texts import TeacherRows, read_lines, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder
 from myxtts.text import espeak
@@ -63,6 +63,9 @@ def load_corpora(
     ConfigError if a corpus, the folder or the teacher's share cannot be used.
     """
     data = config.data
+    if config.teacher.texts is not None and config.teacher.teacher_fraction:
+        # A mistake there is found before the corpus is read, which may take long.
+        read_lines(Path(config.teacher.texts))
     train_rows, validation_rows, malformed = read_rows(
         Path(data.train_data) if data.train_data is not None else ensure_demo_corpus(),
         Path(data.val_data) if data.val_data is not None else None,

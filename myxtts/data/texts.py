@@ -129,8 +129,7 @@ def read_texts(
             f"--texts {path} are in the language '{language}' (--language), but the teacher speaks "
             f"{', '.join(vocabulary.languages)}. Give another --language or --teacher."
         )
-    content = decode_text(lambda: read_file(path, MAX_BYTES), f"--texts {path}")
-    lines = [line.strip() for line in content.splitlines() if line.strip()]
+    lines = read_lines(path)
     symbols = (
         symbols_of(line, language, frontend) for line in lines if len(line) <= MAX_TEXT_CHARACTERS
     )
@@ -151,3 +150,9 @@ def read_texts(
     found = f"{fitting} sentences without recordings in {path}, {left_out}"
     log.info("%-14s %s", "texts", found)
     return texts
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the sentences of a file of texts; raise DataError if it cannot be read."""
+    content = decode_text(lambda: read_file(path, MAX_BYTES), f"--texts {path}")
+    return [line.strip() for line in content.splitlines() if line.strip()]

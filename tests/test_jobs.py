@@ -224,7 +224,7 @@ class Case(unittest.TestCase):
     def write_state(self, *gpus: int) -> None:
         """Write the state of a launcher that has not begun."""
         self.run_folder.mkdir(parents=True)
-        immutable = {"gpus": gpus or (0, 1), "warmstart_steps": 2, "sync_every": 0, "corpus": {}}
+        immutable = {"gpus": [*gpus] or [0, 1], "warmstart_steps": 2, "sync_every": 0, "corpus": {}}
         state = LauncherState(host=socket.gethostname(), total_steps=6, immutable=immutable)
         state.write(self.run_folder)
 
@@ -535,7 +535,8 @@ class SettingsTest(Case):
 
     def test_damaged_state_file_is_explained(self):
         self.run_folder.mkdir(parents=True)
-        for content in (b"", b"{", b"[]", b'{"host": 7}', b"\xff"):
+        no_gpus = b'{"host": "a", "immutable": {"warmstart_steps": 0}, "total_steps": 6}'
+        for content in (b"", b"{", b"[]", b'{"host": 7}', b"\xff", no_gpus):
             (self.run_folder / "launcher.json").write_bytes(content)
             for flag in ("--status", "--stop", "--resume"):
                 with self.subTest(content=content, flag=flag):

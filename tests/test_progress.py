@@ -38,7 +38,7 @@ class ProgressTest(FolderCase):
 
     def test_time_left_is_that_of_the_newest_report_with_its_pauses(self):
         report = {"step": 10, "loss": 1.0, "steps_per_s": 2.0, "remaining_s": 187.0}
-        immutable = {"warmstart_steps": 0}
+        immutable = {"gpus": [0], "warmstart_steps": 0, "sync_every": 0, "corpus": {}}
         state = LauncherState(host="", immutable=immutable, total_steps=110)
         state.processes["job-0"] = ProcessState(state="running")
         self.write("job-0/metrics.jsonl", json.dumps(report) + "\n")

@@ -82,7 +82,7 @@ def main(
         log.warning("--max-steps is %d; the jobs began with %d", total_steps, previous.total_steps)
     gpus = options.gpus
     if gpus is None and previous is not None:
-        gpus = previous.immutable["gpus"]
+        gpus = previous.immutable.gpus
     if gpus is None:
         raise ConfigError("no GPUs were named. Name one for each job, such as --gpus 0 1.")
     simulated = config.placement.simulate_gpus
@@ -128,7 +128,7 @@ def choose_warmstart_steps(
     total_steps = config.training.max_steps
     steps = options.warmstart_steps
     if steps is None and previous is not None:
-        steps = previous.immutable["warmstart_steps"]
+        steps = previous.immutable.warmstart_steps
     # A pretrained run is a common start already.
     if steps is None:
         steps = 0 if config.training.init_from is not None else total_steps // 10

@@ -235,19 +235,19 @@ def _restore_state(spec: JobsSpec) -> LauncherState:
     values: dict[str, Any] = {}
     for section in spec.config.model_dump(mode="json").values():
         values |= section
-    immutable: dict[str, Any] = {
-        "gpus": list(spec.gpus),
-        "warmstart_steps": spec.warmstart_steps,
-        "sync_every": spec.sync_every,
-        "corpus": {setting.name: values[setting.name] for setting in marked(IN_SHARDS)},
-    }
+    immutable = status.ImmutableSettings(
+        gpus=list(spec.gpus),
+        warmstart_steps=spec.warmstart_steps,
+        sync_every=spec.sync_every,
+        corpus={setting.name: values[setting.name] for setting in marked(IN_SHARDS)},
+    )
     total_steps = spec.config.training.max_steps
     state = LauncherState(host=socket.gethostname(), immutable=immutable, total_steps=total_steps)
     if previous is not None and previous.immutable == immutable:
         state.merge = previous.merge
         state.shards = previous.shards
     elif previous is not None and spec.newest_checkpoint(WARMSTART) is not None:
-        old, new = ({**each, **each["corpus"]} for each in (previous.immutable, immutable))
+        old, new = ({**dict(each), **each.corpus} for each in (previous.immutable, immutable))
         name = next(name for name in new if name != "corpus" and old.get(name) != new[name])
         raise ConfigError(
             f"{name} is {format_value(new[name])}, but the jobs in {spec.folder} were started with"

@@ -52,19 +52,26 @@ class MergeResult(_Strict):
         return f"{merged} is the merge of {names}"
 
 
+class ImmutableSettings(_Strict):
+    """Settings that cannot change after the warm start; `corpus`: those that shards depend on."""
+
+    gpus: list[int]
+    warmstart_steps: int
+    sync_every: int
+    corpus: dict[str, Any]
+
+
 class LauncherState(_Strict):
     """Content of launcher.json.
 
     Attributes:
         stage: current or last stage.
-        immutable: settings that cannot change after the warm start: `gpus` (index of each job's),
-            `warmstart_steps`, `sync_every`, and `corpus`, those that the shards depend on.
         shards: None until the corpus is split.
     """
 
     host: str
     stage: Literal["shards", "warmstart", "jobs", "merge", "done"] = "shards"
-    immutable: dict[str, Any]
+    immutable: ImmutableSettings
     total_steps: int
     shards: CorpusShards | None = None
     processes: dict[str, ProcessState] = {}
@@ -177,7 +184,7 @@ def progress_table(folder: Path, state: LauncherState) -> list[str]:
         if name == "merge":
             continue
         progress = read_progress(folder / name)
-        total = state.immutable["warmstart_steps"] if name == WARMSTART else state.total_steps
+        total = state.immutable.warmstart_steps if name == WARMSTART else state.total_steps
         eta = "-"
         if process.state == "running" and progress.get("remaining_s") is not None:
             eta = format_duration(progress["remaining_s"])

@@ -102,19 +102,20 @@ class JobsSpec:
 
 def check_launcher_settings(config: Config) -> None:
     """Raise PlacementError for settings that several jobs cannot have."""
-    given = list(flags_of_gpus(config.placement))
-    others = {
-        "--placement auto": config.placement.placement == "auto",
-        "--epochs": config.training.epochs or not config.training.max_steps,
-        "--stop-at-step": config.training.stop_at_step is not None,
-        "--jobs or --job": config.local_sgd.jobs > 1 or config.local_sgd.job,
-    }
-    given += [flag for flag, is_given in others.items() if is_given]
+    training = config.training
+    given = [(flag, "--gpus") for flag in flags_of_gpus(config.placement)]
+    others = (
+        ("--placement auto", "--gpus", config.placement.placement == "auto"),
+        ("--epochs", "--max-steps", training.epochs or not training.max_steps),
+        ("--stop-at-step", "--warmstart-steps", training.stop_at_step is not None),
+        ("--jobs or --job", "--gpus", config.local_sgd.jobs > 1 or config.local_sgd.job),
+    )
+    given += [(flag, instead) for flag, instead, is_given in others if is_given]
     if given:
+        flag, instead = given[0]
         raise PlacementError(
-            f"{given[0]} was given, but independent jobs have one GPU each, which --gpus names and"
-            " numbers, and all have the same --max-steps; --warmstart-steps ends the warm start."
-            " Leave it out (also of the --config file)."
+            f"{flag} was given (or is in the --config file), but independent jobs have one GPU each"
+            f" and the same number of steps. Give {instead} instead."
         )
 
 
@@ -147,12 +148,17 @@ def job_devices(gpus: Sequence[int], simulated: int) -> tuple[JobDevice, ...]:
     there is a GPU for each of two jobs or more.
     """
     existing = [str(gpu) for gpu in range(simulated)] if simulated else processes.visible_gpus()
-    if len(set(gpus)) < max(2, len(gpus)) or max(gpus) >= len(existing):
+    requested = f"jobs on the GPUs {' '.join(map(str, gpus))} were requested"
+    if len(set(gpus)) < max(2, len(gpus)):
         raise PlacementError(
-            f"jobs on the GPUs {' '.join(map(str, gpus))} were requested, but each of two jobs or"
-            f" more needs its own GPU, and there are {len(existing)}. Name others with --gpus, make"
-            " more visible (a resumed run keeps its GPUs), or try it on the CPU with"
-            f" --simulate-gpus {max(gpus) + 1}."
+            f"{requested}, but each job needs its own GPU, and a merge needs two jobs. Name at"
+            " least two different GPUs with --gpus."
+        )
+    if max(gpus) >= len(existing):
+        raise PlacementError(
+            f"{requested}, but there are {len(existing)}. Name others with --gpus, make more"
+            " visible (a resumed run keeps its GPUs), or try it on the CPU with --simulate-gpus"
+            f" {max(gpus) + 1}."
         )
     if not simulated:
         return tuple(JobDevice((existing[gpu],)) for gpu in gpus)

@@ -230,14 +230,16 @@ def partial_folder_of(folder: Path) -> Path:
 
 
 @contextmanager
-def replaced_folder(folder: Path) -> Iterator[Path]:
-    """Yield a new folder, which replaces `folder` if the scope ends without an error."""
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a new folder, renamed to `folder` if the scope ends without an error.
+
+    Raises OSError if `folder` has content by then.
+    """
     partial = partial_folder_of(folder)
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir(parents=True)
     try:
         yield partial
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
+        os.rename(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

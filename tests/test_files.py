@@ -7,7 +7,7 @@ import unittest
 from pathlib import Path
 
 from myxtts.distributed.processes import output_of
-from myxtts.files import numbered_name, replaced_folder, write_json
+from myxtts.files import new_folder, numbered_name, write_json
 
 LATIN_1 = os.fsdecode(b"caf\xe9")
 
@@ -33,7 +33,7 @@ class Folders(unittest.TestCase):
             left = Path(name) / ".partial-step-000001"
             left.mkdir()
             (left / "old.wav").touch()
-            with replaced_folder(folder) as partial:
+            with new_folder(folder) as partial:
                 (partial / "new.wav").touch()
             self.assertEqual(os.listdir(folder), ["new.wav"])
 

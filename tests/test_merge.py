@@ -174,6 +174,13 @@ class Mean(Case):
         self.merge(first, second)
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"one", "other", "merged"})
 
+    def test_an_output_that_appears_during_a_merge_stays(self):
+        other = self.merged / "of another process"
+        make = mock.Mock(side_effect=lambda _: other.mkdir(parents=True))
+        with mock.patch("myxtts.local_sgd.merge.layer_table", make), self.assertRaises(OSError):
+            self.merge(self.make_run("one"), self.make_run("other"))
+        self.assertEqual(list(self.merged.iterdir()), [other])
+
 
 def model_digest(merged: dict[str, np.ndarray]) -> str:
     """Return the digest of the group `model` of a merged checkpoint."""
@@ -322,6 +329,8 @@ class Rejected(Case):
         for corpus in ("train_data", "val_data"):
             error = self.error_of(first, second, kind=DataError, **{corpus: "none"})
             self.assertIn("the corpus none does not exist", error)
+        no_root = self.error_of(first, second, kind=DataError, audio_root="none")
+        self.assertIn("--audio-root none was given", no_root)
         both = {"train_data": "c.csv", "val_data": "c.csv"}
         self.assertIn("are both c.csv", self.error_of(first, second, kind=ConfigError, **both))
         latin_1 = first.with_name(os.fsdecode(b"caf\xe9"))

@@ -441,11 +441,16 @@ class Training(Case):
         examples = Examples(
             on_device(batch), ids=["a/x.wav", "b/x.wav"], texts=["one", "two"], files=files
         )
+        # A resumed run repeats a step.
+        old = folder / "samples/step-000007/old.wav"
+        old.parent.mkdir(parents=True)
+        old.touch()
         with tf.device(MODEL):
             network, options = synthesizer._network, synthesizer.options
             output = network, examples, folder / "samples", mock.Mock()
             sampler = TTSSampler(options, Constant(), *output)
             sampler(7)
+        self.assertFalse(old.exists())
         constant = {"": True, ".vocoder": True, ".griffin-lim": False, ".recording": False}
         for name in ("1-x", "2-x"):
             for kind, is_constant in constant.items():

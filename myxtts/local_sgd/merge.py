@@ -29,8 +29,8 @@ from myxtts.config.schema import IN_MERGE, OFF_IN_MERGE, Config, LocalSGDConfig,
 from myxtts.data.dataset import audio_root_of
 from myxtts.data.manifest import Manifest, build_manifest, report_rejected
 from myxtts.data.metadata_file import Rows, read_corpus
-from myxtts.errors import CheckpointError, ConfigError
-from myxtts.files import replaced_folder, write_whole
+from myxtts.errors import CheckpointError, ConfigError, DataError
+from myxtts.files import fsync_folder, new_folder, write_whole
 from myxtts.tasks.registry import length_rule_of
 from myxtts.training import checkpoint_files
 from myxtts.training.checkpoint_files import Ancestor, Checkpoint, MergedInput, Record
@@ -270,6 +270,8 @@ def merge(
     for name, path in {"output": output, **corpora}.items():
         check_storable(str(path), f"--{name.replace('_', '-')}")
     check_output(output)
+    if (root := corpora.get("audio_root")) and not Path(root).is_dir():
+        raise DataError(f"--audio-root {root} was given, but that is no folder. Give another.")
     inputs = read_inputs(checkpoints)
     weights = merge_weights(inputs, weights)
     check_compatible(inputs, force)
@@ -279,7 +281,7 @@ def merge(
         read_rows(configs[0], corpora["train_data"])
     held_out = read_held_out(configs[0], inputs[0], output) if "val_data" in corpora else None
     log_inputs(inputs, weights, configs)
-    with replaced_folder(output) as folder:
+    with new_folder(output) as folder:
         write_whole(folder / "config.yaml", dump(configs[0]).encode())
         checkpoint = write_mean(folder, inputs, weights, configs[0], output)
         print(layer_table(layer_distances([*map(weights_group, inputs)])))
@@ -299,6 +301,7 @@ def merge(
             weights = [float(index == better) for index in range(len(inputs))]
             kept = inputs[better]
             checkpoint = write_mean(folder, inputs, weights, configs[0], output, kept)
+    fsync_folder(output.parent)
     log.info("wrote          %s", output / checkpoint.relative_to(folder))
     return better is None
 

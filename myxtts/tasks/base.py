@@ -1,5 +1,6 @@
 """The contract between a run and what it trains. A run asks its task, and not which task it is."""
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from myxtts.batch import Field, first_rows
 from myxtts.config.schema import Config
 from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary
-from myxtts.files import numbered_name, replaced_folder, tolerate_full_disk
+from myxtts.files import new_folder, numbered_name, tolerate_full_disk
 from myxtts.report.plots import png_bytes
 from myxtts.report.reporter import TensorBoard
 
@@ -73,9 +74,11 @@ class Sampler(ABC):
     def __call__(self, step: int) -> None:
         """Write the samples of a step."""
         # A run that is killed here leaves no half folder, which the page would show as samples.
-        samples = replaced_folder(self._folder / f"step-{step:06d}")
-        with tolerate_full_disk(f"the samples of step {step}"), samples as folder:
+        target = self._folder / f"step-{step:06d}"
+        with tolerate_full_disk(f"the samples of step {step}"), new_folder(target) as folder:
             self.write(step, folder)
+            # A run that repeats a step replaces its samples.
+            shutil.rmtree(target, ignore_errors=True)
 
     def write_picture(self, step: int, file: Path, tag: str, picture: np.ndarray) -> None:
         file.write_bytes(png_bytes(picture))

@@ -138,7 +138,7 @@ class MistakeTest(unittest.TestCase):
         cluster = {"worker": ["a:1", "b:2"]}
         task = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}})
         mistakes = [
-            ("one worker was requested", ["--workers", "1"], {}),
+            ("one worker was requested.* with --workers 2", ["--workers", "1"], {}),
             ("--node-rank is missing", ["--nodes", "a:1,b:2"], {}),
             (r"this is worker 1 \(b:2\) of 2", ["--workers", "2"], {"TF_CONFIG": task}),
         ]

@@ -515,6 +515,7 @@ class SettingsTest(Case):
             "--epochs was given .* Give --max-steps instead": "--epochs 2",
             "--stop-at-step was given .* Give --warmstart-steps instead": "--stop-at-step 2",
             "--jobs or --job was given .* Give --gpus instead": "--jobs 2",
+            "job is 1, but .* numbered from 0. Give a smaller --job": "--job 1",
             "--warmstart-steps 6 was given": "--warmstart-steps 6",
             "--num-syncs 2 and sync_every 3 were both given": "--num-syncs 2 --sync-every 3",
             "has no independent jobs": "--status",

@@ -37,7 +37,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         return run_worker(cluster, options.gpus_per_worker)
     workers, local = worker_addresses(options)
     if len(workers) < 2:
-        raise ConfigError("one worker was requested, but the check compares several with one.")
+        found = "one worker was requested, but the check compares several with one"
+        raise ConfigError(f"{found}. Request two with --workers 2, or name more --nodes.")
     gpus = options.gpus_per_worker
     # Workers on one machine use no GPU unless they are given some.
     if gpus is None and not options.nodes:

@@ -50,7 +50,8 @@ def _contradictions(config: Config, own: Collection[str]) -> Iterator[str]:
     if sync.sync_every and is_alone and "jobs" not in own:
         yield "sync_every needs several jobs and a shared folder. Give --jobs and --sync-dir."
     if sync.job >= sync.jobs:
-        yield f"job is {sync.job}, but the {sync.jobs} jobs are numbered from 0."
+        found = f"job is {sync.job}, but the {sync.jobs} jobs are numbered from 0"
+        yield f"{found}. Give a smaller --job, or more --jobs."
 
 
 def check_worker_count(config: Config, workers: int) -> None:

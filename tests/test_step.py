@@ -484,7 +484,7 @@ class CompiledByXla(unittest.TestCase):
         batch = on_device(features(ROWS))
         with tf.device(MODEL):
             plain = tf.nest.map_structure(lambda loss: loss.numpy(), model(batch, training=True)[0])
-            losses, gradients = tf.function(step._gradients, jit_compile=True)(batch)
+            losses, gradients = tf.function(step._gradients, jit_compile=True)(batch, 0)
         compiled = dict(zip(state.model.LOSS_NAMES, losses.numpy(), strict=True))
         for name in ("mel", "prior", "duration", "pitch", "energy"):
             self.assertAlmostEqual(compiled[name] / plain[name], 1.0, 3, name)

@@ -43,7 +43,7 @@ CALLS = {
     "make batch": 4,  # before the first, between the two, after them, and before the samples
     "mkdir .partial-step-": 1,
     "write 1-": 4,  # three sounds and a picture
-    "replace .partial-step-": 1,
+    "rename .partial-step-": 1,
     "append metrics.jsonl": 2,  # before the line of the result, and after it
     "record result": 1,  # the main thread has the result; metrics.jsonl, but no checkpoint, has it
     "fsync .state.json.": 1,

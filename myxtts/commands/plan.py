@@ -97,7 +97,7 @@ def memory_of(options: argparse.Namespace) -> planner.Memory:
     needs = options.produce_memory_mib, options.replica_memory_mib
     limits = options.memory_mib or [math.inf]
     if options.memory_mib is None and any(needs):
-        raise ConfigError("--memory-mib is missing beside the memory needed. Add it.")
+        raise ConfigError("--memory-mib is missing. Add the memory of each GPU.")
     if len(limits) not in (1, options.gpus):
         raise ConfigError(
             f"--memory-mib has {len(limits)} numbers for {options.gpus} GPUs. Give one for each,"
@@ -119,7 +119,7 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
     if read is not None and options.read_ms is None:
         workers = profile.num_workers or options.num_workers
         if workers is None:
-            raise ConfigError(f"--profile {options.profile} needs --num-workers beside it.")
+            raise ConfigError(f"--profile {options.profile} needs --num-workers as well.")
         costs["read"] = StageStatistics(workers * read.mean_s)
     for name in STAGES:
         time_ms = getattr(options, f"{name}_ms")

@@ -13,6 +13,9 @@ from pathlib import Path
 from myxtts.errors import DataError
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
+# libsndfile has no decoder for these.
+UNREADABLE = (".g722", ".m4a", ".aac", ".mp4", ".webm", ".wma", ".amr")
+SUFFIXES = (*AUDIO_SUFFIXES, *UNREADABLE)
 # So named by LJSpeech, Piper, others and Common Voice.
 AUDIO_SUBFOLDERS = ("wavs", "wav", "audio", "clips")
 
@@ -34,7 +37,7 @@ class AudioFolder:
 
         None also if .. or an absolute name leads out of the folder. These are tried: the name as it
         is; the name with / instead of \; the file of the same stem, in the Unicode form NFC, with
-        the first suffix of AUDIO_SUFFIXES that there is, in upper or lower case.
+        the first suffix of SUFFIXES that there is, in upper or lower case.
         """
         for prefix in self._prefixes:
             if name.startswith(prefix):
@@ -59,7 +62,7 @@ class AudioFolder:
             return frozenset()
 
     def _index(self, subfolder: str) -> dict[str, str]:
-        """The audio files of a subfolder by their stem; of several, the first of AUDIO_SUFFIXES."""
+        """The audio files of a subfolder by their stem; of several, the first of SUFFIXES."""
         files = {}
         for name in sorted(filter(suffix_of, self._listing(subfolder)), key=_order, reverse=True):
             files[_stem_of(name)] = name
@@ -68,13 +71,13 @@ class AudioFolder:
 
 def _order(name: str) -> tuple[int, bool, str]:
     suffix = suffix_of(name)
-    return AUDIO_SUFFIXES.index(suffix), not name.endswith(suffix), name
+    return SUFFIXES.index(suffix), not name.endswith(suffix), name
 
 
 def suffix_of(name: str) -> str:
     """Return the suffix of an audio file in lower case; empty for any other file."""
     suffix = "." + name.rpartition(".")[2].lower()
-    return suffix if suffix in AUDIO_SUFFIXES else ""
+    return suffix if suffix in SUFFIXES else ""
 
 
 def _stem_of(name: str) -> str:
@@ -94,7 +97,7 @@ def audio_subfolders(folder: Path) -> list[Path]:
     return [folder / name for name in usual]
 
 
-def audio_files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
+def audio_files(folder: Path) -> Iterator[str]:
     """Yield the audio files in and below a folder, in order, relative to it; not the hidden ones.
 
     Links are followed, and each folder is listed once, so that a link to a folder around it ends.
@@ -109,7 +112,7 @@ def audio_files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
         listed.add(real_path)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(".") and name.lower().endswith(suffixes):
+            if not name.startswith(".") and suffix_of(name):
                 yield os.path.relpath(os.path.join(path, name), folder)
 
 

@@ -6,11 +6,14 @@ no metadata for a task that needs no texts. docs/guides/data.md lists all forms.
 """
 
 import csv
+import errno
+import gzip
 import hashlib
 import io
 import logging
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import compress
@@ -20,12 +23,11 @@ from typing import Any, NamedTuple
 from myxtts.data import audio_folder
 from myxtts.data.audio_folder import AudioFolder, suffix_of
 from myxtts.errors import DataError
-from myxtts.files import decode_text, read_file
+from myxtts.files import decode_text, read_bounded, read_file
 
 DEFAULT_SPEAKER = "default"
-# libsndfile has no decoder for these.
-UNREADABLE = (".m4a", ".aac", ".mp4", ".webm", ".wma", ".amr")
-METADATA_NAMES = ("metadata.csv", "metadata.tsv", "metadata.txt")
+PROMPTS = os.path.join("etc", "txt.done.data")
+METADATA_NAMES = ("metadata.csv", "metadata.tsv", "metadata.txt", PROMPTS)
 # Ten million rows of 200 bytes.
 MAX_BYTES = 1 << 31
 SHOWN_CHARACTERS = 500
@@ -51,6 +53,11 @@ NAMES_BY_MEANING = {
     "language": "language lang locale language_code",
 }
 COLUMN_NAMES = {meaning: names.split() for meaning, names in NAMES_BY_MEANING.items()}
+# ( arctic_a0001 "Author of the danger trail, Philip Steels, etc." )
+PROMPT = re.compile(r'\(\s*(\S+)\s+"(.*)"\s*\)')
+# agent-pass: Please enter your password.
+NAMED_TEXT = re.compile(r"([^\s:|,;]+):\s+(\S.*)")
+STRESS_MARK = re.compile(r"\+(?=[^\W\d_])")
 FORMATS = (
     "Give an LJSpeech folder (metadata.csv with id|text lines, audio in wavs/) "
     "or a CSV/TSV file whose header names path and text; docs/guides/data.md has all forms."
@@ -212,17 +219,20 @@ class _Table(NamedTuple):
     columns: tuple[str, ...]
     records: list[tuple[int, list[str]]]
     header: tuple[str, ...] = ()
+    name: str = ""
 
     @property
     def form(self) -> str:
         """The form in words, such as "table with |, columns audio_file, text"."""
+        if self.name:
+            return self.name
         kind = "table" if self.header else "lines"
         columns = ", ".join(compress(self.header or self.columns, self.columns))
         return f"{kind} with {SEPARATORS.get(self.separator, 'one field')}, columns {columns}"
 
 
 def _read_table(path: Path, needs_text: bool, columns: Sequence[str]) -> _Table:
-    text = decode_text(lambda: read_file(path, MAX_BYTES), str(path))
+    text = decode_text(lambda: _content(path), str(path))
     # UTF-16 without a byte order mark can pass as UTF-8, and no name of a file can have a NUL.
     if "\0" in text:
         fault = "it is binary or UTF-16. Save it as UTF-8."
@@ -253,6 +263,18 @@ def _read_table(path: Path, needs_text: bool, columns: Sequence[str]) -> _Table:
     if not table.records:
         raise DataError(f"{path} has no utterances. {FORMATS}")
     return table
+
+
+def _content(path: Path) -> bytes:
+    """Return the content of a file, decompressed if it is *.gz."""
+    content = read_file(path, MAX_BYTES)
+    if path.suffix != ".gz":
+        return content
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            return read_bounded(file, MAX_BYTES, str(path))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise OSError(errno.EINVAL, f"it is no complete gzip file ({error})") from error
 
 
 def _with_header(file: _File) -> _Table | None:
@@ -328,7 +350,37 @@ def _pairs(file: _File) -> _Table | None:
     return _Table(separator, ("path", "text"), records)
 
 
-READERS = (_with_header, _with_named_columns, _ljspeech, _pairs)
+def _festvox(file: _File) -> _Table | None:
+    """Prompts of Festvox and CMU ARCTIC: lines of ( id "text" ), with a + before a stressed vowel.
+
+    The marks are removed, since the text front end does not know them.
+    """
+    if not PROMPT.fullmatch(file.first.strip()):
+        return None
+    records = []
+    marks = 0
+    for line, fields in _records(file.text, "\n"):
+        if prompt := PROMPT.fullmatch(fields[0]):
+            text, removed = STRESS_MARK.subn("", prompt[2].replace('\\"', '"'))
+            marks += removed
+            fields = [prompt[1], text]
+        records.append((line, fields))
+    note = f" without their {marks} stress marks (+)" if marks else ""
+    return _Table("\n", ("path", "text"), records, name=f"Festvox prompts{note}")
+
+
+def _named_texts(file: _File) -> _Table | None:
+    """Lines of name: text, and comments that begin with a semicolon."""
+    records = _records(file.text, "\n")
+    records = [(line, fields) for line, fields in records if not fields[0].startswith(";")]
+    if not records or not NAMED_TEXT.fullmatch(records[0][1][0]):
+        return None
+    for row, (line, fields) in enumerate(records):
+        records[row] = line, [field.strip() for field in fields[0].split(":", 1)]
+    return _Table(":", ("path", "text"), records, name="lines of name: text")
+
+
+READERS = (_with_header, _with_named_columns, _festvox, _named_texts, _ljspeech, _pairs)
 
 
 def _meanings(names: Sequence[str], needs_text: bool) -> tuple[str, ...] | None:
@@ -412,7 +464,8 @@ def _audio_folder(
     table: _Table, rows: Sequence[Row], metadata: Path, root: Path | None
 ) -> AudioFolder:
     """Return the first folder that has a file of the table: ids are usually in a subfolder."""
-    places = [root, metadata.parent]
+    home = metadata.parent.parent if metadata.parent.name == "etc" else metadata.parent
+    places = [root, home]
     if table.header:
         places = [root or metadata.parent]
     folders: list[Path] = []
@@ -441,13 +494,7 @@ def _count_formats(rows: Sequence[Row]) -> str:
 def _rows_of_folder(folder: Path, language: str) -> Rows:
     """Return the audio files in and below a folder as rows; subfolders name the speakers."""
     rows = []
-    rejected = []
-    suffixes = (*audio_folder.AUDIO_SUFFIXES, *UNREADABLE)
-    for line, audio in enumerate(audio_folder.audio_files(folder, suffixes), 1):
-        if not suffix_of(audio):
-            detail = "this format cannot be read; convert it to WAV or FLAC"
-            rejected.append(RejectedRow(str(folder), line, audio, "unreadable format", detail))
-            continue
+    for line, audio in enumerate(audio_folder.audio_files(folder), 1):
         # Checkpoints name the speakers in UTF-8.
         parent = os.fsencode(os.path.basename(os.path.dirname(audio)))
         speaker = parent.decode(errors="backslashreplace")
@@ -457,8 +504,8 @@ def _rows_of_folder(folder: Path, language: str) -> Rows:
     if not rows:
         raise DataError(
             f"the corpus folder {folder} has neither metadata.csv nor audio"
-            f" ({', '.join(suffixes)}). Give a folder of audio files, or a metadata file that"
+            f" ({', '.join(audio_folder.SUFFIXES)}). Give a folder of audio files, or a metadata file that"
             " names them."
         )
     form = f"audio files without metadata; {_count_formats(rows)} in {folder}"
-    return Rows(folder, folder, tuple(rows), tuple(rejected), form)
+    return Rows(folder, folder, tuple(rows), form=form)

@@ -11,6 +11,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from gzip import GzipFile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -63,7 +64,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
         return read_bounded(file, max_bytes, str(path))
 
 
-def read_bounded(file: BinaryIO, max_bytes: int, name: str) -> bytes:
+def read_bounded(file: BinaryIO | GzipFile, max_bytes: int, name: str) -> bytes:
     """Return the rest of an open file or pipe; raise OSError if it is larger than `max_bytes`."""
     content = file.read(max_bytes + 1)
     if len(content) > max_bytes:

@@ -504,8 +504,8 @@ def _rows_of_folder(folder: Path, language: str) -> Rows:
     if not rows:
         raise DataError(
             f"the corpus folder {folder} has neither metadata.csv nor audio"
-            f" ({', '.join(audio_folder.SUFFIXES)}). Give a folder of audio files, or a metadata file that"
-            " names them."
+            f" ({', '.join(audio_folder.SUFFIXES)}). Give a folder of audio files, or a metadata"
+            " file that names them."
         )
     form = f"audio files without metadata; {_count_formats(rows)} in {folder}"
     return Rows(folder, folder, tuple(rows), form=form)

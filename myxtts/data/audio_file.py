@@ -1,7 +1,7 @@
 """Audio files of a corpus and single recordings: headers, and PCM at 22,050 Hz. No TensorFlow.
 
 Headers are read with a bounded number of reads. This module parses those of plain WAV files itself,
-since a corpus may have a million of them; libsndfile reads all others.
+since a corpus may have a million of them; libsndfile reads all others, after ffmpeg if need be.
 """
 
 import io
@@ -17,6 +17,7 @@ import soundfile
 import soxr
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.data.ffmpeg import libsndfile_path
 from myxtts.errors import DataError
 from myxtts.files import attach_path_to_errors
 
@@ -78,7 +79,12 @@ def read_header(path: str) -> AudioHeader:
         raise UnusableAudio("missing file") from None
     except OSError as error:
         raise UnusableAudio("unreadable", error.strerror or str(error)) from error
-    header = header or _libsndfile_header(path)
+    try:
+        header = header or _libsndfile_header(libsndfile_path(path))
+    except UnusableAudio:
+        raise
+    except DataError as error:
+        raise UnusableAudio("unreadable", str(error)) from error
     low_hz, high_hz = RATE_LIMITS_HZ
     if not low_hz <= header.rate_hz <= high_hz:
         raise UnusableAudio("unreadable", f"a sample rate of {header.rate_hz} Hz")
@@ -184,8 +190,8 @@ def read_pcm(
     """
     try:
         # The errors of `open` are clearer than libsndfile's "System error".
-        with open(path, "rb") as file:
-            mono, rate_hz = _read(file, samples, max_s)
+        with open(path, "rb"), open(libsndfile_path(str(path)), "rb") as file:
+            mono, rate_hz = _read(file, path, samples, max_s)
     except soundfile.LibsndfileError as error:
         raise DataError(f"{path} cannot be read: {error.error_string.rstrip('.')}") from error
     except OSError as error:
@@ -201,13 +207,15 @@ def read_pcm(
     return np.pad(pcm[:samples], (0, samples - min(len(pcm), samples)))
 
 
-def _read(file: BinaryIO, samples: int | None, max_s: float) -> tuple[np.ndarray, int]:
+def _read(
+    file: BinaryIO, path: str | Path, samples: int | None, max_s: float
+) -> tuple[np.ndarray, int]:
     """Return the mean of the channels, float32, not finite where one is not, and the rate."""
     with soundfile.SoundFile(file.fileno(), closefd=False) as sound:
         # Another length than expected may be more than the memory takes.
         if samples is not None:
             promised = int(resampled_length(sound.frames, sound.samplerate))
-            _check_length(file.name, promised, samples, tolerance=1)
+            _check_length(path, promised, samples, tolerance=1)
         frames = min(sound.frames, round(max_s * sound.samplerate))
         mono = np.empty(frames, np.float32)
         read = 0

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from myxtts.data.ffmpeg import FFMPEG_SUFFIXES
 from myxtts.errors import DataError
 
-AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
-# libsndfile has no decoder for these.
-UNREADABLE = (".g722", ".m4a", ".aac", ".mp4", ".webm", ".wma", ".amr")
-SUFFIXES = (*AUDIO_SUFFIXES, *UNREADABLE)
+SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", *FFMPEG_SUFFIXES)
 # So named by LJSpeech, Piper, others and Common Voice.
 AUDIO_SUBFOLDERS = ("wavs", "wav", "audio", "clips")
 

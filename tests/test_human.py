@@ -12,7 +12,6 @@ import numpy as np
 import soundfile
 import tensorflow as tf
 
-from benchmarks.human import corpora, degrade
 from myxtts.audio.mel import log_mel
 from myxtts.audio.pitch import f0
 from myxtts.config.schema import Config, DataConfig, RunConfig
@@ -22,6 +21,7 @@ from myxtts.errors import DataError
 from myxtts.tasks.registry import length_rule_of
 from tests.fixtures import FolderCase
 from tests.sine_corpus import sine
+from utilities.human import corpora, degrade
 
 MINUTE = Path(__file__).parent / "human"
 

@@ -1,7 +1,7 @@
 """Make corpora of human speech from Debian packages, without root.
 
-    python benchmarks/human/corpora.py festvox-ru
-    python benchmarks/human/corpora.py prompts-en menardi --from PACKAGES
+    python utilities/human/corpora.py festvox-ru
+    python utilities/human/corpora.py prompts-en menardi --from PACKAGES
 
 A corpus is a folder data/human/NAME for --train-data: `metadata_train.csv` and `metadata_eval.csv`
 (path|text|speaker|language), the second with the sentences that are held out, every 20th; and

@@ -1,6 +1,6 @@
 """Degrade a corpus: shouting, rooms and echo, music, noise, and 32 kbit/s Opus.
 
-    python benchmarks/human/degrade.py data/human/festvox-ru data/human/festvox-ru-degraded
+    python utilities/human/degrade.py data/human/festvox-ru data/human/festvox-ru-degraded
 
 Such is speech of films and games. The output has the tables of the corpus, with FLAC files of the
 same lengths. The name of a file decides what happens to it: one in five is raised by 2 to 5
@@ -23,11 +23,11 @@ import numpy as np
 import soundfile
 import soxr
 
-from benchmarks.human.corpora import read_tables, write_tables
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import AugmentationConfig
 from myxtts.data.audio_file import read_wave
+from utilities.human.corpora import read_tables, write_tables
 
 SHOUTED, SHOUT_SEMITONES = 0.2, (2.0, 5.0)
 ROOM = AugmentationConfig(reverb_probability=1, reverb_max_rt60=0.9)
@@ -42,7 +42,7 @@ OPUS_LEVEL = 1 - (OPUS_BITS_PER_S - 6_000) / 250_000
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("corpus", type=Path, help="a folder of benchmarks/human/corpora.py")
+    parser.add_argument("corpus", type=Path, help="a folder of utilities/human/corpora.py")
     parser.add_argument("out", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -34,7 +34,7 @@ from myxtts.recognition.transcriber import (
     quietest_point,
     split_wave,
 )
-from myxtts.text.edit_distance import error_rates
+from myxtts.text.error_rates import error_rates
 from tests.fixtures import reported, temporary_folder
 from tests.sine_corpus import sine, write_sound
 from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers

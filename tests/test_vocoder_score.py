@@ -22,7 +22,13 @@ from myxtts.data.dataset import load_corpora
 from myxtts.errors import ConfigError, DataError
 from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.held_out import EvaluationOptions
-from myxtts.evaluation.metrics import CopyMetrics, score_notes, with_common_scores
+from myxtts.evaluation.metrics import (
+    SCORES,
+    CopyMetrics,
+    missing_packages,
+    score_notes,
+    with_common_scores,
+)
 from myxtts.evaluation.vocoder import median, metrics_of_rows, quartiles, summary
 from myxtts.tasks.registry import length_rule_of, task_of
 from tests.fixtures import entered, temporary_folder
@@ -172,4 +178,4 @@ class SummaryTest(unittest.TestCase):
     def test_a_note_has_the_command_that_installs_what_is_missing(self):
         expected = "to measure PESQ-WB and STOI, install: pip install pesq pystoi"
         with mock.patch("myxtts.evaluation.metrics.find_spec", return_value=None):
-            self.assertEqual(score_notes([]), [expected])
+            self.assertEqual(missing_packages(SCORES), [expected])

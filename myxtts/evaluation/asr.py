@@ -16,7 +16,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.evaluation.held_out import Evaluation, evenly_spaced, read_row
 from myxtts.evaluation.table import ScoreWeights, metrics_by_group
 from myxtts.recognition.transcriber import NetworkTranscriber, Transcriber
-from myxtts.text.edit_distance import error_rates
+from myxtts.text.error_rates import error_rates
 from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
 from myxtts.training.runs import TrainedRun
 

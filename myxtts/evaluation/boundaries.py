@@ -2,21 +2,18 @@
 
 import json
 import math
-import random
 import unicodedata
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.errors import DataError
 from myxtts.evaluation.held_out import Utterance
-from myxtts.evaluation.metrics import AcousticFeatures, utterance_metrics
-from myxtts.evaluation.speech import acoustic_features
 from myxtts.evaluation.table import Metrics
 from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
@@ -110,16 +107,6 @@ def phoneme_class(symbol: str) -> str:
     if letters.startswith(AFFRICATES):
         return "affricate"
     return next((name for name, members in CLASSES.items() if letters[0] in members), "vowel")
-
-
-def word_spans(phonemes: Sequence[Phoneme]) -> list[tuple[float, float]]:
-    """Return the start and the end of each word in seconds."""
-    spans = []
-    for is_word, of_word in groupby(phonemes, lambda phoneme: bool(phoneme.symbol.strip())):
-        sounds = list(of_word)
-        if is_word:
-            spans.append((sounds[0].start_s, sounds[-1].end_s))
-    return spans
 
 
 def boundaries(token_symbols: Sequence[str], phonemes: Sequence[Phoneme]) -> list[Boundary] | None:
@@ -223,60 +210,4 @@ def alignment_metrics(
     return metrics, (
         f"{total} phoneme boundaries ({kinds}), without {unreliable} whose true times are"
         f" unreliable, and without {different} recordings whose text and phonemes differ"
-    )
-
-
-def plant_errors(
-    waves: Sequence[np.ndarray], alignments: Sequence[Sequence[Phoneme]]
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return each wave without one random word, and each wave with that word said twice.
-
-    The phonemes of each wave have at least one word.
-    """
-    deleted = []
-    inserted = []
-    for number, (wave, phonemes) in enumerate(zip(waves, alignments, strict=True)):
-        span_s = random_word(number, word_spans(phonemes))
-        start, end = (round(time_s * SAMPLE_RATE_HZ) for time_s in span_s)
-        deleted.append(np.concatenate([wave[:start], wave[end:]]))
-        inserted.append(np.concatenate([wave[:end], wave[start:]]))
-    return deleted, inserted
-
-
-def random_word(number: int, spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the span of a word of utterance `number`, always the same one."""
-    # Two evaluations plant the same errors, so their counts can be compared.
-    return random.Random(number).choice(spans)
-
-
-def planted_errors_note(
-    utterances: Sequence[Utterance],
-    recorded: Sequence[AcousticFeatures],
-    copies: Sequence[AcousticFeatures],
-    alignments: Alignments,
-    device: str,
-) -> str:
-    """Return a note on how many planted deletions and insertions of words are detected."""
-    phonemes = [alignments.get(Path(utterance.id).stem, ()) for utterance in utterances]
-    rows = []
-    for row, copy in enumerate(copies):
-        lengths_s = [end_s - start_s for start_s, end_s in word_spans(phonemes[row])]
-        # Without its longest word, a wave still needs a frame.
-        if lengths_s and len(copy.wave) - SAMPLE_RATE_HZ * max(lengths_s) > FFT_SAMPLES:
-            rows.append(row)
-    if not rows:
-        return (
-            "the detection of deletions and insertions is not tested: no alignments.jsonl has the"
-            " times of words, or nothing is left without one word"
-        )
-    waves = [copies[row].wave for row in rows]
-    planted = plant_errors(waves, [phonemes[row] for row in rows])
-    planted_features = (acoustic_features(of, device) for of in planted)
-    deletions = insertions = 0
-    for row, deleted, inserted in zip(rows, *planted_features, strict=True):
-        deletions += utterance_metrics(recorded[row], deleted).has_deletion
-        insertions += utterance_metrics(recorded[row], inserted).has_insertion
-    return (
-        f"detected are {deletions} of {len(rows)} copies with a word deleted, and {insertions} of"
-        f" {len(rows)} with a word inserted"
     )

@@ -1,7 +1,10 @@
-"""Metrics of speech against a recording, along a warping path or frame by frame; PESQ and STOI."""
+"""Metrics of speech against a recording, along a warping path or frame by frame; PESQ and STOI.
+
+Along a path both waves are trimmed: people and microphones leave any silence at the ends.
+"""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
@@ -14,9 +17,9 @@ from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ,
 from myxtts.evaluation.table import METRICS, Means
 from myxtts.training.observation import Throttle, no_throttle
 
-# Both packages are optional: pesq has C code of ITU-T P.862, whose rights are reserved.
-PACKAGES = {"pesq_wb": "pesq", "stoi": "pystoi"}
-PESQ_RATE_HZ = 16_000
+# All are optional: pesq has C code of ITU-T P.862, whose rights are reserved.
+PACKAGES = {"pesq_wb": ("pesq",), "stoi": ("pystoi",), "dnsmos_p808": ("speechmos", "onnxruntime")}
+PESQ_RATE_HZ = DNSMOS_RATE_HZ = 16_000
 MIN_PESQ_S = 0.25
 # The package has room for 50 stretches of speech; each takes 0.4 s or more with its pause. The 51st
 # crashes Python.
@@ -32,11 +35,13 @@ NEEDS = {
 # 13 coefficients without c0 are usual for the mel-cepstral distortion.
 CEPSTRA = 13
 MCD_FACTOR = 10.0 * np.sqrt(2.0) / np.log(10.0)  # distance of two mel cepstra -> dB
-DURATION_BOUNDS = (0.95, 1.05)
-# A frame this far from its counterpart on the warping path has nothing in common with it.
-UNRELATED_DB = 6.0
-# docs/experiments/evaluation_metrics.md lists what this threshold finds and misses.
-MIN_UNMATCHED_S = 0.05
+DURATION_BOUNDS = (0.9, 1.1)
+TRIM_DB = 35.0  # below the loudest frame is silence, where it is at an end
+
+
+def is_installed(score: str) -> bool:
+    """Return whether the packages of a score are installed."""
+    return all(find_spec(package) for package in PACKAGES[score])
 
 
 def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:
@@ -45,7 +50,7 @@ def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:
     Both waves, float32 [samples] in [-1, 1] at 22,050 Hz of the same length, are resampled to 16
     kHz by soxr. None without the package, or for waves that PESQ is not defined for: see NEEDS.
     """
-    if not find_spec("pesq"):
+    if not is_installed("pesq_wb"):
         return None
     from pesq import BufferTooShortError, NoUtterancesError, pesq
 
@@ -64,7 +69,7 @@ def stoi(recording: np.ndarray, copy: np.ndarray) -> float | None:
     Waves are as for `pesq_wb`. The package `pystoi` resamples them to 10 kHz and leaves out frames
     40 dB below the loudest of the recording. None without it, or for too little speech: see NEEDS.
     """
-    if not find_spec("pystoi"):
+    if not is_installed("stoi"):
         return None
     import pystoi
 
@@ -80,6 +85,21 @@ def stoi(recording: np.ndarray, copy: np.ndarray) -> float | None:
 
 
 SCORES = {"pesq_wb": pesq_wb, "stoi": stoi}
+
+
+def dnsmos(wave: np.ndarray) -> Means:
+    """Return the ratings of a wave, float32 [samples] at 22,050 Hz, that DNSMOS predicts, 1 to 5.
+
+    They need no reference: P.808 (Reddy et al. 2021) and the overall one of P.835 (Reddy et al.
+    2022), by the package `speechmos` at 16 kHz. Empty without it.
+    """
+    if not is_installed("dnsmos_p808"):
+        return {}
+    from speechmos import dnsmos
+
+    at_16_khz = soxr.resample(wave, SAMPLE_RATE_HZ, DNSMOS_RATE_HZ)
+    scores = dnsmos.run(np.clip(at_16_khz, -1.0, 1.0), sr=DNSMOS_RATE_HZ)
+    return {"dnsmos_p808": float(scores["p808_mos"]), "dnsmos_overall": float(scores["ovrl_mos"])}
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,19 +123,12 @@ class FrameErrors:
 
 @dataclass(frozen=True, eq=False)
 class UtteranceMetrics(FrameErrors):
-    """Metrics of one synthesized utterance, along a warping path; see `longest_unmatched_s`."""
+    """Metrics of one synthesized utterance, of trimmed waves along a warping path."""
 
-    duration_ratio: float  # synthesized frames over recorded frames
-    deleted_s: float  # longest stretch of the recording that the synthesized speech lacks
-    inserted_s: float  # longest stretch of the synthesized speech that the recording lacks
-
-    @property
-    def has_deletion(self) -> bool:
-        return self.deleted_s > MIN_UNMATCHED_S
-
-    @property
-    def has_insertion(self) -> bool:
-        return self.inserted_s > MIN_UNMATCHED_S
+    recorded_s: float
+    synthesized_s: float
+    log_f0: tuple[np.ndarray, np.ndarray]  # ln Hz of all voiced frames, recorded and synthesized
+    log_f0_pairs: np.ndarray  # ln Hz [2, pairs voiced in both], recorded and synthesized
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,17 +172,31 @@ def align(recorded_mel: np.ndarray, synthesized_mel: np.ndarray) -> tuple[np.nda
     return path, distortion_db(x[path[:, 0]], y[path[:, 1]])
 
 
+def trimmed(features: AcousticFeatures) -> AcousticFeatures:
+    """Return features without the silence at both ends, TRIM_DB below the loudest frame."""
+    _, (start, stop) = librosa.effects.trim(features.wave, top_db=TRIM_DB)
+    frames = slice(start // HOP_SAMPLES, -(-stop // HOP_SAMPLES))
+    arrays = (features.mel, features.f0_hz, features.voiced)
+    return AcousticFeatures(features.wave[start:stop], *(array[frames] for array in arrays))
+
+
 def utterance_metrics(
     recorded: AcousticFeatures, synthesized: AcousticFeatures
 ) -> UtteranceMetrics:
-    """Compare synthesized speech with its recording, along the path with the least distortion."""
+    """Compare trimmed features of two utterances, along the path with the least distortion."""
     path, pair_db = align(recorded.mel, synthesized.mel)
+    row, column = path.T
+    both_voiced = recorded.voiced[row] & synthesized.voiced[column]
+    log_f0 = [np.log(np.maximum(of.f0_hz, 1.0)) for of in (recorded, synthesized)]
+    log_f0_errors, voicing_errors = pitch_errors(recorded, synthesized, row, column)
     return UtteranceMetrics(
-        float(pair_db.mean()),
-        *pitch_errors(recorded, synthesized, path[:, 0], path[:, 1]),
-        duration_ratio=len(synthesized.mel) / len(recorded.mel),
-        deleted_s=longest_unmatched_s(path, pair_db, loud_frames(recorded.mel)),
-        inserted_s=longest_unmatched_s(path[:, ::-1], pair_db, loud_frames(synthesized.mel)),
+        mcd_db=float(pair_db.mean()),
+        log_f0_errors=log_f0_errors,
+        voicing_errors=voicing_errors,
+        recorded_s=len(recorded.wave) / SAMPLE_RATE_HZ,
+        synthesized_s=len(synthesized.wave) / SAMPLE_RATE_HZ,
+        log_f0=(log_f0[0][recorded.voiced], log_f0[1][synthesized.voiced]),
+        log_f0_pairs=np.array([log_f0[0][row][both_voiced], log_f0[1][column][both_voiced]]),
     )
 
 
@@ -190,27 +217,6 @@ def loud_frames(log_mel: np.ndarray) -> np.ndarray:
     return level_db > level_db.max() - TOP_DB
 
 
-def longest_unmatched_s(path: np.ndarray, pair_db: np.ndarray, loud: np.ndarray) -> float:
-    """Return the seconds of the longest stretch of an utterance that the other one lacks.
-
-    If the second utterance lacks a word, the path stays on one of its frames while it passes the
-    word in the first utterance: a run of loud frames that have no counterpart of their own and
-    differ from the frame they are matched to. Slower speech also has frames without a counterpart
-    of their own, but these resemble the frame they are matched to. A frame without a counterpart
-    therefore counts by its distortion, in full from UNRELATED_DB on, and a frame with a counterpart
-    is subtracted. The result is the largest sum over a stretch (Kadane's algorithm).
-
-    Args:
-        path: int [P, 2], pairs (first, second), with the distortion of each.
-        loud: bool, of each frame of the first utterance.
-    """
-    step = np.diff(path, axis=0, prepend=path[:1] - 1)
-    unmatched = np.minimum(pair_db / UNRELATED_DB, 1.0) * loud[path[:, 0]]
-    gain = np.where(step[:, 1] == 0, unmatched, -1.0)
-    sums = np.concatenate([[0.0], np.cumsum(gain)])
-    return float((sums - np.minimum.accumulate(sums)).max()) * HOP_SAMPLES / SAMPLE_RATE_HZ
-
-
 def mean_frame_errors(utterances: Sequence[FrameErrors]) -> Means:
     """Return means over utterances, of F0 and voicing over pairs."""
     f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
@@ -225,14 +231,43 @@ def mean_frame_errors(utterances: Sequence[FrameErrors]) -> Means:
 
 
 def corpus_metrics(utterances: Sequence[UtteranceMetrics]) -> Means:
-    """Return the metrics of a corpus; see `mean_frame_errors`."""
-    ratios = np.array([metrics.duration_ratio for metrics in utterances])
+    """Return the metrics of a corpus; see `mean_frame_errors` and `pitch_statistics`."""
+    recorded_s = np.array([metrics.recorded_s for metrics in utterances])
+    synthesized_s = np.array([metrics.synthesized_s for metrics in utterances])
+    ratios = synthesized_s / recorded_s
     within = (ratios >= DURATION_BOUNDS[0]) & (ratios <= DURATION_BOUNDS[1])
-    return mean_frame_errors(utterances) | {
-        "duration_ratio": float(ratios.mean()),
+    lengths = {
+        "duration_ratio": float(synthesized_s.sum() / recorded_s.sum()),
+        "duration_ratio_mean": float(ratios.mean()),
+        "duration_ratio_deviation": float(ratios.std()),
         "duration_within_bounds": float(within.mean()),
-        "utterances_with_deletions": sum(metrics.has_deletion for metrics in utterances),
-        "utterances_with_insertions": sum(metrics.has_insertion for metrics in utterances),
+    }
+    return mean_frame_errors(utterances) | pitch_statistics(utterances) | lengths
+
+
+def pitch_statistics(utterances: Sequence[UtteranceMetrics]) -> Means:
+    """Return difference of means, ratio of spreads and correlation of ln F0, None if unvoiced.
+
+    Spreads and correlation are of deviations from an utterance's own mean: over several speakers
+    the differences between voices would hide a flat intonation.
+    """
+    both = [metrics for metrics in utterances if all(map(len, metrics.log_f0))]
+    if not both:
+        return dict.fromkeys(("log_f0_correlation", "log_f0_difference", "log_f0_spread_ratio"))
+    means = np.array([[log_f0.mean() for log_f0 in metrics.log_f0] for metrics in both])
+    rows = list(zip(both, means, strict=True))
+    spread = [
+        np.concatenate([metrics.log_f0[side] - mean[side] for metrics, mean in rows]).std()
+        for side in (0, 1)
+    ]
+    pairs = np.concatenate([of.log_f0_pairs - mean[:, None] for of, mean in rows], axis=1)
+    correlation = None
+    if pairs.size and np.all(pairs.std(axis=1) > 0.0):
+        correlation = float(np.corrcoef(pairs[0], pairs[1])[0, 1])
+    return {
+        "log_f0_correlation": correlation,
+        "log_f0_difference": float(np.mean(means[:, 1] - means[:, 0])),
+        "log_f0_spread_ratio": float(spread[1] / spread[0]) if spread[0] else None,
     }
 
 
@@ -296,16 +331,21 @@ def with_common_scores(
 
 
 def score_notes(utterances: Sequence[CopyMetrics]) -> list[str]:
-    """Return notes on missing packages, and on the utterances that a score leaves out."""
+    """Return notes on the utterances that a score leaves out."""
     notes = []
-    missing = [score for score, package in PACKAGES.items() if not find_spec(package)]
-    if missing:
-        names = " and ".join(METRICS[score].label for score in missing)
-        packages = " ".join(PACKAGES[score] for score in missing)
-        notes.append(f"to measure {names}, install: pip install {packages}")
     for score, needs in NEEDS.items():
         count = sum(metrics.scores[score] is None for metrics in utterances)
-        if count and score not in missing:
+        if count and is_installed(score):
             name = METRICS[score].label
             notes.append(f"{name} is without {count} of {len(utterances)} utterances: it {needs}")
     return notes
+
+
+def missing_packages(scores: Iterable[str]) -> list[str]:
+    """Return a note on the scores whose packages are not installed; empty if all are."""
+    missing = [score for score in scores if not is_installed(score)]
+    if not missing:
+        return []
+    names = " and ".join(METRICS[score].label for score in missing)
+    packages = " ".join(chain.from_iterable(PACKAGES[score] for score in missing))
+    return [f"to measure {names}, install: pip install {packages}"]

@@ -142,7 +142,7 @@ def speaker_accuracy(
 ) -> tuple[Metrics, str]:
     """Return the fraction of utterances that are classified as their speaker, and a note.
 
-    The features of the utterances by column have a column "recorded".
+    The features of the utterances are by column.
     """
     assert corpus.training is not None
     training, measured = corpus.training.manifest, corpus.manifest
@@ -169,8 +169,7 @@ def speaker_accuracy(
     for group, members in (("seen", is_seen), ("unseen", ~is_seen & np.isin(targets, speakers))):
         if members.any():
             accuracy = {name: float(of[members].mean()) for name, of in correct.items()}
-            recorded = f"({accuracy.pop('recorded'):.0%} of their recordings)"
-            groups.append(f"{members.sum()} utterances of {group} speakers {recorded}")
+            groups.append(f"{members.sum()} utterances of {group} speakers")
             metrics[f"speaker_accuracy_{group}"] = dict(accuracy)
     if not groups:
         reason = "there are no other recordings of the utterances' speakers"

@@ -43,15 +43,17 @@ METRICS = {
     "stoi": MetricFormat("STOI", "0 to 1", 4),
     "log_mel_error": MetricFormat("log-mel error", "dB", 2),
     "mel_cepstral_distortion": MetricFormat("mel-cepstral distortion", "dB", 2),
-    "mel_cepstral_distortion_ratio": MetricFormat(
-        "mel-cepstral distortion, times copy synthesis", "×", 2
-    ),
     "log_f0_rmse": MetricFormat("log-F0 RMSE", "ln Hz", 3),
+    "log_f0_correlation": MetricFormat("log-F0 correlation", "−1 to 1", 2),
+    "log_f0_difference": MetricFormat("log-F0, difference of means", "ln Hz", 3),
+    "log_f0_spread_ratio": MetricFormat("log-F0, ratio of spreads", "×", 2),
     "voicing_error": MetricFormat("voicing error", "%", 1),
-    "duration_ratio": MetricFormat("duration ratio, mean", "s/s", 3),
-    "duration_within_bounds": MetricFormat("duration ratio within 0.95–1.05", "%", 0),
-    "utterances_with_deletions": MetricFormat("utterances with deletions", "count", 0),
-    "utterances_with_insertions": MetricFormat("utterances with insertions", "count", 0),
+    "duration_ratio": MetricFormat("length ratio, of the sums", "s/s", 3),
+    "duration_ratio_mean": MetricFormat("length ratio, mean", "s/s", 3),
+    "duration_ratio_deviation": MetricFormat("length ratio, standard deviation", "s/s", 3),
+    "duration_within_bounds": MetricFormat("length ratio within 0.9–1.1", "%", 0),
+    "dnsmos_p808": MetricFormat("DNSMOS P.808", "1 to 5", 2),
+    "dnsmos_overall": MetricFormat("DNSMOS P.835, overall", "1 to 5", 2),
     "character_error_rate": MetricFormat("character error rate, by the recogniser", "%", 1),
     "word_error_rate": MetricFormat("word error rate, by the recogniser", "%", 1),
     "speaker_accuracy_seen": MetricFormat("speaker accuracy, speakers seen in training", "%", 0),
@@ -70,10 +72,10 @@ for key, boundary in (
         f"{key}_within_20_ms": MetricFormat(f"{boundary}, within 20 ms", "%", 0),
     }
 
-# Five of 28 figures fit one line of the console; the table has the others.
+# Seven of 28 figures fit one line of the console; the table has the others.
 SHOWN = (
-    *("log_mel_error", "mel_cepstral_distortion", "log_f0_rmse"),
-    *("voicing_error", "character_error_rate"),
+    *("log_mel_error", "mel_cepstral_distortion", "log_f0_rmse", "voicing_error"),
+    *("duration_ratio", "dnsmos_p808", "character_error_rate"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a TTS run, between copy synthesis (their best) and shuffled texts (their worst)."""
+"""Metrics of a TTS run, between the recordings and their copies, and other sentences."""
 
 import logging
 import time
@@ -14,23 +14,25 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
 from myxtts.data.dataset import corpus_folder
+from myxtts.errors import DataError
 from myxtts.evaluation import boundaries, held_out, metrics, speech, table
 from myxtts.evaluation.held_out import Evaluation, EvaluationOptions, Utterance
 from myxtts.evaluation.metrics import AcousticFeatures, CopyMetrics, UtteranceMetrics
+from myxtts.evaluation.recognisers import open_recogniser
 from myxtts.evaluation.table import ColumnScore, Means, Metric, Metrics, ScoreWeights
 from myxtts.files import numbered_name
 from myxtts.models.xtts import XTTS, SynthesisOptions
-from myxtts.recognition.transcriber import Transcriber
 from myxtts.report.plots import f0_curves, mel_and_alignment, png_bytes
 from myxtts.tasks.tts import synthesis_options
-from myxtts.text.edit_distance import error_rates
+from myxtts.text.error_rates import error_rates
 from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
 from myxtts.training.runs import TrainedRun
 
 # With copies and shuffled texts these are 150 waves to make and to compare.
 MAX_UTTERANCES = 50
 PLOTTED_UTTERANCES = 4
-COLUMNS = ("synthesized", "copy_synthesis", "shuffled_texts")
+COLUMNS = ("synthesized", "copy_synthesis", "recordings", "shuffled_texts", "another_sentence")
+IN_RUN = COLUMNS[:3]
 GRIFFIN_LIM_SUFFIX = "_griffin_lim"  # of columns that a trained vocoder is compared with
 # Only copy synthesis has the same times as the recording.
 COPY_METRICS = ("pesq_wb", "stoi", "log_mel_error")
@@ -50,15 +52,9 @@ def score_run(run: TrainedRun, evaluation: Evaluation, folder: Path) -> ColumnSc
     evaluator = TTSEvaluator(evaluation, network, vocoders)
     score = evaluator.score(run.checkpoint.path.name)
     write_plots(folder, evaluator)
-    utterances, recorded = evaluator.utterances, evaluator.recorded
     features = {name: of.features for name, of in evaluator.columns.items()}
-    features["recorded"] = recorded
     speakers, speaker_note = speech.speaker_accuracy(
-        evaluation.corpus, utterances, features, device
-    )
-    # A detector of errors is worth as much as it finds of planted ones.
-    planted_note = boundaries.planted_errors_note(
-        utterances, recorded, features["copy_synthesis"], evaluator.alignments, device
+        evaluation.corpus, evaluator.utterances, features, device
     )
     timing_note = (
         f"the real-time factor is from text to wave on {device}, with mels in batches of"
@@ -67,7 +63,7 @@ def score_run(run: TrainedRun, evaluation: Evaluation, folder: Path) -> ColumnSc
     return replace(
         score,
         metrics=score.metrics | {"real_time_factor": evaluator.real_time_factors} | speakers,
-        notes=(*score.notes, timing_note, planted_note, speaker_note),
+        notes=(*score.notes, timing_note, speaker_note),
         details={"vocoder": vocoder.metadata},
     )
 
@@ -86,8 +82,9 @@ class Column(NamedTuple):
     """What a column of the table measures: an item for each utterance."""
 
     features: list[AcousticFeatures]
-    compared: list[UtteranceMetrics]  # with the recordings
+    compared: list[UtteranceMetrics]  # with the recordings; empty for these themselves
     texts: list[str]  # of the recogniser; empty without one
+    opinions: list[Means]  # DNSMOS
 
 
 class TTSEvaluator:
@@ -113,7 +110,7 @@ class TTSEvaluator:
         corpus, options, device = evaluation.corpus, evaluation.options, evaluation.route.model
         self._evaluation, self._network, self._device = evaluation, network, device
         self._vocoders, self._in_run = vocoders, in_run
-        self._transcriber = Transcriber(options.asr, device) if options.asr else None
+        self._transcriber = open_recogniser(options.asr, device) if options.asr else None
         self._synthesis = override(synthesis_options(corpus.config.model), options)
         count = options.utterances or MAX_UTTERANCES
         self.utterances, self._batches = held_out.load_utterances(
@@ -126,6 +123,12 @@ class TTSEvaluator:
             for utterance, language in zip(self.utterances, self._languages, strict=True):
                 text = self._transcriber.normalise_reference(utterance.text, language)
                 self._references.append(text)
+            if not any(self._references):
+                raise DataError(
+                    f"{self._transcriber.run} is to transcribe the synthesized speech, but it knows"
+                    " English without digits alone, which none of the texts is. Give the run of a"
+                    " recogniser of their language with --asr."
+                )
         data = corpus.config.data
         run_data = data.audio_root or data.val_data or data.train_data
         folder = corpus_folder(options.audio_root or options.data or run_data)
@@ -133,7 +136,8 @@ class TTSEvaluator:
         waves = [utterance.wave for utterance in self.utterances]
         mels = [utterance.mel for utterance in self.utterances]
         self.recorded = speech.acoustic_features(waves, device)
-        self._fixed = {}
+        self._trimmed = [metrics.trimmed(features) for features in self.recorded]
+        self._fixed = {"recordings": self._heard(self.recorded, [], no_throttle)}
         copies = {}
         for suffix, vocoder in vocoders.items():
             name = f"copy_synthesis{suffix}"
@@ -155,14 +159,15 @@ class TTSEvaluator:
         waves, self.real_time_factors = self._synthesize(throttle)
         columns = {name: self._column(of_column, throttle) for name, of_column in waves.items()}
         self.columns = columns = self._fixed | columns
+        another_db = [] if self._in_run else self._another_sentence_db()
 
         def measure(rows: Sequence[int]) -> Metrics:
-            return column_metrics(rows, columns, self._copies, self._references)
+            return column_metrics(rows, columns, self._copies, self._references, another_db)
 
         of_boundaries, boundary_note = boundaries.alignment_metrics(
             self.utterances, self.alignments, self._evaluation.record.vocabulary.symbols
         )
-        names: tuple[str, ...] = COLUMNS[:2] if self._in_run else COLUMNS
+        names: tuple[str, ...] = IN_RUN if self._in_run else COLUMNS
         for suffix in filter(None, self._vocoders):
             names += tuple(column + suffix for column in COLUMNS[:2])
         return ColumnScore(
@@ -210,11 +215,38 @@ class TTSEvaluator:
     def _column(self, waves: list[np.ndarray], throttle: Throttle) -> Column:
         features = speech.acoustic_features(waves, self._device, throttle)
         compared = []
-        for recorded, measured in zip(self.recorded, features, strict=True):
+        for recorded, measured in zip(self._trimmed, features, strict=True):
             throttle()
-            compared.append(metrics.utterance_metrics(recorded, measured))
+            compared.append(metrics.utterance_metrics(recorded, metrics.trimmed(measured)))
+        return self._heard(features, compared, throttle)
+
+    def _heard(
+        self, features: list[AcousticFeatures], compared: list[UtteranceMetrics], throttle: Throttle
+    ) -> Column:
+        """Return a column with what a recogniser and DNSMOS say of its waves."""
+        waves = [of_wave.wave for of_wave in features]
         texts = list(self._transcriber.transcribe(waves, throttle)) if self._transcriber else []
-        return Column(features, compared, texts)
+        opinions = []
+        for wave in waves:
+            throttle()
+            opinions.append(metrics.dnsmos(wave))
+        return Column(features, compared, texts, opinions)
+
+    def _another_sentence_db(self) -> list[float | None]:
+        """Return each recording's distortion by the next one of its speaker, None if there is none.
+
+        Whatever comes near it has nothing of the sentence but the voice.
+        """
+        by_speaker = defaultdict(list)
+        for row, utterance in enumerate(self.utterances):
+            by_speaker[utterance.speaker].append(row)
+        another_db: list[float | None] = [None] * len(self.utterances)
+        for rows in by_speaker.values():
+            for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
+                if row != other:
+                    mels = self._trimmed[row].mel, self._trimmed[other].mel
+                    another_db[row] = float(metrics.align(*mels)[1].mean())
+        return another_db
 
     def _condition_notes(self) -> list[str]:
         """Return notes on what is measured, and how."""
@@ -231,16 +263,13 @@ class TTSEvaluator:
         if len(utterances) == 1 and not self._in_run:
             notes.append("shuffled texts are left out: a single utterance has no other text")
         if options.perceptual:
+            notes += metrics.missing_packages(metrics.PACKAGES)
             notes += metrics.score_notes(self._copies["copy_synthesis"])
         if self._transcriber:
-            # They show what a perfect synthesis would reach.
-            texts = list(self._transcriber.transcribe(utterance.wave for utterance in utterances))
-            rates = error_rates(self._references, texts)
+            heard = sum(map(bool, self._references))
             notes += [
                 f"the recogniser is {self._transcriber.run}, {self._transcriber.checkpoint.name};"
-                f" on the recordings it has a character error rate of"
-                f" {rates['character_error_rate']:.1%} and a word error rate of"
-                f" {rates['word_error_rate']:.1%}",
+                f" it knows the language and the symbols of {heard} of {len(utterances)} texts",
                 "its error rates are optimistic if it was trained on the same corpus or on speech"
                 " of the same synthesizer: compare TTS runs only with the same recogniser",
             ]
@@ -275,28 +304,30 @@ def column_metrics(
     columns: Mapping[str, Column],
     copies: Mapping[str, Sequence[CopyMetrics]],
     references: Sequence[str],
+    another_db: Sequence[float | None],
 ) -> Metrics:
-    """Return the acoustic metrics of some utterances, and error rates if there are references."""
-    by_column: dict[str, Means] = {
-        name: metrics.corpus_metrics([column.compared[row] for row in rows])
-        for name, column in columns.items()
-    }
-    for name, values in by_column.items():
-        # The vocoder bounds what a voice can reach: a column is compared with its copies.
-        suffix = GRIFFIN_LIM_SUFFIX if name.endswith(GRIFFIN_LIM_SUFFIX) else ""
-        best = by_column[f"copy_synthesis{suffix}"]["mel_cepstral_distortion"]
-        distortion = values["mel_cepstral_distortion"]
-        values["mel_cepstral_distortion_ratio"] = None
-        if distortion is not None and best:
-            values["mel_cepstral_distortion_ratio"] = distortion / best
+    """Return the metrics of some utterances; error rates of those that have a reference."""
+    by_column: dict[str, Means] = {name: {} for name in columns}
+    spoken = [row for row in rows if references and references[row]]
+    for name, column in columns.items():
+        if column.compared:
+            by_column[name] |= metrics.corpus_metrics([column.compared[row] for row in rows])
+        by_column[name] |= mean_values([column.opinions[row] for row in rows])
+        if spoken:
+            texts = [column.texts[row] for row in spoken]
+            by_column[name] |= error_rates([references[row] for row in spoken], texts)
     for name, copied in copies.items():
         means = metrics.mean_copy_metrics([copied[row] for row in rows])
         by_column[name] |= {key: means[key] for key in COPY_METRICS if key in means}
-    if references:
-        for name, column in columns.items():
-            texts = [column.texts[row] for row in rows]
-            by_column[name] |= error_rates([references[row] for row in rows], texts)
+    others_db = [db for row in rows if another_db and (db := another_db[row]) is not None]
+    if others_db:
+        by_column["another_sentence"] = {"mel_cepstral_distortion": float(np.mean(others_db))}
     return table.by_metric(by_column)
+
+
+def mean_values(opinions: Sequence[Means]) -> Means:
+    """Return the mean of each value over utterances."""
+    return {key: float(np.mean([of[key] for of in opinions])) for key in opinions[0]}
 
 
 def write_plots(folder: Path, evaluator: TTSEvaluator) -> None:

@@ -130,6 +130,7 @@ class VocoderEvaluator:
 
         notes = self._notes()
         if self._evaluation.options.perceptual:
+            notes += metrics.missing_packages(metrics.SCORES)
             notes += metrics.score_notes(common["recordings"][0])
         by_seed = {
             name: [metrics.mean_copy_metrics(of_seed) for of_seed in seeds]

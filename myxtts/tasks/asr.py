@@ -20,7 +20,7 @@ from myxtts.models.asr import build_asr
 from myxtts.models.ctc import decoded_texts, greedy_decode
 from myxtts.report.plots import mel_and_posteriors
 from myxtts.tasks.base import KEPT_ARRAYS, Metric, Sampler, Task, kept_bytes
-from myxtts.text.edit_distance import error_rates
+from myxtts.text.error_rates import error_rates
 from myxtts.text.symbols import BLANK_ID, FIRST_SYMBOL_ID, SymbolTable
 
 

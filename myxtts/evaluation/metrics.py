@@ -261,13 +261,15 @@ def pitch_statistics(utterances: Sequence[UtteranceMetrics]) -> Means:
         for side in (0, 1)
     ]
     pairs = np.concatenate([of.log_f0_pairs - mean[:, None] for of, mean in rows], axis=1)
-    correlation = None
+    correlation = spread_ratio = None
+    if spread[0] > 0.0:
+        spread_ratio = float(spread[1] / spread[0])
     if pairs.size and np.all(pairs.std(axis=1) > 0.0):
         correlation = float(np.corrcoef(pairs[0], pairs[1])[0, 1])
     return {
         "log_f0_correlation": correlation,
         "log_f0_difference": float(np.mean(means[:, 1] - means[:, 0])),
-        "log_f0_spread_ratio": float(spread[1] / spread[0]) if spread[0] else None,
+        "log_f0_spread_ratio": spread_ratio,
     }
 
 

@@ -301,8 +301,8 @@ def tf32(options: argparse.Namespace) -> None:
     }
     expected = None
     print(
-        "products          | log-mel against librosa | difference from the CPU: score, pitch,"
-        " energy, F0 in Hz"
+        "products          | log-mel against librosa | difference from the CPU: pitch, energy,"
+        " F0 in Hz"
     )
     for name, contexts in emulations.items():
         with ExitStack() as opened:
@@ -320,12 +320,11 @@ def tf32(options: argparse.Namespace) -> None:
 
 
 def _features_and_targets(waves: list[np.ndarray]) -> tuple[float, list[np.ndarray]]:
-    """Return the error of the log-mel, and alignment scores, pitch and energy of tokens, and F0."""
+    """Return the error of the log-mel, and pitch and energy of tokens, and F0."""
     import tensorflow as tf
 
     from myxtts.audio.mel import log_mel
     from myxtts.audio.pitch import f0
-    from myxtts.models.alignment import frame_token_scores
     from myxtts.models.prosody import target_prosody
     from myxtts.models.xtts import MEL_MEAN, MEL_STD
 
@@ -335,10 +334,9 @@ def _features_and_targets(waves: list[np.ndarray]) -> tuple[float, list[np.ndarr
     for wave, mel in zip(waves, mels, strict=True):
         target = (mel - MEL_MEAN) / MEL_STD
         hz, _ = f0(wave[None], tf.constant([len(wave)]))
-        mean = target[:, ::6]  # a frame of each token in place of its mean mel
         path = tf.range(tf.shape(target)[1])[None] // 6
-        prosody, _ = target_prosody(target, hz, path, tf.shape(mean)[1])
-        values = frame_token_scores(target, mean), prosody.pitch, prosody.energy, hz
+        prosody, _ = target_prosody(target, hz, path, tf.reduce_max(path) + 1)
+        values = prosody.pitch, prosody.energy, hz
         results.append([value.numpy().ravel() for value in values])
     return error, [np.concatenate(column) for column in zip(*results, strict=True)]
 

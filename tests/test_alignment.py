@@ -108,26 +108,6 @@ class Durations(unittest.TestCase):
         self.assertEqual(actual, [[2, 1, 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
 
 
-class Score(unittest.TestCase):
-    def test_score_falls_with_the_logarithm_of_the_squared_distance(self):
-        mel, mean = tf.constant([[[0.0, 0.0], [3.0, 4.0]]]), tf.constant([[[0.0, 0.0], [0.0, 4.0]]])
-        with tf.device(MODEL):
-            score = alignment.frame_token_scores(mel, mean).numpy()[0]
-        expected = -np.log1p(np.array([[0.0, 16.0], [25.0, 9.0]]) / 16.0)
-        np.testing.assert_allclose(score, expected, atol=1e-6)
-
-    def test_a_pause_that_fits_no_token_does_not_displace_words(self):
-        """Tokens: space, p, vowel, comma, n. The comma was aligned with speech; p has a closure."""
-        counts, levels = [2, 2, 10, 6, 4], [-0.5, -2.4, 1.0, -2.9, 0.3]
-        by_frame = np.repeat(levels, counts), [-0.5, -2.8, 1.0, 0.2, 0.3]
-        mel, mean = (np.tile(np.float32(x)[None, :, None], 80) for x in by_frame)
-        expected = np.repeat(np.arange(5), counts).tolist()
-        score = alignment.frame_token_scores(mel, mean)
-        self.assertEqual(search(score, [5], [24])[0].tolist(), expected)
-        normal = -np.square(mel[:, :, None] - mean[:, None]).sum(axis=3)
-        self.assertNotEqual(search(normal, [5], [24])[0].tolist(), expected)
-
-
 class Frames(unittest.TestCase):
     def test_path_from_ends_inverts_durations(self):
         path = alignment.path_from_ends(

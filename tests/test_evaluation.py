@@ -559,13 +559,18 @@ class CompleteEvaluation(unittest.TestCase):
         run_options = synthesis_options(ModelConfig(ode_steps=5, guidance=2.0))
         for given, expected in (
             ({}, {"ode_steps": 5, "guidance": 2.0}),
-            ({"ode_steps": 3, "guidance": 1.0}, {"ode_steps": 3, "guidance": 1.0}),
+            (
+                {"ode_steps": 3, "guidance": 1.0, "variety": 0.0},
+                {"ode_steps": 3, "guidance": 1.0, "variety": 0.0},
+            ),
         ):
             options = tts.override(run_options, EvaluationOptions(**given))
             self.assertEqual(options, SynthesisOptions(**expected))
 
     def test_flags_out_of_bounds_are_rejected(self):
-        flags = "--ode-steps=0 --ode-steps=1001 --guidance=-1 --guidance=11 --guidance=nan"
+        flags = (
+            "--ode-steps=0 --ode-steps=1001 --guidance=-1 --guidance=11 --guidance=nan --variety=3"
+        )
         for flag in (*flags.split(), "--utterances=0"):
             with self.subTest(flag=flag), self.assertRaises(ConfigError):
                 evaluate.parse(["--run", "x", flag])

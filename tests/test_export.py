@@ -39,7 +39,8 @@ from tests.tiny import (
 
 ITERATIONS = 4
 LETTERS = [chr(ord("a") + i) for i in range(SYMBOLS - 3)]
-NUMBERS = {"speed": 1.5, "pitch_semitones": 2.0, "energy_db": -3.0, "ode_steps": 3, "guidance": 2.0}
+NUMBERS = {"speed": 1.5, "pitch_semitones": 2.0, "energy_db": -3.0, "variety": 0.5}
+NUMBERS |= {"ode_steps": 3, "guidance": 2.0}
 OPTIONS = SynthesisOptions(**NUMBERS, seed=5)
 CHILD = """
 import sys
@@ -199,14 +200,14 @@ class Exported(unittest.TestCase):
             "vocoder": {"run": str(self.vocoder_folder), "step": 0},
             "defaults": {
                 **{"speed": 1.0, "pitch_semitones": 0.0, "energy_db": 0.0},
-                **{"ode_steps": 6, "guidance": 1.0, "seed": [0, 0]},
+                **{"variety": 0.75, "ode_steps": 6, "guidance": 1.0, "seed": [0, 0]},
             },
         }
         self.assertEqual(self.metadata, self.metadata | expected)
 
     def test_metadata_of_a_vocoder_has_its_audio_format(self):
         metadata = json.loads((self.exported_vocoder / "metadata.json").read_text(encoding="utf-8"))
-        expected = {"format": 2, "task": "vocoder", "run": "default", "step": 0, **AUDIO_FORMAT}
+        expected = {"format": 3, "task": "vocoder", "run": "default", "step": 0, **AUDIO_FORMAT}
         self.assertEqual(metadata, expected | {"vocoder": self.metadata["vocoder"]})
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Features, targets and alignments keep float32's precision where products round to TF32."""
+"""Features and targets keep float32's precision where products round to TF32."""
 
 import unittest
 from unittest import mock
@@ -13,7 +13,6 @@ from myxtts.audio.vocoder import inverse_mel_scale
 from myxtts.batch import tensor_specs
 from myxtts.config.schema import Config, TrainingConfig
 from myxtts.data.features import tts_extractor
-from myxtts.models.alignment import frame_token_scores
 from myxtts.models.prosody import target_prosody
 from myxtts.portable_ops import float32_matmul, function_per_device_type
 from myxtts.training import setup
@@ -21,7 +20,8 @@ from tests.sine_corpus import librosa_log_mel, signals
 from tests.two_devices import MODEL
 
 RANDOM = np.random.default_rng(0)
-FRAMES = [tf.TensorSpec(shape) for shape in ([2, None, 80], [2, None, 80])]
+FRAMES = [tf.TensorSpec([2, None, 80])]
+WAVES = [tf.TensorSpec([2, None]), tf.TensorSpec([2], tf.int32)]
 PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D")
 
 
@@ -62,11 +62,6 @@ class TF32(unittest.TestCase):
                 )
         self.assertGreater(rounded, 1e-4)
 
-    def test_alignment_scores_are_kept(self):
-        mean = normal(2, 7, 80)
-        mel = tf.repeat(mean, 4, axis=1) + 0.1 * normal(2, 28, 80)
-        self.assert_kept(frame_token_scores, mel, mean, atol=1e-5, lost=2e-4)
-
     def test_target_prosody_is_kept(self):
         mel, f0_hz = normal(2, 30, 80), 150.0 + 50.0 * tf.abs(normal(2, 30))
         path = tf.repeat(tf.range(6)[None], 5, axis=1) * tf.ones([2, 1], tf.int32)
@@ -79,7 +74,6 @@ class TF32(unittest.TestCase):
                 self.assert_kept(target, mel, f0_hz, path, atol=1e-6, lost=1e-5)
 
     def test_no_feature_and_no_target_has_a_product_that_a_gpu_may_round(self):
-        waves = [tf.TensorSpec([2, None]), tf.TensorSpec([2], tf.int32)]
         tokens = [
             tf.TensorSpec([2, None, 80]),
             tf.TensorSpec([2, None]),
@@ -89,10 +83,9 @@ class TF32(unittest.TestCase):
         actual = float32_products(extractor.produce, tensor_specs(extractor.inputs))
         self.assertEqual(actual, (4, 0))
         for function, specs, products in (
-            (f0, waves, 1),
-            (frame_token_scores, FRAMES, 1),
+            (f0, WAVES, 1),
             (lambda *arguments: target_prosody(*arguments, 6), tokens, 1),
-            (inverse_mel_scale, FRAMES[:1], 34),
+            (inverse_mel_scale, FRAMES, 34),
         ):
             with self.subTest(function):
                 self.assertEqual(float32_products(function, *specs), (products, 0))
@@ -103,7 +96,7 @@ class TF32(unittest.TestCase):
                 setup.configure_devices(Config(training=TrainingConfig(tf32=allowed)))
                 actual = tf.config.experimental.tensor_float_32_execution_enabled()
                 self.assertEqual(actual, allowed)
-                self.assertEqual(float32_products(frame_token_scores, *FRAMES), rounded)
+                self.assertEqual(float32_products(f0, *WAVES), rounded)
 
 
 class CPU(unittest.TestCase):

@@ -40,9 +40,10 @@ class Network(unittest.TestCase):
         with tf.device(MODEL):
             return numpy_of(self.model(on_device(batch), **options))
 
-    def synthesize(self, batch, speed=0.25, ode_steps=2, **options):
+    def synthesize(self, batch, speed=0.25, ode_steps=2, variety=0.0, **options):
         """Return (mel, frames, path) at a speed that gives each token several frames."""
-        options = SynthesisOptions(speed=speed, ode_steps=ode_steps, **options)
+        fixed = {"speed": speed, "ode_steps": ode_steps, "variety": variety}
+        options = SynthesisOptions(**fixed, **options)
         texts = [on_device(batch)[name] for name in TEXT_INPUTS]
         with tf.device(MODEL):
             return numpy_of(self.model.synthesize(*texts, options))
@@ -179,6 +180,12 @@ class Inputs(Network):
         first, again, other = (self.synthesize(self.batch, seed=seed)[0] for seed in (0, 0, 1))
         np.testing.assert_array_equal(first, again)
         self.assertGreater(np.abs(first - other).max(), 0.05)
+
+    def test_variety_draws_durations_and_pitch_from_the_seed(self):
+        frames = [self.synthesize(self.batch, variety=1.0, seed=seed)[1] for seed in (0, 0, 1)]
+        np.testing.assert_array_equal(*frames[:2])
+        self.assertNotEqual(frames[0].tolist(), frames[2].tolist())
+        self.assertNotEqual(frames[0].tolist(), self.synthesize(self.batch)[1].tolist())
 
 
 class LayersTest(unittest.TestCase):
@@ -405,9 +412,12 @@ class Precision(unittest.TestCase):
                         self.assertEqual(loss.dtype, "float32")
                         np.testing.assert_allclose(loss, expected[name], rtol=0.03, err_msg=name)
                     self.assertEqual({v.dtype for v in model.variables}, {"float32"})
-                    layers = model._flatten_layers(include_self=False)
-                    computed = {layer.compute_dtype for layer in layers}
-                    self.assertEqual(computed, {precision.removeprefix("mixed_")})
+                    computed = {}
+                    for layer in model._flatten_layers(include_self=False):
+                        computed.setdefault(layer.compute_dtype, []).append(layer.path)
+                    aligner = computed.pop("float32")
+                    self.assertTrue(all(path.startswith("xtts/aligner") for path in aligner))
+                    self.assertEqual(set(computed), {precision.removeprefix("mixed_")})
         # Building a model restores the policy.
         self.assertEqual(keras.config.dtype_policy().name, "float32")
 
@@ -419,7 +429,7 @@ class Sizes(unittest.TestCase):
             self.assertAlmostEqual(count, parameters, delta=tolerance * parameters)
 
     def test_the_smallest_model_has_the_parameters_that_the_documentation_says(self):
-        self.assert_size("tiny", 2.5e6, 0.2)
+        self.assert_size("tiny", 3e6, 0.1)
 
     @long
     def test_parameter_counts_match_the_documentation(self):

@@ -6,8 +6,10 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.models.prosody import (
+    CORRELATIONS,
     Prosody,
-    prosody_errors,
+    ProsodyDistribution,
+    correlated_noise,
     target_prosody,
     token_ends,
     token_ends_within,
@@ -36,20 +38,71 @@ class Target(unittest.TestCase):
         self.assertEqual(inputs.tolist(), [[[0.0, 0.0, 1.0], [0.5, 3.5, 2.0]]])
 
 
-class Errors(unittest.TestCase):
-    def test_pitch_errors_are_weighted_by_the_voiced_fraction(self):
-        # Duration, voiced fraction, pitch and energy of two tokens.
-        values = [[1.0, 1.0], [0.0, 0.5], [0.0, 1.0], [0.0, 2.0]]
-        target = Prosody(*tf.constant(values)[:, None])
-        values = [[1.0, 3.0], [0.0, 0.5], [9.0, 3.0], [1.0, 2.0]]
-        predicted = Prosody(*tf.constant(values)[:, None])
-        errors = prosody_errors(predicted, target)
-        expected = {"duration": [[0.0, 4.0]], "pitch": [[0.0, 2.0]], "energy": [[1.0, 0.0]]}
-        self.assertEqual({name: error.numpy().tolist() for name, error in errors.items()}, expected)
+def distribution(stds=(0.1, 0.1, 0.1), **means) -> ProsodyDistribution:
+    zero = tf.constant([[0.0]])
+    duration, pitch, energy = (tf.constant([[std]]) for std in stds)
+    return ProsodyDistribution(prosody(**means), Prosody(duration, zero, pitch, energy))
 
-    def test_a_wrong_voiced_fraction_is_an_error_of_the_pitch(self):
-        errors = prosody_errors(prosody(voiced=[0.25]), prosody(voiced=[0.75]))
-        self.assertEqual(errors["pitch"].numpy().tolist(), [[0.25]])
+
+class Distribution(unittest.TestCase):
+    def test_outputs_of_zero_are_a_mean_of_zero_and_one_deviation(self):
+        of = ProsodyDistribution.of_outputs(tf.zeros([1, 2, 7]))
+        np.testing.assert_allclose(tf.stack(of.mean)[:, 0, 0], [0.0, 0.5, 0.0, 0.0])
+        deviation = 0.05 + np.log(2.0)
+        np.testing.assert_allclose(
+            tf.stack(of.std)[:, 0, 0], [deviation, 0.0, deviation, deviation], rtol=1e-6
+        )
+
+    def test_errors_are_likelihoods_of_a_normal_distribution_that_outliers_cannot_rule(self):
+        for name, loss in (("log_duration", "duration"), ("energy", "energy")):
+            for value, expected in (
+                (0.0, 0.0),
+                (0.1, 0.5),
+                (-0.3, 4.5),
+                # A hundred deviations: 5,000 as a square.
+                (10.0, 300.0 - 4.5),
+            ):
+                errors = distribution().errors(prosody(**{name: [value]}))
+                expected += np.log(0.1 / 0.05)
+                np.testing.assert_allclose(errors[loss], [[expected]], rtol=1e-5)
+
+    def test_pitch_counts_by_the_voiced_fraction_whose_error_is_added(self):
+        predicted = distribution(voiced=[0.25])
+        errors = predicted.errors(prosody(voiced=[0.75], pitch=[0.1]))
+        np.testing.assert_allclose(
+            errors["pitch"], [[0.75 * (np.log(2.0) + 0.5) + 0.25]], rtol=1e-5
+        )
+        self.assertEqual(predicted.errors(prosody(voiced=[0.25]))["duration"].shape, (1, 1))
+
+    def test_the_average_duration_is_the_mean_of_what_is_sampled(self):
+        tokens = 20_000
+        mean = prosody(log_duration=[2.0] * tokens)
+        std = mean._replace(log_duration=tf.fill([1, tokens], 0.6))
+        of = ProsodyDistribution(mean, std)
+        average = float(tf.exp(of.average().log_duration)[0, 0])
+        self.assertAlmostEqual(average, np.exp(2.0 + 0.18), places=4)
+        for variety in (0.0, 0.5, 1.0):
+            durations = tf.exp(of.sample(variety, [3, 4]).log_duration).numpy()
+            self.assertAlmostEqual(durations.mean() / average, 1.0, delta=0.02)
+        self.assertGreater(durations.std(), 5.0)
+
+    def test_variety_is_a_fraction_of_the_deviation_and_equal_in_all_rows(self):
+        zeros = tf.zeros([2, 4000])
+        mean = Prosody(*(zeros for _ in Prosody._fields))
+        of = ProsodyDistribution(mean, Prosody(*(zeros + 2.0 for _ in Prosody._fields)))
+        full, half = (of.sample(variety, [5, 6]) for variety in (1.0, 0.5))
+        np.testing.assert_array_equal(full.pitch[0], full.pitch[1])
+        np.testing.assert_allclose(half.energy, 0.5 * full.energy, rtol=1e-5)
+        for name, correlation in CORRELATIONS.items():
+            noise = (getattr(full, name) - getattr(of.average(), name)).numpy()[0]
+            noise -= noise.mean()
+            self.assertAlmostEqual(noise.std(), 2.0, delta=0.2)
+            neighbours = np.corrcoef(noise[:-1], noise[1:])[0, 1]
+            self.assertAlmostEqual(neighbours, correlation, delta=0.06)
+
+    def test_noise_of_a_token_does_not_depend_on_the_length(self):
+        short, long = (correlated_noise(tokens, 0.8, [7, 8]).numpy() for tokens in (5, 30))
+        np.testing.assert_allclose(short, long[:5], atol=1e-6)
 
 
 class FrameEnds(unittest.TestCase):

@@ -44,11 +44,12 @@ from tests.two_devices import SIMULATED
 
 ROOT = Path(__file__).parents[1]
 METRICS = {
-    *("step", "epoch", *XTTS.LOSS_NAMES, "loss", "gradient_norm", "learning_rate"),
+    *("step", "epoch", *XTTS.LOSS_NAMES, *XTTS.OBSERVED_NAMES, "loss", "gradient_norm"),
+    "learning_rate",
     *"step_s wait_s steps_per_s audio_seconds_per_s padding accelerator_utilisation".split(),
     *"read_s produce_s blocked_s bottleneck pause_s remaining_s".split(),
 }
-VALIDATION = {f"validation_{name}" for name in (*XTTS.LOSS_NAMES, "loss")}
+VALIDATION = {f"validation_{name}" for name in (*XTTS.LOSS_NAMES, *XTTS.OBSERVED_NAMES, "loss")}
 
 
 class Case(unittest.TestCase):

@@ -480,13 +480,13 @@ class CompiledByXla(unittest.TestCase):
     def test_compiled_network_has_the_same_losses_and_finite_gradients(self):
         """The flow loss differs, since XLA draws other random numbers from a seed."""
         model = build_model(segment_frames=24, gradient_checkpointing=True)
-        state, step = make_step(model, averaged=False)
+        _, step = make_step(model, averaged=False)
         batch = on_device(features(ROWS))
         with tf.device(MODEL):
             plain = tf.nest.map_structure(lambda loss: loss.numpy(), model(batch, training=True)[0])
             losses, gradients = tf.function(step._gradients, jit_compile=True)(batch, 0)
-        compiled = dict(zip(state.model.LOSS_NAMES, losses.numpy(), strict=True))
-        for name in ("mel", "prior", "duration", "pitch", "energy"):
+        compiled = dict(zip(step.loss_names, losses.numpy(), strict=True))
+        for name in ("mel", "prior", "alignment", "duration", "pitch", "energy"):
             self.assertAlmostEqual(compiled[name] / plain[name], 1.0, 3, name)
         self.assertNotEqual(compiled["flow"], plain["flow"])
         self.assertTrue(np.isfinite(tf.linalg.global_norm(gradients)))
@@ -501,8 +501,9 @@ class Network(unittest.TestCase):
         self.assertLess(losses[-1], 0.8 * losses[0])
         self.assertEqual(step.traces, 1)
         require_finite(state)
+        names = *state.model.LOSS_NAMES, *state.model.OBSERVED_NAMES
         actual = list(run_step(step, features(ROWS)))
-        self.assertEqual(actual, [*state.model.LOSS_NAMES, "loss", "gradient_norm"])
+        self.assertEqual(actual, [*names, "loss", "gradient_norm"])
 
     @long
     def test_network_learns_in_float16(self):

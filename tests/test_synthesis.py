@@ -123,7 +123,7 @@ class Synthesis(Case):
 
     def test_each_option_changes_the_wave(self):
         plain = self.synthesize()
-        options = {"ode_steps": 4, "guidance": 2.0, "pitch_semitones": 5.0, "energy_db": 6.0}
+        options = {"ode_steps": 4, "guidance": 2.0, "pitch_semitones": 5.0, "variety": 0.0}
         for option, value in options.items():
             with self.subTest(option):
                 self.assertFalse(np.array_equal(self.synthesize(**{option: value}), plain))
@@ -633,8 +633,8 @@ class Program(unittest.TestCase):
         self.assertEqual((self.folder / "x.wav").read_bytes(), before)
 
     def test_the_parser_rejects_flags_out_of_range(self):
-        one_flag = "--speed=0.2 --speed=nan --pitch=13 --energy=-13 --guidance=-1 --seed=1.5"
-        one_flag += " --ode-steps=0 --iterations=0 --text-file=both.txt --reference"
+        one_flag = "--speed=0.2 --speed=nan --pitch=13 --energy=-13 --guidance=-1 --variety=3"
+        one_flag += " --seed=1.5 --ode-steps=0 --iterations=0 --text-file=both.txt --reference"
         for flags in (*one_flag.split(), "--stream --out speech.wav"):
             with self.subTest(flags=flags), self.assertRaises(ConfigError):
                 synthesize.parse(self.argv("--text", "hello", *flags.split()))

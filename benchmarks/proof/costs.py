@@ -21,7 +21,7 @@ from myxtts.models.alignment import search_by_frames
 from myxtts.placement import devices
 from myxtts.placement.audit import find_copies, has_gpu_kernels
 from myxtts.placement.devices import xla_failure
-from myxtts.tasks.alignment_choice import compiled_search, search_of
+from myxtts.tasks.alignment_choice import compiled, search_of
 from myxtts.throughput.measure import (
     Batch,
     ProfiledRun,
@@ -120,7 +120,7 @@ def alignment_search(bench: Bench, findings: SectionResult) -> None:
     if xla_failure(model) is None:  # else LLVM may end the process
         searches |= {
             "xla": search_of("xla", model),
-            "xla, frame by frame": compiled_search(search_by_frames),
+            "xla, frame by frame": compiled(search_by_frames),
         }
 
     def search_on(function: Callable) -> tf.Tensor:
@@ -265,8 +265,8 @@ def hidden_copies(bench: Bench, findings: SectionResult) -> None:
     producer = bench.run.setup.training_pipeline(synchronize=True).producers[0]
     functions = {"producer": [producer.produce], "step": bench.run.step.functions([bench.batch])}
     rows, in_loops = [], []
-    for name, compiled in functions.items():
-        copies = [copy for function in compiled for copy in find_copies(function)]
+    for name, concrete in functions.items():
+        copies = [copy for function in concrete for copy in find_copies(function)]
         to_host = [copy for copy in copies if copy.to_host]
         in_loops += [copy for copy in to_host if copy.in_loop]
         sources = ", ".join(sorted({copy.source for copy in to_host if copy.source})) or "none"

@@ -29,6 +29,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--ode-steps", ode_steps, bounded(int, 1, 1000))
     guidance = "guidance of synthesis (0 to 10); by default the run's"
     add_flag(parser, "--guidance", guidance, bounded(float, 0.0, 10.0))
+    variety = "variety of prosody in synthesis (0 to 2); by default the run's"
+    add_flag(parser, "--variety", variety, bounded(float, 0.0, 2.0))
     vocoder = "run of a vocoder, or griffin-lim; by default the vocoder that the run names"
     add_flag(parser, "--vocoder", vocoder, metavar="RUN")
     seeds = "seeds of a vocoder's noise and of Griffin-Lim's phases; by default 0 1 2"

@@ -29,7 +29,7 @@ from myxtts.training.runs import TrainedRun, check_same_corpus
 from myxtts.training.setup import TrainingSetup
 
 TASK_OPTIONS = {
-    "tts": ("ode_steps", "guidance", "vocoder", "asr"),
+    "tts": ("ode_steps", "guidance", "variety", "vocoder", "asr"),
     "asr": ("noise_snr_db", "rt60"),
     "vocoder": ("seeds",),
 }
@@ -48,6 +48,7 @@ class EvaluationOptions:
     utterances: int | None = None  # at most
     ode_steps: int | None = None
     guidance: float | None = None
+    variety: float | None = None
     vocoder: str | None = None
     asr: Path | None = None  # run of a recogniser that transcribes the synthesized speech
     beam_width: int = 0

@@ -255,7 +255,8 @@ class TTSEvaluator:
         vocoders = [vocoder.description for vocoder in self._vocoders.values()]
         notes = [
             f"{len(utterances)} {self._evaluation.corpus.source}, {audio_s:.1f} s of speech;"
-            f" {self._synthesis.ode_steps} ODE steps, guidance {self._synthesis.guidance:g}",
+            f" {self._synthesis.ode_steps} ODE steps, guidance {self._synthesis.guidance:g},"
+            f" variety {self._synthesis.variety:g}",
             f"the waves are by {', and in columns of their own by '.join(vocoders)}",
             "PESQ-WB, STOI and log-mel error are of copy synthesis, since they compare waves at the"
             " same times",
@@ -278,9 +279,10 @@ class TTSEvaluator:
 
 def override(run_options: SynthesisOptions, options: EvaluationOptions) -> SynthesisOptions:
     """Return the run's synthesis options with those that were given instead."""
-    ode_steps = run_options.ode_steps if options.ode_steps is None else options.ode_steps
-    guidance = run_options.guidance if options.guidance is None else options.guidance
-    return replace(run_options, ode_steps=ode_steps, guidance=guidance)
+    given = {name: getattr(options, name) for name in ("ode_steps", "guidance", "variety")}
+    return replace(
+        run_options, **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 def shuffle_texts(utterances: Sequence[Utterance]) -> list[Utterance]:

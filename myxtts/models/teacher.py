@@ -32,7 +32,7 @@ class TeacherModel:
             T].
         """
         speaker, encoded, mean, mask = self.network.encode_texts(batch)
-        predicted = self.network.predict_prosody(encoded, speaker.style, mask)
+        predicted = self.network.predict_prosody(encoded, speaker.style, mask).average()
         real_token = tf.cast(mask, tf.float32)[:, :, 0]
         limit = tf.cast(padded_frames, tf.float32)
         ends = prosody.token_ends_within(predicted.log_duration, real_token, limit)
@@ -54,7 +54,8 @@ class TeacherModel:
         "Natural TTS synthesis": mels for a vocoder).
         """
         speaker, encoded, mean, _ = self.network.encode_texts(batch)
-        path, recorded, durations = self.network.align_texts(batch, mean, speaker)
+        path = self.network.align(batch)
+        recorded, durations = self.network.recorded_prosody(batch, path, speaker)
         return self._mel(batch, speaker, encoded, mean, recorded, durations, path)
 
     def _mel(self, batch, speaker, encoded, mean, token_prosody, durations, path):

@@ -1,8 +1,9 @@
 """XTTS: text and a reference of the speaker in, log-mel spectrogram out.
 
-text → embedding → mean mel of each token → monotonic alignment search → durations
-       └→ encoder → prosody of each token: duration, pitch, energy
-                  └→ repeated by durations → decoder: smooth mel → flow: noise → mel
+text → aligner with the recording's mel → monotonic alignment search → durations
+   └→ embedding → mean mel of each token
+            └→ encoder → distribution of each token's prosody: duration, pitch, energy
+                     └→ repeated by durations → decoder: smooth mel → flow: noise → mel
 
 Every block is conditioned on the reference. docs/reference/model.md has the figure and the sources.
 """
@@ -18,6 +19,7 @@ from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS, TOP_DB
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, tensor_specs
 from myxtts.models import alignment, flow, layers, prosody
+from myxtts.models.aligner import Aligner
 from myxtts.models.alignment import gather_rows
 from myxtts.portable_ops import fold_in, grid_padding
 
@@ -62,6 +64,8 @@ class SynthesisOptions:
     speed: float = 1.0  # 2 halves every duration
     pitch_semitones: float = 0.0
     energy_db: float = 0.0
+    # Of durations, pitch and energy, as a fraction of that of people; 0 speaks their means.
+    variety: float = 0.75
     ode_steps: int = 4  # Euler steps of the flow, from noise to mel
     guidance: float = 1.0  # scale of classifier-free guidance (Ho & Salimans 2021); 1 is off
     seed: int = 0  # of the initial noise
@@ -81,6 +85,7 @@ SYNTHESIS_SIGNATURE = (
     tf.TensorSpec([], tf.float32, "speed"),
     tf.TensorSpec([], tf.float32, "pitch_semitones"),
     tf.TensorSpec([], tf.float32, "energy_db"),
+    tf.TensorSpec([], tf.float32, "variety"),
     tf.TensorSpec([], tf.int32, "ode_steps"),
     tf.TensorSpec([], tf.float32, "guidance"),
     tf.TensorSpec([2], tf.int32, "seed"),
@@ -119,11 +124,13 @@ class XTTS(keras.Model):
         taught: batches have the path of each row, so that nothing is aligned.
 
     Attributes:
-        alignment_search: `search_by_frames` or a function that finds the same paths; set it before
-            `call` is traced.
+        alignment_search: `search_by_frames` or a function that finds the same paths.
+        sum_over_paths: `sum_over_paths` or the same compiled by XLA. Set both before `call` is
+            traced.
     """
 
-    LOSS_NAMES = ("mel", "flow", "prior", "duration", "pitch", "energy")
+    LOSS_NAMES = ("mel", "flow", "prior", "alignment", "duration", "pitch", "energy")
+    OBSERVED_NAMES = ("alignment_evidence", "one_frame_tokens")
 
     def __init__(
         self,
@@ -144,6 +151,7 @@ class XTTS(keras.Model):
         self.segment_frames = -(-segment_frames // REDUCTION_FACTOR) * REDUCTION_FACTOR
         self.gradient_checkpointing = gradient_checkpointing
         self.alignment_search = alignment.search_by_frames
+        self.sum_over_paths = alignment.sum_over_paths
         self.BATCH_FIELDS = TAUGHT_TTS_FEATURES if taught else TTS_FEATURES
         channels, heads = size.channels, size.heads
         mel_outputs = REDUCTION_FACTOR * MEL_BANDS
@@ -169,8 +177,10 @@ class XTTS(keras.Model):
         names = [f"encoder_attention_{i}" for i in range(size.encoder_blocks)]
         self.encoder_attention = [attention(name) for name in names]
         self.encoder_convs = convs("encoder", size.encoder_blocks)
+        self.aligner = Aligner(symbols, name="aligner")
+        self.prosody_attention = attention("prosody_attention")
         self.prosody_convs = convs("prosody", 2, kernel=3)
-        self.prosody_out = layers.Dense(4, kernel_initializer="zeros", name="prosody_out")
+        self.prosody_out = layers.Dense(7, kernel_initializer="zeros", name="prosody_out")
         self.prosody_in = layers.Dense(channels, name="prosody_in")
         self.decoder_in = layers.Dense(channels, name="decoder_in")
         self.decoder_convs = convs("decoder", size.decoder_blocks)
@@ -186,19 +196,20 @@ class XTTS(keras.Model):
         """Return the variables with a row for each entry: path -> (vocabulary, axis)."""
         return {
             self.symbol_embedding.embeddings.path: ("symbols", 0),
+            self.aligner.symbol_embedding.embeddings.path: ("symbols", 0),
             self.language_embedding.embeddings.path: ("languages", 0),
         }
 
     def component_layers(self) -> dict[str, list[keras.layers.Layer]]:
         """Return the layers of each component that --freeze names; each layer is in one."""
         text = [self.language_embedding, self.symbol_embedding, self.token_conv, self.mean_mel]
-        encoder = [self.voice_attention, *self.encoder_attention, *self.encoder_convs]
+        encoder = [self.voice_attention, *self.encoder_attention, *self.encoder_convs, self.aligner]
         decoder = [self.prosody_in, self.decoder_in, *self.decoder_convs, self.decoder_out]
         time = [self.time_in, self.time_out, self.no_condition]
         return {
             "reference_encoder": [self.reference_encoder],
             "text_encoder": [*text, *encoder],
-            "prosody": [*self.prosody_convs, self.prosody_out],
+            "prosody": [self.prosody_attention, *self.prosody_convs, self.prosody_out],
             "decoder": [*decoder, *time, self.noisy_in, *self.flow_convs, self.flow_out],
         }
 
@@ -218,29 +229,30 @@ class XTTS(keras.Model):
             Losses, float32 scalars: `mel`, mean absolute error of the decoder's mel; `prior`, half
             the squared error of the mean mel, both on the normalised mel; `flow`, squared error of
             the flow's estimate in units of its expected deviation (see `wiener_estimate`);
-            `duration`, `pitch` and `energy` (see `prosody_errors`).
+            `alignment` and its evidence, see `Aligner`; and others, see `ProsodyDistribution`.
             Outputs: `path` int64 [B, T], the token of each frame.
         """
         seed = batch["seed"] if training else None
         target = normalised_mel(batch["mel"])
         speaker, encoded, mean, mask = self.encode_texts(batch, seed)
-        path, token_prosody, durations = self.align_texts(batch, mean, speaker)
+        scores, prior = self.score_tokens(batch)
+        path = self.search_path(batch, scores)
+        token_prosody, durations = self.recorded_prosody(batch, path, speaker)
         frames = batch["frames"]
-        row_frames = tf.cast(batch["frames"], tf.float32)
-        real = layers.length_mask(frames, tf.shape(path)[1], tf.float32)
+        row_frames = tf.cast(frames, tf.float32)
+        real = tf.cast(path >= 0, tf.float32)
         # Rows of a teacher differ in length; they weigh as much as the utterance they replace.
         if "path" in batch:
-            is_real = tf.cast(path >= 0, tf.float32)
-            spoken = layers.sum_over(is_real, 1)
+            spoken = layers.sum_over(real, 1)
             frames = tf.cast(spoken, tf.int64)
-            real = (is_real * (row_frames / tf.maximum(spoken, 1.0))[:, None])[:, :, None]
+            real *= (row_frames / tf.maximum(spoken, 1.0))[:, None]
         predicted = self.predict_prosody(encoded, speaker.style, mask, seed)
-        errors = prosody.prosody_errors(predicted, token_prosody)
+        by_token = predicted.errors(token_prosody)
+        by_token["one_frame_tokens"] = tf.cast(durations <= 1.0, tf.float32)
         frame = alignment.frame_indices(path)
         if training:
-            padded = tf.shape(path)[1]
-            segment_seed = fold_in(seed, "segment")
-            frame = alignment.random_segment(frames, padded, self.segment_frames, segment_seed)
+            sizes = tf.shape(path)[1], self.segment_frames
+            frame = alignment.random_segment(frames, *sizes, fold_in(seed, "segment"))
         segment_path = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
         segment = segment_path, frame, speaker.style, seed
         condition = self.decode(encoded, mean, token_prosody, durations, *segment)
@@ -257,11 +269,12 @@ class XTTS(keras.Model):
             "mel": tf.reduce_sum(mel_error * weight) / step_values,
             "flow": tf.reduce_sum(flow_error * weight) / step_values,
         }
-        prior_error = tf.square(gather_rows(mean, path) - target)
-        losses["prior"] = 0.5 * tf.reduce_sum(prior_error * real) / step_values
         token_weight = _token_weights(batch, mask)
-        for name, error in errors.items():
-            losses[name] = tf.reduce_sum(error * token_weight) / batch["step_tokens"]
+        prior_error = tf.square(gather_rows(mean, path) - target)
+        losses["prior"] = 0.5 * tf.reduce_sum(prior_error * real[:, :, None]) / step_values
+        losses |= self._alignment_losses(batch, scores, prior, path)
+        for name, value in by_token.items():
+            losses[name] = tf.reduce_sum(value * token_weight) / batch["step_tokens"]
         return losses, {"path": path}
 
     def synthesize(self, *texts_and_options):
@@ -278,15 +291,18 @@ class XTTS(keras.Model):
     def synthesize_mel(self, *inputs):
         """Do the same as `synthesize`, with the options as tensors: see SYNTHESIS_SIGNATURE."""
         texts = dict(zip(TEXT_INPUTS, inputs, strict=False))
-        speed, pitch_semitones, energy_db, ode_steps, guidance, seed = inputs[len(TEXT_INPUTS) :]
+        speed, pitch_semitones, energy_db, variety, ode_steps, guidance, seed = inputs[
+            len(TEXT_INPUTS) :
+        ]
         speaker, encoded, mean, mask = self.encode_texts(texts)
         predicted = self.predict_prosody(encoded, speaker.style, mask)
-        predicted = predicted._replace(
-            pitch=predicted.pitch + pitch_semitones / prosody.PITCH_UNIT_SEMITONES,
-            energy=predicted.energy + energy_db / (DECIBELS_PER_NEPER * MEL_STD),
+        spoken = predicted.sample(variety, fold_in(seed, "prosody"))
+        spoken = spoken._replace(
+            pitch=spoken.pitch + pitch_semitones / prosody.PITCH_UNIT_SEMITONES,
+            energy=spoken.energy + energy_db / (DECIBELS_PER_NEPER * MEL_STD),
         )
         real_token = tf.cast(mask, tf.float32)[:, :, 0]
-        ends = tf.cast(prosody.token_ends(predicted.log_duration, real_token, speed), tf.int32)
+        ends = tf.cast(prosody.token_ends(spoken.log_duration, real_token, speed), tf.int32)
         frames = ends[:, -1]
         longest = tf.reduce_max(frames)
         padded = longest + grid_padding(longest)
@@ -294,7 +310,7 @@ class XTTS(keras.Model):
 
         durations = alignment.durations_of_path(path, tf.shape(mean)[1])
         frame = alignment.frame_indices(path)
-        condition = self.decode(encoded, mean, predicted, durations, path, frame, speaker.style)
+        condition = self.decode(encoded, mean, spoken, durations, path, frame, speaker.style)
         noise = tf.random.stateless_normal(tf.shape(condition.mel)[1:], fold_in(seed, "noise"))
         noise = tf.broadcast_to(TEMPERATURE * noise, tf.shape(condition.mel))
         mel = self.solve_flow(condition, noise, ode_steps, guidance)
@@ -302,8 +318,7 @@ class XTTS(keras.Model):
 
     def align(self, batch):
         """Align the texts of TTS_FEATURES with their recordings; return the path, int64 [B, T]."""
-        speaker, _, mean, _ = self.encode_texts(batch)
-        return self.align_texts(batch, mean, speaker)[0]
+        return self.search_path(batch, self.score_tokens(batch)[0])
 
     @cached_property
     def compiled_align(self):
@@ -366,27 +381,48 @@ class XTTS(keras.Model):
             encoded = self._checkpointed(conv, encoded, style, mask, seed)
         return encoded, mean, mask
 
-    def align_texts(self, batch, mean, speaker):
-        """Align texts of mean mels with recordings, unless the batch has the path.
-
-        Returns the path int64 [B, T], the Prosody of each token, and its frames, float32 [B, N].
-        """
-        target = normalised_mel(batch["mel"])
+    def score_tokens(self, batch):
+        """Return the log-probabilities of tokens by frames, and those of the prior: `Aligner`."""
+        real = layers.length_mask(batch["frames"], tf.shape(batch["mel"])[1], tf.float32)[:, :, 0]
         if "path" in batch:
-            path = batch["path"]
-        else:
-            scores = alignment.frame_token_scores(target, mean)
-            path = self.alignment_search(scores, batch["token_count"], batch["frames"])
-            path = tf.cast(tf.stop_gradient(path), tf.int64)
-        relative_mel = target - speaker.average_spectrum[:, None, :]
-        return path, *prosody.target_prosody(relative_mel, batch["f0_hz"], path, tf.shape(mean)[1])
+            real = tf.cast(batch["path"] >= 0, tf.float32)
+        texts = batch["tokens"], batch["token_count"]
+        return self.aligner(normalised_mel(batch["mel"]), real, *texts)
+
+    def _alignment_losses(self, batch, scores, prior, path):
+        real = tf.cast(path >= 0, tf.float32)
+        rows = real, batch["token_count"], self.sum_over_paths
+        losses = alignment.path_losses(scores, *rows)
+        evidence = alignment.evidence(scores, prior, path)
+        evidence *= tf.cast(batch["frames"], tf.float32)
+        figures = {"alignment": losses, "alignment_evidence": evidence}
+        return {name: tf.reduce_sum(x) / batch["step_frames"] for name, x in figures.items()}
+
+    def search_path(self, batch, scores):
+        """Return the path of the aligner's scores, or that of the batch: int64 [B, T]."""
+        if "path" in batch:
+            return batch["path"]
+        scores = tf.stop_gradient(scores)
+        path = self.alignment_search(scores, batch["token_count"], batch["frames"])
+        return tf.cast(path, tf.int64)
+
+    def recorded_prosody(self, batch, path, speaker):
+        """Return the Prosody of each token of a path, and its frames, float32 [B, N]."""
+        relative_mel = normalised_mel(batch["mel"]) - speaker.average_spectrum[:, None, :]
+        tokens = tf.shape(batch["tokens"])[1]
+        return prosody.target_prosody(relative_mel, batch["f0_hz"], path, tokens)
 
     def predict_prosody(self, encoded, style, mask, seed=None):
+        """Return the ProsodyDistribution of tokens.
+
+        Its losses, larger than all others on people, do not reach encoder and reference encoder.
+        """
+        encoded, style = tf.stop_gradient(encoded), tf.stop_gradient(style)
+        hidden = self._checkpointed(self.prosody_attention, encoded, style, mask, seed)
         for conv in self.prosody_convs:
-            encoded = self._checkpointed(conv, encoded, style, mask, seed)
-        out = tf.cast(self.prosody_out(encoded), tf.float32)
-        log_duration, voiced, pitch, energy = tf.unstack(out, axis=-1)
-        return prosody.Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
+            hidden = self._checkpointed(conv, hidden, style, mask, seed)
+        outputs = tf.cast(self.prosody_out(hidden), tf.float32)
+        return prosody.ProsodyDistribution.of_outputs(outputs)
 
     def decode(self, encoded, mean, token_prosody, durations, path, frame, style, seed=None):
         """Decode frames [B, S], given tokens `path` and indices `frame`; return FlowCondition."""

@@ -29,7 +29,7 @@ from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 from myxtts.training.checkpoint_files import Record
 from myxtts.training.runs import TrainedRun, VocoderChoice
 
-FORMAT = 2
+FORMAT = 3
 VOCODER_SIGNATURE = (
     tf.TensorSpec([None, None, MEL_BANDS], tf.float32, "mel"),
     tf.TensorSpec([None], tf.int32, "frames"),

@@ -63,18 +63,19 @@ def search_of(name: str, device: str) -> Search:
         return search_by_frames
     if name == "host":
         return _on_host
-    return compiled_search(search_by_frames if _is_cpu(device) else search_by_blocks)
+    return compiled(search_by_frames if _is_cpu(device) else search_by_blocks)
 
 
 @cache
-def compiled_search(search: Search) -> Search:
-    return tf.function(search, jit_compile=True, autograph=False)
+def compiled(function: Callable) -> Callable:
+    """Return a function compiled by XLA."""
+    return tf.function(function, jit_compile=True, autograph=False)
 
 
 def _on_host(score, token_count, frames):
     """Search on the host's CPU, while the device does what does not depend on the path."""
     with tf.device(HOST):
-        path = compiled_search(search_by_frames)(score, token_count, frames)
+        path = compiled(search_by_frames)(score, token_count, frames)
     return tf.identity(path)
 
 

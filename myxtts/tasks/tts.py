@@ -13,11 +13,13 @@ from myxtts.config.schema import Config, ModelConfig
 from myxtts.data.audio_file import read_wave, write_wav
 from myxtts.data.features import FeatureExtractor, LoadFrozen, tts_extractor
 from myxtts.data.manifest import Vocabulary
-from myxtts.models import xtts
+from myxtts.models import aligner, xtts
+from myxtts.models.alignment import sum_over_paths
 from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions, build_xtts
+from myxtts.placement.devices import xla_failure
 from myxtts.report.plots import mel_and_alignment
 from myxtts.report.samples import sound_file
-from myxtts.tasks.alignment_choice import choose_alignment_search
+from myxtts.tasks.alignment_choice import choose_alignment_search, compiled
 from myxtts.tasks.base import KEPT_ARRAYS, Sampler, Task, kept_bytes
 
 # A step keeps 2 arrays of the size of the attention scores and of the search's scores.
@@ -63,10 +65,13 @@ class TTSTask(Task):
     def tune(
         self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
     ) -> dict[str, str]:
+        training = config.training
+        # In a step that XLA compiles as a whole, it compiles this as well.
+        if training.compile != "xla" and not xla_failure(device):
+            network.sum_over_paths = compiled(sum_over_paths)
         # The batches have the path of the teacher's own search, so this network never searches.
         if "path" in network.BATCH_FIELDS:
             return {"alignment": "by the teacher"}
-        training = config.training
         network.alignment_search, line = choose_alignment_search(
             training.alignment_search, training.compile == "xla", device, sizes
         )
@@ -82,7 +87,10 @@ class TTSTask(Task):
         if not config.model.gradient_checkpointing:
             blocks *= KEPT_ARRAYS
         scores = frames * tokens + size.heads * tokens**2 * size.encoder_blocks
-        return sizes["batch"] * (blocks + KEPT_SCORES * scores) * kept_bytes(config)
+        kept = (blocks + KEPT_SCORES * scores) * kept_bytes(config)
+        # The aligner, in float32: its layers, and log-probabilities, prior and posterior.
+        kept += frames * (KEPT_ARRAYS * aligner.CHANNELS + 3 * tokens) * 4
+        return sizes["batch"] * kept
 
     def sampler(self, config: Config, vocabulary: Vocabulary, load_vocoder: LoadVocoder):
         return partial(TTSSampler, synthesis_options(config.model), load_vocoder())
@@ -143,4 +151,5 @@ class TTSSampler(Sampler):
 
 def synthesis_options(model: ModelConfig) -> SynthesisOptions:
     """Return how a run with these settings synthesizes speech by default."""
-    return SynthesisOptions(ode_steps=model.ode_steps, guidance=model.guidance)
+    names = "ode_steps", "guidance", "variety"
+    return SynthesisOptions(**{name: getattr(model, name) for name in names})

@@ -26,7 +26,7 @@ from myxtts.clock import Span, Timeline, format_duration
 from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
 from myxtts.data.pipeline import Pipeline, ProducedBatch, ReplicaFeed, compile_hand_over
 from myxtts.errors import TrainingError, UserError
-from myxtts.models.loss_groups import network_variables
+from myxtts.models.loss_groups import network_variables, observed_names
 from myxtts.placement.audit import require_device
 from myxtts.report.reporter import TensorBoard
 from myxtts.tasks.base import Evaluator, Examples, Metric, Sampler
@@ -123,9 +123,10 @@ class Validation:
         def losses_of(batch):
             by_name, outputs = model(batch, training=False)
             measured = make_metric().measure(batch, outputs) if make_metric else {}
-            return tf.stack([by_name[name] for name in model.LOSS_NAMES]), measured
+            return tf.stack([by_name[name] for name in self._names]), measured
 
-        self._names, self._device = model.LOSS_NAMES, device
+        self._minimised, self._device = model.LOSS_NAMES, device
+        self._names = *model.LOSS_NAMES, *observed_names(model)
         self._losses = tf.function(
             losses_of, input_signature=[tensor_specs(model.BATCH_FIELDS)], autograph=False
         )
@@ -160,7 +161,7 @@ class Validation:
             with tf.device(self._device):
                 total = tf.add_n(shares)
         losses = dict(zip(self._names, total.numpy().tolist(), strict=True))
-        losses["loss"] = sum(losses.values())
+        losses["loss"] = sum(losses[name] for name in self._minimised)
         return losses | metric.result() if metric else losses
 
 

@@ -259,10 +259,12 @@ class Step:
     def _total(group: TrainedGroup, losses, steps_done):
         """Return what the variables of a group minimise: the sum of its losses, float32 [L]."""
         spec = group.spec
-        if not spec.rise_steps:
+        if not spec.rise_steps and not spec.observed:
             return tf.reduce_sum(losses)
-        risen = tf.minimum(tf.cast(steps_done, tf.float32) / spec.rise_steps, 1.0)
+        risen = tf.minimum(tf.cast(steps_done, tf.float32) / max(spec.rise_steps, 1), 1.0)
         weights = [1.0] * len(spec.losses)
+        for name in spec.observed:
+            weights[spec.losses.index(name)] = 0.0
         for name in spec.rising:
             weights[spec.losses.index(name)] = risen
         return tf.reduce_sum(losses * tf.stack(weights))

@@ -1,0 +1,68 @@
+"""The learnt aligner of a voice: how well each frame of a recording fits each token of its text.
+
+A token's mean mel cannot tell phonemes apart in a room with echo or in music, so frames and tokens
+are encoded first, and their products are trained to explain the recording by its text (forward-sum
+loss: Shih et al. 2021, RAD-TTS; Badlani et al. 2022, "One TTS Alignment To Rule Them All").
+"""
+
+import tensorflow as tf
+from keras import layers
+
+from myxtts.models.layers import CompositeLayer, Dense, Embedding
+
+CHANNELS = 96
+# Of both convolutions together 9 frames, 0.1 s: a phoneme, and no further token.
+KERNEL_SIZE = 5
+# Products of unit vectors times this span enough to choose one of hundreds of tokens.
+SCALE = 4.0
+# Width of the prior towards the diagonal, as a fraction of the text.
+PRIOR_WIDTH = 0.2
+PADDING_SCORE = -1e4
+
+
+class Aligner(CompositeLayer):
+    """Frames and tokens in one space, in float32.
+
+    A token is encoded without its neighbours. With them in view, whole alignments could be one
+    token off.
+    """
+
+    def __init__(self, symbols: int, **kwargs):
+        super().__init__(dtype="float32", **kwargs)
+        names = [f"conv_{i}" for i in range(2)]
+        options = {"padding": "same", "activation": "silu", "dtype": "float32"}
+        self.convs = [layers.Conv1D(CHANNELS, KERNEL_SIZE, name=name, **options) for name in names]
+        self.norm = layers.LayerNormalization(name="norm", dtype="float32")
+        self.out = Dense(CHANNELS, name="out", dtype="float32")
+        self.symbol_embedding = Embedding(symbols, CHANNELS, name="symbols", dtype="float32")
+
+    def call(self, mel, real, tokens, token_count):
+        """Return the log-probability of each token at each frame, float32 [B, T, N].
+
+        And that of the prior alone. Normalised mel float32 [B, T, 80]; `real`, float32 [B, T], 0
+        for padding; tokens int32 [B, N], token_count int32 [B].
+        """
+        mask = real[:, :, None]
+        hidden = mel * mask
+        for conv in self.convs:
+            hidden = conv(hidden) * mask
+        symbols = self.symbol_embedding(tokens)
+        products = tf.matmul(self.out(self.norm(hidden)), symbols, transpose_b=True)
+        prior = diagonal_prior(real, token_count, tf.shape(tokens)[1])
+        scores = products * (SCALE * CHANNELS**-0.5) + prior
+        return tf.nn.log_softmax(scores), tf.nn.log_softmax(prior)
+
+
+def diagonal_prior(real, token_count, padded_tokens):
+    """Return scores that fall off with the distance from the diagonal: float32 [B, T, N]."""
+
+    def middles(count, padded):
+        count = tf.maximum(tf.cast(count, tf.float32), 1.0)[:, None]
+        return (tf.cast(tf.range(padded), tf.float32)[None, :] + 0.5) / count
+
+    token = middles(token_count, padded_tokens)
+    frame = middles(tf.reduce_sum(real, axis=1), tf.shape(real)[1])
+    distance = frame[:, :, None] - token[:, None, :]
+    # The middle of a padded token lies behind the end of the text.
+    is_token = (token < 1.0)[:, None, :]
+    return tf.where(is_token, -0.5 * tf.square(distance / PRIOR_WIDTH), PADDING_SCORE)

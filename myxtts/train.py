@@ -22,6 +22,7 @@ from myxtts.errors import ConfigError
 from myxtts.files import write_json, write_whole
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.placement.devices import describe_threads
+from myxtts.report.alignment import AlignmentWarning
 from myxtts.report.page import PageThread, RunPage
 from myxtts.report.reporter import Reporter, RunLog, time_line
 from myxtts.tasks.base import Evaluator
@@ -89,6 +90,7 @@ def train(config: Config) -> int:
         timeline = Timeline()
         write_json(run.folder.path / "run.json", description.describe_run(setup))
         hooks: list[Hook] = [CheckDevices(started_s)]
+        alignment = AlignmentWarning()
         save: loop.Save = save_nothing
         observer: Observer | None = None
         request = StopRequest(step.stop_requested if replicas.is_distributed else None)
@@ -114,7 +116,7 @@ def train(config: Config) -> int:
             reporter = resources.enter_context(
                 Reporter(folder.metrics, folder.tensorboard, state.step, schedule.total_steps)
             )
-            hooks.append(Report(reporter.write, input_bound_warning_of(setup)))
+            hooks.append(Report(reporter.write, input_bound_warning_of(setup), alignment))
             if corpora.held_out is not None and config.run.uses_held_out:
                 observer, snapshot = resources.enter_context(
                     open_observer(setup, checkpoints, reporter, timeline)
@@ -157,6 +159,8 @@ def train(config: Config) -> int:
             with clock.pause(loop.CHECKPOINTS):
                 checkpoints.finish()
             log_times(setup, clock, started_s)
+            if alignment.line:
+                log.info("alignment      %s", alignment.line)
 
         # Last lines, after the feed, the progress bar and the handlers of signals are closed.
         resources.close()

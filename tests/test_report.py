@@ -208,6 +208,22 @@ class Answers(Folder):
         expected = ("bad", "no: 10 validations without a better one, it overfits")
         self.assertEqual(self.learning(*lines), expected)
 
+    def test_an_alignment_is_judged_from_step_400_on(self):
+        for evidence, short, steps, state, words in (
+            (0.5, 0.1, 390, "unknown", "too early"),
+            (0.5, 0.1, 400, "good", "yes: 50% explained by the recordings, 10% of the tokens"),
+            (0.2, 0.1, 400, "bad", "no: recordings explain only 20% of where their texts are"),
+            (0.5, 0.6, 900, "bad", "no: 60% of the tokens have a single frame"),
+        ):
+            self.metrics.unlink(missing_ok=True)
+            figures = {"alignment_evidence": evidence, "one_frame_tokens": short}
+            history = self.history(
+                *(report_of(step, **figures) for step in range(0, steps + 1, 10))
+            )
+            answer = run_page.is_aligned(history)
+            self.assertEqual(answer.state, state)
+            self.assertIn(words, answer.answer)
+
     def test_without_validation_the_trend_of_the_training_loss_decides(self):
         for slope, state in ((-0.01, "good"), (0.0, "fair"), (0.01, "bad")):
             with self.subTest(slope=slope):

@@ -18,6 +18,7 @@ from myxtts.config.flags import SETTINGS
 from myxtts.config.load import dump
 from myxtts.config.schema import OF_FOLDER, Config
 from myxtts.files import write_whole
+from myxtts.report.alignment import CHECKED_STEP, EVIDENCE, SHORT, alignment_fault, alignment_words
 from myxtts.report.metrics import History, Point, read_last_report
 from myxtts.report.overview import document, number, read_facts, sync_marks, write_overview
 from myxtts.report.samples import Samples, read_scores
@@ -121,6 +122,22 @@ def is_starving(history: History) -> Answer:
     return Answer(question, state, answer, detail)
 
 
+def is_aligned(history: History) -> Answer:
+    """Answer by the newest reports of a voice."""
+    question = "Does it know which sound is which?"
+    means = []
+    for name in (EVIDENCE, SHORT):
+        points = history.points(name)[-RECENT:]
+        if not points or history.step < CHECKED_STEP:
+            return Answer(question, "unknown", "too early")
+        means.append(sum(point.mean for point in points) / len(points))
+    words = alignment_words(means[0], means[1])
+    fault = alignment_fault(means[0], means[1])
+    if fault:
+        return Answer(question, "bad", f"no: {fault}", words)
+    return Answer(question, "good", f"yes: {words}")
+
+
 def how_long(history: History, facts: Mapping[str, Any], ended: str) -> Answer:
     """Answer in time, steps and utterances; the facts are those of run.json."""
     question = "How much longer?"
@@ -184,7 +201,9 @@ class RunPage:
         facts = read_facts(folder)
         if spans := excerpt(self._timeline.newest()):
             write_whole(folder / TIMELINE, json.dumps(spans).encode())
-        answers = (is_learning(history), is_starving(history), how_long(history, facts, ended))
+        answers = [is_learning(history), is_starving(history), how_long(history, facts, ended)]
+        if EVIDENCE in history.series:
+            answers.insert(1, is_aligned(history))
         page = {
             "name": folder.name,
             "is_job": self._is_job,

@@ -1,0 +1,72 @@
+"""Whether a voice learns to align texts with recordings, from what its steps report. No TensorFlow.
+
+Without an alignment everything else still learns a little, and the loss falls: such a voice mumbles
+in the rhythm of speech. The figures tell on their own.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+EVIDENCE, SHORT = "alignment_evidence", "one_frame_tokens"
+
+# From step 400 on; docs/decisions.md has the figures of corpora and of shuffled texts.
+LEAST_EVIDENCE = 0.3
+MOST_SHORT = 0.35
+CHECKED_STEP = 400
+# A report is of one batch, and varies by a quarter.
+REPORTS = 5
+
+log = logging.getLogger(__name__)
+
+
+def alignment_fault(evidence: float, short: float) -> str:
+    """Return what is wrong with the alignment, or an empty text."""
+    if evidence < LEAST_EVIDENCE:
+        return f"recordings explain only {evidence:.0%} of where their texts are"
+    if short > MOST_SHORT:
+        return f"{short:.0%} of the tokens have a single frame"
+    return ""
+
+
+def alignment_words(evidence: float, short: float) -> str:
+    return f"{evidence:.0%} explained by the recordings, {short:.0%} of the tokens with one frame"
+
+
+class AlignmentWarning:
+    """Warns once, at a report from CHECKED_STEP on, if the alignment of a voice is none."""
+
+    def __init__(self) -> None:
+        self._figures: deque[tuple[float, float]] = deque(maxlen=REPORTS)
+        self._has_warned = False
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Look at a report; those of other tasks have no alignment."""
+        if EVIDENCE not in metrics:
+            return
+        self._figures.append((metrics[EVIDENCE], metrics[SHORT]))
+        fault = alignment_fault(*self._means())
+        if step < CHECKED_STEP or self._has_warned or not fault:
+            return
+        self._has_warned = True
+        log.warning(
+            "no alignment   at step %d %s. Do the texts belong to the recordings, and is --language"
+            " theirs? Listen to some, and look at the alignment in samples/; then start again.",
+            step,
+            fault,
+        )
+
+    def _means(self) -> tuple[float, float]:
+        count = len(self._figures)
+        evidence, short = zip(*self._figures, strict=True)
+        return sum(evidence) / count, sum(short) / count
+
+    @property
+    def line(self) -> str:
+        """The alignment of the newest reports in words; empty without any."""
+        if not self._figures:
+            return ""
+        means = self._means()
+        grade = "bad" if alignment_fault(*means) else "good"
+        return f"{alignment_words(*means)} ({grade})"

@@ -93,8 +93,8 @@ class VocoderEvaluation(unittest.TestCase):
         metrics = self.score["metrics"]
         self.assertAlmostEqual(metrics["pesq_wb"]["recordings"], 4.644, places=3)
         self.assertEqual(metrics["log_mel_error"]["recordings"], 0.0)
-        # It is untrained.
-        self.assertLess(metrics["log_mel_error"]["griffin_lim"], metrics["log_mel_error"]["neural"])
+        # It is untrained: its mel is right, by the projections, and its phases are not.
+        self.assertLess(metrics["pesq_wb"]["neural"], metrics["pesq_wb"]["griffin_lim"])
         self.assertGreater(metrics["real_time_factor"]["neural"], 0.0)
         self.assertIsNone(metrics["real_time_factor"]["recordings"])
 

@@ -17,6 +17,7 @@ MIN_STD = 0.05
 # Of the standard deviation: beyond, an error counts linearly. One octave error, a laugh or a token
 # that swallows a pause would otherwise outweigh a hundred tokens.
 LINEAR_ERROR = 3.0
+NOISE_TOKENS = 1 << 14
 # Variety of neighbouring tokens is alike: correlations of what their means leave, on one reader.
 CORRELATIONS = {"log_duration": 0.0, "pitch": 0.8, "energy": 0.6}
 
@@ -98,16 +99,17 @@ class ProsodyDistribution(NamedTuple):
         bias = 0.5 * tf.square(self.std.log_duration)
         return self.mean._replace(log_duration=self.mean.log_duration + bias)
 
-    def sample(self, variety, seed) -> Prosody:
+    def sample(self, variety, seed, texts) -> Prosody:
         """Draw a prosody: `variety`, a scalar from 0, the average, to 1, what people vary.
 
-        All rows of a batch get the same noise.
+        The noise is a function of seed and text: int32 [2], and token ids, int32 [B, N], padded
+        with 0. So a speaker does not begin each sentence alike.
         """
         spread = 1.0 - tf.square(variety)
 
         def value(name):
             mean, std = getattr(self.mean, name), getattr(self.std, name)
-            noise = correlated_noise(tf.shape(mean)[1], CORRELATIONS[name], fold_in(seed, name))
+            noise = correlated_noise(texts, CORRELATIONS[name], fold_in(seed, name))
             return mean + variety * std * noise
 
         bias = 0.5 * spread * tf.square(self.std.log_duration)
@@ -116,18 +118,23 @@ class ProsodyDistribution(NamedTuple):
         )
 
 
-def correlated_noise(tokens, correlation, seed):
-    """Return normal noise with unit variance and the given correlation of neighbours: [N].
+def correlated_noise(texts, correlation, seed):
+    """Return normal noise of unit variance with a correlation of neighbouring tokens: [B, N].
 
     An autoregressive process of order 1, as a product with a triangular matrix.
     """
-    noise = tf.random.stateless_normal([tokens], seed)
+    tokens = tf.shape(texts)[1]
+    place = tf.range(tokens)
+    # Each text has its own place in one long noise.
+    begin = tf.reduce_sum(texts * (place + 1), axis=1) % NOISE_TOKENS
+    noise = tf.random.stateless_normal([NOISE_TOKENS], seed)
+    noise = tf.gather(noise, (begin[:, None] + place) % NOISE_TOKENS)
     if correlation == 0.0:
         return noise
-    distance = tf.cast(tf.range(tokens)[:, None] - tf.range(tokens)[None, :], tf.float32)
+    distance = tf.cast(place[:, None] - place[None, :], tf.float32)
     weights = tf.where(distance >= 0.0, tf.pow(correlation, distance), 0.0)
     innovation = tf.concat([[1.0], tf.fill([tokens - 1], (1.0 - correlation**2) ** 0.5)], axis=0)
-    return tf.linalg.matvec(weights, noise * innovation)
+    return tf.matmul(noise * innovation, weights, transpose_b=True)
 
 
 def pitch_hz(pitch):

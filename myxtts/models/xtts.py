@@ -65,7 +65,7 @@ class SynthesisOptions:
     pitch_semitones: float = 0.0
     energy_db: float = 0.0
     # Of durations, pitch and energy, as a fraction of that of people; 0 speaks their means.
-    variety: float = 0.75
+    variety: float = 1.0
     ode_steps: int = 4  # Euler steps of the flow, from noise to mel
     guidance: float = 1.0  # scale of classifier-free guidance (Ho & Salimans 2021); 1 is off
     seed: int = 0  # of the initial noise
@@ -296,7 +296,7 @@ class XTTS(keras.Model):
         ]
         speaker, encoded, mean, mask = self.encode_texts(texts)
         predicted = self.predict_prosody(encoded, speaker.style, mask)
-        spoken = predicted.sample(variety, fold_in(seed, "prosody"))
+        spoken = predicted.sample(variety, fold_in(seed, "prosody"), texts["tokens"])
         spoken = spoken._replace(
             pitch=spoken.pitch + pitch_semitones / prosody.PITCH_UNIT_SEMITONES,
             energy=spoken.energy + energy_db / (DECIBELS_PER_NEPER * MEL_STD),

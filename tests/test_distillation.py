@@ -27,6 +27,7 @@ from myxtts.models.teacher import NullTeacher, TeacherModel
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, SynthesisOptions
 from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
 from myxtts.tasks.alignment_choice import search_of
+from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import Checkpoint, read_record
 from myxtts.training.runs import RunFolder
@@ -52,7 +53,7 @@ class FreeTexts(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "texts.txt")
             path.write_bytes(content)
-            return read_texts(path, language, "characters", VOCABULARY, longest)
+            return read_texts(path, language, TextFrontend("characters"), VOCABULARY, longest)
 
     def test_sentences_that_are_too_long_are_left_out(self):
         content = b"ab\n" + b"a" * (MAX_TEXT_CHARACTERS + 1)
@@ -75,7 +76,7 @@ class FreeTexts(unittest.TestCase):
         with self.assertRaisesRegex(DataError, "the teacher speaks en"):
             self.read(b"abc", language="ka")
         with self.assertRaisesRegex(DataError, "cannot be read"):
-            read_texts(Path("missing.txt"), "en", "characters", VOCABULARY, 99)
+            read_texts(Path("missing.txt"), "en", TextFrontend("characters"), VOCABULARY, 99)
         with self.assertRaisesRegex(DataError, "none of them has at most 1 symbols"):
             self.read(b"abc\nde", longest=3)
 
@@ -89,7 +90,7 @@ class FreeTexts(unittest.TestCase):
         def rows_of(fraction, *batch_sizes):
             config = Config(teacher=TeacherConfig(teacher="runs/voice", teacher_fraction=fraction))
             plan = mock.Mock(batch_sizes=np.array(batch_sizes))
-            return teacher_rows_of(config, VOCABULARY, None, plan)
+            return teacher_rows_of(config, VOCABULARY, None, plan, TextFrontend())
 
         with self.assertRaisesRegex(ConfigError, "0.05 is less .* has 16. Give at least 0.063"):
             rows_of(0.05, 16, 8)

@@ -69,7 +69,7 @@ WAV_FILES = {  # name: (file content, whether TensorFlow decodes it)
 }
 
 
-SETTINGS = {"min_seconds", "max_seconds", "text_frontend"}
+SETTINGS = {"min_seconds", "max_seconds", "text_frontend", "text_normaliser", "lexicon"}
 
 
 class CorpusCase(unittest.TestCase):
@@ -96,7 +96,7 @@ class CorpusCase(unittest.TestCase):
     def build(self, **arguments):
         values = {name: arguments.pop(name) for name in SETTINGS & arguments.keys()}
         data = DataConfig().model_copy(update={"text_frontend": "characters"} | values)
-        with mock.patch("myxtts.data.manifest.symbols_of", side_effect=letters) as self.symbols_of:
+        with mock.patch("myxtts.text.frontend.symbols_of", side_effect=letters) as self.symbols_of:
             return build_manifest(self.rows(), data, LengthRule(), **arguments)
 
     def assert_rejected(self, expected, **arguments):
@@ -402,6 +402,9 @@ class Cache(CorpusCase):
             self.assertTrue(self.cached()[1], name)
             self.assertFalse(self.cached()[1], name)
         values = {"min_seconds": 0.31, "max_seconds": 19.0, "text_frontend": "phonemes"}
+        values["text_normaliser"] = "none"
+        values["lexicon"] = str(self.outside / "lexicon.tsv")
+        Path(values["lexicon"]).write_text("a\tb\n")
         for name, value in values.items():
             self.assertTrue(self.cached(**{name: value})[1], name)
         vocabulary = self.cached()[0][1]

@@ -13,10 +13,10 @@ TABLES = {
         batch_seconds batch_size buckets discriminators ema_decay encoder freeze
         gradient_accumulation init_from job jobs max_seconds min_seconds model_size precision
         produce_precision reference_seconds seed subsampling sync_every task teacher_fraction
-        text_frontend validation_fraction
+        lexicon text_frontend text_normaliser validation_fraction
     """,
-    schema.INHERITED: "encoder model_size subsampling task text_frontend",
-    schema.FROM_TEACHER: "text_frontend",
+    schema.INHERITED: "encoder model_size subsampling task text_frontend text_normaliser",
+    schema.FROM_TEACHER: "text_frontend text_normaliser",
     schema.PER_MACHINE: """
         audio_root buffer_size cache_dataset columns data_service init_from model_start_delay
         num_workers prefetch_buffer_size runs_dir teacher texts train_data use_tf_native_loading
@@ -24,13 +24,14 @@ TABLES = {
     """
     + " ".join(PlacementConfig.model_fields),
     schema.IN_SHARDS: """
-        audio_root columns language max_seconds min_seconds seed text_frontend train_data val_data
-        validation_fraction
+        audio_root columns language lexicon max_seconds min_seconds seed text_frontend
+        text_normaliser train_data val_data validation_fraction
     """,
     schema.IN_ALL_JOBS: """
         audio_root columns discriminators ema_decay encoder epochs freeze init_from language
-        max_steps model_size precision reference_seconds resume run runs_dir seed subsampling task
-        teacher teacher_fraction text_frontend texts train_data val_data validation_fraction
+        lexicon max_steps model_size precision reference_seconds resume run runs_dir seed
+        subsampling task teacher teacher_fraction text_frontend text_normaliser texts train_data
+        val_data validation_fraction
     """
     + " ".join(LocalSGDConfig.model_fields),
     schema.IN_MERGE: "discriminators encoder reference_seconds subsampling",

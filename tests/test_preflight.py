@@ -33,6 +33,7 @@ from myxtts.placement.audit import has_gpu_kernels
 from myxtts.preflight import devices as preflight_devices
 from myxtts.preflight import prerequisites, trial, validate
 from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
+from myxtts.text.frontend import TextFrontend
 from myxtts.throughput.measure import SynchronousStep
 from myxtts.training.runs import RunFolder
 from myxtts.training.setup import Start, load_run_corpora
@@ -473,8 +474,9 @@ class Corpora(FolderCase):
         settings = {"text_frontend": "characters", "max_rejected": 0.5, "validation_fraction": 0.2}
         config = load_config(None, {"train_data": str(metadata), "batch_size": 4, **settings})
         with self.assertLogs("myxtts.data", "WARNING"):
-            corpora = load_run_corpora(Start(config, RunFolder(self.folder)), self.folder, 1)
-        checks = {check.name: check for check in validate.check_corpus(config.data, corpora)}
+            start = Start(config, RunFolder(self.folder))
+            corpora = load_run_corpora(start, self.folder, 1)
+        checks = {check.name: check for check in validate.check_corpus(start, corpora)}
         rejected = checks["rejected utterances"]
         self.assertEqual((rejected.status, rejected.found[:3]), ("warning", "1 ("))
         self.assertIn("line 12 missing.wav", rejected.found)
@@ -500,5 +502,6 @@ class Corpora(FolderCase):
         manifest = manifest_of(self.folder / "corpus.csv")
         manifest.__dict__["texts"] = ("one ^ two, “three”", "a ^ b − 7 \ue000")
         for frontend, expected in (("phonemes", {"^": 2, "\ue000": 1}), ("characters", {})):
+            frontend = TextFrontend(frontend)
             ignored = validate.ignored_characters([manifest], ("en",), frontend)
             self.assertEqual(ignored, expected)

@@ -181,7 +181,7 @@ class UnknownSymbols(Case):
             return [] if "①" in text else list(text)
 
         encode = self.synthesizer._encode
-        with mock.patch("myxtts.synthesis.synthesizer.symbols_of", symbols_of):
+        with mock.patch("myxtts.text.frontend.symbols_of", symbols_of):
             with self.assertLogs("myxtts", "WARNING") as logs:
                 chunks = encode(f"{self.text}\n①\n{self.text}", "en")
             self.assertEqual(len(chunks), 2)

@@ -166,6 +166,11 @@ def add_checkpoint_flag(parser: CommandParser) -> None:
     add_flag(parser, "--checkpoint", checkpoint)
 
 
+def add_lexicon_flag(parser: CommandParser) -> None:
+    words = "file of words and their readings, besides those of the run"
+    add_flag(parser, "--lexicon", words, Path, "FILE")
+
+
 def add_json_flag(parser: argparse._ActionsContainer) -> None:
     add_flag(parser, "--json", "write the figures as JSON", Path, "FILE", dest="json_file")
 

@@ -25,7 +25,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     out = "folder for shard-0.csv, …, train.csv, held_out.csv"
     parsers.add_flag(parser, "--out", out, Path, required=True)
     # The command sets the others: --input is the corpus, and the whole of it is split.
-    own = ("train_data", "val_data", "text_frontend")
+    own = ("train_data", "val_data", "text_frontend", "text_normaliser", "lexicon")
     settings = [setting for setting in marked(IN_SHARDS) if setting.name not in own]
     settings.append(SETTINGS["max_rejected"])
     parsers.add_setting_flags(parser, (replace(setting, needs=Needs()) for setting in settings))

@@ -31,6 +31,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_switch(sound, "--stream", stream)
     flags.add_checkpoint_flag(parser)
     add_flag(parser, "--language", "language of the text; required if the run has several")
+    flags.add_lexicon_flag(parser)
     reference = "recordings of the speaker, each of half a second or longer"
     several = {"nargs": "+", "action": "extend", "dest": "references", "default": []}
     add_flag(parser, "--reference", reference, Path, "FILE", **several)

@@ -108,6 +108,7 @@ Reference = Annotated[float, Field(ge=0.5, le=30.0)]
 TeacherFraction = Annotated[float, Field(ge=0.0, le=0.95)]
 Weight = Annotated[float, Field(ge=0.0, le=100.0)]
 Frontend = Literal["phonemes", "characters"]
+Normaliser = Literal["none", "words-1"]
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 MIN_SECONDS = 0.05
 MAX_SECONDS = 120.0
@@ -119,6 +120,7 @@ Component = Literal[TTSPart, ASRPart, "pitch_head", "filter"]
 BY_TEACHER = needs(task="vocoder", teacher=SET)
 DISTILLING = needs(task="tts", teacher=SET)
 WITH_TEXTS = needs(task=("tts", "asr")) | BY_TEACHER
+WITH_PHONEMES = WITH_TEXTS & needs(text_frontend="phonemes")
 IN_VOICES = needs(task="tts") | BY_TEACHER
 ADVERSARIAL = needs(discriminators=SET)
 SYNCING = needs(sync_every=SET)
@@ -222,6 +224,15 @@ class DataConfig(Section):
         Frontend, WITH_TEXTS, FIXED, INHERITED, FROM_TEACHER, IN_SHARDS, IN_ALL_JOBS
     ] = "phonemes"
     """Tokens of the text: IPA symbols from espeak-ng, or characters."""
+    text_normaliser: Annotated[
+        Normaliser, WITH_PHONEMES, FIXED, INHERITED, FROM_TEACHER, IN_SHARDS, IN_ALL_JOBS
+    ] = "words-1"
+    """What reads numbers, dates, money and abbreviations: the libraries of `words-1`, one for each
+    of en, de, es, fr, ru and fa; or `none`, which leaves them to espeak-ng as for other languages.
+    """
+    lexicon: Annotated[str | None, WITH_PHONEMES, FIXED, IN_SHARDS, IN_ALL_JOBS] = None
+    """File with a word, a tab and its reading in each line: words, or phonemes as [[təmˈɑːtoʊ]].
+    Its words are kept in the checkpoint, which reads them so in synthesis."""
     language: Annotated[str, WITH_TEXTS, IN_SHARDS, IN_ALL_JOBS] = "en"
     """Language of utterances without one in the corpus (an espeak-ng code: en, ka, fa, …)."""
     batch_size: Annotated[Count, needs(batch_seconds=UNSET), FIXED] = 16

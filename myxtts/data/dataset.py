@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +18,15 @@ from myxtts.data.manifest import (
     Manifest,
     Vocabulary,
     build_manifest,
+    frontend_of,
     report_rejected,
 )
 from myxtts.data.metadata_file import RejectedRow, Row, read_rows
 from myxtts.data.texts import TeacherRows, read_lines, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder
-from myxtts.text import espeak
+from myxtts.text import espeak, normalisers
+from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import canonical_code, letters_by_script, names_of, scripts_of
 
 DEMO_FOLDER = Path("data/demo")
@@ -54,15 +56,18 @@ def load_corpora(
     length_rule: LengthRule | None,
     known: Vocabulary | None = None,
     replicas: int = 1,
+    frontend: TextFrontend | None = None,
 ) -> tuple[Corpus, Corpus | None, Vocabulary]:
     """Load the training corpus and the validation corpus, if any, with a common vocabulary.
 
     The folder gets the cached manifests and rejected.csv. `length_rule` is None for a task that
     needs no texts. `known` is the vocabulary of the run that this one starts from, which is
-    extended unless there is a teacher. `replicas` share each training step. Raises DataError or
-    ConfigError if a corpus, the folder or the teacher's share cannot be used.
+    extended unless there is a teacher. `replicas` share each training step. `frontend` is by
+    default as the settings say. Raises DataError or ConfigError if a corpus, the folder or the
+    teacher's share cannot be used.
     """
     data = config.data
+    frontend = frontend or frontend_of(data)
     if config.teacher.texts is not None and config.teacher.teacher_fraction:
         # A mistake there is found before the corpus is read, which may take long.
         read_lines(Path(config.teacher.texts))
@@ -76,17 +81,18 @@ def load_corpora(
         needs_text=length_rule is not None,
         columns=data.columns,
     )
-    if length_rule and data.text_frontend == "phonemes":
+    if length_rule and frontend.kind == "phonemes":
         check_languages([*train_rows.rows, *validation_rows.rows], data.max_rejected)
+        log_frontend(frontend, {row.language for row in train_rows.rows})
     make_folder(folder, "--runs-dir")
     cache = folder / "manifest-train.npz"
     grow = config.teacher.teacher is None
     train, vocabulary, unusable = build_manifest(
-        train_rows, data, length_rule, known, grow=grow, cache=cache
+        train_rows, data, length_rule, known, grow=grow, cache=cache, frontend=frontend
     )
     cache = folder / "manifest-validation.npz"
     validation, vocabulary, unusable_validation = build_manifest(
-        validation_rows, data, length_rule, vocabulary, cache=cache
+        validation_rows, data, length_rule, vocabulary, cache=cache, frontend=frontend
     )
 
     # Held-out rows that only lack symbols are no fault of the corpus: a small one has none to
@@ -102,11 +108,17 @@ def load_corpora(
         report_rejected(rejected, checked[:1], data.max_rejected, listing, unusable_validation)
     else:
         report_rejected([*rejected, *unusable_validation], checked, data.max_rejected, listing)
-    return *_plan_corpora(config, train, validation, vocabulary, replicas), vocabulary
+    corpora = _plan_corpora(config, train, validation, vocabulary, replicas, frontend)
+    return *corpora, vocabulary
 
 
 def _plan_corpora(
-    config: Config, train: Manifest, validation: Manifest, vocabulary: Vocabulary, replicas: int
+    config: Config,
+    train: Manifest,
+    validation: Manifest,
+    vocabulary: Vocabulary,
+    replicas: int,
+    frontend: TextFrontend,
 ) -> tuple[Corpus, Corpus | None]:
     data = config.data
     accumulation = config.training.gradient_accumulation
@@ -114,7 +126,7 @@ def _plan_corpora(
     step_utterances = 1 if data.batch_seconds else data.batch_size * accumulation
     bounds = bucket_bounds(train.samples, data.buckets, step_utterances)
     plan = make_plan(train, bounds, config, accumulation, replicas)
-    training = Corpus(train, plan, teacher_rows_of(config, vocabulary, train, plan))
+    training = Corpus(train, plan, teacher_rows_of(config, vocabulary, train, plan, frontend))
     if not len(validation):
         return training, None
     longest = bucket_bounds(validation.samples, 1)
@@ -124,7 +136,7 @@ def _plan_corpora(
 
 
 def teacher_rows_of(
-    config: Config, vocabulary: Vocabulary, train: Manifest, plan: Plan
+    config: Config, vocabulary: Vocabulary, train: Manifest, plan: Plan, frontend: TextFrontend
 ) -> TeacherRows | None:
     """Return which rows of the training batches a teacher speaks; None if it is to speak none."""
     teacher = config.teacher
@@ -147,8 +159,17 @@ def teacher_rows_of(
         return TeacherRows(fraction)
     language = canonical_code(data.language) if data.text_frontend == "phonemes" else data.language
     longest = int(train.token_counts.max())
-    texts = read_texts(Path(teacher.texts), language, data.text_frontend, vocabulary, longest)
+    texts = read_texts(Path(teacher.texts), language, frontend, vocabulary, longest)
     return TeacherRows(fraction, texts)
+
+
+def log_frontend(frontend: TextFrontend, languages: Iterable[str]) -> None:
+    """Log what reads the numbers of each language, and the size of the lexicon."""
+    parts = [f"{name}: {normalisers.description(name)}" for name in sorted(languages)]
+    numbers = f"{frontend.normaliser}, {', '.join(parts)}"
+    if frontend.normaliser == "none":
+        numbers = "espeak-ng alone"
+    log.info("numbers        %s; %d words in the lexicon", numbers, len(frontend.lexicon))
 
 
 def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[RejectedRow]) -> None:

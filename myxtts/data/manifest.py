@@ -24,8 +24,9 @@ from myxtts.data.audio_file import UnusableAudio, check_finite, read_header, res
 from myxtts.data.metadata_file import RejectedRow, Row, Rows, shortened
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, write_whole
-from myxtts.text.frontend import Frontend, symbols_of
+from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import canonical_code
+from myxtts.text.lexicon import read_lexicon
 from myxtts.text.symbols import SymbolTable, frames_needed
 
 # Increase it with the columns or the checks: a manifest of earlier ones must not be taken.
@@ -148,6 +149,7 @@ def build_manifest(
     grow: bool = False,
     cache: Path | None = None,
     workers: int = HEADER_THREADS,
+    frontend: TextFrontend | None = None,
 ) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
     """Check every row, and collect the usable ones as columns.
 
@@ -158,12 +160,14 @@ def build_manifest(
             language are rejected, other speakers are appended. With `grow`, their symbols and
             languages are appended, too. If None, it is made from the usable rows.
         cache: file for the result, valid until a file, a row or an argument changes.
+        frontend: of the run; by default as the settings say.
 
     Returns the manifest, which may be empty, its vocabulary, and the rejected rows by line, without
     those in `rows.rejected`.
     """
+    frontend = frontend or frontend_of(data)
     # Characters need no language, so that any name is one.
-    if length_rule and data.text_frontend == "phonemes":
+    if length_rule and frontend.kind == "phonemes":
         codes = {row.language: canonical_code(row.language) for row in rows.rows}
         if vocabulary:
             # An earlier run keeps its spelling.
@@ -172,7 +176,8 @@ def build_manifest(
         rows = rows._replace(rows=spelled)
     key = ""
     if cache:
-        settings = (data.min_seconds, data.max_seconds, data.text_frontend, length_rule, grow)
+        reading = frontend.kind, frontend.normaliser, sorted(frontend.lexicon.items())
+        settings = (data.min_seconds, data.max_seconds, *reading, length_rule, grow)
         key = _cache_key(rows, settings, vocabulary, workers)
         if cached := _load(cache, key):
             return cached
@@ -186,12 +191,18 @@ def build_manifest(
     usable = [(utterance, list[str]()) for utterance in audio]
     if length_rule is not None:
         allowed = None if grow else vocabulary
-        usable = list(_usable_text(audio, reject, data.text_frontend, length_rule, allowed))
+        usable = list(_usable_text(audio, reject, frontend, length_rule, allowed))
     manifest, vocabulary = _columns(usable, vocabulary)
     rejected.sort(key=lambda row: row.line)
     if cache:
         _save(cache, key, manifest, vocabulary, rejected)
     return manifest, vocabulary, rejected
+
+
+def frontend_of(data: DataConfig) -> TextFrontend:
+    """Return the front end of a new run; raise DataError for an unusable --lexicon."""
+    lexicon = read_lexicon(Path(data.lexicon) if data.lexicon is not None else None)
+    return TextFrontend(data.text_frontend, data.text_normaliser, lexicon)
 
 
 def report_rejected(
@@ -296,7 +307,7 @@ def _bar(total: int, label: str) -> tqdm:
 def _usable_text(
     audio: Sequence[_Audio],
     reject: Reject,
-    frontend: Frontend,
+    frontend: TextFrontend,
     length_rule: LengthRule,
     vocabulary: Vocabulary | None,
 ) -> Iterator[tuple[_Audio, list[str]]]:
@@ -310,7 +321,7 @@ def _usable_text(
                 reject(row, "text too long", limit)
                 continue
             try:
-                symbols = symbols_of(row.text, row.language, frontend)
+                symbols = frontend.symbols(row.text, row.language)
             except DataError as error:
                 reject(row, "text cannot be read", str(error))
                 continue

@@ -12,7 +12,7 @@ import numpy as np
 from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Manifest, Vocabulary
 from myxtts.errors import DataError
 from myxtts.files import decode_text, read_file
-from myxtts.text.frontend import Frontend, symbols_of
+from myxtts.text.frontend import TextFrontend
 
 MAX_BYTES = 200_000_000
 MAX_LENGTH_RATIO = 1.25
@@ -117,7 +117,7 @@ class TeacherRows:
 
 
 def read_texts(
-    path: Path, language: str, frontend: Frontend, vocabulary: Vocabulary, longest: int
+    path: Path, language: str, frontend: TextFrontend, vocabulary: Vocabulary, longest: int
 ) -> Texts:
     """Read sentences, one in a line, for places of at most `longest` tokens.
 
@@ -131,7 +131,7 @@ def read_texts(
         )
     lines = read_lines(path)
     symbols = (
-        symbols_of(line, language, frontend) for line in lines if len(line) <= MAX_TEXT_CHARACTERS
+        frontend.symbols(line, language) for line in lines if len(line) <= MAX_TEXT_CHARACTERS
     )
     known = [text for text in symbols if text and not vocabulary.symbols.unknown(text)]
     tokens = sorted((vocabulary.symbols.encode(text) for text in known), key=len)

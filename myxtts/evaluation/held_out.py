@@ -140,7 +140,9 @@ def load_measured(run: TrainedRun, options: EvaluationOptions, folder: Path) -> 
         options.data, language, options.audio_root, needs_text, columns=options.columns
     )
     log.info("%-14s %s", "corpus form", rows.form)
-    manifest, vocabulary, rejected = build_manifest(rows, config.data, length_rule, known)
+    manifest, vocabulary, rejected = build_manifest(
+        rows, config.data, length_rule, known, frontend=run.record.frontend
+    )
     folder.mkdir(parents=True, exist_ok=True)
     rejected = [*rows.rejected, *rejected]
     report_rejected(rejected, [(rows, manifest)], config.data.max_rejected, folder / "rejected.csv")
@@ -190,7 +192,9 @@ def _load_training(
     # The run has the manifests of its corpus, which take minutes to make for a large one.
     folder = run.path if os.access(run.path, os.W_OK | os.X_OK) else listing
     known = run.record.inherited_vocabulary
-    loaded = dataset.load_corpora(config, folder, length_rule_of(config), known)
+    loaded = dataset.load_corpora(
+        config, folder, length_rule_of(config), known, frontend=run.record.frontend
+    )
     training, _, vocabulary = loaded
     corpus = training.manifest.fingerprint
     check_same_corpus(run.checkpoint, vocabulary, corpus, run.record.texts)

@@ -16,7 +16,6 @@ from myxtts.evaluation.metrics import AcousticFeatures, mel_cepstrum
 from myxtts.evaluation.table import Metrics
 from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.portable_ops import function_per_device_type
-from myxtts.text.frontend import symbols_of
 from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Throttle, no_throttle
 
@@ -39,10 +38,10 @@ def predict_mels(
 ) -> list[np.ndarray]:
     """Return log-mels of the texts of utterances with the references of others, [frames, 80]."""
     vocabulary = record.vocabulary
-    frontend = record.settings.data.text_frontend
+    frontend = record.frontend
     tokens = []
     for text in texts:
-        symbols = symbols_of(text.text, vocabulary.languages[text.language], frontend)
+        symbols = frontend.symbols(text.text, vocabulary.languages[text.language])
         tokens.append(vocabulary.symbols.encode(symbols))
     predicted: list[np.ndarray] = []
     for rows in _batches(len(tokens)):

@@ -132,6 +132,8 @@ def signature_of(record: Record) -> dict[str, Any]:
         "model_size": config.model.model_size,
         **{setting.name: setting.of(config) for setting in merge_settings(task)},
         "text_frontend": config.data.text_frontend,
+        "text_normaliser": config.data.text_normaliser,
+        "lexicon": record.lexicon,
         "audio_format": record.audio_format,
         "teacher": teacher,
         "freeze": tuple(sorted(config.training.freeze)),
@@ -343,8 +345,10 @@ def read_held_out(config: Config, first: TrainedRun, output: Path) -> Manifest:
     """Read the utterances to validate on; list unusable rows in a file next to the output."""
     rows = read_rows(config, str(config.data.val_data), "metadata_eval.csv")
     log.info("corpus form    %s", rows.form)
-    length_rule = length_rule_of(config)
-    manifest, _, rejected = build_manifest(rows, config.data, length_rule, first.record.vocabulary)
+    manifest, _, rejected = build_manifest(
+        *(rows, config.data, length_rule_of(config), first.record.vocabulary),
+        frontend=first.record.frontend,
+    )
     if unusable := [*rows.rejected, *rejected]:
         output.parent.mkdir(parents=True, exist_ok=True)
         listing = output.with_name(f"{output.name}-rejected.csv")
@@ -427,7 +431,7 @@ def fresh_record(source: Record, **changes: Any) -> Record:
     What the new run has not done itself is not inherited: the corpus, progress and observations,
     and what the checkpoint was merged from.
     """
-    kept = "symbols languages speakers audio_format start teacher texts step".split()
+    kept = "symbols languages speakers lexicon audio_format start teacher texts step".split()
     return Record(**{name: getattr(source, name) for name in kept} | changes)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.flags import with_values
-from myxtts.config.schema import Config, DataConfig
+from myxtts.config.schema import Config
 from myxtts.data.manifest import Manifest
 from myxtts.errors import PlacementError, UserError
 from myxtts.placement.routes import Route, named_gpus, plan_routes
@@ -22,7 +22,7 @@ from myxtts.preflight.checks import Check, Report, failed_by, recommended, requi
 from myxtts.preflight.devices import check_copies, check_placement
 from myxtts.preflight.prerequisites import check_prerequisites
 from myxtts.preflight.trial import Trial, check_model, check_pipeline
-from myxtts.text.frontend import Frontend, normalise_text, symbols_of
+from myxtts.text.frontend import TextFrontend, normalise_text
 from myxtts.training.runs import RunFolder
 from myxtts.training.setup import OpenRun, RunCorpora, Start, load_run_corpora, resolve_start
 
@@ -71,7 +71,7 @@ def validate(config: Config, steps: int) -> Report:
             try:
                 replicas = run.replicas.count if run else 1
                 corpora = load_run_corpora(start, start.folder.path, replicas)
-                corpus_checks = check_corpus(start.config.data, corpora)
+                corpus_checks = check_corpus(start, corpora)
             except UserError as error:
                 corpus_checks = unusable_corpus(error, start)
         train_briefly(report, run, corpora, steps)
@@ -114,7 +114,8 @@ def unusable_corpus(error: UserError, start: Start) -> Iterator[Check]:
         yield check_rejected(listing, start.config.data.max_rejected)
 
 
-def check_corpus(data: DataConfig, corpora: RunCorpora) -> Iterator[Check]:
+def check_corpus(start: Start, corpora: RunCorpora) -> Iterator[Check]:
+    data = start.config.data
     manifests = [corpus.manifest for corpus in (corpora.training, corpora.held_out) if corpus]
     yield check_rejected(corpora.folder / "rejected.csv", data.max_rejected)
     seconds = np.concatenate([manifest.samples for manifest in manifests]) / SAMPLE_RATE_HZ
@@ -127,7 +128,7 @@ def check_corpus(data: DataConfig, corpora: RunCorpora) -> Iterator[Check]:
     )
     # A vocoder needs no texts.
     if corpora.vocabulary.symbols.symbols:
-        ignored = ignored_characters(manifests, corpora.vocabulary.languages, data.text_frontend)
+        ignored = ignored_characters(manifests, corpora.vocabulary.languages, start.frontend)
         examples = (f"{c!r} (U+{ord(c):04X}) in {n}" for c, n in ignored.most_common(EXAMPLES))
         yield recommended(
             not ignored,
@@ -166,7 +167,7 @@ def check_rejected(listing: Path, max_rejected: float) -> Check:
 
 
 def ignored_characters(
-    manifests: Sequence[Manifest], languages: tuple[str, ...], frontend: Frontend
+    manifests: Sequence[Manifest], languages: tuple[str, ...], frontend: TextFrontend
 ) -> Counter[str]:
     """Count the texts with each character that does not change the symbols of a text.
 
@@ -179,8 +180,8 @@ def ignored_characters(
             texts_with.update((character, languages[language]) for character in characters)
     ignored: Counter[str] = Counter()
     for (character, language), count in texts_with.items():
-        with_character = symbols_of(f"a {character} a", language, frontend)
+        with_character = frontend.symbols(f"a {character} a", language)
         is_letter_or_symbol = unicodedata.category(character)[0] not in "PZM"
-        if is_letter_or_symbol and with_character == symbols_of("a a", language, frontend):
+        if is_letter_or_symbol and with_character == frontend.symbols("a a", language):
             ignored[character] += count
     return ignored

@@ -19,7 +19,6 @@ from myxtts.errors import DataError
 from myxtts.files import write_json
 from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
 from myxtts.placement import devices
-from myxtts.text.frontend import symbols_of
 from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Throttle, no_throttle
 from myxtts.training.runs import TrainedRun
@@ -50,7 +49,7 @@ class NetworkTranscriber:
         self.run, self.device, self._beam_width = run, device, beam_width
         self.vocabulary = record.vocabulary
         self.decoding = f"beam search of width {beam_width}" if beam_width else "greedy decoding"
-        self._frontend = record.settings.data.text_frontend
+        self._frontend = record.frontend
 
         def recognise(wave, samples):
             with tf.device(device):
@@ -88,7 +87,7 @@ class NetworkTranscriber:
                 f"the text has language '{language}', but {self.run} was trained on "
                 f"{', '.join(self.vocabulary.languages)}. Give a recogniser of that language."
             )
-        symbols = symbols_of(text, language, self._frontend)
+        symbols = self._frontend.symbols(text, language)
         self.vocabulary.symbols.encode(symbols)
         return "".join(symbols)
 

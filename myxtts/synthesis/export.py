@@ -180,6 +180,8 @@ def voice_metadata(record: Record, vocoder: VocoderProtocol) -> dict[str, Any]:
     return vocoder_metadata(record, vocoder) | {
         "reference_samples": int(data.reference_seconds * SAMPLE_RATE_HZ),
         "text_frontend": data.text_frontend,
+        "text_normaliser": data.text_normaliser,
+        "lexicon": record.lexicon,
         "padding_id": PADDING_ID,
         "begin_id": BEGIN_ID,
         "end_id": END_ID,

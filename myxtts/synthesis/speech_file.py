@@ -20,6 +20,7 @@ from myxtts.data.audio_file import REFERENCE, check_recording
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import check_writable, partial_file_of
 from myxtts.text.languages import choose_language
+from myxtts.text.lexicon import read_lexicon
 from myxtts.text.sentences import empty_text_message, split_text
 from myxtts.training.runs import TrainedRun
 
@@ -42,6 +43,7 @@ def write_speech(
     vocoder: str | None = None,
     iterations: int | None = None,
     checkpoint: str | None = None,
+    lexicon: Path | None = None,
     **options,
 ) -> None:
     """Synthesize a text, on GPU 0 or, without a GPU, on the CPU, and write it sentence by sentence.
@@ -51,6 +53,7 @@ def write_speech(
     Args:
         out: a file to make, or a pipe that gets the sound as WAV, each sentence as soon as it is
             synthesized.
+        lexicon: a file for `read_lexicon`.
         options: fields of SynthesisOptions. Missing fields and None mean the default of the run.
             The other arguments are as in `Synthesizer` and its `synthesize_sentences`.
     """
@@ -61,6 +64,7 @@ def write_speech(
     trained.check_task("tts")
     choose_language(language, trained.record.languages)
     trained.select_vocoder(vocoder, iterations)
+    words = read_lexicon(lexicon)
     for reference in references:
         check_recording(reference, *REFERENCE)
     if isinstance(out, Path):
@@ -70,7 +74,7 @@ def write_speech(
     from myxtts.synthesis.synthesizer import Synthesizer
 
     device = devices.configure_default().routes[0].model
-    synthesizer = Synthesizer(run, device, vocoder, iterations, checkpoint)
+    synthesizer = Synthesizer(run, device, vocoder, iterations, checkpoint, words)
     loaded_s = time.perf_counter()
     changed = {name: value for name, value in options.items() if value is not None}
     spoken = replace(synthesizer.options, **changed)

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,6 @@ from myxtts.data.audio_file import REFERENCE, read_recording
 from myxtts.errors import DataError
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.tasks.tts import synthesis_options
-from myxtts.text.frontend import symbols_of
 from myxtts.text.languages import choose_language
 from myxtts.text.sentences import Boundary, empty_text_message, split_text
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
@@ -47,6 +46,7 @@ class Synthesizer:
             names, or else Griffin-Lim.
         iterations: of Griffin-Lim; by default 30.
         checkpoint: its name; by default the best one, or the newest if none was validated.
+        lexicon: readings of words besides those of the run; see `read_lexicon`.
 
     Attributes:
         options: default SynthesisOptions, from the settings of the run. `dataclasses.replace` makes
@@ -64,11 +64,12 @@ class Synthesizer:
         vocoder: str | Path | None = None,
         iterations: int | None = None,
         checkpoint: str | None = None,
+        lexicon: Mapping[str, str] | None = None,
     ):
         trained = TrainedRun.open(run, checkpoint)
         config = trained.record.settings
         self.options = synthesis_options(config.model)
-        self._frontend = config.data.text_frontend
+        self._frontend = trained.record.frontend.with_words(lexicon or {})
         self._reference_samples = int(config.data.reference_seconds * SAMPLE_RATE_HZ)
         self._vocabulary = trained.record.vocabulary
         self._device = device
@@ -182,7 +183,7 @@ class Synthesizer:
         chunks = []
         sentences_with: dict[str, list[str]] = {}
         for number, (chunk, boundary) in enumerate(split_text(text), 1):
-            symbols = symbols_of(chunk, language, self._frontend)
+            symbols = self._frontend.symbols(chunk, language)
             if not symbols:  # such as ① in English
                 line = "sentence %d left out, since nothing in it is spoken: %r"
                 log.warning(line, number, chunk[:60])

@@ -1,10 +1,17 @@
-"""Text front end: from a text to the symbols that a model reads."""
+"""Text front end: from a text to the symbols that a model reads, in four stages.
+
+text → normalised (numbers as words) → lexicon (readings of words) → symbols. Phonemes in the text,
+between [[ and ]], pass all stages as they are.
+"""
 
 import re
 import unicodedata
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 from myxtts.text import espeak
+from myxtts.text.normalisers import Normaliser, words_of
 
 # Kept as symbols, from which the model learns pauses.
 PUNCTUATION = ",.;:!?…"
@@ -34,8 +41,75 @@ _SPELLINGS = str.maketrans(
         "჻": ". ",
     }
 )
+_PHONEMES = re.compile(r"(\[\[.*?\]\])")
+_WORD = re.compile(rf'[^\s{PUNCTUATION}()"—]+')
 # A mark inside a number, a time or an abbreviation ends no clause.
 _CLAUSE_END = re.compile(r"((?:[;!?…]|,(?!\d)|[.:](?!\w))+)")
+
+
+class Stages(NamedTuple):
+    """A text after each stage of a front end."""
+
+    text: str
+    normalised: str
+    lexicon: str
+    symbols: list[str]
+
+
+@dataclass(frozen=True)
+class TextFrontend:
+    """What makes symbols of texts, in training and in synthesis alike.
+
+    Attributes:
+        kind: "characters" uses neither the normaliser nor the lexicon.
+        normaliser: reads numbers, dates, money and abbreviations; "none" leaves them to espeak-ng.
+        lexicon: what is read instead of a word: words, or phonemes between [[ and ]]. Its words are
+            in lower case, in the spelling that `normalise_text` returns.
+    """
+
+    kind: Frontend = "phonemes"
+    normaliser: Normaliser = "none"
+    lexicon: Mapping[str, str] = field(default_factory=dict)
+
+    def with_words(self, lexicon: Mapping[str, str]) -> "TextFrontend":
+        """Return the front end with more words, which go before its own."""
+        return replace(self, lexicon={**self.lexicon, **lexicon})
+
+    def symbols(self, text: str, language: str) -> list[str]:
+        """Return the symbols of a text; see `stages`, and `symbols_of` for what they are."""
+        return self.stages(text, language).symbols
+
+    def stages(self, text: str, language: str) -> Stages:
+        """Return a text after each stage.
+
+        Raises DataError if espeak-ng does not know the language or the normaliser fails, and
+        ConfigError if its library is missing.
+        """
+        normalised = replaced = normalise_text(text)
+        if self.kind == "phonemes":
+            if self.normaliser != "none":
+                normalised = _around_phonemes(lambda part: words_of(part, language), normalised)
+            replaced = normalised
+            if self.lexicon:
+                replaced = _around_phonemes(self._readings, normalised)
+        return Stages(text, normalised, replaced, symbols_of(replaced, language, self.kind))
+
+    def _readings(self, text: str) -> str:
+        return _WORD.sub(lambda word: self.lexicon.get(word[0].lower(), word[0]), text)
+
+
+def _around_phonemes(change: Callable[[str], str], text: str) -> str:
+    """Change the parts of a text that are no phonemes, without the spaces around them."""
+    parts = _PHONEMES.split(text)
+    for index, part in enumerate(parts):
+        if index % 2 == 0 and (core := part.strip()):
+            parts[index] = part.replace(core, change(core))
+    return "".join(parts)
+
+
+def only_word(text: str) -> bool:
+    """Return whether a text is a single word, as a lexicon has it."""
+    return bool(_WORD.fullmatch(text)) and "[[" not in text
 
 
 def normalise_text(text: str) -> str:
@@ -68,14 +142,15 @@ def _stream_safe(text: str) -> str:
 
 
 def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:
-    """Return the symbols of any text; [] if nothing in it can be spoken.
+    """Return the symbols of a text without normalising numbers; [] if nothing can be spoken.
 
     Raises DataError if espeak-ng does not know the language.
 
     Args:
         language: an espeak-ng language code; unused with "characters".
         frontend: "phonemes" returns IPA characters with their combining marks, stress and length
-            marks, spaces between words, and PUNCTUATION. "characters" returns the code points of
+            marks, spaces between words, and PUNCTUATION; what is between [[ and ]] is taken as it
+            is. "characters" returns the code points of
             the text in lower case.
     """
     text = normalise_text(text)
@@ -93,11 +168,15 @@ def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:
 
 def _phonemes(text: str, language: str) -> str:
     """Return the IPA of `text` with its PUNCTUATION."""
-    parts = _CLAUSE_END.split(text.replace('"', "").replace(" —", ","))
     ipa = ""
-    for clause, mark in zip(parts[0::2], [*parts[1::2], ""], strict=True):
-        clause_ipa = espeak.shared().phonemes(clause, language)
-        if clause_ipa and ipa:
-            ipa += " "
-        ipa += clause_ipa + mark
+    for part in _PHONEMES.split(text):
+        if _PHONEMES.fullmatch(part):
+            ipa = f"{ipa} {part[2:-2].strip()}".lstrip()
+            continue
+        clauses = _CLAUSE_END.split(part.replace('"', "").replace(" —", ","))
+        for clause, mark in zip(clauses[0::2], [*clauses[1::2], ""], strict=True):
+            clause_ipa = espeak.shared().phonemes(clause, language)
+            if clause_ipa and ipa:
+                ipa += " "
+            ipa += clause_ipa + mark
     return ipa

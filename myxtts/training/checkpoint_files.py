@@ -33,6 +33,7 @@ from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Position
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError
+from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.schedule import Observation
 
@@ -102,6 +103,7 @@ class Record(_Section):
     """What a checkpoint records besides its arrays; the content of state.json.
 
     Attributes:
+        lexicon: readings of words, from the file of --lexicon.
         start: digest of the weights that the run, or the run it was forked from, started with.
         corpus: fingerprint of the training corpus; None before the first step of a fork or merge.
         held_out, texts: fingerprints of held-out utterances and of the teacher's texts.
@@ -117,6 +119,7 @@ class Record(_Section):
     symbols: tuple[str, ...]
     languages: tuple[str, ...]
     speakers: tuple[str, ...]
+    lexicon: dict[str, str] = {}
     audio_format: dict[str, Any]
     start: str
     corpus: str | None = None
@@ -139,6 +142,12 @@ class Record(_Section):
     merge_inputs: tuple[MergedInput, ...] = ()
     kept_input: str | None = None
     digests: dict[str, str] = {}
+
+    @property
+    def frontend(self) -> TextFrontend:
+        """What made symbols of the texts that the run was trained on."""
+        data = self.settings.data
+        return TextFrontend(data.text_frontend, data.text_normaliser, self.lexicon)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -298,13 +307,21 @@ def read_record(checkpoint: Path) -> Record:
     # A setting or value that this version lacks is no damage.
     try:
         if document.get("format") == FORMAT:
-            return Record.model_validate_json(content)
+            _complete_settings(document)
+            return Record.model_validate_json(json.dumps(document))
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     raise CheckpointError(
         f"{path} cannot be read: {reason}. Use the version of MyXTTS that wrote it."
     )
+
+
+def _complete_settings(document: dict[str, Any]) -> None:
+    """Add the normaliser that runs had before there was one: none."""
+    settings = document.get("settings")
+    if isinstance(settings, dict) and isinstance(settings.get("data"), dict):
+        settings["data"].setdefault("text_normaliser", "none")
 
 
 def write_record(checkpoint: Path, record: Record) -> None:

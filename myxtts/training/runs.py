@@ -33,7 +33,7 @@ import numpy as np
 from myxtts import files
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.config.checks import inactive_settings, reset_inactive
-from myxtts.config.flags import Setting, marked, values_of, with_values
+from myxtts.config.flags import SETTINGS, Setting, marked, values_of, with_values
 from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
@@ -388,6 +388,16 @@ def apply_teacher_settings(config: Config, teacher: TrainedRun) -> Config:
     settings = teacher.record.settings
     origin = f"the teacher {teacher.path}"
     return _with_fixed(config, settings, marked(FROM_TEACHER), origin, "give another --teacher")
+
+
+def keep_normaliser(config: Config, resumed: TrainedRun) -> Config:
+    """Return the configuration with the normaliser that a run has had.
+
+    Runs from before there was one do not name it in config.yaml. Raises ConfigError for another.
+    """
+    saved, setting = resumed.record.settings, SETTINGS["text_normaliser"]
+    origin = f"{resumed.checkpoint.path}, which the run resumes,"
+    return _with_fixed(config, saved, [setting], origin, "start another run with --run")
 
 
 def with_inherited_settings(config: Config) -> Config:

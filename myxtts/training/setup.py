@@ -8,7 +8,7 @@ Training, the profiler and the preflight open a run in this way. Each stage need
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +25,7 @@ from myxtts.config.schema import PER_MACHINE, Config
 from myxtts.data.batch_plan import Plan, steps_left
 from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.features import FeatureExtractor, LoadFrozen
-from myxtts.data.manifest import Vocabulary
+from myxtts.data.manifest import Vocabulary, frontend_of
 from myxtts.data.pipeline import Pipeline, held_out_pipeline
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import CheckpointError, ConfigError, DataError
@@ -35,6 +35,7 @@ from myxtts.placement.devices import xla_failure
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement, Route, named_gpus, plan_routes
 from myxtts.tasks.registry import length_rule_of, task_of
+from myxtts.text.frontend import TextFrontend
 from myxtts.training import checkpoint_files, runs, schedule
 from myxtts.training.checkpoint_files import Ancestor, Record, digest_of
 from myxtts.training.checkpoints import restore
@@ -70,8 +71,24 @@ class Start:
         """Rows that the run's vocabulary begins with. A teacher fixes all symbols and languages."""
         if self.resumed:
             return self.resumed.record.inherited_vocabulary
-        source = self.teacher or (self.pretrained and self.pretrained.run)
-        return source.inheritable_vocabulary if source else None
+        return self._source.inheritable_vocabulary if self._source else None
+
+    @cached_property
+    def frontend(self) -> TextFrontend:
+        """What makes symbols of texts; --lexicon adds to the words of the run that it starts from.
+
+        Raises DataError for an unusable file.
+        """
+        if self.resumed:
+            return self.resumed.record.frontend
+        own = frontend_of(self.config.data)
+        return self._source.record.frontend.with_words(own.lexicon) if self._source else own
+
+    @property
+    def _source(self) -> TrainedRun | None:
+        if self.teacher or not self.pretrained:
+            return self.teacher
+        return self.pretrained.run
 
     @property
     def ancestor(self) -> Ancestor | None:
@@ -101,6 +118,7 @@ def resolve_start(config: Config, folder: RunFolder) -> Start:
         assert source is not None
         config = runs.inherit_settings(config, source)
     if resumed is not None:
+        config = runs.keep_normaliser(config, resumed)
         runs.check_same_settings(resumed.checkpoint, config)
     check_freeze(config)
     return Start(config, folder, resumed, pretrained, teacher)
@@ -187,7 +205,7 @@ class OpenRun:
         digest = resumed.record.start if resumed else digest_of(dict(state.arrays("model")))
         record = run_record(
             *(config, corpora.training, corpora.vocabulary, start.ancestor, digest),
-            *(teacher, corpora.held_out),
+            *(teacher, corpora.held_out, start.frontend.lexicon),
         )
         if resumed is not None:
             corpus = corpora.training.manifest.fingerprint
@@ -260,7 +278,11 @@ def load_run_corpora(start: Start, folder: Path, replicas: int) -> RunCorpora:
     """
     config = start.config
     corpora = RunCorpora(
-        *load_corpora(config, folder, length_rule_of(config), start.vocabulary, replicas), folder
+        *load_corpora(
+            *(config, folder, length_rule_of(config), start.vocabulary, replicas),
+            frontend=start.frontend,
+        ),
+        folder,
     )
     if corpora.held_out is None and config.run.uses_held_out:
         raise ConfigError(
@@ -396,6 +418,7 @@ def run_record(
     start: str,
     teacher: TrainedRun | None = None,
     held_out: Corpus | None = None,
+    lexicon: Mapping[str, str] | None = None,
 ) -> Record:
     """Return what a checkpoint records; `start` is the digest of the run's first weights."""
     return Record(
@@ -403,6 +426,7 @@ def run_record(
         symbols=vocabulary.symbols.symbols,
         languages=vocabulary.languages,
         speakers=vocabulary.speakers,
+        lexicon=dict(lexicon or {}),
         audio_format=AUDIO_FORMAT,
         start=start,
         corpus=corpus.manifest.fingerprint,

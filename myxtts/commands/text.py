@@ -1,0 +1,69 @@
+"""`myxtts text`: a text → what is normalised, read from the lexicon, and spoken."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from myxtts.commands import parser as flags
+from myxtts.commands.parser import add_flag
+from myxtts.commands.synthesize import read_text
+from myxtts.config.flags import SETTINGS
+from myxtts.errors import DataError
+from myxtts.text.frontend import Stages, TextFrontend
+from myxtts.text.languages import choose_language
+from myxtts.text.lexicon import read_lexicon
+from myxtts.text.normalisers import description, unread
+from myxtts.text.sentences import empty_text_message, split_text
+from myxtts.training.runs import TrainedRun
+
+NAME = "text"
+HELP = "Print how a text is read: normalised, by the lexicon, as phonemes."
+
+
+def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
+    parser = flags.CommandParser(prog, HELP)
+    add_flag(parser, "text", "the text; by default stdin", str, "TEXT", nargs="?")
+    language = "language of the text; with a run of one language, that one, else en"
+    add_flag(parser, "--language", language)
+    run = "folder of a run whose front end is used; by default that of a new run"
+    add_flag(parser, "--run", run, Path)
+    flags.add_checkpoint_flag(parser)
+    flags.add_lexicon_flag(parser)
+    return parser.parse(argv)
+
+
+def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
+    options = parse(argv, prog)
+    words = read_lexicon(options.lexicon)
+    text = read_text(options.text, None)
+    frontend = TextFrontend(normaliser=SETTINGS["text_normaliser"].default)
+    language = options.language or "en"
+    symbols = None
+    if options.run is not None:
+        record = TrainedRun.open(options.run, options.checkpoint).record
+        frontend, symbols = record.frontend, record.vocabulary.symbols
+        language = choose_language(options.language, record.languages)
+    frontend = frontend.with_words(words)
+    chunks = [chunk for chunk, _ in split_text(text)]
+    if not chunks:
+        raise DataError(empty_text_message(text))
+    for chunk in chunks:
+        stages = frontend.stages(chunk, language)
+        for name, value in lines(stages, frontend, language):
+            print(f"{name:<11} {value}".rstrip())
+        if symbols and (unknown := symbols.unknown(stages.symbols)):
+            print(f"{'unknown':<11} {' '.join(unknown)} (the run has no such symbols)")
+        print()
+    return 0
+
+
+def lines(stages: Stages, frontend: TextFrontend, language: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the content of each stage, and what is left to espeak-ng."""
+    yield "text", stages.text
+    if frontend.kind == "phonemes":
+        by = description(language) if frontend.normaliser != "none" else "espeak-ng alone"
+        yield "normalised", f"{stages.normalised} ({by})"
+        yield "lexicon", f"{stages.lexicon} ({len(frontend.lexicon)} words)"
+    yield frontend.kind, "".join(stages.symbols)
+    if left := unread(stages.lexicon):
+        yield "left", f"{' '.join(left)} (for espeak-ng; write as it is spoken if this is wrong)"

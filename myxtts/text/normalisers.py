@@ -1,0 +1,157 @@
+"""Numbers, dates, money and abbreviations as words, by the library that reads a language best.
+
+`benchmarks/text_normalisers.py` compared them. The symbols of a run depend on these libraries, so a
+table of them has a name and fixed versions: another table gets another name.
+"""
+
+import importlib
+import logging
+import re
+import threading
+from collections.abc import Callable
+from functools import cache
+from importlib import metadata
+from typing import Literal, NamedTuple
+
+from myxtts.errors import ConfigError, DataError
+from myxtts.text.languages import canonical_code
+from myxtts.text.sentences import split_text
+
+Normaliser = Literal["none", "words-1"]
+
+# Damga takes 0.5 s for 1,000 characters of numbers, and 50 times as long for 10,000.
+MAX_CHARACTERS = 400
+
+log = logging.getLogger(__name__)
+_lock = threading.Lock()
+
+
+class Library(NamedTuple):
+    """A package that normalises texts, and how to get the function that does it."""
+
+    package: str
+    version: str
+    load: Callable[[str], Callable[[str], str]]
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+def _damga(language: str) -> Callable[[str], str]:
+    return importlib.import_module("damga").TextNormalizer(lang=language).normalize
+
+
+def _ru_normalizr(language: str) -> Callable[[str], str]:
+    return importlib.import_module("ru_normalizr").normalize
+
+
+def _persian(language: str) -> Callable[[str], str]:
+    return importlib.import_module("myxtts.text.persian").words_of
+
+
+_DAMGA = Library("damga", "1.0.5", _damga)
+LIBRARIES = {
+    **dict.fromkeys(("en", "de", "es", "fr"), _DAMGA),
+    "ru": Library("ru-normalizr", "1.3.0", _ru_normalizr),
+    "fa": Library("num2words", "0.5.14", _persian),
+}
+
+# What the libraries leave: words by their abbreviations, and (pattern, replacement).
+_ABBREVIATIONS = {
+    "en": "Capt:Captain Col:Colonel Gen:General Gov:Governor Hon:Honorable Lt:Lieutenant"
+    " Rev:Reverend Sen:Senator Sgt:Sergeant Ave:Avenue Blvd:Boulevard Rd:Road",
+    "de": "Abt:Abteilung Bd:Band bes:besonders Ca:Circa evtl:eventuell Evtl:Eventuell Fa:Firma"
+    " ggf:gegebenenfalls Hrn:Herrn inkl:inklusive Kap:Kapitel Tel:Telefon",
+    "es": "ene:enero feb:febrero mar:marzo abr:abril jun:junio jul:julio ago:agosto sep:septiembre"
+    " sept:septiembre oct:octubre nov:noviembre dic:diciembre",
+    "fr": "janv:janvier févr:février avr:avril juil:juillet sept:septembre oct:octobre nov:novembre"
+    " déc:décembre",
+    "ru": "проф:профессор Проф:Профессор",
+}
+_EXPANSIONS = {
+    "en": (
+        (r"\bp\.(?=\s*\d)", "page"),
+        (r"\bpp\.(?=\s*\d)", "pages"),
+        (r"(?<=\d)\s*°\s?C\b", " degrees Celsius"),
+    ),
+    "de": (
+        (r"\bS\.(?=\s*\d)", "Seite"),
+        (r"(?<=\w)str\.(?=\s|$)", "straße"),
+        (r"(?<=\d)\s*°\s?C\b", " Grad Celsius"),
+    ),
+    "es": ((r"(?<=\d)\s*°\s?C\b", " grados Celsius"),),
+    "fr": ((r"\bp\.(?=\s)", "page"), (r"(?<=\d)\s*°\s?C\b", " degrés Celsius")),
+    "ru": ((r"£\s?(\d[\d ]*)", r"\1 фунтов"),),
+}
+
+
+def words_of(text: str, language: str) -> str:
+    """Return a text with its numbers, dates, money and abbreviations as words.
+
+    A text in a language without a library is returned as it is. Raises ConfigError if the library
+    is missing, and DataError if it fails on the text.
+    """
+    code = canonical_code(language).split("-")[0]
+    if code not in LIBRARIES:
+        return text
+    for pattern, replacement in _expansions(code):
+        text = pattern.sub(replacement, text)
+    parts = [text]
+    if len(text) > MAX_CHARACTERS:
+        parts = [part for part, _ in split_text(text, MAX_CHARACTERS)]
+    try:
+        # The libraries do not say that they may be called from several threads.
+        with _lock:
+            return " ".join(map(_loaded(code), parts))
+    except ConfigError:
+        raise
+    # Whatever a library raises on a text that it was not made for.
+    except Exception as error:
+        raise DataError(
+            f"{LIBRARIES[code].package} cannot read the text {text[:60]!r}:"
+            f" {type(error).__name__} {error}. Spell its numbers and abbreviations as they are"
+            " spoken."
+        ) from error
+
+
+def description(language: str) -> str:
+    """Return the name and version of the library of a language; espeak-ng alone without one."""
+    library = LIBRARIES.get(canonical_code(language).split("-")[0])
+    return f"{library.package} {library.version}" if library else "espeak-ng alone"
+
+
+def unread(text: str) -> list[str]:
+    """Return the words of a normalised text that have digits or signs left, for espeak-ng."""
+    return re.findall(r"\S*[\d$€£¥₽%°№§#&@+*=<>~^|]\S*", text)
+
+
+@cache
+def _expansions(language: str) -> list[tuple[re.Pattern, str]]:
+    pairs = [*_EXPANSIONS.get(language, ())]
+    for pair in _ABBREVIATIONS.get(language, "").split():
+        short, name = pair.split(":")
+        # The dot that ends the sentence stays.
+        pairs.append((rf"\b{short}(?:\.(?=\s?[\w,])|(?=\.$))", name))
+    return [(re.compile(pattern), replacement) for pattern, replacement in pairs]
+
+
+@cache
+def _loaded(language: str) -> Callable[[str], str]:
+    library = LIBRARIES[language]
+    try:
+        normalise = library.load(language)
+        installed = metadata.version(library.package)
+    except (ImportError, metadata.PackageNotFoundError) as error:
+        raise ConfigError(
+            f"the text normaliser words-1 was requested, which reads '{language}' with"
+            f" {library.requirement}, but that cannot be imported: {error}. Run: pip install"
+            f" {library.requirement}; or start a run with --text-normaliser none."
+        ) from error
+    if installed != library.version:
+        log.warning(
+            "text normaliser: words-1 is defined with %s, but version %s is installed, which may"
+            " read numbers otherwise. Run: pip install %s",
+            *(library.requirement, installed, library.requirement),
+        )
+    return normalise

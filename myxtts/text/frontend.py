@@ -169,14 +169,24 @@ def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:
 def _phonemes(text: str, language: str) -> str:
     """Return the IPA of `text` with its PUNCTUATION."""
     ipa = ""
-    for part in _PHONEMES.split(text):
+    parts = _PHONEMES.split(text)
+    for number, part in enumerate(parts, 1):
         if _PHONEMES.fullmatch(part):
             ipa = f"{ipa} {part[2:-2].strip()}".lstrip()
             continue
         clauses = _CLAUSE_END.split(part.replace('"', "").replace(" —", ","))
         for clause, mark in zip(clauses[0::2], [*clauses[1::2], ""], strict=True):
             clause_ipa = espeak.shared().phonemes(clause, language)
+            if not mark and number < len(parts):
+                clause_ipa = _before_a_word(clause, language) or clause_ipa
             if clause_ipa and ipa:
                 ipa += " "
             ipa += clause_ipa + mark
     return ipa
+
+
+def _before_a_word(clause: str, language: str) -> str:
+    """Return the IPA of a clause that goes on, as that of an article: "a", and not the letter."""
+    phonemes = espeak.shared().phonemes
+    both, added = phonemes(f"{clause} ta", language), phonemes("ta", language)
+    return both.removesuffix(added).strip() if both.endswith(f" {added}") else ""

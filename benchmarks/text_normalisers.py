@@ -67,7 +67,7 @@ def _rutextnorm(language: str) -> Normalise:
 def _num2words(language: str) -> Normalise:
     """As coqui uses it: each number alone, with the separators of the language removed."""
     module = importlib.import_module("num2words")
-    group, decimal = {"en": ",.", "fa": "٬٫"}.get(language, ".,")
+    group, decimal = {"en": (",", "."), "fa": ("٬", "٫")}.get(language, (".", ","))
 
     def words(match: re.Match) -> str:
         number = float(match[0].replace(group, "").replace(decimal, "."))

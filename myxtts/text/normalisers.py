@@ -27,34 +27,20 @@ _lock = threading.Lock()
 
 
 class Library(NamedTuple):
-    """A package that normalises texts, and how to get the function that does it."""
+    """A package that normalises texts."""
 
     package: str
     version: str
-    load: Callable[[str], Callable[[str], str]]
 
     @property
     def requirement(self) -> str:
         return f"{self.package}=={self.version}"
 
 
-def _damga(language: str) -> Callable[[str], str]:
-    return importlib.import_module("damga").TextNormalizer(lang=language).normalize
-
-
-def _ru_normalizr(language: str) -> Callable[[str], str]:
-    return importlib.import_module("ru_normalizr").normalize
-
-
-def _persian(language: str) -> Callable[[str], str]:
-    return importlib.import_module("myxtts.text.persian").words_of
-
-
-_DAMGA = Library("damga", "1.0.5", _damga)
 LIBRARIES = {
-    **dict.fromkeys(("en", "de", "es", "fr"), _DAMGA),
-    "ru": Library("ru-normalizr", "1.3.0", _ru_normalizr),
-    "fa": Library("num2words", "0.5.14", _persian),
+    **dict.fromkeys(("en", "de", "es", "fr"), Library("damga", "1.0.5")),
+    "ru": Library("ru-normalizr", "1.3.0"),
+    "fa": Library("num2words", "0.5.14"),
 }
 
 # What the libraries leave: words by their abbreviations, and (pattern, replacement).
@@ -100,19 +86,18 @@ def words_of(text: str, language: str) -> str:
     parts = [text]
     if len(text) > MAX_CHARACTERS:
         parts = [part for part, _ in split_text(text, MAX_CHARACTERS)]
-    try:
-        # The libraries do not say that they may be called from several threads.
-        with _lock:
-            return " ".join(map(_loaded(code), parts))
-    except ConfigError:
-        raise
-    # Whatever a library raises on a text that it was not made for.
-    except Exception as error:
-        raise DataError(
-            f"{LIBRARIES[code].package} cannot read the text {text[:60]!r}:"
-            f" {type(error).__name__} {error}. Spell its numbers and abbreviations as they are"
-            " spoken."
-        ) from error
+    # The libraries do not say that they may be called from several threads.
+    with _lock:
+        normalise = _loaded(code)
+        try:
+            return " ".join(map(normalise, parts))
+        # Whatever a library raises on a text that it was not made for.
+        except Exception as error:
+            raise DataError(
+                f"{LIBRARIES[code].package} cannot read the text {text[:60]!r}:"
+                f" {type(error).__name__} {error}. Spell its numbers and abbreviations as they are"
+                " spoken."
+            ) from error
 
 
 def description(language: str) -> str:
@@ -136,11 +121,20 @@ def _expansions(language: str) -> list[tuple[re.Pattern, str]]:
     return [(re.compile(pattern), replacement) for pattern, replacement in pairs]
 
 
+def _function(language: str) -> Callable[[str], str]:
+    """Import the library of a language, and return its function from a text to a text."""
+    if language == "ru":
+        return importlib.import_module("ru_normalizr").normalize
+    if language == "fa":
+        return importlib.import_module("myxtts.text.persian").words_of
+    return importlib.import_module("damga").TextNormalizer(lang=language).normalize
+
+
 @cache
 def _loaded(language: str) -> Callable[[str], str]:
     library = LIBRARIES[language]
     try:
-        normalise = library.load(language)
+        normalise = _function(language)
         installed = metadata.version(library.package)
     except (ImportError, metadata.PackageNotFoundError) as error:
         raise ConfigError(

@@ -23,6 +23,7 @@ from myxtts.files import write_json, write_whole
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.placement.devices import describe_threads
 from myxtts.report.alignment import AlignmentWarning
+from myxtts.report.metrics import FIGURES
 from myxtts.report.page import PageThread, RunPage
 from myxtts.report.reporter import Reporter, RunLog, time_line
 from myxtts.tasks.base import Evaluator
@@ -100,6 +101,15 @@ def train(config: Config) -> int:
             checkpoints = resources.enter_context(
                 Checkpoints(folder.checkpoints, config.run.keep_checkpoints, setup.record)
             )
+            if checkpoints.is_patience_over:
+                # Even if an observation is pending: the run would not have begun it.
+                log.info(
+                    "nothing to do  run %s ended early, by --patience; the best is %s. Train longer"
+                    " with a higher --patience",
+                    config.run.run,
+                    checkpoints.best_line,
+                )
+                return 0
             save = checkpoints.save
             if config.local_sgd.sync_every:
                 weight_sync = WeightSync(setup.record, schedule.total_steps)
@@ -119,7 +129,7 @@ def train(config: Config) -> int:
             hooks.append(Report(reporter.write, input_bound_warning_of(setup), alignment))
             if corpora.held_out is not None and config.run.uses_held_out:
                 observer, snapshot = resources.enter_context(
-                    open_observer(setup, checkpoints, reporter, timeline)
+                    open_observer(setup, checkpoints, reporter, timeline, request)
                 )
                 periods = periods_of(config.run)
                 hooks.append(Observe(periods, observer, snapshot, checkpoints.add_provisional))
@@ -158,6 +168,8 @@ def train(config: Config) -> int:
         if replicas.is_chief:
             with clock.pause(loop.CHECKPOINTS):
                 checkpoints.finish()
+            if checkpoints.best is not None:
+                log.info("best           %s", checkpoints.best_line)
             log_times(setup, clock, started_s)
             if alignment.line:
                 log.info("alignment      %s", alignment.line)
@@ -174,14 +186,8 @@ def train(config: Config) -> int:
         if replicas.is_chief:
             outcome = f"stopped by {stop.name}" if stop.due() else "finished"
             log.info("report         %s", page.end(outcome))
-        if stop.due() and state.step:
-            log.info(
-                "stopped        by %s at step %d, after a checkpoint; resume with --resume",
-                stop.name,
-                state.step,
-            )
-        elif stop.due():
-            log.info("stopped        by %s before the first step: nothing was saved", stop.name)
+        if stop.due():
+            log_stop(stop, state.step)
         return stop.exit_code
 
 
@@ -246,10 +252,15 @@ def input_bound_warning_of(setup: TrainingSetup) -> InputBoundWarning:
 
 @contextmanager
 def open_observer(
-    setup: TrainingSetup, checkpoints: Checkpoints, reporter: Reporter, timeline: Timeline
+    setup: TrainingSetup,
+    checkpoints: Checkpoints,
+    reporter: Reporter,
+    timeline: Timeline,
+    request: StopRequest,
 ) -> Iterator[tuple[Observer, Snapshot]]:
-    """Open the observer of a run, and the snapshot that it works on."""
+    """Open the observer of a run, which may end it, and the snapshot that it works on."""
     config, folder, device = setup.config, setup.run.start.folder, setup.observer
+    figure = FIGURES[config.run.select_by].metric
     began_s, in_thread = time.perf_counter(), bool(setup.replicas.observer)
     snapshot = Snapshot.of_run(setup)
     load = vocoder_loader(setup, device, folder)
@@ -271,22 +282,28 @@ def open_observer(
         # If the run is killed before a checkpoint knows the result, the resumed run repeats the
         # observation, and writes an equal result once more.
         metrics = work.observe(observation, throttle)
+        # All results before this one are recorded, whichever thread this is.
+        if figure in metrics and (best := checkpoints.best_with(observation.step, metrics[figure])):
+            metrics[f"best_step_by_{config.run.select_by}"] = best.step
         if metrics:
             reporter.write(observation.step, metrics)
         return metrics
 
     def record(observation: Observation, metrics: dict[str, float]) -> None:
-        checkpoints.record(setup.state, observation.step, metrics.get("validation_loss"))
+        checkpoints.record(setup.state, observation.step, metrics.get(figure))
+        request.is_early = checkpoints.is_patience_over
 
     def may_record() -> bool:
         return not checkpoints.is_writing
 
     with Observer(observe, record, in_thread, may_record, timeline) as observer:
-        repeat_pending(setup, observer, snapshot)
+        repeat_pending(setup, observer, snapshot, request)
         yield observer, snapshot
 
 
-def repeat_pending(setup: TrainingSetup, observer: Observer, snapshot: Snapshot) -> None:
+def repeat_pending(
+    setup: TrainingSetup, observer: Observer, snapshot: Snapshot, request: StopRequest
+) -> None:
     """Redo the observations that the checkpoint does not know; the last may run during training."""
     state, checkpoints = setup.state, setup.run.start.folder.checkpoints
     for observation in state.pending_observations:
@@ -300,8 +317,20 @@ def repeat_pending(setup: TrainingSetup, observer: Observer, snapshot: Snapshot)
             state.pending_observations = without(state.pending_observations, observation.step)
             continue
         observer.wait(lambda: False)
+        if request.is_early:
+            return
         snapshot.load(checkpoint)
         observer.begin(observation)
+
+
+def log_stop(stop: StopRequest, step: int) -> None:
+    """Log why a run stopped, and how it goes on."""
+    if not step:
+        log.info("stopped        by %s before the first step: nothing was saved", stop.name)
+        return
+    longer = " and a higher --patience" if stop.is_early else ""
+    resume = f"resume with --resume{longer}"
+    log.info("stopped        by %s at step %d, after a checkpoint; %s", stop.name, step, resume)
 
 
 def log_times(setup: TrainingSetup, clock: Clock, started_s: float) -> None:

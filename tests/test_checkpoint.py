@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from myxtts.config.schema import Config
+from myxtts.config.schema import Config, RunConfig, TrainingConfig
 from myxtts.data.batch_plan import Position
 from myxtts.errors import CheckpointError
 from myxtts.training import checkpoint_files
@@ -222,6 +222,32 @@ class Retention(Case):
         with self.assertLogs("myxtts", "WARNING") as logs:
             self.assertIsNone(self.checkpoints(held_out="b").best)
         self.assertIn("validation uses other utterances than before", logs.output[0])
+
+    def test_the_best_is_selected_by_the_figure_and_never_by_figures_of_another_kind(self):
+        def settings(select_by, **training):
+            run = RunConfig(select_by=select_by, evaluate_every=10)
+            return {"settings": Config(run=run, training=TrainingConfig(**training))}
+
+        for select_by, values, best in (("dnsmos", (3.1, 3.4, 3.2), 20), ("cer", (2, 3, 1), 30)):
+            checkpoints = self.checkpoints(selected_by=select_by, **settings(select_by))
+            for step, value in zip((10, 20, 30), values, strict=True):
+                self.save_steps(checkpoints, step, loss=value)
+            self.assertEqual(checkpoints.best, (best, values[best // 10 - 1]))
+            shutil.rmtree(self.folder)
+        dnsmos = settings("dnsmos", patience=2)
+        checkpoints = self.checkpoints(selected_by="dnsmos a", **dnsmos)
+        for step, value in ((10, 3.4), (20, 3.1)):
+            self.save_steps(checkpoints, step, loss=value)
+        again = self.checkpoints(selected_by="dnsmos a", **dnsmos)
+        self.assertFalse(again.is_patience_over)
+        self.save_steps(again, 30, loss=3.4)
+        again = self.checkpoints(selected_by="dnsmos a", **dnsmos)
+        self.assertTrue(again.is_patience_over)
+        self.assertEqual(again.best_line, "step-000010, DNSMOS 3.4; then 2 no better")
+        with self.assertLogs("myxtts", "WARNING") as logs:
+            other = self.checkpoints(selected_by="dnsmos b", **dnsmos)
+        self.assertIn("selected by dnsmos b, and before by dnsmos a: any", logs.output[0])
+        self.assertEqual((other.best, other.is_patience_over), (None, False))
 
     def test_a_checkpoint_with_a_non_finite_loss_is_never_the_best(self):
         checkpoints = self.checkpoints()

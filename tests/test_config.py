@@ -13,6 +13,7 @@ from unittest import mock
 
 from myxtts.commands.main import COMMANDS, load_command
 from myxtts.config import schema
+from myxtts.config.checks import check_worker_count
 from myxtts.config.flags import SCRIPTS, SECTIONS, SETTINGS, foreign_names, former_names
 from myxtts.config.load import dump, load
 from myxtts.config.schema import Config, ModelConfig
@@ -128,7 +129,7 @@ class YamlTest(YamlCase):
             ("data:\n  real_time: true\n", "it was removed. It belonged to --emulate."),
             ("training:\n  lr: 1e-4\n", f"line 2: 'lr' is unknown. {rate}"),
             ("lr: 1e-4\n", f"line 1: 'lr' is unknown. {rate}"),
-            ("data:\n  patience: 2\n", "'patience' is unknown: a run does not stop early"),
+            ("data:\n  n_mels: 80\n", "'n_mels' is unknown: all models have 80 mel bands"),
         )
 
     def test_all_unknown_names_of_a_file_are_listed(self):
@@ -215,6 +216,20 @@ class YamlTest(YamlCase):
             ("data:\n  min_seconds: 4\n  max_seconds: 4\n", "min_seconds 4 must"),
             ("data:\n  train_data: c.csv\n  val_data: c.csv\n", "--val-data are both c.csv"),
         )
+        for flags, words in (
+            ({"select_by": "dnsmos"}, "dnsmos needs the scores of evaluations, but evaluate_every"),
+            ({"select_by": "cer", "evaluate_every": 9}, "Name its run with --evaluate-asr."),
+            ({"select_by": "cer", "evaluate_every": 9, "task": "vocoder"}, "--task vocoder lacks"),
+            ({"select_by": "dnsmos", "evaluate_every": 9, "task": "asr"}, "--task asr lacks it"),
+            ({"patience": 3, "validate_every": 0}, "--validate-every is 0"),
+            ({"patience": 3, "sync_every": 9, "jobs": 2, "sync_dir": "s"}, "--sync-every is 9"),
+        ):
+            with self.subTest(flags):
+                self.assertIn(words, self.error_of("", **flags))
+        self.load("", select_by="cer", evaluate_every=9, evaluate_asr="runs/asr", patience=3)
+        self.load("", select_by="cer", evaluate_every=9, task="asr", validate_every=0, patience=3)
+        with self.assertRaisesRegex(ConfigError, "--patience was given to 2 workers"):
+            check_worker_count(self.load("", patience=3), 2)
         self.load("training:\n  compile: xla\n", enable_static_shapes=True)
         self.load("training:\n  max_steps: 0\n", epochs=1)
 

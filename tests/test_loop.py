@@ -261,6 +261,26 @@ class LoopTest(unittest.TestCase):
         self.assertEqual(calls, [*first, *second, ("snapshot", 9), ("save", 9), ("result of 9", 9)])
         self.assertEqual((provisional, self.state.pending_observations), ([4, 8], ()))
 
+    def test_no_observation_begins_after_the_result_that_ends_the_run_early(self):
+        class Ending(DelayedObserver):
+            def wait(self, is_stopped, due_step=None):
+                super().wait(is_stopped, due_step)
+                stop.is_early |= "result of 6" in dict(self._calls)
+                return True
+
+        # The result is there before the next observation is due, or that one waits for it.
+        for delay, step in ((1, 7), (9, 9)):
+            self.setUp()
+            stop = StopRequest()
+            observer = Ending(self.state, delay, self.calls)
+            self.observe(observer, {VALIDATION: 3}, steps=20, stop=stop)
+            self.assertEqual([observation.step for observation in observer.begun], [3, 6])
+            self.assertEqual((self.state.step, self.saved[-1]), (step, step))
+            # A resumed run with a higher --patience repeats it.
+            pending = [observation.step for observation in self.state.pending_observations]
+            self.assertEqual(pending, [9] if step == 9 else [])
+            self.assertEqual((stop.due(), stop.exit_code, stop.name), (True, 0, "--patience"))
+
     def test_an_error_of_the_observer_ends_the_run_and_leaves_the_observation_to_repeat(self):
         for error in (DataError("held-out file"), ObserverFailed("defect")):
             self.setUp()

@@ -40,6 +40,7 @@ TABLES = {
     schema.NAMES_GPUS: "data_gpu data_gpus model_gpu model_gpus",
     schema.OFF_IN_TRIAL: "evaluate_every resume sample_every validate_every",
     schema.OFF_IN_EVALUATION: "cache_dataset data_service teacher_fraction",
+    schema.IN_SCORES: "evaluate_asr evaluate_utterances guidance ode_steps variety vocoder",
     schema.OFF_IN_MERGE: "resume stop_at_step",
 }
 """Settings that have each mark, by name."""

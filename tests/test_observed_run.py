@@ -27,6 +27,7 @@ from myxtts.report.metrics import MetricsFile, read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, read_record
 from myxtts.training.checkpoints import Checkpoints
 from myxtts.training.observation import Observer, ObserverFailed, Validation
+from myxtts.training.runs import TrainedRun
 from tests.fixtures import DUAL, REVERSED, entered, files_below, temporary_folder
 from tests.kill_points import Killed, KillPoints, RealKillPoints
 from tests.long import long
@@ -326,6 +327,50 @@ class ToyRuns(unittest.TestCase):
         scores = scores_of(self.workspace.run_dir("observed"))
         self.assertEqual(list(scores), ["step-000004", "step-000008"])
         self.assertIn("step      4 | voicing error ", observed.out)
+
+    def test_the_same_checkpoint_is_selected_and_ends_the_run_early_in_both_ways_and_after_kills(
+        self,
+    ):
+        # That of step 10 would be the best.
+        rated = dict(zip((2, 4, 6, 8, 10, 12), (3.0, 3.5, 3.4, 3.3, 4.0, 3.9), strict=True))
+
+        def rate(evaluation, network, load):
+            def score(checkpoint, throttle):
+                throttle()
+                figures = {"dnsmos_p808": {"synthesized": rated[int(checkpoint[5:])]}}
+                return ColumnScore("toy", checkpoint, 1, ("synthesized",), figures, {}, ())
+
+            return score
+
+        flags = "--evaluate-every 2 --select-by dnsmos --patience 2 --max-steps 12"
+        flags = (*DUAL, flags, "--keep-checkpoints 1")
+        with mock.patch("myxtts.evaluation.tts.score_in_run", rate):
+            for name, observer in (("heard", "model"), ("heard_beside", "data")):
+                run = self.workspace.train(name, *flags, "--observer", observer)
+                self.assertEqual((run.code, run.err), (0, ""))
+                self.assertIn("best           step-000004, DNSMOS 3.5; then 2 no better", run.out)
+                self.assertRegex(run.out, r"stopped        by --patience at step \d+, after a che")
+                self.assertEqual(self.selected(name), (4, [2, 4, 4, 4]))
+            resume = ()
+            for name in ("append metrics", "replace .state.json", "record result", "make batch"):
+                observations = ObservationPoints(name=name)
+                with self.assertRaises((Killed, ObserverFailed)), observations.active():
+                    self.workspace.train("heard_cut", *flags, *resume)
+                resume = ("--resume",)
+            run = self.workspace.train("heard_cut", *flags, *resume)
+            self.assertEqual((run.code, run.err), (0, ""))
+            self.assertEqual(self.selected("heard_cut"), (4, [2, 4, 4, 4]))
+            again = self.workspace.train("heard_cut", *flags, *resume)
+            self.assertIn("nothing to do  run heard_cut ended early, by --patience; the", again.out)
+            longer = self.workspace.train("heard_cut", *flags, *resume, "--patience 3")
+        self.assertIn("best           step-000010, DNSMOS 4; then 1 no better", longer.out)
+        self.assertEqual(longer.code, 0)
+
+    def selected(self, name):
+        """Return the step of the checkpoint that others use, and the best step of each score."""
+        folder = self.workspace.run_dir(name)
+        lines = [line.get("best_step_by_dnsmos") for line in read_metrics(folder / "metrics.jsonl")]
+        return TrainedRun.open(folder).record.step, [step for step in lines if step is not None]
 
     def test_an_observation_that_failed_is_repeated_once_when_the_run_is_resumed(self):
         evaluate = Validation.evaluate

@@ -126,7 +126,7 @@ class Curves(Folder):
         self.assertEqual(points[-1].step, 19_999)
         steps = np.diff([-1, *(point.step for point in points)])
         self.assertAlmostEqual(float(steps @ [point.mean for point in points]), values.sum(), 0)
-        self.assertEqual(series.least, (values.argmin(), values.min()))
+        self.assertEqual(series.best, (values.argmin(), values.min()))
 
     def test_lines_are_read_once_as_they_are_written(self):
         history = self.history()
@@ -150,7 +150,7 @@ class Curves(Folder):
         self.report(report_of(60), observed)
         history.update()
         self.assertEqual([point.step for point in history.points("validation_loss")], [30])
-        self.assertEqual(history.series["validation_loss"].since_least, 0)
+        self.assertEqual(history.series["validation_loss"].since_best, 0)
         self.assertEqual([point.step for point in history.points("loss")], [10, 20, 30, 40, 50, 60])
 
     def test_the_first_interval_has_no_share_since_a_job_begins_at_the_step_of_its_warm_start(self):
@@ -223,6 +223,16 @@ class Answers(Folder):
             answer = run_page.is_aligned(history)
             self.assertEqual(answer.state, state)
             self.assertIn(words, answer.answer)
+
+    def test_a_run_whose_selected_score_rises_learns_whatever_its_validation_loss_does(self):
+        score = "evaluation_dnsmos_p808"
+        lines = [report_of(n, validation_loss=n, **{score: 3 + n / 100}) for n in range(1, 12)]
+        answer = run_page.is_learning(self.history(*lines), "dnsmos")
+        expected = ("good", "yes: best DNSMOS 3.11 at step 11, the newest")
+        self.assertEqual((answer.state, answer.answer), expected)
+        self.report(*(report_of(step, **{score: 3.0}) for step in range(12, 16)))
+        answer = run_page.is_learning(self.history(), "dnsmos")
+        self.assertIn("no: 4 evaluations without a better one", answer.answer)
 
     def test_without_validation_the_trend_of_the_training_loss_decides(self):
         for slope, state in ((-0.01, "good"), (0.0, "fair"), (0.01, "bad")):

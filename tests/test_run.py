@@ -50,6 +50,7 @@ METRICS = {
     *"read_s produce_s blocked_s bottleneck pause_s remaining_s".split(),
 }
 VALIDATION = {f"validation_{name}" for name in (*XTTS.LOSS_NAMES, *XTTS.OBSERVED_NAMES, "loss")}
+VALIDATION |= {"best_step_by_loss"}
 
 
 class Case(unittest.TestCase):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from myxtts.config.flags import SETTINGS, Setting, values_of, with_values
-from myxtts.config.schema import Config
+from myxtts.config.schema import Config, RunConfig
 from myxtts.errors import ConfigError, PlacementError
 
 
@@ -42,6 +42,7 @@ def _contradictions(config: Config, own: Collection[str]) -> Iterator[str]:
     # Against random weights, discriminators teach a vocoder to make noise.
     if config.vocoder.discriminators and training.init_from is None:
         yield "--discriminators need a trained vocoder. Name its run with --init-from."
+    yield from _selection_contradictions(config.run, config.model.task)
     sync = config.local_sgd
     # Epochs of different shards have different steps, and the jobs sync after the same steps.
     if sync.sync_every and training.epochs:
@@ -54,8 +55,25 @@ def _contradictions(config: Config, own: Collection[str]) -> Iterator[str]:
         yield f"{found}. Give a smaller --job, or more --jobs."
 
 
+def _selection_contradictions(run: RunConfig, task: str) -> Iterator[str]:
+    chosen = f"--select-by {run.select_by}"
+    if run.select_by == "loss":
+        return
+    if task == "vocoder" or (run.select_by, task) == ("dnsmos", "asr"):
+        yield f"{chosen} was given, but an evaluation of --task {task} lacks it. Leave it out."
+    if not run.evaluate_every:
+        yield f"{chosen} needs the scores of evaluations, but evaluate_every is 0. Set it."
+    if (run.select_by, task) == ("cer", "tts") and run.evaluate_asr is None:
+        yield f"{chosen} needs a recogniser of the speech. Name its run with --evaluate-asr."
+
+
 def check_worker_count(config: Config, workers: int) -> None:
     """Raise ConfigError for settings of a single worker in a run that is one of several workers."""
+    if config.training.patience:
+        raise ConfigError(
+            f"--patience was given to {workers} workers, which would not stop together. Leave it"
+            " out; the best checkpoint is kept."
+        )
     if config.local_sgd.sync_every:
         reason = "which synchronize their gradients at each step. Leave it out"
         raise ConfigError(f"--sync-every was given to {workers} workers, {reason}.")

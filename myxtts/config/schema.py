@@ -125,6 +125,9 @@ IN_VOICES = needs(task="tts") | BY_TEACHER
 ADVERSARIAL = needs(discriminators=SET)
 SYNCING = needs(sync_every=SET)
 EVALUATING = needs(evaluate_every=SET)
+SELECTING = needs(select_by="loss", validate_every=SET) | (
+    needs(select_by=("dnsmos", "cer")) & EVALUATING
+)
 OBSERVING = needs(validate_every=SET) | needs(sample_every=SET) | EVALUATING
 LOCAL_READING = needs(data_service=UNSET)
 DECODING = needs(cache_dataset=UNSET, data_service=UNSET)
@@ -153,6 +156,7 @@ OF_FOLDER = Mark("says where the files of a run are, and nothing of how it train
 NAMES_GPUS = Mark("names GPUs, so that a flag replaces all GPUs of a resumed run")
 OFF_IN_TRIAL = Mark("is off in a profile, and where a corpus is only split")
 OFF_IN_EVALUATION = Mark("is off in an evaluation, which reads each utterance once")
+IN_SCORES = Mark("changes the scores of an evaluation, so that only equal ones are compared")
 OFF_IN_MERGE = Mark("is off in the run that a merge makes")
 
 
@@ -309,13 +313,13 @@ class ModelConfig(Section):
     """Train decoder and flow on a random segment of this duration from each utterance."""
     gradient_checkpointing: Annotated[bool, needs(task=("tts", "vocoder"))] = False
     """Recompute activations in the backward pass: less memory, more time."""
-    ode_steps: Annotated[int, Field(ge=1, le=1000), needs(task="tts")] = 4
+    ode_steps: Annotated[int, Field(ge=1, le=1000), needs(task="tts"), IN_SCORES] = 4
     """Steps of the ODE solver from noise to speech; more are more accurate and slower."""
-    guidance: Annotated[float, Field(ge=0.0, le=10.0), needs(task="tts")] = 1.0
+    guidance: Annotated[float, Field(ge=0.0, le=10.0), needs(task="tts"), IN_SCORES] = 1.0
     """Scale of classifier-free guidance in synthesis; all but 1 (off) take twice the time."""
-    variety: Annotated[float, Field(ge=0.0, le=2.0), needs(task="tts")] = 1.0
+    variety: Annotated[float, Field(ge=0.0, le=2.0), needs(task="tts"), IN_SCORES] = 1.0
     """Variety of durations, pitch and energy in synthesis, of that of people; 0 is their mean."""
-    vocoder: Annotated[str | None, needs(task="tts"), PER_MACHINE] = None
+    vocoder: Annotated[str | None, needs(task="tts"), PER_MACHINE, IN_SCORES] = None
     """Run of a vocoder, which computes the waves of a `tts`; else Griffin-Lim (`griffin-lim`)."""
 
 
@@ -384,6 +388,9 @@ class TrainingConfig(Section):
     """End after this number of passes over the corpus, or at max_steps if that is earlier."""
     stop_at_step: Annotated[Period | None, OFF_IN_MERGE] = None
     """Stop early at this step, for a shared warm start; 0 saves the initial weights."""
+    patience: Annotated[Period, SELECTING & needs(sync_every=UNSET)] = 0
+    """Stop early when so many results in a row were no better than the best by select_by; 0 is
+    off."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-3
     """Peak learning rate, reached after the warm-up."""
     scale_learning_rate: bool = False
@@ -443,12 +450,16 @@ class RunConfig(Section):
     """Steps between two sets of samples: speech, transcripts or copies, and pictures."""
     evaluate_every: Annotated[Period, OFF_IN_TRIAL] = 0
     """Steps between two evaluations: scores of held-out utterances as `evaluate` measures them."""
-    evaluate_utterances: Annotated[Count, EVALUATING] = 16
+    evaluate_utterances: Annotated[Count, EVALUATING, IN_SCORES] = 16
     """Maximum number of held-out utterances that an evaluation measures."""
-    evaluate_asr: Annotated[str | None, EVALUATING & needs(task="tts")] = None
+    evaluate_asr: Annotated[str | None, EVALUATING & needs(task="tts"), IN_SCORES] = None
     """Run of a recogniser, for error rates on the synthesized speech in an evaluation."""
     evaluate_pesq: Annotated[bool, EVALUATING & needs(task="vocoder")] = False
     """Also measure PESQ-WB and STOI, if installed; `pesq` halts all threads of the run."""
+    select_by: Literal["loss", "dnsmos", "cer"] = "loss"
+    """What makes a checkpoint the best: `loss`, the lowest validation loss; or what is heard,
+    measured by evaluate_every: `dnsmos`, the highest DNSMOS of a `tts`, or `cer`, the lowest
+    character error rate of an `asr`, or of a `tts` by evaluate_asr."""
 
     @property
     def uses_held_out(self) -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from myxtts.evaluation import asr, held_out, tts, vocoder
+from myxtts.errors import ConfigError
+from myxtts.evaluation import asr, held_out, metrics, tts, vocoder
 from myxtts.evaluation.held_out import Evaluation, EvaluationOptions
 from myxtts.evaluation.table import ColumnScore, ScoreWeights
 from myxtts.files import check_writable, make_folder, tolerate_full_disk, write_json, write_whole
@@ -75,6 +76,12 @@ def open_evaluator(
         load: loads the vocoder of a voice.
     """
     started_s = time.perf_counter()
+    if setup.config.run.select_by == "dnsmos" and not metrics.is_installed("dnsmos_p808"):
+        raise ConfigError(
+            "--select-by dnsmos was given, but the packages speechmos and onnxruntime, which"
+            " measure it, are not installed. Install them by"
+            " `pip install -r requirements-evaluation.txt`."
+        )
     task = task_of(setup.config)
     network = source
     snapshot = None

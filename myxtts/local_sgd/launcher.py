@@ -108,6 +108,7 @@ def check_launcher_settings(config: Config) -> None:
         ("--placement auto", "--gpus", config.placement.placement == "auto"),
         ("--epochs", "--max-steps", training.epochs or not training.max_steps),
         ("--stop-at-step", "--warmstart-steps", training.stop_at_step is not None),
+        ("--patience", "--max-steps", training.patience),
         ("--jobs or --job", "--gpus", config.local_sgd.jobs > 1 or config.local_sgd.job),
     )
     given += [(flag, instead) for flag, instead, is_given in others if is_given]

@@ -30,6 +30,23 @@ TEXT_METRICS = ("bottleneck",)
 log = logging.getLogger(__name__)
 
 
+class Figure(NamedTuple):
+    """A metric by which the best checkpoint of a run is chosen."""
+
+    metric: str
+    label: str
+    sign: int = 1  # -1 if greater is better
+
+
+FIGURES = {
+    "loss": Figure("validation_loss", "validation loss"),
+    "dnsmos": Figure("evaluation_dnsmos_p808", "DNSMOS", sign=-1),
+    "cer": Figure("evaluation_character_error_rate", "character error rate"),
+}
+"""By the value of the setting select_by."""
+_SIGNS = {figure.metric: figure.sign for figure in FIGURES.values()}
+
+
 def parse_report(line: bytes) -> dict[str, Any] | None:
     """Return the report in a line; None for a damaged line.
 
@@ -161,12 +178,13 @@ class Series:
     least and the greatest value are never lost.
 
     Attributes:
-        newest, least: (step, value); None before the first value.
-        since_least: number of values since the least one.
+        newest, best: (step, value); None before the first value.
+        since_best: number of values since the best one, by default the least.
         not_finite: (step of the newest, number) of reports without a finite value.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sign: int = 1) -> None:
+        self._sign = sign
         # Rows of step, low, sum, high and count, 20 kB. Lists of 50 metrics took 3 to 7 MB in small
         # pieces.
         self._rows = np.zeros((2 * POINTS, 5))
@@ -176,8 +194,8 @@ class Series:
         self._per_point = 1
         self._last_step = -1
         self.newest: tuple[int, float] | None = None
-        self.least: tuple[int, float] | None = None
-        self.since_least = 0
+        self.best: tuple[int, float] | None = None
+        self.since_best = 0
         self.not_finite: tuple[int, int] = (0, 0)
 
     def add(self, step: int, value: float | None) -> None:
@@ -190,10 +208,10 @@ class Series:
             self.not_finite = (step, self.not_finite[1] + 1)
             return
         self.newest = (step, value)
-        self.since_least += 1
-        if self.least is None or value < self.least[1]:
-            self.least = (step, value)
-            self.since_least = 0
+        self.since_best += 1
+        if self.best is None or self._sign * value < self._sign * self.best[1]:
+            self.best = (step, value)
+            self.since_best = 0
         if self._row and self._row[4] < self._per_point:
             _, low, total, high, count = self._row
             self._row = [step, min(low, value), total + value, max(high, value), count + 1]
@@ -273,7 +291,7 @@ class History:
     def _add(self, report: Mapping[str, Any]) -> None:
         for name, value in report.items():
             if name != "step" and not isinstance(value, str):
-                self.series.setdefault(name, Series()).add(report["step"], value)
+                self.series.setdefault(name, Series(_SIGNS.get(name, 1))).add(report["step"], value)
         if "loss" in report:
             self._sum_up(report)
             self.newest = dict(report)

@@ -19,7 +19,7 @@ from myxtts.config.load import dump
 from myxtts.config.schema import OF_FOLDER, Config
 from myxtts.files import write_whole
 from myxtts.report.alignment import CHECKED_STEP, EVIDENCE, SHORT, alignment_fault, alignment_words
-from myxtts.report.metrics import History, Point, read_last_report
+from myxtts.report.metrics import FIGURES, History, Point, read_last_report
 from myxtts.report.overview import document, number, read_facts, sync_marks, write_overview
 from myxtts.report.samples import Samples, read_scores
 from myxtts.throughput.assess import WAIT_SHARE, grade
@@ -44,7 +44,7 @@ OVERVIEW_S = 60.0
 # Of processor time in a refresh for new sounds and pictures: 2 % of a core at REFRESH_S.
 COMPRESS_S = 0.1
 # A change of the mean loss by less than 0.5 % is none. The mean of 8 points is compared with that
-# of the previous 8. After 3 validations without a better loss a run does not learn.
+# of the previous 8. After 3 results without a better one a run does not learn.
 FLAT = 0.005
 RECENT = 8
 PATIENCE = 3
@@ -61,8 +61,10 @@ class Answer(NamedTuple):
     detail: str = ""
 
 
-def is_learning(history: History) -> Answer:
-    """Answer by the newest validations where there are several, else by the training loss."""
+def is_learning(history: History, select_by: str = "loss") -> Answer:
+    """Answer by the newest results that choose the best checkpoint where there are several, else by
+    the training loss.
+    """
     question = "Is it learning?"
     loss = history.series.get("loss")
     if loss is None or loss.newest is None:
@@ -72,18 +74,20 @@ def is_learning(history: History) -> Answer:
         return Answer(question, "bad", "no: the loss is not finite", at)
     state, answer, change = _trend(loss.points)
     training = f"training loss {number(loss.newest[1])}, {change}"
-    validation = history.series.get("validation_loss")
-    if validation is None or validation.least is None or len(validation.points) < 2:
+    figure = FIGURES[select_by]
+    results = history.series.get(figure.metric)
+    if results is None or results.best is None or len(results.points) < 2:
         return Answer(question, state, f"{answer}: {training}")
-    least_step, least = validation.least
-    best = f"best validation loss {number(least)} at step {number(least_step)}"
-    since = validation.since_least
+    best_step, value = results.best
+    best = f"best {figure.label} {number(value)} at step {number(best_step)}"
+    since = results.since_best
+    measurement = "validation" if select_by == "loss" else "evaluation"
     if since == 0:
         return Answer(question, "good", f"yes: {best}, the newest", training)
     if since <= PATIENCE:
-        return Answer(question, "fair", f"yes, but not in every validation: {best}", training)
+        return Answer(question, "fair", f"yes, but not in every {measurement}: {best}", training)
     reason = "it overfits" if state == "good" else "the loss no longer falls"
-    answer = f"no: {since} validations without a better one, {reason}"
+    answer = f"no: {since} {measurement}s without a better one, {reason}"
     return Answer(question, "bad", answer, f"{best}; {training}")
 
 
@@ -201,7 +205,8 @@ class RunPage:
         facts = read_facts(folder)
         if spans := excerpt(self._timeline.newest()):
             write_whole(folder / TIMELINE, json.dumps(spans).encode())
-        answers = [is_learning(history), is_starving(history), how_long(history, facts, ended)]
+        learning = is_learning(history, self._config.run.select_by)
+        answers = [learning, is_starving(history), how_long(history, facts, ended)]
         if EVIDENCE in history.series:
             answers.insert(1, is_aligned(history))
         page = {

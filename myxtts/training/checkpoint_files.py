@@ -56,10 +56,10 @@ log = logging.getLogger(__name__)
 
 
 class Best(NamedTuple):
-    """The checkpoint with the lowest validation loss so far."""
+    """The checkpoint that is the best so far, and its figure: by default the validation loss."""
 
     step: int
-    loss: float
+    value: float
 
 
 class _Section(BaseModel):
@@ -107,6 +107,8 @@ class Record(_Section):
         start: digest of the weights that the run, or the run it was forked from, started with.
         corpus: fingerprint of the training corpus; None before the first step of a fork or merge.
         held_out, texts: fingerprints of held-out utterances and of the teacher's texts.
+        selected_by: what made `best` the best; see `selection_of`.
+        since_best: number of results since then, none of which was better.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
         pending_observations: due up to this step, with results that it does not know; oldest first.
@@ -134,6 +136,8 @@ class Record(_Section):
     audio_s: float = 0.0
     audio_s_since_sync: float = 0.0
     best: Best | None = None
+    selected_by: str = "loss"
+    since_best: int = 0
     pending_observations: tuple[Observation, ...] = ()
     provisional: bool = False
 

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from myxtts.errors import CheckpointError
 from myxtts.files import partial_folder_of
+from myxtts.report.metrics import FIGURES
 from myxtts.training import checkpoint_files
 from myxtts.training.checkpoint_files import Best, Checkpoint, Record, list_checkpoints, step_of
 from myxtts.training.schedule import without
@@ -67,31 +69,40 @@ class Checkpoints:
         self._failure: CheckpointError | None = None
         self._protected: set[Path] = set()  # could not be removed
         self._provisional: set[int] = set()
+        self._figure = FIGURES[record.settings.run.select_by]
         self.best: Best | None = None
+        self.since_best = 0  # number of results
         checkpoint_files.remove_partial_checkpoints(folder)
-        best = held_out = None
+        newest: Record | None = None
         # Each state.json is read once, for both the best and the provisional ones.
         for checkpoint in list_checkpoints(folder):
             # A damaged one counts as one that was asked for.
             try:
-                existing = checkpoint_files.read_record(checkpoint)
+                newest = checkpoint_files.read_record(checkpoint)
             except CheckpointError as error:
                 log.debug("%s", error)
                 continue
-            best, held_out = existing.best, existing.held_out
-            if existing.provisional:
-                self._provisional.add(existing.step)
-        # Any checkpoint may be the best after the previous best one was removed, and after the
-        # held-out utterances have changed, since their losses cannot be compared.
-        if best is None or not checkpoint_files.checkpoint_of(folder, best.step).exists():
+            if newest.provisional:
+                self._provisional.add(newest.step)
+        if newest is not None and newest.best is not None:
+            self._restore_best(newest, newest.best)
+
+    def _restore_best(self, newest: Record, best: Best) -> None:
+        """Take the best checkpoint over, unless it was removed, or the figures were of another
+        kind: then they cannot be compared, and any checkpoint may be the best.
+        """
+        record = self._record
+        if not checkpoint_files.checkpoint_of(self._folder, best.step).exists():
             return
-        if held_out and record.held_out and held_out != record.held_out:
-            log.warning(
-                "validation uses other utterances than before: any checkpoint from now on may be"
-                " the best"
-            )
-        else:
-            self.best = best
+        change = ""
+        if newest.held_out and record.held_out and newest.held_out != record.held_out:
+            change = "validation uses other utterances than before"
+        elif newest.selected_by != record.selected_by:
+            change = f"selected by {record.selected_by}, and before by {newest.selected_by}"
+        if change:
+            log.warning("%s: any checkpoint from now on may be the best", change)
+            return
+        self.best, self.since_best = best, newest.since_best
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -122,7 +133,11 @@ class Checkpoints:
             )
         target = checkpoint_files.checkpoint_of(self._folder, state.step)
         record = record_of(state, self._record).model_copy(
-            update={"best": self.best, "provisional": state.step in self._provisional}
+            update={
+                "best": self.best,
+                "since_best": self.since_best,
+                "provisional": state.step in self._provisional,
+            }
         )
         needed = self._needed_steps(state)
         self._start(partial(self._write, target, copy_arrays(state), record, needed))
@@ -168,27 +183,50 @@ class Checkpoints:
         """
         self._provisional.add(step)
 
-    def record(self, state: TrainingState, step: int, validation_loss: float | None) -> None:
+    @property
+    def is_patience_over(self) -> bool:
+        """Whether as many results as --patience says were no better than the best."""
+        return 0 < self._record.settings.training.patience <= self.since_best
+
+    @property
+    def best_line(self) -> str:
+        """The best checkpoint, and by what: `step-002000, DNSMOS 3.412; then 3 no better`."""
+        if self.best is None:
+            return f"none has a {self._figure.label} yet: the newest is used"
+        name = checkpoint_files.checkpoint_of(self._folder, self.best.step).name
+        line = f"{name}, {self._figure.label} {self.best.value:.4g}"
+        return f"{line}; then {self.since_best} no better" if self.since_best else line
+
+    def best_with(self, step: int, value: float) -> Best | None:
+        """Return the best checkpoint if that of a step has a value of the figure."""
+        sign = self._figure.sign
+        least = sign * self.best.value if self.best else math.inf
+        return Best(step, value) if sign * value < least else self.best
+
+    def record(self, state: TrainingState, step: int, value: float | None) -> None:
         """Record the result of an observation in the state and in the checkpoints from its step on.
 
         A run that resumes from a checkpoint that does not know the result repeats the observation,
-        with the same result. `validation_loss` is None without a validation.
+        with the same result. `value` is that of the figure which chooses the best checkpoint; None
+        if the observation did not measure it.
         """
         self.wait()
         state.pending_observations = without(state.pending_observations, step)
         # The checkpoint is missing if the disk was full.
         is_saved = checkpoint_files.checkpoint_of(self._folder, step).exists()
-        best_loss = self.best.loss if self.best else math.inf
-        if validation_loss is not None and is_saved and validation_loss < best_loss:
-            self.best = Best(step, validation_loss)
-            # The best one stays, as if the validation had asked for it.
-            self._provisional.discard(step)
-        provisional = set(self._provisional)
-        needed = self._needed_steps(state)
-        self._start(partial(self._write_result, step, self.best, needed, provisional))
+        if value is not None and is_saved:
+            best = self.best_with(step, value)
+            self.since_best = 0 if best != self.best else self.since_best + 1
+            self.best = best
+            if best is not None and best.step == step:
+                # It stays, as if the observation had asked for it.
+                self._provisional.discard(step)
+        chosen = {"best": self.best, "since_best": self.since_best}
+        provisional, needed = set(self._provisional), self._needed_steps(state)
+        self._start(partial(self._write_result, step, chosen, needed, provisional))
 
     def _write_result(
-        self, step: int, best: Best | None, needed: set[int], provisional: set[int]
+        self, step: int, chosen: Mapping[str, Any], needed: set[int], provisional: set[int]
     ) -> None:
         """Write the result of an observation to the checkpoints, in the thread."""
         for path in list_checkpoints(self._folder):
@@ -197,7 +235,8 @@ class Checkpoints:
             try:
                 checkpoint = Checkpoint.read(path)
                 checkpoint.update(
-                    best=best,
+                    **chosen,
+                    selected_by=self._record.selected_by,
                     pending_observations=without(checkpoint.record.pending_observations, step),
                     provisional=step_of(path) in provisional,
                     held_out=self._record.held_out,

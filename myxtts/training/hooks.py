@@ -162,6 +162,10 @@ class Observe:
         if not (end.save or end.is_last):
             self._add_provisional(state.step)
         end.save = True
-        if self._observer.wait(lambda: end.stop.requested or end.stop.due(), observation.step):
+        is_idle = self._observer.wait(
+            lambda: end.stop.requested or end.stop.due(), observation.step
+        )
+        # Where the awaited result ends the run early, the observation is left to a resumed run.
+        if is_idle and not end.stop.is_early:
             self._snapshot.take()
             self._observer.begin(observation)

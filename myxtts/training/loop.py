@@ -59,6 +59,8 @@ def train(
             # observation is applied to a state at rest.
             if observer is not None:
                 observer.poll()
+                if stop.is_early:
+                    break
             try:
                 batches = ahead.take(outcome, is_last=state.step + 1 >= schedule.total_steps)
             except StopArrived:

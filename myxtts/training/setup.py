@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from myxtts.audio.format import AUDIO_FORMAT, frame_count
 from myxtts.config.checks import check_xla
-from myxtts.config.flags import SETTINGS
-from myxtts.config.schema import PER_MACHINE, Config
+from myxtts.config.flags import SETTINGS, marked
+from myxtts.config.schema import IN_SCORES, PER_MACHINE, Config
 from myxtts.data.batch_plan import Plan, steps_left
 from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.features import FeatureExtractor, LoadFrozen
@@ -434,7 +434,17 @@ def run_record(
         ancestor=ancestor,
         teacher=teacher.source if teacher else None,
         texts=corpus.teacher_rows.fingerprint if corpus.teacher_rows else None,
+        selected_by=selection_of(config),
     )
+
+
+def selection_of(config: Config) -> str:
+    """Return what the best checkpoint is chosen by, with all settings that change such scores."""
+    select_by = config.run.select_by
+    if select_by == "loss":
+        return select_by
+    settings = (f"{setting.flag} {setting.of(config)}" for setting in marked(IN_SCORES))
+    return " ".join([select_by, *settings])
 
 
 def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> Schedule:

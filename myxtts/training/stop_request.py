@@ -15,7 +15,7 @@ READ_EVERY = 4
 
 
 class StopRequest:
-    """Whether the run was asked to stop, and by which signal.
+    """Whether the run was asked to stop, and by which signal; or is to end early, by --patience.
 
     Several workers stop after the same step: each step tells all processes whether one of them was
     asked to stop, and all read that after the same steps, with `stop_requested` from an outcome.
@@ -23,6 +23,7 @@ class StopRequest:
 
     def __init__(self, stop_requested: Callable[[tf.Tensor], bool] | None = None) -> None:
         self.signal: int | None = None
+        self.is_early = False
         self._stop_requested = stop_requested
         self._steps = 0
         self._is_due = False
@@ -34,7 +35,9 @@ class StopRequest:
 
     def due(self) -> bool:
         """Whether to stop before the next step."""
-        return self._is_due if self._stop_requested else self.requested
+        if self._stop_requested:
+            return self._is_due
+        return self.requested or self.is_early
 
     def observe(self, outcome: tf.Tensor) -> None:
         """Look at the outcome of each step."""
@@ -48,13 +51,15 @@ class StopRequest:
 
     @property
     def name(self) -> str:
-        return (
-            "a request to another worker" if not self.signal else signal.Signals(self.signal).name
-        )
+        if self.signal:
+            return signal.Signals(self.signal).name
+        return "--patience" if self.is_early else "a request to another worker"
 
     @property
     def exit_code(self) -> int:
         """0, or 128 + the signal's number as in shells: 130 for Ctrl-C, 143 for SIGTERM."""
+        if self.is_early and not self.signal:
+            return 0
         return 128 + (self.signal or signal.SIGTERM) if self.due() else 0
 
 

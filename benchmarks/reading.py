@@ -127,9 +127,9 @@ def measure(corpus: Path, arguments: argparse.Namespace, deterministic: bool) ->
     return 1000 * elapsed_s / arguments.batches, digest.hexdigest()
 
 
-def read_slowly(latency_s: float, path: str, samples: int):
+def read_slowly(latency_s: float, path: str, samples: int, start: int):
     time.sleep(latency_s)
-    return read_pcm(path, samples)
+    return read_pcm(path, samples, start=start)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ class OrderTest(ServiceCase):
         manifest = self.corpus.manifest
         self.addCleanup(setattr, self.corpus, "manifest", manifest)
         self.corpus.manifest = replace(manifest, native=np.arange(22) < 19)
-        message = "but 3 of 22 files have another format, the first is .*/u19.wav"
+        message = "but 3 of 22 utterances are in other ones, the first in .*/u19.wav"
         with self.assertRaisesRegex(DataError, message):
             self.corpus.service(self.address)
 

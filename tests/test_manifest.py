@@ -147,7 +147,7 @@ class Columns(CorpusCase):
             integers = dict.fromkeys(("samples", "tokens", "speaker", "language"), "int32")
             self.assertEqual(
                 {name: str(column.dtype) for name, column in columns},
-                integers | {"native": "bool", "token_start": "int64"},
+                integers | {"native": "bool", "token_start": "int64", "starts": "int64"},
             )
 
     def test_vocabulary_excludes_rejected_rows(self):

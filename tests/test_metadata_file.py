@@ -8,12 +8,12 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from myxtts.data import metadata_file
-from myxtts.data.metadata_file import Row, Rows, hold_out, read_corpus, read_rows
+from myxtts.data import tables
+from myxtts.data.metadata_file import hold_out, read_corpus, read_rows
+from myxtts.data.rows import DEFAULT_SPEAKER, Row, Rows
 from myxtts.errors import DataError
 from tests.fixtures import FolderCase
 
-DEFAULT_SPEAKER = metadata_file.DEFAULT_SPEAKER
 # What a file shows: its name, its content and the texts that are read. The audio is wavs/a.wav.
 TEXTS = {
     "the normalised text is preferred": (
@@ -126,7 +126,9 @@ class WithoutText(Case):
         expected = [default[0], ("anna/c.WAV", "", "anna"), default[1]]
         self.assertEqual(self.rows(self.folder), expected)
         # For a task with texts.
-        self.assert_rejected("no metadata.csv. Give an LJSpeech folder", self.folder)
+        self.assert_rejected(
+            "no metadata.csv or other layout. Give an LJSpeech folder", self.folder
+        )
 
     def test_a_folder_without_audio_is_an_error(self):
         self.write("x/b.txt", "")
@@ -433,7 +435,9 @@ class AudioFiles(Case):
         corpus = self.ljspeech("|x\n".join([*names, ""]), audio=[f"{name}.flac" for name in names])
         with mock.patch("os.listdir", side_effect=os.listdir) as listdir:
             self.assertEqual(len(self.found(corpus)), 1_000)
-        self.assertEqual(listdir.call_count, 2)
+        listed = [str(call.args[0]) for call in listdir.call_args_list if call.args]
+        here = str(self.folder)
+        self.assertEqual(len([name for name in listed if name.startswith(here)]), 2)
 
 
 class Form(Case):
@@ -454,20 +458,8 @@ class Guide(Case):
     guide = (Path(__file__).parents[1] / "docs" / "guides" / "data.md").read_text(encoding="utf-8")
 
     def test_it_lists_all_column_names_in_their_order(self):
-        for names in metadata_file.COLUMN_NAMES.values():
+        for names in tables.COLUMN_NAMES.values():
             self.assertIn("| " + ", ".join(f"`{name}`" for name in names) + " |", self.guide)
-
-    def test_its_program_writes_a_table_of_vctk(self):
-        corpus = self.folder / "VCTK-Corpus-0.92"
-        audio = "wav48_silence_trimmed/p225/p225_{}_mic{}.flac"
-        for n in range(4):
-            self.audio(f"{corpus.name}/{audio.format(n, n % 2 + 1)}")
-            self.write(f"{corpus.name}/txt/p225/p225_{n}.txt", f"Text, {n}\n")
-        program = self.guide.split("```python\n")[1].split("```")[0]
-        exec(program.replace(f'"{corpus.name}"', repr(str(corpus))))
-        actual = [(row.audio, row.text, row.speaker) for row in read_corpus(corpus, "en").rows]
-        expected = [(audio.format(n, 1), f"Text, {n}", "p225") for n in (0, 2)]
-        self.assertEqual(actual, expected)
 
 
 class Rejected(Case):
@@ -490,11 +482,12 @@ class Rejected(Case):
         ):
             self.assert_rejected("not recognised. It begins with", self.write("list.csv", content))
 
-    def test_json_is_rejected_with_the_header_that_is_wanted(self):
+    def test_json_that_is_not_json_lines_is_rejected(self):
         entry = '{"audio_filepath": "a.wav", "text": "x"}'
-        for content in (f"{entry}\n", f"{entry}\n{entry}\n", f"[{entry}]", f"[\n{entry}\n]\n"):
+        for content in (f"[{entry}]", f"[\n{entry}\n]\n", "{\n}\n", "{a: 1}", "{} {}"):
             for name in ("list.jsonl", "metadata.csv"):
-                self.assert_rejected("JSON.*CSV header path,text", self.write(name, content))
+                path = self.write(name, content)
+                self.assert_rejected("one JSON object in each line, but begins with", path)
 
     def test_a_file_without_utterances_is_rejected(self):
         for content in ("path,text\n\n", "path|text\n", "path,text\n,\n"):
@@ -511,7 +504,7 @@ class Rejected(Case):
 
     def test_a_sparse_file_of_a_terabyte_is_not_read(self):
         os.truncate(self.write("metadata.csv", "path,text\n"), 1 << 40)
-        with mock.patch.object(metadata_file, "MAX_BYTES", 5):
+        with mock.patch.object(tables, "MAX_BYTES", 5):
             self.assert_rejected("it is larger than", self.folder)
 
     def test_a_name_longer_than_any_path_is_shown_in_part(self):

@@ -25,7 +25,7 @@ from tensorflow.python.framework.config import disable_op_determinism
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import TTS_INPUTS, check_batch
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
-from myxtts.data.audio_file import read_header, read_pcm, resampled_length
+from myxtts.data.audio_file import WHOLE, read_header, read_pcm, resampled_length
 from myxtts.data.batch_plan import Pass, PlannedBatch, Position, planned_batches
 from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
@@ -35,7 +35,15 @@ from myxtts.errors import DataError
 from myxtts.placement.audit import require_device
 from tests.fixtures import temporary_folder
 from tests.robustness.heap import bytes_in_use
-from tests.sine_corpus import frequency, pitch_of, planned_corpus, sine, write_corpus, write_sound
+from tests.sine_corpus import (
+    frequency,
+    manifest_of,
+    pitch_of,
+    planned_corpus,
+    sine,
+    write_corpus,
+    write_sound,
+)
 from tests.test_manifest import WAV_FILES
 
 
@@ -155,6 +163,29 @@ class ReadRowsTest(RowsCase):
             self.assert_all_read(manifest, *arguments)
             whole = self.expected(manifest, range(3), [0] * 3, [6_615] * 3, 6_615)
             np.testing.assert_allclose([*map(frequency, whole)], [300, 340, 380], atol=5)
+
+    def test_stretches_of_a_recording_are_read_without_cutting_it(self):
+        for rate_hz, tolerance in ((SAMPLE_RATE_HZ, 0), (16_000, 1), (44_100, 1)):
+            wave = np.random.default_rng(0).normal(0, 0.1, 9 * rate_hz)
+            times = ((0, 0.5), (3.3, 4.1), (8.5, 9.0), (0, 9.0))
+            lines = [f"long.flac,abc,{start},{end}" for start, end in times]
+            path = self.folder / "list.csv"
+            path.write_text("\n".join(["path,text,start,end", *lines]))
+            write_sound(path.with_name("long.flac"), wave, rate_hz)
+            manifest = manifest_of(path)
+            whole = read_pcm(path.with_name("long.flac")).astype(int)
+            begins = [round(start * SAMPLE_RATE_HZ) for start, _ in times]
+            self.assertEqual(manifest.starts.tolist(), [*begins[:3], WHOLE])
+            lengths = manifest.samples.tolist()
+            for name, read_rows in self.readers(manifest).items():
+                found = self.rows(read_rows, range(4), [0, 5, 7, 9], [9, 800, 90, 5], 1_000)
+                for row, (skip, count) in enumerate(((0, 9), (5, 800), (7, 90), (9, 5))):
+                    begin = begins[row] + skip
+                    error = np.abs(found[row, :count] - whole[begin : begin + count]).max()
+                    self.assertLessEqual(error, tolerance, (name, rate_hz, row))
+                last = self.rows(read_rows, [2], [lengths[2] - 100], [100], 100)
+                error = np.abs(last[0] - whole[-100:]).max()
+                self.assertLessEqual(error, tolerance, (name, rate_hz))
 
     def test_tensorflow_decodes_native_files_to_the_same_length(self):
         path = self.folder / "a.wav"
@@ -307,8 +338,8 @@ class CacheTest(FolderCase):
         self.assertAlmostEqual(self.pitch(other), 1_000.0, delta=2.0)
 
     def test_a_file_that_changes_while_it_is_decoded_is_named(self):
-        def read_then_replace(path, samples):
-            pcm = read_pcm(path, samples)
+        def read_then_replace(path, samples, start):
+            pcm = read_pcm(path, samples, start=start)
             self.replace_first(1_000.0, 1)
             return pcm
 
@@ -320,9 +351,9 @@ class CacheTest(FolderCase):
     def test_of_two_processes_that_need_a_cache_one_decodes_it(self):
         reads = []
 
-        def count(path, samples):
+        def count(path, samples, start):
             reads.append(path)
-            return read_pcm(path, samples)
+            return read_pcm(path, samples, start=start)
 
         with mock.patch("myxtts.data.pcm_cache.read_pcm", count), ThreadPoolExecutor(3) as pool:
             caches = list(pool.map(lambda _: self.open(), range(3)))
@@ -437,9 +468,9 @@ class DeterministicReadingTest(ReaderCase):
     def test_batches_are_read_in_parallel(self):
         two_threads = threading.Barrier(2, timeout=120.0)
 
-        def read_together(*arguments):
+        def read_together(path, samples, start):
             two_threads.wait()
-            return read_pcm(*arguments)
+            return read_pcm(path, samples, start=start)
 
         with mock.patch("myxtts.data.reading.read_pcm", read_together):
             reader, batches = self.make([0.3] * 8, suffixes=(".flac",))

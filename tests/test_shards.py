@@ -7,7 +7,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
+import soundfile
 
+from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands import shard
 from myxtts.config.schema import Config, DataConfig, TeacherConfig
 from myxtts.data.dataset import load_corpora
@@ -89,6 +91,25 @@ class Split(FolderCase):
         corpora = load_corpora(config, self.folder / "run", LengthRule())[:2]
         names = [{Path(path).name for path in part.manifest.paths} for part in corpora]
         self.assertEqual([{row[0] for row in part} for part in (rows, self.held_out)], names)
+
+    def test_stretches_of_a_recording_stay_stretches(self):
+        wave = np.random.default_rng(0).normal(0, 0.1, 5 * SAMPLE_RATE_HZ)
+        soundfile.write(self.folder / "long.flac", wave, SAMPLE_RATE_HZ)
+        times = [f"long.flac,abc,{0.37 * n},{0.37 * n + 0.35}" for n in range(12)]
+        table = self.write("list.csv", "\n".join(["path,text,start,end", *times]))
+        split = self.split(train_data=str(table), validation_fraction=0.0)
+        whole = self.config(train_data=str(table), validation_fraction=0.0)
+        shards = self.config(
+            train_data=str(self.folder / "shards/train.csv"),
+            audio_root=str(split.audio_root),
+            validation_fraction=0.0,
+        )
+        before, after = (
+            load_corpora(config, self.folder / "run", LengthRule())[0].manifest
+            for config in (whole, shards)
+        )
+        for name in ("ids", "paths", "starts", "samples"):
+            self.assertEqual(list(getattr(after, name)), list(getattr(before, name)), name)
 
     def test_texts_of_a_teacher_are_not_read(self):
         teacher = TeacherConfig(teacher="runs/voice", texts="missing.txt")

@@ -5,6 +5,7 @@ since a corpus may have a million of them; libsndfile reads all others, after ff
 """
 
 import io
+import math
 import os
 import stat
 import struct
@@ -32,8 +33,10 @@ RATE_LIMITS_HZ = (1_000, 768_000)
 BLOCK_SAMPLES = 65_536
 # A megabyte of FLAC may hold days of silence.
 MAX_RECORDING_S = 4 * 3600.0
-# More than the resampling filter sees, so that a cut does not change the samples before it.
+# More than the resampling filter sees, so that a cut does not change the samples near it.
 FILTER_S = 1.0
+# Instead of the first sample of a stretch.
+WHOLE = -1
 RECORDING = "recording", 0.1, "Give audio files, each with at least 0.1 s of speech."
 """Role, shortest length in seconds, and advice, for `check_recording`."""
 REFERENCE = (
@@ -180,18 +183,24 @@ def resampled_length(samples, rate_hz):
 
 
 def read_pcm(
-    path: str | Path, samples: int | None = None, max_s: float = MAX_RECORDING_S
+    path: str | Path, samples: int | None = None, max_s: float = MAX_RECORDING_S, start: int = WHOLE
 ) -> np.ndarray:
     """Read a file as mono at 22,050 Hz, int16 [samples]: averaged, resampled by soxr and clipped.
 
-    Raises DataError if the file cannot be read, contains a NaN or an infinity, or does not have the
-    expected length `samples`, from which it may differ by one sample after resampling. Nothing
-    after `max_s` is decoded.
+    With `start`, the `samples` from there on are read, counted at 22,050 Hz; nothing else of the
+    file is decoded but what the resampling filter sees. Raises DataError if the file cannot be
+    read, contains a NaN or an infinity there, or does not have the expected length `samples`, from
+    which it may differ by one sample after resampling. Nothing after `max_s` is decoded.
     """
     try:
         # The errors of `open` are clearer than libsndfile's "System error".
         with open(path, "rb"), open(libsndfile_path(str(path)), "rb") as file:
-            mono, rate_hz = _read(file, path, samples, max_s)
+            if start == WHOLE:
+                mono, rate_hz = _read(file, path, samples, max_s)
+                skipped = 0
+            else:
+                assert samples is not None
+                mono, rate_hz, skipped = _read_stretch(file, start, samples)
     except soundfile.LibsndfileError as error:
         raise DataError(f"{path} cannot be read: {error.error_string.rstrip('.')}") from error
     except OSError as error:
@@ -203,6 +212,8 @@ def read_pcm(
     pcm = to_pcm(mono)
     if samples is None:
         return pcm
+    if start != WHOLE:
+        pcm = pcm[skipped : skipped + samples]
     _check_length(path, len(pcm), samples, tolerance=int(rate_hz != SAMPLE_RATE_HZ))
     return np.pad(pcm[:samples], (0, samples - min(len(pcm), samples)))
 
@@ -217,12 +228,36 @@ def _read(
             promised = int(resampled_length(sound.frames, sound.samplerate))
             _check_length(path, promised, samples, tolerance=1)
         frames = min(sound.frames, round(max_s * sound.samplerate))
-        mono = np.empty(frames, np.float32)
-        read = 0
-        for block in sound.blocks(BLOCK_SAMPLES, frames=frames, dtype="float32", always_2d=True):
-            mono[read : read + len(block)] = block.mean(axis=1)
-            read += len(block)
-        return mono[:read], sound.samplerate
+        return _mean_of_channels(sound, frames), sound.samplerate
+
+
+def _read_stretch(file: BinaryIO, start: int, samples: int) -> tuple[np.ndarray, int, int]:
+    """Return at least a stretch of a file, its rate, and where the stretch begins after resampling.
+
+    The first sample read is one that falls on a sample at 22,050 Hz.
+    """
+    with soundfile.SoundFile(file.fileno(), closefd=False) as sound:
+        rate_hz = sound.samplerate
+        divisor = math.gcd(rate_hz, SAMPLE_RATE_HZ)
+        margin_s = FILTER_S if rate_hz != SAMPLE_RATE_HZ else 0.0
+        first = max(start - int(margin_s * SAMPLE_RATE_HZ), 0)
+        first -= first % (SAMPLE_RATE_HZ // divisor)
+        begin = first * rate_hz // SAMPLE_RATE_HZ
+        end = math.ceil((start + samples) * rate_hz / SAMPLE_RATE_HZ + margin_s * rate_hz)
+        frames = min(end, sound.frames) - begin
+        if frames <= 0:
+            return np.zeros(0, np.float32), rate_hz, 0
+        sound.seek(begin)
+        return _mean_of_channels(sound, frames), rate_hz, start - first
+
+
+def _mean_of_channels(sound: soundfile.SoundFile, frames: int) -> np.ndarray:
+    mono = np.empty(frames, np.float32)
+    read = 0
+    for block in sound.blocks(BLOCK_SAMPLES, frames=frames, dtype="float32", always_2d=True):
+        mono[read : read + len(block)] = block.mean(axis=1)
+        read += len(block)
+    return mono[:read]
 
 
 def _check_length(path: str | Path, found: int, expected: int, tolerance: int) -> None:
@@ -239,10 +274,10 @@ def to_pcm(wave: np.ndarray) -> np.ndarray:
 
 
 def read_wave(
-    path: str | Path, samples: int | None = None, max_s: float = MAX_RECORDING_S
+    path: str | Path, samples: int | None = None, max_s: float = MAX_RECORDING_S, start: int = WHOLE
 ) -> np.ndarray:
     """Read a file as by `read_pcm`, but as float32 [samples] in [-1, 1]."""
-    return read_pcm(path, samples, max_s).astype(np.float32) / 32768.0
+    return read_pcm(path, samples, max_s, start).astype(np.float32) / 32768.0
 
 
 def check_recording(path: Path, role: str, min_s: float, advice: str) -> None:

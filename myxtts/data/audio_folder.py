@@ -95,8 +95,8 @@ def audio_subfolders(folder: Path) -> list[Path]:
     return [folder / name for name in usual]
 
 
-def audio_files(folder: Path) -> Iterator[str]:
-    """Yield the audio files in and below a folder, in order, relative to it; not the hidden ones.
+def files_below(folder: Path) -> Iterator[str]:
+    """Yield the files in and below a folder, in order, relative to it; not the hidden ones.
 
     Links are followed, and each folder is listed once, so that a link to a folder around it ends.
     Raises DataError if a folder cannot be read.
@@ -110,7 +110,7 @@ def audio_files(folder: Path) -> Iterator[str]:
         listed.add(real_path)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(".") and suffix_of(name):
+            if not name.startswith("."):
                 yield os.path.relpath(os.path.join(path, name), folder)
 
 

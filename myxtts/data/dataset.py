@@ -21,7 +21,8 @@ from myxtts.data.manifest import (
     frontend_of,
     report_rejected,
 )
-from myxtts.data.metadata_file import RejectedRow, Row, read_rows
+from myxtts.data.metadata_file import read_rows
+from myxtts.data.rows import RejectedRow, Row
 from myxtts.data.texts import TeacherRows, read_lines, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -20,8 +20,15 @@ from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import UnusableAudio, check_finite, read_header, resampled_length
-from myxtts.data.metadata_file import RejectedRow, Row, Rows, shortened
+from myxtts.data.audio_file import (
+    WHOLE,
+    AudioHeader,
+    UnusableAudio,
+    check_finite,
+    read_header,
+    resampled_length,
+)
+from myxtts.data.rows import RejectedRow, Row, Rows, shortened
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, write_whole
 from myxtts.text.frontend import TextFrontend
@@ -30,13 +37,17 @@ from myxtts.text.lexicon import read_lexicon
 from myxtts.text.symbols import SymbolTable, frames_needed
 
 # Increase it with the columns or the checks: a manifest of earlier ones must not be taken.
-CACHE_FORMAT = 4
+CACHE_FORMAT = 5
 DIGEST_BYTES = 32
 # More than cores, since they mostly wait for the disk.
 HEADER_THREADS = 8
 CHUNK_ROWS = 256
 # Twice the frames of the longest utterance, which is more than its symbols.
 MAX_TEXT_CHARACTERS = 20_000
+# The times of subtitles, and of some Kaldi segments, exceed the recording a little.
+MAX_EXCESS_S = 0.5
+# Durations in metadata are rounded.
+MAX_REST_S = 0.02
 STRING_COLUMNS = ("ids", "paths", "texts")
 
 UNKNOWN_LANGUAGE = "language unknown to the training corpus"
@@ -87,6 +98,7 @@ class Manifest:
 
     Attributes:
         ids, paths, texts: N strings each; paths are absolute, through links as in the metadata.
+        starts: int64 [N], first sample at SAMPLE_RATE_HZ of a stretch of its file; WHOLE of others.
         samples: int32 [N], length at SAMPLE_RATE_HZ, after resampling.
         native: bool [N], whether `tf.audio.decode_wav` returns exactly these samples.
         tokens: int32 [all tokens], begin and end included; utterance i has token_start[i] to
@@ -98,6 +110,7 @@ class Manifest:
     ids: tuple[str, ...]
     paths: tuple[str, ...]
     texts: tuple[str, ...]
+    starts: np.ndarray
     samples: np.ndarray
     native: np.ndarray
     tokens: np.ndarray
@@ -136,6 +149,7 @@ class _Audio(NamedTuple):
     row: Row
     path: str
     real_path: str
+    start: int
     samples: int
     native: bool
 
@@ -184,7 +198,7 @@ def build_manifest(
     rejected: list[RejectedRow] = []
 
     def reject(row: Row, reason: str, detail: str) -> None:
-        place = str(rows.metadata), row.line, shortened(row.audio)
+        place = row.metadata or str(rows.metadata), row.line, shortened(row.audio)
         rejected.append(RejectedRow(*place, reason, shortened(detail)))
 
     audio = _usable_audio(rows, reject, data, workers)
@@ -193,7 +207,7 @@ def build_manifest(
         allowed = None if grow else vocabulary
         usable = list(_usable_text(audio, reject, frontend, length_rule, allowed))
     manifest, vocabulary = _columns(usable, vocabulary)
-    rejected.sort(key=lambda row: row.line)
+    rejected.sort(key=lambda row: (row.metadata, row.line))
     if cache:
         _save(cache, key, manifest, vocabulary, rejected)
     return manifest, vocabulary, rejected
@@ -243,20 +257,31 @@ def report_rejected(
 
 def _usable_audio(rows: Rows, reject: Reject, data: DataConfig, workers: int) -> list[_Audio]:
     usable: list[_Audio] = []
-    line_of: dict[str, int] = {}
-    examine = partial(_examine, folder=os.path.abspath(rows.folder), data=data)
+    line_of: dict[tuple[str, int, int], int] = {}
+    # Many rows may be stretches of one file.
+    files = lru_cache(64)(read_header), lru_cache(64)(check_finite)
+    examine = partial(_examine, folder=os.path.abspath(rows.folder), data=data, files=files)
     for row, audio in _in_threads(examine, rows.rows, workers, "headers"):
         if isinstance(audio, UnusableAudio):
             reject(row, audio.reason, audio.detail)
-        elif audio.real_path in line_of:
-            reject(row, "duplicate path", f"line {line_of[audio.real_path]} also names it")
+            continue
+        place = audio.real_path, audio.start, audio.samples
+        if place in line_of:
+            reject(row, "duplicate path", f"line {line_of[place]} also names it")
         else:
-            line_of[audio.real_path] = row.line
+            line_of[place] = row.line
             usable.append(audio)
     return usable
 
 
-def _examine(row: Row, folder: str, data: DataConfig) -> _Audio | UnusableAudio:
+def _examine(
+    row: Row,
+    folder: str,
+    data: DataConfig,
+    files: tuple[Callable[[str], AudioHeader], Callable[[str], None]],
+) -> _Audio | UnusableAudio:
+    """Check the file of a row; `files` are read_header and check_finite."""
+    read_header, check_finite = files
     path = os.path.normpath(os.path.join(folder, row.audio))
     real_path = os.path.realpath(path)
     # Links may lead anywhere: in caches of Hugging Face, DVC and git-annex all files are links. The
@@ -267,7 +292,7 @@ def _examine(row: Row, folder: str, data: DataConfig) -> _Audio | UnusableAudio:
             advice = "--audio-root can name a folder that contains it"
             raise UnusableAudio("outside the corpus folder", f"{path}; {advice}")
         header = read_header(path)
-        samples = resampled_length(header.samples, header.rate_hz)
+        start, samples = _stretch(row, resampled_length(header.samples, header.rate_hz))
         # Rounded away from the limit, so that the message does not seem to contradict it.
         ms = 1000 * samples / SAMPLE_RATE_HZ
         if samples < data.min_seconds * SAMPLE_RATE_HZ:
@@ -281,7 +306,23 @@ def _examine(row: Row, folder: str, data: DataConfig) -> _Audio | UnusableAudio:
             check_finite(path)
     except UnusableAudio as error:
         return error
-    return _Audio(row, path, real_path, samples, header.native)
+    return _Audio(row, path, real_path, start, samples, header.native and start == WHOLE)
+
+
+def _stretch(row: Row, length: int) -> tuple[int, int]:
+    """Return the first sample of a row, or WHOLE, and its number of samples, at SAMPLE_RATE_HZ."""
+    if row.end_s is None and not row.start_s:
+        return WHOLE, length
+    start = round(row.start_s * SAMPLE_RATE_HZ)
+    end = length if row.end_s is None else round(row.end_s * SAMPLE_RATE_HZ)
+    if end - length > MAX_EXCESS_S * SAMPLE_RATE_HZ or start >= min(end, length):
+        stretch = f"{row.start_s:.3f} s to {end / SAMPLE_RATE_HZ:.3f} s"
+        detail = f"{stretch}, but the file has {length / SAMPLE_RATE_HZ:.3f} s"
+        raise UnusableAudio("not in the recording", detail)
+    end = min(end, length)
+    if start == 0 and length - end <= MAX_REST_S * SAMPLE_RATE_HZ:
+        return WHOLE, length
+    return start, end - start
 
 
 def _in_threads(
@@ -359,6 +400,7 @@ def _columns(
         ids=tuple(row.id for row in rows),
         paths=tuple(audio.path for audio, _ in usable),
         texts=tuple(row.text for row in rows),
+        starts=np.array([audio.start for audio, _ in usable], np.int64),
         samples=np.array([audio.samples for audio, _ in usable], np.int32),
         native=np.array([audio.native for audio, _ in usable], bool),
         tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),

@@ -74,7 +74,8 @@ def rows_from_cache(manifest: Manifest, path: Path) -> ReadRows:
             if zlib.crc32(found.data) != checksums[row]:
                 text = "%s is damaged where it has %s, which is read instead"
                 log.warning(text, path, manifest.paths[row])
-                found = decoded[row] = _read(manifest.paths[row], len(found))
+                place = len(found), int(manifest.starts[row])
+                found = decoded[row] = _read(manifest.paths[row], *place)
             is_intact[row] = True
         return found
 
@@ -122,14 +123,15 @@ def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
     file.truncate(0)
     checksums = np.zeros(len(manifest), CHECKSUM)
     before = _stamps(manifest)
-    pairs = list(zip(manifest.paths, manifest.samples.tolist(), strict=True))
+    columns = manifest.paths, manifest.samples.tolist(), manifest.starts.tolist()
+    utterances = list(zip(*columns, strict=True))
     with (
         ThreadPoolExecutor(workers) as pool,
-        tqdm(total=len(pairs), desc="decode", unit="utt", disable=None) as bar,
+        tqdm(total=len(utterances), desc="decode", unit="utt", disable=None) as bar,
     ):
-        for begin in range(0, len(pairs), CHUNK_UTTERANCES):
-            chunk = pairs[begin : begin + CHUNK_UTTERANCES]
-            for row, wave in enumerate(pool.map(lambda pair: _read(*pair), chunk), begin):
+        for begin in range(0, len(utterances), CHUNK_UTTERANCES):
+            chunk = utterances[begin : begin + CHUNK_UTTERANCES]
+            for row, wave in enumerate(pool.map(lambda place: _read(*place), chunk), begin):
                 file.write(wave.tobytes())
                 checksums[row] = zlib.crc32(wave.data)
                 bar.update()
@@ -144,8 +146,8 @@ def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
     os.fsync(file.fileno())
 
 
-def _read(path: str, samples: int) -> np.ndarray:
+def _read(path: str, samples: int, start: int) -> np.ndarray:
     try:
-        return read_pcm(path, samples)
+        return read_pcm(path, samples, start=start)
     except DataError as error:
         raise DataError(f"{error}. Repair the file, or remove its row from the corpus.") from error

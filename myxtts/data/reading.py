@@ -101,7 +101,8 @@ def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> D
     where = f"epoch {planned.step.position.epoch + 1}, step {planned.step.position.step + 1}"
     for row in rows:
         try:
-            read_pcm(manifest.paths[row], int(manifest.samples[row]))
+            start = int(manifest.starts[row])
+            read_pcm(manifest.paths[row], int(manifest.samples[row]), start=start)
             if manifest.native[row] and not read_header(manifest.paths[row]).native:
                 former = f"16-bit mono WAV at {SAMPLE_RATE_HZ} Hz when the manifest was made"
                 raise DataError(f"{manifest.paths[row]} was {former}")
@@ -118,6 +119,7 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
     """Return what reads rows of batches from files: 16-bit mono WAV without Python, if native."""
     paths = tf.constant([os.fsencode(path) for path in manifest.paths])
     lengths = tf.constant(manifest.samples)
+    starts = tf.constant(manifest.starts)
     native = tf.constant(manifest.native & native_loading)
     all_native = bool(np.all(manifest.native)) and native_loading
 
@@ -131,10 +133,11 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
         return tf.cast(wave * 32768.0, tf.int16)
 
     def convert(row: tf.Tensor) -> tf.Tensor:
-        def read(path: bytes, samples: np.int32) -> np.ndarray:
-            return read_pcm(os.fsdecode(path), int(samples))
+        def read(path: bytes, samples: np.int32, start: np.int64) -> np.ndarray:
+            return read_pcm(os.fsdecode(path), int(samples), start=int(start))
 
-        pcm = tf.numpy_function(read, [paths[row], lengths[row]], tf.int16, stateful=False)
+        where = paths[row], lengths[row], starts[row]
+        pcm = tf.numpy_function(read, where, tf.int16, stateful=False)
         return tf.ensure_shape(pcm, [None])
 
     def read_row(row, start, samples, padded):

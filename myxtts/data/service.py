@@ -90,9 +90,10 @@ class ServiceReader:
         foreign = np.flatnonzero(~self.manifest.native)
         if len(foreign):
             raise DataError(
-                f"the workers of {self.address} read 16-bit mono WAV at {SAMPLE_RATE_HZ} Hz, but"
-                f" {len(foreign)} of {len(self.manifest)} files have another format, the first is"
-                f" {self.manifest.paths[foreign[0]]}. Convert them, or leave out --data-service."
+                f"the workers of {self.address} read whole files, 16-bit mono WAV at"
+                f" {SAMPLE_RATE_HZ} Hz, but {len(foreign)} of {len(self.manifest)} utterances are"
+                f" in other ones, the first in {self.manifest.paths[foreign[0]]}. Convert them, or"
+                " leave out --data-service."
             )
 
     @property
@@ -198,7 +199,7 @@ class ServiceReader:
 def _select_rows(manifest: Manifest, rows: np.ndarray) -> Manifest:
     """A manifest with some rows, in which only the columns that reading uses are selected."""
     paths = tuple(manifest.paths[row] for row in rows)
-    columns = {"samples": manifest.samples[rows], "native": manifest.native[rows]}
+    columns = {name: getattr(manifest, name)[rows] for name in ("starts", "samples", "native")}
     return replace(manifest, paths=paths, **columns)
 
 

@@ -16,8 +16,9 @@ from myxtts.data import dataset
 from myxtts.data.audio_file import read_wave
 from myxtts.data.batch_plan import Pass
 from myxtts.data.manifest import Manifest, Vocabulary, build_manifest, report_rejected
-from myxtts.data.metadata_file import DEFAULT_SPEAKER, read_corpus
+from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pipeline import compile_hand_over, held_out_pipeline
+from myxtts.data.rows import DEFAULT_SPEAKER
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
@@ -275,7 +276,8 @@ def align_utterances(
 
 def read_row(manifest: Manifest, row: int) -> np.ndarray:
     """Read the wave of an utterance, float32 [samples]; raise DataError if it cannot be read."""
-    return read_wave(manifest.paths[row], int(manifest.samples[row]))
+    start = int(manifest.starts[row])
+    return read_wave(manifest.paths[row], int(manifest.samples[row]), start=start)
 
 
 def evenly_spaced(rows: np.ndarray, count: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from myxtts.audio.format import (
 )
 from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
 from myxtts.data.audio_file import write_wav
-from myxtts.data.metadata_file import DEFAULT_SPEAKER
+from myxtts.data.rows import DEFAULT_SPEAKER
 from myxtts.evaluation import held_out, metrics, speech, table
 from myxtts.evaluation.held_out import Evaluation
 from myxtts.evaluation.metrics import CopyMetrics

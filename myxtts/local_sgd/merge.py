@@ -28,7 +28,8 @@ from myxtts.config.load import check_storable, dump
 from myxtts.config.schema import IN_MERGE, OFF_IN_MERGE, Config, LocalSGDConfig, RunConfig
 from myxtts.data.dataset import audio_root_of
 from myxtts.data.manifest import Manifest, build_manifest, report_rejected
-from myxtts.data.metadata_file import Rows, read_corpus
+from myxtts.data.metadata_file import read_corpus
+from myxtts.data.rows import Rows
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.files import fsync_folder, new_folder, write_whole
 from myxtts.tasks.registry import length_rule_of

@@ -12,6 +12,7 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config
+from myxtts.data.audio_file import WHOLE
 from myxtts.data.dataset import audio_root_of, corpus_folder, load_corpora
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.errors import DataError
@@ -19,7 +20,7 @@ from myxtts.files import write_whole
 from myxtts.tasks.registry import length_rule_of
 
 COLUMNS = ("path", "text", "speaker", "language")
-
+STRETCH = ("start", "end")
 
 TRAIN = "train.csv"
 HELD_OUT = "held_out.csv"
@@ -118,15 +119,24 @@ def _write_rows(
     vocabulary: Vocabulary,
     audio_root: Path,
 ) -> None:
-    """Write some utterances of a manifest as a CSV file with the header COLUMNS."""
+    """Write some utterances of a manifest as a CSV file with the header COLUMNS.
+
+    STRETCH, in seconds, follows if some are not whole files.
+    """
+    has_stretches = np.any(manifest.starts != WHOLE)
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(COLUMNS)
+    writer.writerow(COLUMNS + STRETCH if has_stretches else COLUMNS)
     for row in rows:
         audio = os.path.relpath(manifest.paths[row], audio_root)
         speaker = vocabulary.speakers[manifest.speaker[row]]
         language = vocabulary.languages[manifest.language[row]]
-        writer.writerow((audio, manifest.texts[row], speaker, language))
+        fields = [audio, manifest.texts[row], speaker, language]
+        if has_stretches:
+            start = max(int(manifest.starts[row]), 0)
+            end = start + int(manifest.samples[row])
+            fields += [str(start / SAMPLE_RATE_HZ), str(end / SAMPLE_RATE_HZ)]
+        writer.writerow(fields)
     write_whole(path, text.getvalue().encode(errors="surrogateescape"))
 
 

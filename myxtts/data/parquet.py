@@ -1,0 +1,120 @@
+"""Parquet files with the bytes of the audio, as Hugging Face publishes corpora."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from myxtts.data.audio_folder import suffix_of
+from myxtts.data.ffmpeg import cache_folder
+from myxtts.data.rows import CorpusOptions, Layout
+from myxtts.data.tables import COLUMN_NAMES, JSON, Table, meanings, row_of, value_of
+from myxtts.errors import DataError
+from myxtts.files import file_stamp, locked_file, new_folder
+
+BATCH_ROWS = 64
+
+
+class _Part(NamedTuple):
+    """One file: its column of audio, a struct of bytes and path, and the columns of the row."""
+
+    path: Path
+    file: Any
+    audio: str
+    others: list[str]
+
+
+def read_parquet(options: CorpusOptions) -> Layout | None:
+    """Read a file, or those of a folder and its subfolder data/; of several splits that of train.
+
+    The audio is written into the cache of the user, once.
+    """
+    paths = [options.path]
+    if os.path.isdir(options.path):
+        paths = sorted([*options.path.glob("*.parquet"), *options.path.glob("data/*.parquet")])
+        paths = [path for path in paths if path.name.startswith("train")] or paths
+    if not paths or paths[0].suffix != ".parquet":
+        return None
+    parts = [*map(_open, paths)]
+    header = ("path", *(name.lower() for name in parts[0].others))
+    columns = meanings(header, options.needs_text)
+    if columns is None:
+        raise DataError(
+            f"{paths[0]} should have a column of texts, but has {', '.join(header[1:])}. Name it"
+            f" {COLUMN_NAMES['text'][0]}."
+        )
+    stamps = [(os.path.realpath(path), file_stamp(path)) for path in paths]
+    digest = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
+    folder = cache_folder() / f"parquet-{digest[:32]}"
+    if not folder.exists():
+        _extract(parts, folder)
+    table = Table(JSON, columns, [], header)
+    rows = []
+    for line, name, part, record in _records(parts, "path"):
+        fields = [name, *(value_of(record[other]) for other in part.others)]
+        row = row_of(line, fields, table, part.path, options.language)
+        rows.append(row._replace(metadata=str(part.path)))
+    form = table.form.replace("JSON lines, keys path", f"parquet, columns {parts[0].audio}")
+    return Layout(form, options.path, rows, [folder])
+
+
+def _open(path: Path) -> _Part:
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise DataError(
+            f"{path} is read by pyarrow, which is not installed. Install it with `pip install"
+            " pyarrow`, or give another form of the corpus."
+        ) from error
+    try:
+        file = ParquetFile(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {error}. Restore the file.") from error
+    for field in file.schema_arrow:
+        if pyarrow.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0:
+            others = [
+                name
+                for name in file.schema_arrow.names
+                if name != field.name and name.lower() not in COLUMN_NAMES["path"]
+            ]
+            return _Part(path, file, field.name, others)
+    raise DataError(
+        f"{path} should have a column with the bytes of the audio, but has"
+        f" {', '.join(file.schema_arrow.names)}. Give audio files and a table that names them."
+    )
+
+
+def _records(parts: Sequence[_Part], field: str) -> Iterator[tuple[int, str, _Part, dict]]:
+    """Yield the number of each row, the name of its audio file, and its columns with one field of
+    the audio besides the path.
+    """
+    number = 0
+    for part in parts:
+        names = [f"{part.audio}.path", f"{part.audio}.{field}", *part.others]
+        for batch in part.file.iter_batches(BATCH_ROWS, columns=[*dict.fromkeys(names)]):
+            for record in batch.to_pylist():
+                number += 1
+                audio = record[part.audio] or {}
+                yield number, f"{number:08d}{suffix_of(audio.get('path') or '')}", part, record
+
+
+def _extract(parts: Sequence[_Part], folder: Path) -> None:
+    lock = folder.with_suffix(".lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked_file(lock):
+            # Another process may just have made it.
+            if not folder.exists():
+                with new_folder(folder) as partial:
+                    for _, name, part, record in _records(parts, "bytes"):
+                        audio = record[part.audio] or {}
+                        (partial / name).write_bytes(audio.get("bytes") or b"")
+            lock.unlink()
+    except OSError as error:
+        raise DataError(
+            f"the audio in {parts[0].path} cannot be written to {folder}: {error.strerror}. Free"
+            " some disk space, or set XDG_CACHE_HOME to another folder."
+        ) from error

@@ -27,9 +27,8 @@ def read_kaldi(options: CorpusOptions) -> Layout | None:
     files = {"wav.scp": _table(folder / "wav.scp")}
     for name in ("segments", "utt2spk", "utt2lang"):
         files[name] = _table(folder / name) if (folder / name).is_file() else {}
-    listing = folder / "text"
-    if not options.needs_text and not listing.is_file():
-        listing = folder / ("segments" if has_segments else "wav.scp")
+    names = ["text"] if options.needs_text else ["text", "segments", "wav.scp"]
+    listing = next((folder / name for name in names if (folder / name).is_file()), folder / "text")
     texts = _table(listing)
     rows: list[Row | RejectedRow] = []
     for utterance, (line, text) in texts.items():
@@ -39,8 +38,10 @@ def read_kaldi(options: CorpusOptions) -> Layout | None:
             if has_segments:
                 recording, *numbers = files["segments"][utterance][1].split()
                 start_s, end_s = map(float, numbers[:2])
+                times = start_s, end_s
                 # Kaldi has -1 for the end of the recording.
-                times = start_s, None if end_s < 0 else end_s
+                if end_s < 0:
+                    times = start_s, None
             audio = files["wav.scp"][recording][1]
         except (KeyError, ValueError):
             fault = "no file in wav.scp, or no recording, start and end in segments"

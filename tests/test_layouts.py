@@ -379,6 +379,18 @@ class EveryLayout(FolderCase):
         self.assertEqual(found["a.vtt", 6], "malformed row: no times: 00:01 --> 2")
         self.assertIn("not in the recording: 1.000 s to 4.100 s", found["a.vtt", 9])
 
+    def test_texts_all_in_capitals_are_not_spelt(self):
+        for name, lines, expected in (
+            ("capitals", "1-7-0 IT TOLD US\n1-7-1 5\n", ["it told us", "5"]),
+            ("mixed", "1-7-0 IT TOLD US\n1-7-1 Us\n", ["IT TOLD US", "Us"]),
+        ):
+            corpus = Corpus(self.folder / name)
+            corpus.write("1/7/1-7-0.flac", "")
+            corpus.write("1/7/1-7.trans.txt", lines)
+            rows = read_corpus(corpus.folder, "en")
+            self.assertEqual([row.text for row in rows.rows], expected)
+            self.assertEqual("tree, texts in lower case; 2 rows" in rows.form, name == "capitals")
+
     def test_corpora_that_cannot_be_read_say_what_to_do(self):
         corpus = Corpus(self.folder)
         broken = corpus.write("a.parquet", "PAR1")

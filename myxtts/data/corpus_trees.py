@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from myxtts.data.audio_folder import AudioFolder, files_below
-from myxtts.data.rows import DEFAULT_SPEAKER, CorpusOptions, Layout, RejectedRow, Row, malformed
+from myxtts.data.rows import (
+    DEFAULT_SPEAKER,
+    CorpusOptions,
+    Layout,
+    RejectedRow,
+    Row,
+    malformed,
+    without_capitals,
+)
 from myxtts.data.tables import read_table, read_text
 
 VCTK_AUDIO = (
@@ -52,6 +60,7 @@ def read_tree(options: CorpusOptions) -> Layout | None:
         for file in texts:
             rows += read(tree, file)
         if rows:
+            form = without_capitals(form, rows)
             return Layout(form, options.path, rows, [tree.audio.path])
     return None
 

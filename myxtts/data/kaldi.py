@@ -11,6 +11,7 @@ from myxtts.data.rows import (
     Row,
     folders_of,
     malformed,
+    without_capitals,
 )
 from myxtts.data.tables import read_text
 
@@ -59,7 +60,8 @@ def read_kaldi(options: CorpusOptions) -> Layout | None:
         rows.append(Row(line, "", audio, text, speaker, language, *times))
     audios = [row.audio for row in rows if isinstance(row, Row)]
     form = "Kaldi folder with segments" if has_segments else "Kaldi folder"
-    return Layout(form, listing, rows, folders_of(audios, folder, options.root))
+    folders = folders_of(audios, folder, options.root)
+    return Layout(without_capitals(form, rows), listing, rows, folders)
 
 
 def _table(path: Path) -> dict[str, tuple[int, str]]:

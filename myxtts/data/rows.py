@@ -89,6 +89,19 @@ def malformed(metadata: Path, line: int, audio: str, detail: str) -> RejectedRow
     return RejectedRow(str(metadata), line, shortened(audio), "malformed row", detail)
 
 
+def without_capitals(form: str, rows: list[Row | RejectedRow]) -> str:
+    """Put the texts into lower case if all of them are capitals, as in LibriSpeech: the text front
+    end would spell "IT" and "US". Returns the form, which then says so.
+    """
+    texts = [row.text for row in rows if isinstance(row, Row)]
+    if not any(map(str.isupper, texts)) or any(text != text.upper() for text in texts):
+        return form
+    for number, row in enumerate(rows):
+        if isinstance(row, Row):
+            rows[number] = row._replace(text=row.text.lower())
+    return f"{form}, texts in lower case"
+
+
 def folders_of(audios: Iterable[str], folder: Path, root: Path | None) -> list[Path]:
     """Return where audio may be that a toolkit has listed: `root`, or else `folder`, the two above
     it, where recipes run, or the folder of all absolute names.

@@ -57,6 +57,10 @@ class Words(unittest.TestCase):
                 after = TextFrontend(normaliser="words-1").symbols(sentence, language)
                 self.assertEqual(after, before, sentence)
 
+    def test_russian_stress_marks_stay_accents(self):
+        for written in ("вол+ос", "воло\u0301с"):
+            self.assertEqual(self.words(f"{written}, 5", "ru"), "воло\u0301с, пять")
+
     def test_abbreviations_keep_the_dot_that_ends_a_sentence(self):
         for written, spoken in {
             "It is on Oak Rd.": "It is on Oak Road.",

@@ -22,6 +22,8 @@ Normaliser = Literal["none", "words-1"]
 # Damga takes 0.5 s for 1,000 characters of numbers, and 50 times as long for 10,000.
 MAX_CHARACTERS = 400
 
+_STRESSED = re.compile(r"(?<!\d)\+([аеёиоуыэюя])", re.IGNORECASE)
+
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
 
@@ -124,7 +126,9 @@ def _expansions(language: str) -> list[tuple[re.Pattern, str]]:
 def _function(language: str) -> Callable[[str], str]:
     """Import the library of a language, and return its function from a text to a text."""
     if language == "ru":
-        return importlib.import_module("ru_normalizr").normalize
+        normalise = importlib.import_module("ru_normalizr").normalize
+        # It writes the accent of a stressed vowel as a plus, which espeak-ng reads.
+        return lambda text: _STRESSED.sub("\\1\u0301", normalise(text))
     if language == "fa":
         return importlib.import_module("myxtts.text.persian").words_of
     return importlib.import_module("damga").TextNormalizer(lang=language).normalize

@@ -24,6 +24,7 @@ VCTK_AUDIO = (
     "wav48_silence_trimmed/{0}/{1}_mic2.flac",
     "wav48/{0}/{1}.wav",
 )
+# Not by pysubs2, which drops the speakers of WebVTT and the numbers of lines.
 # A line of times, such as 00:01:02,345 --> 00:01:04,000, and the lines up to an empty one.
 CUE = re.compile(r"^(.*-->.*)$((?:\n.*\S.*)*)", re.MULTILINE)
 # In WebVTT the hours are optional, the separator is a point, and settings may follow.

@@ -264,12 +264,17 @@ def _festvox(file: _File) -> Table | None:
     marks = 0
     for line, fields in _records(file.text, "\n"):
         if prompt := PROMPT.fullmatch(fields[0]):
-            text, removed = STRESS_MARK.subn("", prompt[2].replace('\\"', '"'))
+            text, removed = without_stress_marks(prompt[2].replace('\\"', '"'))
             marks += removed
             fields = [prompt[1], text]
         records.append((line, fields))
     note = f" without their {marks} stress marks (+)" if marks else ""
     return Table("\n", ("path", "text"), records, name=f"Festvox prompts{note}")
+
+
+def without_stress_marks(text: str) -> tuple[str, int]:
+    """Return a text without the + that Festvox writes before a stressed vowel; and how many."""
+    return STRESS_MARK.subn("", text)
 
 
 def _named_texts(file: _File) -> Table | None:

@@ -1,4 +1,6 @@
 # make demo       train a tiny vocoder and a tiny voice, and synthesize a sentence; needs Python and make only
+# make real       train a vocoder and a voice on a person's recordings, and write a page to hear them; Debian or Ubuntu.
+#                 make real FROM=FOLDER takes the package festvox-ru from a folder, as a file *.deb or unpacked
 # make test       the test suite, in two processes
 # make test-long  the test suite with the tests that take many seconds each, faults, a short soak test and mutants
 # make test-quick the tests that need no TensorFlow, in half a minute
@@ -13,7 +15,7 @@ INSTALLED := .venv/installed
 INSTALLED_DEMO := .venv/installed-demo
 INSTALLED_GPU := .venv/installed-gpu
 
-.PHONY: demo test test-long test-quick lint docs gpu-proof
+.PHONY: demo real test test-long test-quick lint docs gpu-proof
 
 demo: $(INSTALLED_DEMO)
 	$(BIN)/python utilities/make_demo_corpus.py --out data/demo
@@ -26,6 +28,13 @@ demo: $(INSTALLED_DEMO)
 	@echo "         runs/demo/report.html in a browser: held-out sentences, each as a recording and as synthesized speech,"
 	@echo "         with the vocoder and with Griffin-Lim, and pictures of mel and alignment"
 	@echo "Look:    .venv/bin/tensorboard --logdir runs"
+
+real: $(INSTALLED_DEMO)
+	$(BIN)/python utilities/human/corpora.py festvox-ru $(if $(FROM),--from $(FROM))
+	$(BIN)/python train_main.py --config configs/human_vocoder.yaml --resume
+	$(BIN)/python train_main.py --config configs/human.yaml --vocoder runs/human_vocoder --resume
+	$(BIN)/python utilities/evaluate.py --run runs/human
+	$(BIN)/python utilities/human/page.py --run runs/human --open
 
 test: $(INSTALLED)
 	$(BIN)/python -m tests.run

@@ -1,0 +1,97 @@
+"""The programs that make corpora of people, and the page of `make real`. No TensorFlow."""
+
+import gzip
+import shutil
+import unittest
+
+import numpy as np
+import soundfile
+
+from myxtts.errors import DataError
+from tests.fixtures import FolderCase
+from tests.html_checker import Checker
+from tests.sine_corpus import sine
+from utilities.human import corpora, page
+
+
+class CorporaTest(FolderCase):
+    def setUp(self):
+        super().setUp()
+        share = self.folder / "from/usr/share"
+        voice = share / corpora.CORPORA["festvox-ru"].folder
+        (share / "doc/festvox-ru").mkdir(parents=True)
+        for number in range(22):
+            name = f"ru_{number:04d}"
+            self.write(f"{voice}/wav/{name}.wav")
+            soundfile.write(voice / "wav" / f"{name}.wav", sine(100, 1.0), 22_050)
+        lines = [f'( ru_{number:04d} "Она{number}, в+олос." )' for number in range(21)]
+        lines.append('( ru_0021 "' + "а" * 30 + '" )')
+        self.write(f"{voice}/etc/txt.done.data", "\n".join(lines) + "\n")
+
+    def make(self, name="festvox-ru", source="from"):
+        out = self.folder / "out"
+        corpora.make_corpus(name, out, self.folder / source, self.folder / "packages")
+        return corpora.read_tables(out)
+
+    def test_every_20th_sentence_is_held_out_and_texts_too_long_for_their_speech_are_left_out(self):
+        training, held_out = (tables := self.make()).values()
+        self.assertEqual(
+            [row["path"] for row in held_out], ["wavs/ru_0000.wav", "wavs/ru_0020.wav"]
+        )
+        self.assertEqual(len(training), 19)
+        first = {"path": "wavs/ru_0001.wav", "text": "Она1, волос."}
+        self.assertEqual(training[0], first | {"speaker": "festvox-ru", "language": "ru"})
+        self.assertEqual(self.make(), tables)
+
+    def test_a_folder_without_the_package_is_an_error_that_says_what_to_give(self):
+        with self.assertRaisesRegex(DataError, "festvox-ru was requested.*Give another folder"):
+            self.make(source="packages")
+
+    def test_prompts_with_digits_or_brackets_have_no_text(self):
+        lines = "\ufeff; English\n\na/b: Hello.\nc:press 1\nd: (beep)\ne: ...\nf: Dial: now \n"
+        file = self.write("texts.gz", gzip.compress(lines.encode()))
+        self.assertEqual(corpora.prompt_texts(file), {"a/b": "Hello.", "f": "Dial: now"})
+
+    @unittest.skipUnless(shutil.which("ffmpeg"), "needs ffmpeg")
+    def test_prompts_of_subfolders_are_decoded_and_missing_ones_left_out(self):
+        soundfile.write(self.write("sounds/a/b.wav"), sine(100, 1.0), 22_050)
+        texts = {"a/b": "Hello.", "c": "Missing."}
+        decoded = corpora.decode_prompts(texts, self.folder / "sounds", self.folder / "wavs")
+        self.assertEqual(decoded, {"a_b": "Hello."})
+        self.assertEqual(soundfile.info(self.folder / "wavs/a_b.wav").samplerate, 16_000)
+
+
+class PageTest(FolderCase):
+    def test_the_page_is_well_formed_and_has_each_sound_and_the_newest_table(self):
+        row = {"text": '<b> & "Да"', "language": "ru"}
+        waves = {"recording": sine(100, 0.5), "voice": sine(120, 0.5)}
+        self.write("evaluation/step-000010/scores.md", "| a < b |")
+        content = page.render(self.folder, [page.Sounds(row, waves)] * 2)
+        Checker(self, content)
+        self.assertEqual(content.count("data:audio/ogg"), 4)
+        self.assertIn("&lt;b&gt; &amp; &quot;Да&quot;", content)
+        self.assertIn("| a &lt; b |", content)
+
+    def test_waves_become_equally_loud_whatever_their_pauses_and_do_not_clip(self):
+        wave = sine(200, 1.0)
+        padded = np.concatenate([wave, np.zeros(22_050)])
+        loud = [page.equally_loud(of) for of in (0.01 * wave, wave, padded)]
+        for of in loud[:2]:
+            np.testing.assert_allclose(of, loud[2][: len(of)], atol=2e-3)
+        click = np.zeros(22_050)
+        click[100] = 1.0
+        self.assertAlmostEqual(np.abs(page.equally_loud(click)).max(), page.PEAK, places=5)
+
+    def test_sentences_come_from_the_table_of_held_out_ones(self):
+        rows = [{"path": f"{n}.ogg", "text": str(n)} for n in range(5)]
+        corpora.write_tables(self.folder, dict.fromkeys(corpora.TABLES, rows))
+        for n in range(5):
+            soundfile.write(self.folder / f"{n}.ogg", sine(100, 1.0 + n), 22_050)
+        chosen = page.choose_sentences(self.folder, 3)
+        self.assertEqual([row["text"] for row in chosen], ["1", "2", "4"])
+        with self.assertRaisesRegex(DataError, "does not exist. Make the corpus with"):
+            page.choose_sentences(self.folder / "none", 3)
+
+
+if __name__ == "__main__":
+    unittest.main()

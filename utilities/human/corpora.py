@@ -5,8 +5,9 @@
 
 A corpus is a folder data/human/NAME for --train-data: `metadata_train.csv` and `metadata_eval.csv`
 (path|text|speaker|language), the second with the sentences that are held out, every 20th; and
-`wavs/`. `apt-get download` fetches the packages, unless --from names a folder that has them, as
-files *.deb or unpacked (/ if they are installed). The prompts of Asterisk need ffmpeg.
+`wavs/`, a link to the recordings. `apt-get download` fetches the packages, unless --from names a
+folder that has them, as files *.deb or unpacked (/ if they are installed). The prompts of Asterisk
+need ffmpeg.
 
 festvox-ru is one man who reads Russian for 99 minutes (BSD-like licence). The others are telephone
 prompts by professional speakers, from one word to a minute (CC-BY-SA-3.0, CC-BY-3.0; armelle:
@@ -20,7 +21,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,8 +37,6 @@ TABLES = "metadata_train.csv", "metadata_eval.csv"
 HELD_OUT_EVERY = 20
 # Letters a second. Single letters are spelled slowly; beeps and half of a text are beyond.
 LETTER_RATES = 0.8, 22.0
-# One process of ffmpeg for each file would take longer than all decoding.
-DECODED_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -48,17 +46,20 @@ class Corpus:
     recordings: str
     texts: str
     folder: str
+    speaker: str
     language: str
 
 
 def prompts(language: str, folder: str) -> Corpus:
+    """The prompts of Asterisk in a language; their folder ends with the speaker."""
     texts = f"asterisk-core-sounds-{language}"
-    return Corpus(f"{texts}-g722", texts, f"asterisk/sounds/{folder}", language)
+    speaker = folder.split("_")[-1].lower()
+    return Corpus(f"{texts}-g722", texts, f"asterisk/sounds/{folder}", speaker, language)
 
 
 CORPORA = {
     "festvox-ru": Corpus(
-        *("festvox-ru", "festvox-ru"), "festival/voices/russian/msu_ru_nsh_clunits", "ru"
+        *("festvox-ru", "festvox-ru"), "festival/voices/russian/msu_ru_nsh_clunits", "nsh", "ru"
     ),
     "prompts-en": prompts("en", "en_US_f_Allison"),
     "prompts-es": prompts("es", "es_MX_f_Allison"),
@@ -67,10 +68,11 @@ CORPORA = {
     "prompts-ru": prompts("ru", "ru_RU_f_IvrvoiceRU"),
     "menardi": Corpus(
         *("asterisk-prompt-it-menardi-wav", "asterisk-core-sounds-it"),
-        *("asterisk/sounds/it_IT_f_Menardi", "it"),
+        *("asterisk/sounds/it_IT_f_Menardi", "menardi", "it"),
     ),
     "armelle": Corpus(
-        *("asterisk-prompt-fr-armelle", "asterisk-core-sounds-fr"), "asterisk/sounds/fr", "fr"
+        *("asterisk-prompt-fr-armelle", "asterisk-core-sounds-fr"),
+        *("asterisk/sounds/fr", "armelle", "fr"),
     ),
 }
 
@@ -93,25 +95,26 @@ def main() -> int:
 
 
 def make_corpus(name: str, folder: Path, source: Path | None, store: Path) -> None:
-    """Write the tables and the recordings of a corpus; DataError without its packages or ffmpeg."""
+    """Write the tables of a corpus and a link to its recordings; DataError without its packages."""
     corpus = CORPORA[name]
     recordings = unpack(corpus.recordings, source, store) / "usr/share" / corpus.folder
-    folder.mkdir(parents=True, exist_ok=True)
     if corpus.folder.startswith("festival"):
         texts = festvox_texts(recordings / "etc/txt.done.data")
-        (folder / "wavs").unlink(missing_ok=True)
-        (folder / "wavs").symlink_to((recordings / "wav").resolve())
+        recordings = recordings / "wav"
     else:
-        package = unpack(corpus.texts, source, store)
-        file = f"core-sounds-{corpus.language}.txt.gz"
-        listed = prompt_texts(package / "usr/share/doc" / corpus.texts / file)
-        texts = decode_prompts(listed, recordings, folder / "wavs")
+        documents = unpack(corpus.texts, source, store) / "usr/share/doc" / corpus.texts
+        texts = prompt_texts(documents / f"core-sounds-{corpus.language}.txt.gz")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "wavs").unlink(missing_ok=True)
+    (folder / "wavs").symlink_to(recordings.resolve())
+    found = [path for id in texts for path in sorted(recordings.glob(f"{id}.*"))[:1]]
     tables: dict[str, list[Row]] = {table: [] for table in TABLES}
-    for number, (id, text) in enumerate(texts.items()):
-        speech = {"path": f"wavs/{id}.wav", "text": text}
+    for number, path in enumerate(found):
+        sound = path.relative_to(recordings)
+        speech = {"path": f"wavs/{sound}", "text": texts[str(sound.with_suffix(""))]}
         if fits(folder, speech):
             table = TABLES[number % HELD_OUT_EVERY == 0]
-            tables[table].append(speech | {"speaker": name, "language": corpus.language})
+            tables[table].append(speech | {"speaker": corpus.speaker, "language": corpus.language})
     write_tables(folder, tables)
 
 
@@ -136,7 +139,7 @@ def unpack(package: str, source: Path | None, store: Path) -> Path:
     return part.rename(folder)
 
 
-def run(command: Sequence[str], purpose: str, cwd: Path | None = None) -> None:
+def run(command: tuple[str, ...], purpose: str, cwd: Path | None = None) -> None:
     """Run a program; DataError if it is missing or fails."""
     if not shutil.which(command[0]):
         raise DataError(
@@ -168,30 +171,6 @@ def prompt_texts(file: Path) -> dict[str, str]:
     return texts
 
 
-def decode_prompts(texts: dict[str, str], sounds: Path, out: Path) -> dict[str, str]:
-    """Decode the prompts that exist to WAV; return their texts by id, a name with _ for /."""
-    out.mkdir(exist_ok=True)
-    found = [name for name in texts if sound_of(sounds, name)]
-    for first in range(0, len(found), DECODED_AT_ONCE):
-        names = found[first : first + DECODED_AT_ONCE]
-        command = ["ffmpeg", "-v", "error", "-nostdin", "-y"]
-        for name in names:
-            command += ["-i", str(sound_of(sounds, name))]
-        for number, name in enumerate(names):
-            command += ["-map", str(number), "-ar", "16000", str(out / f"{prompt_id(name)}.wav")]
-        run(command, "decode the prompts")
-    return {prompt_id(name): texts[name] for name in found}
-
-
-def sound_of(sounds: Path, name: str) -> Path | None:
-    files = sorted(sounds.glob(f"{name}.*"))
-    return files[0] if files else None
-
-
-def prompt_id(name: str) -> str:
-    return name.replace("/", "_")
-
-
 def fits(folder: Path, row: Row) -> bool:
     """Whether a text has about as many letters as its recording has time for."""
     header = read_header(str(folder / row["path"]))
@@ -202,7 +181,7 @@ def fits(folder: Path, row: Row) -> bool:
 def write_tables(folder: Path, tables: dict[str, list[Row]]) -> None:
     """Write the tables of a corpus by name, with the columns of their rows."""
     for name, rows in tables.items():
-        lines = ["|".join(rows[0]), *("|".join(row.values()) for row in rows)]
+        lines = ["|".join(row) for row in rows[:1]] + ["|".join(row.values()) for row in rows]
         (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -49,9 +49,11 @@ def main() -> int:
     (options.out / "wavs").mkdir(parents=True, exist_ok=True)
     tables = read_tables(options.corpus)
     for row in (row for rows in tables.values() for row in rows):
-        path = Path("wavs") / f"{Path(row['path']).stem}.flac"
+        # With its subfolder: digits/at and letters/at are two prompts.
+        name = "_".join(Path(row["path"]).with_suffix("").parts[1:])
+        path = Path("wavs") / f"{name}.flac"
         if not (options.out / path).exists():
-            wave = degrade(read_wave(options.corpus / row["path"]), path.stem)
+            wave = degrade(read_wave(options.corpus / row["path"]), name)
             part = options.out / path.with_suffix(".part")
             soundfile.write(part, wave, SAMPLE_RATE_HZ, format="FLAC")
             part.rename(options.out / path)

@@ -1,0 +1,242 @@
+"""Put the people of utilities/human/corpora.py into one corpus, and measure whose voice a run has.
+
+    python utilities/human/people.py corpus
+    python utilities/human/people.py measure --run runs/people
+    python utilities/human/people.py corpus --without menardi
+    python utilities/human/people.py measure --run runs/without-menardi --speakers menardi
+
+`corpus` writes data/human/people, or people-without-NAME, for --train-data. `measure` speaks as
+each speaker held-out sentences in the languages of the speaker and in one that the speaker never
+spoke, with references of 3 and 10 s, clean and noisy (with the rooms and the noise of degrade.py).
+A sentence is right if Resemblyzer finds its speaker the nearest of all; each is the mean of
+recordings that are no references. RUN/people gets the sounds, a list of them, and the table, whose
+first row, of held-out recordings, is the ceiling.
+"""
+
+import argparse
+import json
+import sys
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.commands.console import report_errors
+from myxtts.data.audio_file import read_header, read_wave, write_wav
+from myxtts.errors import DataError
+from myxtts.files import write_whole
+from utilities.human.corpora import CORPORA, OUT, TABLES, Row, read_tables, write_tables
+from utilities.human.degrade import NOISE, ROOM, augmented
+
+LANGUAGES = "en", "es", "fr", "it", "ru"
+# Pieces, and the seconds of each: a run reads the beginning of a reference, 3 s by default.
+REFERENCES = {"3 s": (1, 3.0), "10 s": (4, 2.5)}
+SENTENCES, LETTERS = 5, (25, 90)
+CENTROID_RECORDINGS, MIN_CENTROID_S = 20, 1.5
+
+
+class Spoken(NamedTuple):
+    """Speech of a run or a recording, its speaker, and its group in the table."""
+
+    group: str
+    speaker: str
+    wave: np.ndarray
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    speakers = sorted({corpus.speaker for corpus in CORPORA.values()})
+    parser.add_argument("command", choices=("corpus", "measure"))
+    parser.add_argument("--corpora", type=Path, default=OUT, help=f"folder of the corpora ({OUT})")
+    parser.add_argument("--without", choices=speakers, help="leave a speaker out of the corpus")
+    parser.add_argument("--minutes", type=float, default=20.0, help="of each corpus, at most (20)")
+    parser.add_argument("--run", type=Path, default=Path("runs/people"))
+    parser.add_argument("--vocoder", help="run of a vocoder; by default the one that the run names")
+    parser.add_argument("--speakers", nargs="+", choices=speakers, default=speakers)
+    options = parser.parse_args()
+    tables = read_people(options.corpora)
+    if options.command == "corpus":
+        make_corpus(options.corpora, tables, options.without, options.minutes)
+    else:
+        measure(options.run, options.vocoder, tables, options.speakers)
+    return 0
+
+
+def read_people(folder: Path) -> dict[str, list[Row]]:
+    """Return the rows of all corpora by table, with full paths; DataError if one is missing."""
+    missing = [name for name in CORPORA if not (folder / name / TABLES[1]).exists()]
+    if missing:
+        raise DataError(
+            f"all corpora of people were requested, but {folder} lacks {', '.join(missing)}. Run:"
+            f" python utilities/human/corpora.py {' '.join(missing)} --out {folder}"
+        )
+    tables: dict[str, list[Row]] = {table: [] for table in TABLES}
+    for name in CORPORA:
+        for table, rows in read_tables(folder / name).items():
+            tables[table] += [row | {"path": str(folder / name / row["path"])} for row in rows]
+    return tables
+
+
+def make_corpus(
+    folder: Path, tables: dict[str, list[Row]], without: str | None, minutes: float
+) -> None:
+    """Write one corpus of all people but one, with links to the recordings of each."""
+    suffix = f"-without-{without}" if without else ""
+    out = folder / f"people{suffix}"
+    out.mkdir(exist_ok=True)
+    seconds: dict[str, float] = defaultdict(float)
+    chosen: dict[str, list[Row]] = {table: [] for table in TABLES}
+    for table, rows in tables.items():
+        for row in rows:
+            path = Path(row["path"]).relative_to(folder)
+            corpus = f"{table} {path.parts[0]}"
+            if row["speaker"] != without and seconds[corpus] < 60 * minutes:
+                seconds[corpus] += length_s(row)
+                chosen[table].append(row | {"path": str(path)})
+    for name in CORPORA:
+        if not (out / name).is_symlink():
+            (out / name).symlink_to(Path("..") / name)
+    write_tables(out, chosen)
+    print(f"{out}: {', '.join(f'{len(rows)} rows in {table}' for table, rows in chosen.items())}")
+
+
+def measure(
+    run: Path, vocoder: str | None, tables: dict[str, list[Row]], speakers: Sequence[str]
+) -> None:
+    """Speak with a run as each speaker, and print whose voice it is; files go to RUN/people."""
+    from myxtts.placement import devices
+    from myxtts.synthesis.synthesizer import Synthesizer
+
+    embed = embedder()
+    device = devices.configure_default().routes[0].model
+    synthesizer = Synthesizer(run, device, vocoder)
+    folder = run / "people"
+    folder.mkdir(exist_ok=True)
+    training, held_out = (by_speaker(tables[table]) for table in TABLES)
+    spoken, listing = [], []
+    for speaker in speakers:
+        for row in held_out[speaker][:SENTENCES]:
+            spoken.append(Spoken("recordings", speaker, read_wave(row["path"])))
+        own = {row["language"] for row in training[speaker]}
+        for reference, files in references(training[speaker], folder, speaker).items():
+            for language in (*sorted(own), foreign_to(own)):
+                kind = "own language" if language in own else "never spoken"
+                for number, text in enumerate(sentences(tables[TABLES[1]], language)):
+                    wave = synthesizer.synthesize(text, files, language)
+                    name = f"{speaker}-{language}-{reference.replace(' ', '')}-{number}.wav"
+                    write_wav(folder / name, wave)
+                    spoken.append(Spoken(f"{kind}, {reference}", speaker, wave))
+                    listing.append({"file": name, "text": text, "language": language})
+    used = max(pieces for pieces, _ in REFERENCES.values())
+    centroids = {}
+    for speaker, rows in training.items():
+        unused = [row for row in rows if row not in long_rows(rows)[:used]]
+        centroids[speaker] = centroid(unused, embed)
+    table = nearest_table(spoken, centroids, embed)
+    print(table)
+    write_whole(folder / "speakers.md", table.encode())
+    write_whole(folder / "list.json", json.dumps(listing, ensure_ascii=False, indent=1).encode())
+
+
+def by_speaker(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["speaker"]].append(row)
+    return groups
+
+
+def length_s(row: Row) -> float:
+    header = read_header(row["path"])
+    return header.samples / header.rate_hz
+
+
+def long_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that are long enough for any piece of a reference."""
+    return [row for row in rows if length_s(row) >= max(s for _, s in REFERENCES.values())]
+
+
+def references(rows: Sequence[Row], folder: Path, speaker: str) -> dict[str, list[Path]]:
+    """Write the references of a speaker, clean and noisy; return their files by name."""
+    files: dict[str, list[Path]] = {}
+    recordings = [read_wave(row["path"]) for row in long_rows(rows)[:4]]
+    for name, (count, seconds) in REFERENCES.items():
+        for noisy in (False, True):
+            kind = f"{name} {'noisy' if noisy else 'clean'}"
+            source = np.random.default_rng(zlib.crc32(f"{speaker} {kind}".encode()))
+            files[kind] = []
+            for number, wave in enumerate(recordings[:count]):
+                piece = wave[: round(seconds * SAMPLE_RATE_HZ)]
+                if noisy:
+                    piece = augmented(augmented(piece, ROOM, source), NOISE, source)
+                file = folder / f"reference-{speaker}-{kind.replace(' ', '')}-{number}.wav"
+                write_wav(file, piece)
+                files[kind].append(file)
+    return files
+
+
+def foreign_to(own: set[str]) -> str:
+    """Return the first language after one of a speaker's own that the speaker does not speak."""
+    start = LANGUAGES.index(min(own))
+    return next(code for code in LANGUAGES[start:] + LANGUAGES[:start] if code not in own)
+
+
+def sentences(rows: Sequence[Row], language: str) -> list[str]:
+    """Return evenly spaced held-out texts of a language, neither single words nor very long."""
+    lowest, highest = LETTERS
+    texts = [
+        row["text"]
+        for row in rows
+        if row["language"] == language and lowest <= len(row["text"]) <= highest
+    ]
+    places = np.linspace(0, len(texts) - 1, min(SENTENCES, len(texts))).round().astype(int)
+    return [texts[place] for place in places]
+
+
+def embedder():
+    """Return a function from waves at SAMPLE_RATE_HZ to vectors of norm 1 (Resemblyzer)."""
+    try:
+        from resemblyzer import VoiceEncoder, preprocess_wav
+    except ModuleNotFoundError as error:
+        raise DataError(
+            f"speakers were to be compared, which needs {error.name}, but it is not installed. Run:"
+            " pip install resemblyzer"
+        ) from error
+    encoder = VoiceEncoder("cpu", verbose=False)
+    return lambda wave: encoder.embed_utterance(preprocess_wav(wave, SAMPLE_RATE_HZ))
+
+
+def centroid(rows: Sequence[Row], embed) -> np.ndarray:
+    """Return the mean vector of recordings, of norm 1."""
+    chosen = [row for row in rows if length_s(row) >= MIN_CENTROID_S][-CENTROID_RECORDINGS:]
+    mean = np.mean([embed(read_wave(row["path"])) for row in chosen], axis=0)
+    return mean / np.linalg.norm(mean)
+
+
+def nearest_table(spoken: Sequence[Spoken], centroids: dict[str, np.ndarray], embed) -> str:
+    """Return a table of how often the right speaker is the nearest, by group."""
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for group, speaker, wave in spoken:
+        cosines = {name: float(embed(wave) @ center) for name, center in centroids.items()}
+        right = cosines.pop(speaker)
+        groups[group].append((right, max(cosines.values())))
+    lines = [
+        f"nearest of {len(centroids)} speakers\n",
+        "| speech | sentences | right | cosine, others |",
+    ]
+    lines.append("|---|---|---|---|")
+    for group, pairs in groups.items():
+        right, other = np.array(pairs).T
+        share = f"{100 * np.mean(right > other):.0f} %"
+        cosine = f"{right.mean():.2f}, {other.mean():.2f}"
+        lines.append(f"| {group} | {len(pairs)} | {share} | {cosine} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

@@ -1,6 +1,8 @@
 """The programs that make corpora of people, and the page of `make real`. No TensorFlow."""
 
+import contextlib
 import gzip
+import io
 import unittest
 
 import numpy as np
@@ -10,7 +12,7 @@ from myxtts.errors import DataError
 from tests.fixtures import FolderCase
 from tests.html_checker import Checker
 from tests.sine_corpus import sine
-from utilities.human import corpora, page
+from utilities.human import corpora, page, people
 
 
 class CorporaTest(FolderCase):
@@ -92,6 +94,40 @@ class PageTest(FolderCase):
         self.assertEqual([row["text"] for row in chosen], ["1", "3", "4"])
         with self.assertRaisesRegex(DataError, "does not exist. Make the corpus with"):
             page.choose_sentences(self.folder / "none", 3)
+
+
+class PeopleTest(FolderCase):
+    def setUp(self):
+        super().setUp()
+        for name, corpus in corpora.CORPORA.items():
+            sound = self.write(f"{name}/wavs/a/b.wav")
+            soundfile.write(sound, sine(100, 1.0), 22_050)
+            row = {"path": "wavs/a/b.wav", "text": "Text.", "speaker": corpus.speaker}
+            rows = [row | {"language": corpus.language}]
+            corpora.write_tables(self.folder / name, dict.fromkeys(corpora.TABLES, rows * 90))
+
+    def test_one_corpus_has_all_people_but_one_each_for_the_given_minutes(self):
+        tables = people.read_people(self.folder)
+        with contextlib.redirect_stdout(io.StringIO()):
+            people.make_corpus(self.folder, tables, "menardi", 1.0)
+        out = self.folder / "people-without-menardi"
+        training, held_out = corpora.read_tables(out).values()
+        self.assertEqual((len(training), len(held_out)), (7 * 60, 7 * 60))
+        self.assertEqual(len({row["speaker"] for row in training}), 6)
+        self.assertTrue((out / training[0]["path"]).exists())
+
+    def test_a_missing_corpus_is_an_error_that_names_the_command(self):
+        (self.folder / "armelle" / corpora.TABLES[1]).unlink()
+        with self.assertRaisesRegex(DataError, "lacks armelle. Run: .*corpora.py armelle --out"):
+            people.read_people(self.folder)
+
+    def test_the_nearest_centroid_decides_and_the_language_is_one_never_spoken(self):
+        centroids = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0])}
+        spoken = [people.Spoken("own", "a", np.array(wave)) for wave in ((0.9, 0.1), (0.2, 0.8))]
+        table = people.nearest_table(spoken, centroids, lambda wave: wave)
+        self.assertIn("| own | 2 | 50 % | 0.55, 0.45 |", table)
+        for own, foreign in (({"ru"}, "en"), ({"en", "es"}, "fr"), ({"fr"}, "it")):
+            self.assertEqual(people.foreign_to(own), foreign)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Write a page to hear a voice beside the recordings and other systems, for held-out sentences.
 
     python utilities/human/page.py --run runs/human --out runs/human/listen.html
-    python utilities/human/page.py --run runs/human --samples docs/samples --sentences 2
+    python utilities/human/page.py --run runs/human --samples docs/samples
 
 The sentences are of `metadata_eval.csv` of --corpus, of 2 to 9 s, and evenly spaced. Each is heard
 as the recording, its copy by the vocoder, the voice, the voice with Griffin-Lim, espeak-ng, and,
 where Festival is installed, by the unit selection of festvox-ru, the same man's; all equally loud.
 The page has all sounds within it, and the table of `evaluate` if the run has one. --samples writes
-the sounds of the systems in SAMPLED as OGG files instead, and a list of them.
+OGG files of the systems in SAMPLED instead, and a README.md that lists them.
 """
 
 import argparse
@@ -42,6 +42,12 @@ LEVEL_DB, PEAK = -23.0, 0.9
 FRAME = 512
 FESTIVAL_VOICE = "msu_ru_nsh_clunits"
 SAMPLED = "recording", "vocoder", "voice", "espeak"
+SAMPLES_RATE_HZ = 16_000  # that of the recordings
+SAMPLES_HEAD = """# Samples of `make real`
+
+Held-out sentences, equally loud: `python utilities/human/page.py --samples docs/samples`. The
+recordings are of festvox-ru, whose [licence](../../tests/human/LICENCE) also holds for these
+copies, and for the voice that was trained on them."""
 SYSTEMS = {
     "recording": ("Recording", "the person"),
     "vocoder": ("Vocoder's copy", "the recording's mel spectrogram, made a wave by the vocoder"),
@@ -69,12 +75,13 @@ def main() -> int:
     parser.add_argument("--run", type=Path, default=Path("runs/human"))
     parser.add_argument("--vocoder", help="run of a vocoder; by default the one that the run names")
     parser.add_argument("--corpus", type=Path, default=OUT / "festvox-ru")
-    parser.add_argument("--sentences", type=int, default=8)
+    parser.add_argument("--sentences", type=int, help="8, and 2 for --samples")
     parser.add_argument("--out", type=Path, help="the page; by default RUN/listen.html")
     parser.add_argument("--samples", type=Path, help="folder for OGG files, instead of the page")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     options = parser.parse_args()
-    rows = choose_sentences(options.corpus, options.sentences)
+    count = options.sentences or (2 if options.samples else 8)
+    rows = choose_sentences(options.corpus, count)
     sentences = speak(options.run, options.vocoder, options.corpus, rows)
     if options.samples:
         write_samples(options.samples, sentences)
@@ -203,18 +210,18 @@ def render(run: Path, sentences: list[Sounds]) -> str:
 
 
 def write_samples(folder: Path, sentences: list[Sounds]) -> None:
-    """Write the systems in SAMPLED of each sentence as OGG at 16 kHz, and README.md with a list."""
+    """Write the systems in SAMPLED of each sentence as OGG at 16 kHz, and a list, README.md."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = []
+    lines = [SAMPLES_HEAD]
     for number, (row, waves) in enumerate(sentences, 1):
-        lines.append(f"\n{row['text']}\n")
+        lines += [f"\n{row['text']}\n"]
         for name in SAMPLED:
             file = folder / f"{number}-{name}.ogg"
-            wave = soxr.resample(waves[name], SAMPLE_RATE_HZ, 16_000)
-            soundfile.write(file, wave, 16_000, format="OGG", subtype="VORBIS")
+            wave = soxr.resample(waves[name], SAMPLE_RATE_HZ, SAMPLES_RATE_HZ)
+            soundfile.write(file, wave, SAMPLES_RATE_HZ, format="OGG", subtype="VORBIS")
             title, about = SYSTEMS[name]
             lines.append(f"- [{title}]({file.name}): {about}")
-    print("\n".join(lines))
+    write_whole(folder / "README.md", ("\n".join(lines) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SCRIPT = (
-    r"(?:train_main|validate_dual_gpu_pipeline|(?:utilities|benchmarks|tests/robustness)/\w+)\.py"
+    r"(?:train_main|validate_dual_gpu_pipeline"
+    r"|(?:utilities(?:/human)?|benchmarks|tests/robustness)/\w+)\.py"
 )
 COMMAND = re.compile(
     rf"^(?:\w+=\S+ )?(?:python3? +({SCRIPT})|(?:python3? -m |bin/)?myxtts ([a-z-]+))(.*)$",
@@ -85,7 +86,8 @@ def command_of(program: str) -> str | None:
 
 def programs() -> list[str]:
     scripts = [ROOT / "train_main.py", *ROOT.glob("validate_*.py")]
-    scripts += [*ROOT.glob("utilities/[!_]*.py"), *ROOT.glob("benchmarks/[!_]*.py")]
+    for folder in ("utilities", "utilities/human", "benchmarks"):
+        scripts += ROOT.glob(f"{folder}/[!_]*.py")
     robustness = ROOT.glob("tests/robustness/*.py")
     scripts += [path for path in robustness if "ArgumentParser" in path.read_text("utf-8")]
     return [*COMMANDS, *sorted(path.relative_to(ROOT).as_posix() for path in scripts)]

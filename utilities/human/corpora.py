@@ -12,6 +12,9 @@ need ffmpeg.
 festvox-ru is one man who reads Russian for 99 minutes (BSD-like licence). The others are telephone
 prompts by professional speakers, from one word to a minute (CC-BY-SA-3.0, CC-BY-3.0; armelle:
 BSD-like). Prompts whose texts have digits or brackets, or do not fit their length, are left out.
+The packages of menardi and armelle have no texts, and say much in other words than those of their
+language: NAME.txt lists the prompts in which the package hama hears the consonants that espeak-ng
+expects, and single words.
 """
 
 import argparse
@@ -104,6 +107,9 @@ def make_corpus(name: str, folder: Path, source: Path | None, store: Path) -> No
     else:
         documents = unpack(corpus.texts, source, store) / "usr/share/doc" / corpus.texts
         texts = prompt_texts(documents / f"core-sounds-{corpus.language}.txt.gz")
+        spoken = Path(__file__).with_name(f"{name}.txt")
+        if spoken.exists():
+            texts = {id: texts[id] for id in spoken.read_text().split() if id in texts}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "wavs").unlink(missing_ok=True)
     (folder / "wavs").symlink_to(recordings.resolve())

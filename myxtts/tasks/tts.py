@@ -151,5 +151,6 @@ class TTSSampler(Sampler):
 
 def synthesis_options(model: ModelConfig) -> SynthesisOptions:
     """Return how a run with these settings synthesizes speech by default."""
-    names = "ode_steps", "guidance", "variety"
-    return SynthesisOptions(**{name: getattr(model, name) for name in names})
+    return SynthesisOptions(
+        ode_steps=model.ode_steps, guidance=model.guidance, variety=model.variety
+    )

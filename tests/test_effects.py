@@ -38,8 +38,9 @@ def meeting(conditions: dict[str, Any]) -> dict[str, Any]:
     """Return values of settings that meet conditions."""
     values = {name: c[0] for name, c in conditions.items() if isinstance(c, tuple)}
     values |= {name: another_value(SETTINGS[name]) for name, c in conditions.items() if c is SET}
-    for name in conditions:
-        values |= WITH_OTHERS.get(name, {})
+    for name, condition in conditions.items():
+        if condition is not UNSET:
+            values |= WITH_OTHERS.get(name, {})
     return values
 
 

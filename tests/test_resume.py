@@ -55,7 +55,7 @@ class Case(unittest.TestCase):
 def training_metrics(run: Path) -> list[dict]:
     """Return the metrics of a run but for times and validation."""
     lines = read_metrics(run / "metrics.jsonl")
-    left_out = (*TIMES.split(), "validation_")
+    left_out = (*TIMES.split(), "validation_", "best_step_")
     return [{k: v for k, v in line.items() if not k.startswith(left_out)} for line in lines]
 
 

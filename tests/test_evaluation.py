@@ -226,9 +226,24 @@ class SpeakerTest(unittest.TestCase):
         random = np.random.default_rng(0)
         timbre, noise = random.normal(0, 1, (3, 80)), random.normal(-5, 1, (18, 50, 80))
         mels = [(timbre[i % 3] + noise[i]).astype(np.float32) for i in range(18)]
-        embeddings, speakers = speech.speaker_embeddings(mels), np.arange(18) % 3 + 4
-        predicted = speech.nearest_speakers(embeddings[:12], speakers[:12], embeddings[12:])
-        np.testing.assert_array_equal(predicted, speakers[12:])
+        speakers = np.arange(18) % 3 + 4
+        # Cosines only with embeddings of unit length.
+        with mock.patch("myxtts.evaluation.metrics.find_spec", return_value=None):
+            embeddings = speech.speaker_embeddings(map(unvoiced, mels))
+            known = embeddings[:12], speakers[:12]
+            names, similarity = speech.similarities(*known, embeddings[12:])
+        np.testing.assert_array_equal(names[similarity.argmax(axis=1)], speakers[12:])
+        with mock.patch("myxtts.evaluation.metrics.find_spec"):
+            _, cosines = speech.similarities(np.eye(3), np.arange(3), np.eye(3)[:1] * 2)
+        np.testing.assert_allclose(cosines, [[1.0, 0.0, 0.0]])
+
+    @unittest.skipUnless(metrics.is_installed("speaker_cosine"), "needs Resemblyzer")
+    def test_resemblyzer_tells_a_vowel_from_noise(self):
+        noise = np.random.default_rng(0).normal(0, 0.1, SAMPLE_RATE_HZ)
+        embeddings = speech.speaker_embeddings(features(glide(), glide(4.0), noise))
+        cosines = embeddings @ embeddings[0]
+        self.assertAlmostEqual(cosines[0], 1.0, places=5)
+        self.assertGreater(cosines[1], cosines[2])
 
 
 class ColumnScoreTest(unittest.TestCase):
@@ -258,10 +273,9 @@ class ColumnMetricsTest(unittest.TestCase):
     def setUpClass(cls):
         recorded = features(glide(seconds=0.5), glide(seconds=0.4))
         compared = [utterance_metrics(of, of) for of in recorded]
+        ratings = [{"dnsmos_p808": 2.0}, {"dnsmos_p808": 3.0}]
         cls.columns = {
-            name: tts.Column(
-                recorded, compared, texts, [{"dnsmos_p808": 2.0}, {"dnsmos_p808": 3.0}]
-            )
+            name: tts.Column(recorded, compared, texts, ratings, [(1, 0), (2, 3)])
             for name, texts in {
                 "synthesized": ["ab", "abcx"],
                 "copy_synthesis": ["ab", "abcd"],
@@ -280,6 +294,8 @@ class ColumnMetricsTest(unittest.TestCase):
         self.assertEqual(measured["mel_cepstral_distortion"]["synthesized"], 0.0)
         self.assertEqual(measured["mel_cepstral_distortion"]["another_sentence"], 4.0)
         self.assertEqual(measured["dnsmos_p808"]["synthesized"], 2.5)
+        self.assertEqual(measured["words_left_out"]["synthesized"], 3)
+        self.assertEqual(measured["words_repeated"]["synthesized"], 3)
         self.assertIsNone(measured["dnsmos_p808"]["another_sentence"])
         self.assertIsNone(self.measure([1])["mel_cepstral_distortion"].get("another_sentence"))
 
@@ -337,7 +353,7 @@ class CompleteEvaluation(unittest.TestCase):
         return run
 
     def test_every_metric_is_present_and_finite(self):
-        unmeasured = ("boundary", "speaker_accuracy_unseen")
+        unmeasured = ("boundary", "speaker_accuracy_unseen", "speaker_cosine")
         expected = {key for key in METRICS if not key.startswith(unmeasured)}
         self.assertEqual(set(self.score.metrics), expected)
         self.assertEqual(self.score.utterances, round(0.25 * len(SECONDS)))
@@ -450,6 +466,7 @@ class CompleteEvaluation(unittest.TestCase):
                 expected = self.score.metrics[key].get(column)
                 self.assertEqual(metric.get(column), expected, (key, column))
         missing = {"real_time_factor", "speaker_accuracy_seen", "pesq_wb", "stoi"}
+        missing |= {"words_left_out", "words_repeated"}
         self.assertEqual(set(self.score.metrics) - set(score.metrics), missing)
         self.assertIn("mel-cepstral distortion ", score.console_line())
 
@@ -548,7 +565,7 @@ class CompleteEvaluation(unittest.TestCase):
         self.assertIn(f"2 utterances of {file}", score.notes[0])
         self.assertIn("speaker_accuracy_unseen", score.metrics)
         self.assertNotIn("speaker_accuracy_seen", score.metrics)
-        self.assertIn("among 4 speakers (chance 25.0%)", score.table())
+        self.assertIn(", 4 of them (chance 25.0%)", score.table())
         with self.assertRaisesRegex(DataError, "does not exist"):
             self.measure(data=file.with_name("nowhere"))
         file.write_text(text.replace("abc", "xyz"), encoding="utf-8")

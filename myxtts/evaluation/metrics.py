@@ -19,6 +19,8 @@ from myxtts.training.observation import Throttle, no_throttle
 
 # All are optional: pesq has C code of ITU-T P.862, whose rights are reserved.
 PACKAGES = {"pesq_wb": ("pesq",), "stoi": ("pystoi",), "dnsmos_p808": ("speechmos", "onnxruntime")}
+# With torch it takes gigabytes, so no note asks for it.
+LARGE_PACKAGES = {"speaker_cosine": ("resemblyzer",)}
 PESQ_RATE_HZ = DNSMOS_RATE_HZ = 16_000
 MIN_PESQ_S = 0.25
 # The package has room for 50 stretches of speech; each takes 0.4 s or more with its pause. The 51st
@@ -41,7 +43,7 @@ TRIM_DB = 35.0  # below the loudest frame is silence, where it is at an end
 
 def is_installed(score: str) -> bool:
     """Return whether the packages of a score are installed."""
-    return all(find_spec(package) for package in PACKAGES[score])
+    return all(find_spec(package) for package in (PACKAGES | LARGE_PACKAGES)[score])
 
 
 def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:

@@ -1,20 +1,25 @@
 """Synthesis, vocoding, features and speakers of speech, on a device."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
+import soxr
 import tensorflow as tf
 
-from myxtts.audio.format import HOP_SAMPLES
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.audio.vocoder import VocoderProtocol, vocode
 from myxtts.data.audio_file import to_pcm
 from myxtts.data.manifest import Manifest
+from myxtts.evaluation import metrics
 from myxtts.evaluation.held_out import MeasuredCorpus, Utterance, evenly_spaced, read_row
-from myxtts.evaluation.metrics import AcousticFeatures, mel_cepstrum
+from myxtts.evaluation.metrics import AcousticFeatures
 from myxtts.evaluation.table import Metrics
-from myxtts.models.xtts import XTTS, SynthesisOptions
+from myxtts.evaluation.word_errors import SEPARATORS
+from myxtts.models.xtts import XTTS, SynthesisOptions, normalised_mel
 from myxtts.portable_ops import function_per_device_type
 from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Throttle, no_throttle
@@ -22,6 +27,8 @@ from myxtts.training.observation import Throttle, no_throttle
 BATCH_UTTERANCES = 8
 RECORDINGS_PER_SPEAKER = 20  # at most; their mean is the speaker's centroid
 COEFFICIENTS = 19
+GE2E_RATE_HZ = 16_000
+GE2E_LEVEL_DB = -30.0
 
 _of_waves = function_per_device_type(tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32))
 _log_mel, _f0 = _of_waves(log_mel), _of_waves(f0)
@@ -54,6 +61,22 @@ def predict_mels(
         rows_of_batch = zip(batch.numpy(), lengths.numpy(), strict=True)
         predicted += [mel[:length] for mel, length in rows_of_batch]
     return predicted
+
+
+def token_log_probs(
+    network: XTTS, mel: np.ndarray, symbols: Sequence[str], tokens: np.ndarray, device: str
+) -> np.ndarray:
+    """Return log-probabilities of the tokens in each frame by the aligner of a voice, [T, 1 + N].
+
+    Column 0, of none of them, is that of a pause, since people pause where no mark is. Log-mel [T,
+    80], the N - 2 symbols of the text, and their tokens with begin and end, int32 [N].
+    """
+    with tf.device(device):
+        frames = normalised_mel(tf.constant(mel[None])), tf.ones([1, len(mel)])
+        scores, _ = network.aligner(*frames, tf.constant(tokens[None]), tf.constant([len(tokens)]))
+    log_probs = scores[0].numpy()
+    is_pause = np.array([True, *(symbol in SEPARATORS for symbol in symbols), True])
+    return np.concatenate([log_probs[:, is_pause].max(axis=1, keepdims=True), log_probs], axis=1)
 
 
 def vocode_mels(
@@ -112,34 +135,64 @@ def _pad(arrays: Sequence[np.ndarray], padding: float) -> tuple[tf.Tensor, tf.Te
     return tf.constant(batch), tf.constant(lengths)
 
 
-def speaker_embeddings(mels: Iterable[np.ndarray]) -> np.ndarray:
-    """Return mean and deviation over frames of cepstra 1 to 19: [T, 80] each -> [U, 38]."""
+def speaker_embeddings(features: Iterable[AcousticFeatures]) -> np.ndarray:
+    """Return an embedding of the voice of each wave, [U, D].
+
+    By Resemblyzer (GE2E, Wan et al. 2018) if it is installed, D = 256 and of unit length; or else
+    mean and deviation over frames of the cepstra 1 to 19, D = 38.
+    """
     embeddings = []
-    for mel in mels:
-        coefficients = mel_cepstrum(mel, 1, COEFFICIENTS)
+    for of_wave in features:
+        if metrics.is_installed("speaker_cosine"):
+            embeddings.append(_ge2e_embedding(metrics.trimmed(of_wave).wave))
+            continue
+        coefficients = metrics.mel_cepstrum(of_wave.mel, 1, COEFFICIENTS)
         embeddings.append(np.concatenate([coefficients.mean(axis=0), coefficients.std(axis=0)]))
     return np.stack(embeddings)
 
 
-def nearest_speakers(
+def _ge2e_embedding(wave: np.ndarray) -> np.ndarray:
+    from resemblyzer import audio
+
+    at_16_khz = soxr.resample(wave, SAMPLE_RATE_HZ, GE2E_RATE_HZ)
+    # The level of its training. A silent wave has none.
+    if at_16_khz.any():
+        at_16_khz = audio.normalize_volume(at_16_khz, GE2E_LEVEL_DB, increase_only=True)
+    return _ge2e_encoder().embed_utterance(at_16_khz)
+
+
+@cache
+def _ge2e_encoder() -> Any:
+    from resemblyzer import VoiceEncoder
+
+    return VoiceEncoder("cpu", verbose=False)
+
+
+def similarities(
     embeddings: np.ndarray, speakers: np.ndarray, classified: np.ndarray
-) -> np.ndarray:
-    """Return the speaker of the nearest centroid, [U, 38] and int [U]; [C, 38] -> int [C]."""
-    # Cepstra of low order vary more than those of high order, and would decide alone.
-    scale = np.maximum(embeddings.std(axis=0), 1e-6)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the speakers, int [S], and the similarity of voices to each, [C, D] -> [C, S].
+
+    That is the cosine to the mean of a speaker's embeddings, [U, D] and int [U], if these are by
+    Resemblyzer; or else minus the distance.
+    """
     names = np.unique(speakers)
     centroids = np.stack([embeddings[speakers == name].mean(axis=0) for name in names])
-    distances = np.linalg.norm(centroids / scale - (classified / scale)[:, None], axis=2)
-    return names[distances.argmin(axis=1)]
+    if metrics.is_installed("speaker_cosine"):
+        norms = np.linalg.norm(classified, axis=1)[:, None] * np.linalg.norm(centroids, axis=1)
+        return names, classified @ centroids.T / norms
+    # Cepstra of low order vary more than those of high order, and would decide alone.
+    scale = np.maximum(embeddings.std(axis=0), 1e-6)
+    return names, -np.linalg.norm(centroids / scale - (classified / scale)[:, None], axis=2)
 
 
-def speaker_accuracy(
+def speaker_metrics(
     corpus: MeasuredCorpus,
     utterances: Sequence[Utterance],
     features: Mapping[str, Sequence[AcousticFeatures]],
     device: str,
 ) -> tuple[Metrics, str]:
-    """Return the fraction of utterances that are classified as their speaker, and a note.
+    """Return how near utterances are to their speaker, and to whom they are nearest; and a note.
 
     The features of the utterances are by column.
     """
@@ -152,29 +205,34 @@ def speaker_accuracy(
     unseen = _rows_of_each_speaker(measured, np.flatnonzero(is_unseen))
     speakers = np.concatenate([training.speaker[seen], measured.speaker[unseen]])
     count = len(np.unique(speakers))
-    if count < 2:
+    by_network = metrics.is_installed("speaker_cosine")
+    if count < 2 and not by_network:
         return {}, "speaker accuracy is left out: there is only one speaker"
     recordings = [(training, row) for row in seen.tolist()]
     recordings += [(measured, row) for row in unseen.tolist()]
     embeddings = _embeddings_of_recordings(recordings, device)
     targets = np.array([utterance.speaker for utterance in utterances])
-    correct = {}
-    for column, of_column in features.items():
-        classified = speaker_embeddings(of_utterance.mel for of_utterance in of_column)
-        correct[column] = nearest_speakers(embeddings, speakers, classified) == targets
-    is_seen = np.isin(targets, training.speaker)
-    metrics: Metrics = {}
-    groups = []
-    for group, members in (("seen", is_seen), ("unseen", ~is_seen & np.isin(targets, speakers))):
-        if members.any():
-            accuracy = {name: float(of[members].mean()) for name, of in correct.items()}
-            groups.append(f"{members.sum()} utterances of {group} speakers")
-            metrics[f"speaker_accuracy_{group}"] = dict(accuracy)
-    if not groups:
+    is_known, is_seen = np.isin(targets, speakers), np.isin(targets, training.speaker)
+    if not is_known.any():
         reason = "there are no other recordings of the utterances' speakers"
         return {}, f"speaker accuracy is left out: {reason}"
-    note = f"speaker accuracy is among {count} speakers (chance {1 / count:.1%}), for"
-    return metrics, f"{note} {' and '.join(groups)}"
+    correct, cosine = {}, {}
+    for column, of_column in features.items():
+        names, similarity = similarities(embeddings, speakers, speaker_embeddings(of_column))
+        correct[column] = names[similarity.argmax(axis=1)] == targets
+        own = np.searchsorted(names, targets[is_known])
+        cosine[column] = float(similarity[is_known, own].mean())
+    values: Metrics = {"speaker_cosine": dict(cosine)} if by_network else {}
+    groups = []
+    for group, members in (("seen", is_seen), ("unseen", ~is_seen & is_known)):
+        if members.any():
+            groups.append(f"{members.sum()} utterances of {group} speakers")
+        if members.any() and count > 1:
+            accuracy = {name: float(of[members].mean()) for name, of in correct.items()}
+            values[f"speaker_accuracy_{group}"] = dict(accuracy)
+    judge = "Resemblyzer" if by_network else "cepstra, without Resemblyzer"
+    note = f"speakers are told apart by {judge}, {count} of them (chance {1 / count:.1%}), for"
+    return values, f"{note} {' and '.join(groups)}"
 
 
 def _rows_of_each_speaker(manifest: Manifest, rows: np.ndarray) -> np.ndarray:
@@ -193,11 +251,6 @@ def _embeddings_of_recordings(
     embeddings = []
     # Batch by batch: the recordings of 2,000 speakers would take 20 GB.
     for rows in _batches(len(recordings)):
-        waves, samples = _pad([read_row(*recording) for recording in recordings[rows]], 0.0)
-        with tf.device(device):
-            mels = _log_mel(waves, samples).numpy()
-        frames = samples.numpy() // HOP_SAMPLES
-        embeddings.append(
-            speaker_embeddings(mel[:count] for mel, count in zip(mels, frames, strict=True))
-        )
+        waves = [read_row(*recording) for recording in recordings[rows]]
+        embeddings.append(speaker_embeddings(acoustic_features(waves, device)))
     return np.concatenate(embeddings)

@@ -15,7 +15,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
 from myxtts.data.dataset import corpus_folder
 from myxtts.errors import DataError
-from myxtts.evaluation import boundaries, held_out, metrics, speech, table
+from myxtts.evaluation import boundaries, held_out, metrics, speech, table, word_errors
 from myxtts.evaluation.held_out import Evaluation, EvaluationOptions, Utterance
 from myxtts.evaluation.metrics import AcousticFeatures, CopyMetrics, UtteranceMetrics
 from myxtts.evaluation.recognisers import open_recogniser
@@ -25,6 +25,7 @@ from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.report.plots import f0_curves, mel_and_alignment, png_bytes
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.error_rates import error_rates
+from myxtts.text.symbols import FIRST_SYMBOL_ID
 from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
 from myxtts.training.runs import TrainedRun
 
@@ -53,7 +54,7 @@ def score_run(run: TrainedRun, evaluation: Evaluation, folder: Path) -> ColumnSc
     score = evaluator.score(run.checkpoint.path.name)
     write_plots(folder, evaluator)
     features = {name: of.features for name, of in evaluator.columns.items()}
-    speakers, speaker_note = speech.speaker_accuracy(
+    speakers, speaker_note = speech.speaker_metrics(
         evaluation.corpus, evaluator.utterances, features, device
     )
     timing_note = (
@@ -85,6 +86,7 @@ class Column(NamedTuple):
     compared: list[UtteranceMetrics]  # with the recordings; empty for these themselves
     texts: list[str]  # of the recogniser; empty without one
     opinions: list[Means]  # DNSMOS
+    word_errors: list[tuple[int, int]]  # words left out and repeated; empty in a run
 
 
 class TTSEvaluator:
@@ -230,7 +232,27 @@ class TTSEvaluator:
         for wave in waves:
             throttle()
             opinions.append(metrics.dnsmos(wave))
-        return Column(features, compared, texts, opinions)
+        return Column(features, compared, texts, opinions, self._word_errors(features, throttle))
+
+    def _word_errors(
+        self, features: list[AcousticFeatures], throttle: Throttle
+    ) -> list[tuple[int, int]]:
+        """Return how many words of its text each wave leaves out, and how many it repeats."""
+        # In a run, the recordings are measured before the aligner has learnt anything.
+        if self._in_run:
+            return []
+        symbols = self._evaluation.record.vocabulary.symbols.symbols
+        counts = []
+        for utterance, of_wave in zip(self.utterances, features, strict=True):
+            throttle()
+            tokens = utterance.tokens
+            spelt = [symbols[token - FIRST_SYMBOL_ID] for token in tokens[1:-1]]
+            words = word_errors.split_words(spelt, 1 + np.arange(len(tokens)))
+            log_probs = speech.token_log_probs(
+                self._network, of_wave.mel, spelt, tokens, self._device
+            )
+            counts.append(word_errors.count_word_errors(log_probs, words))
+        return counts
 
     def _another_sentence_db(self) -> list[float | None]:
         """Return each recording's distortion by the next one of its speaker, None if there is none.
@@ -318,6 +340,9 @@ def column_metrics(
         if spoken:
             texts = [column.texts[row] for row in spoken]
             by_column[name] |= error_rates([references[row] for row in spoken], texts)
+        if column.word_errors:
+            left_out, repeated = np.sum([column.word_errors[row] for row in rows], axis=0)
+            by_column[name] |= {"words_left_out": int(left_out), "words_repeated": int(repeated)}
     for name, copied in copies.items():
         means = metrics.mean_copy_metrics([copied[row] for row in rows])
         by_column[name] |= {key: means[key] for key in COPY_METRICS if key in means}

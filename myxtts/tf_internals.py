@@ -72,6 +72,20 @@ def report_error_to_cluster(message: str) -> None:
     context.context().report_error_to_cluster(tf.errors.ABORTED, message)
 
 
+def run_operations_as_kernels(on: bool = True) -> None:
+    """Run each eager operation by its kernel, instead of as a function of this one operation.
+
+    All these functions share one rendezvous. In one of an operation on a GPU that takes or returns
+    host memory, the CPU sends the tensor to the GPU's part. Two threads that run the same operation
+    send under the same key, so each may receive what the other one sent
+    (`reuse_rendezvous_for_functions` in tensorflow/core/common_runtime/eager/execute.cc).
+
+    Private because the public functions have no setting for it. Starts TensorFlow.
+    """
+    context.context().ensure_initialized()
+    pywrap_tfe.TFE_ContextSetRunEagerOpAsFunction(context.context()._handle, not on)
+
+
 def registered_kernels(operation: str) -> Sequence:
     """Return the KernelDef of each kernel of an operation; the registry is private."""
     return kernels.get_registered_kernels_for_op(operation).kernel

@@ -86,6 +86,7 @@ def command_of(program: str) -> str | None:
 
 def programs() -> list[str]:
     scripts = [ROOT / "train_main.py", *ROOT.glob("validate_*.py")]
+    scripts.append(ROOT / "tests/virtual_gpu/__main__.py")
     for folder in ("utilities", "utilities/human", "benchmarks"):
         scripts += ROOT.glob(f"{folder}/[!_]*.py")
     robustness = ROOT.glob("tests/robustness/*.py")

@@ -1,4 +1,5 @@
-"""Section 5: every batch that reaches the model against the same batch made by one thread alone.
+"""Section 5: every batch that reaches the model against the same batch made by one thread alone;
+operations that several threads run at once on one GPU.
 
 The producer's thread makes batches while the main thread trains on them. The checksum of each batch
 is computed where the batch is, kept there, and read at the end, so that it does not wait for the
@@ -19,6 +20,7 @@ import tensorflow as tf
 from benchmarks.proof.placements import SPLIT_MIB
 from benchmarks.proof.runs import NO_TIME, placement_flags, run_flags
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from fakes.threads import THREADS, mixed_up
 from fakes.toy_models import toy_models
 from myxtts.batch import Batch, Field, tensor_specs
 from myxtts.clock import Clock
@@ -42,6 +44,7 @@ LEAST_S = 10.0  # a route is not checked with less time
 THREADED_SHARE = 0.6  # of a route's time; then the batches are made once more, alone
 # Of an index along each axis; a sum is then different if elements trade places.
 FACTORS = (1, 1_000_003, 998_244_353)
+ROUNDS = 150  # of operations that threads run at once
 PLACES = ("as produced", "handed over by the step", "handed over alone")
 
 
@@ -70,6 +73,7 @@ def run(scope: Scope) -> SectionResult:
     with toy_models() if scope.small else nullcontext():
         placement = configure_devices(config)
         routes = routes_of(scope, placement)
+        operations = operations_of_threads(scope, routes[0][1].model)
         for number, (name, route) in enumerate(routes):
             start_s = max((check.start_s for check in checks), default=0.0)
             if scope.left_s < LEAST_S + start_s and not scope.small:
@@ -78,8 +82,8 @@ def run(scope: Scope) -> SectionResult:
             end_s = time.monotonic() + scope.left_s / (len(routes) - number)
             steps = SMALL_STEPS if scope.small else MAX_STEPS
             checks.append(check_route(name, route, config, end_s, steps))
-            scope.record(result_of(scope, checks))
-    return result_of(scope, checks)
+            scope.record(result_of(scope, checks, operations))
+    return result_of(scope, checks, operations)
 
 
 def flags_of(scope: Scope) -> list[str]:
@@ -280,7 +284,19 @@ def compare(
                     check.different.append(f"batch {number}, {place}: {', '.join(wrong)}")
 
 
-def result_of(scope: Scope, checks: list[RouteCheck]) -> SectionResult:
+def operations_of_threads(scope: Scope, device: str) -> Figure:
+    """Let threads run the same operation, as TensorFlow does it by default and as MyXTTS does."""
+    rounds = 5 if scope.small else ROUNDS
+    by_default, with_setting = (
+        mixed_up(device, rounds, as_kernels) for as_kernels in (False, True)
+    )
+    found = f"{with_setting} of {rounds * THREADS}; {by_default} by TensorFlow's default"
+    claim = f"{THREADS} threads that open pipelines for {device} at once get their own"
+    met = False if with_setting else None if scope.simulated else True
+    return Figure.of(claim, found, "0 by MyXTTS's setting", met)
+
+
+def result_of(scope: Scope, checks: list[RouteCheck], operations: Figure) -> SectionResult:
     rows = [
         [
             check.name,
@@ -303,4 +319,4 @@ def result_of(scope: Scope, checks: list[RouteCheck]) -> SectionResult:
     claim = "every batch that reaches the model is the one that one thread alone makes"
     figure = Figure.of(claim, f"{different} of {compared} checksums differ", "0 differ", met)
     data = {"checks": [asdict(check) for check in checks]}
-    return SectionResult(TITLE, lines, [figure], data)
+    return SectionResult(TITLE, lines, [figure, operations], data)

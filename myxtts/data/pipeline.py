@@ -31,6 +31,7 @@ from myxtts.data.reading import LocalReader, ReadBatches, Reader, rows_from_file
 from myxtts.data.service import ServiceReader
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
+from myxtts.tf_internals import run_operations_as_kernels
 
 # Reading the element waits for the data device, without the operations that taking it from the
 # features would need.
@@ -117,9 +118,7 @@ def produced_batches(
 ) -> Generator[ProducedBatch, None, None]:
     """Compute the features of batches that were read to the data device, in the feed's thread.
 
-    For each batch, this thread issues one call of a compiled function. Eager operations of its own
-    could meet those of the main thread: two Python threads that compute shapes on one GPU are
-    reported to corrupt each other's (TensorFlow pull request 123993). With `synchronize` it waits
+    For each batch, this thread issues one call of a compiled function. With `synchronize` it waits
     until the data device has finished each batch, so that the times are true on a GPU. Raises
     TypeError or PlacementError if the first batch breaks its contract or is on another device.
     """
@@ -160,6 +159,8 @@ class Pipeline:
         synchronize: bool = False,
         first_replica: int = 0,
     ):
+        # From here on, several threads run eager operations: of producers, and of an observer.
+        run_operations_as_kernels()
         manifest = corpus.manifest
         reference_samples = reference_samples_of(data)
         reader = make_reader(manifest, extractor.inputs, reference_samples, data, cache_folder)

@@ -7,6 +7,8 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from fakes.threads import mixed_up
+
 # Of GPU 3; TensorFlow leaves 225 MiB of it to the system.
 SMALL_MIB = int(os.environ["VIRTUAL_GPU_MEMORY_MIB"].split()[-1])
 
@@ -99,6 +101,11 @@ class VirtualGpuTest(unittest.TestCase):
             with tf.device("/GPU:0"):
                 variable.assign_add(tf.ones([1000]))
             self.assertEqual(copy.numpy().tolist(), [number] * 1000)
+
+    def test_threads_get_results_of_their_own_only_where_operations_run_as_kernels(self):
+        # If TensorFlow no longer mixes them up, `run_operations_as_kernels` can go.
+        self.assertTrue(any(mixed_up("/GPU:0", 20, as_kernels=False) for _ in range(50)))
+        self.assertEqual(mixed_up("/GPU:0", 50, as_kernels=True), 0)
 
     def test_placement_is_as_on_a_gpu(self):
         with tf.device("/GPU:0"):

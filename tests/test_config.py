@@ -376,7 +376,7 @@ class SchemaTest(FolderCase):
         self.assertEqual(simulating, {"demo", "demo_vocoder"})
 
     def test_a_tiny_model_is_announced_in_the_first_line(self):
-        """But for `make demo` and `make real`, and for vocoders, whose tiny size is not for trials."""
+        """Except for `make demo`, `make real`, and vocoders, whose tiny size is not for trials."""
         for path in SHIPPED:
             with self.subTest(config=path.name):
                 first = path.read_text(encoding="utf-8").partition("\n")[0]

@@ -13,7 +13,7 @@ from myxtts.models.layers import CompositeLayer, Dense, Embedding
 CHANNELS = 96
 # Of both convolutions together 9 frames, 0.1 s: a phoneme, and no further token.
 KERNEL_SIZE = 5
-# Products of unit vectors times this span enough to choose one of hundreds of tokens.
+# Of products, besides 1/√CHANNELS: embeddings begin near 0.
 SCALE = 4.0
 # Width of the prior towards the diagonal, as a fraction of the text.
 PRIOR_WIDTH = 0.2

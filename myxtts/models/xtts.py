@@ -168,8 +168,8 @@ class XTTS(keras.Model):
         )
         self.language_embedding = layers.Embedding(languages, channels, name="language_embedding")
         self.symbol_embedding = layers.Embedding(symbols, channels, name="symbol_embedding")
-        # The mean mel depends on its own token only. With neighbours in view it could learn the mel
-        # of the next token, and whole alignments were one token off.
+        # The mean mel depends on its own token only, so that it is that of the token, whatever the
+        # decoder adds: with neighbours in view it could learn the mel of the next one.
         self.token_conv = layers.ConvBlock(channels, 1, dropout, name="token_conv")
         # One output more is the weight of the average spectrum, which silence learns to be 0.
         self.mean_mel = layers.Dense(MEL_BANDS + 1, name="mean_mel")

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import json
 import logging
 import os
 import shutil
@@ -212,6 +213,25 @@ class LongTexts(Case):
         waves = self.waves(text)
         self.assertEqual(len(waves), self.COUNT)
         np.testing.assert_array_equal(np.concatenate(waves), self.synthesize(text))
+
+    def test_words_have_the_times_of_their_sentence(self):
+        text = "\n".join(self.lines())
+        for speed in (1.0, 2.0):
+            options = replace(synthesizer.options, speed=speed)
+            start_s = 0.0
+            for line, sentence in zip(
+                self.lines(), synthesizer.speak(text, options=options), strict=True
+            ):
+                (word,) = sentence.times()
+                self.assertEqual(word.text, line)
+                self.assertEqual([phone.text for phone in word.phones], [*line])
+                wave = np.append(sentence.wave, 0.0)
+                silence_s = np.flatnonzero(wave)[0] / SAMPLE_RATE_HZ
+                end_s = start_s + len(sentence.wave) / SAMPLE_RATE_HZ
+                # Begin and end have a frame each at least.
+                self.assertGreater(word.start_s, start_s + silence_s)
+                self.assertLess(word.end_s, end_s)
+                start_s = end_s
 
     def test_sentences_are_synthesized_when_iterated(self):
         batch = mock.Mock(wraps=synthesizer._synthesize_batch)
@@ -502,6 +522,7 @@ class Writing(Case):
         text = "\n".join([self.text, self.text[::-1]] * BATCH_CHUNKS)
         out, again = folder / "out.wav", folder / "again.wav"
         options = {"language": "en", "iterations": ITERATIONS, "speed": 2.0, "ode_steps": None}
+        options["times"] = folder / "out.json"
         with mock.patch("myxtts.placement.devices.configure"):  # this process has its devices
             with small_models():
                 write_speech(self.run_folder, text, [self.reference], out, **options)
@@ -513,6 +534,9 @@ class Writing(Case):
         self.assertEqual(rate_hz, SAMPLE_RATE_HZ)
         expected = self.synthesize(text, speed=2.0)
         np.testing.assert_allclose(wave, expected, atol=1.1 / 32768)
+        document = json.loads((folder / "out.json").read_text())
+        self.assertEqual([of["text"] for of in document["segments"]], text.split())
+        self.assertAlmostEqual(document["duration"], len(wave) / rate_hz, places=3)
 
 
 class Streaming(Case):
@@ -598,6 +622,8 @@ class Program(unittest.TestCase):
             ("--out {}/none/x.wav", "no folder"),
             ("--out {}/folder.wav", "is a folder"),
             ("--out {}/pipe.wav", "is a pipe or a device"),
+            ("--times {}/x.txt", "times are written as srt, vtt, json, TextGrid"),
+            ("--times {}/none/x.srt", "no folder"),
             ("--run {}", "has no checkpoint"),
             ("--language ka", "language 'ka' was given, but this run was trained on en"),
             ("--run {}/several", "no language was given, but"),

@@ -11,6 +11,7 @@ from myxtts.commands.console import sound_on_stdout
 from myxtts.commands.parser import add_flag, add_switch, bounded
 from myxtts.errors import DataError
 from myxtts.files import decode_text, read_bounded, read_file
+from myxtts.text.times import FORMS
 
 NAME = "synthesize"
 HELP = "Synthesize speech from a text with a trained run."
@@ -29,6 +30,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(sound, "--out", out, Path, default=Path("speech.wav"))
     stream = "write WAV to stdout instead, sentence by sentence; the log is on stderr"
     add_switch(sound, "--stream", stream)
+    times = f"file for the times of words and phonemes: {', '.join(FORMS)}"
+    add_flag(parser, "--times", times, Path, "FILE")
     flags.add_checkpoint_flag(parser)
     add_flag(parser, "--language", "language of the text; required if the run has several")
     flags.add_lexicon_flag(parser)

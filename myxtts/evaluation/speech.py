@@ -18,9 +18,9 @@ from myxtts.evaluation import metrics
 from myxtts.evaluation.held_out import MeasuredCorpus, Utterance, evenly_spaced, read_row
 from myxtts.evaluation.metrics import AcousticFeatures
 from myxtts.evaluation.table import Metrics
-from myxtts.evaluation.word_errors import SEPARATORS
 from myxtts.models.xtts import XTTS, SynthesisOptions, normalised_mel
 from myxtts.portable_ops import function_per_device_type
+from myxtts.text.words import SEPARATORS
 from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Throttle, no_throttle
 

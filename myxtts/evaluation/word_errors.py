@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH
 from myxtts.text.symbols import BLANK_ID
+from myxtts.text.words import words_of_symbols
 
 # Nats, of a word that is left out and of one that is repeated: what both find and miss is in
 # docs/experiments/evaluation_metrics.md.
 MIN_GAINS = (10.0, 40.0)
 NO_PATH = -1e30
-SEPARATORS = PUNCTUATION + " "
 
 
 def split_words(symbols: Sequence[str], tokens: np.ndarray) -> list[np.ndarray]:
@@ -21,18 +20,16 @@ def split_words(symbols: Sequence[str], tokens: np.ndarray) -> list[np.ndarray]:
     Russian "s" was said before another s. The first and the last item are the tokens of begin and
     end, int [N]; the others have a word.
     """
-    starts, sounds, is_behind = [1], 0, False
-    for place, symbol in enumerate(symbols, start=1):
-        is_separator = symbol in SEPARATORS
-        if is_behind and not is_separator and sounds > 1:
-            starts.append(place)
+    starts, sounds = [0], 0
+    for word in words_of_symbols(symbols):
+        if sounds > 1:
+            starts.append(word.phonemes[0].first)
             sounds = 0
-        is_behind = is_separator
-        sounds += not is_separator and symbol not in STRESS_AND_LENGTH
+        sounds += len(word.phonemes)
     # A last word of one sound is joined to the one before.
     if sounds < 2 and len(starts) > 1:
         starts.pop()
-    return np.split(tokens, [*starts, len(tokens) - 1])
+    return np.split(tokens, [*(1 + start for start in starts), len(tokens) - 1])
 
 
 def count_word_errors(

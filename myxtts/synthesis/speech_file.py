@@ -22,6 +22,7 @@ from myxtts.files import check_writable, partial_file_of
 from myxtts.text.languages import choose_language
 from myxtts.text.lexicon import read_lexicon
 from myxtts.text.sentences import empty_text_message, split_text
+from myxtts.text.times import check_times_file, write_times
 from myxtts.training.runs import TrainedRun
 
 FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG"}
@@ -44,6 +45,7 @@ def write_speech(
     iterations: int | None = None,
     checkpoint: str | None = None,
     lexicon: Path | None = None,
+    times: Path | None = None,
     **options,
 ) -> None:
     """Synthesize a text, on GPU 0 or, without a GPU, on the CPU, and write it sentence by sentence.
@@ -54,6 +56,7 @@ def write_speech(
         out: a file to make, or a pipe that gets the sound as WAV, each sentence as soon as it is
             synthesized.
         lexicon: a file for `read_lexicon`.
+        times: a file for the times of words, written when all is spoken; see `write_times`.
         options: fields of SynthesisOptions. Missing fields and None mean the default of the run.
             The other arguments are as in `Synthesizer` and its `synthesize_sentences`.
     """
@@ -65,10 +68,7 @@ def write_speech(
     choose_language(language, trained.record.languages)
     trained.select_vocoder(vocoder, iterations)
     words = read_lexicon(lexicon)
-    for reference in references:
-        check_recording(reference, *REFERENCE)
-    if isinstance(out, Path):
-        check_output(out, references)
+    check_files(references, out, times)
     # This and the next import load TensorFlow.
     from myxtts.placement import devices
     from myxtts.synthesis.synthesizer import Synthesizer
@@ -78,20 +78,32 @@ def write_speech(
     loaded_s = time.perf_counter()
     changed = {name: value for name, value in options.items() if value is not None}
     spoken = replace(synthesizer.options, **changed)
-    waves = synthesizer.synthesize_sentences(text, references, language, spoken)
-    samples = 0
+    sentences = synthesizer.speak(text, references, language, spoken)
+    timed_sentences = []
+    speech_s = 0.0
     with sound_file(out) if isinstance(out, Path) else wav_stream(out) as sound:
-        for wave in waves:
+        for wave, compute_times in sentences:
             sound.write(wave)
-            if not samples:
+            if not speech_s:
                 first_s, loading_s = time.perf_counter() - loaded_s, loaded_s - started_s
                 log.info("first sound    after %.2f s, and %.1f s of loading", first_s, loading_s)
-            samples += len(wave)
+            speech_s += len(wave) / SAMPLE_RATE_HZ
+            timed_sentences += [compute_times()] if times else []
     elapsed_s = time.perf_counter() - loaded_s
-    speech_s = samples / SAMPLE_RATE_HZ
     line = "%s: %.2f s of speech in %.2f s, real-time factor %.3f"
     name = out if isinstance(out, Path) else "stream"
     log.info(line, name, speech_s, elapsed_s, elapsed_s / speech_s)
+    if times:
+        write_times(times, timed_sentences, speech_s)
+
+
+def check_files(references: Sequence[Path], out: Path | BinaryIO, times: Path | None) -> None:
+    """Raise UserError if a reference cannot be read, or an output cannot be written."""
+    for reference in references:
+        check_recording(reference, *REFERENCE)
+    if isinstance(out, Path):
+        check_output(out, references)
+    check_times_file(times)
 
 
 def check_output(out: Path, references: Sequence[Path]) -> None:

@@ -3,13 +3,15 @@
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import MEL_BANDS, SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
 from myxtts.data.audio_file import REFERENCE, read_recording
@@ -19,6 +21,8 @@ from myxtts.tasks.tts import synthesis_options
 from myxtts.text.languages import choose_language
 from myxtts.text.sentences import Boundary, empty_text_message, split_text
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
+from myxtts.text.times import TimedWord, time_words
+from myxtts.text.words import words_of_text
 from myxtts.training.runs import TrainedRun
 
 BATCH_CHUNKS = 8
@@ -31,6 +35,25 @@ PAUSES_S = {Boundary.CLAUSE: 0.15, Boundary.SENTENCE: 0.4, Boundary.PARAGRAPH: 0
 SILENCE_LEVEL = 0.01  # of the peak of a wave: -40 dB
 
 log = logging.getLogger(__name__)
+
+
+class _Chunk(NamedTuple):
+    """A part of a text, its symbols that the model knows, and their tokens, int32 [N]."""
+
+    text: str
+    symbols: list[str]
+    tokens: np.ndarray
+    boundary: Boundary
+
+
+class SpokenSentence(NamedTuple):
+    """A sentence with the pause before it: its wave, and what computes the times of its words.
+
+    These are in seconds from the beginning of the whole speech.
+    """
+
+    wave: np.ndarray
+    times: Callable[[], list[TimedWord]]
 
 
 class Synthesizer:
@@ -121,37 +144,59 @@ class Synthesizer:
             DataError: the text has nothing to speak, the language is missing or unknown, or a
                 reference is unusable.
         """
-        languages = self._vocabulary.languages
-        language = choose_language(language, languages)
-        chunks = self._encode(text, language)
-        fixed = self._reference_mel(references), languages.index(language), options or self.options
-        return self._synthesize(chunks, *fixed)
+        sentences = self.speak(text, references, language, options)
+        return (sentence.wave for sentence in sentences)
 
-    def _synthesize(
+    def speak(
         self,
-        chunks: Sequence[tuple[np.ndarray, Boundary]],
+        text: str,
+        references: Sequence[Path] = (),
+        language: str | None = None,
+        options: SynthesisOptions | None = None,
+    ) -> Iterator[SpokenSentence]:
+        """Do the same as `synthesize_sentences`, and yield the times of words with the waves."""
+        language = choose_language(language, self._vocabulary.languages)
+        chunks = self._encode(text, language)
+        return self._speak(
+            chunks, self._reference_mel(references), language, options or self.options
+        )
+
+    def _speak(
+        self,
+        chunks: Sequence[_Chunk],
         reference: np.ndarray,
-        language: int,
+        language: str,
         options: SynthesisOptions,
-    ) -> Iterator[np.ndarray]:
+    ) -> Iterator[SpokenSentence]:
         pause = np.zeros(0, np.float32)
         previous: tuple[np.ndarray, Boundary] | None = None
+        spoken = 0
         first, size = 0, 1
         while first < len(chunks):
             batch = chunks[first : first + size]
             started_s = time.perf_counter()
-            tokens = [tokens for tokens, _ in batch]
-            waves = self._synthesize_batch(tokens, reference, language, options)
+            tokens = [chunk.tokens for chunk in batch]
+            row = self._vocabulary.languages.index(language)
+            waves, paths = self._synthesize_batch(tokens, reference, row, options)
             first += len(batch)
             size = min(2 * size, BATCH_CHUNKS)
             speech_s, elapsed_s = sum(map(len, waves)) / SAMPLE_RATE_HZ, time.perf_counter()
             line = "sentence %d of %d: %.1f s of speech in %.1f s"
             log.info(line, first, len(chunks), speech_s, elapsed_s - started_s)
-            for wave, (_, boundary) in zip(map(fade_ends, waves), batch, strict=True):
+            for wave, path, chunk in zip(map(fade_ends, waves), paths, batch, strict=True):
                 if previous is not None:
                     pause = pause_between(*previous, wave, options.speed)
-                previous = wave, boundary
-                yield np.concatenate([pause, wave])
+                previous = wave, chunk.boundary
+                times = partial(self._times, chunk, language, path, spoken + len(pause))
+                spoken += len(pause) + len(wave)
+                yield SpokenSentence(np.concatenate([pause, wave]), times)
+
+    def _times(self, chunk: _Chunk, language: str, path: np.ndarray, start: int) -> list[TimedWord]:
+        """Return the times of the words of a chunk whose wave begins at a sample."""
+        words = words_of_text(chunk.text, language, self._frontend, chunk.symbols)
+        # Token 1 is the first symbol, behind that of begin.
+        frames = np.searchsorted(path, np.arange(1, len(chunk.tokens)))
+        return time_words(words, (start + HOP_SAMPLES * frames) / SAMPLE_RATE_HZ)
 
     def _synthesize_batch(
         self,
@@ -159,13 +204,16 @@ class Synthesizer:
         reference: np.ndarray,
         language: int,
         options: SynthesisOptions,
-    ) -> list[np.ndarray]:
-        """Return the waves of texts, int32 [N] each, with a reference log-mel, float32 [R, 80]."""
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the waves of texts, int32 [N] each, with a reference log-mel, float32 [R, 80].
+
+        And the token of each frame, int32 [T] each.
+        """
         rows = len(texts)
         tokens = np.array(list(itertools.zip_longest(*texts, fillvalue=PADDING_ID)), np.int32).T
         padded = reference[None] if len(reference) else np.zeros([1, 1, MEL_BANDS], np.float32)
         with tf.device(self._device):
-            mel, frames, _ = self._network.synthesize(
+            mel, frames, path = self._network.synthesize(
                 tf.constant(tokens),
                 tf.constant([len(text) for text in texts]),
                 tf.fill([rows], language),
@@ -173,13 +221,12 @@ class Synthesizer:
                 tf.fill([rows], len(reference)),
                 options,
             )
-            return vocode(self._vocoder, mel, frames, (options.seed, 0))
+            waves = vocode(self._vocoder, mel, frames, (options.seed, 0))
+        rows_of_paths = zip(path.numpy(), frames.numpy(), strict=True)
+        return waves, [row_path[:length] for row_path, length in rows_of_paths]
 
-    def _encode(self, text: str, language: str) -> list[tuple[np.ndarray, Boundary]]:
-        """Return the tokens of each chunk of a text, int32 [N], and the boundary after it.
-
-        Unknown symbols are left out, with a warning.
-        """
+    def _encode(self, text: str, language: str) -> list[_Chunk]:
+        """Return the chunks of a text. Unknown symbols are left out, with a warning."""
         chunks = []
         sentences_with: dict[str, list[str]] = {}
         for number, (chunk, boundary) in enumerate(split_text(text), 1):
@@ -198,7 +245,8 @@ class Synthesizer:
                 )
             for symbol in unknown:
                 sentences_with.setdefault(symbol, []).append(str(number))
-            chunks.append((self._vocabulary.symbols.encode(known), boundary))
+            tokens = self._vocabulary.symbols.encode(known)
+            chunks.append(_Chunk(chunk, known, tokens, boundary))
         if not chunks:
             raise DataError(empty_text_message(text))
         for symbol, numbers in sentences_with.items():

@@ -69,7 +69,7 @@ WAV_FILES = {  # name: (file content, whether TensorFlow decodes it)
 }
 
 
-SETTINGS = {"min_seconds", "max_seconds", "text_frontend", "text_normaliser", "lexicon"}
+SETTINGS = {"min_seconds", "max_seconds", "text_frontend", "text_normaliser", "lexicon", "trim"}
 
 
 class CorpusCase(unittest.TestCase):
@@ -402,6 +402,7 @@ class Cache(CorpusCase):
             self.assertTrue(self.cached()[1], name)
             self.assertFalse(self.cached()[1], name)
         values = {"min_seconds": 0.31, "max_seconds": 19.0, "text_frontend": "phonemes"}
+        values["trim"] = 40.0
         values["text_normaliser"] = "none"
         values["lexicon"] = str(self.outside / "lexicon.tsv")
         Path(values["lexicon"]).write_text("a\tb\n")

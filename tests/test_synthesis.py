@@ -34,6 +34,7 @@ from myxtts.audio.vocoder import GriffinLim, vocode
 from myxtts.commands import synthesize
 from myxtts.commands.console import report_errors, sound_on_stdout
 from myxtts.config.schema import Config, ModelConfig
+from myxtts.data.audio_file import read_wave
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.synthesis import speech_file
 from myxtts.synthesis.speech_file import WavStream, sound_file, wav_stream, write_speech
@@ -457,10 +458,9 @@ class Training(Case):
         batch = features([(5, 13), (8, 24)])
         # That the run knows.
         batch |= {"language": np.zeros(2, np.int32), "tokens": np.minimum(batch["tokens"], 10)}
-        files = [self.reference, self.reference]
-        examples = Examples(
-            on_device(batch), ids=["a/x.wav", "b/x.wav"], texts=["one", "two"], files=files
-        )
+        recordings = [read_wave(self.reference)] * 2
+        ids = ["a/x.wav", "b/x.wav"]
+        examples = Examples(on_device(batch), ids, ["one", "two"], recordings)
         # A resumed run repeats a step.
         old = folder / "samples/step-000007/old.wav"
         old.parent.mkdir(parents=True)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.spectral import scaled
+from myxtts.audio.spectral import counted, frequency_grid, scaled
 from myxtts.config.schema import AugmentationConfig
 from myxtts.portable_ops import float32_matmul, fold_in, on_host
 
@@ -36,9 +36,6 @@ _X = np.arange(PHASES) / PHASES  # from the second to the third of four samples
 _FIRST, _SECOND = -_X * (_X - 1) * (_X - 2) / 6, (_X + 1) * (_X - 1) * (_X - 2) / 2
 _THIRD, _FOURTH = -(_X + 1) * _X * (_X - 2) / 2, (_X + 1) * _X * (_X - 1) / 6
 _LAGRANGE_WEIGHTS = np.stack([_FIRST, _SECOND, _THIRD, _FOURTH], axis=1).astype(np.float32)
-
-# A Fourier transform is fast if its length has small factors: 2^n times 1, 3, 5, 9 or 15.
-_FAST_LENGTHS = np.sort(np.outer(2 ** np.arange(10, 24), (1, 3, 5, 9, 15)).ravel()).astype(np.int32)
 
 # Width of each array of uniform numbers of a row. A new one comes last, so that the others keep
 # their values.
@@ -122,12 +119,7 @@ def _grid(padded, settings: AugmentationConfig):
     margin = MARGIN_SAMPLES
     if settings.reverb_probability:
         margin = max(margin, round(settings.reverb_max_rt60 * SAMPLE_RATE_HZ))
-    with on_host():
-        at = tf.searchsorted(tf.constant(_FAST_LENGTHS), tf.reshape(padded + margin, [1]))
-        length = tf.gather(tf.constant(_FAST_LENGTHS), at)[0]
-        bins = tf.cast(length // 2 + 1, tf.float32)
-        step_hz = SAMPLE_RATE_HZ / tf.cast(length, tf.float32)
-    return length, _count(bins) * step_hz
+    return frequency_grid(padded, margin)
 
 
 def _transmitted(wave, draws: Draws, length, channel, settings: AugmentationConfig):
@@ -275,7 +267,7 @@ def perturb_speed(waves, samples, fewest, seed, limit: float):
         longest = tf.cast(tf.math.ceil(tf.cast(padded, tf.float64) / (1.0 - limit)), tf.int32)
         last = tf.cast(padded - 1, tf.float64)
         length = tf.cast(longest, tf.float64)
-    position = tf.minimum(_count(length) * speed[:, None], last)
+    position = tf.minimum(counted(length) * speed[:, None], last)
     changed = _interpolated(tf.where(tf.sequence_mask(samples, padded), waves, 0.0), position)
     return tf.where(tf.sequence_mask(after, longest), changed, 0.0), after
 
@@ -291,13 +283,6 @@ def _interpolated(waves, position):
     neighbours = tf.stack([padded[:, i : i + samples] for i in range(4)], axis=2)
     neighbours = tf.gather(neighbours, index, batch_dims=1)
     return tf.reduce_sum(neighbours * tf.gather(_LAGRANGE_WEIGHTS, phase), axis=2)
-
-
-def _count(length):
-    """Return 0, 1, 2, … below a scalar in host memory; a GPU takes `tf.range`'s ends from there."""
-    with on_host():
-        start, step = tf.constant(0, length.dtype), tf.constant(1, length.dtype)
-    return tf.range(start, length, step)
 
 
 def _energy(wave):

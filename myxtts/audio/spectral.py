@@ -1,4 +1,4 @@
-"""A fast STFT with three quarters of overlap, its inverse, and the gradients of both.
+"""A fast STFT with three quarters of overlap, its inverse, the gradients of both; fast lengths.
 
 Frames are made of whole hops, so that neither direction needs an index. The gradient of a real
 transform is a real transform: TensorFlow's own is a complex one, of twice the work.
@@ -6,6 +6,12 @@ transform is a real transform: TensorFlow's own is a complex one, of twice the w
 
 import numpy as np
 import tensorflow as tf
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.portable_ops import on_host
+
+# A Fourier transform is fast if its length has small factors: 2^n times 1, 3, 5, 9 or 15.
+_FAST_LENGTHS = np.sort(np.outer(2 ** np.arange(10, 24), (1, 3, 5, 9, 15)).ravel()).astype(np.int32)
 
 OVERLAP = 4  # hops in a frame
 WINDOW_POWER = 1.5  # sum of the squared Hann windows at each sample: 4 · 3 / 8
@@ -47,6 +53,26 @@ def magnitude(spectrum, floor: float):
 def scaled(spectrum, gain):
     """Multiply complex64 by float32 of the same shape."""
     return tf.complex(tf.math.real(spectrum) * gain, tf.math.imag(spectrum) * gain)
+
+
+def counted(length):
+    """Return 0, 1, 2, … below a scalar in host memory; a GPU takes `tf.range`'s ends from there."""
+    with on_host():
+        start, step = tf.constant(0, length.dtype), tf.constant(1, length.dtype)
+    return tf.range(start, length, step)
+
+
+def frequency_grid(samples, margin: int):
+    """Return a fast length of a Fourier transform for some samples and a margin of silence.
+
+    That is N, int32 scalar in host memory; and the frequencies of its bins in Hz, float32 [N/2+1].
+    """
+    with on_host():
+        at = tf.searchsorted(tf.constant(_FAST_LENGTHS), tf.reshape(samples + margin, [1]))
+        length = tf.gather(tf.constant(_FAST_LENGTHS), at)[0]
+        bins = tf.cast(length // 2 + 1, tf.float32)
+        step_hz = SAMPLE_RATE_HZ / tf.cast(length, tf.float32)
+    return length, counted(bins) * step_hz
 
 
 def _hann(samples: int) -> np.ndarray:

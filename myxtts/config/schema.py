@@ -107,6 +107,8 @@ ServiceAddress = Annotated[str, Field(pattern=r"^grpc://[\w.-]+:\d{1,5}$")]
 Reference = Annotated[float, Field(ge=0.5, le=30.0)]
 TeacherFraction = Annotated[float, Field(ge=0.0, le=0.95)]
 Weight = Annotated[float, Field(ge=0.0, le=100.0)]
+Silence = Annotated[float, Field(ge=15.0, le=80.0)]
+Loudness = Annotated[float, Field(ge=-50.0, le=-10.0)]
 Frontend = Literal["phonemes", "characters"]
 Normaliser = Literal["none", "words-1"]
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
@@ -224,6 +226,14 @@ class DataConfig(Section):
     """Reject shorter utterances."""
     max_seconds: Annotated[float, Field(gt=MIN_SECONDS, le=MAX_SECONDS), FIXED, IN_SHARDS] = 20.0
     """Reject longer utterances."""
+    trim: Annotated[Silence | None, FIXED, IN_SHARDS, IN_ALL_JOBS] = None
+    """Cut off the ends of utterances and references that are this many dB below their loudest 23
+    ms, but for 46 ms. Try 40."""
+    loudness: Annotated[Loudness | None, FIXED, INHERITED, FROM_TEACHER, IN_ALL_JOBS, IN_MERGE] = (
+        None
+    )
+    """Loudness of all utterances and references in LUFS (EBU R 128), such as -23, less where the
+    peak would be clipped."""
     text_frontend: Annotated[
         Frontend, WITH_TEXTS, FIXED, INHERITED, FROM_TEACHER, IN_SHARDS, IN_ALL_JOBS
     ] = "phonemes"

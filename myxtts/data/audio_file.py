@@ -35,8 +35,13 @@ BLOCK_SAMPLES = 65_536
 MAX_RECORDING_S = 4 * 3600.0
 # More than the resampling filter sees, so that a cut does not change the samples near it.
 FILTER_S = 1.0
+# More silence than before the speech of any reference.
+TRIMMED_S = 30.0
 # Instead of the first sample of a stretch.
 WHOLE = -1
+# Silence at the ends is cut off in pieces of this length, of which the inner ones are kept.
+END_SAMPLES = 512
+KEPT_ENDS = 2
 RECORDING = "recording", 0.1, "Give audio files, each with at least 0.1 s of speech."
 """Role, shortest length in seconds, and advice, for `check_recording`."""
 REFERENCE = (
@@ -273,6 +278,21 @@ def to_pcm(wave: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(wave * 32768.0), -32768, 32767).astype(np.int16)
 
 
+def speech_span(wave: np.ndarray, below_db: float) -> tuple[int, int]:
+    """Return first sample and end of a wave without the silence at its ends.
+
+    Silent are pieces of END_SAMPLES whose power is `below_db` below that of the loudest, but for
+    KEPT_ENDS next to what is heard. So what was cut once stays as it is, and so does a silent wave.
+    """
+    pieces = np.pad(wave.astype(np.float64), (0, -len(wave) % END_SAMPLES))
+    power = np.square(pieces).reshape(-1, END_SAMPLES).mean(axis=1)
+    heard = np.flatnonzero(power > power.max(initial=0.0) * 10.0 ** (-below_db / 10.0))
+    if not len(heard):
+        return 0, len(wave)
+    first = max(int(heard[0]) - KEPT_ENDS, 0) * END_SAMPLES
+    return first, min((int(heard[-1]) + 1 + KEPT_ENDS) * END_SAMPLES, len(wave))
+
+
 def read_wave(
     path: str | Path, samples: int | None = None, max_s: float = MAX_RECORDING_S, start: int = WHOLE
 ) -> np.ndarray:
@@ -307,16 +327,22 @@ def read_recording(
     min_s: float,
     advice: str,
     max_samples: int = int(MAX_RECORDING_S * SAMPLE_RATE_HZ),
+    trim: float | None = None,
 ) -> np.ndarray:
     """Read the beginning of a recording as float32 [samples] in [-1, 1] at 22,050 Hz.
 
-    Raises DataError as `check_recording` does, or if the samples cannot be read.
+    `trim` cuts the silence off its ends, as `speech_span`, up to TRIMMED_S of it. Raises DataError
+    as `check_recording` does, or if the samples cannot be read.
     """
     check_recording(path, role, min_s, advice)
+    margin_s = FILTER_S if trim is None else TRIMMED_S
     try:
-        return read_wave(path, max_s=max_samples / SAMPLE_RATE_HZ + FILTER_S)[:max_samples]
+        wave = read_wave(path, max_s=max_samples / SAMPLE_RATE_HZ + margin_s)
     except DataError as error:
         raise DataError(f"{error}. {advice}") from error
+    if trim is not None:
+        wave = wave[slice(*speech_span(wave, trim))]
+    return wave[:max_samples]
 
 
 def write_wav(path: Path, wave: np.ndarray) -> None:

@@ -1,7 +1,7 @@
 """Stage D: the functions that turn waves into the features of each task."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from myxtts import batch
 from myxtts.audio.augmentation import augment, perturb_speed
 from myxtts.audio.excitation import pulse_phasor
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, PAD_SAMPLES, frame_count
+from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import SILENCE, log_mel, log_mel_of_frames, warped_mel_filters
 from myxtts.audio.pitch import f0
 from myxtts.batch import CONTEXT_FRAMES, TEXT, Field
@@ -53,6 +54,25 @@ class FeatureExtractor:
             return self.produce
         network = self.load_frozen(device)
         return lambda waves: self.produce(waves, network)
+
+
+def at_loudness(extractor: FeatureExtractor, lufs: float | None) -> FeatureExtractor:
+    """Return an extractor that first gives a loudness to utterances and references; None: as is."""
+    if lufs is None:
+        return extractor
+    lengths = {"pcm": "samples", "reference_pcm": "reference_samples"}
+
+    def produce(waves: dict, *network: Any) -> dict:
+        # Not rounded to 16 bits again: the features convert them to float32 in any case.
+        scaled = {
+            pcm: with_loudness(tf.cast(waves[pcm], tf.float32) / 32768.0, lufs, waves[samples])
+            for pcm, samples in lengths.items()
+            if pcm in waves
+        }
+        in_steps = {pcm: wave * 32768.0 for pcm, wave in scaled.items()}
+        return extractor.produce(waves | in_steps, *network)
+
+    return replace(extractor, produce=produce)
 
 
 def tts_extractor(

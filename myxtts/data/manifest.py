@@ -21,12 +21,15 @@ from tqdm import tqdm
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import (
+    TRIMMED_S,
     WHOLE,
     AudioHeader,
     UnusableAudio,
     check_finite,
     read_header,
+    read_pcm,
     resampled_length,
+    speech_span,
 )
 from myxtts.data.rows import RejectedRow, Row, Rows, shortened
 from myxtts.errors import DataError
@@ -100,7 +103,8 @@ class Manifest:
         ids, paths, texts: N strings each; paths are absolute, through links as in the metadata.
         starts: int64 [N], first sample at SAMPLE_RATE_HZ of a stretch of its file; WHOLE of others.
         samples: int32 [N], length at SAMPLE_RATE_HZ, after resampling.
-        native: bool [N], whether `tf.audio.decode_wav` returns exactly these samples.
+        native: bool [N], whether `tf.audio.decode_wav` returns exactly the samples of its file, of
+            which these are at least half.
         tokens: int32 [all tokens], begin and end included; utterance i has token_start[i] to
             token_start[i + 1], which are equal for a task that needs no texts.
         token_start: int64 [N + 1].
@@ -128,8 +132,11 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of ids, lengths, tokens, speakers and languages, but not of paths."""
+        """SHA-256 of ids, stretches, tokens, speakers and languages, but not of paths."""
         digest = hashlib.sha256(json.dumps(self.ids).encode())
+        # Corpora of whole files keep the fingerprint that they had before there were stretches.
+        if np.any(self.starts != WHOLE):
+            digest.update(self.starts.tobytes())
         for column in (self.samples, self.token_start, self.tokens, self.speaker, self.language):
             digest.update(column.tobytes())
         return digest.hexdigest()
@@ -191,7 +198,7 @@ def build_manifest(
     key = ""
     if cache:
         reading = frontend.kind, frontend.normaliser, sorted(frontend.lexicon.items())
-        settings = (data.min_seconds, data.max_seconds, *reading, length_rule, grow)
+        settings = (data.min_seconds, data.max_seconds, data.trim, *reading, length_rule, grow)
         key = _cache_key(rows, settings, vocabulary, workers)
         if cached := _load(cache, key):
             return cached
@@ -292,7 +299,11 @@ def _examine(
             advice = "--audio-root can name a folder that contains it"
             raise UnusableAudio("outside the corpus folder", f"{path}; {advice}")
         header = read_header(path)
-        start, samples = _stretch(row, resampled_length(header.samples, header.rate_hz))
+        length = resampled_length(header.samples, header.rate_hz)
+        start, samples = _stretch(row, length)
+        # Longer ones are rejected below, without decoding hours.
+        if data.trim is not None and samples <= (data.max_seconds + TRIMMED_S) * SAMPLE_RATE_HZ:
+            start, samples = _trimmed(path, start, samples, data.trim)
         # Rounded away from the limit, so that the message does not seem to contradict it.
         ms = 1000 * samples / SAMPLE_RATE_HZ
         if samples < data.min_seconds * SAMPLE_RATE_HZ:
@@ -306,7 +317,8 @@ def _examine(
             check_finite(path)
     except UnusableAudio as error:
         return error
-    return _Audio(row, path, real_path, start, samples, header.native and start == WHOLE)
+    # Of a native file all samples are decoded.
+    return _Audio(row, path, real_path, start, samples, header.native and 2 * samples >= length)
 
 
 def _stretch(row: Row, length: int) -> tuple[int, int]:
@@ -323,6 +335,17 @@ def _stretch(row: Row, length: int) -> tuple[int, int]:
     if start == 0 and length - end <= MAX_REST_S * SAMPLE_RATE_HZ:
         return WHOLE, length
     return start, end - start
+
+
+def _trimmed(path: str, start: int, samples: int, below_db: float) -> tuple[int, int]:
+    """Return a stretch without the silence at its ends; raise UnusableAudio if it is unreadable."""
+    try:
+        first, end = speech_span(read_pcm(path, samples, start=start), below_db)
+    except DataError as error:
+        raise UnusableAudio("unreadable", str(error)) from error
+    if end - first == samples:
+        return start, samples
+    return max(start, 0) + first, end - first
 
 
 def _in_threads(

@@ -16,9 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.loudness import with_loudness
 from myxtts.batch import TEXT, Batch, Field
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import read_header, read_pcm
+from myxtts.data.audio_file import WHOLE, read_header, read_pcm, read_wave
 from myxtts.data.batch_plan import PlannedBatch
 from myxtts.data.manifest import Manifest
 from myxtts.errors import DataError
@@ -95,6 +96,19 @@ def fixed_options() -> tf.data.Options:
     return options
 
 
+def read_row(manifest: Manifest, row: int, lufs: float | None = None) -> np.ndarray:
+    """Read the wave of an utterance at a loudness, or as it is: float32 [samples] in [-1, 1].
+
+    Raises DataError if it cannot be read.
+    """
+    start = int(manifest.starts[row])
+    wave = read_wave(manifest.paths[row], int(manifest.samples[row]), start=start)
+    if lufs is None:
+        return wave
+    with tf.device("/CPU:0"):
+        return with_loudness(tf.constant(wave[None]), lufs)[0].numpy()
+
+
 def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> DataError:
     """Return the error of a batch that cannot be read, naming the utterance at fault."""
     rows = np.concatenate([planned.rows, planned.arrays["reference_row"][: len(planned.rows)]])
@@ -125,10 +139,14 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
 
     def decode(row: tf.Tensor) -> tf.Tensor:
         wave, rate_hz = tf.audio.decode_wav(tf.io.read_file(paths[row]))
-        unchanged = tf.reduce_all(tf.shape(wave) == [lengths[row], 1]) & (rate_hz == SAMPLE_RATE_HZ)
+        begin = tf.cast(tf.maximum(starts[row], 0), tf.int32)
+        end = begin + lengths[row]
+        samples, channels = tf.unstack(tf.shape(wave))
+        fits = tf.where(starts[row] == WHOLE, samples == end, samples >= end)
+        unchanged = fits & (channels == 1) & (rate_hz == SAMPLE_RATE_HZ)
         # tf.debugging.Assert is stateful and would make reading serial under enable_op_determinism;
         # tf.reshape is not, and rejects a size of -2.
-        wave = tf.reshape(wave, [tf.where(unchanged, lengths[row], -2)])
+        wave = tf.reshape(wave[begin:end], [tf.where(unchanged, lengths[row], -2)])
         # decode_wav divides by 32768: exact.
         return tf.cast(wave * 32768.0, tf.int16)
 

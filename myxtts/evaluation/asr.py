@@ -13,7 +13,8 @@ import keras
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.evaluation.held_out import Evaluation, evenly_spaced, read_row
+from myxtts.data.reading import read_row
+from myxtts.evaluation.held_out import Evaluation, evenly_spaced
 from myxtts.evaluation.table import ScoreWeights, metrics_by_group
 from myxtts.recognition.transcriber import NetworkTranscriber, Transcriber
 from myxtts.text.error_rates import error_rates

@@ -13,11 +13,11 @@ import tensorflow as tf
 from myxtts.config.flags import turned_off
 from myxtts.config.schema import OFF_IN_EVALUATION, Config
 from myxtts.data import dataset
-from myxtts.data.audio_file import read_wave
 from myxtts.data.batch_plan import Pass
 from myxtts.data.manifest import Manifest, Vocabulary, build_manifest, report_rejected
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pipeline import compile_hand_over, held_out_pipeline
+from myxtts.data.reading import read_row
 from myxtts.data.rows import DEFAULT_SPEAKER
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.xtts import XTTS
@@ -246,7 +246,7 @@ def load_utterances(
                     language=int(manifest.language[row]),
                     speaker=int(manifest.speaker[row]),
                     tokens=arrays["tokens"][number, : arrays["token_count"][number]],
-                    wave=read_row(manifest, row),
+                    wave=read_row(manifest, row, config.data.loudness),
                     mel=arrays["mel"][number, : arrays["frames"][number]],
                     reference=arrays["reference"][number, : arrays["reference_frames"][number]],
                     path=np.zeros(0, np.int64),
@@ -272,12 +272,6 @@ def align_utterances(
             paths += list(network.compiled_align(batch).numpy()[:count])
     rows = zip(utterances, paths, strict=False)
     return [replace(utterance, path=path[: len(utterance.mel)]) for utterance, path in rows]
-
-
-def read_row(manifest: Manifest, row: int) -> np.ndarray:
-    """Read the wave of an utterance, float32 [samples]; raise DataError if it cannot be read."""
-    start = int(manifest.starts[row])
-    return read_wave(manifest.paths[row], int(manifest.samples[row]), start=start)
 
 
 def evenly_spaced(rows: np.ndarray, count: int) -> np.ndarray:

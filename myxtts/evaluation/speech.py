@@ -14,8 +14,9 @@ from myxtts.audio.pitch import f0
 from myxtts.audio.vocoder import VocoderProtocol, vocode
 from myxtts.data.audio_file import to_pcm
 from myxtts.data.manifest import Manifest
+from myxtts.data.reading import read_row
 from myxtts.evaluation import metrics
-from myxtts.evaluation.held_out import MeasuredCorpus, Utterance, evenly_spaced, read_row
+from myxtts.evaluation.held_out import MeasuredCorpus, Utterance, evenly_spaced
 from myxtts.evaluation.metrics import AcousticFeatures
 from myxtts.evaluation.table import Metrics
 from myxtts.models.xtts import XTTS, SynthesisOptions, normalised_mel
@@ -208,8 +209,9 @@ def speaker_metrics(
     by_network = metrics.is_installed("speaker_cosine")
     if count < 2 and not by_network:
         return {}, "speaker accuracy is left out: there is only one speaker"
-    recordings = [(training, row) for row in seen.tolist()]
-    recordings += [(measured, row) for row in unseen.tolist()]
+    lufs = corpus.config.data.loudness
+    recordings = [(training, row, lufs) for row in seen.tolist()]
+    recordings += [(measured, row, lufs) for row in unseen.tolist()]
     embeddings = _embeddings_of_recordings(recordings, device)
     targets = np.array([utterance.speaker for utterance in utterances])
     is_known, is_seen = np.isin(targets, speakers), np.isin(targets, training.speaker)
@@ -246,7 +248,7 @@ def _rows_of_each_speaker(manifest: Manifest, rows: np.ndarray) -> np.ndarray:
 
 
 def _embeddings_of_recordings(
-    recordings: Sequence[tuple[Manifest, int]], device: str
+    recordings: Sequence[tuple[Manifest, int, float | None]], device: str
 ) -> np.ndarray:
     embeddings = []
     # Batch by batch: the recordings of 2,000 speakers would take 20 GB.

@@ -20,6 +20,7 @@ from myxtts.audio.format import (
 )
 from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
 from myxtts.data.audio_file import write_wav
+from myxtts.data.reading import read_row
 from myxtts.data.rows import DEFAULT_SPEAKER
 from myxtts.evaluation import held_out, metrics, speech, table
 from myxtts.evaluation.held_out import Evaluation
@@ -102,7 +103,7 @@ class VocoderEvaluator:
         self.utterances: list[dict[str, str]] = []
         waves = []
         for row in held_out.evenly_spaced(np.arange(len(corpus.manifest)), count).tolist():
-            wave = held_out.read_row(corpus.manifest, row)
+            wave = read_row(corpus.manifest, row, corpus.config.data.loudness)
             waves.append(wave[: frame_count(len(wave)) * HOP_SAMPLES])
             self.utterances.append(corpus.names_of(row))
         seen = dict.fromkeys(corpus.trained_speakers, "seen")

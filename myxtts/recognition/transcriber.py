@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, PAD_SAMPLES, SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.data.audio_file import RECORDING, read_recording
 from myxtts.errors import DataError
@@ -50,10 +51,12 @@ class NetworkTranscriber:
         self.vocabulary = record.vocabulary
         self.decoding = f"beam search of width {beam_width}" if beam_width else "greedy decoding"
         self._frontend = record.frontend
+        loudness = record.settings.data.loudness
 
         def recognise(wave, samples):
             with tf.device(device):
-                outputs = network.compute_logits(log_mel(wave, samples), frame_count(samples))
+                mel = log_mel(with_loudness(wave, loudness, samples), samples)
+                outputs = network.compute_logits(mel, frame_count(samples))
                 return outputs if beam_width else greedy_decode(*outputs)
 
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
+from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.config.schema import PlacementConfig
@@ -89,7 +90,8 @@ def voice_export(run: TrainedRun, choice: VocoderChoice, device: str) -> Export:
     network = run.load_network(device, "tts")
     vocoder = choice.load(device)
     document = voice_metadata(run.record, vocoder)
-    module = synthesis_module(network, vocoder, document["reference_samples"])
+    loudness = run.record.settings.data.loudness
+    module = synthesis_module(network, vocoder, document["reference_samples"], loudness)
     signatures = {"serving_default": module.synthesize, "reference": module.reference_mel}
     return Export(module, signatures, document)
 
@@ -112,7 +114,9 @@ def write_export(export: Export, out: Path) -> None:
         os.replace(partial, out)
 
 
-def synthesis_module(network: XTTS, vocoder: VocoderProtocol, reference_samples: int) -> tf.Module:
+def synthesis_module(
+    network: XTTS, vocoder: VocoderProtocol, reference_samples: int, loudness: float | None = None
+) -> tf.Module:
     """Return a voice's module: `synthesize` (ids to waves), `reference_mel` (wave to mel)."""
 
     @tf.function(input_signature=SYNTHESIS_SIGNATURE, autograph=False)
@@ -123,7 +127,7 @@ def synthesis_module(network: XTTS, vocoder: VocoderProtocol, reference_samples:
 
     @tf.function(input_signature=WAVE_SIGNATURE, autograph=False)
     def reference_mel(wave):
-        mel = log_mel(wave[None, :reference_samples])
+        mel = log_mel(with_loudness(wave[None, :reference_samples], loudness))
         return {"reference": mel, "reference_frames": tf.shape(mel)[1:2]}
 
     module = tf.Module(name="synthesizer")
@@ -179,6 +183,7 @@ def voice_metadata(record: Record, vocoder: VocoderProtocol) -> dict[str, Any]:
     symbols = vocabulary.symbols.symbols
     return vocoder_metadata(record, vocoder) | {
         "reference_samples": int(data.reference_seconds * SAMPLE_RATE_HZ),
+        "trim": data.trim,
         "text_frontend": data.text_frontend,
         "text_normaliser": data.text_normaliser,
         "lexicon": record.lexicon,

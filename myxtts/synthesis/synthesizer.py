@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
+from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
 from myxtts.data.audio_file import REFERENCE, read_recording
@@ -93,7 +94,7 @@ class Synthesizer:
         config = trained.record.settings
         self.options = synthesis_options(config.model)
         self._frontend = trained.record.frontend.with_words(lexicon or {})
-        self._reference_samples = int(config.data.reference_seconds * SAMPLE_RATE_HZ)
+        self._data = config.data
         self._vocabulary = trained.record.vocabulary
         self._device = device
         choice = trained.select_vocoder(vocoder, iterations)
@@ -258,9 +259,11 @@ class Synthesizer:
         """Return the concatenated log-mels of the beginnings of all references, float32 [R, 80]."""
         mels = [np.zeros([0, MEL_BANDS], np.float32)]
         for reference in references:
-            wave = read_recording(reference, *REFERENCE, self._reference_samples)
+            samples = int(self._data.reference_seconds * SAMPLE_RATE_HZ)
+            wave = read_recording(reference, *REFERENCE, samples, self._data.trim)
             with tf.device(self._device):
-                mels.append(log_mel(tf.constant(wave[None]))[0].numpy())
+                wave = with_loudness(tf.constant(wave[None]), self._data.loudness)
+                mels.append(log_mel(wave)[0].numpy())
         return np.concatenate(mels)
 
 

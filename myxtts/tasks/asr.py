@@ -13,7 +13,7 @@ from myxtts.audio.augmentation import spec_augment
 from myxtts.audio.vocoder import LoadVocoder
 from myxtts.batch import ASR_FEATURES, tensor_specs
 from myxtts.config.schema import Config
-from myxtts.data.features import FeatureExtractor, LoadFrozen, asr_extractor
+from myxtts.data.features import FeatureExtractor, LoadFrozen, asr_extractor, at_loudness
 from myxtts.data.manifest import Vocabulary
 from myxtts.models import asr
 from myxtts.models.asr import build_asr
@@ -37,7 +37,7 @@ class ASRTask(Task):
         self, config: Config, training: bool, load_teacher: LoadFrozen | None = None
     ) -> FeatureExtractor:
         if not training:
-            return asr_extractor()
+            return at_loudness(asr_extractor(), config.data.loudness)
         settings = config.asr
         mask: Callable | None = None
         if settings.time_masks or settings.frequency_masks:
@@ -48,7 +48,8 @@ class ASRTask(Task):
                 frequency_masks=settings.frequency_masks,
                 frequency_bands=settings.frequency_mask_bands,
             )
-        return asr_extractor(mask, config.augmentation, settings.subsampling)
+        extractor = asr_extractor(mask, config.augmentation, settings.subsampling)
+        return at_loudness(extractor, config.data.loudness)
 
     def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
         symbols = len(vocabulary.symbols)

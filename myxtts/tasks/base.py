@@ -39,7 +39,7 @@ class Examples(NamedTuple):
     batch: dict  # features on the device of the network that they are for
     ids: list[str]
     texts: list[str]
-    files: list[str]  # the recordings
+    recordings: list[np.ndarray]  # float32 [samples] in [-1, 1] each
 
 
 class Sampler(ABC):
@@ -58,7 +58,8 @@ class Sampler(ABC):
         count = min(SAMPLED_UTTERANCES, len(examples.ids))
         self._network = network
         self._batch = first_rows(examples.batch, self.FIELDS, count)
-        self._ids, self._texts, self._files = (column[:count] for column in examples[1:])
+        self._ids, self._texts = examples.ids[:count], examples.texts[:count]
+        self._recordings = examples.recordings[:count]
         # Files of several folders may have the same stem.
         self._names = [numbered_name(i, name) for i, name in enumerate(self._ids, 1)]
         self._folder = folder

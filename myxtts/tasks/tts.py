@@ -10,8 +10,8 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim, LoadVocoder, VocoderProtocol, vocode
 from myxtts.batch import TAUGHT_TTS_FEATURES
 from myxtts.config.schema import Config, ModelConfig
-from myxtts.data.audio_file import read_wave, write_wav
-from myxtts.data.features import FeatureExtractor, LoadFrozen, tts_extractor
+from myxtts.data.audio_file import write_wav
+from myxtts.data.features import FeatureExtractor, LoadFrozen, at_loudness, tts_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.models import aligner, xtts
 from myxtts.models.alignment import sum_over_paths
@@ -40,10 +40,11 @@ class TTSTask(Task):
     def extractor(
         self, config: Config, training: bool, load_teacher: LoadFrozen | None = None
     ) -> FeatureExtractor:
-        if not training:
-            return tts_extractor(load_teacher=load_teacher)
-        fraction = config.teacher.teacher_fraction
-        return tts_extractor(config.data.vtlp, config.augmentation, load_teacher, fraction)
+        extractor = tts_extractor(load_teacher=load_teacher)
+        if training:
+            fraction = config.teacher.teacher_fraction
+            extractor = tts_extractor(config.data.vtlp, config.augmentation, load_teacher, fraction)
+        return at_loudness(extractor, config.data.loudness)
 
     def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
         model = config.model
@@ -120,7 +121,7 @@ class TTSSampler(Sampler):
             copied_by["vocoder"] = vocoder
             self._synthesized_by["synthesized-griffin-lim"] = griffin_lim
         mel, frames = self._batch["mel"], self._batch["frames"]
-        self._fixed = {"recording": [read_wave(file) for file in self._files]}
+        self._fixed = {"recording": self._recordings}
         self._fixed |= {kind: vocode(copier, mel, frames) for kind, copier in copied_by.items()}
 
     def trace(self) -> None:

@@ -14,7 +14,7 @@ from myxtts.audio.vocoder import GriffinLim, LoadVocoder, vocode
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES
 from myxtts.config.schema import Config
 from myxtts.data.audio_file import write_wav
-from myxtts.data.features import FeatureExtractor, LoadFrozen, vocoder_extractor
+from myxtts.data.features import FeatureExtractor, LoadFrozen, at_loudness, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.models import vocoder
 from myxtts.models.discriminators import AdversarialSettings, hidden_values
@@ -39,7 +39,8 @@ class VocoderTask(Task):
         self, config: Config, training: bool, load_teacher: LoadFrozen | None = None
     ) -> FeatureExtractor:
         frames = round(self.segment_s(config) * SAMPLE_RATE_HZ / HOP_SAMPLES)
-        return vocoder_extractor(frames, training, load_teacher)
+        extractor = vocoder_extractor(frames, training, load_teacher)
+        return at_loudness(extractor, config.data.loudness)
 
     def segment_s(self, config: Config) -> float:
         return config.vocoder.vocoder_segment_seconds
@@ -48,7 +49,8 @@ class VocoderTask(Task):
         self, config: Config, load_teacher: LoadFrozen | None = None
     ) -> FeatureExtractor:
         # Without a segment: a listener judges whole utterances, not the part that a step takes.
-        return vocoder_extractor(load_teacher=load_teacher)
+        extractor = vocoder_extractor(load_teacher=load_teacher)
+        return at_loudness(extractor, config.data.loudness)
 
     def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
         model = config.model

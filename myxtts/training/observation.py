@@ -25,11 +25,12 @@ from myxtts.batch import tensor_specs
 from myxtts.clock import Span, Timeline, format_duration
 from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
 from myxtts.data.pipeline import Pipeline, ProducedBatch, ReplicaFeed, compile_hand_over
+from myxtts.data.reading import read_row
 from myxtts.errors import TrainingError, UserError
 from myxtts.models.loss_groups import network_variables, observed_names
 from myxtts.placement.audit import require_device
 from myxtts.report.reporter import TensorBoard
-from myxtts.tasks.base import Evaluator, Examples, Metric, Sampler
+from myxtts.tasks.base import SAMPLED_UTTERANCES, Evaluator, Examples, Metric, Sampler
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import Checkpoint
 from myxtts.training.checkpoints import load_variables
@@ -262,9 +263,10 @@ def make_sampler(
     with pipeline.open_feed(Pass(epochs=1)) as feed:
         (first,) = next(feed)
     (batch,) = compile_hand_over(network.BATCH_FIELDS, [device])([first.features])
-    rows, manifest = first.planned.rows, corpora.held_out.manifest
-    columns = (manifest.ids, manifest.texts, manifest.paths)
-    examples = Examples(batch, *([column[row] for row in rows] for column in columns))
+    rows, manifest = first.planned.rows[:SAMPLED_UTTERANCES], corpora.held_out.manifest
+    ids, texts = ([column[row] for row in rows] for column in (manifest.ids, manifest.texts))
+    recordings = [read_row(manifest, row, config.data.loudness) for row in rows]
+    examples = Examples(batch, ids, texts, recordings)
     with tf.device(device):
         make = task_of(config).sampler(config, corpora.vocabulary, load)
         return make(network, examples, folder.samples, tensorboard)

@@ -369,10 +369,12 @@ def inherit_settings(config: Config, source: TrainedRun) -> Config:
     fixed = reset_inactive(source.record.settings)
     advice = "give another --init-from, or start another run with --run"
     origin = f"the run starts from {source.checkpoint.path}, which"
-    # A vocoder has no symbols: its text_frontend is that of its teacher.
-    has_symbols = fixed.model.task != "vocoder"
+    # What a vocoder has from its teacher, it has from the one that it has now.
+    is_taught = fixed.model.task == "vocoder" and config.teacher.teacher is not None
     inherited = [
-        setting for setting in marked(INHERITED) if has_symbols or FROM_TEACHER not in setting.marks
+        setting
+        for setting in marked(INHERITED)
+        if not (is_taught and FROM_TEACHER in setting.marks)
     ]
     config = _with_fixed(config, fixed, inherited, origin, advice)
     if config.model.task == "vocoder" and fixed.teacher.teacher and not config.teacher.teacher:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,7 @@ from myxtts.data.manifest import Manifest, Vocabulary, build_manifest, report_re
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pipeline import compile_hand_over, held_out_pipeline
 from myxtts.data.reading import read_row
-from myxtts.data.rows import DEFAULT_SPEAKER
+from myxtts.data.rows import DEFAULT_SPEAKER, Rows
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
@@ -135,22 +135,46 @@ def load_measured(run: TrainedRun, options: EvaluationOptions, folder: Path) -> 
     # Its recordings tell the speakers of a voice apart.
     if run.task == "tts":
         training, _, known = _load_training(run, config, folder)
-    length_rule = length_rule_of(config)
-    language, needs_text = config.data.language, length_rule is not None
-    rows = read_corpus(
-        options.data, language, options.audio_root, needs_text, columns=options.columns
+    reading: dict[str, Any] = {"root": options.audio_root, "columns": options.columns}
+    _, manifest, vocabulary = load_other(
+        run, options.data, folder, config.data.max_rejected, known, **reading
     )
-    log.info("%-14s %s", "corpus form", rows.form)
-    manifest, vocabulary, rejected = build_manifest(
-        rows, config.data, length_rule, known, frontend=run.record.frontend
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    rejected = [*rows.rejected, *rejected]
-    report_rejected(rejected, [(rows, manifest)], config.data.max_rejected, folder / "rejected.csv")
     # The checkpoint knows its speakers, so the corpus of the run may be missing.
     speakers = set(run.record.speakers) - {DEFAULT_SPEAKER}
     source = f"utterances of {options.data}"
     return MeasuredCorpus(manifest, vocabulary, config, training, speakers, source)
+
+
+def load_other(
+    run: TrainedRun,
+    corpus: Path,
+    folder: Path,
+    max_rejected: float,
+    known: Vocabulary,
+    language: str | None = None,
+    **reading: Any,
+) -> tuple[Rows, Manifest, Vocabulary]:
+    """Load a corpus that a run need not know, and list the rejected rows in a folder.
+
+    Raises DataError if it cannot be read, or more than a fraction of its rows.
+
+    Args:
+        known: vocabulary of the run; new speakers are appended.
+        language: of rows without one; by default as the run has it.
+        reading: other options of `read_corpus`.
+    """
+    config = for_evaluation(run.record.settings)
+    rule = length_rule_of(config)
+    language = language or config.data.language
+    rows = read_corpus(corpus, language, needs_text=rule is not None, **reading)
+    log.info("%-14s %s", "corpus form", rows.form)
+    manifest, vocabulary, rejected = build_manifest(
+        rows, config.data, rule, known, frontend=run.record.frontend
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    rejected = [*rows.rejected, *rejected]
+    report_rejected(rejected, [(rows, manifest)], max_rejected, folder / "rejected.csv")
+    return rows, manifest, vocabulary
 
 
 def load_held_out(run: TrainedRun, listing: Path) -> MeasuredCorpus:

@@ -54,8 +54,8 @@ def predict_mels(
     predicted: list[np.ndarray] = []
     for rows in _batches(len(tokens)):
         throttle()
-        ids, counts = _pad(tokens[rows], 0)
-        mels, frames = _pad([voice.reference for voice in voices[rows]], SILENCE)
+        ids, counts = pad_rows(tokens[rows], 0)
+        mels, frames = pad_rows([voice.reference for voice in voices[rows]], SILENCE)
         languages = tf.constant([text.language for text in texts[rows]])
         with tf.device(device):
             batch, lengths, _ = network.synthesize(ids, counts, languages, mels, frames, options)
@@ -106,7 +106,7 @@ def acoustic_features(
     features: list[AcousticFeatures] = []
     for rows in _batches(len(waves)):
         throttle()
-        batch, samples = _pad(waves[rows], 0.0)
+        batch, samples = pad_rows(waves[rows], 0.0)
         with tf.device(device):
             values = [value.numpy() for value in (_log_mel(batch, samples), *_f0(batch, samples))]
         for row, wave in enumerate(waves[rows]):
@@ -127,7 +127,7 @@ def _batches(count: int) -> Iterator[slice]:
     return (slice(begin, begin + BATCH_UTTERANCES) for begin in range(0, count, BATCH_UTTERANCES))
 
 
-def _pad(arrays: Sequence[np.ndarray], padding: float) -> tuple[tf.Tensor, tf.Tensor]:
+def pad_rows(arrays: Sequence[np.ndarray], padding: float) -> tuple[tf.Tensor, tf.Tensor]:
     """Return arrays [n, …] as one, [batch, longest n, …], and their lengths, int32 [batch]."""
     lengths = [len(array) for array in arrays]
     batch = np.full((len(arrays), max(lengths), *arrays[0].shape[1:]), padding, arrays[0].dtype)

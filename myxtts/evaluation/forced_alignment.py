@@ -1,0 +1,212 @@
+"""Forced alignment of a corpus by the aligner of a voice: when each word of its texts is spoken.
+
+An utterance whose text does not fit it is found by its evidence, and subtitles that are shifted by
+the stretch of the recording, a little earlier or later, that their text does fit.
+"""
+
+import csv
+import io
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tqdm import tqdm
+
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.loudness import with_loudness
+from myxtts.audio.mel import log_mel
+from myxtts.data.audio_file import WHOLE, read_header, read_wave, resampled_length
+from myxtts.data.manifest import Manifest
+from myxtts.data.reading import read_row
+from myxtts.errors import DataError
+from myxtts.evaluation.held_out import load_other
+from myxtts.evaluation.speech import BATCH_UTTERANCES, pad_rows
+from myxtts.files import make_folder, write_whole
+from myxtts.models import alignment
+from myxtts.models.xtts import XTTS
+from myxtts.placement import devices
+from myxtts.report.alignment import LEAST_EVIDENCE
+from myxtts.text.symbols import FIRST_SYMBOL_ID, PADDING_ID
+from myxtts.text.times import TimedWord, time_words, write_times
+from myxtts.text.words import words_of_text
+from myxtts.training.checkpoint_files import Record
+from myxtts.training.runs import TrainedRun
+
+# Subtitles are searched so far from their times, in such steps.
+MOST_SHIFT_S = 3.0
+SHIFT_STEP_S = 0.25
+# So much more evidence must be elsewhere. An utterance that begins and ends with a pause fits as
+# well a quarter of a second away.
+LEAST_GAIN = 0.1
+SHOWN = 10
+
+log = logging.getLogger(__name__)
+
+
+class Fit(NamedTuple):
+    """An alignment: the token of each frame, int [T]; what the recording tells of it, at most 1,
+    see `models.alignment.evidence`; and how far it is from where it was said to be.
+    """
+
+    path: np.ndarray
+    evidence: float
+    shift_s: float = 0.0
+
+
+def align_corpus(
+    run: Path,
+    train_data: Path,
+    out: Path,
+    times: str = "TextGrid",
+    checkpoint: str | None = None,
+    language: str | None = None,
+    **reading,
+) -> None:
+    """Write the times of the words of each recording, and list how well each text fits.
+
+    Raises UserError if the run, the corpus or the folder is unusable.
+
+    Args:
+        out: folder for a file of each recording, `alignment.csv` and `rejected.csv`.
+        times: form of the files, a key of `times.FORMS`.
+        language: of rows without one; by default that of the run.
+        reading: other options of `read_corpus`, which raises errors of the corpus.
+    """
+    trained = TrainedRun.open(run, checkpoint)
+    trained.check_task("tts")
+    record = trained.record
+    if language is None and len(record.languages) == 1:
+        language = record.languages[0]
+    make_folder(out, "--out")
+    rows, manifest, _ = load_other(
+        trained, train_data, out, 1.0, record.vocabulary, language, **reading
+    )
+    files = times_files(manifest, rows.folder, out, times)
+    device = devices.configure_default().routes[0].model
+    loudness = record.settings.data.loudness
+    fits = fit_corpus(Aligner(trained.load_network(device, "tts"), device, loudness), manifest)
+    sentences = defaultdict(list)
+    for row, fit in enumerate(fits):
+        if fit.evidence >= LEAST_EVIDENCE:
+            sentences[manifest.paths[row]].append(timed_words(manifest, row, fit, record))
+    for path, file in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        header = read_header(path)
+        duration_s = resampled_length(header.samples, header.rate_hz) / SAMPLE_RATE_HZ
+        write_times(file, sorted(sentences[path], key=lambda words: words[0].start_s), duration_s)
+    report_fits(manifest, fits, out / "alignment.csv")
+
+
+class Aligner:
+    """The aligner of a voice on a device, and the loudness that it was trained with."""
+
+    def __init__(self, network: XTTS, device: str, loudness: float | None = None):
+        def align(wave, samples, tokens, token_count):
+            with tf.device(device):
+                texts = {"tokens": tokens, "token_count": token_count}
+                mel = log_mel(with_loudness(wave, loudness, samples), samples)
+                mels = {"mel": mel, "frames": frame_count(samples)}
+                scores, prior = network.score_tokens(texts | mels)
+                path = network.search_path(texts | mels, scores)
+                return path, alignment.evidence(scores, prior, path)
+
+        rows, lengths = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)
+        signature = [tf.TensorSpec([None, None]), lengths, rows, lengths]
+        self._align = tf.function(align, input_signature=signature, autograph=False)
+
+    def __call__(self, waves: Sequence[np.ndarray], tokens: Sequence[np.ndarray]) -> list[Fit]:
+        """Align waves, float32 [samples], with the tokens of their texts, int32 [N]."""
+        inputs = (*pad_rows(waves, 0.0), *pad_rows(tokens, PADDING_ID))
+        rows = zip(*(value.numpy() for value in self._align(*inputs)), waves, strict=True)
+        return [Fit(path[: frame_count(len(wave))], float(gain)) for path, gain, wave in rows]
+
+
+def fit_corpus(aligner: Aligner, manifest: Manifest) -> list[Fit]:
+    """Return the alignment of each utterance, where its text is if it is not far."""
+    tokens = np.split(manifest.tokens, manifest.token_start[1:-1])
+    fits: dict[int, Fit] = {}
+    by_length = np.argsort(manifest.samples, kind="stable")
+    firsts = range(0, len(manifest), BATCH_UTTERANCES)
+    for first in tqdm(firsts, desc="alignment", leave=False, disable=None):
+        rows = by_length[first : first + BATCH_UTTERANCES].tolist()
+        waves = [read_row(manifest, row) for row in rows]
+        fits |= zip(rows, aligner(waves, [tokens[row] for row in rows]), strict=True)
+    # A search takes as long as 25 alignments.
+    suspicious = max(LEAST_EVIDENCE, np.median([fit.evidence for fit in fits.values()]))
+    for row in np.flatnonzero(manifest.starts != WHOLE).tolist():
+        if fits[row].evidence < suspicious:
+            found = search_nearby(aligner, manifest, row, tokens[row])
+            if found.evidence > fits[row].evidence + LEAST_GAIN:
+                fits[row] = found
+    return [fits[row] for row in range(len(manifest))]
+
+
+def search_nearby(aligner: Aligner, manifest: Manifest, row: int, tokens: np.ndarray) -> Fit:
+    """Return the alignment of a text with the stretch that it fits best, at most 3 s away."""
+    start, samples, path = manifest.starts[row], int(manifest.samples[row]), manifest.paths[row]
+    margin, step = round(MOST_SHIFT_S * SAMPLE_RATE_HZ), round(SHIFT_STEP_S * SAMPLE_RATE_HZ)
+    header = read_header(path)
+    length = resampled_length(header.samples, header.rate_hz)
+    first, end = max(int(start) - margin, 0), min(int(start) + samples + margin, int(length))
+    wave = read_wave(path, end - first, start=first)
+    places = range(0, len(wave) - samples + 1, step)
+    fits = aligner([wave[of : of + samples] for of in places], [tokens] * len(places))
+    best = int(np.argmax([fit.evidence for fit in fits]))
+    return fits[best]._replace(shift_s=float(first + places[best] - start) / SAMPLE_RATE_HZ)
+
+
+def timed_words(manifest: Manifest, row: int, fit: Fit, record: Record) -> list[TimedWord]:
+    """Return the words of an utterance with their times in its recording."""
+    tokens = manifest.tokens[manifest.token_start[row] : manifest.token_start[row + 1]]
+    names = record.vocabulary.symbols.symbols
+    symbols = [names[token - FIRST_SYMBOL_ID] for token in tokens[1:-1]]
+    language = record.languages[manifest.language[row]]
+    words = words_of_text(manifest.texts[row], language, record.frontend, symbols)
+    frames = np.searchsorted(fit.path, np.arange(1, len(tokens)))
+    start_s = max(manifest.starts[row], 0) / SAMPLE_RATE_HZ + fit.shift_s
+    return time_words(words, start_s + HOP_SAMPLES * frames / SAMPLE_RATE_HZ)
+
+
+def times_files(manifest: Manifest, folder: Path, out: Path, form: str) -> dict[str, Path]:
+    """Return the file of each recording: its name below the folder of the corpus, in `out`."""
+    files: dict[str, Path] = {}
+    for path in dict.fromkeys(manifest.paths):
+        # Through links a recording may be elsewhere.
+        name = os.path.relpath(path, folder)
+        name = os.path.basename(path) if name.startswith("..") else name
+        files[path] = (out / name).with_suffix(f".{form}")
+    if len(set(files.values())) < len(files):
+        raise DataError(
+            "some recordings of the corpus have the same name but for the extension, so their times"
+            " would be in one file. Align them one after the other, each with another --out."
+        )
+    return files
+
+
+def report_fits(manifest: Manifest, fits: Sequence[Fit], listing: Path) -> None:
+    """List how well each text fits, the worst first, and log those that do not."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["id", "evidence", "shift_s", "text"])
+    poor, shifted = [], []
+    faults = [(of.evidence >= LEAST_EVIDENCE, of.shift_s == 0, of.evidence) for of in fits]
+    for row in sorted(range(len(fits)), key=faults.__getitem__):
+        name, fit = manifest.ids[row], fits[row]
+        columns = [name, f"{fit.evidence:.2f}", f"{fit.shift_s:.2f}", manifest.texts[row]]
+        writer.writerow(columns)
+        if fit.evidence < LEAST_EVIDENCE:
+            poor.append(f"text fits not  {name}, evidence {fit.evidence:.2f}: {columns[3][:60]!r}")
+        elif fit.shift_s:
+            shifted.append(f"text is moved  {name} is spoken {fit.shift_s:+.2f} s from there")
+    write_whole(listing, text.getvalue().encode(errors="surrogateescape"))
+    for line in [*poor[:SHOWN], *shifted[:SHOWN]]:
+        log.warning("%s", line)
+    median = np.median([fit.evidence for fit in fits])
+    counts = f"{len(shifted)} spoken at other times, {len(poor)} that do not fit and have no times"
+    line = "alignment      %d utterances, evidence %.2f in the median, %s; %s lists them"
+    log.info(line, len(fits), median, counts, listing)

@@ -130,7 +130,7 @@ def lhotse(corpus):
         source = {"type": "file", "channels": [0], "source": f"download/{row['id']}.wav"}
         recording = {"id": row["id"], "sources": [source], "sampling_rate": SAMPLE_RATE_HZ}
         said = {"id": row["id"], "start": 0.0, "duration": row["length"], "channel": 0}
-        said |= {"text": row["text"], "speaker": row["speaker"]}
+        said |= {"text": row["text"], "speaker": row["speaker"], "language": "English"}
         cut = {"id": row["id"], "start": 0, "duration": row["length"], "type": "MonoCut"}
         cuts.append(cut | {"supervisions": [said], "recording": recording})
     return corpus.json_lines("data/manifests/cuts_train.jsonl", cuts)
@@ -316,6 +316,7 @@ class EveryLayout(FolderCase):
         data = DataConfig(text_frontend="characters")
         manifest, vocabulary, rejected = build_manifest(rows, data, LengthRule())
         self.assertEqual((rows.rejected, rejected), ((), []))
+        self.assertEqual({row.language for row in rows.rows}, {"en"})
         found = []
         for row, text in enumerate(manifest.texts):
             place = int(manifest.samples[row]), int(manifest.starts[row])

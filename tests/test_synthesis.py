@@ -52,7 +52,7 @@ from myxtts.text.languages import choose_language
 from myxtts.text.sentences import Boundary
 from myxtts.training.checkpoint_files import write_checkpoint
 from tests.fixtures import FolderCase, reported, temporary_folder
-from tests.sine_corpus import sine, write_sound
+from tests.sine_corpus import sine, vowels, write_sound
 from tests.tiny import cached_networks, features, on_device, small_models, whole_run
 
 ROOT = Path(__file__).parents[1]
@@ -147,6 +147,19 @@ class Synthesis(Case):
         )
         self.assertEqual(len(second), 3 * SAMPLE_RATE_HZ // HOP_SAMPLES)  # reference_seconds is 3
         np.testing.assert_array_equal(both, np.concatenate([first, second]))
+
+    def test_references_are_trimmed_and_as_loud_as_in_training(self):
+        loud, silence = 0.4 * vowels(1.0), np.zeros(12_800)
+        quiet = np.concatenate([silence, loud / 4, silence])
+        paths = [folder / "loud.wav", folder / "quiet.wav"]
+        for path, wave in zip(paths, (loud, quiet), strict=True):
+            write_sound(path, wave, subtype="PCM_16")
+        as_trained = synthesizer._data.model_copy(update={"trim": 40.0, "loudness": -23.0})
+        with mock.patch.object(synthesizer, "_data", as_trained):
+            first, second = (synthesizer._reference_mel([path]) for path in paths)
+        # 1,024 samples are left on each side, and the rest of the last piece of 512.
+        self.assertIn(len(second) - len(first), (8, 9, 10))
+        np.testing.assert_allclose(second[10:70], first[6:66], atol=0.3)
 
     def test_untrained_language_is_an_error(self):
         message = "language 'ka' was given, but this run was trained on en"

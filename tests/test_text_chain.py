@@ -12,9 +12,10 @@ from unittest import mock
 from fakes.spoken_forms import LANGUAGES, is_right, sentences
 from myxtts.commands import text
 from myxtts.config.flags import with_values
-from myxtts.config.schema import Config
+from myxtts.config.schema import Config, DataConfig
 from myxtts.data.demo_corpus import load_grammar
-from myxtts.data.manifest import frontend_of
+from myxtts.data.manifest import LengthRule, build_manifest, frontend_of
+from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import ConfigError, DataError
 from myxtts.text import normalisers
 from myxtts.text.frontend import TextFrontend, normalise_text, symbols_of
@@ -22,6 +23,7 @@ from myxtts.text.lexicon import read_lexicon
 from myxtts.training.checkpoint_files import read_record, write_record
 from myxtts.training.runs import TrainedRun, keep_normaliser
 from tests.fixtures import FolderCase, make_record, reported, rewrite_state
+from tests.sine_corpus import write_corpus
 
 # What is read wrongly; docs/guides/text.md has how.
 MISREAD = {
@@ -87,7 +89,12 @@ class Words(unittest.TestCase):
         stages = TextFrontend(normaliser="none").stages("It costs $5.", "en")
         self.assertEqual(stages.normalised, "It costs $5.")
         self.assertEqual(stages.symbols, symbols_of("It costs $5.", "en", "phonemes"))
-        self.assertEqual(normalisers.unread("at 5-3, #4 and more"), ["5-3,", "#4"])
+        for written, left in {
+            "at 5-3, #4 and more": ["5-3,", "#4"],
+            "[[ə5]] well [laughs] [[5]]": ["[laughs]"],
+            "воло\u0301с во́лос, волос": ["воло\u0301с", "во́лос,"],
+        }.items():
+            self.assertEqual(normalisers.unread(written), left)
 
     def test_long_texts_of_numbers_take_linear_time(self):
         for language in LANGUAGES:
@@ -170,6 +177,16 @@ class InCheckpoints(FolderCase):
         with self.assertRaisesRegex(DataError, "words.tsv cannot be read"):
             frontend_of(read_record(folder).settings.data)
 
+    def test_another_espeak_ng_than_that_of_the_run_is_named_once(self):
+        folder = self.run_with()
+        rewrite_state(folder, lambda values: values.update(espeakng_loader="0.0.1"))
+        frontend = read_record(folder).frontend
+        with self.assertLogs("myxtts.text", "WARNING") as logs:
+            frontend.symbols("One.", "en")
+            frontend.with_words({"a": "b"}).symbols("Two.", "en")
+        (line,) = logs.output
+        self.assertRegex(line, "trained with espeakng-loader 0.0.1, but .* pip install")
+
     def test_a_run_from_before_the_normaliser_goes_on_without_one(self):
         folder = self.run_with()
         rewrite_state(folder, lambda values: values["settings"]["data"].pop("text_normaliser"))
@@ -179,6 +196,15 @@ class InCheckpoints(FolderCase):
         given = with_values(Config(), {"text_normaliser": "words-1"})
         with self.assertRaisesRegex(ConfigError, "words-1 was given, but .* has none"):
             keep_normaliser(given, run)
+
+
+class InCorpora(FolderCase):
+    def test_what_is_left_to_espeak_ng_is_logged(self):
+        write_corpus(self.folder, [1.0, 1.1])
+        table = self.write("list.csv", "path,text\nu0.wav,Well [laughs].\nu1.wav,I paid $5.\n")
+        with self.assertLogs("myxtts.data.manifest", "INFO") as logs:
+            build_manifest(read_corpus(table, "en"), DataConfig(), LengthRule())
+        self.assertIn("1 of 2 texts have what espeak-ng reads in its own way: [la", logs.output[0])
 
 
 class Command(FolderCase):

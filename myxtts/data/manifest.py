@@ -37,6 +37,7 @@ from myxtts.files import FileStamp, file_stamp, write_whole
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import canonical_code
 from myxtts.text.lexicon import read_lexicon
+from myxtts.text.normalisers import unread
 from myxtts.text.symbols import SymbolTable, frames_needed
 
 # Increase it with the columns or the checks: a manifest of earlier ones must not be taken.
@@ -375,7 +376,12 @@ def _usable_text(
     length_rule: LengthRule,
     vocabulary: Vocabulary | None,
 ) -> Iterator[tuple[_Audio, list[str]]]:
-    """Yield the utterances whose text can be spoken and aligned, with their symbols."""
+    """Yield the utterances whose text can be spoken and aligned, with their symbols.
+
+    At the end, log what of the texts is left to espeak-ng.
+    """
+    left: Counter[str] = Counter()
+    texts = 0
     with _bar(len(audio), "text") as bar:
         for utterance in audio:
             bar.update()
@@ -385,10 +391,14 @@ def _usable_text(
                 reject(row, "text too long", limit)
                 continue
             try:
-                symbols = frontend.symbols(row.text, row.language)
+                stages = frontend.stages(row.text, row.language)
             except DataError as error:
                 reject(row, "text cannot be read", str(error))
                 continue
+            symbols = stages.symbols
+            if frontend.kind == "phonemes" and (words := unread(stages.lexicon)):
+                left.update(words)
+                texts += 1
             frames = frame_count(utterance.samples)
             if not symbols:
                 reject(row, "no text", row.text)
@@ -401,6 +411,10 @@ def _usable_text(
                 reject(row, "audio too short for its text", detail)
             else:
                 yield utterance, symbols
+    if left:
+        most = ", ".join(word for word, _ in left.most_common(8))
+        line = "left           %d of %d texts have what espeak-ng reads in its own way: %s"
+        log.info(line, texts, len(audio), most)
 
 
 def _columns(

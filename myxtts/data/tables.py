@@ -13,6 +13,7 @@ import os
 import re
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from myxtts.data.rows import (
 )
 from myxtts.errors import DataError
 from myxtts.files import decode_text, read_bounded, read_file
+from myxtts.text import espeak
 
 PROMPTS = os.path.join("etc", "txt.done.data")
 # What a folder may have; the first that there is.
@@ -328,10 +330,23 @@ def _entries(text: str) -> list[dict[str, Any]]:
         rows = []
         for said in entry["supervisions"]:
             row = {name: said.get(name) for name in ("text", "speaker", "language", "duration")}
+            row["language"] = _language_code(row["language"])
             rows.append(row | {"path": source["source"], "start": entry["start"] + said["start"]})
         return rows
     except (ValueError, KeyError, TypeError, AttributeError):
         return []
+
+
+@cache
+def _language_code(name: str | None) -> str | None:
+    """Return the code of a language that Lhotse names in English, or else the name itself."""
+    if not name:
+        return None
+    try:
+        return espeak.shared().probable_code(name) or name
+    except DataError:
+        # Without espeak-ng there are no phonemes, and characters need no code.
+        return name
 
 
 def value_of(value: Any) -> str:

@@ -432,7 +432,8 @@ def fresh_record(source: Record, **changes: Any) -> Record:
     What the new run has not done itself is not inherited: the corpus, progress and observations,
     and what the checkpoint was merged from.
     """
-    kept = "symbols languages speakers lexicon audio_format start teacher texts step".split()
+    of_texts = "symbols languages speakers lexicon espeakng_loader teacher texts".split()
+    kept = *of_texts, "audio_format", "start", "step"
     return Record(**{name: getattr(source, name) for name in kept} | changes)
 
 

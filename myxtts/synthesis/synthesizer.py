@@ -20,6 +20,7 @@ from myxtts.errors import DataError
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.languages import choose_language
+from myxtts.text.normalisers import unread
 from myxtts.text.sentences import Boundary, empty_text_message, split_text
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from myxtts.text.times import TimedWord, time_words
@@ -231,7 +232,11 @@ class Synthesizer:
         chunks = []
         sentences_with: dict[str, list[str]] = {}
         for number, (chunk, boundary) in enumerate(split_text(text), 1):
-            symbols = self._frontend.symbols(chunk, language)
+            stages = self._frontend.stages(chunk, language)
+            symbols = stages.symbols
+            if self._frontend.kind == "phonemes" and (left := unread(stages.lexicon)):
+                line = "sentence %d: read by espeak-ng in its own way: %s"
+                log.info(line, number, " ".join(left))
             if not symbols:  # such as ① in English
                 line = "sentence %d left out, since nothing in it is spoken: %r"
                 log.warning(line, number, chunk[:60])

@@ -5,6 +5,7 @@ espeak-ng has the licence GPL-3, so it is loaded on first use and never at impor
 """
 
 import ctypes
+import logging
 import re
 import shutil
 import signal
@@ -13,6 +14,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +43,9 @@ _LANGUAGE_SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)")
 # (Georgian, Haitian).
 _LONG_NUMBER = re.compile(r"\d[\d.]{19,}")
 _DEFAULT_DIALECT = {"en": "en-us"}
+_PACKAGE = "espeakng-loader"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -189,8 +195,12 @@ class Espeak:
             raise ValueError(f"espeak-ng has no voice variant {variant!r}")
         self._voice_name = name
 
+    def probable_code(self, language: str) -> str | None:
+        """Return the code that a name or another code means, such as English; None if uncertain."""
+        return probable_code(language, self._voices, self._codes_by_name)
+
     def _unknown(self, language: str) -> DataError:
-        code = probable_code(language, self._voices, self._codes_by_name)
+        code = self.probable_code(language)
         advice = "Use a code such as en, de, ka or fa, or --text-frontend characters."
         if code and code != canonical_code(language):
             advice = f"Did you mean {code}? Give it with --language, or in the language column."
@@ -241,6 +251,26 @@ def shared() -> Espeak:
         if not _shared_copies:
             _shared_copies.append(Espeak(*_installed_paths()))
         return _shared_copies[0]
+
+
+def installed_version() -> str:
+    """Return the version of the package that brings espeak-ng; "" without it."""
+    try:
+        return metadata.version(_PACKAGE)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@cache
+def warn_of_other_version(trained_with: str) -> None:
+    """Log a warning, once, if phonemes were made with another version; "" is an unknown one."""
+    installed = installed_version()
+    if trained_with and installed and installed != trained_with:
+        log.warning(
+            "phonemes: the run was trained with %s %s, but version %s is installed, which may read"
+            " words otherwise. Run: pip install %s==%s",
+            *(_PACKAGE, trained_with, installed, _PACKAGE, trained_with),
+        )
 
 
 @contextmanager

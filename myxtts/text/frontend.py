@@ -65,11 +65,13 @@ class TextFrontend:
         normaliser: reads numbers, dates, money and abbreviations; "none" leaves them to espeak-ng.
         lexicon: what is read instead of a word: words, or phonemes between [[ and ]]. Its words are
             in lower case, in the spelling that `normalise_text` returns.
+        espeakng_loader: version of the package that made phonemes in training; "" is unknown.
     """
 
     kind: Frontend = "phonemes"
     normaliser: Normaliser = "none"
     lexicon: Mapping[str, str] = field(default_factory=dict)
+    espeakng_loader: str = ""
 
     def with_words(self, lexicon: Mapping[str, str]) -> "TextFrontend":
         """Return the front end with more words, which go before its own."""
@@ -87,6 +89,7 @@ class TextFrontend:
         """
         normalised = replaced = normalise_text(text)
         if self.kind == "phonemes":
+            espeak.warn_of_other_version(self.espeakng_loader)
             if self.normaliser != "none":
                 normalised = _around_phonemes(lambda part: words_of(part, language), normalised)
             replaced = normalised

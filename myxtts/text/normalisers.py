@@ -24,6 +24,11 @@ MAX_CHARACTERS = 400
 
 _STRESSED = re.compile(r"(?<!\d)\+([аеёиоуыэюя])", re.IGNORECASE)
 
+_PHONEMES = re.compile(r"\[\[.*?\]\]")
+_UNREAD = re.compile(
+    r"\[[^\]]*\]|\S*(?:[\d$€£¥₽%°№§#&@+*=<>~^|]|[аеиоуыэюя]\u0301)\S*", re.IGNORECASE
+)
+
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
 
@@ -109,8 +114,10 @@ def description(language: str) -> str:
 
 
 def unread(text: str) -> list[str]:
-    """Return the words of a normalised text that have digits or signs left, for espeak-ng."""
-    return re.findall(r"\S*[\d$€£¥₽%°№§#&@+*=<>~^|]\S*", text)
+    """Return what espeak-ng reads in its own way in a normalised text: words with digits or signs,
+    words in brackets ([laughs]), and Russian ones with a stress mark, which it ignores.
+    """
+    return _UNREAD.findall(_PHONEMES.sub(" ", text))
 
 
 @cache

@@ -104,6 +104,7 @@ class Record(_Section):
 
     Attributes:
         lexicon: readings of words, from the file of --lexicon.
+        espeakng_loader: version of the package that made phonemes; "" if none were made.
         start: digest of the weights that the run, or the run it was forked from, started with.
         corpus: fingerprint of the training corpus; None before the first step of a fork or merge.
         held_out, texts: fingerprints of held-out utterances and of the teacher's texts.
@@ -122,6 +123,7 @@ class Record(_Section):
     languages: tuple[str, ...]
     speakers: tuple[str, ...]
     lexicon: dict[str, str] = {}
+    espeakng_loader: str = ""
     audio_format: dict[str, Any]
     start: str
     corpus: str | None = None
@@ -151,7 +153,8 @@ class Record(_Section):
     def frontend(self) -> TextFrontend:
         """What made symbols of the texts that the run was trained on."""
         data = self.settings.data
-        return TextFrontend(data.text_frontend, data.text_normaliser, self.lexicon)
+        chain = data.text_frontend, data.text_normaliser, self.lexicon, self.espeakng_loader
+        return TextFrontend(*chain)
 
     @property
     def vocabulary(self) -> Vocabulary:

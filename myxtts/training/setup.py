@@ -35,6 +35,7 @@ from myxtts.placement.devices import xla_failure
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement, Route, named_gpus, plan_routes
 from myxtts.tasks.registry import length_rule_of, task_of
+from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend
 from myxtts.training import checkpoint_files, runs, schedule
 from myxtts.training.checkpoint_files import Ancestor, Record, digest_of
@@ -83,6 +84,14 @@ class Start:
             return self.resumed.record.frontend
         own = frontend_of(self.config.data)
         return self._source.record.frontend.with_words(own.lexicon) if self._source else own
+
+    @property
+    def espeakng_loader(self) -> str:
+        """The version of espeak-ng's package that makes phonemes of the run's texts, if any are."""
+        if self.resumed:
+            return self.resumed.record.espeakng_loader
+        has_phonemes = length_rule_of(self.config) and self.frontend.kind == "phonemes"
+        return espeak.installed_version() if has_phonemes else ""
 
     @property
     def _source(self) -> TrainedRun | None:
@@ -205,7 +214,7 @@ class OpenRun:
         digest = resumed.record.start if resumed else digest_of(dict(state.arrays("model")))
         record = run_record(
             *(config, corpora.training, corpora.vocabulary, start.ancestor, digest),
-            *(teacher, corpora.held_out, start.frontend.lexicon),
+            *(teacher, corpora.held_out, start.frontend.lexicon, start.espeakng_loader),
         )
         if resumed is not None:
             corpus = corpora.training.manifest.fingerprint
@@ -419,6 +428,7 @@ def run_record(
     teacher: TrainedRun | None = None,
     held_out: Corpus | None = None,
     lexicon: Mapping[str, str] | None = None,
+    espeakng_loader: str = "",
 ) -> Record:
     """Return what a checkpoint records; `start` is the digest of the run's first weights."""
     return Record(
@@ -427,6 +437,7 @@ def run_record(
         languages=vocabulary.languages,
         speakers=vocabulary.speakers,
         lexicon=dict(lexicon or {}),
+        espeakng_loader=espeakng_loader,
         audio_format=AUDIO_FORMAT,
         start=start,
         corpus=corpus.manifest.fingerprint,

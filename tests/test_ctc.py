@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from fakes.gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
 from myxtts.models import ctc
-from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
+from myxtts.models.ctc import beam_search_decode, decoded_texts, emissions, greedy_decode
 from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
 from myxtts.text.symbols import SymbolTable, frames_needed, subsampled_length
 from tests.two_devices import MODEL
@@ -153,6 +153,11 @@ class Greedy(unittest.TestCase):
     def test_frames_after_the_end_are_ignored(self):
         logits, _ = logits_of([3, 4, 5, 5], [3, 4, 0, 5])
         self.assertEqual(decoded(greedy_decode, logits, tf.constant([2, 0])), [[3, 4], []])
+
+    def test_a_symbol_begins_in_its_first_frame(self):
+        logits, _ = logits_of([3, 3, 0, 3, 4, 4, 5, 5])
+        begins = emissions(logits, tf.constant([7]))[1].numpy()
+        self.assertEqual(np.flatnonzero(begins).tolist(), [0, 3, 4, 6])
 
     def test_greedy_decoding_matches_the_definition(self):
         random = np.random.default_rng(0)

@@ -128,6 +128,14 @@ class TranscriberTest(RecogniserCase):
         self.assertGreater(len(chunks), 2)
         self.assertEqual(self.transcribe(noise(1.0), wave)[1], " ".join(self.transcribe(*chunks)))
 
+    def test_times_of_chunks_are_those_in_the_wave(self):
+        wave = noise(45.0)
+        ((_, sentences),) = self.transcriber.transcribe_timed([wave])
+        starts_s = np.cumsum([0, *map(len, split_wave(wave))]) / SAMPLE_RATE_HZ
+        self.assertEqual(len(sentences), len(starts_s) - 1)
+        for words, start_s, end_s in zip(sentences, starts_s[:-1], starts_s[1:], strict=True):
+            self.assertTrue(start_s <= words[0].start_s < words[-1].end_s <= end_s + 0.03)
+
     def test_waves_shorter_than_a_mel_frame_are_padded_with_silence(self):
         texts = self.transcribe(*(np.zeros(samples, np.float32) for samples in (0, 1, 384, 385)))
         self.assertEqual(texts, texts[-1:] * 4)
@@ -197,6 +205,14 @@ class CommandTest(RecogniserCase):
         self.assertEqual([name for name, _ in lines], names)
         self.assertEqual(lines[0][1], lines[2][1])
         self.assertNotEqual(lines[0][1], lines[1][1])
+        times = folder / "times"
+        flags = "--times", "json", "--out", str(times)
+        self.assertEqual(self.transcribe(*names, *flags)[:2], (0, output))
+        timed = json.loads((times / "b.json").read_text(encoding="utf-8"))
+        self.assertEqual(timed["duration"], 1.0)
+        for segment in timed["segments"]:
+            spoken = [(of["start"], of["end"]) for of in segment["words"]]
+            self.assertEqual(sorted(spoken), spoken)
         document = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
         self.assertEqual([[item["file"], item["text"]] for item in document["files"]], lines)
         self.assertEqual([item["seconds"] for item in document["files"]], [2.0, 1.0, 2.0])
@@ -224,6 +240,9 @@ class CommandTest(RecogniserCase):
             ),
             ((good, "--json", str(folder / "none" / "x.json")), "there is no folder"),
             ((good, "--json", "a.wav"), "that is the name of a recording"),
+            ((good, "--times", "srt", "--beam-width", "4"), "greedy decoding"),
+            ((good, good, "--times", "srt", "--out", str(folder)), "have the same name"),
+            ((good, "--times", "srt", "--out", good), "cannot be used"),
         ):
             with (
                 self.subTest(flags=flags),

@@ -9,7 +9,8 @@ from myxtts.commands.parser import add_flag, bounded
 from myxtts.data.audio_file import RECORDING, check_recording
 from myxtts.data.audio_folder import suffix_of
 from myxtts.errors import ConfigError
-from myxtts.files import check_writable
+from myxtts.files import check_writable, make_folder
+from myxtts.text.times import FORMS
 
 NAME = "transcribe"
 HELP = "Transcribe recordings, or measure the error rates of a trained recogniser."
@@ -27,7 +28,10 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     beam = "prefixes that the beam search keeps; 0, the default, decodes greedily"
     add_flag(parser, "--beam-width", beam, bounded(int, 0, 1000), "N", default=0)
     flags.add_json_flag(parser)
-    out = "with --corpus: folder for files (default: RUN/evaluation/CHECKPOINT-CORPUS)"
+    form = "also write the times of the words of each file in this form"
+    add_flag(parser, "--times", form, choices=FORMS)
+    out = "folder for --times (default: the working folder); with --corpus, for files"
+    out += " (default: RUN/evaluation/CHECKPOINT-CORPUS)"
     add_flag(parser, "--out", out, Path, "DIR")
     return parser.parse(argv)
 
@@ -38,10 +42,17 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     if bool(files) == (corpus is not None):
         raise ConfigError("files or a --corpus can be transcribed. Give one of the two.")
     of_corpus = {name: options.pop(name) for name in ("audio_root", "columns", "out")}
+    form = options.pop("times")
+    if form and (corpus or options["beam_width"]):
+        raise ConfigError(
+            "--times is for files and greedy decoding. Leave out --corpus, --beam-width."
+        )
     if corpus is None:
+        out = of_corpus.pop("out") if form else None
         if any(of_corpus.values()):
             raise ConfigError("--audio-root, --columns and --out need --corpus. Leave them out.")
         check_files(files, options["json_file"])
+        options["times"] = times_files(files, form, out or Path())
         # Imports TensorFlow, which takes seconds.
         from myxtts.recognition.transcriber import write_transcripts
 
@@ -59,6 +70,23 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     evaluation = EvaluationOptions(data=corpus, **of_corpus, **options)
     evaluate_run(run, checkpoint, evaluation, task="asr")
     return 0
+
+
+def times_files(files: Sequence[Path], form: str | None, out: Path) -> list[Path]:
+    """Return the file for the times of each recording, in a folder; none without a form.
+
+    Raises ConfigError if two have one name, or they cannot be written.
+    """
+    if form is None:
+        return []
+    make_folder(out, "--out")
+    names = [out / f"{file.stem}.{form}" for file in files]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            "two recordings have the same name, so their times would be in one file. Transcribe"
+            " them one after the other, each with another --out."
+        )
+    return names
 
 
 def check_files(files: Sequence[Path], json_file: Path | None) -> None:

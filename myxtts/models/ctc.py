@@ -147,6 +147,18 @@ def _losses_of_paths(emissions, skips, is_end, real):
     return losses, gradient
 
 
+def emissions(logits, frames):
+    """Return the most likely symbol of each frame, int32 [B, T], and where it begins, bool [B, T].
+
+    Where a symbol begins it is no blank, and another than the frame before. Logits [B, T, V],
+    frames int32 [B].
+    """
+    best = tf.argmax(logits, axis=2, output_type=tf.int32)
+    previous = tf.pad(best[:, :-1], [[0, 0], [1, 0]], constant_values=BLANK_ID)
+    is_real = tf.sequence_mask(frames, tf.shape(logits)[1])
+    return best, is_real & (best != BLANK_ID) & (best != previous)
+
+
 def greedy_decode(logits, frames):
     """Take the most likely symbol of each frame, then merge repeats and remove blanks.
 
@@ -154,9 +166,7 @@ def greedy_decode(logits, frames):
     [B]. TensorFlow's own decoder has no GPU kernel; every operation used here has one.
     """
     rows, padded = tf.unstack(tf.shape(logits)[:2])
-    best = tf.argmax(logits, axis=2, output_type=tf.int32)
-    previous = tf.pad(best[:, :-1], [[0, 0], [1, 0]], constant_values=BLANK_ID)
-    emitted = tf.sequence_mask(frames, padded) & (best != BLANK_ID) & (best != previous)
+    best, emitted = emissions(logits, frames)
     position = tf.cumsum(tf.cast(emitted, tf.int32), axis=1)
     counts = tf.reduce_max(tf.pad(position, [[0, 0], [1, 0]]), axis=1)
     # Frames that emit nothing are written to an extra column, which is cut off.

@@ -18,8 +18,11 @@ from myxtts.audio.mel import log_mel
 from myxtts.data.audio_file import RECORDING, read_recording
 from myxtts.errors import DataError
 from myxtts.files import write_json
-from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
+from myxtts.models.ctc import beam_search_decode, decoded_texts, emissions
 from myxtts.placement import devices
+from myxtts.text.symbols import FIRST_SYMBOL_ID
+from myxtts.text.times import TimedWord, time_words, write_times
+from myxtts.text.words import words_of_symbols
 from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Throttle, no_throttle
 from myxtts.training.runs import TrainedRun
@@ -51,13 +54,14 @@ class NetworkTranscriber:
         self.vocabulary = record.vocabulary
         self.decoding = f"beam search of width {beam_width}" if beam_width else "greedy decoding"
         self._frontend = record.frontend
+        self._frame_s = network.subsampling * HOP_SAMPLES / SAMPLE_RATE_HZ
         loudness = record.settings.data.loudness
 
         def recognise(wave, samples):
             with tf.device(device):
                 mel = log_mel(with_loudness(wave, loudness, samples), samples)
                 outputs = network.compute_logits(mel, frame_count(samples))
-                return outputs if beam_width else greedy_decode(*outputs)
+                return outputs if beam_width else emissions(*outputs)
 
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
         self._recognise = tf.function(recognise, input_signature=signature, autograph=False)
@@ -76,12 +80,29 @@ class NetworkTranscriber:
             waves: float32 [samples] in [-1, 1] at 22,050 Hz each, of any lengths.
             throttle: called before each batch.
         """
+        return (text for text, _ in self.transcribe_timed(waves, throttle))
+
+    def transcribe_timed(
+        self, waves: Iterable[np.ndarray], throttle: Throttle = no_throttle
+    ) -> Iterator[tuple[str, list[list[TimedWord]]]]:
+        """Do the same as `transcribe`, and yield the times of each chunk's words with the text.
+
+        A symbol lasts from the frame that emits it to that of the next one. A beam search has no
+        such frames, and so no times.
+        """
         for group in group_waves(waves, round(GROUP_S * SAMPLE_RATE_HZ)):
             chunks_by_wave = [split_wave(wave) for wave in group]
             chunks = list(itertools.chain.from_iterable(chunks_by_wave))
-            texts = iter(self._transcribe_chunks(chunks, throttle))
+            transcripts = iter(self._transcribe_chunks(chunks, throttle))
             for chunks_of_wave in chunks_by_wave:
-                yield " ".join(filter(None, [next(texts).strip() for _ in chunks_of_wave]))
+                texts, sentences, start_s = [], [], 0.0
+                for chunk in chunks_of_wave:
+                    text, symbols, edges_s = next(transcripts)
+                    texts.append(text.strip())
+                    words = time_words(words_of_symbols(symbols), start_s + edges_s)
+                    sentences += [words] if words else []
+                    start_s += len(chunk) / SAMPLE_RATE_HZ
+                yield " ".join(filter(None, texts)), sentences
 
     def normalise_reference(self, text: str, language: str) -> str:
         """Convert a reference text to the notation of the run; raise DataError if it has none."""
@@ -94,8 +115,14 @@ class NetworkTranscriber:
         self.vocabulary.symbols.encode(symbols)
         return "".join(symbols)
 
-    def _transcribe_chunks(self, chunks: Sequence[np.ndarray], throttle: Throttle) -> list[str]:
-        texts = [""] * len(chunks)
+    def _transcribe_chunks(
+        self, chunks: Sequence[np.ndarray], throttle: Throttle
+    ) -> list[tuple[str, list[str], np.ndarray]]:
+        """Return the text of each chunk, its symbols, and where they begin, float [N + 1].
+
+        The last time is the end of the last symbol; in seconds.
+        """
+        transcripts: dict[int, tuple[str, list[str], np.ndarray]] = {}
         for indices, padded in bucket_batches([len(chunk) for chunk in chunks]):
             throttle()
             wave = np.zeros((len(indices), padded), np.float32)
@@ -104,14 +131,24 @@ class NetworkTranscriber:
             # A mel needs PAD_SAMPLES + 1 samples; shorter chunks are extended by silence.
             samples = [max(len(chunks[index]), PAD_SAMPLES + 1) for index in indices]
             with tf.device(self.device):
-                ids, counts = self._recognise(tf.constant(wave), tf.constant(samples, tf.int32))
-                # Then they are logits and frames, since the best symbols alone make no beam.
-                if self._beam_width:
-                    ids, counts = beam_search_decode(ids, counts, self._beam_width)
-            decoded = decoded_texts(ids, counts, self.vocabulary.symbols)
-            for index, text in zip(indices, decoded, strict=True):
-                texts[index] = text
-        return texts
+                outputs = self._recognise(tf.constant(wave), tf.constant(samples, tf.int32))
+            transcripts |= zip(indices.tolist(), self._decoded(*outputs), strict=True)
+        return [transcripts[index] for index in range(len(chunks))]
+
+    def _decoded(self, *outputs: tf.Tensor) -> Iterator[tuple[str, list[str], np.ndarray]]:
+        """Yield what `_transcribe_chunks` returns from what the network outputs."""
+        table = self.vocabulary.symbols
+        if self._beam_width:
+            # These are logits and frames, since the best symbols alone make no beam.
+            ids, counts = beam_search_decode(outputs[0], outputs[1], self._beam_width)
+            for text in decoded_texts(ids, counts, table):
+                yield text, [], np.zeros(1)
+            return
+        for best, begins in zip(*(output.numpy() for output in outputs), strict=True):
+            frames = np.flatnonzero(begins & (best >= FIRST_SYMBOL_ID))
+            symbols = [table.symbols[best[frame] - FIRST_SYMBOL_ID] for frame in frames]
+            edges = np.append(frames, frames[-1:] + 1)
+            yield "".join(symbols), symbols, self._frame_s * edges
 
 
 class Transcriber(NetworkTranscriber):
@@ -151,6 +188,7 @@ def write_transcripts(
     checkpoint: str | None = None,
     beam_width: int = 0,
     json_file: Path | None = None,
+    times: Sequence[Path] = (),
 ) -> None:
     """Print name, tab and text of each file, computed on GPU 0 or else on the CPU.
 
@@ -159,6 +197,7 @@ def write_transcripts(
     Args:
         checkpoint, beam_width: as in Transcriber.
         json_file: file for the same content as JSON, written when all files are done.
+        times: a file for the times of the words of each file, see `write_times`; or none.
     """
     device = devices.configure_default().routes[0].model
     transcriber = Transcriber(run, device, checkpoint, beam_width)
@@ -172,11 +211,14 @@ def write_transcripts(
             yield wave
 
     transcripts: list[dict[str, Any]] = []
-    for file, text in zip(files, transcriber.transcribe(waves()), strict=True):
+    timed = transcriber.transcribe_timed(waves())
+    for file, (text, sentences) in zip(files, timed, strict=True):
         # File names need not be UTF-8.
         name = os.fsencode(file).decode(errors="replace")
         print(f"{name}\t{text}", flush=True)
         length_s = lengths_s[len(transcripts)]
+        for times_file in times[len(transcripts) : len(transcripts) + 1]:
+            write_times(times_file, sentences, length_s)
         transcripts.append({"file": name, "seconds": round(length_s, 3), "text": text})
     elapsed_s = time.perf_counter() - started_s
     speech_s = sum(lengths_s)

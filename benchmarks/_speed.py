@@ -57,15 +57,15 @@ def step_speed(
     tune(config, state, corpus.plan)
     step = make_step(config, state)
     features = medium_batch(config, corpus, placement.routes[0], run).features
-    rates, first = ConstantRates(1e-6, 0.999), step.hand_over([features])
+    rates, batches = ConstantRates(1e-6, 0.999), step.hand_over([features])
     times_s = []
     for number in range(1, steps + 3):
         started_s = time.perf_counter()
-        outcome, first = step(first, [[features]], number, rates)
+        outcome = step([batches], number, rates)
         step.synchronize(outcome)
         times_s.append(time.perf_counter() - started_s)
     step_s = median(times_s[2:])  # the first two trace and warm up
-    flops = step_flops(state, first[0])
+    flops = step_flops(state, batches[0])
     return {"step_gflop": flops / 1e9, "step_s": step_s, "step_flops_per_s": flops / step_s}
 
 

@@ -153,13 +153,11 @@ def train(
         together: use one device for each replica; otherwise one device accumulates the batches of
             all replicas.
     """
-    from myxtts.clock import Clock
     from myxtts.data.dataset import load_corpora
-    from myxtts.data.pipeline import Pipeline
+    from myxtts.data.pipeline import Pipeline, step_batches
     from myxtts.placement.replicas import make_replicas
     from myxtts.placement.routes import Route
     from myxtts.tasks.registry import length_rule_of, task_of
-    from myxtts.training import loop
     from myxtts.training.setup import build_state, make_schedule, make_step, tune
 
     routes = tuple(
@@ -182,16 +180,13 @@ def train(
             corpus, routes, extractor, config.data, seed=0, cache_folder=Path(folder)
         )
         with pipeline.open_feed(Pass()) as feed:
-            ahead = loop.LookAhead(feed, step, Clock())
-            for number in range(1, steps + 1):
-                features = ahead.take(running=None, is_last=True).features[:-1]
+            for number, microbatches in enumerate(itertools.islice(step_batches(feed), steps), 1):
+                features = [[batch.features for batch in batches] for batches in microbatches]
                 if not together:  # replica by replica
                     features = [
                         [batch] for replica in zip(*features, strict=True) for batch in replica
                     ]
-                outcome, _ = step(
-                    step.hand_over(features[0]), [*features[1:], features[0]], number, schedule
-                )
+                outcome = step([*map(step.hand_over, features)], number, schedule)
                 losses.append(np.array(step.read(outcome)["loss"]))
     weights = [state.replicas.local_results(v.value)[-1].numpy() for v in state.trained]
     return weights, [state.replicas.local_results(v)[-1].numpy() for v in state.averages], losses

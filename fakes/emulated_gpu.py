@@ -10,8 +10,7 @@ common_runtime/gpu/gpu_util.cc and gpu_device.cc, nccl/nccl_manager.cc):
 - A compiled function returns when its kernels are launched and its copies are done. It launches
   what follows an all-reduce by NCCL when that is done (`NcclManager::LoopKernelLaunches`).
 
-The emulation assumes that a function issues its copies before its kernels: an executor starts with
-the nodes that have no inputs, and receiving a tensor is one.
+The emulation assumes that a thread issues a copy as soon as the loop has begun it.
 """
 
 import logging
@@ -28,8 +27,8 @@ from unittest import mock
 
 from myxtts.clock import Clock, Times
 from myxtts.config.schema import DataConfig
-from myxtts.data.feed import Feed, HoldingQueue
-from myxtts.data.pipeline import ReplicaFeed
+from myxtts.data.feed import Feed
+from myxtts.data.pipeline import ProducedBatch, ReplicaFeed
 from myxtts.report.reporter import console_line
 from myxtts.throughput.assess import InputBoundWarning
 from myxtts.training import loop
@@ -53,7 +52,7 @@ class Workload:
     transfer_s: float = 0.0
     launch_s: float = 0.0  # the host launches the kernels of a step
     produce_launch_s: float = 0.0  # and of a batch
-    dispatch_s: float = 0.0  # the host calls a step, until its copies are issued
+    dispatch_s: float = 0.0  # the host calls a step, until its first kernel is launched
     replicas: int = 1  # each on a device of its own, besides the data devices
     producers: int = 1  # data devices, which take turns
     is_single: bool = False  # the data device trains, as the only one
@@ -170,7 +169,7 @@ class _Wait:
     turn: threading.Event = field(default_factory=threading.Event)
 
 
-class VirtualQueue(HoldingQueue):
+class VirtualQueue(queue.Queue):
     """A queue whose threads wait in virtual time."""
 
     def __init__(self, maxsize: int, time: VirtualTime):
@@ -182,9 +181,10 @@ class VirtualQueue(HoldingQueue):
             self._time.wait(lambda: not self.full())
         super().put(item, block, timeout)
 
-    def hold(self, is_stopped: Callable[[], bool]) -> Any:
-        self._time.wait(lambda: not self.empty())
-        return super().hold(is_stopped)
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if block:
+            self._time.wait(lambda: not self.empty())
+        return super().get(block, timeout)
 
 
 class ObserverQueue(queue.Queue):
@@ -280,7 +280,7 @@ class Machine(NamedTuple):
                 if not workload.is_single:
                     data.synchronize()
                 times = Times(began_s, began_s, time.now(), f"data {self.data.index(data)}")
-                batches.append(SimpleNamespace(planned=planned, features=data, times=times))
+                batches.append(ProducedBatch(planned, data, times))
             yield tuple(batches)
 
     def idle_share(self, seconds: float) -> float:
@@ -291,22 +291,22 @@ class Machine(NamedTuple):
 
 
 class EmulatedStep:
-    """Takes the place of `training.step.Step`: a compiled function that hands over and trains."""
+    """Takes the place of `training.step.Step` and of its `hand_over`."""
 
     def __init__(self, machine: Machine):
-        self._machine = machine
+        self._machine, self.hand_over = machine, self
 
-    def hand_over(self, features):
-        self._machine.time.sleep_until(self._send(features))
-        return features
+    def begin(self, features):
+        """Issue copies; the result of what is returned waits for them."""
+        handed_s = self._send(features)
+        return SimpleNamespace(result=lambda: self._machine.time.sleep_until(handed_s))
 
-    def __call__(self, first, following, number, rates, stop):
+    def __call__(self, microbatches, number, rates, stop):
         machine = self._machine
-        machine.time.sleep(machine.workload.dispatch_s)
-        handed_s = self._send(following[-1])
-        machine.launch_step()
-        machine.time.sleep_until(handed_s)
-        return machine.models[0].queued_s, following[-1]
+        for _ in microbatches:
+            machine.time.sleep(machine.workload.dispatch_s)
+            machine.launch_step()
+        return machine.models[0].queued_s
 
     def _send(self, senders: Sequence[Gpu]) -> float:
         transfer_s = self._machine.workload.transfer_s
@@ -406,7 +406,7 @@ def open_feed(
     """Return a feed of a machine's producers that had time to fill up; `stack` closes it."""
     make_queue = partial(VirtualQueue, time=machine.time)
     depth = machine.workload.depth
-    with mock.patch("myxtts.data.feed.HoldingQueue", make_queue):
+    with mock.patch("myxtts.data.feed.Queue", make_queue):
         feeds = [Feed(batches, depth, f"producer {i}") for i, batches in enumerate(producers)]
     replica_feed = stack.enter_context(ReplicaFeed([feeds], [range(machine.workload.replicas)]))
     stack.callback(machine.time.stop)

@@ -20,18 +20,16 @@ from unittest import mock
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from myxtts.clock import Clock
 from myxtts.config.schema import DataConfig
 from myxtts.config.schema import PlacementConfig as Settings
 from myxtts.data.batch_plan import Pass
 from myxtts.data.features import tts_extractor
-from myxtts.data.pipeline import Pipeline
+from myxtts.data.pipeline import Pipeline, step_batches
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.training.hooks import check_devices
-from myxtts.training.loop import LookAhead
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
@@ -83,7 +81,7 @@ class RouteOfAStepTest(unittest.TestCase):
         cls.manifest = write_corpus(folder, tiny.SECONDS)
 
     def step(self, model, route, accumulation):
-        """Take a full step; return state, sums, two microbatches, outcome and functions."""
+        """Take a full step; return state, sums, microbatches, outcome and functions."""
         corpus = planned_corpus(self.manifest, READING, accumulation=accumulation)
         state = training_state(model, device=route.model)
         step = Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
@@ -91,15 +89,14 @@ class RouteOfAStepTest(unittest.TestCase):
             options = {"seed": 0, "cache_folder": Path("unused")}
             pipeline = Pipeline(corpus, [route], tts_extractor(), READING, **options)
             with pipeline.open_feed(Pass()) as feed:
-                ahead = LookAhead(feed, step, Clock())
-                taken = ahead.take(running=None, is_last=False)
-                while len(taken.microbatches) < accumulation:  # one step of an epoch is incomplete
-                    taken = ahead.take(running=None, is_last=False)
-            for (batch,) in taken.features:
+                # One step of an epoch is incomplete.
+                taken = next(each for each in step_batches(feed) if len(each) == accumulation)
+            features = [[batch.features for batch in batches] for batches in taken]
+            for (batch,) in features:
                 require_device(route.data, batch.items())
-            first = step.hand_over(taken.features[0])
-            outcome, handed = step(first, taken.features[1:], 1, ConstantRates(1e-3, 0.9))
-        return state, step._sums, (first, handed), outcome, functions
+            handed = [*map(step.hand_over, features)]
+            outcome = step(handed, 1, ConstantRates(1e-3, 0.9))
+        return state, step._sums, handed, outcome, functions
 
     def assert_on(self, device, values):
         self.assertEqual({device_of(value) for value in values}, {device})
@@ -113,7 +110,7 @@ class RouteOfAStepTest(unittest.TestCase):
             self.assert_on(route.model, variables.values())
         for (batch,) in microbatches:
             require_device(route.model, batch.items())
-        check_devices(state, microbatches, outcome)
+        check_devices(state, microbatches[-1], outcome)
 
         steps = [devices_of for devices_of in functions if operations[-1] in devices_of]
         self.assertEqual(len(steps), 2 if accumulation > 1 else 1)
@@ -161,12 +158,12 @@ class MisplacedValueTest(unittest.TestCase):
         state = training_state(build_toy())
         batch, misplaced = on_device(features([(5, 13)])), on_device(features([(5, 13)]), DATA)
         good, bad = batch["step_frames"], misplaced["step_frames"]
-        check_devices(state, [[batch]], good)
-        self.assert_rejected(f"losses on {DATA}", check_devices, state, [[batch]], bad)
+        check_devices(state, [batch], good)
+        self.assert_rejected(f"losses on {DATA}", check_devices, state, [batch], bad)
         mixed = batch | {"mel": misplaced["mel"]}
-        self.assert_rejected(f"found mel on {DATA}", check_devices, state, [[batch], [mixed]], good)
+        self.assert_rejected(f"found mel on {DATA}", check_devices, state, [mixed], good)
         state.groups = training_state(build_toy(device=DATA), device=DATA).groups
-        self.assert_rejected(f"adamw/iteration on {DATA}", check_devices, state, [[batch]], good)
+        self.assert_rejected(f"adamw/iteration on {DATA}", check_devices, state, [batch], good)
 
     def test_more_than_five_misplaced_values_are_counted(self):
         misplaced = on_device(features([(5, 13)]), DATA)

@@ -160,17 +160,6 @@ class FeedTest(unittest.TestCase):
         self.assertGreaterEqual(len(items), 3)
         self.assertFalse(any(item() for item in items))
 
-    def test_a_held_item_keeps_its_place_until_it_is_released_or_the_next_is_taken(self):
-        source = ObservedSource()
-        with Feed(source, depth=1) as feed:
-            self.assertEqual(feed.hold(), 0)
-            self.assertTrue(source.wait_for(2))  # waits for the place
-            self.assertFalse(feed.is_ready)
-            self.assertFalse(source.wait_for(3, timeout_s=0.02))
-            feed.release()
-            self.assertTrue(source.wait_for(3))
-            self.assertEqual([feed.hold(), feed.hold(), next(feed)], [1, 2, 3])
-
     def test_wait_until_full_returns_when_the_feed_is_or_was_full_or_its_source_ends_or_fails(self):
         def broken():
             yield 0

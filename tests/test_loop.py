@@ -9,8 +9,9 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from myxtts.clock import Clock, Times
+from myxtts.clock import Clock
 from myxtts.data.feed import StopArrived
+from myxtts.data.pipeline import ProducedBatch
 from myxtts.errors import DataError, PlacementError
 from myxtts.training import loop
 from myxtts.training.hooks import Observe, Report
@@ -55,16 +56,15 @@ class Recorder:
 
 
 class CountingFeed:
-    """One replica's batches, named by their numbers from 1, in steps of `microbatches`, by
-    `producers` in turn.
+    """One replica's batches, named by their numbers from 1, in steps of `microbatches`.
 
     Raises `error` after `fail_after` batches. It is ready but for the batches in `late`.
     """
 
     error: Exception = DataError("utterance 'a' cannot be read")
 
-    def __init__(self, fail_after=None, microbatches=1, late: Collection[int] = (), producers=1):
-        self.taken, self._producers = 0, producers
+    def __init__(self, fail_after=None, microbatches=1, late: Collection[int] = ()):
+        self.taken = 0
         self._fail_after, self._microbatches, self._late = fail_after, microbatches, late
 
     @property
@@ -78,23 +78,23 @@ class CountingFeed:
         position = SimpleNamespace(epoch=0)
         step = SimpleNamespace(audio_s=1.0, padded_s=2.0, bucket=0, position=position)
         planned = SimpleNamespace(step=step, last=self.taken % self._microbatches == 0)
-        times = Times(0.0, 0.0, 0.0, f"/GPU:{self.taken % self._producers}")
-        return (SimpleNamespace(planned=planned, features=self.taken, times=times),)
+        return (ProducedBatch(planned, self.taken, None),)
 
 
 class CountingStep:
-    """A step whose outcome is its number, which hands over batches and records all calls."""
+    """A step whose outcome is its number, and what hands batches over; it records all calls."""
 
     def __init__(self):
-        self.calls = []
+        self.calls, self.hand_over = [], self
 
-    def hand_over(self, features):
-        self.calls.append(("hand over", *features))
-        return features
+    def begin(self, features):
+        self.calls.append(("begin", *features))
+        return SimpleNamespace(result=lambda: features)
 
-    def __call__(self, first, following, number, rates, stop):
-        self.calls.append((number, *first, *(batch for batches in following for batch in batches)))
-        return number, following[-1]
+    def __call__(self, microbatches, number, rates, stop):
+        for batches in microbatches:
+            self.calls.append((number, *batches))
+        return number
 
     def synchronize(self, outcome):
         self.calls.append(("synchronize", outcome))
@@ -176,13 +176,6 @@ class LoopTest(unittest.TestCase):
         pauses_s = set(clock.pauses_s)
         self.assertEqual(pauses_s, {"other hooks", "checkpoints", "observer", "first step"})
         self.assertEqual(clock.total().steps, 1)  # the first step is none of them
-
-    def test_first_hand_over_from_each_data_device_is_part_of_no_interval(self):
-        for producers in (1, 2, 3):
-            with self.subTest(producers=producers):
-                self.state.step = 0
-                clock = self.train([], steps=7, feed=CountingFeed(producers=producers))
-                self.assertEqual(clock.total().steps, 7 - producers)
 
     def observe_between_steps(self, observe, periods, **options):
         """Train for 5 steps with an observer without a thread, and report every 2 steps."""
@@ -349,7 +342,7 @@ class LoopTest(unittest.TestCase):
     def test_an_error_within_a_step_saves_nothing(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         for error, raised in ((full, loop.StepOutOfMemory), (ValueError("defect"), ValueError)):
-            self.step = mock.Mock(wraps=self.step, side_effect=[(1, [2]), error])
+            self.step = mock.Mock(wraps=self.step, side_effect=[1, error])
             with self.assertRaises(raised):
                 self.train([])
         self.assertEqual(self.saved, [])
@@ -358,7 +351,7 @@ class LoopTest(unittest.TestCase):
         error = tf.errors.AbortedError(None, None, "<<worker 1 (b:2) gave up: no such file>>")
         for is_unchanged, saved in ((True, [2]), (False, [])):
             self.setUp()
-            step = mock.Mock(wraps=self.step, side_effect=[(1, [2]), (2, [3]), error])
+            step = mock.Mock(wraps=self.step, side_effect=[1, 2, error])
             step.left_unchanged = mock.Mock(return_value=is_unchanged)
             self.step = step
             with self.assertRaises(tf.errors.AbortedError):
@@ -375,12 +368,13 @@ class LoopTest(unittest.TestCase):
             self.train([self.recorder(1, "devices", PlacementError("stray"))])
         self.assertEqual(self.saved, [])
 
-    def test_each_step_hands_over_the_first_microbatch_of_the_next_one(self):
-        self.train([], steps=3)
-        self.assertEqual(self.step.calls, [("hand over", 1), (1, 1, 2), (2, 2, 3), (3, 3, 3)])
+    def test_two_microbatches_are_handed_over_ahead_of_each(self):
+        self.train([], steps=4)
+        ahead = [("begin", 1), ("begin", 2), ("begin", 3), (1, 1), ("begin", 4)]
+        self.assertEqual(self.step.calls, [*ahead, (2, 2), (3, 3), (4, 4)])
         self.step, self.state = CountingStep(), CountingState()
-        self.train([], steps=2, feed=CountingFeed(microbatches=3))
-        self.assertEqual(self.step.calls, [("hand over", 1), (1, 1, 2, 3, 4), (2, 4, 5, 6, 4)])
+        self.train([], steps=2, feed=CountingFeed(microbatches=2))
+        self.assertEqual(self.step.calls, [*ahead, (1, 2), (2, 3), (2, 4)])
 
     def test_the_last_step_waits_for_no_further_batch(self):
         feed = CountingFeed(fail_after=4)
@@ -398,7 +392,8 @@ class LoopTest(unittest.TestCase):
             self.setUp()
             request = StopRequest()
             self.train([], feed=StuckFeed(fail_after=batches), stop=request)
-            self.assertEqual(self.saved, [batches] * bool(batches))
+            # The loop is two batches ahead, and takes the step that it has begun to prepare.
+            self.assertEqual(self.saved, [batches - 1] * bool(batches))
 
     def test_an_error_of_the_feed_is_raised_after_exactly_the_steps_before_it(self):
         for microbatches, batches, steps in ((1, 5, 5), (1, 0, 0), (2, 4, 2), (2, 5, 2), (3, 5, 1)):
@@ -422,8 +417,8 @@ class LoopTest(unittest.TestCase):
 
         time, self.step = ManualTime(), SlowStep()
         clock = self.train([], steps=5, feed=LateFeed(late=(1, 4)), clock=NoTimes(time))
-        first = [("hand over", 1), (1, 1, 2), (2, 2, 3)]
-        expected = [*first, ("synchronize", 2), (3, 3, 4), (4, 4, 5), (5, 5, 5)]
+        ahead = [("begin", 1), ("begin", 2), ("begin", 3), (1, 1), ("synchronize", 1)]
+        expected = [*ahead, ("begin", 4), (2, 2), ("begin", 5), (3, 3), (4, 4), (5, 5)]
         self.assertEqual(self.step.calls, expected)
         # The first step is not counted.
         self.assertEqual((clock.total().wait_s, clock.total().busy_s), (2.0, 7.0))

@@ -59,13 +59,13 @@ class Parts(unittest.TestCase):
         parts = forecast(CPUS).parts_mib
         self.assertEqual(parts["for 13 batches of audio"], 13 * WAVES / 2**20)  # uploaded ones, too
         # Of two replicas.
-        self.assertEqual(parts["for 12 batches of features"], 12 * FEATURES / 2**20)
+        self.assertEqual(parts["for 14 batches of features"], 14 * FEATURES / 2**20)
         self.assertEqual(set(parts), {*parts, "to make a batch", "for the step"})
 
     def test_each_producer_has_a_feed_and_readers_of_its_own(self):
         parts = forecast((Route("/CPU:0", "/CPU:2", ("/CPU:1",)),)).parts_mib
         self.assertIn("for 26 batches of audio", parts)
-        self.assertIn("for 10 batches of features", parts)  # 2 x (3 + 1) + 2
+        self.assertIn("for 11 batches of features", parts)  # 2 x (3 + 1) + 3
 
     def test_a_teacher_is_on_each_data_device_and_takes_whole_utterances(self):
         model = ModelConfig(task="vocoder")
@@ -139,7 +139,7 @@ class Parts(unittest.TestCase):
             model = ModelConfig(task="asr")
             augmentation = schema.AugmentationConfig(speed_perturbation=speed)
             parts = forecast(CPUS[:1], model=model, augmentation=augmentation).parts_mib
-            return parts["for 6 batches of features"] * 2**20 / 6 - (TEXT + ROWS * 4)
+            return parts["for 7 batches of features"] * 2**20 / 7 - (TEXT + ROWS * 4)
 
         self.assertAlmostEqual(features(0.0), ROWS * 40 * 80 * 4)
         self.assertAlmostEqual(features(0.2), ROWS * 50 * 80 * 4)

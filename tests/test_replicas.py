@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.clock import Clock
 from myxtts.config.schema import TrainingConfig
 from myxtts.data.batch_plan import Plan, Position, bucket_bounds, planned_steps, steps_left
 from myxtts.models import asr as recogniser
@@ -17,12 +18,13 @@ from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route
 from myxtts.report.metrics import read_metrics
+from myxtts.training.loop import LookAhead
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 from tests import tiny
 from tests.long import long
-from tests.tiny import SYMBOLS, Workspace, arrays_of, features, take_step
+from tests.tiny import SYMBOLS, FeedOf, Workspace, arrays_of, features, take_step
 from tests.two_devices import FOUR
 
 FULL = [(5, 30), (6, 38), (4, 20)]  # tokens and frames
@@ -133,18 +135,20 @@ class EquivalenceTest(unittest.TestCase):
 
 
 class HandOverTest(unittest.TestCase):
-    def test_each_step_hands_over_the_next_batches_of_all_replicas(self):
+    def test_the_batches_of_all_replicas_are_handed_over_ahead(self):
         """The batches start at a third device, with the results of batches already there."""
         steps, data = steps_of(2, 3), FOUR.devices[3].name
         expected, _, losses = trained(toy, 2, steps)
         state, step = built(toy, replicas_of(2))
         fields = state.model.BATCH_FIELDS
         batches = [[on(data, batch, fields) for batch in of_step] for of_step in steps]
-        handed, outcomes = step.hand_over(batches[0]), []
-        for number, later in enumerate([*batches[1:], batches[-1]], 1):
-            outcome, handed = step(handed, [later], number, ConstantRates(1e-2, 0.9))
+        ahead = LookAhead(FeedOf([[of_step] for of_step in batches]), step, Clock())
+        outcomes = []
+        for number in range(1, 4):
+            taken = ahead.take(None, steps_left=4 - number)
+            outcome = step(taken, number, ConstantRates(1e-2, 0.9))
             outcomes.append(step.read(outcome)["loss"])
-            for device, batch in zip(state.replicas.devices, handed, strict=True):
+            for device, batch in zip(state.replicas.devices, taken.newest, strict=True):
                 require_device(device, batch.items())
         self.assertEqual((outcomes, step.traces), (losses, 1))
         for replica in (0, 1):

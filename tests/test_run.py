@@ -90,7 +90,7 @@ class CompleteRun(Case):
             "step           3.3 utterances and 1.9 audio seconds in 1 x 4 rows",
             "length         8 steps of 3 an epoch (2.7 epochs), from step 0 until --max-steps 8",
             "buffers        host 8 (--buffer-size); data device 3 audio + 3 features"
-            " (--prefetch-buffer-size) + 3 in flight; model device 2",
+            " (--prefetch-buffer-size) + 4 in flight; model device 3",
             "traces         1 of the training step",
         ):
             self.assertIn(line + "\n", self.finished.out)

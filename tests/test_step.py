@@ -11,14 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import TTS_FEATURES
+from myxtts.clock import Clock
 from myxtts.placement.audit import require_device
-from myxtts.training.loop import NonFiniteLoss, require_finite
+from myxtts.training.loop import LookAhead, NonFiniteLoss, require_finite
 from myxtts.training.observation import Snapshot, Validation
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.step import TABLE_STEPS, Controls, Step
 from tests import tiny
 from tests.long import long
-from tests.tiny import Toy, build_model, build_toy, features, on_device, rows_of, take_step
+from tests.tiny import FeedOf, Toy, build_model, build_toy, features, on_device, rows_of, take_step
 from tests.two_devices import DATA, MODEL
 
 ROWS = [(5, 13), (8, 24), (3, 3), (4, 9)]  # tokens and frames
@@ -175,7 +176,7 @@ class StepArguments(unittest.TestCase):
 
 
 class HandOverTest(unittest.TestCase):
-    """Each step hands over the first microbatch of the next, bit for bit as before it."""
+    """Batches that threads hand over ahead train bit for bit as those handed over before a step."""
 
     RATES = ConstantRates(1e-2, 0.9)
 
@@ -189,13 +190,15 @@ class HandOverTest(unittest.TestCase):
             made.append([[on_device(batch, DATA)] for batch in batches])
         return made
 
-    def chained(self, step, steps):
+    def ahead(self, step, steps):
         """Take the steps as the loop does; return their outcomes."""
-        handed, outcomes = step.hand_over(steps[0][0]), []
-        following = [*steps[1:], steps[-1]]
-        for number, (microbatches, later) in enumerate(zip(steps, following, strict=True), 1):
-            outcome, handed = step(handed, [*microbatches[1:], later[0]], number, self.RATES)
-            require_device(MODEL, [*handed[0].items(), ("outcome", outcome)])
+        feed = FeedOf(steps)
+        ahead, outcomes = LookAhead(feed, step, Clock()), []
+        for number, microbatches in enumerate(steps, 1):
+            batches = ahead.take(None, steps_left=len(steps) - number + 1)
+            self.assertEqual(len(batches), len(microbatches))
+            outcome = step(batches, number, self.RATES)
+            require_device(MODEL, [*batches.newest[0].items(), ("outcome", outcome)])
             outcomes.append(outcome.numpy())
         return outcomes
 
@@ -210,7 +213,7 @@ class HandOverTest(unittest.TestCase):
         weights_then = weights(state)
         for variable, value in zip(groups, first_values, strict=True):
             variable.assign(value)
-        np.testing.assert_array_equal(self.chained(step, steps), expected)
+        np.testing.assert_array_equal(self.ahead(step, steps), expected)
         np.testing.assert_equal(weights(state), weights_then)
         self.assertEqual(step.traces, traces)
 
@@ -219,7 +222,7 @@ class HandOverTest(unittest.TestCase):
         self.assert_same(traces=1, accumulation=2)
 
     def test_static_shapes_are_traced_once_for_each_shape_whatever_follows(self):
-        self.assert_same(traces=2, static=True)  # 4 steps of 2 shapes, in 3 pairs
+        self.assert_same(traces=2, static=True)  # 4 steps of 2 shapes
 
     def test_steps_compiled_by_xla_are_the_same(self):
         self.assert_same(traces=2, static=True, xla=True)
@@ -227,8 +230,8 @@ class HandOverTest(unittest.TestCase):
     def test_a_step_passes_only_tensors_that_exist(self):
         """A tensor made on a busy GPU would wait until the GPU is done."""
         _, step = make_step(accumulation=2)
-        batch, passed = [on_device(features(ROWS), DATA)], []
-        outcome, handed = step(step.hand_over(batch), [batch, batch], 1, self.RATES)
+        handed, passed = step.hand_over([on_device(features(ROWS), DATA)]), []
+        outcome = step([handed, handed], 1, self.RATES)
         for key, function in step._traced.items():
             step._traced[key] = lambda *arguments, function=function: (
                 passed.append(arguments) or function(*arguments)
@@ -237,11 +240,11 @@ class HandOverTest(unittest.TestCase):
         with mock.patch("myxtts.training.step.tf.constant", side_effect=made):
             for number, stop in ((2, False), (3, True), (4, False)):
                 kept = [later._table, later._stop, later._steps_done_on_device, step._no_losses]
-                known = {id(tensor) for tensor in tf.nest.flatten([kept, handed, batch])}
-                outcome, handed = step(handed, [batch, batch], number, self.RATES, stop)
+                known = {id(tensor) for tensor in tf.nest.flatten([kept, handed])}
+                outcome = step([handed, handed], number, self.RATES, stop)
                 accumulated, finished = passed[-2:]
                 self.assertLessEqual(set(map(id, tf.nest.flatten(accumulated))), known)
-                actual = set(map(id, tf.nest.flatten(finished[1:2] + finished[3:])))
+                actual = set(map(id, tf.nest.flatten([finished[0], finished[2:]])))
                 self.assertLessEqual(actual, known)
                 self.assertEqual(step.stop_requested(outcome), stop)
 
@@ -254,13 +257,12 @@ class RatesTest(unittest.TestCase):
         falling = SimpleNamespace(
             learning_rate=lambda done: 1e-3 / (1 + done), ema_decay=lambda done: done / 1e4
         )
-        batch = [on_device(features(ROWS), DATA)]
-        handed = step.hand_over(batch)
+        batches = step.hand_over([on_device(features(ROWS), DATA)])
         around = range(TABLE_STEPS - 1, TABLE_STEPS + 3)
         # A resumed run starts anywhere, and a sync may move a run to a later step.
         for number in (1, 2, 3, *around, 5, 2 * TABLE_STEPS, 7):
             before = state.averages[0].numpy()
-            _, handed = step(handed, [batch], number, falling)
+            step([batches], number, falling)
             rate = state.optimizer.learning_rate.numpy()
             self.assertEqual(rate, np.float32(falling.learning_rate(number - 1)), number)
             decay = np.float32(falling.ema_decay(number - 1))
@@ -269,10 +271,9 @@ class RatesTest(unittest.TestCase):
 
     def test_changed_rates_are_used_from_the_next_step_on(self):
         state, step = make_step()
-        batch = [on_device(features(ROWS), DATA)]
-        handed = step.hand_over(batch)
+        batches = step.hand_over([on_device(features(ROWS), DATA)])
         for number, rate in ((1, 1e-3), (2, 5e-4), (3, 1e-3)):
-            _, handed = step(handed, [batch], number, ConstantRates(rate, 0.9))
+            step([batches], number, ConstantRates(rate, 0.9))
             self.assertEqual(state.optimizer.learning_rate.numpy(), np.float32(rate))
 
     def test_tables_are_made_once_for_many_steps(self):

@@ -16,13 +16,23 @@ from tests.virtual_gpu import unavailable
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 600.0  # of a process that takes ten seconds on an idle machine
+# Prints when each step was called, by the clock of the plug-in.
 TRAIN_TOY = """
 import sys
+import time
+from unittest import mock
 from fakes.toy_models import toy_models
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
+from myxtts.training.step import Step
 
-with toy_models():
+call = Step.__call__
+
+def timed(*arguments):
+    print("called", 1e6 * time.monotonic())
+    return call(*arguments)
+
+with toy_models(), mock.patch.object(Step, "__call__", timed):
     sys.exit(report_errors(lambda: train.main(sys.argv[1:])))
 """
 ON_GPU = "import tensorflow as tf\nwith tf.device('/GPU:0'):\n"
@@ -73,8 +83,8 @@ class VirtualGpuTest(FolderCase):
         route = ("--data-gpu", "3", "--model-gpu", "1")
         self.assertEqual(workspace.train("simulated", *route).code, 0)
         argv = workspace.argv("virtual", "--simulate-gpus", "0", *route)
-        stats = self.folder / "stats"
-        options = ("--gpus", "4", "--chaos", "1", "--stats", str(stats))
+        stats, trace = self.folder / "stats", self.folder / "trace"
+        options = ("--gpus", "4", "--chaos", "1", "--stats", str(stats), "--trace", str(trace))
         finished = on_virtual_gpus(*options, "--", "-c", TRAIN_TOY, *argv)
         self.assertEqual(finished.returncode, 0, finished.stdout + finished.stderr)
         self.assertEqual(
@@ -85,6 +95,25 @@ class VirtualGpuTest(FolderCase):
         )
         counted = [line.split("\t") for line in stats.read_text().splitlines()]
         self.assertEqual([name for kind, name, count in counted if kind == "drains"], [])
+        lines = finished.stdout.splitlines()
+        called = [float(line.split()[1]) for line in lines if line.startswith("called ")]
+        self.assert_copies_precede_steps(called, trace)
+
+    def assert_copies_precede_steps(self, called: list[float], trace: Path) -> None:
+        """Check that the copies for a step are issued before the step before it has a kernel."""
+        copies, kernels = [], []
+        for line in trace.read_text().splitlines():
+            time_us, event, gpu, _, kind, name, _ = line.split("\t")
+            if event == "issued" and (kind, gpu) == ("kernel", "1"):
+                kernels.append(float(time_us))
+            if event == "issued" and name == "between devices":
+                copies.append(float(time_us))
+        self.assertEqual(len(copies) % len(called), 0)
+        of_a_step = len(copies) // len(called)
+        for number in range(2, len(called)):
+            last = sorted(copies)[of_a_step * (number + 1) - 1]
+            first = min(kernel for kernel in kernels if kernel > called[number - 1])
+            self.assertLess(last, first, f"step {number + 1}")
 
     @staticmethod
     def metrics(folder: Path) -> list[dict]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
 
@@ -24,6 +25,7 @@ from fakes.toy_models import toy_models
 from myxtts.audio.mel import SILENCE
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
+from myxtts.data.pipeline import ProducedBatch
 from myxtts.evaluation.held_out import Utterance
 from myxtts.models.xtts import SIZES, XTTS, XTTSSize, build_xtts
 from myxtts.placement.replicas import Replicas, make_replicas
@@ -154,9 +156,24 @@ def take_step(
     ema_decay: float,
 ) -> tf.Tensor:
     """Take a step on microbatches with a batch for each replica; return its outcome."""
-    first = step.hand_over(microbatches[0])
     rates = ConstantRates(learning_rate, ema_decay)
-    return step(first, [*microbatches[1:], microbatches[0]], number, rates)[0]
+    return step([*map(step.hand_over, microbatches)], number, rates)
+
+
+class FeedOf:
+    """The batches of some steps as a feed of the loop that is always ready."""
+
+    is_ready = True
+
+    def __init__(self, steps: Sequence[Sequence[Sequence[dict]]]):
+        self._batches: list[tuple[ProducedBatch, ...]] = []
+        for microbatches in steps:
+            for number, batches in enumerate(microbatches, 1):
+                planned = SimpleNamespace(step=None, last=number == len(microbatches))
+                self._batches.append(tuple(ProducedBatch(planned, each, None) for each in batches))
+
+    def __next__(self) -> tuple[ProducedBatch, ...]:
+        return self._batches.pop(0)
 
 
 class Finished(NamedTuple):

@@ -492,9 +492,8 @@ def step(
             state.optimizer.dynamic_scale.assign(LOSS_SCALE)
         before = [variable.numpy() for variable in state.trained]
         batch = [on_device(inputs.features, device)]
-        # The last one is of a next step.
-        following = [batch] * config.training.gradient_accumulation
-        outcome, _ = train_step(batch, following, 1, ConstantRates(LEARNING_RATE, EMA_DECAY))
+        microbatches = [batch] * config.training.gradient_accumulation
+        outcome = train_step(microbatches, 1, ConstantRates(LEARNING_RATE, EMA_DECAY))
         losses = {
             name: value for name, value in train_step.read(outcome).items() if name != SKIPPED
         }

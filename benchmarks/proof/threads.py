@@ -7,7 +7,8 @@ devices in between. Then one thread makes the same batches again, and all checks
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -28,7 +29,7 @@ from myxtts.commands import train
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import load_corpora
-from myxtts.data.pipeline import Pipeline, Producer
+from myxtts.data.pipeline import HANDED_OVER_AHEAD, Pipeline, Producer
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route
 from myxtts.tasks.registry import length_rule_of, task_of
@@ -45,7 +46,7 @@ THREADED_SHARE = 0.6  # of a route's time; then the batches are made once more, 
 # Of an index along each axis; a sum is then different if elements trade places.
 FACTORS = (1, 1_000_003, 998_244_353)
 ROUNDS = 150  # of operations that threads run at once
-PLACES = ("as produced", "handed over by the step", "handed over alone")
+PLACES = ("as produced", "handed over by a thread", "handed over alone")
 
 
 @dataclass
@@ -137,7 +138,9 @@ def check_route(
         loop.train(state, step, feed, schedule, [], save_nothing, Clock(), stop)
     check.steps, check.start_s = state.step, stop.first_step_s - began_s
     threaded = step.read_checksums()
-    alone = checksums_alone(pipeline.producers[0], step.checksums, end_s, state.step + 1)
+    alone = checksums_alone(
+        pipeline.producers[0], step.checksums, end_s, state.step + HANDED_OVER_AHEAD
+    )
     compare(check, threaded, list(alone), sorted(extractor.features))
     return check
 
@@ -217,23 +220,22 @@ class CheckedStep:
 
     def __init__(self, step: Step, route: Route, checksums: Checksums):
         self._step, self._route, self.checksums = step, route, checksums
-        self._entered: list[tf.Tensor] = []  # of the batch of each step
-        self._produced: list[tf.Tensor] = []  # of the batch after it
-        # The same batch, copied by the function that does nothing else.
+        self.hand_over = self
+        self._produced: list[tf.Tensor] = []
+        self._entered: list[tf.Tensor] = []  # the batch of each step
+        # The same batch as produced, copied by the main thread.
         self._handed_over: list[tf.Tensor] = []
 
-    def hand_over(self, features: Sequence[Batch]) -> list[Batch]:
-        return self._step.hand_over(features)
-
-    def __call__(
-        self, first: Sequence[Batch], following: Sequence[Sequence[Batch]], *arguments: Any
-    ):
+    def begin(self, features: Sequence[Batch]) -> Future[list[Batch]]:
         data, model = self._route.data, self._route.model
-        (features,) = following[-1]
-        self._entered.append(self.checksums(first[0], model))
-        self._produced.append(self.checksums(features, data))
-        self._handed_over.append(self.checksums(self._step.hand_over([features])[0], model))
-        return self._step(first, following, *arguments)
+        self._produced.append(self.checksums(features[0], data))
+        self._handed_over.append(self.checksums(self._step.hand_over(features)[0], model))
+        return self._step.hand_over.begin(features)
+
+    def __call__(self, microbatches: Iterable[Sequence[Batch]], *arguments: Any) -> tf.Tensor:
+        taken = list(microbatches)
+        self._entered.append(self.checksums(taken[0][0], self._route.model))
+        return self._step(taken, *arguments)
 
     def left_unchanged(self, error: tf.errors.OpError) -> bool:
         return self._step.left_unchanged(error)
@@ -246,10 +248,10 @@ class CheckedStep:
 
     def read_checksums(self) -> dict[str, dict[int, np.ndarray]]:
         """Return the checksums by place and number of the batch; waits for the devices."""
-        recorded = (self._produced, 1), (self._entered, 0), (self._handed_over, 1)
+        recorded = self._produced, self._entered, self._handed_over
         return {
-            place: {number: value.numpy() for number, value in enumerate(values, first)}
-            for place, (values, first) in zip(PLACES, recorded, strict=True)
+            place: {number: value.numpy() for number, value in enumerate(values)}
+            for place, values in zip(PLACES, recorded, strict=True)
         }
 
 

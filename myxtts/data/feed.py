@@ -1,9 +1,9 @@
 """Runs a producer in its own thread, ahead of its consumer."""
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from queue import Empty, Queue
 from typing import Any, Generic, TypeVar
 
 STOP_POLL_S = 0.1
@@ -13,20 +13,6 @@ Item = TypeVar("Item")
 
 class StopArrived(Exception):
     """A request to stop arrived while the consumer waited for an item."""
-
-
-class HoldingQueue(queue.Queue):
-    """A queue whose first item can be taken while its place stays occupied."""
-
-    def hold(self, is_stopped: Callable[[], bool]) -> Any:
-        """Wait for the first item and return it, or raise StopArrived; `get` frees its place."""
-        with self.not_empty:
-            while not self._qsize():
-                if is_stopped():
-                    raise StopArrived
-                self.not_empty.wait(STOP_POLL_S)
-            item, self.queue[0] = self.queue[0], None
-            return item
 
 
 class Feed(Generic[Item]):
@@ -43,8 +29,7 @@ class Feed(Generic[Item]):
         assert depth >= 1
         self._batches = batches
         self.is_stopped: Callable[[], bool] = lambda: False
-        self._ready = HoldingQueue(depth)
-        self._holds = False
+        self._ready: Queue[tuple[Any, BaseException | None]] = Queue(depth)
         self._stopping = threading.Event()
         self._full = threading.Event()
         self._ended = False
@@ -67,31 +52,22 @@ class Feed(Generic[Item]):
         return self
 
     def __next__(self) -> Item:
-        item = self.hold()
-        self.release()
-        return item
-
-    def hold(self) -> Item:
-        """Return the next item as `next` does, but keep its place until `release` or the next."""
-        if self._ended:
-            raise StopIteration
-        self.release()
-        item, error = self._ready.hold(self.is_stopped)
-        self._holds = True
-        if error is None:
-            return item
-        self._ended = True
-        raise error
-
-    def release(self) -> None:
-        """Free the place of the item that is held, if there is one."""
-        if self._holds and not self._ready.empty():
-            self._ready.get_nowait()
-        self._holds = False
+        while not self._ended:
+            try:
+                item, error = self._ready.get(timeout=STOP_POLL_S)
+            except Empty:
+                if self.is_stopped():
+                    raise StopArrived from None
+                continue
+            if error is None:
+                return item
+            self._ended = True
+            raise error
+        raise StopIteration
 
     @property
     def is_ready(self) -> bool:
-        return self._ended or self._ready.qsize() > self._holds
+        return self._ended or not self._ready.empty()
 
     @property
     def is_full(self) -> bool:

@@ -1,13 +1,13 @@
 """Stages A to D together: batches on the data devices, from any position of the plan; and stage E.
 
-In stage E, features are copied from the data device to the model device. Copies are part of
-compiled functions: an eager copy to a GPU blocks its caller, and each tensor's copy waits for
-everything that is queued on the receiving GPU (TensorFlow's `GPUUtil::DeviceToDeviceCopy` and
-`CopyCPUTensorToGPU`).
+In stage E, features are copied from the data device to the model device. TensorFlow lets a copy
+between GPUs wait for everything that is queued on both when it is issued, and the caller wait for
+the copy (`GPUUtil::DeviceToDeviceCopy`). So threads call it, early.
 """
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,11 @@ from myxtts.data.service import ServiceReader
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
 from myxtts.tf_internals import run_operations_as_kernels
+
+# Microbatches whose copies have begun, besides the one that a step takes next. So the copy for a
+# step begins behind the step that is three before it, and may be issued a whole step late without
+# letting a device wait.
+HANDED_OVER_AHEAD = 2
 
 # Reading the element waits for the data device, without the operations that taking it from the
 # features would need.
@@ -246,11 +251,6 @@ class ReplicaFeed:
     An error of a producer is raised instead of its batch, after the batches of the other producers
     before it.
 
-    Where producers take turns, the place of a batch in its feed is freed when the next batch is
-    taken: after the call of the step that hands it over. The copy from a GPU waits for all work
-    that is queued there when the copy is issued. If the place became free sooner, the producer
-    would begin another batch first, and the copy would wait for that batch.
-
     A group has the feeds of producers that take turns; `indices` are the routes of its batches.
     """
 
@@ -280,12 +280,9 @@ class ReplicaFeed:
         return self
 
     def __next__(self) -> ReplicaBatches:
-        for feeds in self._groups:
-            feeds[(self._taken - 1) % len(feeds)].release()
         batches: list[ProducedBatch] = []
         for feeds in self._groups:
-            feed = feeds[self._taken % len(feeds)]
-            batches += feed.hold() if len(feeds) > 1 else next(feed)
+            batches += next(feeds[self._taken % len(feeds)])
         self._taken += 1
         return tuple(batches[index] for index in self._order)
 
@@ -312,26 +309,39 @@ class ReplicaFeed:
         return waited_s
 
 
-def copied(batches: Sequence[Batch], devices: Sequence[str]) -> list[Batch]:
-    """Copy one batch to each device; to be traced, as a part of a compiled function."""
-    copies = []
-    for batch, device in zip(batches, devices, strict=True):
-        with tf.device(device):
-            copies.append({name: tf.identity(value) for name, value in batch.items()})
-    return copies
+def step_batches(feed: Iterable[ReplicaBatches]) -> Iterator[list[ReplicaBatches]]:
+    """Yield the microbatches of one step after the other."""
+    microbatches = []
+    for batches in feed:
+        microbatches.append(batches)
+        if batches[0].planned.last:
+            yield microbatches
+            microbatches = []
 
 
-def compile_hand_over(
-    fields: Mapping[str, Field], devices: Sequence[str]
-) -> Callable[[Sequence[Batch]], list[Batch]]:
-    """Trace on the main thread a function that copies one batch of a contract to each device."""
-    specs = [tensor_specs(dict(fields))] * len(devices)
-    copy = tf.function(lambda batches: copied(batches, devices), autograph=False)
-    compiled = copy.get_concrete_function(specs)
+class HandOver:
+    """Copies a batch of a contract to each of some devices; to be made on the main thread.
 
-    def hand_over(batches: Sequence[Batch]) -> list[Batch]:
+    Calling it waits until the copies are done. `begin` has a thread do that.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], devices: Sequence[str]):
+        def copy(batches: Sequence[Batch]) -> list[Batch]:
+            copies = []
+            for batch, device in zip(batches, devices, strict=True):
+                with tf.device(device):
+                    copies.append({name: tf.identity(value) for name, value in batch.items()})
+            return copies
+
+        specs = [tensor_specs(dict(fields))] * len(devices)
+        self._copy = tf.function(copy, autograph=False).get_concrete_function(specs)
+        self._device = devices[0]
+        self._threads = ThreadPoolExecutor(1 + HANDED_OVER_AHEAD, "myxtts-hand-over")
+
+    def __call__(self, batches: Sequence[Batch]) -> list[Batch]:
         # The `device` of the results; their `backing_device` is the one of each copy.
-        with tf.device(devices[0]):
-            return compiled(list(batches))
+        with tf.device(self._device):
+            return self._copy(list(batches))
 
-    return hand_over
+    def begin(self, batches: Sequence[Batch]) -> "Future[list[Batch]]":
+        return self._threads.submit(self, batches)

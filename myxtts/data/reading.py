@@ -294,8 +294,8 @@ class LocalReader:
             yield from repeat(SILENCE | {"batch_number": end})
 
         idle = self._idle.setdefault(device, [])
-        # Operations of tf.data have CPU kernels only, whatever the device of the caller.
-        with tf.device(None):
+        # Operations of tf.data have CPU kernels only, and would read their arguments from a GPU.
+        with tf.device("/CPU:0"):
             source, iterator = idle.pop() if idle else self._open(device)
         source.begin(elements())
         while True:

@@ -16,7 +16,7 @@ from myxtts.data import dataset
 from myxtts.data.batch_plan import Pass
 from myxtts.data.manifest import Manifest, Vocabulary, build_manifest, report_rejected
 from myxtts.data.metadata_file import read_corpus
-from myxtts.data.pipeline import compile_hand_over, held_out_pipeline
+from myxtts.data.pipeline import HandOver, held_out_pipeline
 from myxtts.data.reading import read_row
 from myxtts.data.rows import DEFAULT_SPEAKER, Rows
 from myxtts.errors import CheckpointError, ConfigError, DataError
@@ -255,7 +255,7 @@ def load_utterances(
     bucket = dataset.single_bucket_corpus(manifest, config)
     pipeline = held_out_pipeline(bucket, route, extractor, config, folder)
     # The same copies between devices as in training, so a batch lies where the network expects it.
-    hand_over = compile_hand_over(network.BATCH_FIELDS, [route.model])
+    hand_over = HandOver(network.BATCH_FIELDS, [route.model])
     utterances: list[Utterance] = []
     batches = []
     with pipeline.open_feed(Pass(epochs=1)) as feed:

@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import Batch, empty_batch
-from myxtts.clock import Clock, Span, Timeline
+from myxtts.clock import Span, Timeline
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass, Plan, Position
-from myxtts.data.pipeline import Pipeline
+from myxtts.data.pipeline import HANDED_OVER_AHEAD, Pipeline, ReplicaBatches, step_batches
 from myxtts.machine import available_memory_mib
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import audit, find_copies, has_gpu_kernels, require_device
@@ -28,7 +28,6 @@ from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.prerequisites import existing_parent
 from myxtts.tf_internals import device_memory_mib
 from myxtts.throughput.measure import SynchronousStep, step_spans, train_steps
-from myxtts.training import loop
 from myxtts.training.description import describe_batch, out_of_memory
 from myxtts.training.memory import MemoryForecast
 from myxtts.training.schedule import ConstantRates, Schedule
@@ -88,11 +87,13 @@ def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Tri
         for device in placement.devices:
             tf.config.experimental.reset_memory_stats(device.name[1:])
     for bucket in heaviest_buckets(plan):
-        batches = full_step(bucket, plan, pipeline, step, config.training.gradient_accumulation)
+        microbatches = full_step(bucket, plan, pipeline)
         batch = describe_batch(plan, state.step + 1, bucket)
         try:
             magnitudes = magnitudes_of(state)
-            metrics, seconds, first = take_steps(state, step, batches, setup.schedule)
+            metrics, seconds, first = take_steps(
+                state, step, microbatches, setup.schedule, config.training.gradient_accumulation
+            )
         except tf.errors.ResourceExhaustedError as error:
             raise out_of_memory(error, placement, batch) from error
         yield check_update(state, metrics, seconds, magnitudes, batch)
@@ -153,42 +154,44 @@ def heaviest_buckets(plan: Plan) -> list[int]:
     return [int(used[number]) for number in heaviest]
 
 
-def full_step(
-    bucket: int, plan: Plan, pipeline: Pipeline, step: Step, accumulation: int
-) -> loop.StepBatches:
-    """Return a full step of a bucket; its microbatches are repeated if the corpus has no full step
-    of it.
-    """
+def full_step(bucket: int, plan: Plan, pipeline: Pipeline) -> list[ReplicaBatches]:
+    """Return the microbatches of the longest step of a bucket."""
     epoch = plan.epoch(0)
     utterances = np.where(epoch.step_bucket == bucket, np.diff(epoch.step_start), -1)
     with pipeline.open_feed(Pass(Position(0, int(utterances.argmax())))) as feed:
-        batches = loop.LookAhead(feed, step, Clock()).take(running=None, is_last=True)
-    return batches._replace(microbatches=(batches.microbatches * accumulation)[:accumulation])
+        return next(step_batches(feed))
 
 
 def take_steps(
-    state: TrainingState, step: Step, batches: loop.StepBatches, schedule: Schedule
+    state: TrainingState,
+    step: Step,
+    microbatches: Sequence[ReplicaBatches],
+    schedule: Schedule,
+    accumulation: int,
 ) -> tuple[dict[str, float], list[float], list[Batch]]:
     """Take two steps, or more until a loss scale no longer overflows; the first one may trace.
 
-    Return losses and norm of the last step, the seconds of each step, and the first microbatch on
-    the model devices.
+    A step has all its microbatches; they are repeated if the corpus has no full step of the bucket.
+    As many are on the model devices as in a run. Return losses and norm of the last step, the
+    seconds of each step, and a microbatch.
     """
     rates = ConstantRates(schedule.learning_rate(0), schedule.ema_decay(0))
-    first = step.hand_over(batches.features[0])
+    features = [[batch.features for batch in batches] for batches in microbatches]
+    handed = [step.hand_over(features[i % len(features)]) for i in range(1 + HANDED_OVER_AHEAD)]
+    repeated = [handed[i % len(handed)] for i in range(accumulation)]
     optimizers = [group.optimizer for group in state.groups]
     seconds = []
     for _ in range(MAX_SCALED_STEPS if is_scaled(state.optimizer) else 2):
         before = sum(int(optimizer.iterations) for optimizer in optimizers)
         started_s = time.perf_counter()
-        outcome, first = step(first, batches.features[1:], state.step + 1, rates)
-        state.advance(batches.microbatches[0][0].planned.step)
+        outcome = step(repeated, state.step + 1, rates)
+        state.advance(microbatches[0][0].planned.step)
         metrics = step.read(outcome)
         seconds.append(time.perf_counter() - started_s)
         updates = sum(int(optimizer.iterations) for optimizer in optimizers) - before
         if len(seconds) > 1 and updates == len(optimizers):
             break
-    return metrics, seconds, first
+    return metrics, seconds, handed[0]
 
 
 def magnitudes_of(state: TrainingState) -> np.ndarray:

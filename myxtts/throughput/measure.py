@@ -259,15 +259,11 @@ def time_steps(
 def time_step(setup: TrainingSetup, step: Step, features: Sequence[Batch]) -> float:
     """Take a step on features of its microbatches; return its seconds, until the device has
     finished.
-
-    The first microbatch is on the model device before. As in training, the step hands over another
-    one.
     """
-    first = [transfer(step, features[0])]
-    following = [[batch] for batch in (*features[1:], features[0])]
+    microbatches = [[transfer(step, batch)] for batch in features]
     rates = replace(setup.schedule, learning_rate=profile_learning_rate)
     started_s = time.perf_counter()
-    outcome, _ = step(first, following, setup.state.step + 1, rates)
+    outcome = step(microbatches, setup.state.step + 1, rates)
     step.synchronize(outcome)
     seconds = time.perf_counter() - started_s
     # The next step continues the numbers on the device.
@@ -436,7 +432,7 @@ class SynchronousStep(Step):
         # It is the same step, with its compiled functions and what they hold.
         vars(self).update(vars(step))
 
-    def __call__(self, *arguments: Any, **named: Any) -> tuple[tf.Tensor, list[Batch]]:
-        outcome, next_first = super().__call__(*arguments, **named)
+    def __call__(self, *arguments: Any, **named: Any) -> tf.Tensor:
+        outcome = super().__call__(*arguments, **named)
         self.synchronize(outcome)
-        return outcome, next_first
+        return outcome

@@ -19,6 +19,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config, TrainingConfig
 from myxtts.data.batch_plan import Plan, planned_steps
 from myxtts.data.dataset import Corpus, batch_exceeds_corpus_warning
+from myxtts.data.pipeline import HANDED_OVER_AHEAD
 from myxtts.errors import TrainingError
 from myxtts.models.layers import parameter_count, weight_count
 from myxtts.placement.devices import describe
@@ -67,10 +68,10 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     counts = ", ".join(f"{count:,} {name}" for name, count in parameters.items())
     precision = training.precision if training.tf32 else f"{training.precision} without TF32"
     peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
-    # One batch is about to enter the feed. A step takes its microbatches, and the first one of the
-    # next step.
-    in_flight = training.gradient_accumulation + 2
-    on_model = 2 if training.gradient_accumulation == 1 else 3
+    # One batch is about to enter the feed. A step takes its microbatches and those that are handed
+    # over ahead, which leave the data device as soon as they are copied.
+    in_flight = training.gradient_accumulation + HANDED_OVER_AHEAD + 1
+    on_model = 1 + HANDED_OVER_AHEAD
     depth = config.data.prefetch_buffer_size
     return {
         "corpus": _describe_corpora(setup),

@@ -31,8 +31,8 @@ class StepEnd:
     Attributes:
         state: after the step.
         step: its number. `SyncWeights` may move the state to a later step.
-        batches: on the model devices, the first microbatch of the first step of this process, and
-            that of the next step. No other step keeps its batches.
+        batches: on the model devices, the last microbatch of the first step of this process. No
+            other step keeps its batches.
         metrics: of the report that is due; hooks add to it.
         save: whether to write a checkpoint; set by the loop, and by a hook that needs one.
         owes_sync: the sync of this step was stopped, so its weights are not the final ones.
@@ -44,7 +44,7 @@ class StepEnd:
     total_steps: int
     stop: StopRequest
     step: int = field(init=False)
-    batches: Sequence[Sequence[Batch]] = ()
+    batches: Sequence[Batch] = ()
     metrics: dict[str, Any] = field(default_factory=dict)
     save: bool = False
     owes_sync: bool = False
@@ -90,15 +90,12 @@ class CheckDevices:
         log.info("first step     %.1f s after the start", time.perf_counter() - self._started_s)
 
 
-def check_devices(
-    state: TrainingState, microbatches: Sequence[Sequence[Batch]], outcome: tf.Tensor
-) -> None:
+def check_devices(state: TrainingState, batches: Sequence[Batch], outcome: tf.Tensor) -> None:
     """Raise PlacementError unless all is on the device of its replica."""
     state.require_devices()
     require_device(state.device, [("losses", outcome)])
-    for batches in microbatches:
-        for device, batch in zip(state.replicas.devices, batches, strict=True):
-            require_device(device, batch.items())
+    for device, batch in zip(state.replicas.devices, batches, strict=True):
+        require_device(device, batch.items())
 
 
 class Report:

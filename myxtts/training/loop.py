@@ -7,10 +7,12 @@ The loop waits for the device only where a report, a hook or a checkpoint is due
 has no batch.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -18,7 +20,7 @@ from myxtts.batch import Batch
 from myxtts.clock import Clock
 from myxtts.data.batch_plan import PlannedStep
 from myxtts.data.feed import StopArrived
-from myxtts.data.pipeline import ProducedBatch, ReplicaFeed
+from myxtts.data.pipeline import HANDED_OVER_AHEAD, HandOver, ReplicaBatches, ReplicaFeed
 from myxtts.errors import PlacementError, TrainingError
 from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.observation import OBSERVER, Observer
@@ -52,7 +54,7 @@ def train(
     ahead = LookAhead(feed, step, clock)
     intervals = Intervals(clock, schedule)
     first_step = state.step + 1
-    first, outcome = None, None
+    outcome = None
     with Savepoint(state, save, clock) as savepoint:
         while state.step < schedule.total_steps and not stop.due():
             # All that was due after the previous step is done here, so that the result of an
@@ -62,25 +64,19 @@ def train(
                 if stop.is_early:
                     break
             try:
-                batches = ahead.take(outcome, is_last=state.step + 1 >= schedule.total_steps)
+                batches = ahead.take(outcome, schedule.total_steps - state.step)
             except StopArrived:
                 break
 
-            # The step copies the first microbatch of the next step while it runs. A copy of its own
-            # would block until the device is done.
             with savepoint.advance(step, batches.planned):
-                first = first or step.hand_over(batches.features[0])
-                outcome, next_first = step(
-                    first, batches.features[1:], state.step + 1, schedule, stop.requested
-                )
+                outcome = step(batches, state.step + 1, schedule, stop.requested)
             stop.observe(outcome)
             intervals.finish_step(batches)
             end = StepEnd(state, outcome, batches.planned, schedule.total_steps, stop)
             if end.step == first_step:
-                end.batches = (first, next_first)
+                end.batches = batches.newest
 
-            # The features of this step are free before the next ones are taken.
-            first = next_first
+            # The batches of this step are free before the next ones are taken.
             del batches
             between_steps(end, step, schedule, hooks, intervals, savepoint, clock)
 
@@ -169,25 +165,21 @@ class Savepoint:
 class Intervals:
     """Times the intervals between two reports, and knows whether the newest step `counts`.
 
-    TensorFlow prepares the step when it gets the first batch of a data device: it traces, or plans
-    the copies from there. This takes seconds and does not recur, so an interval that ends with such
-    a step enters no rate; the clock counts it as a pause.
+    TensorFlow prepares the first step: it traces. This takes seconds and does not recur, so it
+    enters no rate; the clock counts it as a pause.
     """
 
     def __init__(self, clock: Clock, schedule: Schedule):
         self._clock, self._schedule = clock, schedule
-        self._senders: set[str] = set()
         self._skipped_updates = 0.0
+        self._has_begun = False
         self.counts = True
 
     def finish_step(self, batches: "StepBatches") -> None:
         """Count a step."""
         planned = batches.planned
-        times = [batch.times for batch in chain.from_iterable(batches.microbatches)]
-        self._clock.finish_step(planned.audio_s, planned.padded_s, times)
-        senders = {batch.times.producer for batch in batches.next_first}
-        self.counts = self._senders >= senders
-        self._senders |= senders
+        self._clock.finish_step(planned.audio_s, planned.padded_s, batches.times)
+        self.counts, self._has_begun = self._has_begun, True
 
     def report(self, end: StepEnd, losses: dict[str, float]) -> dict[str, float | str]:
         """Return the metrics of the interval that a step with these losses ends."""
@@ -207,28 +199,63 @@ class Intervals:
         }
 
 
-class StepBatches(NamedTuple):
-    """The microbatches of a step, and the first one of the next step; at the end any."""
+@dataclass(eq=False)
+class Microbatch:
+    """A batch of each replica: features on the data devices, then copies on the model devices."""
 
-    microbatches: list[tuple[ProducedBatch, ...]]
-    next_first: tuple[ProducedBatch, ...]
-
-    @property
-    def planned(self) -> PlannedStep:
-        """The step in the plan."""
-        return self.microbatches[0][0].planned.step
+    produced: ReplicaBatches
+    copies: Future[list[Batch]] | None = None
 
     @property
-    def features(self) -> list[list[Batch]]:
-        """Features of the microbatches of the step, and of the one that the step hands over."""
-        features = []
-        for batches in (*self.microbatches, self.next_first):
-            features.append([batch.features for batch in batches])
-        return features
+    def is_last(self) -> bool:
+        """Whether it is the last one of its step."""
+        return self.produced[0].planned.last
+
+    def begin(self, hand_over: HandOver) -> Future[list[Batch]]:
+        """Begin to copy it, if this has not begun yet, and return the copies."""
+        if self.copies is None:
+            self.copies = hand_over.begin([batch.features for batch in self.produced])
+            # The copy needs them until it is done, and nobody else.
+            self.produced = tuple(batch._replace(features={}) for batch in self.produced)
+        return self.copies
+
+
+class StepBatches:
+    """The microbatches of a step; to be iterated once, it returns them on the model devices.
+
+    Those that follow are handed over ahead. They may belong to the next steps.
+
+    Attributes:
+        planned: the step in the plan.
+        times: of all its batches in their producers.
+        newest: the microbatch that was returned last, a batch for each replica.
+    """
+
+    def __init__(
+        self, microbatches: Sequence[Microbatch], following: Iterable[Microbatch], step: Step
+    ):
+        produced = list(chain.from_iterable(each.produced for each in microbatches))
+        self.planned: PlannedStep = produced[0].planned.step
+        self.times = [batch.times for batch in produced]
+        self.newest: list[Batch] = []
+        self._count, self._coming, self._step = len(microbatches), [*microbatches, *following], step
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        for _ in range(self._count):
+            copies, *_ = [
+                microbatch.begin(self._step.hand_over)
+                for microbatch in self._coming[: 1 + HANDED_OVER_AHEAD]
+            ]
+            del self._coming[0]
+            self.newest = copies.result()
+            yield self.newest
 
 
 class LookAhead:
-    """Takes the batches of one step after the other from a feed, and the first microbatch ahead.
+    """Takes the microbatches of one step after the other from a feed, and those that follow ahead.
 
     A wait for the feed counts from the moment when the device has finished the running step: until
     then, it has work.
@@ -236,29 +263,35 @@ class LookAhead:
 
     def __init__(self, feed: ReplicaFeed, step: Step, clock: Clock):
         self._feed, self._step, self._clock = feed, step, clock
-        self._next: tuple[ProducedBatch, ...] | None = None
+        self._taken: deque[Microbatch] = deque()
         self._error: Exception | None = None
 
-    def take(self, running: tf.Tensor | None, is_last: bool) -> StepBatches:
+    def take(self, running: tf.Tensor | None, steps_left: int) -> StepBatches:
         """Return the batches of the next step; raise an error of the feed instead of a batch of it.
 
         `running` is the outcome of the previous step. After the last step no batch is taken.
         """
-        if self._error is not None:
-            raise self._error
-        microbatches = [self._next or self._take(running)]
-        while not microbatches[-1][0].planned.last:
-            microbatches.append(self._take(running))
-        self._next = None
-        if not is_last:
+        while self._error is None and not self._has_enough(steps_left):
             try:
-                self._next = self._take(running)
+                self._taken.append(Microbatch(self._take(running)))
             except Exception as error:
-                # This step still has its batches; the error is raised instead of the next one.
+                # Raised instead of its batch, after the steps that have theirs.
                 self._error = error
-        return StepBatches(microbatches, self._next or microbatches[0])
+        is_last = [microbatch.is_last for microbatch in self._taken]
+        if True not in is_last:
+            assert self._error is not None
+            raise self._error
+        microbatches = [self._taken.popleft() for _ in range(1 + is_last.index(True))]
+        return StepBatches(microbatches, self._taken, self._step)
 
-    def _take(self, running: tf.Tensor | None) -> tuple[ProducedBatch, ...]:
+    def _has_enough(self, steps_left: int) -> bool:
+        """Whether a step and what is handed over ahead of it are there, or all steps left."""
+        is_last = [microbatch.is_last for microbatch in self._taken]
+        if sum(is_last) >= steps_left:
+            return True
+        return True in is_last and len(is_last) - is_last.index(True) > HANDED_OVER_AHEAD
+
+    def _take(self, running: tf.Tensor | None) -> ReplicaBatches:
         if running is not None and not self._feed.is_ready:
             self._step.synchronize(running)
         with self._clock.wait():

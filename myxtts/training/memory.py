@@ -9,7 +9,7 @@ from myxtts.batch import batch_bytes
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Plan
 from myxtts.data.features import FeatureExtractor
-from myxtts.data.pipeline import reference_samples_of
+from myxtts.data.pipeline import HANDED_OVER_AHEAD, reference_samples_of
 from myxtts.errors import ConfigError
 from myxtts.machine import available_memory_mib
 from myxtts.placement.routes import Route
@@ -89,7 +89,7 @@ def forecast_memory(
         observing = 4 * parameters + making + activations / KEPT_ARRAYS
         observing += data.prefetch_buffer_size * wave_bytes + feature_bytes + evaluating
     # Copies on the CPU share their memory, so a batch of features counts once.
-    features = len(host_models) * (accumulation + 1)
+    features = len(host_models) * (accumulation + HANDED_OVER_AHEAD)
     for route in host_models:
         features += len(route.data_devices) * (data.prefetch_buffer_size + 1)
     takes_turns = bool(host_models) and not observer

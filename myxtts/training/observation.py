@@ -24,7 +24,7 @@ from myxtts.audio.vocoder import LoadVocoder
 from myxtts.batch import tensor_specs
 from myxtts.clock import Span, Timeline, format_duration
 from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
-from myxtts.data.pipeline import Pipeline, ProducedBatch, ReplicaFeed, compile_hand_over
+from myxtts.data.pipeline import HandOver, Pipeline, ProducedBatch, ReplicaFeed
 from myxtts.data.reading import read_row
 from myxtts.errors import TrainingError, UserError
 from myxtts.models.loss_groups import network_variables, observed_names
@@ -131,7 +131,7 @@ class Validation:
         self._losses = tf.function(
             losses_of, input_signature=[tensor_specs(model.BATCH_FIELDS)], autograph=False
         )
-        self._hand_over = compile_hand_over(model.BATCH_FIELDS, [device])
+        self._hand_over = HandOver(model.BATCH_FIELDS, [device])
         self._open_feed = open_feed
         self._make_metric = make_metric
 
@@ -262,7 +262,7 @@ def make_sampler(
         pipeline = setup.held_out_pipeline(extractor)
     with pipeline.open_feed(Pass(epochs=1)) as feed:
         (first,) = next(feed)
-    (batch,) = compile_hand_over(network.BATCH_FIELDS, [device])([first.features])
+    (batch,) = HandOver(network.BATCH_FIELDS, [device])([first.features])
     rows, manifest = first.planned.rows[:SAMPLED_UTTERANCES], corpora.held_out.manifest
     ids, texts = ([column[row] for row in rows] for column in (manifest.ids, manifest.texts))
     recordings = [read_row(manifest, row, config.data.loudness) for row in rows]

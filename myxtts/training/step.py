@@ -1,21 +1,16 @@
-"""One optimizer step: forward, loss, gradient, clip, apply. The same function for every placement.
+"""One optimizer step: forward, loss, gradient, clip, apply. The same for every placement."""
 
-The step's compiled functions also hand over the next batch: they copy its features from the data
-device, while the step runs. A copy of its own would be an eager operation, which blocks its caller
-until the model device is done (see `data.pipeline`).
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import ExitStack
 from functools import reduce
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
 from myxtts.batch import Batch, tensor_specs
-from myxtts.data.pipeline import compile_hand_over, copied
+from myxtts.data.pipeline import HandOver
 from myxtts.distributed.worker_group import left_unchanged
 from myxtts.placement.audit import require_device
 from myxtts.training.schedule import Rates
@@ -34,12 +29,15 @@ CONTROLS_SPEC = {
 }
 
 
+class Microbatches(Iterable[Sequence[Batch]], Sized, Protocol):
+    """The microbatches of a step, with a batch for each replica."""
+
+
 class Step:
     """The training step of a state, on all its replicas.
 
-        first = step.hand_over(features[0])
-        following = features[1:] + features_of_the_next_step[:1]
-        outcome, first = step(first, following, number=1, rates=schedule)
+        microbatches = [step.hand_over(batches) for batches in features]
+        outcome = step(microbatches, number=1, rates=schedule)
         step.read(outcome)["gradient_norm"]
 
     A microbatch has a batch for each replica of this process. Gradients are summed over
@@ -50,8 +48,7 @@ class Step:
     group receive the gradient of the losses of that group alone, which has its own norm, clip,
     optimizer and loss scale, and all groups are updated at the same time.
 
-    A call creates no tensor on the model devices: it passes tensors that are there, and features on
-    the data devices.
+    A call creates no tensor on the model devices: it passes tensors that are there.
 
     Args:
         gradient_clip: largest global norm of the gradient of a group; 0 does not clip.
@@ -60,8 +57,7 @@ class Step:
         compile_xla: compile with XLA; for one replica only.
 
     Attributes:
-        hand_over: copies the first microbatch to the model devices, one batch for each replica. All
-            others are handed over by the previous step.
+        hand_over: copies a microbatch to the model devices, one batch for each replica.
     """
 
     def __init__(
@@ -99,58 +95,51 @@ class Step:
                 self._no_losses.append(tf.zeros([len(self.loss_names)]))
         self._controls = Controls(state.device)
         self._batch_specs = [tensor_specs(state.model.BATCH_FIELDS)] * len(replicas.devices)
-        self.hand_over = compile_hand_over(state.model.BATCH_FIELDS, replicas.devices)
-        self._accumulate = self._with_hand_over(self._add_microbatch, compile_xla)
-        self._finish = self._with_hand_over(self._take_last_microbatch, compile_xla)
+        self.hand_over = HandOver(state.model.BATCH_FIELDS, replicas.devices)
+        self._accumulate = self._compiled(self._add_microbatch, compile_xla)
+        self._finish = self._compiled(self._take_last_microbatch, compile_xla)
         self._traced: dict[tuple, Any] = {}  # by function and shapes of a microbatch
 
-    def _with_hand_over(self, function, compile_xla):
-        """Return a compiled function that also copies what follows, its second argument."""
-        # XLA compiles for one device, so the copy between two is outside of what it compiles.
+    def _compiled(self, function, compile_xla):
         if compile_xla:
             function = tf.function(function, jit_compile=True, autograph=False)
 
-        def with_hand_over(batches, following, losses_so_far, controls):
-            copies = copied(following, self._state.replicas.devices)
+        def on_device(batches, losses_so_far, controls):
+            # Entered here, since a device scope around the tracing does not reach the operations.
             with tf.device(self._state.device):
-                return copies, function(batches, losses_so_far, controls)
+                return function(batches, losses_so_far, controls)
 
-        return tf.function(with_hand_over, autograph=False)
+        return tf.function(on_device, autograph=False)
 
     def __call__(
-        self,
-        first: Sequence[Batch],
-        following: Sequence[Sequence[Batch]],
-        number: int,
-        rates: Rates,
-        stop: bool = False,
-    ) -> tuple[tf.Tensor, list[Batch]]:
-        """Take step `number`; return its outcome and the first microbatch of the next step.
+        self, microbatches: Microbatches, number: int, rates: Rates, stop: bool = False
+    ) -> tf.Tensor:
+        """Take step `number`; return its outcome.
 
         Args:
-            first: the first microbatch of the step, on the model devices.
-            following: features, on the data devices, of the other microbatches of the step and of
-                the first one of the next step; any features, if no step follows.
+            microbatches: on the model devices; each is taken when its turn comes.
             rates: equal to those of the previous step, unless they change.
             stop: whether this process has a request to stop; see `stop_requested`.
         """
-        batches, losses = list(first), self._no_losses
+        losses = self._no_losses
         with tf.device(self._state.device):
             controls = self._controls.of_step(number, rates, stop)
-            for features in following[:-1]:
-                accumulate = self._concrete(self._accumulate, batches)
-                batches, losses = accumulate(batches, list(features), losses, controls)
-            finish = self._concrete(self._finish, batches)
-            batches, (outcome, steps_done) = finish(batches, list(following[-1]), losses, controls)
+            for count, batches in enumerate(map(list, microbatches), 1):
+                if count < len(microbatches):
+                    accumulate = self._concrete(self._accumulate, batches)
+                    losses = accumulate(batches, losses, controls)
+                else:
+                    finish = self._concrete(self._finish, batches)
+                    outcome, steps_done = finish(batches, losses, controls)
         self._controls.advance(steps_done)
-        return outcome, batches
+        return outcome
 
     def left_unchanged(self, error: tf.errors.OpError) -> bool:
         """Return whether a call that failed with this error has left the state unchanged."""
         return self._state.replicas.is_distributed and left_unchanged(error)
 
     def _concrete(self, function, batches: Sequence[Batch]):
-        """Return the concrete function for such microbatches. What follows may have any shape."""
+        """Return the concrete function for such microbatches."""
         specs, shapes = self._batch_specs, ()
         if self._static_shapes:
             specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, list(batches))
@@ -158,9 +147,7 @@ class Step:
         key = function, shapes
         if key not in self._traced:
             losses = [tf.TensorSpec(zeros.shape, zeros.dtype) for zeros in self._no_losses]
-            self._traced[key] = function.get_concrete_function(
-                specs, self._batch_specs, losses, CONTROLS_SPEC
-            )
+            self._traced[key] = function.get_concrete_function(specs, losses, CONTROLS_SPEC)
         return self._traced[key]
 
     def functions(self, batches: Sequence[Batch]) -> list:

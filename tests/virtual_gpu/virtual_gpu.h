@@ -125,9 +125,10 @@ class Stream {
 
 // ---------------------------------------------------------------------------------- costs.cc
 
-// Whether kernels and copies to devices last, but compute nothing: all memory of devices stays
-// zero, so that every value is finite and every index is valid.
-bool ComputesNothing();
+// Whether kernels and copies to devices of so many bytes last, but compute nothing: their memory
+// stays zero, so that every value is finite and every index is valid. Small integers, which
+// may be shapes, are computed.
+bool ComputesNothing(double bytes);
 
 // How long work lasts, by the table of costs: a kernel on a GPU of speed 1, of which `bytes` are
 // those of all inputs and outputs, and a copy. 0 without a table.

@@ -19,19 +19,19 @@ TABLES = {
     schema.FROM_TEACHER: "loudness text_frontend text_normaliser",
     schema.PER_MACHINE: """
         audio_root buffer_size cache_dataset columns data_service init_from model_start_delay
-        num_workers prefetch_buffer_size runs_dir teacher texts train_data use_tf_native_loading
-        val_data vocoder
+        exclude num_workers prefetch_buffer_size runs_dir teacher texts train_data
+        use_tf_native_loading val_data vocoder
     """
     + " ".join(PlacementConfig.model_fields),
     schema.IN_SHARDS: """
         audio_root columns language lexicon max_seconds min_seconds seed text_frontend
-        text_normaliser train_data trim val_data validation_fraction
+        exclude text_normaliser train_data trim val_data validation_fraction
     """,
     schema.IN_ALL_JOBS: """
         audio_root columns discriminators ema_decay encoder epochs freeze init_from language
         lexicon loudness max_steps model_size precision reference_seconds resume run runs_dir
         seed subsampling task teacher teacher_fraction text_frontend text_normaliser texts
-        train_data trim val_data validation_fraction
+        exclude train_data trim val_data validation_fraction
     """
     + " ".join(LocalSGDConfig.model_fields),
     schema.IN_MERGE: "discriminators encoder loudness reference_seconds subsampling",

@@ -218,6 +218,8 @@ class DataConfig(Section):
     """Folder that paths in CSV and TSV files are relative to. Default: the folder of the file."""
     columns: Annotated[tuple[Column, ...], PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = ()
     """Columns of a metadata file without a header, in order. LJSpeech's lines need none."""
+    exclude: Annotated[str | None, PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = None
+    """CSV file, as `inspect` writes, whose column path names utterances to leave out."""
     validation_fraction: Annotated[Fraction, SPLITTING, FIXED, IN_SHARDS, IN_ALL_JOBS] = 0.05
     """Fraction of the utterances to hold out for validation."""
     max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05

@@ -21,8 +21,8 @@ from myxtts.data.manifest import (
     frontend_of,
     report_rejected,
 )
-from myxtts.data.metadata_file import read_rows
-from myxtts.data.rows import RejectedRow, Row
+from myxtts.data.metadata_file import leave_out, read_rows
+from myxtts.data.rows import RejectedRow, Row, Rows
 from myxtts.data.texts import TeacherRows, read_lines, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder
@@ -72,16 +72,8 @@ def load_corpora(
     if config.teacher.texts is not None and config.teacher.teacher_fraction:
         # A mistake there is found before the corpus is read, which may take long.
         read_lines(Path(config.teacher.texts))
-    train_rows, validation_rows, malformed = read_rows(
-        Path(data.train_data) if data.train_data is not None else ensure_demo_corpus(),
-        Path(data.val_data) if data.val_data is not None else None,
-        data.language,
-        data.validation_fraction,
-        config.training.seed,
-        root=audio_root_of(data),
-        needs_text=length_rule is not None,
-        columns=data.columns,
-    )
+    needs_text = length_rule is not None
+    train_rows, validation_rows, malformed, excluded = _rows_of(config, needs_text)
     if length_rule and frontend.kind == "phonemes":
         check_languages([*train_rows.rows, *validation_rows.rows], data.max_rejected)
         log_frontend(frontend, {row.language for row in train_rows.rows})
@@ -106,11 +98,34 @@ def load_corpora(
     listing = folder / "rejected.csv"
     if is_usable and is_held_out and reasons and reasons <= {UNKNOWN_SYMBOL, UNKNOWN_LANGUAGE}:
         _report_nothing_to_spare(config, len(train), unusable_validation)
-        report_rejected(rejected, checked[:1], data.max_rejected, listing, unusable_validation)
+        unneeded = [*excluded, *unusable_validation]
+        report_rejected(rejected, checked[:1], data.max_rejected, listing, unneeded)
     else:
-        report_rejected([*rejected, *unusable_validation], checked, data.max_rejected, listing)
+        rejected += unusable_validation
+        report_rejected(rejected, checked, data.max_rejected, listing, excluded)
     corpora = _plan_corpora(config, train, validation, vocabulary, replicas, frontend)
     return *corpora, vocabulary
+
+
+def _rows_of(
+    config: Config, needs_text: bool
+) -> tuple[Rows, Rows, list[RejectedRow], list[RejectedRow]]:
+    """Return the rows to train on and to validate on, the malformed and the excluded rows."""
+    data = config.data
+    train, validation, malformed = read_rows(
+        Path(data.train_data) if data.train_data is not None else ensure_demo_corpus(),
+        Path(data.val_data) if data.val_data is not None else None,
+        data.language,
+        data.validation_fraction,
+        config.training.seed,
+        root=audio_root_of(data),
+        needs_text=needs_text,
+        columns=data.columns,
+    )
+    if data.exclude is None:
+        return train, validation, malformed, []
+    (train, validation), excluded = leave_out(data.exclude, train, validation)
+    return train, validation, malformed, excluded
 
 
 def _plan_corpora(

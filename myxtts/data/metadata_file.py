@@ -4,6 +4,7 @@ The first of the plug-ins and LAYOUTS that takes a corpus reads it. A folder of 
 metadata for a task that needs no texts. docs/guides/data.md lists all forms.
 """
 
+import csv
 import hashlib
 import logging
 import os
@@ -162,6 +163,47 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
         rows._replace(rows=tuple(row for row in rows.rows if row.id not in held_out)),
         rows._replace(rows=tuple(row for row in rows.rows if row.id in held_out), rejected=()),
     )
+
+
+def leave_out(listing: str, *corpora: Rows) -> tuple[list[Rows], list[RejectedRow]]:
+    """Return corpora without the rows that a CSV file names in its column `path`, and these rows.
+
+    A path is the `id` of a row. The column `reason` is kept, if there is one. Logs how many rows it
+    names. Raises DataError if the file cannot be read, has no such column or leaves no row.
+    """
+    try:
+        with open(listing, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            table = csv.DictReader(file)
+            columns = table.fieldnames or ()
+            reasons = {row.get("path") or "": row.get("reason") or "" for row in table}
+    except (OSError, csv.Error) as error:
+        message = getattr(error, "strerror", None) or str(error)
+        raise DataError(
+            f"--exclude {listing} was given, but cannot be read: {message}. Give the excluded.csv"
+            " of `myxtts inspect`, or leave it out."
+        ) from error
+    if "path" not in columns:
+        found = ", ".join(columns) or "none"
+        raise DataError(
+            f"--exclude {listing} was given, but has no column path (its columns: {found}). Give a"
+            " CSV file with the columns path and reason, as `myxtts inspect` writes."
+        )
+    excluded, kept = [], []
+    for rows in corpora:
+        kept.append(rows._replace(rows=tuple(row for row in rows.rows if row.id not in reasons)))
+        for row in (row for row in rows.rows if row.id in reasons):
+            place = row.metadata or str(rows.metadata), row.line, shortened(row.audio)
+            excluded.append(RejectedRow(*place, "excluded", shortened(reasons[row.id])))
+    total = sum(len(rows.rows) for rows in corpora)
+    if excluded and not kept[0].rows:
+        raise DataError(
+            f"--exclude {listing} names all {len(corpora[0].rows)} rows of {corpora[0].metadata}."
+            " Leave it out, or remove rows from it."
+        )
+    level = logging.INFO if excluded or not reasons else logging.WARNING
+    line = "exclude        %d of %d rows, of %d paths in %s; rejected.csv lists them"
+    log.log(level, line, len(excluded), total, len(reasons), listing)
+    return kept, excluded
 
 
 def _count_formats(rows: Sequence[Row]) -> str:

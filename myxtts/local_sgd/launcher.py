@@ -268,7 +268,8 @@ def _restore_state(spec: JobsSpec) -> LauncherState:
 def _write_configs(spec: JobsSpec, corpora: dict[str, str]) -> None:
     """Write the settings of each run to a file: of the warm start, and of each job on its shard."""
     common: dict[str, Any] = {"val_data": None, "runs_dir": str(spec.folder), "resume": False}
-    common |= corpora
+    # The shards lack what it names.
+    common |= {"exclude": None} | corpora
     own: dict[str, Any] = {"stop_at_step": spec.warmstart_steps, "sync_every": 0}
     configs = {WARMSTART: with_values(spec.config, common | own)}
     for job, (name, config) in enumerate(spec.job_configs.items()):

@@ -17,11 +17,14 @@ from tests.two_devices import MODEL, TWO
 # isort: split
 
 import numpy as np
+import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import GriffinLim
 from myxtts.commands import evaluate
-from myxtts.config.schema import ModelConfig
+from myxtts.config.schema import DataConfig, ModelConfig
+from myxtts.data.audio_file import read_wave
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.evaluation import metrics, speech, tts
 from myxtts.evaluation.evaluate import evaluate_run
@@ -32,9 +35,11 @@ from myxtts.evaluation.held_out import (
     load_measured,
     output_folder,
 )
+from myxtts.evaluation.inspection import inspect_with_run
 from myxtts.evaluation.metrics import AcousticFeatures, utterance_metrics
 from myxtts.evaluation.recognisers import open_recogniser
 from myxtts.evaluation.table import METRICS, ColumnScore, Means, Metrics, metrics_by_group
+from myxtts.models.alignment import evidence
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.placement.routes import Route
 from myxtts.recognition.transcriber import Transcriber
@@ -599,6 +604,31 @@ class CompleteEvaluation(unittest.TestCase):
     def test_settings_of_another_version_are_named(self):
         with self.assertRaisesRegex(CheckpointError, "data.echo"):
             self.measure(self.rewritten("other", {"echo": 1}))
+
+
+class InspectionTest(unittest.TestCase):
+    def test_the_aligner_judges_each_text_as_in_training(self):
+        run, corpus = whole_run().folder, str(whole_run().workspace.corpus)
+        data = DataConfig(train_data=corpus, text_frontend="characters")
+        with cached_networks(), mock.patch("myxtts.evaluation.inspection.MIN_EVIDENCE", 2.0):
+            found = inspect_with_run(data, run, "step-000008", MODEL)
+        self.assertEqual(set(found.evidence), {clip.id for clip in found.clips})
+        self.assertEqual(
+            {of.id for of in found.findings if of.fault == "text"}, set(found.evidence)
+        )
+        network = cached_network(run / "checkpoints" / "step-000008", MODEL)
+        record = TrainedRun.open(run, "step-000008").record
+        clip = found.clips[-1]
+        mel = log_mel(read_wave(clip.path)[None])
+        tokens = record.vocabulary.symbols.encode(list(clip.text))[None]
+        batch = {"mel": mel, "tokens": tokens}
+        batch |= {
+            "token_count": tf.constant([tokens.shape[1]]),
+            "frames": tf.constant([mel.shape[1]]),
+        }
+        scores, prior = network.score_tokens(batch)
+        expected = evidence(scores, prior, network.search_path(batch, scores))
+        np.testing.assert_allclose(found.evidence[clip.id], expected.numpy()[0], atol=1e-4)
 
 
 class ShuffledTextsTest(unittest.TestCase):

@@ -28,7 +28,7 @@ profile=utilities/dual_gpu_bottleneck_profiler plan=utilities/plan_placement
 synthesize=utilities/synthesize evaluate=utilities/evaluate transcribe=utilities/transcribe
 export=utilities/export_model launch=utilities/launch_workers jobs=utilities/train_independent
 merge=utilities/merge_checkpoints shard=utilities/split_dataset corpus=utilities/make_demo_corpus
-text=utilities/text_stages align=utilities/align_corpus
+text=utilities/text_stages align=utilities/align_corpus inspect=utilities/inspect_corpus
 serve-data=utilities/data_service
 check-distributed=utilities/check_distributed
 """

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 from zlib import crc32
 
+import numpy as np
 import soundfile
 from PIL import Image
 
@@ -127,17 +128,20 @@ def _size(picture: Path) -> list[int]:
 
 def _data_url(content: bytes, suffix: str) -> str:
     """Return a sound as MP3, or a picture as JPEG."""
-    compressed = io.BytesIO()
     if suffix == ".wav":
-        wave, rate_hz = soundfile.read(io.BytesIO(content), dtype="float32")
-        form = {"format": "MP3", "subtype": "MPEG_LAYER_III", "compression_level": 0.7}
-        soundfile.write(compressed, wave, rate_hz, **form)
-        kind = "audio/mpeg"
-    else:
-        picture = Image.open(io.BytesIO(content)).convert("RGB")
-        picture.save(compressed, "JPEG", quality=JPEG_QUALITY, optimize=True)
-        kind = "image/jpeg"
-    return f"data:{kind};base64,{base64.b64encode(compressed.getvalue()).decode()}"
+        return sound_url(*soundfile.read(io.BytesIO(content), dtype="float32"))
+    compressed = io.BytesIO()
+    picture = Image.open(io.BytesIO(content)).convert("RGB")
+    picture.save(compressed, "JPEG", quality=JPEG_QUALITY, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(compressed.getvalue()).decode()}"
+
+
+def sound_url(wave: np.ndarray, rate_hz: int) -> str:
+    """Return a wave, float32 [samples] in [-1, 1], as a data URL of an MP3 file."""
+    compressed = io.BytesIO()
+    form = {"format": "MP3", "subtype": "MPEG_LAYER_III", "compression_level": 0.7}
+    soundfile.write(compressed, wave, rate_hz, **form)
+    return f"data:audio/mpeg;base64,{base64.b64encode(compressed.getvalue()).decode()}"
 
 
 def read_scores(folder: Path) -> list[list[str]]:

@@ -11,7 +11,7 @@ from myxtts.config.schema import Config, Needs
 from myxtts.data.inspection import EXCLUDED, Inspection, inspect_corpus, read_sound
 from myxtts.errors import ConfigError
 from myxtts.files import make_folder
-from myxtts.report.inspection import FaultyClip, write_page
+from myxtts.report.inspection import SHOWN_CLIPS, FaultyClip, write_page
 
 NAME = "inspect"
 HELP = "Find the clips of a corpus that would harm a voice, by their sound and their texts."
@@ -56,12 +56,16 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 def report(inspection: Inspection, corpus: str, folder: Path) -> None:
     """Print what was found, and write the page and the list of faulty clips into a folder."""
     print(inspection.table())
-    texts = {clip.id: clip.text for clip in inspection.clips}
+    clips = inspection.by_id
     faults = {
-        fault: [FaultyClip(of.id, of.detail, texts[of.id]) for of in findings]
+        fault: [FaultyClip(of.id, of.detail, clips[of.id].text) for of in findings]
         for fault, findings in inspection.of_fault().items()
     }
-    clips = {clip.id: clip for clip in inspection.clips}
+
+    worst = sorted(inspection.evidence.items(), key=lambda item: item[1])[:SHOWN_CLIPS]
+    if worst:
+        details = [(id_, f"{value:.2f} explained by the text") for id_, value in worst]
+        faults["worst alignments"] = [FaultyClip(*of, clips[of[0]].text) for of in details]
 
     def read(id_: str):
         return read_sound(clips[id_].path, clips[id_].start, clips[id_].samples)

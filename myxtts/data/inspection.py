@@ -106,7 +106,6 @@ class Inspection:
     `evidence` is how far the aligner of a run explains a clip by its text, by id, if there is one.
     """
 
-    forms: tuple[str, ...]
     clips: list[Clip]
     rejected: list[RejectedRow]
     findings: list[Finding] = field(default_factory=list)
@@ -219,8 +218,7 @@ def inspect_corpus(
             f"--train-data {data.train_data} was to be inspected, but has no usable clips"
             f" ({faults}). Fix these rows, or give another corpus."
         )
-    forms = tuple(dict.fromkeys(rows.form for rows in corpora[:2]))
-    inspection = Inspection(forms, list(clips.values()), rejected)
+    inspection = Inspection(list(clips.values()), rejected)
     inspection.findings = _findings(inspection.clips)
     return inspection
 

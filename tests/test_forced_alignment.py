@@ -86,7 +86,7 @@ class ShiftTest(FolderCase):
         wave[start : start + 2 * SAMPLE_RATE_HZ] = 0.9
         write_sound(self.folder / "talk.wav", wave)
 
-        def aligner(waves, tokens):
+        def aligner(waves, *_):
             return [Fit(np.zeros(1, int), float(np.mean(of > 0.5)) - 0.05) for of in waves]
 
         self.write("talk.srt", "1\n00:00:08,000 --> 00:00:10,000\nabc\n")

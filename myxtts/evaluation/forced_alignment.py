@@ -106,22 +106,30 @@ class Aligner:
     """The aligner of a voice on a device, and the loudness that it was trained with."""
 
     def __init__(self, network: XTTS, device: str, loudness: float | None = None):
-        def align(wave, samples, tokens, token_count):
+        def align(wave, samples, tokens, token_count, language):
             with tf.device(device):
-                texts = {"tokens": tokens, "token_count": token_count}
+                batch = {"tokens": tokens, "token_count": token_count, "language": language}
                 mel = log_mel(with_loudness(wave, loudness, samples), samples)
-                mels = {"mel": mel, "frames": frame_count(samples)}
-                scores, prior = network.score_tokens(texts | mels)
-                path = network.search_path(texts | mels, scores)
+                frames = frame_count(samples)
+                # Each is the reference of itself.
+                batch |= {"mel": mel, "frames": frames}
+                batch |= {"reference": mel, "reference_frames": frames}
+                scores, prior = network.score_tokens(batch)
+                path = network.align(batch)
                 return path, alignment.evidence(scores, prior, path)
 
         rows, lengths = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)
-        signature = [tf.TensorSpec([None, None]), lengths, rows, lengths]
+        signature = [tf.TensorSpec([None, None]), lengths, rows, lengths, lengths]
         self._align = tf.function(align, input_signature=signature, autograph=False)
 
-    def __call__(self, waves: Sequence[np.ndarray], tokens: Sequence[np.ndarray]) -> list[Fit]:
-        """Align waves, float32 [samples], with the tokens of their texts, int32 [N]."""
-        inputs = (*pad_rows(waves, 0.0), *pad_rows(tokens, PADDING_ID))
+    def __call__(
+        self, waves: Sequence[np.ndarray], tokens: Sequence[np.ndarray], languages: np.ndarray
+    ) -> list[Fit]:
+        """Align waves, float32 [samples], with the tokens of their texts, int32 [N].
+
+        `languages` are rows of the vocabulary's languages, integers [B].
+        """
+        inputs = *pad_rows(waves, 0.0), *pad_rows(tokens, PADDING_ID), languages.astype(np.int32)
         rows = zip(*(value.numpy() for value in self._align(*inputs)), waves, strict=True)
         return [Fit(path[: frame_count(len(wave))], float(gain)) for path, gain, wave in rows]
 
@@ -135,14 +143,15 @@ def fit_corpus(aligner: Aligner, manifest: Manifest) -> list[Fit]:
     for first in tqdm(firsts, desc="alignment", leave=False, disable=None):
         rows = by_length[first : first + BATCH_UTTERANCES].tolist()
         waves = [read_row(manifest, row) for row in rows]
-        fits |= zip(rows, aligner(waves, [tokens[row] for row in rows]), strict=True)
+        found = aligner(waves, [tokens[row] for row in rows], manifest.language[rows])
+        fits |= zip(rows, found, strict=True)
     # A search takes as long as 25 alignments.
     suspicious = max(LEAST_EVIDENCE, np.median([fit.evidence for fit in fits.values()]))
     for row in np.flatnonzero(manifest.starts != WHOLE).tolist():
         if fits[row].evidence < suspicious:
-            found = search_nearby(aligner, manifest, row, tokens[row])
-            if found.evidence > fits[row].evidence + LEAST_GAIN:
-                fits[row] = found
+            nearby = search_nearby(aligner, manifest, row, tokens[row])
+            if nearby.evidence > fits[row].evidence + LEAST_GAIN:
+                fits[row] = nearby
     return [fits[row] for row in range(len(manifest))]
 
 
@@ -155,7 +164,8 @@ def search_nearby(aligner: Aligner, manifest: Manifest, row: int, tokens: np.nda
     first, end = max(int(start) - margin, 0), min(int(start) + samples + margin, int(length))
     wave = read_wave(path, end - first, start=first)
     places = range(0, len(wave) - samples + 1, step)
-    fits = aligner([wave[of : of + samples] for of in places], [tokens] * len(places))
+    waves = [wave[of : of + samples] for of in places]
+    fits = aligner(waves, [tokens] * len(waves), np.repeat(manifest.language[row], len(waves)))
     best = int(np.argmax([fit.evidence for fit in fits]))
     return fits[best]._replace(shift_s=float(first + places[best] - start) / SAMPLE_RATE_HZ)
 
@@ -200,9 +210,9 @@ def report_fits(manifest: Manifest, fits: Sequence[Fit], listing: Path) -> None:
         columns = [name, f"{fit.evidence:.2f}", f"{fit.shift_s:.2f}", manifest.texts[row]]
         writer.writerow(columns)
         if fit.evidence < LEAST_EVIDENCE:
-            poor.append(f"text fits not  {name}, evidence {fit.evidence:.2f}: {columns[3][:60]!r}")
+            poor.append(f"no fit         {name}, evidence {fit.evidence:.2f}: {columns[3][:60]!r}")
         elif fit.shift_s:
-            shifted.append(f"text is moved  {name} is spoken {fit.shift_s:+.2f} s from there")
+            shifted.append(f"moved          {name} is spoken {fit.shift_s:+.2f} s from there")
     write_whole(listing, text.getvalue().encode(errors="surrogateescape"))
     for line in [*poor[:SHOWN], *shifted[:SHOWN]]:
         log.warning("%s", line)

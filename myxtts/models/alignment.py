@@ -9,12 +9,30 @@ from itertools import pairwise
 
 import tensorflow as tf
 
+from myxtts.portable_ops import float32_matmul
+
+# Of the squared distance of a frame from a token's mean mel, in normalised units over 80 bands.
+DISTANCE_SCALE = 16.0
 IMPOSSIBLE_SCORE = -1e9
 # With 16, XLA splits a block into several kernels.
 BLOCK_FRAMES = 8
 # Log-probability of the blank, before the tokens share with it (Badlani et al. 2022).
 BLANK_SCORE = -1.0
 BLANK_SHARE = math.log1p(math.exp(BLANK_SCORE))
+
+
+def mean_mel_scores(mel, mean):
+    """Score how near each frame is to each token's mean mel: -log(1 + distance² / DISTANCE_SCALE).
+
+    The log-likelihood of a Student's t-distribution without its constants: under a normal one, a
+    frame of silence in the wrong token weighs as much as ten frames of wrong speech.
+
+    Normalised mel float32 [B, T, D], mean mel of each token [B, N, D] -> [B, T, N], at most 0.
+    """
+    products = float32_matmul(mel, mean, transpose_b=True)
+    of_frame, of_token = tf.reduce_sum(mel * mel, -1), tf.reduce_sum(mean * mean, -1)
+    squared = of_frame[:, :, None] - 2.0 * products + of_token[:, None, :]
+    return -tf.math.log1p(tf.maximum(squared, 0.0) / DISTANCE_SCALE)
 
 
 def search_by_frames(score, token_count, frames):

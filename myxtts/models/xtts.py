@@ -1,7 +1,7 @@
 """XTTS: text and a reference of the speaker in, log-mel spectrogram out.
 
 text → aligner with the recording's mel → monotonic alignment search → durations
-   └→ embedding → mean mel of each token
+   └→ embedding → mean mel of each token ────────┘
             └→ encoder → distribution of each token's prosody: duration, pitch, energy
                      └→ repeated by durations → decoder: smooth mel → flow: noise → mel
 
@@ -236,7 +236,7 @@ class XTTS(keras.Model):
         target = normalised_mel(batch["mel"])
         speaker, encoded, mean, mask = self.encode_texts(batch, seed)
         scores, prior = self.score_tokens(batch)
-        path = self.search_path(batch, scores)
+        path = self.search_path(batch, scores, mean)
         token_prosody, durations = self.recorded_prosody(batch, path, speaker)
         frames = batch["frames"]
         row_frames = tf.cast(frames, tf.float32)
@@ -318,7 +318,9 @@ class XTTS(keras.Model):
 
     def align(self, batch):
         """Align the texts of TTS_FEATURES with their recordings; return the path, int64 [B, T]."""
-        return self.search_path(batch, self.score_tokens(batch)[0])
+        scores, _ = self.score_tokens(batch)
+        *_, mean, _ = self.encode_texts(batch)
+        return self.search_path(batch, scores, mean)
 
     @cached_property
     def compiled_align(self):
@@ -398,10 +400,14 @@ class XTTS(keras.Model):
         figures = {"alignment": losses, "alignment_evidence": evidence}
         return {name: tf.reduce_sum(x) / batch["step_frames"] for name, x in figures.items()}
 
-    def search_path(self, batch, scores):
-        """Return the path of the aligner's scores, or that of the batch: int64 [B, T]."""
+    def search_path(self, batch, scores, mean):
+        """Return the best path, or that of the batch: int64 [B, T].
+
+        The aligner's scores know phonemes, and the mean mels of the tokens where each one ends.
+        """
         if "path" in batch:
             return batch["path"]
+        scores += alignment.mean_mel_scores(normalised_mel(batch["mel"]), mean)
         scores = tf.stop_gradient(scores)
         path = self.alignment_search(scores, batch["token_count"], batch["frames"])
         return tf.cast(path, tf.int64)

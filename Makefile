@@ -31,10 +31,7 @@ demo: $(INSTALLED_DEMO)
 
 real: $(INSTALLED_DEMO)
 	$(BIN)/python utilities/human/corpora.py festvox-ru $(if $(FROM),--from $(FROM))
-	$(BIN)/python train_main.py --config configs/human_vocoder.yaml --resume
-	$(BIN)/python train_main.py --config configs/human.yaml --vocoder runs/human_vocoder --resume
-	$(BIN)/python utilities/evaluate.py --run runs/human
-	$(BIN)/python utilities/human/page.py --run runs/human --open
+	$(BIN)/python utilities/make_voice.py --train-data data/human/festvox-ru --run human
 
 test: $(INSTALLED)
 	$(BIN)/python -m tests.run

@@ -21,7 +21,7 @@ from myxtts.errors import ConfigError
 COMMANDS = tuple(SCRIPTS)
 # Commands that handle SIGTERM themselves. In the others it raises SystemExit, which removes
 # unfinished files.
-WITH_OWN_STOP = ("train", "launch", "jobs", "serve-data", "check-distributed")
+WITH_OWN_STOP = ("train", "voice", "launch", "jobs", "serve-data", "check-distributed")
 
 
 def main() -> int:

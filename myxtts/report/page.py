@@ -205,6 +205,9 @@ class RunPage:
         facts = read_facts(folder)
         if spans := excerpt(self._timeline.newest()):
             write_whole(folder / TIMELINE, json.dumps(spans).encode())
+        elif ended and (folder / TIMELINE).exists():
+            # Written again after the run, such as with the scores of an evaluation.
+            spans = json.loads((folder / TIMELINE).read_text("utf-8"))
         learning = is_learning(history, self._config.run.select_by)
         answers = [learning, is_starving(history), how_long(history, facts, ended)]
         if EVIDENCE in history.series:

@@ -1,0 +1,286 @@
+"""`myxtts voice`: a corpus → its inspection, a vocoder, a voice, their scores, and a page.
+
+Each stage is another command in a process of its own, which resumes. What they do is decided once
+and kept in `runs/NAME/voice/`, so the command can be killed and typed again at any point:
+
+    excluded.csv, inspection.html     as `myxtts inspect` writes them
+    vocoder.yaml, voice.yaml          the settings of both runs
+    plan.json                         what was decided; written last
+    log.txt, scores.json              all lines of the stages; the scores of the voice
+"""
+
+import argparse
+import importlib.util
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from myxtts.clock import Timeline
+from myxtts.commands import inspect
+from myxtts.commands import parser as flags
+from myxtts.config.checks import reset_inactive
+from myxtts.config.flags import SETTINGS, command_line, with_values
+from myxtts.config.schema import Config, Needs
+from myxtts.data.inspection import EXCLUDED, Clip, Inspection, inspect_corpus
+from myxtts.distributed.processes import (
+    ChildProcess,
+    ProgramSpec,
+    StopSignals,
+    Supervisor,
+    exit_at_sigterm,
+    visible_gpus,
+)
+from myxtts.errors import ConfigError
+from myxtts.files import make_folder, write_json, write_whole
+from myxtts.report.metrics import read_last_report
+from myxtts.report.page import RunPage
+from myxtts.training.runs import RunFolder, TrainedRun
+
+NAME = "voice"
+HELP = "Make a voice of a corpus: inspect it, train a vocoder and a voice, and measure them."
+OF_RUN = "run", "runs_dir", "data_gpu", "model_gpu", "simulate_gpus", "model_size", "batch_size"
+OF_COMMAND = (*inspect.OF_CORPUS, *inspect.OF_CLIPS, *OF_RUN)
+# The share of the time of each run is that of configs/human*.yaml, as measured in
+# docs/guides/voices.md: 15 and 31 minutes. Of it a tenth goes to starts, validations and samples.
+SHARES = {"vocoder": 1 / 3, "voice": 2 / 3}
+STEPPING = 0.9
+TRIAL = "--max-steps 30 --log-every 15 --validate-every 0 --sample-every 0".split()
+# configs/human*.yaml; the larger sizes, for GPUs, have the defaults of the schema.
+TINY = {"learning_rate": 2e-3, "warmup_steps": 100}
+OF_TASK: dict[str, dict[str, Any]] = {
+    "vocoder": {"task": "vocoder", "final_lr_ratio": 0.02, "sample_every": 0},
+    "voice": {"task": "tts", "guidance": 1.5},
+}
+VOICE_BATCH = 6
+SMALL_S = 30 * 60  # docs/guides/voices.md
+# Where more clips than this have faults, the corpus is of another kind than the limits are for.
+MAX_EXCLUDED = 0.5
+SPOKEN_S = 3.0, 9.0
+
+
+def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
+    parser = flags.CommandParser(prog, HELP)
+    settings = [replace(SETTINGS[name], needs=Needs()) for name in OF_COMMAND]
+    flags.add_setting_flags(parser, settings)
+    minutes = "time to train, on this machine (default 60)"
+    flags.add_flag(parser, "--minutes", minutes, flags.bounded(float, 0.1), "N", default=60.0)
+    config, options = flags.read_settings(parser, argv)
+    if config.data.train_data is None:
+        raise ConfigError(
+            "a voice is to be made of a corpus, but none was given. Give one with --train-data;"
+            " `myxtts corpus` makes one for trials."
+        )
+    return config, options
+
+
+def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
+    config, options = parse(argv, prog)
+    work = Work(config, options.minutes)
+    with exit_at_sigterm():
+        work.prepare()
+    with StopSignals() as stop:
+        code = work.measure(stop) or work.train("vocoder", stop) or work.train("voice", stop)
+        code = code or work.evaluate(stop)
+    if not code:
+        work.close()
+    return code
+
+
+class Work:
+    """The stages of a voice. Each returns an exit code, and is skipped once its result exists."""
+
+    def __init__(self, config: Config, minutes: float):
+        self._config, self._minutes = config, minutes
+        runs, name = Path(config.run.runs_dir), config.run.run
+        self._runs = {"vocoder": runs / f"{name}_vocoder", "voice": runs / name}
+        self._folder = runs / name / "voice"
+        self._plan: dict[str, Any] = {}
+
+    def prepare(self) -> None:
+        """Inspect the corpus and write the settings of both runs, unless that was done.
+
+        Raises ConfigError if the runs exist already or were made of other flags.
+        """
+        corpus = str(self._config.data.train_data)
+        asked = {"train_data": corpus, "minutes": self._minutes}
+        plan = self._folder / "plan.json"
+        if plan.exists():
+            self._plan = json.loads(plan.read_text("utf-8"))
+            for name, value in asked.items():
+                if self._plan[name] != value:
+                    raise ConfigError(
+                        f"--{name.replace('_', '-')} {value} was given, but"
+                        f" {self._runs['voice']} was begun with {self._plan[name]}. Give that, or"
+                        " choose another name with --run."
+                    )
+            print(f"inspect: done before, see {self._folder / 'inspection.html'}")
+            return
+        for run in self._runs.values():
+            RunFolder(run).check_not_existing(resume=False)
+        make_folder(self._folder, "--runs-dir")
+        inspection = inspect_corpus(self._config.data)
+        inspect.report(inspection, corpus, self._folder)
+        names = {finding.id for finding in inspection.findings}
+        leaves_out = 0 < len(names) <= MAX_EXCLUDED * len(inspection.clips)
+        if names and not leaves_out:
+            print("\nMost clips have faults, so all are used. Listen to them on the page above.")
+        excluded = {"exclude": str(self._folder / EXCLUDED)} if leaves_out else {}
+        for stage in OF_TASK:
+            self._write_settings(stage, excluded)
+        good = [clip for clip in inspection.clips if clip.id not in names] or inspection.clips
+        self._plan = asked | _spoken(good) | {"hours": _seconds(good) / 3600}
+        write_json(plan, self._plan)
+        self._announce(inspection)
+
+    def _write_settings(self, stage: str, values: dict[str, Any]) -> None:
+        config = self._config
+        size = config.model.model_size
+        if size == SETTINGS["model_size"].default and not visible_gpus():
+            size = "tiny"
+        of_stage = OF_TASK[stage] | {"run": self._runs[stage].name, "model_size": size} | values
+        if size == "tiny":
+            of_stage |= TINY
+        if stage == "voice" and config.data.batch_size == SETTINGS["batch_size"].default:
+            of_stage["batch_size"] = VOICE_BATCH
+        settings = reset_inactive(with_values(config, of_stage))
+        self._write(stage, settings.model_dump(mode="json", exclude_defaults=True))
+
+    def _write(self, stage: str, settings: dict[str, Any]) -> None:
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        write_whole(self._folder / f"{stage}.yaml", text.encode())
+
+    def _announce(self, inspection: Inspection) -> None:
+        size = self._settings("voice")["model"].get("model_size", "normal")
+        hours = self._plan["hours"]
+        print(
+            f"\nplan: {hours:.2f} h of speech; a {size} vocoder for"
+            f" {SHARES['vocoder'] * self._minutes:.0f} min, then a {size} voice for"
+            f" {SHARES['voice'] * self._minutes:.0f} min, {self._placement()}"
+        )
+        if hours * 3600 < SMALL_S:
+            print(
+                "      This is little speech for a voice from scratch. Record more, or start from"
+                " another voice with --init-from of `train`."
+            )
+        if len({clip.speaker for clip in inspection.clips}) > 1:
+            print("      One voice learns all speakers; a reference chooses who speaks.")
+
+    def _placement(self) -> str:
+        of = self._config.placement
+        if of.data_gpu is None:
+            return "on one device"
+        return f"with batches on GPU {of.data_gpu} and training on GPU {of.model_gpu}"
+
+    def _settings(self, stage: str) -> dict[str, Any]:
+        return yaml.safe_load((self._folder / f"{stage}.yaml").read_text("utf-8"))
+
+    def measure(self, stop: StopSignals) -> int:
+        """Decide the number of steps of both runs from the measured time of a step."""
+        for stage in OF_TASK:
+            settings = self._settings(stage)
+            if "training" in settings and "max_steps" in settings["training"]:
+                continue
+            trial = f"{stage}_speed"
+            code = self._run(
+                *("train", "--config", str(self._folder / f"{stage}.yaml"), *self._devices()),
+                *("--runs-dir", str(self._folder), "--run", trial, *TRIAL, "--resume"),
+                stop=stop,
+            )
+            if code:
+                return code
+            step_s = read_last_report(self._folder / trial / "metrics.jsonl")["step_s"]
+            seconds = SHARES[stage] * self._minutes * 60
+            steps = max(round(STEPPING * seconds / step_s), 1)
+            self._set_steps(stage, steps)
+            print(f"{stage}: {steps} steps of {step_s:.3f} s, about {seconds / 60:.0f} min")
+        return 0
+
+    def _set_steps(self, stage: str, steps: int) -> None:
+        period = max(steps // 10, 1)
+        values: dict[str, Any] = {
+            "max_steps": steps,
+            "validate_every": period,
+            "checkpoint_every": period,
+        }
+        if stage == "voice":
+            values |= {"vocoder": str(self._runs["vocoder"]), "sample_every": 2 * period}
+            # The least loss is not what sounds best: docs/guides/voices.md.
+            if all(map(importlib.util.find_spec, ("speechmos", "onnxruntime"))):
+                values |= {"evaluate_every": 2 * period, "select_by": "dnsmos"}
+        settings = self._settings(stage)
+        for name, value in values.items():
+            settings.setdefault(SETTINGS[name].section, {})[name] = value
+        self._write(stage, settings)
+
+    def train(self, stage: str, stop: StopSignals) -> int:
+        """Train the run of a stage to its last step."""
+        newest = TrainedRun.newest(self._runs[stage])
+        steps = self._settings(stage)["training"]["max_steps"]
+        if newest and newest.record.step >= steps and not newest.record.pending_observations:
+            print(f"{stage}: done before, {steps} steps in {self._runs[stage]}")
+            return 0
+        settings = str(self._folder / f"{stage}.yaml")
+        return self._run("train", "--config", settings, *self._devices(), "--resume", stop=stop)
+
+    def evaluate(self, stop: StopSignals) -> int:
+        """Measure the voice on held-out sentences."""
+        scores = self._folder / "scores.json"
+        if scores.exists():
+            print(f"evaluate: done before, see {scores}")
+            return 0
+        run = str(self._runs["voice"])
+        return self._run("evaluate", "--run", run, "--json", str(scores), stop=stop)
+
+    def close(self) -> None:
+        """Write the page again, with the scores, and say how to hear the voice."""
+        run = self._runs["voice"]
+        settings = TrainedRun.open(run).record.settings
+        page = RunPage(run, settings, Timeline()).write("finished")
+        print(f"\nListen:  {page.resolve().as_uri()}")
+        words = ["--run", str(run), "--text", self._plan["text"], "--language"]
+        words += [self._plan["language"], "--reference", self._plan["reference"]]
+        print(f"Speak:   {command_line('synthesize')} {shlex.join(words)} --out hello.wav")
+
+    def _devices(self) -> list[str]:
+        """Return the flags of the devices; a run may go on with others than it began with."""
+        of, words = self._config.placement, []
+        if of.data_gpu is not None:
+            words += ["--data-gpu", str(of.data_gpu)]
+        if of.model_gpu is not None:
+            words += ["--model-gpu", str(of.model_gpu)]
+        return words
+
+    def _run(self, *words: str, stop: StopSignals) -> int:
+        """Run a command to its end, or to a request to stop, and return its exit code."""
+        if stop.count:
+            return stop.exit_code
+        print(f"\n{words[0]}: myxtts {shlex.join(words)}", flush=True)
+        command = (sys.executable, "-m", "myxtts", *words)
+        program = ProgramSpec(words[0], command, self._folder / "log.txt")
+        code = _Shown(stop, end_together=True).run([program])[0].code
+        return 128 - code if code < 0 else code
+
+
+class _Shown(Supervisor):
+    """Prints the lines of a command, which gets the requests to stop."""
+
+    def on_line(self, process: ChildProcess, line: str) -> None:
+        print(line, flush=True)
+
+
+def _seconds(clips: Sequence[Clip]) -> float:
+    return sum(clip.quality.seconds for clip in clips)
+
+
+def _spoken(clips: Sequence[Clip]) -> dict[str, str]:
+    """Return a recording that is a good reference, its language, and the text of another."""
+    fitting = [clip for clip in clips if SPOKEN_S[0] <= clip.quality.seconds <= SPOKEN_S[1]]
+    first, *others = fitting or clips
+    other = next((clip for clip in others if clip.language == first.language), first)
+    return {"reference": first.path, "language": first.language, "text": other.text}

@@ -1,0 +1,137 @@
+"""`myxtts voice`: which commands it runs, and what it does when it is typed again."""
+
+import contextlib
+import io
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from unittest import mock
+
+from myxtts.commands import voice
+from myxtts.config.load import load
+from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.errors import ConfigError
+from tests.fixtures import FolderCase
+from tests.html_checker import Checker
+from tests.long import long
+from tests.sine_corpus import write_corpus
+
+ROOT = Path(__file__).parents[1]
+STEP_S = 0.5
+
+
+class VoiceTest(FolderCase):
+    """The commands are faked: they write their results, and end with the code of `codes`."""
+
+    def setUp(self):
+        super().setUp()
+        write_corpus(self.folder / "corpus", [1.0, 4.0, 4.5, 1.2])
+        self.ran, self.codes, self.trained = [], {}, {}
+        self.enterContext(mock.patch.object(voice.Work, "_run", self.fake_run))
+        self.enterContext(mock.patch.object(voice.Work, "close"))
+        self.enterContext(mock.patch.object(voice.TrainedRun, "newest", self.newest))
+        self.enterContext(mock.patch.object(voice, "visible_gpus", list))
+
+    def fake_run(self, command, *words, stop):
+        options = dict(zip(words[::2], words[1::2], strict=False))
+        self.ran.append((command, options.get("--run", Path(options.get("--config", "")).stem)))
+        if code := self.codes.get(self.ran[-1], 0):
+            return code
+        if "--runs-dir" in options:
+            trial = Path(options["--runs-dir"], options["--run"])
+            trial.mkdir(exist_ok=True)
+            (trial / "metrics.jsonl").write_text(
+                json.dumps({"step": 30, "loss": 1, "step_s": STEP_S}) + "\n"
+            )
+        elif command == "train":
+            config = load(Path(options["--config"]))
+            self.trained[config.run.run] = config.training.max_steps
+        else:
+            Path(options["--json"]).write_text("{}")
+        return 0
+
+    def newest(self, run):
+        if run.name not in self.trained:
+            return None
+        record = types.SimpleNamespace(step=self.trained[run.name], pending_observations=())
+        return types.SimpleNamespace(record=record)
+
+    def type(self, *flags):
+        self.ran.clear()
+        words = ["--train-data", str(self.folder / "corpus/corpus.csv"), "--run", "v", "--minutes"]
+        words += ["3", "--runs-dir", str(self.folder / "runs"), "--text-frontend", "characters"]
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            code = voice.main([*words, *flags])
+        return code, output.getvalue()
+
+    def test_stages_run_once_in_order_with_the_steps_that_their_minutes_allow(self):
+        code, output = self.type()
+        trials = [("train", "vocoder_speed"), ("train", "voice_speed")]
+        runs = [("train", "vocoder"), ("train", "voice")]
+        evaluation = ("evaluate", str(self.folder / "runs/v"))
+        self.assertEqual((code, self.ran), (0, [*trials, *runs, evaluation]))
+        self.assertIn("little speech", output)
+        self.assertEqual(self.trained, {"v_vocoder": 108, "v": 216})
+        config = load(self.folder / "runs/v/voice/voice.yaml")
+        vocoder = str(self.folder / "runs/v_vocoder")
+        self.assertEqual((config.model.model_size, config.model.vocoder), ("tiny", vocoder))
+        self.assertEqual((self.type()[0], self.ran), (0, []))
+
+    def test_typed_again_after_any_stage_has_ended_early_it_goes_on_there_with_its_code(self):
+        self.type()
+        stages = list(self.ran)
+        for place, stage in enumerate(stages):
+            with self.subTest(stage=stage):
+                self.trained.clear()
+                shutil.rmtree(self.folder / "runs")
+                self.codes = {stage: 143}
+                self.assertEqual((self.type()[0], self.ran), (143, stages[: place + 1]))
+                self.codes = {}
+                self.assertEqual((self.type()[0], self.ran), (0, stages[place:]))
+
+    def test_bad_input_is_an_error_that_says_what_to_give(self):
+        self.type()
+        with self.assertRaisesRegex(ConfigError, "5.0 was given.*begun with 3.0. Give that, or"):
+            self.type("--minutes", "5")
+        with self.assertRaisesRegex(ConfigError, "a corpus.*none was given. Give one with"):
+            voice.main(["--run", "v"])
+        (self.folder / "runs/other/checkpoints").mkdir(parents=True)
+        with self.assertRaisesRegex(ConfigError, "other already holds a run"):
+            self.type("--run", "other")
+
+
+class WholeVoiceTest(FolderCase):
+    @long
+    def test_killed_in_each_stage_and_typed_again_a_voice_is_made(self):
+        make_demo_corpus(self.folder / "corpus", 60, ("en",), 1, seed=0)
+        command = [sys.executable, str(ROOT / "utilities/make_voice.py"), "--train-data", "corpus"]
+        command += ["--run", "v", "--minutes", "0.2"]
+        settings = "/vocoder.yaml --resume", "/voice.yaml --resume"
+        ends = zip(
+            ("plan: ", "vocoder_speed", *settings, "evaluate: "),
+            (signal.SIGKILL, signal.SIGTERM) * 3,
+            strict=False,
+        )
+        for line, number in ends:
+            with self.subTest(line=line, signal=number):
+                self.stop_at(command, line, number)
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"Listen:  file://.*\nSpeak:   python .*--out hello.wav")
+        Checker(self, (self.folder / "runs/v/report.html").read_text("utf-8"))
+
+    def stop_at(self, command, line, number):
+        process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, text=True)
+        with process:
+            for printed in process.stdout:
+                if line in printed:
+                    time.sleep(1.0)
+                    process.send_signal(number)
+                    break
+            process.stdout.read()
+        self.assertIn(process.returncode, (-number, 128 + number))

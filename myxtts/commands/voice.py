@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from myxtts.clock import Timeline
+from myxtts.clock import Timeline, format_duration
 from myxtts.commands import inspect
 from myxtts.commands import parser as flags
 from myxtts.config.checks import reset_inactive
@@ -134,7 +134,8 @@ class Work:
         for stage in OF_TASK:
             self._write_settings(stage, excluded)
         good = [clip for clip in inspection.clips if clip.id not in names] or inspection.clips
-        self._plan = asked | _spoken(good) | {"hours": _seconds(good) / 3600}
+        seconds = sum(clip.quality.seconds for clip in good)
+        self._plan = asked | _spoken(good) | {"hours": seconds / 3600}
         write_json(plan, self._plan)
         self._announce(inspection)
 
@@ -157,12 +158,12 @@ class Work:
 
     def _announce(self, inspection: Inspection) -> None:
         size = self._settings("voice")["model"].get("model_size", "normal")
-        hours = self._plan["hours"]
-        print(
-            f"\nplan: {hours:.2f} h of speech; a {size} vocoder for"
-            f" {SHARES['vocoder'] * self._minutes:.0f} min, then a {size} voice for"
-            f" {SHARES['voice'] * self._minutes:.0f} min, {self._placement()}"
-        )
+        hours, of = self._plan["hours"], self._config.placement
+        place = "on one device"
+        if of.data_gpu is not None:
+            place = f"with batches on GPU {of.data_gpu} and training on GPU {of.model_gpu}"
+        stages = [f"{self._time(stage)} for a {size} {stage}" for stage in OF_TASK]
+        print(f"\nplan: {hours:.2f} h of speech; {', then '.join(stages)}, {place}")
         if hours * 3600 < SMALL_S:
             print(
                 "      This is little speech for a voice from scratch. Record more, or start from"
@@ -171,11 +172,8 @@ class Work:
         if len({clip.speaker for clip in inspection.clips}) > 1:
             print("      One voice learns all speakers; a reference chooses who speaks.")
 
-    def _placement(self) -> str:
-        of = self._config.placement
-        if of.data_gpu is None:
-            return "on one device"
-        return f"with batches on GPU {of.data_gpu} and training on GPU {of.model_gpu}"
+    def _time(self, stage: str) -> str:
+        return format_duration(SHARES[stage] * self._minutes * 60)
 
     def _settings(self, stage: str) -> dict[str, Any]:
         return yaml.safe_load((self._folder / f"{stage}.yaml").read_text("utf-8"))
@@ -195,10 +193,9 @@ class Work:
             if code:
                 return code
             step_s = read_last_report(self._folder / trial / "metrics.jsonl")["step_s"]
-            seconds = SHARES[stage] * self._minutes * 60
-            steps = max(round(STEPPING * seconds / step_s), 1)
+            steps = max(round(STEPPING * SHARES[stage] * self._minutes * 60 / step_s), 1)
             self._set_steps(stage, steps)
-            print(f"{stage}: {steps} steps of {step_s:.3f} s, about {seconds / 60:.0f} min")
+            print(f"{stage}: {steps} steps of {step_s:.3f} s, about {self._time(stage)}")
         return 0
 
     def _set_steps(self, stage: str, steps: int) -> None:
@@ -272,10 +269,6 @@ class _Shown(Supervisor):
 
     def on_line(self, process: ChildProcess, line: str) -> None:
         print(line, flush=True)
-
-
-def _seconds(clips: Sequence[Clip]) -> float:
-    return sum(clip.quality.seconds for clip in clips)
 
 
 def _spoken(clips: Sequence[Clip]) -> dict[str, str]:

@@ -621,13 +621,12 @@ class InspectionTest(unittest.TestCase):
         clip = found.clips[-1]
         mel = log_mel(read_wave(clip.path)[None])
         tokens = record.vocabulary.symbols.encode(list(clip.text))[None]
-        batch = {"mel": mel, "tokens": tokens}
-        batch |= {
-            "token_count": tf.constant([tokens.shape[1]]),
-            "frames": tf.constant([mel.shape[1]]),
-        }
+        frames, language = tf.constant([mel.shape[1]]), tf.constant([0])
+        batch = {"mel": mel, "frames": frames, "reference": mel, "reference_frames": frames}
+        count = tf.constant([tokens.shape[1]])
+        batch |= {"tokens": tokens, "token_count": count, "language": language}
         scores, prior = network.score_tokens(batch)
-        expected = evidence(scores, prior, network.search_path(batch, scores))
+        expected = evidence(scores, prior, network.align(batch))
         np.testing.assert_allclose(found.evidence[clip.id], expected.numpy()[0], atol=1e-4)
 
 

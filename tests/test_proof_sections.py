@@ -298,7 +298,7 @@ class CorruptedBatchTest(unittest.TestCase):
         with mock.patch.object(Producer, "replica_batches", corrupted):
             result = self.run_section()
         figure, operations = result.figures
-        self.assertEqual((figure.here, figure.verdict), ("3 of 12 checksums differ", "not met"))
+        self.assertEqual((figure.here, figure.verdict), ("3 of 16 checksums differ", "not met"))
         # On simulated GPUs no thread gets the results of another, and nothing is shown.
         default = "0 of 20; 0 by TensorFlow's default"
         self.assertEqual((operations.here, operations.verdict), (default, "not shown"))

@@ -96,8 +96,10 @@ class VoiceTest(FolderCase):
 
     def test_bad_input_is_an_error_that_says_what_to_give(self):
         self.type()
-        with self.assertRaisesRegex(ConfigError, "5.0 was given.*begun with 3.0. Give that, or"):
+        with self.assertRaisesRegex(ConfigError, "minutes is 5.0.*begun with 3.0. Give that, or"):
             self.type("--minutes", "5")
+        with self.assertRaisesRegex(ConfigError, "--model-size is small.*begun with normal"):
+            self.type("--model-size", "small")
         with self.assertRaisesRegex(ConfigError, "a corpus.*none was given. Give one with"):
             voice.main(["--run", "v"])
         (self.folder / "runs/other/checkpoints").mkdir(parents=True)

@@ -13,6 +13,7 @@ import argparse
 import importlib.util
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,7 +45,8 @@ from myxtts.training.runs import RunFolder, TrainedRun
 
 NAME = "voice"
 HELP = "Make a voice of a corpus: inspect it, train a vocoder and a voice, and measure them."
-OF_RUN = "run", "runs_dir", "data_gpu", "model_gpu", "simulate_gpus", "model_size", "batch_size"
+GPUS = "data_gpu", "model_gpu"
+OF_RUN = "run", "runs_dir", *GPUS, "simulate_gpus", "model_size", "batch_size"
 OF_COMMAND = (*inspect.OF_CORPUS, *inspect.OF_CLIPS, *OF_RUN)
 # The share of the time of each run is that of configs/human*.yaml, as measured in
 # docs/guides/voices.md: 15 and 31 minutes. Of it a tenth goes to starts, validations and samples.
@@ -108,14 +110,19 @@ class Work:
         Raises ConfigError if the runs exist already or were made of other flags.
         """
         corpus = str(self._config.data.train_data)
-        asked = {"train_data": corpus, "minutes": self._minutes}
+        asked: dict[str, Any] = {"minutes": self._minutes}
+        for name in OF_COMMAND:
+            if name not in (*GPUS, "run", "runs_dir"):
+                asked[name] = SETTINGS[name].of(self._config)
+        # Lists instead of tuples, as in the file.
+        asked = json.loads(json.dumps(asked))
         plan = self._folder / "plan.json"
         if plan.exists():
             self._plan = json.loads(plan.read_text("utf-8"))
             for name, value in asked.items():
                 if self._plan[name] != value:
                     raise ConfigError(
-                        f"--{name.replace('_', '-')} {value} was given, but"
+                        f"--{name.replace('_', '-')} is {value}, but"
                         f" {self._runs['voice']} was begun with {self._plan[name]}. Give that, or"
                         " choose another name with --run."
                     )
@@ -145,6 +152,8 @@ class Work:
         if size == SETTINGS["model_size"].default and not visible_gpus():
             size = "tiny"
         of_stage = OF_TASK[stage] | {"run": self._runs[stage].name, "model_size": size} | values
+        # They are given to each command, so that a run may go on with others.
+        of_stage |= dict.fromkeys(GPUS)
         if size == "tiny":
             of_stage |= TINY
         if stage == "voice" and config.data.batch_size == SETTINGS["batch_size"].default:
@@ -195,6 +204,7 @@ class Work:
             step_s = read_last_report(self._folder / trial / "metrics.jsonl")["step_s"]
             steps = max(round(STEPPING * SHARES[stage] * self._minutes * 60 / step_s), 1)
             self._set_steps(stage, steps)
+            shutil.rmtree(self._folder / trial)
             print(f"{stage}: {steps} steps of {step_s:.3f} s, about {self._time(stage)}")
         return 0
 
@@ -245,13 +255,9 @@ class Work:
         print(f"Speak:   {command_line('synthesize')} {shlex.join(words)} --out hello.wav")
 
     def _devices(self) -> list[str]:
-        """Return the flags of the devices; a run may go on with others than it began with."""
-        of, words = self._config.placement, []
-        if of.data_gpu is not None:
-            words += ["--data-gpu", str(of.data_gpu)]
-        if of.model_gpu is not None:
-            words += ["--model-gpu", str(of.model_gpu)]
-        return words
+        """Return the flags of the devices."""
+        given = {name: SETTINGS[name].of(self._config) for name in GPUS}
+        return [f"{SETTINGS[name].flag}={gpu}" for name, gpu in given.items() if gpu is not None]
 
     def _run(self, *words: str, stop: StopSignals) -> int:
         """Run a command to its end, or to a request to stop, and return its exit code."""

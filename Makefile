@@ -32,6 +32,7 @@ demo: $(INSTALLED_DEMO)
 real: $(INSTALLED_DEMO)
 	$(BIN)/python utilities/human/corpora.py festvox-ru $(if $(FROM),--from $(FROM))
 	$(BIN)/python utilities/make_voice.py --train-data data/human/festvox-ru --run human
+	$(BIN)/python utilities/human/page.py --run runs/human --open
 
 test: $(INSTALLED)
 	$(BIN)/python -m tests.run

@@ -49,7 +49,8 @@ GPUS = "data_gpu", "model_gpu"
 OF_RUN = "run", "runs_dir", *GPUS, "simulate_gpus", "model_size", "batch_size"
 OF_COMMAND = (*inspect.OF_CORPUS, *inspect.OF_CLIPS, *OF_RUN)
 # The share of the time of each run is that of configs/human*.yaml, as measured in
-# docs/guides/voices.md: 15 and 31 minutes. Of it a tenth goes to starts, validations and samples.
+# docs/guides/voices.md: 15 and 31 minutes. A tenth of it is kept for starts, validations and
+# samples, which was not measured over an hour.
 SHARES = {"vocoder": 1 / 3, "voice": 2 / 3}
 STEPPING = 0.9
 TRIAL = "--max-steps 30 --log-every 15 --validate-every 0 --sample-every 0".split()

@@ -115,7 +115,8 @@ class Aligner:
                 batch |= {"mel": mel, "frames": frames}
                 batch |= {"reference": mel, "reference_frames": frames}
                 scores, prior = network.score_tokens(batch)
-                path = network.align(batch)
+                *_, mean, _ = network.encode_texts(batch)
+                path = network.search_path(batch, scores, mean)
                 return path, alignment.evidence(scores, prior, path)
 
         rows, lengths = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)

@@ -233,7 +233,7 @@ def speaker_metrics(
             accuracy = {name: float(of[members].mean()) for name, of in correct.items()}
             values[f"speaker_accuracy_{group}"] = dict(accuracy)
     judge = "Resemblyzer" if by_network else "cepstra, without Resemblyzer"
-    note = f"speakers are told apart by {judge}, {count} of them (chance {1 / count:.1%}), for"
+    note = f"speakers are distinguished by {judge}, {count} of them (chance {1 / count:.1%}), for"
     return values, f"{note} {' and '.join(groups)}"
 
 

@@ -41,8 +41,8 @@ from myxtts.training.stop_request import StopRequest, stop_on_signals
 log = logging.getLogger(__name__)
 
 
-def train(config: Config) -> int:
-    """Train as the settings say; return the exit code. Raises UserError."""
+def train(config: Config, request: StopRequest | None = None) -> int:
+    """Train as the settings say; return the exit code. `request` may stop it. Raises UserError."""
     started_s = time.perf_counter()
     cluster = find_cluster(os.environ)
     check_workers_settings(config, cluster)
@@ -94,7 +94,8 @@ def train(config: Config) -> int:
         alignment = AlignmentWarning()
         save: loop.Save = save_nothing
         observer: Observer | None = None
-        request = StopRequest(step.stop_requested if replicas.is_distributed else None)
+        request = request or StopRequest()
+        request.stop_requested = step.stop_requested if replicas.is_distributed else None
         if replicas.is_chief:
             settings = f"# threads on this machine: {describe_threads()}\n{dump(config)}"
             write_whole(folder.config, settings.encode())

@@ -124,21 +124,26 @@ def ends(pid: int) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def signal_at(step: int, number: int):
+def signal_at(step: int, number: int) -> contextlib.AbstractContextManager:
     """Send this process a signal when the run in it reports a step."""
+    return call_at(step, lambda: os.kill(os.getpid(), number))
 
-    class Sender(logging.Handler):
+
+@contextlib.contextmanager
+def call_at(step: int, action: Callable[[], object]):
+    """Call an action when a run in this process reports a step."""
+
+    class Caller(logging.Handler):
         def emit(self, record):
             if record.getMessage().startswith(f"step {step:6d} |"):
-                os.kill(os.getpid(), number)
+                action()
 
-    sender, logger = Sender(), logging.getLogger("myxtts.report.reporter")
-    logger.addHandler(sender)
+    caller, logger = Caller(), logging.getLogger("myxtts.report.reporter")
+    logger.addHandler(caller)
     try:
         yield
     finally:
-        logger.removeHandler(sender)
+        logger.removeHandler(caller)
 
 
 def reported(program: Callable[[], int]) -> tuple[int, str]:

@@ -1,17 +1,24 @@
 """A run that is stopped, killed or moved equals an uninterrupted run bit for bit."""
 
+import contextlib
+import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
+from fakes.toy import shared_traces
+from myxtts.commands import train
 from myxtts.report.metrics import read_metrics
+from myxtts.train import train as train_config
 from myxtts.training.checkpoint_files import latest, read_record
-from tests.fixtures import DUAL, REVERSED, SINGLE, entered, signal_at
+from myxtts.training.stop_request import StopRequest
+from tests.fixtures import DUAL, REVERSED, SINGLE, call_at, entered, signal_at
 from tests.kill_points import KillPoints, RealKillPoints
 from tests.long import long
 from tests.tiny import Workspace, assert_same_arrays, train_in_fork, whole_run
@@ -166,6 +173,18 @@ class ToyRuns(Case):
         self.assertEqual(resumed.code, 0)
         self.assertIn(f"resumed        {broken / 'checkpoints/step-000006'}", resumed.out)
         self.assert_same_run(self.workspace, "broken", "whole")
+
+    def test_run_in_a_thread_that_an_object_stops_resumes_and_equals_an_uninterrupted_run(self):
+        request = StopRequest()
+        config, _ = train.parse(self.workspace.argv("threaded", *DUAL))
+        quiet = contextlib.redirect_stdout(io.StringIO())
+        with quiet, shared_traces(), call_at(4, request.stop), ThreadPoolExecutor(1) as pool:
+            code = pool.submit(train_config, config, request).result()
+        self.assertEqual(code, 128 + signal.SIGTERM)
+        newest = latest(self.workspace.run_dir("threaded") / "checkpoints")
+        self.assertEqual(newest.name, "step-000004")
+        self.assertEqual(self.workspace.train("threaded", *DUAL, "--resume").code, 0)
+        self.assert_same_run(self.workspace, "threaded", "whole")
 
     def test_run_with_accumulation_and_loss_scaling_resumes_after_ctrl_c_within_an_epoch(self):
         flags = ("--batch-size 2 --gradient-accumulation 2 --precision mixed_float16", *DUAL)

@@ -4,8 +4,9 @@ import os
 import signal
 import threading
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
-from myxtts.distributed.processes import REPEAT_S
+from myxtts.distributed.processes import REPEAT_S, StopSignals
 from myxtts.training.stop_request import StopRequest, stop_on_signals
 
 
@@ -48,6 +49,18 @@ class StopOnSignals(unittest.TestCase):
                 self.send(signal.SIGHUP)
             self.assertEqual((request.signal, request.exit_code), (signal.SIGHUP, 129))
         self.assertIs(signal.getsignal(signal.SIGHUP), end)
+
+    def test_in_a_thread_an_object_requests_the_stop_and_signals_stay_those_of_the_program(self):
+        def stopped() -> StopRequest:
+            with stop_on_signals(StopRequest()) as request, StopSignals():
+                self.assertIs(signal.getsignal(signal.SIGTERM), end)
+                self.assertFalse(request.due())
+                request.stop()
+                return request
+
+        with ThreadPoolExecutor(1) as pool:
+            request = pool.submit(stopped).result()
+        self.assertEqual((request.due(), request.name, request.exit_code), (True, "SIGTERM", 143))
 
     def test_under_nohup_a_lost_terminal_is_ignored(self):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,11 @@ log = logging.getLogger(__name__)
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return SIGINT, SIGTERM and, unless nohup ignores it, SIGHUP."""
+    """Return SIGINT, SIGTERM and, unless nohup ignores it, SIGHUP; none in a thread, which may set
+    no handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
     signals = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signals.append(signal.SIGHUP)

@@ -9,7 +9,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 
 import tensorflow as tf
 
@@ -74,8 +74,7 @@ def worker_group(
         _restrict_to_machine(cluster)
         yield strategy
         # There is nothing left to save, and only the chief can end its last observation sooner.
-        is_main = threading.current_thread() is threading.main_thread()
-        with StopSignals() if is_main else nullcontext():
+        with StopSignals():
             tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
     except BaseException as error:
         diagnosis = diagnose_lost_worker(error, cluster)

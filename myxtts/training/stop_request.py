@@ -17,6 +17,8 @@ READ_EVERY = 4
 class StopRequest:
     """Whether the run was asked to stop, and by which signal; or is to end early, by --patience.
 
+    A program that trains in a thread of its own, which gets no signals, calls `stop`.
+
     Several workers stop after the same step: each step tells all processes whether one of them was
     asked to stop, and all read that after the same steps, with `stop_requested` from an outcome.
     """
@@ -24,9 +26,13 @@ class StopRequest:
     def __init__(self, stop_requested: Callable[[tf.Tensor], bool] | None = None) -> None:
         self.signal: int | None = None
         self.is_early = False
-        self._stop_requested = stop_requested
+        self.stop_requested = stop_requested
         self._steps = 0
         self._is_due = False
+
+    def stop(self) -> None:
+        """Request a stop from any thread, as SIGTERM does: an engine takes this machine back."""
+        self.signal = self.signal or signal.SIGTERM
 
     @property
     def requested(self) -> bool:
@@ -35,15 +41,15 @@ class StopRequest:
 
     def due(self) -> bool:
         """Whether to stop before the next step."""
-        if self._stop_requested:
+        if self.stop_requested:
             return self._is_due
         return self.requested or self.is_early
 
     def observe(self, outcome: tf.Tensor) -> None:
         """Look at the outcome of each step."""
         self._steps += 1
-        if self._stop_requested and self._steps % READ_EVERY == 0:
-            self._is_due = self._stop_requested(outcome)
+        if self.stop_requested and self._steps % READ_EVERY == 0:
+            self._is_due = self.stop_requested(outcome)
 
     def count_local_request(self) -> None:
         """Let a request to this process count at the end, where no worker waits for another."""
@@ -65,7 +71,9 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(request: StopRequest) -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request; a second one ends the program."""
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request; a second one ends the program. In a
+    thread, signals do what they did before.
+    """
     before: dict[int, Any] = {}
 
     def restore_handlers() -> None:

@@ -1,5 +1,5 @@
 """User-fixable errors: each is printed as its message alone, which says what was requested, what
-was found and what to do (exit code 2).
+was found and what to do (exit code 2, or 138 where the same command may succeed).
 
 Any other error is a defect: it keeps its traceback and exits with code 1.
 """
@@ -7,6 +7,8 @@ Any other error is a defect: it keeps its traceback and exits with code 1.
 
 class UserError(Exception):
     """A condition that the user can fix."""
+
+    exit_code = 2
 
 
 class ConfigError(UserError):
@@ -27,3 +29,13 @@ class CheckpointError(UserError):
 
 class TrainingError(UserError):
     """Training cannot continue: a non-finite loss, or out of memory."""
+
+
+class PeerLost(UserError):
+    """Another worker or job died or did not arrive: the same command, started again, continues.
+
+    The exit code is the one that Kubeflow retries as a user's, so that whatever restarts processes
+    can tell it from a mistake.
+    """
+
+    exit_code = 138

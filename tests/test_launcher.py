@@ -11,7 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from myxtts.commands import launch
-from myxtts.distributed.processes import READ_BYTES, REPEAT_S, ChildProcess, ProgramSpec
+from myxtts.distributed.processes import (
+    READ_BYTES,
+    REPEAT_S,
+    ChildProcess,
+    ProgramSpec,
+    StopSignals,
+    Supervisor,
+)
 from tests.fixtures import DEADLINE_S, FolderCase, ends, reported
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +95,30 @@ class LauncherTest(FolderCase):
         self.assertEqual((done.returncode, done.stdout.count("no such corpus")), (2, 1))
         worker = r"^error: worker \d \(\S+\) ended with exit code 2; its message is above"
         self.assertRegex(done.stderr, worker)
+
+    def test_loss_of_a_worker_elsewhere_has_its_own_exit_code(self):
+        done = self.run_workers(NOTICES, "--workers", "1")
+        self.assertEqual(done.returncode, 138)
+        self.assertIn("ended with exit code 138; its message is above", done.stderr)
+
+    def test_mistake_of_a_worker_is_reported_rather_than_its_loss(self):
+        source = "if index == 1:\n    print('error: no such corpus', file=sys.stderr)\n"
+        done = self.run_workers(source + "    sys.exit(2)\n" + NOTICES)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("error: worker 1", done.stderr)
+
+    def test_supervisor_restarts_a_program_that_lost_another_one_and_no_mistake(self):
+        log = self.folder / "log"
+        outcomes = {}
+        for code in (138, 2):
+            source = f"echo >> {self.folder}/{code}; [ $(wc -l < {self.folder}/{code}) = 3 ]"
+            program = ProgramSpec(
+                "a", ("sh", "-c", f"{source} || exit {code}"), log, max_restarts=2
+            )
+            with StopSignals() as stop:
+                (ended,) = Supervisor(stop, end_together=False).run([program])
+            outcomes[code] = ended.outcome
+        self.assertEqual(outcomes, {138: "done", 2: "rejected"})
 
     def test_descendants_of_a_dead_worker_are_killed(self):
         source = (
@@ -257,7 +288,7 @@ class MistakeTest(unittest.TestCase):
                 self.assertNotIn("Traceback", err)
 
 
-NOTICES = "time.sleep(0.5)\nprint('error: worker 1 is gone', file=sys.stderr)\nsys.exit(2)"
+NOTICES = "time.sleep(0.5)\nprint('error: worker 1 is gone', file=sys.stderr)\nsys.exit(138)"
 ON_SIGNALS = """
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, handler)

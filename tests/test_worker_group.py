@@ -17,13 +17,12 @@ from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.processes import exit_at_sigterm
 from myxtts.distributed.worker_group import (
     END_TIMEOUT_S,
-    WorkerLost,
     _in_one_line,
     diagnose_lost_worker,
     left_unchanged,
     worker_group,
 )
-from myxtts.errors import DataError
+from myxtts.errors import DataError, PeerLost
 from tests.fixtures import entered
 
 ROOT = Path(__file__).parents[1]
@@ -84,7 +83,9 @@ def main():
                 time.sleep(0.5)
                 os.kill(os.getpid(), signal.SIGTERM)  # TensorFlow's own handler would ignore it
 
-sys.exit(report_errors(main))
+code = report_errors(main)
+print("ends with", code)
+sys.exit(code)
 """
 
 
@@ -132,7 +133,7 @@ class DiagnosisTest(unittest.TestCase):
             text = "Collective ops is aborted by: Stream removed\n" + BROKEN.format(1)
             self.assertRegex(self.lost(text, kind), IS_GONE)
             group = self.group()
-            with self.report, self.assertRaises(WorkerLost), group:
+            with self.report, self.assertRaises(PeerLost), group:
                 raise kind(None, None, text)
 
     def test_a_stop_while_waiting_for_the_others_at_the_end_loses_no_worker(self):
@@ -174,7 +175,7 @@ class DiagnosisTest(unittest.TestCase):
             ("<<worker 2 (c:3) gave up: ValueError: 17>>", ValueError("17")),
             (lost, tf.errors.AbortedError(None, None, f"Collective ops is aborted by: {lost}")),
         ):
-            kind = WorkerLost if text == lost else type(error)
+            kind = PeerLost if text == lost else type(error)
             group = self.group()
             with self.report as reported, self.assertRaises(kind), group:
                 raise error
@@ -205,5 +206,6 @@ class KilledWorkerTest(unittest.TestCase):
             self.assertIn(f"[worker {worker}] listens on lo\n", done.stdout)
         self.assertIn("[worker 0] sum 3.0", done.stdout)
         self.assertRegex(done.stdout, r"\[worker 0\] error: worker 1 \(127\.0\.0\.1:\d+\) is gone")
+        self.assertIn("[worker 0] ends with 138", done.stdout)
         self.assertRegex(done.stderr, r"error: worker 1 \S+ was killed by SIGTERM")
         self.assertEqual(done.returncode, 128 + signal.SIGTERM)

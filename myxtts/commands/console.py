@@ -49,9 +49,9 @@ _NOISE = re.compile(
 def report_errors(program: Callable[[], int]) -> int:
     """Run a program with its log on the console, and return its exit code.
 
-    A UserError, an error of the disk and a lack of memory print one message on stderr and return 2;
-    Ctrl-C returns 130, and a reader of stdout that ended, such as `head`, 141. Any other error is a
-    defect and keeps its traceback.
+    A UserError, an error of the disk and a lack of memory print one message on stderr and return 2,
+    or 138 if another process was lost; Ctrl-C returns 130, and a reader of stdout that ended, such
+    as `head`, 141. Any other error is a defect and keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
         # Letters that a locale without UTF-8 lacks would end the command with an error.
@@ -78,7 +78,7 @@ def report_errors(program: Callable[[], int]) -> int:
         # An error without a file may be one of stdout, and would come again when Python flushes it.
         if isinstance(error, OSError) and error.filename is None:
             discard_stdout()
-        return 2
+        return getattr(error, "exit_code", UserError.exit_code)
 
 
 def _fixable(error: Exception) -> str | None:

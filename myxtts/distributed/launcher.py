@@ -9,7 +9,7 @@ from pathlib import Path
 from myxtts.distributed import processes
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.processes import ChildProcess, ProgramSpec, StopSignals
-from myxtts.errors import PlacementError
+from myxtts.errors import PeerLost, PlacementError, UserError
 from myxtts.files import make_folder
 from myxtts.machine import usable_cores
 from myxtts.terminal import detach_stdout
@@ -72,8 +72,9 @@ def launch(
     # The most severe one is the cause of the others.
     first = min(failures, key=lambda process: (_severity(process), programs.index(process.program)))
     report = first.failure_report()
-    if first.code == 2:
-        report = f"ended with exit code 2; its message is above and in {first.program.log}"
+    if first.code in (UserError.exit_code, PeerLost.exit_code):
+        message = f"its message is above and in {first.program.log}"
+        report = f"ended with exit code {first.code}; {message}"
     print(f"error: {first.program.name} {report}", file=sys.stderr)
     return first.code if first.code > 0 else 128 - first.code
 
@@ -83,9 +84,8 @@ def _severity(process: ChildProcess) -> int:
 
     The loss of another worker is the consequence of one of the former.
     """
-    if process.code != 2:
-        return 0 if process.code < 0 else 1
-    return 3 if any(line.startswith("error: worker ") for line in process.last_lines) else 2
+    by_code = {UserError.exit_code: 2, PeerLost.exit_code: 3}
+    return 0 if process.code < 0 else by_code.get(process.code, 1)
 
 
 def _divide(items: Sequence, count: int, size: int, kind: str) -> list[Sequence]:

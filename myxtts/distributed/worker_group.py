@@ -17,7 +17,7 @@ from myxtts import tf_internals
 from myxtts.distributed.cluster import Cluster, bind_to_loopback, is_loopback, split_address
 from myxtts.distributed.processes import StopSignals
 from myxtts.distributed.rendezvous import rendezvous
-from myxtts.errors import PlacementError, TrainingError, UserError
+from myxtts.errors import PeerLost, PlacementError, UserError
 
 HEARTBEAT_TIMEOUT_S = 20
 # For CUDA and TensorFlow's server to start, after the rendezvous.
@@ -50,10 +50,6 @@ _SIGNS = {
 }
 
 
-class WorkerLost(TrainingError):
-    """Another worker died or gave up, so this worker cannot continue."""
-
-
 @contextmanager
 def worker_group(
     cluster: Cluster, gpus: int, settings: Mapping[str, str] | None = None
@@ -61,7 +57,7 @@ def worker_group(
     """Yield the strategy over all workers; wait for the others on entry and on exit.
 
     An error of this worker inside the context is reported to the others, which end with it as the
-    reason. A collective that fails because another worker died raises `WorkerLost`.
+    reason. A collective that fails because another worker died raises `PeerLost`.
 
     Args:
         gpus: number of GPUs of this worker, each with a replica; 0 makes its CPU one replica. The
@@ -85,7 +81,7 @@ def worker_group(
             tf_internals.report_error_to_cluster(f"<<{reason}>>")
         if diagnosis is None:
             raise
-        raise WorkerLost(diagnosis) from error
+        raise PeerLost(diagnosis) from error
 
 
 def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMirroredStrategy:

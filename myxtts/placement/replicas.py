@@ -117,7 +117,7 @@ def open_replicas(
     """Yield the replicas of a placement, joined with those of all other workers of a cluster.
 
     Raises PlacementError if a worker cannot have this placement or the rendezvous failed, and
-    WorkerLost if another worker died.
+    PeerLost if another worker died.
 
     Args:
         placement: of this process, with configured devices.

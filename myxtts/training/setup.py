@@ -236,7 +236,7 @@ def open_run(start: Start, cluster: Cluster | None = None) -> Iterator[OpenRun]:
 
     Call it before the first tensor is made: TensorFlow configures devices once for each process.
     Raises PlacementError if the devices do not fit or the rendezvous of the workers failed,
-    ConfigError if XLA cannot compile the step, and WorkerLost.
+    ConfigError if XLA cannot compile the step, and PeerLost.
     """
     placement = configure_devices(start.config, cluster)
     with open_replicas(placement, cluster, shared_settings(start)) as replicas:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.launcher import local_workers
+from myxtts.errors import PeerLost
 from myxtts.files import locked_file
 from tests.robustness.faults.children import Child, fork_children
 from tests.robustness.faults.injection import redirect
@@ -65,7 +66,7 @@ def _interrupted_workers(trial: Trial, number: int, victim: int, line: str) -> N
     children = _start_workers(trial, RESUMED)
     _wait_for(trial, children, line)
     children[victim].send(number)
-    codes = [{0, 2}, {0, 2}]
+    codes = [{0, PeerLost.exit_code}] * 2
     if number in STOPS:
         codes = [{0, *STOPS.values()}] * 2
     elif number == signal.SIGKILL:
@@ -87,7 +88,7 @@ def _disturbed_workers(trial: Trial, network: Disturbance) -> None:
         others = [[lambda port=port: redirect(port, proxy.ports[port])] for port in ports[::-1]]
         children = _start_workers(trial, RESUMED, addresses, others)
         for child in children:
-            trial.finish(child, (0, 2), may_abort=network.kind == "garble")
+            trial.finish(child, (0, 2, PeerLost.exit_code), may_abort=network.kind == "garble")
     finally:
         trial.helpers.remove(proxy.pid)
         proxy.close()

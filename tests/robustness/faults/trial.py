@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from myxtts.errors import PeerLost, UserError
 from tests.robustness.faults.children import Child
 from tests.robustness.faults.injection import Injection
 from tests.robustness.faults.lab import CHECKPOINT_EVERY, LIMIT_S, SCRIPT, Lab, newest_step
@@ -212,9 +213,10 @@ class Trial:
             return
         said = EXPECTED.sub("", finished.err)
         count = len(ERROR.findall(said))
-        if finished.code == 2 and count != 1:
+        is_message = finished.code in (UserError.exit_code, PeerLost.exit_code)
+        if is_message and count != 1:
             self.fail("message", f"{count} messages, not 1: {said[-MAX_TEXT:]!r}")
-        if finished.code == 2 and not is_advice(finished.message):
+        if is_message and not is_advice(finished.message):
             self.fail("message", f"it says not what to do: {finished.message!r}")
         if finished.code == 0 and said.strip():
             self.fail("message", f"stderr of a run that succeeded: {said[-MAX_TEXT:]!r}")

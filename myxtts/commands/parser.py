@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting, advice_on_flag, in_section
-from myxtts.config.load import config_of_run, format_value, load
+from myxtts.config.load import check_local, config_of_run, format_value, load
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
 
@@ -102,8 +102,15 @@ def add_flag(
     metavar: str | None = None,
     **options: Any,
 ) -> None:
-    """Add a flag with a value to a parser or to a group of it."""
+    """Add a flag with a value to a parser or to a group of it; a path must be local."""
+    if kind is Path:
+        kind = partial(_local_path, name)
     parser.add_argument(name, help=meaning, type=kind, metavar=metavar, **options)
+
+
+def _local_path(flag: str, text: str) -> Path:
+    check_local(text, flag)
+    return Path(text)
 
 
 def add_switch(parser: argparse._ActionsContainer, name: str, meaning: str) -> None:

@@ -22,6 +22,7 @@ from myxtts.errors import ConfigError
 
 SHOWN_CHARACTERS = 60  # of a value in a message
 RUN_CONFIG = "config.yaml"
+URLS = ("data_service",)  # settings that may be URLs
 DEFAULTS = "defaults"  # key of the files that a file builds on
 _TAG = "tag:yaml.org,2002:"
 _DIGITS = "[0-9](?:_?[0-9])*"
@@ -112,8 +113,10 @@ def load(
     if is_of_run:
         in_file = _without_replaced_gpus(in_file, by_flag)
     merged = in_file | by_flag | _without_default_length(in_file, by_flag)
-    for given in merged.values():
+    for name, given in merged.items():
         _check_text(given)
+        if name not in URLS:
+            check_local(given.value, given.where)
     config = _validated(merged)
     # Needs are about validated values. What is inactive then gets its default, so that two runs
     # that train alike have equal settings.
@@ -147,11 +150,21 @@ def check_storable(text: str, where: str) -> None:
         ) from None
 
 
+def check_local(value: Any, where: str) -> None:
+    """Raise ConfigError for a URL in place of a path, which would name a local folder `s3:`."""
+    if isinstance(value, str) and "://" in value:
+        raise ConfigError(
+            f"{where} is {format_value(value)}, but must be a local path: a URL would be a folder"
+            f" {value.partition('/')[0]} here. Mount it (rclone mount, gcsfuse), or copy it."
+        )
+
+
 def config_of_run(run: str, runs_dir: str, may_be_new: bool) -> Path | None:
     """Return the settings that a run has recorded; None for a run that may be new.
 
     Raises ConfigError if there is no such run, unless it may be new and has a name of its own.
     """
+    check_local(runs_dir, "--runs-dir")
     file = Path(runs_dir, run, RUN_CONFIG)
     if file.is_file():
         return file

@@ -22,7 +22,7 @@ from myxtts.distributed.worker_group import (
     left_unchanged,
     worker_group,
 )
-from myxtts.errors import DataError, PeerLost
+from myxtts.errors import DataError, PeerLost, TrainingError
 from tests.fixtures import entered
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +87,10 @@ code = report_errors(main)
 print("ends with", code)
 sys.exit(code)
 """
+
+
+def aborted(reason: str) -> tf.errors.OpError:
+    return tf.errors.AbortedError(None, None, f"Collective ops is aborted by: {reason}")
 
 
 class DiagnosisTest(unittest.TestCase):
@@ -169,13 +173,15 @@ class DiagnosisTest(unittest.TestCase):
         self.assertFalse(unchanged("OOM when allocating", tf.errors.ResourceExhaustedError))
 
     def test_a_worker_that_gives_up_reports_its_reason_or_that_of_the_worker_it_lost(self):
-        lost = "<<worker 1 (b:2) gave up: no such file>>"
-        for text, error in (
-            ("<<worker 2 (c:3) gave up: no such file>>", DataError("no such file")),
-            ("<<worker 2 (c:3) gave up: ValueError: 17>>", ValueError("17")),
-            (lost, tf.errors.AbortedError(None, None, f"Collective ops is aborted by: {lost}")),
+        mistake = "<<worker 1 (b:2) gave up: no such file>>"
+        defect = "<<worker 1 (b:2) failed: ValueError: 17>>"
+        for text, error, kind in (
+            ("<<worker 2 (c:3) gave up: no such file>>", DataError("no such file"), DataError),
+            ("<<worker 2 (c:3) failed: ValueError: 17>>", ValueError("17"), ValueError),
+            ("<<worker 2 (c:3) failed: late>>", PeerLost("late"), PeerLost),
+            (mistake, aborted(mistake), TrainingError),
+            (defect, aborted(defect), PeerLost),
         ):
-            kind = PeerLost if text == lost else type(error)
             group = self.group()
             with self.report as reported, self.assertRaises(kind), group:
                 raise error

@@ -17,7 +17,7 @@ from myxtts import tf_internals
 from myxtts.distributed.cluster import Cluster, bind_to_loopback, is_loopback, split_address
 from myxtts.distributed.processes import StopSignals
 from myxtts.distributed.rendezvous import rendezvous
-from myxtts.errors import PeerLost, PlacementError, UserError
+from myxtts.errors import PeerLost, PlacementError, TrainingError, UserError
 
 HEARTBEAT_TIMEOUT_S = 20
 # For CUDA and TensorFlow's server to start, after the rendezvous.
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 # TensorFlow names a lost worker in messages alone. Between these marks is what `worker_group`
 # reported, whichever workers passed it on.
 _REPORTED = re.compile(r"<<(worker \d+ .*?)>>")
+_MISTAKE = re.compile(r"worker \d+ \(\S+\) gave up: ")
 _TASKS = r"((?:/job:worker/replica:0/task:\d+\s*)+)"
 _NO_HEARTBEAT = f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s"
 _LATE = rf".*timed out task names:\s*{_TASKS}"
@@ -57,7 +58,8 @@ def worker_group(
     """Yield the strategy over all workers; wait for the others on entry and on exit.
 
     An error of this worker inside the context is reported to the others, which end with it as the
-    reason. A collective that fails because another worker died raises `PeerLost`.
+    reason. A collective that fails because another worker died raises `PeerLost`, or, if that
+    worker met something that the user has to fix, `TrainingError`.
 
     Args:
         gpus: number of GPUs of this worker, each with a replica; 0 makes its CPU one replica. The
@@ -77,11 +79,15 @@ def worker_group(
         # A worker that was in no collective would otherwise blame this worker for the loss of
         # another. It is an error where no worker is left, or the service has not started.
         with suppress(tf.errors.OpError, ValueError):
-            reason = diagnosis or f"{cluster.name()} gave up: {_in_one_line(error)}"
+            is_mistake = isinstance(error, UserError) and not isinstance(error, PeerLost)
+            verb = "gave up" if is_mistake else "failed"
+            reason = diagnosis or f"{cluster.name()} {verb}: {_in_one_line(error)}"
             tf_internals.report_error_to_cluster(f"<<{reason}>>")
         if diagnosis is None:
             raise
-        raise PeerLost(diagnosis) from error
+        # What starts workers may see one exit code for all of them, and must not restart a mistake.
+        kind = TrainingError if _MISTAKE.match(diagnosis) else PeerLost
+        raise kind(diagnosis) from error
 
 
 def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMirroredStrategy:

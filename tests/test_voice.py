@@ -31,6 +31,11 @@ class VoiceTest(FolderCase):
     def setUp(self):
         super().setUp()
         write_corpus(self.folder / "corpus", [1.0, 4.0, 4.5, 1.2])
+        # Not the default of --language.
+        table = self.folder / "corpus/corpus.csv"
+        head, *rows = table.read_text("utf-8").splitlines()
+        lines = [f"{head},language", *(f"{row},ru" for row in rows)]
+        table.write_text("\n".join(lines), "utf-8")
         self.ran, self.codes, self.trained = [], {}, {}
         self.enterContext(mock.patch.object(voice.Work, "_run", self.fake_run))
         self.enterContext(mock.patch.object(voice.Work, "close"))

@@ -120,11 +120,11 @@ class Work:
         plan = self._folder / "plan.json"
         if plan.exists():
             self._plan = json.loads(plan.read_text("utf-8"))
-            for name, value in asked.items():
-                if self._plan[name] != value:
+            for name, begun in self._plan["flags"].items():
+                if asked[name] != begun:
                     raise ConfigError(
-                        f"--{name.replace('_', '-')} is {value}, but"
-                        f" {self._runs['voice']} was begun with {self._plan[name]}. Give that, or"
+                        f"--{name.replace('_', '-')} is {asked[name]}, but"
+                        f" {self._runs['voice']} was begun with {begun}. Give that, or"
                         " choose another name with --run."
                     )
             print(f"inspect: done before, see {self._folder / 'inspection.html'}")
@@ -143,7 +143,7 @@ class Work:
             self._write_settings(stage, excluded)
         good = [clip for clip in inspection.clips if clip.id not in names] or inspection.clips
         seconds = sum(clip.quality.seconds for clip in good)
-        self._plan = asked | _spoken(good) | {"hours": seconds / 3600}
+        self._plan = {"flags": asked, "hours": seconds / 3600} | _spoken(good)
         write_json(plan, self._plan)
         self._announce(inspection)
 

@@ -18,6 +18,7 @@ SLURM = {
     "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
     "SLURM_NODEID": "2",
     "SLURM_LOCALID": "0",
+    "SLURM_STEP_ID": "0",
 }
 
 
@@ -98,8 +99,8 @@ class KubernetesTest(unittest.TestCase):
 
 class SlurmTest(unittest.TestCase):
     def test_each_task_of_a_step_has_a_host_and_a_port(self):
-        # 15000 + 31234 % 16000.
-        workers = ("n2:30234", "n2:30235", "n9:30234", "n9:30235", "n10:30234")
+        # 8000 places of two ports: 15000 + 2 * (31234 % 8000).
+        workers = ("n2:29468", "n2:29469", "n9:29468", "n9:29469", "n10:29468")
         self.assertEqual(find_cluster(SLURM), Cluster(workers, 4))
         actual = find_cluster({**SLURM, "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
         self.assertEqual(actual, Cluster(workers, 3))
@@ -109,6 +110,25 @@ class SlurmTest(unittest.TestCase):
         positions = ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1))
         tasks = [{"SLURM_NODEID": str(n), "SLURM_LOCALID": str(i)} for n, i in positions]
         self.assertEqual([find_cluster(SLURM | task).index for task in tasks], [0, 2, 4, 1, 3])
+
+    def test_steps_of_a_job_and_jobs_of_an_array_have_no_port_in_common(self):
+        ports = [
+            worker.rpartition(":")[2]
+            for job in range(31_000, 31_064)
+            for step in range(8)
+            for worker in find_cluster(
+                SLURM | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+            ).workers[:2]
+        ]
+        self.assertEqual(len(set(ports)), len(ports))
+        self.assertLess(max(map(int, ports)), 32_768)
+
+    def test_ports_that_srun_reserved_are_used(self):
+        cluster = find_cluster(SLURM | {"SLURM_STEP_RESV_PORTS": "12000,12007-12008"})
+        workers = ("n2:12000", "n2:12007", "n9:12000", "n9:12007", "n10:12000")
+        self.assertEqual(cluster.workers, workers)
+        with self.assertRaisesRegex(PlacementError, "1 ports for 2 tasks .* --resv-ports=2"):
+            find_cluster(SLURM | {"SLURM_STEP_RESV_PORTS": "12000"})
 
     def test_tf_config_takes_precedence(self):
         workers = find_cluster({**SLURM, **tf_config({"worker": ["a:1", "b:2"]})}).workers
@@ -140,6 +160,7 @@ class SlurmTest(unittest.TestCase):
             "task 0 of node 3": {"SLURM_NODEID": "3"},
             "SLURM_JOB_ID is 'x'": {"SLURM_JOB_ID": "x"},
             "SLURM_LOCALID is '', not a number": {"SLURM_LOCALID": ""},
+            "SLURM_STEP_ID is 'x'": {"SLURM_STEP_ID": "x"},
         }
         for reason, fault in faults.items():
             with self.subTest(reason=reason), self.assertRaisesRegex(PlacementError, reason):

@@ -19,8 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 from myxtts.errors import ConfigError, PlacementError
 
 # Ports end below 32,768, where Linux begins to assign ports to outgoing connections.
-FIRST_SLURM_PORT = 15_000
-SLURM_PORTS = 16_000
+FIRST_PORT = 15_000
+PORTS = 16_000
+# Of numbers that differ by less than all, the products with it lie far apart (Knuth, 6.4).
+GOLDEN = 0.618_034
 
 # Labels of host names as in RFC 1035, section 2.3.4; IPv4 addresses have the same form.
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
@@ -208,7 +210,7 @@ def _tf_config_error(place: Sequence[str | int], fault: str) -> PlacementError:
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Cluster:
-    """Make each task of a Slurm step a worker; tasks on the same node have consecutive ports."""
+    """Make each task of a Slurm step a worker; tasks on the same node have different ports."""
     # TensorFlow's SlurmClusterResolver is not used: with 0 GPUs per task it fails (`range` with a
     # step of 0, and `nvidia-smi` not found), it sorts hosts as text (n10 before n2) so that tasks
     # get each other's addresses, it rejects several ranges in a name, and it uses the same ports
@@ -225,11 +227,28 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
             f"this is task {local_id} of node {node}, and there are {tasks} tasks on the nodes"
             f" {environ['SLURM_STEP_NODELIST']}, {environ['SLURM_STEP_TASKS_PER_NODE']} on each"
         )
-    first_port = FIRST_SLURM_PORT + _slurm_number(environ, "SLURM_JOB_ID") % SLURM_PORTS
+    ports = _slurm_ports(environ, max(node_tasks))
     addresses: list[str] = []
     for host, count in zip(hosts, node_tasks, strict=True):
-        addresses += (f"{host}:{port}" for port in range(first_port, first_port + count))
+        addresses += (f"{host}:{port}" for port in ports[:count])
     return Cluster(check_addresses(addresses, "Slurm"), sum(node_tasks[:node]) + local_id)
+
+
+def _slurm_ports(environ: Mapping[str, str], count: int) -> list[str]:
+    """Return as many ports of a node: those that srun --resv-ports reserved, or else some that
+    neither another step nor the jobs with the numbers around have on the node.
+    """
+    if reserved := environ.get("SLURM_STEP_RESV_PORTS"):
+        ports = _expand_ranges(reserved)
+        if len(ports) < count:
+            found = f"SLURM_STEP_RESV_PORTS has {len(ports)} ports for {count} tasks on a node"
+            raise _slurm_error(f"{found}; give srun --resv-ports={count}")
+        return ports
+    places = PORTS // count
+    step = _slurm_number(environ, "SLURM_STEP_ID")
+    place = (_slurm_number(environ, "SLURM_JOB_ID") + step * int(places * GOLDEN)) % places
+    first = FIRST_PORT + place * count
+    return [str(port) for port in range(first, first + count)]
 
 
 def _slurm_number(environ: Mapping[str, str], name: str) -> int:

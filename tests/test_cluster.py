@@ -1,15 +1,19 @@
 """Cluster discovery from the environment."""
 
 import json
+import os
 import re
 import unittest
 from pathlib import Path
+from unittest import mock
+from zlib import crc32
 
 import yaml
 
-from myxtts.commands import check_distributed, launch, train
+from myxtts.commands import check_distributed, jobs, launch, train
 from myxtts.distributed.cluster import Cluster, expand_counts, expand_hosts, find_cluster
 from myxtts.errors import ConfigError, PlacementError, UserError
+from tests.fixtures import reported
 
 SLURM = {
     "SLURM_JOB_ID": "31234",
@@ -20,6 +24,10 @@ SLURM = {
     "SLURM_LOCALID": "0",
     "SLURM_STEP_ID": "0",
 }
+TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+TORCHRUN |= {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "2801532929"}
 
 
 def tf_config(jobs, kind="worker", index=0) -> dict[str, str]:
@@ -71,6 +79,118 @@ class TfConfigTest(unittest.TestCase):
         for reason, environ in invalid.items():
             with self.subTest(reason=reason), self.assertRaisesRegex(UserError, reason):
                 find_cluster(environ)
+
+
+class LauncherTest(unittest.TestCase):
+    """Launchers that tell a process its rank, the number of processes, and the host of rank 0."""
+
+    def test_rank_size_and_the_host_of_rank_0_are_enough(self):
+        port = 15_000 + crc32(b"") % 16_000
+        for environ, workers, index in (
+            (TORCHRUN, ("n1:29500", "", "", ""), 2),
+            # torchrun's agent listens on its port: 15000 + 29500 % 16000.
+            (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, ("n1:28500", "", "", ""), 2),
+            ({"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "j-0.j"}, "j-0.j", 1),
+            (OPEN_MPI | {"MASTER_ADDR": "n1", "MASTER_PORT": "5"}, ("n1:5", ""), 1),
+            ({"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "n1"}, "n1", 0),
+            ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, "localhost", 1),
+            (
+                {
+                    "PET_NNODES": "2",
+                    "PET_NODE_RANK": "1",
+                    "PET_NPROC_PER_NODE": "1",
+                    "PET_MASTER_ADDR": "run-node-0-0.run",
+                    "PET_MASTER_PORT": "29400",
+                },
+                ("run-node-0-0.run:29400", ""),
+                1,
+            ),
+            (
+                {
+                    "JAX_NUM_PROCESSES": "3",
+                    "JAX_PROCESS_ID": "2",
+                    "JAX_COORDINATOR_ADDRESS": "run-node-0-0.run:6666",
+                },
+                ("run-node-0-0.run:6666", "", ""),
+                2,
+            ),
+            (
+                {
+                    "SKYPILOT_NUM_NODES": "2",
+                    "SKYPILOT_NODE_RANK": "1",
+                    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.7",
+                },
+                "10.0.0.4",
+                1,
+            ),
+            (
+                {
+                    "AWS_BATCH_JOB_NUM_NODES": "2",
+                    "AWS_BATCH_JOB_NODE_INDEX": "1",
+                    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.4",
+                },
+                "10.0.0.4",
+                1,
+            ),
+        ):
+            with self.subTest(environ=environ):
+                if isinstance(workers, str):
+                    workers = (f"{workers}:{port}", "")
+                cluster = find_cluster(environ)
+                self.assertEqual((cluster.workers, cluster.index), (workers, index))
+
+    def test_main_node_of_aws_batch_takes_its_own_address(self):
+        environ = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "0"}
+        with mock.patch("socket.gethostbyname", return_value="10.0.0.4"):
+            self.assertEqual(find_cluster(environ).workers[0].partition(":")[0], "10.0.0.4")
+
+    def test_processes_of_one_host_need_no_address_and_two_mpiruns_have_different_ports(self):
+        workers = [
+            find_cluster(OPEN_MPI | {"PMIX_NAMESPACE": name}).workers for name in ("17", "18", "17")
+        ]
+        self.assertEqual([each[0].partition(":")[0] for each in workers], ["localhost"] * 3)
+        self.assertEqual(workers[0], workers[2])
+        self.assertNotEqual(workers[0], workers[1])
+
+    def test_workers_on_this_host_are_those_that_the_launcher_tells(self):
+        self.assertEqual(find_cluster(TORCHRUN).workers_on_this_host, 2)
+        self.assertEqual(Cluster(("n1:1", "", ""), 2).workers_on_this_host, 1)
+        self.assertEqual(Cluster(("n1:1", "n1:2", "n2:1"), 1).workers_on_this_host, 2)
+
+    def test_several_processes_that_cannot_meet_are_refused_naming_the_variable(self):
+        for environ, reason in (
+            ({"WORLD_SIZE": "4"}, "WORLD_SIZE is '4', .* but RANK is ''"),
+            (
+                {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+                "OMPI_COMM_.* MASTER_ADDR is missing",
+            ),
+            ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE is '2', .* but MASTER_ADDR is missing"),
+            ({"PET_NNODES": "1:4", "PET_NODE_RANK": "0"}, "PET_NNODES is '1:4', .* not a number"),
+            ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "but JAX_PROCESS_ID is '2'"),
+            (
+                {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"},
+                "SKYPILOT_NODE_IPS is missing",
+            ),
+            ({"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"}, "is missing"),
+            (TORCHRUN | {"MASTER_PORT": "x"}, "rank 0 in MASTER_ADDR and MASTER_PORT is 'n1:x'"),
+            (
+                {"TF_CONFIG": '{"sparseCluster": {"worker": {"0": "a:1"}}}'},
+                "TF_CONFIG.sparseCluster",
+            ),
+        ):
+            with self.subTest(environ=environ), self.assertRaisesRegex(UserError, reason):
+                find_cluster(environ)
+
+    def test_a_single_process_and_an_empty_tf_config_train_alone(self):
+        single = {"RANK": "0", "WORLD_SIZE": "1", "PMI_SIZE": "1", "SKYPILOT_NUM_NODES": "1"}
+        for environ in (single, {**TORCHRUN, "TF_CONFIG": "{}"}, {"JOB_COMPLETION_INDEX": "3"}):
+            self.assertIsNone(find_cluster(environ))
+
+    def test_independent_jobs_are_no_workers(self):
+        with mock.patch.dict(os.environ, TORCHRUN):
+            code, message = reported(lambda: jobs.main(["--gpus", "0", "1"]))
+        self.assertEqual(code, 2)
+        self.assertIn("in the environment this is worker 2 of 4. Start one", message)
 
 
 class KubernetesTest(unittest.TestCase):
@@ -129,6 +249,14 @@ class SlurmTest(unittest.TestCase):
         self.assertEqual(cluster.workers, workers)
         with self.assertRaisesRegex(PlacementError, "1 ports for 2 tasks .* --resv-ports=2"):
             find_cluster(SLURM | {"SLURM_STEP_RESV_PORTS": "12000"})
+
+    def test_a_launcher_within_a_step_takes_precedence_unless_it_counts_the_same_tasks(self):
+        workers = find_cluster(SLURM | TORCHRUN).workers
+        self.assertEqual(workers, ("n1:29500", "", "", ""))
+        same = {"PMI_SIZE": "5", "PMI_RANK": "4"}
+        self.assertEqual(find_cluster(SLURM | same), find_cluster(SLURM))
+        with self.assertRaisesRegex(PlacementError, "PMI_SIZE is '10', .* MASTER_ADDR is missing"):
+            find_cluster(SLURM | {"PMI_SIZE": "10", "PMI_RANK": "4"})
 
     def test_tf_config_takes_precedence(self):
         workers = find_cluster({**SLURM, **tf_config({"worker": ["a:1", "b:2"]})}).workers

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import socket
 import time
 import unittest
@@ -14,31 +15,75 @@ from myxtts.distributed import rendezvous as rendezvous_module
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.launcher import local_workers
 from myxtts.distributed.rendezvous import rendezvous
-from myxtts.errors import PlacementError
+from myxtts.errors import PeerLost, PlacementError, UserError
 
 DEADLINE_S = 120.0  # of what takes milliseconds
+TIMEOUT_S = 600.0
+ENCODE = rendezvous_module._encode
 
 
 class RendezvousTest(unittest.TestCase):
-    def join(self, settings, workers=None, present=None) -> dict[int, str]:
+    def join(self, settings, workers=None, present=None, timeout_s=TIMEOUT_S) -> dict[int, str]:
         """Return the error message of each present worker, or an empty string."""
         workers = workers or local_workers(len(settings))
+        self.clusters, self.errors = {}, {}
 
         def attend(index: int) -> str:
             try:
-                rendezvous(Cluster(workers, index), settings[index])
-            except PlacementError as error:
+                joined = rendezvous(Cluster(workers, index), settings[index], timeout_s)
+            except UserError as error:
+                self.errors[index] = error
                 return str(error)
+            self.clusters[index] = joined
             return ""
 
         present = range(len(workers)) if present is None else present
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor(len(present)) as pool:
             return dict(zip(present, pool.map(attend, present), strict=True))
 
     def test_all_workers_are_released_and_so_are_their_ports(self):
         workers = local_workers(3)
         for _ in range(2):
             self.assertEqual(self.join([{"GPUs": "0"}] * 3, workers), {0: "", 1: "", 2: ""})
+            self.assertEqual(self.clusters, {i: Cluster(workers, i) for i in range(3)})
+
+    def test_the_address_of_the_chief_alone_is_enough(self):
+        chief = local_workers(1)[0]
+        self.assertEqual(set(self.join([{}] * 3, (chief, "", "")).values()), {""})
+        workers = self.clusters[0].workers
+        self.assertEqual(workers[0], chief)
+        self.assertEqual({split_address(worker)[0] for worker in workers}, {"127.0.0.1"})
+        self.assertEqual(len(set(workers)), 3)
+        self.assertEqual(self.clusters, {i: Cluster(workers, i) for i in range(3)})
+
+    def test_many_workers_meet_with_few_messages_and_name_few_of_the_missing(self):
+        chief, count = local_workers(1)[0], 40
+        sent = []
+
+        def encode(message):
+            sent.append(len(line := ENCODE(message)))
+            return line
+
+        with mock.patch.object(rendezvous_module, "_encode", encode):
+            ends = self.join([{}] * count, (chief, *[""] * (count - 1)))
+        self.assertEqual(set(ends.values()), {""})
+        # One introduction each, and few lines for all; the longest has all addresses.
+        self.assertLess(len(sent), 2 * count)
+        self.assertLess(max(sent), 40 * count)
+        missing = rendezvous_module._Chief(Cluster((chief, *[""] * 99), 0), {})._missing()
+        self.assertRegex(missing, "^worker 1 and worker 2 and .* worker 8 and 91 others$")
+
+    def test_chief_has_an_open_file_for_each_worker_or_says_what_limits_it(self):
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, before[1]))
+        rendezvous_module._allow_open_files(100)
+        self.assertEqual(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 356)
+        with (
+            mock.patch("resource.getrlimit", return_value=(300, 300)),
+            self.assertRaisesRegex(PlacementError, "100 workers need 356 .*`ulimit -n 356`"),
+        ):
+            rendezvous_module._allow_open_files(100)
 
     def test_missing_worker_is_named_by_all_others(self):
         workers = local_workers(3)
@@ -52,10 +97,10 @@ class RendezvousTest(unittest.TestCase):
                 self.is_chief |= missing.startswith("worker 1 ")
                 if missing == f"worker 2 ({workers[2]})" and (self.is_chief or not self.has_aged):
                     self.has_aged = True
-                    self._start_s -= 0.7 * rendezvous_module.START_TIMEOUT_S
+                    self._start_s -= 0.7 * TIMEOUT_S
                 super().check(missing)
 
-        changes = {"FIRST_REPORT_S": 360.0, "_Wait": AgingWait}
+        changes = {"FIRST_REPORT_S": 360.0, "SIGN_OF_LIFE_S": 0.0, "_Wait": AgingWait}
         with (
             mock.patch.multiple(rendezvous_module, **changes),
             self.assertLogs("myxtts", "INFO") as logs,
@@ -63,19 +108,20 @@ class RendezvousTest(unittest.TestCase):
             ends = self.join([{}] * 3, workers, present=(0, 1))
         for index in (0, 1):
             self.assertIn(f"worker 2 ({workers[2]}) did not arrive within 600 s", ends[index])
+            self.assertIsInstance(self.errors[index], PeerLost)
         actual = [record.getMessage().split(",")[0] for record in logs.records]
         self.assertEqual(actual, [f"waiting        for worker 2 ({workers[2]})"] * 2)
 
     def test_missing_chief_is_named(self):
         workers = local_workers(2)
-        with mock.patch.object(rendezvous_module, "START_TIMEOUT_S", 0.5):
-            ends = self.join([{}] * 2, workers, present=(1,))
+        ends = self.join([{}] * 2, workers, present=(1,), timeout_s=0.5)
         self.assertIn(f"worker 0 ({workers[0]}) did not arrive", ends[1])
 
     def test_differing_setting_is_reported_by_both(self):
         ends = self.join([{"--batch-size": "8"}, {"--batch-size": "16"}])
         for end in ends.values():
             self.assertRegex(end, r"worker 1 \(.*\) has --batch-size 16, but worker 0 \(.*\) has 8")
+        self.assertEqual({type(error) for error in self.errors.values()}, {PlacementError})
 
     def test_only_local_addresses_are_bound_to_the_loopback_interface(self):
         bounds = {"localhost": "127.0.0.1", "127.1": "127.0.0.1", "127.0.1.1": "127.0.1.1"}
@@ -95,6 +141,8 @@ class RendezvousTest(unittest.TestCase):
 class UnknownPeerTest(unittest.TestCase):
     """A chief, worker 1 and whoever else connects to the chief's port."""
 
+    timeout_s = TIMEOUT_S
+
     def setUp(self):
         self.workers = local_workers(2)
         self.opened = ExitStack()
@@ -105,7 +153,11 @@ class UnknownPeerTest(unittest.TestCase):
         self.pool = self.opened.enter_context(ThreadPoolExecutor())
 
     def start(self, index: int) -> Future:
-        return self.pool.submit(rendezvous, Cluster(self.workers, index), {})
+        return self.pool.submit(rendezvous, Cluster(self.workers, index), {}, self.timeout_s)
+
+    def introduction(self) -> dict:
+        workers = self.workers
+        return {"worker": 1, "workers": workers, "address": workers[1], "settings": {}}
 
     def connect(self) -> socket.socket:
         while True:
@@ -130,8 +182,8 @@ class UnknownPeerTest(unittest.TestCase):
             chief = self.start(0)
             visit()
             self.assertFalse(chief.done())
-            self.start(1).result(DEADLINE_S)
-            self.assertIsNone(chief.result(DEADLINE_S))
+            for worker in (self.start(1), chief):
+                self.assertEqual(worker.result(DEADLINE_S).workers, self.workers)
         (line,) = [record.getMessage() for record in logs.records]
         dropped = rf"from 127.0.0.1 was dropped \({re.escape(reason)}\)\. .* port of worker 0 "
         self.assertRegex(line, dropped)
@@ -154,7 +206,7 @@ class UnknownPeerTest(unittest.TestCase):
 
     def test_garbage_is_dropped(self):
         words = (b"GET / HTTP/1.1", b"", b"[]", b"\xff\xfe", b"[" * 9000, b'{"worker": 1}')
-        introduction = {"worker": 1, "workers": self.workers, "settings": {}}
+        introduction = self.introduction()
         wrong = [{"worker": worker} for worker in (True, "1", None)]
         wrong += [{"workers": "\ud800"}, {"settings": []}]
         lines = [*words, *(json.dumps(introduction | change).encode() for change in wrong)]
@@ -175,26 +227,26 @@ class UnknownPeerTest(unittest.TestCase):
         def visit():
             other = Cluster((self.workers[0], *local_workers(1)), 1)
             with self.assertRaisesRegex(PlacementError, "the same addresses"):
-                rendezvous(other, {})
+                rendezvous(other, {}, TIMEOUT_S)
 
         self.assert_dropped(visit, "of another job")
 
     def test_worker_that_has_left_may_come_again(self):
         self.workers = local_workers(3)
         chief = self.start(0)
-        introduction = {"worker": 1, "workers": self.workers, "settings": {}}
+        introduction = self.introduction()
         with self.connect() as first:
             first.sendall(json.dumps(introduction).encode() + b"\n")
             self.assertIn("worker 2", json.loads(first.makefile("rb").readline())["waiting"])
         workers = [self.start(index) for index in (1, 2)]
         for worker in (chief, *workers):
-            self.assertIsNone(worker.result(DEADLINE_S))
+            self.assertEqual(worker.result(DEADLINE_S).workers, self.workers)
 
     def test_slow_chief_does_not_hold_a_worker(self):
-        changes = {"SILENCE_S": 0.3, "START_TIMEOUT_S": 0.5}
+        self.timeout_s = 0.5
         with (
             socket.create_server(split_address(self.workers[0])) as listener,
-            mock.patch.multiple(rendezvous_module, **changes),
+            mock.patch.object(rendezvous_module, "SILENCE_S", 0.3),
             self.assertLogs("myxtts", "WARNING"),
         ):
             worker = self.start(1)
@@ -203,5 +255,5 @@ class UnknownPeerTest(unittest.TestCase):
                 while not worker.done():
                     connection.send(b" ")
                     time.sleep(0.02)
-            with self.assertRaisesRegex(PlacementError, "did not arrive within 0.5 s"):
+            with self.assertRaisesRegex(PeerLost, "did not arrive within 0.5 s"):
                 worker.result(DEADLINE_S)

@@ -105,7 +105,7 @@ class DiagnosisTest(unittest.TestCase):
     def group(self):
         """Enter the group of THREE without the other workers."""
         names = ("rendezvous", "worker_strategy", "_restrict_to_machine")
-        patched = dict.fromkeys(names, mock.DEFAULT)
+        patched = dict.fromkeys(names, mock.DEFAULT) | {"rendezvous": lambda *_: THREE}
         entered(self.addCleanup, mock.patch.multiple("myxtts.distributed.worker_group", **patched))
         return worker_group(THREE, 0)
 
@@ -116,12 +116,12 @@ class DiagnosisTest(unittest.TestCase):
         for text, expected in (
             # The first one is the cause.
             (BROKEN.format(1) + BROKEN.format(0), IS_GONE),
-            (SILENT, r"^worker 0 \(a:1\) and worker 1 \(b:2\) sent no heartbeat for 20 s"),
+            (SILENT, r"^worker 0 \(a:1\) and worker 1 \(b:2\) sent no heartbeat within"),
             (ENDING, r"^worker 1 \(b:2\) sent no heartbeat"),
             ("Deadline\n\nRPC: /tensorflow.CoordinationService/Heartbeat", silent_chief),
             ("Failed to send RPC to coordination service. Either", silent_chief),
             (LATE.format("end"), rf"^worker 1 \(b:2\) did not finish within {END_TIMEOUT_S} s"),
-            (late + BROKEN.format(0), r"^worker 1 \(b:2\) did not start within 60 s"),
+            (late + BROKEN.format(0), r"^worker 1 \(b:2\) did not start within --register-timeout"),
             # Another worker forwards it.
             (f"is aborted by: <<{reason}>>\nThe{BROKEN.format(0)}", f"^{re.escape(reason)}$"),
         ):

@@ -15,6 +15,7 @@ from pathlib import Path
 from myxtts.commands import parser as parsers
 from myxtts.commands.parser import CommandParser, add_flag, add_switch, bounded, settings_parser
 from myxtts.config.schema import Config
+from myxtts.distributed.cluster import find_cluster
 from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import ConfigError
 from myxtts.local_sgd.launcher import (
@@ -73,8 +74,9 @@ def main(
     if options.status or options.stop:
         print(status_report(folder) if options.status else stop_launcher(folder))
         return 0
-    if "TF_CONFIG" in os.environ:
-        raise ConfigError("TF_CONFIG makes each run one of several workers. Unset it.")
+    if cluster := find_cluster(os.environ):
+        this = f"in the environment this is {cluster.name()} of {cluster.count}"
+        raise ConfigError(f"independent jobs are started by one process, but {this}. Start one.")
     check_launcher_settings(config)
     previous = previous_state(folder, config.run.resume)
     total_steps = config.training.max_steps

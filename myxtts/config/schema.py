@@ -111,6 +111,7 @@ Silence = Annotated[float, Field(ge=15.0, le=80.0)]
 Loudness = Annotated[float, Field(ge=-50.0, le=-10.0)]
 Frontend = Literal["phonemes", "characters"]
 Normaliser = Literal["none", "words-1"]
+WaitSeconds = Annotated[int, Field(ge=1, le=86400)]
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 MIN_SECONDS = 0.05
 MAX_SECONDS = 120.0
@@ -479,6 +480,17 @@ class RunConfig(Section):
         return bool(self.validate_every or self.sample_every or self.evaluate_every)
 
 
+class WorkersConfig(Section):
+    """How long several workers wait for each other, in seconds."""
+
+    start_timeout: WaitSeconds = 600
+    """Maximum time until all workers have started; a node may have to fetch an image first."""
+    register_timeout: WaitSeconds = 60
+    """Maximum time for CUDA and TensorFlow's server to start after that."""
+    heartbeat_timeout: WaitSeconds = 20
+    """Time without a heartbeat after which a worker counts as lost."""
+
+
 class LocalSGDConfig(Section):
     """Local SGD: independent jobs that average their weights through a shared folder."""
 
@@ -513,4 +525,5 @@ class Config(Section):
     teacher: TeacherConfig = TeacherConfig()
     training: TrainingConfig = TrainingConfig()
     run: RunConfig = RunConfig()
+    workers: WorkersConfig = WorkersConfig()
     local_sgd: LocalSGDConfig = LocalSGDConfig()

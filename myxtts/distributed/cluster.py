@@ -10,9 +10,11 @@ import re
 import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Any, Literal, NamedTuple
+from zlib import crc32
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
@@ -30,10 +32,16 @@ _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?
 
 @dataclass(frozen=True)
 class Cluster:
-    """Addresses host:port of the workers that train together, two or more, and this one's index."""
+    """Addresses host:port of the workers that train together, two or more, and this one's index.
 
+    Attributes:
+        local_count: number of workers on this host, if the launcher told it.
+    """
+
+    # Before the rendezvous those of all but the chief may be empty.
     workers: tuple[str, ...]
     index: int
+    local_count: int = 0
 
     @property
     def count(self) -> int:
@@ -41,7 +49,9 @@ class Cluster:
 
     @property
     def workers_on_this_host(self) -> int:
-        """How many workers have this worker's host in their addresses."""
+        """How many workers run on this worker's host, by their addresses if nobody told it."""
+        if self.local_count or not self.address:
+            return self.local_count or 1
         hosts = [split_address(worker)[0] for worker in self.workers]
         return hosts.count(hosts[self.index])
 
@@ -56,7 +66,9 @@ class Cluster:
     def name(self, index: int | None = None) -> str:
         """Return the name of a worker for messages; by default of this one."""
         index = self.index if index is None else index
-        return f"worker {index} ({self.workers[index]})"
+        return (
+            f"worker {index} ({self.workers[index]})" if self.workers[index] else f"worker {index}"
+        )
 
     def tf_config(self) -> str:
         """Return the cluster as a value of TF_CONFIG."""
@@ -65,19 +77,103 @@ class Cluster:
         )
 
 
-def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
-    """Read the cluster from TF_CONFIG, or else from the variables of a Slurm step.
+class _Launcher(NamedTuple):
+    """Variables by which a launcher tells a process its rank, and the host of rank 0."""
 
-    Returns None if this process trains alone: there is neither of the two, or only one worker.
-    Raises UserError if the environment contradicts itself, or requests something unsupported.
+    rank: str
+    size: str
+    host: str = "MASTER_ADDR"
+    port: str = "MASTER_PORT"
+    local_size: str = ""
+
+
+_AWS_BATCH = _Launcher(
+    "AWS_BATCH_JOB_NODE_INDEX",
+    "AWS_BATCH_JOB_NUM_NODES",
+    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
+)
+_LAUNCHERS = (
+    # torchrun and what sets its variables; an indexed Job of Kubernetes sets the index itself.
+    _Launcher("RANK", "WORLD_SIZE", local_size="LOCAL_WORLD_SIZE"),
+    _Launcher("JOB_COMPLETION_INDEX", "WORLD_SIZE"),
+    # Open MPI; MPICH and Intel MPI.
+    _Launcher(
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", local_size="OMPI_COMM_WORLD_LOCAL_SIZE"
+    ),
+    _Launcher("PMI_RANK", "PMI_SIZE", local_size="MPI_LOCALNRANKS"),
+    # The runtimes torch and jax of Kubeflow Trainer.
+    _Launcher("PET_NODE_RANK", "PET_NNODES", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+    _Launcher(
+        "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"
+    ),
+    _Launcher("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"),
+    _AWS_BATCH,
+)
+
+
+def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
+    """Read the cluster from TF_CONFIG, a launcher's rank and size, or a Slurm step.
+
+    Returns None if this process trains alone: there is none of them, or only one worker. Raises
+    UserError if the environment contradicts itself, or requests something unsupported.
     """
     cluster = None
+    faults: dict[int, str] = {}
     if environ.get("TF_CONFIG", "").strip():
         cluster = _from_tf_config(environ["TF_CONFIG"])
+        return cluster if cluster is not None and cluster.count > 1 else None
+    # Before Slurm: inside a step, another launcher may start several processes for each task.
+    for launcher in _LAUNCHERS:
+        size = environ.get(launcher.size, "")
+        if size not in ("", "0", "1"):
+            try:
+                return _from_launcher(launcher, environ)
+            except PlacementError as error:
+                faults.setdefault(int(size) if size.isdecimal() else 0, str(error))
     # srun sets this variable; a batch script or shell without srun is one process.
-    elif "SLURM_STEP_NODELIST" in environ:
+    if "SLURM_STEP_NODELIST" in environ:
         cluster = _from_slurm(environ)
-    return cluster if cluster is not None and cluster.count > 1 else None
+    count = cluster.count if cluster else 1
+    for announced, fault in faults.items():
+        if announced != count:
+            raise PlacementError(fault)
+    return cluster if count > 1 else None
+
+
+def _from_launcher(launcher: _Launcher, environ: Mapping[str, str]) -> Cluster:
+    """Return the cluster of a launcher that says that there are several processes."""
+    size, rank = environ[launcher.size], environ.get(launcher.rank, "")
+    local_size = environ.get(launcher.local_size, "")
+    hosts = (environ.get(launcher.host) or environ.get("MASTER_ADDR", "")).split()
+    # AWS Batch names the host of rank 0 to the others alone.
+    if not hosts and launcher is _AWS_BATCH and rank == "0":
+        with suppress(OSError):
+            hosts = [socket.gethostbyname(socket.gethostname())]
+    if not hosts and local_size == size:
+        hosts = ["localhost"]
+    fault = ""
+    if not re.fullmatch("[0-9]{1,4}", size):
+        fault = "that is not a number of processes"
+    elif not rank.isdecimal() or int(rank) >= int(size):
+        fault = f"{launcher.rank} is {rank[:80]!r}"
+    elif not hosts:
+        fault = f"{launcher.host} is missing"
+    if fault:
+        raise PlacementError(
+            f"{launcher.size} is {size[:80]!r}, so this is one of several processes, but {fault}."
+            f" Give all of them MASTER_ADDR, the host of rank 0, and each its {launcher.rank}; or"
+            " TF_CONFIG, which is {} for a process that trains alone."
+        )
+    host, _, given = hosts[0].partition(":")
+    # The processes of one mpirun have this name in common, and those of others have another one.
+    default = FIRST_PORT + crc32(environ.get("PMIX_NAMESPACE", "").encode()) % PORTS
+    address = f"{host}:{given or environ.get(launcher.port) or default}"
+    host, port = host_and_port(address, f"rank 0 in {launcher.host} and {launcher.port}")
+    # torchrun itself listens on its port.
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        port = FIRST_PORT + port % PORTS
+    others = ("",) * (int(size) - 1)
+    return Cluster((f"{host}:{port}", *others), int(rank), int(local_size or 0))
 
 
 def is_host(text: str) -> bool:
@@ -183,6 +279,7 @@ class _TfConfig(BaseModel):
     """TensorFlow's format. Some launchers write {} for a job of one process."""
 
     cluster: _Jobs | None = None
+    sparseCluster: Any = None
     task: _Task | None = None
 
 
@@ -192,6 +289,8 @@ def _from_tf_config(text: str) -> Cluster | None:
     except ValidationError as error:
         fault = error.errors()[0]
         raise _tf_config_error(fault["loc"], fault["msg"]) from error
+    if config.sparseCluster is not None:
+        raise _tf_config_error(("sparseCluster",), "it lacks the addresses of other workers")
     if config.cluster is None:
         return None
     jobs, task = config.cluster, config.task

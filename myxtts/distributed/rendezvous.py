@@ -3,10 +3,13 @@
 TensorFlow would wait silently and without reacting to Ctrl-C. Here the chief listens on its port,
 each other worker connects and introduces itself, and the chief releases all of them together:
 
-    worker                                                   chief
-    {"worker": 1, "workers": […], "settings": {…}}    →
-                                                      ←      {"waiting": "worker 2 (…)"}, …
-                                                      ←      {"go": true} or {"error": "…"}
+    worker                                                     chief
+    {"worker": 1, "workers": […], "address": "…", …}    →
+                                                        ←      {"waiting": "worker 2 (…)"}, …
+                                                        ←      {"go": […]} or {"error": "…"}
+
+A worker whose launcher told it the chief's address alone takes a free port on the interface from
+which it reaches the chief. `go` has the addresses of all workers.
 
 Other programs may also connect: a connection that does not introduce itself as a worker of this
 job in time is dropped. Nothing is encrypted or signed, like all later communication: a cluster
@@ -15,27 +18,32 @@ needs a private network.
 
 import asyncio
 import logging
+import resource
 import socket
 import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from myxtts.distributed.cluster import Cluster, is_loopback, split_address
-from myxtts.errors import PlacementError
+from myxtts.distributed.cluster import Cluster, check_addresses, is_loopback, split_address
+from myxtts.errors import PeerLost, PlacementError, UserError
 
-# A node may have to fetch an image first.
-START_TIMEOUT_S = 600.0
 FIRST_REPORT_S = 5.0
 REPORT_EVERY_S = 30.0
 RETRY_S = 0.2
 # How long the other end may be silent. A worker introduces itself at once, in a few hundred bytes,
-# and the chief sends a message every RETRY_S.
+# and the chief sends a message every SIGN_OF_LIFE_S, which names few of the missing workers: all of
+# them would be of the square of the workers.
 SILENCE_S = 10.0
+SIGN_OF_LIFE_S = 1.0
+NAMED_WORKERS = 8
 CLOSE_S = 5.0
 LINE_BYTES = 1 << 20
+# Open files of the chief besides the connections: logs, the corpus, other visitors.
+FURTHER_FILES = 256
 
 log = logging.getLogger(__name__)
 
@@ -49,58 +57,68 @@ class _Introduction(BaseModel):
 
     worker: int
     workers: list[str]
+    address: str
     settings: dict[str, str]
 
 
 class _Answer(BaseModel):
-    go: bool = False
+    go: list[str] = []
     waiting: str = ""
     error: str = ""
+    is_mistake: bool = True
 
 
 _Message = TypeVar("_Message", _Introduction, _Answer)
 
 
-def rendezvous(cluster: Cluster, settings: Mapping[str, str]) -> None:
+def rendezvous(cluster: Cluster, settings: Mapping[str, str], timeout_s: float) -> Cluster:
     """Wait until all workers have started, and verify that all workers have the same settings.
 
-    The worker's port is free again on return, for TensorFlow's server. Raises PlacementError if a
-    worker did not arrive in time, has started twice or has other addresses or settings than the
-    chief, or if the port is in use. The settings are named as in messages, such as `GPUs`.
+    Returns the cluster with the addresses of all workers. The worker's port is free again then, for
+    TensorFlow's server. Raises PeerLost if a worker did not arrive in time, and PlacementError if
+    one has started twice or has other addresses or settings than the chief, or if the port is in
+    use. The settings are named as in messages, such as `GPUs`.
     """
+    wait = _Wait(timeout_s)
     with _bind_port(cluster) as listener:
         if cluster.is_chief:
-            asyncio.run(_Chief(cluster, dict(settings)).release_all(listener))
+            workers = asyncio.run(_Chief(cluster, dict(settings)).release_all(listener, wait))
         else:
-            asyncio.run(_join_chief(cluster, dict(settings)))
+            port = listener.getsockname()[1]
+            workers = asyncio.run(_join_chief(cluster, port, dict(settings), wait))
+    return replace(cluster, workers=check_addresses(workers, "the rendezvous"))
 
 
 class _Wait:
     """Measures the waiting time, and reports it."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._start_s = time.monotonic()
         self._next_report_s = FIRST_REPORT_S
 
     def check(self, missing: str) -> None:
-        """Report the missing workers if a report is due. Raise PlacementError after the timeout."""
+        """Report the missing workers if a report is due. Raise PeerLost after the timeout."""
         waited_s = time.monotonic() - self._start_s
-        if waited_s >= START_TIMEOUT_S:
-            raise PlacementError(
+        if waited_s >= self._timeout_s:
+            raise PeerLost(
                 f"all workers must start together, but {missing} did not arrive within"
-                f" {START_TIMEOUT_S:g} s. Look at the log there; the hosts must reach each other at"
-                " the addresses of the cluster."
+                f" {self._timeout_s:g} s (--start-timeout). Look at the log there; the hosts must"
+                " reach each other at the addresses of the cluster."
             )
         if waited_s >= self._next_report_s:
             log.info(
-                "waiting        for %s, %.0f s of at most %g s", missing, waited_s, START_TIMEOUT_S
+                "waiting        for %s, %.0f s of at most %g s", missing, waited_s, self._timeout_s
             )
             self._next_report_s += REPORT_EVERY_S
 
 
 def _bind_port(cluster: Cluster) -> socket.socket:
-    """Return a socket on this worker's port, which shows that the port is free."""
-    host, port = split_address(cluster.address)
+    """Return a socket on this worker's port, which shows that the port is free; without an address,
+    on any port that is.
+    """
+    host = split_address(cluster.address or cluster.workers[0])[0]
+    port = split_address(cluster.address)[1] if cluster.address else 0
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -125,23 +143,29 @@ class _Chief:
         self._settings = settings
         self._connections: dict[asyncio.Task, asyncio.StreamWriter] = {}
         self._joined: dict[int, asyncio.StreamWriter] = {}
+        self._addresses = list(cluster.workers)
         self._drop_reasons: set[str] = set()
         self._mismatch = ""
 
-    async def release_all(self, listener: socket.socket) -> None:
-        """Wait for all other workers, and release them."""
-        wait = _Wait()
+    async def release_all(self, listener: socket.socket, wait: _Wait) -> list[str]:
+        """Wait for all other workers, and release them; return the addresses of all."""
+        _allow_open_files(self._cluster.count)
         server = await asyncio.start_server(self._on_connection, sock=listener, limit=LINE_BYTES)
+        next_sign_s = 0.0
         try:
             while missing := self._missing():
                 wait.check(missing)
-                self._send_all(_Answer(waiting=missing))
+                if time.monotonic() >= next_sign_s:
+                    self._send_all(_Answer(waiting=missing))
+                    next_sign_s = time.monotonic() + SIGN_OF_LIFE_S
                 await asyncio.sleep(RETRY_S)
                 if self._mismatch:
                     raise PlacementError(self._mismatch)
-            self._send_all(_Answer(go=True))
-        except PlacementError as error:
-            self._send_all(_Answer(error=str(error)))
+            self._send_all(_Answer(go=self._addresses))
+            return self._addresses
+        except UserError as error:
+            is_mistake = not isinstance(error, PeerLost)
+            self._send_all(_Answer(error=str(error), is_mistake=is_mistake))
             raise
         finally:
             server.close()
@@ -152,12 +176,16 @@ class _Chief:
                 await asyncio.wait(self._connections, timeout=CLOSE_S)
 
     def _missing(self) -> str:
-        absent = (index for index in range(1, self._cluster.count) if index not in self._joined)
-        return " and ".join(map(self._cluster.name, absent))
+        absent = [index for index in range(1, self._cluster.count) if index not in self._joined]
+        names = [*map(self._cluster.name, absent[:NAMED_WORKERS])]
+        if further := len(absent) - len(names):
+            names.append(f"{further} others")
+        return " and ".join(names)
 
     def _send_all(self, answer: _Answer) -> None:
+        line = _encode(answer)
         for writer in self._joined.values():
-            writer.write(_encode(answer))
+            writer.write(line)
 
     async def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -172,6 +200,7 @@ class _Chief:
                 writer.write(_encode(_Answer(error=error)))
             else:
                 self._joined[introduction.worker] = writer
+                self._addresses[introduction.worker] = introduction.address
                 # A worker sends nothing else, so it has left if there is anything to receive.
                 with suppress(OSError):
                     await reader.read(1)
@@ -221,12 +250,25 @@ class _Chief:
         self._drop_reasons.add(reason)
 
 
-async def _join_chief(cluster: Cluster, settings: dict[str, str]) -> None:
-    """Introduce this worker to the chief, and wait until the chief releases it."""
-    introduction = _encode(
-        _Introduction(worker=cluster.index, workers=list(cluster.workers), settings=settings)
-    )
-    wait = _Wait()
+def _allow_open_files(workers: int) -> None:
+    """Let this process have a connection to each worker; raise PlacementError if it cannot."""
+    needed = workers + FURTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise PlacementError(
+                f"{workers} workers need {needed} open files in the chief, but the limit is {hard}."
+                f" Raise it with `ulimit -n {needed}`, or start fewer workers."
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+async def _join_chief(
+    cluster: Cluster, port: int, settings: dict[str, str], wait: _Wait
+) -> list[str]:
+    """Introduce this worker to the chief, and wait until the chief releases it; return the
+    addresses of all workers.
+    """
     reasons: set[str] = set()
     while True:
         wait.check(cluster.name(0))
@@ -234,12 +276,19 @@ async def _join_chief(cluster: Cluster, settings: dict[str, str]) -> None:
             opening = asyncio.open_connection(*split_address(cluster.workers[0]), limit=LINE_BYTES)
             reader, writer = await asyncio.wait_for(opening, SILENCE_S)
             with closing(writer):
-                writer.write(introduction)
+                host = writer.get_extra_info("sockname")[0]
+                introduction = _Introduction(
+                    worker=cluster.index,
+                    workers=list(cluster.workers),
+                    address=cluster.address or f"{host}:{port}",
+                    settings=settings,
+                )
+                writer.write(_encode(introduction))
                 while not (answer := await _next_message(reader, _Answer)).go:
                     if answer.error:
-                        raise PlacementError(answer.error)
+                        raise (PlacementError if answer.is_mistake else PeerLost)(answer.error)
                     wait.check(answer.waiting)
-                return
+                return answer.go
         # The chief has left, and may be restarted; or another program listens there.
         except UnknownPeer as reason:
             if str(reason) not in reasons:

@@ -14,17 +14,16 @@ from contextlib import contextmanager, suppress
 import tensorflow as tf
 
 from myxtts import tf_internals
+from myxtts.config.schema import WorkersConfig
 from myxtts.distributed.cluster import Cluster, bind_to_loopback, is_loopback, split_address
 from myxtts.distributed.processes import StopSignals
 from myxtts.distributed.rendezvous import rendezvous
 from myxtts.errors import PeerLost, PlacementError, TrainingError, UserError
 
-HEARTBEAT_TIMEOUT_S = 20
-# For CUDA and TensorFlow's server to start, after the rendezvous.
-REGISTER_TIMEOUT_S = 60
 # The chief may still observe the last step; a missing heartbeat shows earlier that it died.
 END_BARRIER = "end"
 END_TIMEOUT_S = 86_400
+TIMEOUTS = WorkersConfig()
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 _REPORTED = re.compile(r"<<(worker \d+ .*?)>>")
 _MISTAKE = re.compile(r"worker \d+ \(\S+\) gave up: ")
 _TASKS = r"((?:/job:worker/replica:0/task:\d+\s*)+)"
-_NO_HEARTBEAT = f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s"
+_NO_HEARTBEAT = "sent no heartbeat within --heartbeat-timeout"
 _LATE = rf".*timed out task names:\s*{_TASKS}"
 # The most reliable ones first. Worker 0 hosts the coordination service.
 _SIGNS = {
@@ -42,7 +41,7 @@ _SIGNS = {
         (rf"stopped sending heartbeats\):\s*{_TASKS}", _NO_HEARTBEAT),
         (rf"Task {_TASKS}heartbeat timeout", _NO_HEARTBEAT),
         (rf"timed out\. Id: {END_BARRIER}::{_LATE}", f"did not finish within {END_TIMEOUT_S} s"),
-        (rf"timed out\. Id: {_LATE}", f"did not start within {REGISTER_TIMEOUT_S} s"),
+        (rf"timed out\. Id: {_LATE}", "did not start within --register-timeout"),
         # The first one is the innermost; the later ones only passed it on.
         (rf"remote target {_TASKS}", "is gone: its connection was lost"),
         (r"RPC: /tensorflow\.CoordinationService/", _NO_HEARTBEAT),
@@ -53,7 +52,10 @@ _SIGNS = {
 
 @contextmanager
 def worker_group(
-    cluster: Cluster, gpus: int, settings: Mapping[str, str] | None = None
+    cluster: Cluster,
+    gpus: int,
+    settings: Mapping[str, str] | None = None,
+    timeouts: WorkersConfig = TIMEOUTS,
 ) -> Iterator[tf.distribute.MultiWorkerMirroredStrategy]:
     """Yield the strategy over all workers; wait for the others on entry and on exit.
 
@@ -66,9 +68,10 @@ def worker_group(
             same on all workers.
         settings: further values that must be the same on all workers, by their names in messages.
     """
-    rendezvous(cluster, {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(settings or {})})
+    compared = {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(settings or {})}
+    cluster = rendezvous(cluster, compared, timeouts.start_timeout)
     try:
-        strategy = worker_strategy(cluster, gpus)
+        strategy = worker_strategy(cluster, gpus, timeouts)
         _restrict_to_machine(cluster)
         yield strategy
         # There is nothing left to save, and only the chief can end its last observation sooner.
@@ -90,7 +93,9 @@ def worker_group(
         raise kind(diagnosis) from error
 
 
-def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMirroredStrategy:
+def worker_strategy(
+    cluster: Cluster, gpus: int, timeouts: WorkersConfig
+) -> tf.distribute.MultiWorkerMirroredStrategy:
     """Return the strategy: all-reduce is a ring over gRPC on CPUs, and NCCL on GPUs."""
     if tf_internals.has_started():
         raise PlacementError(
@@ -98,7 +103,7 @@ def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMir
             "Restart the process or notebook kernel."
         )
     tf_internals.configure_coordination_service(
-        cluster.count, REGISTER_TIMEOUT_S, HEARTBEAT_TIMEOUT_S
+        cluster.count, timeouts.register_timeout, timeouts.heartbeat_timeout
     )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(cluster.workers)}),

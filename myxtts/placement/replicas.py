@@ -9,8 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from myxtts.config.schema import WorkersConfig
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.worker_group import worker_group
+from myxtts.distributed.worker_group import TIMEOUTS, worker_group
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, Route
 
@@ -112,7 +113,10 @@ def make_replicas(routes: tuple[Route, ...], observer: str = "") -> Replicas:
 
 @contextmanager
 def open_replicas(
-    placement: Placement, cluster: Cluster | None, settings: Mapping[str, str] | None = None
+    placement: Placement,
+    cluster: Cluster | None,
+    settings: Mapping[str, str] | None = None,
+    timeouts: WorkersConfig = TIMEOUTS,
 ) -> Iterator[Replicas]:
     """Yield the replicas of a placement, joined with those of all other workers of a cluster.
 
@@ -149,7 +153,8 @@ def open_replicas(
     for route in placement.routes:
         data, *further = map(qualified, route.data_devices)
         routes.append(Route(data, qualified(route.model), tuple(further)))
-    with worker_group(cluster, len(models) if placement.on_gpu else 0, settings) as strategy:
+    gpus = len(models) if placement.on_gpu else 0
+    with worker_group(cluster, gpus, settings, timeouts) as strategy:
         observer = qualified(placement.observer) if placement.observer else ""
         yield Replicas(
             strategy, tuple(routes), first=cluster.index * len(models), observer=observer

@@ -239,7 +239,8 @@ def open_run(start: Start, cluster: Cluster | None = None) -> Iterator[OpenRun]:
     ConfigError if XLA cannot compile the step, and PeerLost.
     """
     placement = configure_devices(start.config, cluster)
-    with open_replicas(placement, cluster, shared_settings(start)) as replicas:
+    settings, timeouts = shared_settings(start), start.config.workers
+    with open_replicas(placement, cluster, settings, timeouts) as replicas:
         yield OpenRun(start, placement, replicas)
 
 

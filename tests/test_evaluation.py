@@ -256,10 +256,13 @@ class ColumnScoreTest(unittest.TestCase):
         columns = ("synthesized", "copy_synthesis", "shuffled_texts")
         values = {"synthesized": 0.125, "copy_synthesis": 0.0625}
         counts = {"dnsmos_p808": {"synthesized": 3, "copy_synthesis": 4}}
+        metrics = {"voicing_error": values, **counts}
         score = ColumnScore(
-            *("runs/x", "step-000001", 2, columns, {"voicing_error": values}),
+            *("runs/x", "step-000001", 2, columns, metrics),
             *({"languages": {"ka": counts}}, ("a note",)),
         )
+        line = "voicing error 12.5 % | DNSMOS P.808 3.00 of 5"
+        self.assertEqual(score.console_line(), line)
         table, document = score.table(), score.to_json()
         self.assertIn("| voicing error | 12.5 | 6.2 | – | % |", table)
         self.assertIn("| ka: DNSMOS P.808 | 3.00 | 4.00 | – | 1 to 5 |", table)

@@ -121,7 +121,9 @@ class ColumnScore:
     def console_line(self) -> str:
         """Return `mel-cepstral distortion 7.31 dB | voicing error 8.1 %` of the first column."""
         shown = [(METRICS[key], value) for key, value in self.figures().items() if key in SHOWN]
-        return " | ".join(f"{of.label} {of.show(value)} {of.unit}" for of, value in shown)
+        parts = [f"{of.label} {of.show(value)} {of.unit}" for of, value in shown]
+        # A scale is no unit that could follow its figure.
+        return " | ".join(parts).replace("1 to 5", "of 5")
 
     def to_json(self) -> dict[str, Any]:
         """Return the same with the unit of each metric; percentages are fractions."""

@@ -10,7 +10,7 @@ from myxtts.data.audio_file import RECORDING, check_recording
 from myxtts.data.audio_folder import suffix_of
 from myxtts.errors import ConfigError
 from myxtts.files import check_writable, make_folder
-from myxtts.text.times import FORMS
+from myxtts.text.times import FORMS, times_files
 
 NAME = "transcribe"
 HELP = "Transcribe recordings, or measure the error rates of a trained recogniser."
@@ -52,7 +52,9 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         if any(of_corpus.values()):
             raise ConfigError("--audio-root, --columns and --out need --corpus. Leave them out.")
         check_files(files, options["json_file"])
-        options["times"] = times_files(files, form, out or Path())
+        if form:
+            make_folder(out or Path(), "--out")
+            options["times"] = times_files(files, form, out or Path())
         # Imports TensorFlow, which takes seconds.
         from myxtts.recognition.transcriber import write_transcripts
 
@@ -70,23 +72,6 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     evaluation = EvaluationOptions(data=corpus, **of_corpus, **options)
     evaluate_run(run, checkpoint, evaluation, task="asr")
     return 0
-
-
-def times_files(files: Sequence[Path], form: str | None, out: Path) -> list[Path]:
-    """Return the file for the times of each recording, in a folder; none without a form.
-
-    Raises ConfigError if two have one name, or they cannot be written.
-    """
-    if form is None:
-        return []
-    make_folder(out, "--out")
-    names = [out / f"{file.stem}.{form}" for file in files]
-    if len(set(names)) < len(names):
-        raise ConfigError(
-            "two recordings have the same name, so their times would be in one file. Transcribe"
-            " them one after the other, each with another --out."
-        )
-    return names
 
 
 def check_files(files: Sequence[Path], json_file: Path | None) -> None:

@@ -7,7 +7,6 @@ the stretch of the recording, a little earlier or later, that their text does fi
 import csv
 import io
 import logging
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from myxtts.audio.mel import log_mel
 from myxtts.data.audio_file import WHOLE, read_header, read_wave, resampled_length
 from myxtts.data.manifest import Manifest
 from myxtts.data.reading import read_row
-from myxtts.errors import DataError
 from myxtts.evaluation.held_out import load_other
 from myxtts.evaluation.speech import BATCH_UTTERANCES, pad_rows
 from myxtts.files import make_folder, write_whole
@@ -32,7 +30,7 @@ from myxtts.models.xtts import XTTS
 from myxtts.placement import devices
 from myxtts.report.alignment import LEAST_EVIDENCE
 from myxtts.text.symbols import FIRST_SYMBOL_ID, PADDING_ID
-from myxtts.text.times import TimedWord, time_words, write_times
+from myxtts.text.times import TimedWord, time_words, times_files, write_times
 from myxtts.text.words import words_of_text
 from myxtts.training.checkpoint_files import Record
 from myxtts.training.runs import TrainedRun
@@ -86,7 +84,8 @@ def align_corpus(
     rows, manifest, _ = load_other(
         trained, train_data, out, 1.0, record.vocabulary, language, **reading
     )
-    files = times_files(manifest, rows.folder, out, times)
+    recordings = tuple(dict.fromkeys(manifest.paths))
+    files = times_files(recordings, times, out, rows.folder)
     device = devices.configure_default().routes[0].model
     loudness = record.settings.data.loudness
     fits = fit_corpus(Aligner(trained.load_network(device, "tts"), device, loudness), manifest)
@@ -94,7 +93,7 @@ def align_corpus(
     for row, fit in enumerate(fits):
         if fit.evidence >= LEAST_EVIDENCE:
             sentences[manifest.paths[row]].append(timed_words(manifest, row, fit, record))
-    for path, file in files.items():
+    for path, file in zip(recordings, files, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
         header = read_header(path)
         duration_s = resampled_length(header.samples, header.rate_hz) / SAMPLE_RATE_HZ
@@ -181,22 +180,6 @@ def timed_words(manifest: Manifest, row: int, fit: Fit, record: Record) -> list[
     frames = np.searchsorted(fit.path, np.arange(1, len(tokens)))
     start_s = max(manifest.starts[row], 0) / SAMPLE_RATE_HZ + fit.shift_s
     return time_words(words, start_s + HOP_SAMPLES * frames / SAMPLE_RATE_HZ)
-
-
-def times_files(manifest: Manifest, folder: Path, out: Path, form: str) -> dict[str, Path]:
-    """Return the file of each recording: its name below the folder of the corpus, in `out`."""
-    files: dict[str, Path] = {}
-    for path in dict.fromkeys(manifest.paths):
-        # Through links a recording may be elsewhere.
-        name = os.path.relpath(path, folder)
-        name = os.path.basename(path) if name.startswith("..") else name
-        files[path] = (out / name).with_suffix(f".{form}")
-    if len(set(files.values())) < len(files):
-        raise DataError(
-            "some recordings of the corpus have the same name but for the extension, so their times"
-            " would be in one file. Align them one after the other, each with another --out."
-        )
-    return files
 
 
 def report_fits(manifest: Manifest, fits: Sequence[Fit], listing: Path) -> None:

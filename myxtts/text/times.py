@@ -1,7 +1,8 @@
 """Times of words and phonemes, and their files: SRT, WebVTT, JSON and TextGrid."""
 
+import os
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from itertools import chain, islice
 from pathlib import Path
@@ -68,6 +69,28 @@ def check_times_file(path: Path | None) -> None:
 def form_of(path: Path) -> str | None:
     """Return the form of a file name, a key of FORMS; None for another one."""
     return next((form for form in FORMS if path.name.lower().endswith(f".{form.lower()}")), None)
+
+
+def times_files(
+    recordings: Iterable[str | Path], form: str, out: Path, corpus: Path | None = None
+) -> list[Path]:
+    """Return the file for the times of each recording, in `out`: as it is named in its corpus.
+
+    Raises ConfigError if two have one name.
+    """
+    files = []
+    for recording in recordings:
+        name = os.path.basename(recording)
+        below = os.path.relpath(recording, corpus) if corpus else name
+        # Through links a recording may be elsewhere.
+        name = name if below.startswith("..") else below
+        files.append((out / name).with_suffix(f".{form}"))
+    if len(set(files)) < len(files):
+        raise ConfigError(
+            "two recordings have the same name but for the extension, so their times would be in"
+            " one file. Take them one after the other, each with another --out."
+        )
+    return files
 
 
 def write_times(path: Path, sentences: Sequence[Sequence[TimedWord]], duration_s: float) -> None:

@@ -24,7 +24,7 @@ import soxr
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import DataConfig
-from myxtts.data.ffmpeg import libsndfile_path
+from myxtts.data.audio_file import read_header, read_sound
 from myxtts.data.inspection import Inspection, inspect_corpus
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.rows import Row
@@ -163,7 +163,7 @@ def plant(corpus: Path, out: Path, other: Path | None, shares: dict[str, float])
     """Write a copy of a corpus with faults: metadata.csv, planted.csv and the sounds."""
     rows = rows_of(corpus)
     draw = np.random.default_rng(0)
-    long = [place for place, row in enumerate(rows) if read_sound(row)[2] >= MIN_S]
+    long = [place for place, row in enumerate(rows) if is_long(row)]
     chosen = iter(draw.permutation(long))
     fault_of = {}
     for name, share in shares.items():
@@ -178,12 +178,12 @@ def plant(corpus: Path, out: Path, other: Path | None, shares: dict[str, float])
     for place, row in enumerate(rows):
         fault = fault_of.get(place, "")
         if fault == "language":
-            row = next(one for one in foreign if read_sound(one)[2] >= MIN_S)
+            row = next(one for one in foreign if is_long(one))
             row = row._replace(language=rows[place].language, speaker=rows[place].speaker)
         if fault == "half text":
             words = row.text.split()
             row = row._replace(text=" ".join(words[: len(words) // 2 or 1]))
-        wave, rate_hz, _ = read_sound(row)
+        wave, rate_hz, _ = read_sound(row.audio)
         if fault in SIGNAL_FAULTS:
             wave = SIGNAL_FAULTS[fault](wave, draw, rate_hz)
         name = f"wavs/{place:05d}.flac"
@@ -211,9 +211,9 @@ def rows_of(corpus: Path) -> list[Row]:
     return [row._replace(audio=str(read.folder / row.audio)) for row in rows]
 
 
-def read_sound(row: Row) -> tuple[Wave, int, float]:
-    wave, rate_hz = soundfile.read(libsndfile_path(row.audio), dtype="float32")
-    return wave, rate_hz, len(wave) / rate_hz
+def is_long(row: Row) -> bool:
+    header = read_header(row.audio)
+    return header.samples >= MIN_S * header.rate_hz
 
 
 def write_sound(path: Path, wave: Wave, rate_hz: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from myxtts.commands import parser as flags
 from myxtts.config.flags import SETTINGS
 from myxtts.config.schema import Config, Needs
-from myxtts.data.inspection import EXCLUDED, Inspection, inspect_corpus, read_sound
+from myxtts.data.inspection import EXCLUDED, Inspection, inspect_corpus, read_clip
 from myxtts.errors import ConfigError
 from myxtts.files import make_folder
 from myxtts.report.inspection import SHOWN_CLIPS, FaultyClip, write_page
@@ -68,7 +68,7 @@ def report(inspection: Inspection, corpus: str, folder: Path) -> None:
         faults["worst alignments"] = [FaultyClip(*of, clips[of[0]].text) for of in details]
 
     def read(id_: str):
-        return read_sound(clips[id_].path, clips[id_].start, clips[id_].samples)
+        return read_clip(clips[id_].path, clips[id_].start, clips[id_].samples)
 
     page, excluded = folder / "inspection.html", folder / EXCLUDED
     measures = inspection.measures()

@@ -197,19 +197,7 @@ def read_pcm(
     read, contains a NaN or an infinity there, or does not have the expected length `samples`, from
     which it may differ by one sample after resampling. Nothing after `max_s` is decoded.
     """
-    try:
-        # The errors of `open` are clearer than libsndfile's "System error".
-        with open(path, "rb"), open(libsndfile_path(str(path)), "rb") as file:
-            if start == WHOLE:
-                mono, rate_hz = _read(file, path, samples, max_s)
-                skipped = 0
-            else:
-                assert samples is not None
-                mono, rate_hz, skipped = _read_stretch(file, start, samples)
-    except soundfile.LibsndfileError as error:
-        raise DataError(f"{path} cannot be read: {error.error_string.rstrip('.')}") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    mono, rate_hz, skipped = read_sound(path, samples, max_s, start)
     if not np.isfinite(mono).all():
         raise DataError(f"{path} contains samples that are not finite")
     if rate_hz != SAMPLE_RATE_HZ and len(mono):
@@ -221,6 +209,27 @@ def read_pcm(
         pcm = pcm[skipped : skipped + samples]
     _check_length(path, len(pcm), samples, tolerance=int(rate_hz != SAMPLE_RATE_HZ))
     return np.pad(pcm[:samples], (0, samples - min(len(pcm), samples)))
+
+
+def read_sound(
+    path: str | Path, samples: int | None = None, max_s: float = MAX_RECORDING_S, start: int = WHOLE
+) -> tuple[np.ndarray, int, int]:
+    """Read a file as `read_pcm`, but neither resampled nor checked: float32, and its rate.
+
+    Of a stretch, with what the resampling filter sees; the last value is where it begins after
+    resampling.
+    """
+    try:
+        # The errors of `open` are clearer than libsndfile's "System error".
+        with open(path, "rb"), open(libsndfile_path(str(path)), "rb") as file:
+            if start == WHOLE:
+                return *_read(file, path, samples, max_s), 0
+            assert samples is not None
+            return _read_stretch(file, start, samples)
+    except soundfile.LibsndfileError as error:
+        raise DataError(f"{path} cannot be read: {error.error_string.rstrip('.')}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _read(

@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import soundfile
 from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.quality import Quality, measure
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import WHOLE
+from myxtts.data.audio_file import WHOLE, read_sound
 from myxtts.data.dataset import audio_root_of
-from myxtts.data.ffmpeg import libsndfile_path
 from myxtts.data.manifest import LengthRule, Manifest, Vocabulary, build_manifest, frontend_of
 from myxtts.data.metadata_file import read_rows
 from myxtts.data.rows import RejectedRow, Rows
@@ -241,7 +239,7 @@ def _measured(
             start=start,
             samples=samples,
             symbols=int(symbols[row]),
-            quality=measure(*read_sound(manifest.paths[row], start, samples)),
+            quality=measure(*read_clip(manifest.paths[row], start, samples)),
         )
 
     # NumPy computes most of it without Python's lock.
@@ -255,18 +253,11 @@ def _measured(
             pool.shutdown(cancel_futures=True)
 
 
-def read_sound(path: str, start: int, samples: int) -> tuple[np.ndarray, int]:
+def read_clip(path: str, start: int, samples: int) -> tuple[np.ndarray, int]:
     """Read a clip at its own rate, float32 [samples], the mean of its channels; and the rate."""
-    try:
-        with soundfile.SoundFile(os.fsencode(libsndfile_path(path))) as sound:
-            rate_hz, count = sound.samplerate, -1
-            if start != WHOLE:
-                sound.seek(start * rate_hz // SAMPLE_RATE_HZ)
-                count = samples * rate_hz // SAMPLE_RATE_HZ
-            return sound.read(count, dtype="float32", always_2d=True).mean(axis=1), rate_hz
-    except soundfile.LibsndfileError as error:
-        fault = error.error_string.rstrip(".")
-        raise DataError(f"{path} cannot be read: {fault}. Remove it from the corpus.") from error
+    mono, rate_hz, skipped = read_sound(path, samples, start=start)
+    first, end = (place * rate_hz // SAMPLE_RATE_HZ for place in (skipped, skipped + samples))
+    return mono[first : None if start == WHOLE else end], rate_hz
 
 
 def _sounds(manifest: Manifest, vocabulary: Vocabulary) -> np.ndarray:

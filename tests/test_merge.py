@@ -503,19 +503,28 @@ class ASRRuns(unittest.TestCase):
         self.assertEqual([entry.coefficient for entry in state.merge_inputs], [0.0, 1.0])
         self.assertEqual(*(digest_of(dict(arrays_of(path))) for path in (checkpoint, kept)))
 
-    def test_unusable_held_out_utterances_are_listed_beside_the_output(self):
+    def test_unusable_and_excluded_held_out_utterances_are_listed_beside_the_output(self):
         source, listing = read_input(self.whole), self.merged.with_name("merged-rejected.csv")
         self.addCleanup(listing.unlink, missing_ok=True)
         broken = self.workspace.corpus.with_name("broken.csv")
         content = self.workspace.corpus.read_text(encoding="utf-8")
         broken.write_text(content.replace("u3.wav", "missing.wav"))
         self.addCleanup(broken.unlink)
-        for corpus, utterances in ((self.workspace.corpus, 13), (broken, 12)):
-            values = {"val_data": str(corpus), "max_rejected": 0.5}
+        exclude = self.workspace.corpus.with_name("excluded.csv")
+        exclude.write_text("path\nu4.wav\n")
+        self.addCleanup(exclude.unlink)
+        for corpus, excluded, utterances, listed in (
+            (self.workspace.corpus, None, 13, ""),
+            (broken, None, 12, "missing.wav,missing file"),
+            (self.workspace.corpus, str(exclude), 12, "u4.wav,excluded"),
+        ):
+            values = {"val_data": str(corpus), "max_rejected": 0.5, "exclude": excluded}
             config = with_values(source.record.settings, values)
+            listing.unlink(missing_ok=True)
             manifest = read_held_out(config, source, self.merged)
-            self.assertEqual((len(manifest), listing.exists()), (utterances, corpus == broken))
-        self.assertIn("missing.wav", listing.read_text(encoding="utf-8"))
+            found = listing.read_text(encoding="utf-8") if listing.exists() else ""
+            self.assertEqual((len(manifest), bool(found)), (utterances, bool(listed)))
+            self.assertIn(listed, found)
 
     def test_a_merged_run_transcribes_and_trains_like_any_other_run(self):
         code, out = self.merge(self.make_run("less", -0.25), self.make_run("more", 0.25))

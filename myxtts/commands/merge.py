@@ -28,6 +28,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--val-data", validation, metavar="CORPUS")
     root = "folder to which paths in CSV and TSV files are relative"
     add_flag(parser, "--audio-root", root, metavar="DIR")
+    listing = "CSV file of utterances of these corpora to leave out, as `inspect` writes"
+    add_flag(parser, "--exclude", listing, metavar="FILE")
     others = "also merge inputs with different speakers or different first weights"
     add_switch(parser, "--force", others)
     return parser.parse(argv)
@@ -35,7 +37,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
-    given = {name: getattr(options, name) for name in ("train_data", "val_data", "audio_root")}
+    names = "train_data", "val_data", "audio_root", "exclude"
+    given = {name: getattr(options, name) for name in names}
     corpora = {name: value for name, value in given.items() if value is not None}
     is_mean = merge(options.checkpoints, options.output, corpora, options.weights, options.force)
     return 0 if is_mean else 1

@@ -122,8 +122,6 @@ def _rows_of(
         needs_text=needs_text,
         columns=data.columns,
     )
-    if data.exclude is None:
-        return train, validation, malformed, []
     (train, validation), excluded = leave_out(data.exclude, train, validation)
     return train, validation, malformed, excluded
 

@@ -165,12 +165,15 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     )
 
 
-def leave_out(listing: str, *corpora: Rows) -> tuple[list[Rows], list[RejectedRow]]:
+def leave_out(listing: str | None, *corpora: Rows) -> tuple[list[Rows], list[RejectedRow]]:
     """Return corpora without the rows that a CSV file names in its column `path`, and these rows.
 
     A path is the `id` of a row. The column `reason` is kept, if there is one. Logs how many rows it
-    names. Raises DataError if the file cannot be read, has no such column or leaves no row.
+    names; without a file, all are kept. Raises DataError if the file cannot be read, has no such
+    column or leaves no row.
     """
+    if listing is None:
+        return [*corpora], []
     try:
         with open(listing, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             table = csv.DictReader(file)

@@ -28,7 +28,7 @@ from myxtts.config.load import check_storable, dump
 from myxtts.config.schema import IN_MERGE, OFF_IN_MERGE, Config, LocalSGDConfig, RunConfig
 from myxtts.data.dataset import audio_root_of
 from myxtts.data.manifest import Manifest, build_manifest, report_rejected
-from myxtts.data.metadata_file import read_corpus
+from myxtts.data.metadata_file import leave_out, read_corpus
 from myxtts.data.rows import Rows
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.files import fsync_folder, new_folder, write_whole
@@ -264,8 +264,9 @@ def merge(
 
     Args:
         checkpoints: 2 folders or more, of checkpoints, or of runs at their best or newest one.
-        corpora: `train_data`, `val_data` and `audio_root` of the new run, where they are not those
-            of its first input. With `val_data`, all inputs and their mean are measured on it.
+        corpora: `train_data`, `val_data`, `audio_root` and `exclude` of the new run, where they are
+            not those of its first input. With `val_data`, all inputs and their mean are measured
+            on it.
         force: also merge inputs with different speakers or initial weights.
     """
     for checkpoint in checkpoints:
@@ -346,14 +347,16 @@ def read_held_out(config: Config, first: TrainedRun, output: Path) -> Manifest:
     """Read the utterances to validate on; list unusable rows in a file next to the output."""
     rows = read_rows(config, str(config.data.val_data), "metadata_eval.csv")
     log.info("corpus form    %s", rows.form)
+    (rows,), excluded = leave_out(config.data.exclude, rows)
     manifest, _, rejected = build_manifest(
         *(rows, config.data, length_rule_of(config), first.record.vocabulary),
         frontend=first.record.frontend,
     )
-    if unusable := [*rows.rejected, *rejected]:
+    unusable = [*rows.rejected, *rejected]
+    if unusable or excluded:
         output.parent.mkdir(parents=True, exist_ok=True)
         listing = output.with_name(f"{output.name}-rejected.csv")
-        report_rejected(unusable, [(rows, manifest)], config.data.max_rejected, listing)
+        report_rejected(unusable, [(rows, manifest)], config.data.max_rejected, listing, excluded)
     return manifest
 
 

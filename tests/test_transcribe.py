@@ -20,6 +20,7 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands import transcribe
+from myxtts.data.audio_file import speech_span
 from myxtts.errors import CheckpointError, DataError
 from myxtts.evaluation.asr import error_rates_by
 from myxtts.evaluation.evaluate import evaluate_run
@@ -135,6 +136,20 @@ class TranscriberTest(RecogniserCase):
         self.assertEqual(len(sentences), len(starts_s) - 1)
         for words, start_s, end_s in zip(sentences, starts_s[:-1], starts_s[1:], strict=True):
             self.assertTrue(start_s <= words[0].start_s < words[-1].end_s <= end_s + 0.03)
+
+    def test_silence_at_the_ends_is_cut_off_if_it_was_in_training(self):
+        speech, silence = noise(2.0), np.zeros(SAMPLE_RATE_HZ, np.float32)
+        wave = np.concatenate([silence, speech, silence])
+        first, end = speech_span(wave, 40.0)
+        with mock.patch.object(self.transcriber, "_trim", 40.0):
+            (within,), (alone,) = (
+                [*self.transcriber.transcribe_timed([of])] for of in (wave, wave[first:end])
+            )
+        self.assertEqual(within[0], alone[0])
+        for words, expected in zip(within[1], alone[1], strict=True):
+            moved = [word.start_s - first / SAMPLE_RATE_HZ for word in words]
+            np.testing.assert_allclose(moved, [word.start_s for word in expected], atol=1e-6)
+        self.assertNotEqual(self.transcribe(wave), [within[0]])
 
     def test_waves_shorter_than_a_mel_frame_are_padded_with_silence(self):
         texts = self.transcribe(*(np.zeros(samples, np.float32) for samples in (0, 1, 384, 385)))

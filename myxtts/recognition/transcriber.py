@@ -15,7 +15,7 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, PAD_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
-from myxtts.data.audio_file import RECORDING, read_recording
+from myxtts.data.audio_file import RECORDING, read_recording, speech_span
 from myxtts.errors import DataError
 from myxtts.files import write_json
 from myxtts.models.ctc import beam_search_decode, decoded_texts, emissions
@@ -55,7 +55,7 @@ class NetworkTranscriber:
         self.decoding = f"beam search of width {beam_width}" if beam_width else "greedy decoding"
         self._frontend = record.frontend
         self._frame_s = network.subsampling * HOP_SAMPLES / SAMPLE_RATE_HZ
-        loudness = record.settings.data.loudness
+        loudness, self._trim = record.settings.data.loudness, record.settings.data.trim
 
         def recognise(wave, samples):
             with tf.device(device):
@@ -73,8 +73,9 @@ class NetworkTranscriber:
     ) -> Iterator[str]:
         """Yield the text of each wave, in the notation of the run (see `normalise_reference`).
 
-        About ten minutes of speech are read and transcribed at a time. A wave longer than 20 s is
-        split at quiet points, and the texts of its chunks are joined by spaces.
+        About ten minutes of speech are read and transcribed at a time. A wave is trimmed as in
+        training. One that is then longer than 20 s is split at quiet points, and the texts of its
+        chunks are joined by spaces.
 
         Args:
             waves: float32 [samples] in [-1, 1] at 22,050 Hz each, of any lengths.
@@ -91,11 +92,15 @@ class NetworkTranscriber:
         such frames, and so no times.
         """
         for group in group_waves(waves, round(GROUP_S * SAMPLE_RATE_HZ)):
-            chunks_by_wave = [split_wave(wave) for wave in group]
+            spans = [(0, len(wave)) for wave in group]
+            if self._trim is not None:
+                spans = [speech_span(wave, self._trim) for wave in group]
+            heard = [wave[slice(*span)] for wave, span in zip(group, spans, strict=True)]
+            chunks_by_wave = [split_wave(wave) for wave in heard]
             chunks = list(itertools.chain.from_iterable(chunks_by_wave))
             transcripts = iter(self._transcribe_chunks(chunks, throttle))
-            for chunks_of_wave in chunks_by_wave:
-                texts, sentences, start_s = [], [], 0.0
+            for chunks_of_wave, (first, _) in zip(chunks_by_wave, spans, strict=True):
+                texts, sentences, start_s = [], [], first / SAMPLE_RATE_HZ
                 for chunk in chunks_of_wave:
                     text, symbols, edges_s = next(transcripts)
                     texts.append(text.strip())
